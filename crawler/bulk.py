@@ -1,0 +1,440 @@
+"""Rows of CSV, JSON, JSONL and TXT files into new tasks, as a stream; a bad row never stops the good ones."""
+
+import csv
+import difflib
+import hashlib
+import os
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, NamedTuple, NoReturn, Self
+
+import msgspec
+
+from crawler.errors import InputError, UrlError, UsageError
+from crawler.jsontext import elements, loads
+from crawler.models import NewTask
+from crawler.textfile import KEPT, MAX_LINE, Line, lines, opened, pieces, too_long
+from crawler.urls import parse, without_credentials
+
+MAX_QUOTED_LINES = 1000
+"""A quoted cell over more lines than this counts as a quote that was never closed."""
+
+_DELIMITERS = ",;\t|"
+_NO_DELIMITER = "\x1f"
+_PRIORITIES = {"": 5} | {str(number): number for number in range(1, 10)}
+_WHOLE = re.compile(r"\+?0*([1-9])(?:\.0*)?")
+_MARKUP = re.compile(r"<(?:!doctype|!--|\?xml|html|head|body|script)", re.IGNORECASE)
+_ARRAY = re.compile(r"\[\s*(?:\{|\n|$)")
+_USER_INFO = re.compile(r"""(\bhttps?:[\\/]*|\b[a-z][a-z0-9+.-]{0,20}:[\\/]{2,})[^\\/"\r\n]*@""", re.IGNORECASE)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row that can become a task."""
+
+    task: NewTask
+
+
+class Reject(msgspec.Struct, frozen=True):
+    """A row that cannot, why, and its first kilobyte without secrets."""
+
+    line: int
+    reason: str
+    text: str
+
+
+Rows = Iterator[Row | Reject]
+
+
+def read(path: Path) -> Rows:
+    """Every row of a file, good or bad, in its order; raises `InputError` where the file as a whole is unusable."""
+    reader, packed = _reader(path)
+    texts = pieces(path, packed=packed)
+    first = next(texts)
+    _refuse_foreign(path, reader, first)
+    rows = reader(path, chain((first,), texts))
+    row = next(rows, None)
+    if row is None:
+        raise InputError(str(path), "there are no rows in it" + (", only a header" if reader is _csv_rows else ""))
+    yield row
+    yield from rows
+
+
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file as it lies there."""
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class RejectsFile:
+    """The rejected rows of one import, beside its file; it appears whole on leaving, and only if there are any."""
+
+    def __init__(self, source: Path) -> None:
+        self.path = source.with_name(f"{source.name}.rejects.jsonl")
+        # With the process in its name: two imports of one file at a time must not write into one another's.
+        self._part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def add(self, reject: Reject) -> None:
+        """Write a rejected row down."""
+        try:
+            if self._file is None:
+                self._file = self._part.open("wb")
+            self._file.write(msgspec.json.encode(reject) + b"\n")
+        except OSError as error:
+            self._fail(error)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is not None and not issubclass(kind, InputError):
+            self._discard()  # broken off in the middle: half a list would look like all of it
+        elif self._file is not None:
+            self._publish(self._file)
+        elif kind is None:
+            with suppress(OSError):  # a folder that cannot be written is no concern of an import without rejects
+                self.path.unlink()
+
+    def _publish(self, file: BinaryIO) -> None:
+        try:
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            self._part.replace(self.path)
+        except OSError as error:
+            self._fail(error)
+
+    def _discard(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+            with suppress(OSError):
+                self._part.unlink()
+
+    def _fail(self, error: OSError) -> NoReturn:
+        self._discard()
+        raise UsageError(
+            f"rejected rows cannot be written to {self.path}: {error.strerror}; "
+            "make room or give write permission there, or import a copy of the file from another folder"
+        ) from None
+
+
+# What kind of file it is.
+
+
+def _reader(path: Path) -> tuple[Callable[[Path, Iterator[str]], Rows], bool]:
+    name = path.name.lower()
+    readers = {
+        ".csv": _csv_rows,
+        ".tsv": _csv_rows,
+        ".json": _json_rows,
+        ".jsonl": _jsonl_rows,
+        ".ndjson": _jsonl_rows,
+        ".txt": _txt_rows,
+    }
+    ending = Path(name.removesuffix(".gz")).suffix
+    if ending not in readers:
+        opened(path).close()  # that it is missing, or a folder, would be the better reason
+        raise InputError(
+            str(path), f"the ending {ending!r} is not known; known are {', '.join(readers)}, each also with .gz"
+        )
+    return readers[ending], name.endswith(".gz")
+
+
+def _refuse_foreign(path: Path, reader: Callable[[Path, Iterator[str]], Rows], text: str) -> None:
+    """Tell by its beginning a file that is not what its name says, before each of its rows is rejected."""
+    start, found = text[:KEPT].lstrip(), None
+    if _MARKUP.match(start):
+        found = "HTML or XML"
+    elif reader in (_csv_rows, _txt_rows) and start.startswith(("{", "[")):
+        found = "JSON (an array should end in .json, one object per line in .jsonl)"
+    elif reader is _jsonl_rows and _ARRAY.match(start):
+        found = "a JSON array (its name should end in .json)"
+    elif reader in (_jsonl_rows, _txt_rows) and _is_header(start.partition("\n")[0]):
+        found = "CSV (its name should end in .csv)"
+    if found:
+        raise InputError(str(path), f"this looks like {found}, not like what its name says")
+
+
+def _is_header(line: str) -> bool:
+    cuts = (line.split(delimiter) for delimiter in _DELIMITERS)
+    return any(len(cells) > 1 and "url" in map(_plain, cells) for cells in cuts)
+
+
+# From the fields of a row to a task.
+
+
+class _BadRow(Exception):
+    """Why a row is rejected."""
+
+
+class _Columns(NamedTuple):
+    """What the columns that mean something are called in this file."""
+
+    url: str = "url"
+    priority: str = "priority"
+    parcel_id: str = "parcel_id"
+
+
+def _plain(name: str) -> str:
+    return name.replace("\ufeff", "").strip(' \t\r\n\xa0"').lower()
+
+
+@lru_cache(maxsize=16)  # only a few: a hostile file may have names of a megabyte
+def _columns(names: tuple[str, ...]) -> _Columns:
+    found = {_plain(name): name for name in names} | {name: name for name in names if name in _Columns._fields}
+    return _Columns(**{field: found[field] for field in _Columns._fields if field in found})
+
+
+def _row(line: int, fields: dict[str, Any], columns: _Columns, text: str) -> Row | Reject:
+    if "\0" in text:
+        return _reject(line, "there is a NUL byte in this row", text)
+    try:
+        return Row(_task(line, fields, columns, text))
+    except (UrlError, _BadRow) as error:
+        return _reject(line, str(error), text)
+
+
+def _task(line: int, fields: dict[str, Any], columns: _Columns, text: str) -> NewTask:
+    url = fields.get(columns.url)
+    if url is None:
+        raise _BadRow(_no_url(list(fields)))
+    if not isinstance(url, str):
+        raise _BadRow(f"the url is not text but {_kind(url)}")
+    return NewTask(
+        address=parse(url),
+        priority=_priority(fields.get(columns.priority)),
+        parcel_id=_parcel_id(fields.get(columns.parcel_id), columns.parcel_id, text),
+        line=line,
+        input=fields,
+    )
+
+
+def _priority(value: Any) -> int:
+    text = "" if value is None else str(value).strip()
+    if text in _PRIORITIES:
+        return _PRIORITIES[text]
+    if whole := _WHOLE.fullmatch(text):
+        return int(whole[1])
+    raise _BadRow(f"the priority {text[:50]!r} is not a whole number from 1 to 9")
+
+
+def _parcel_id(value: Any, name: str, text: str) -> str:
+    match value:
+        case None:
+            return ""
+        case str():
+            return value.strip()
+        case bool() | list() | dict():
+            raise _BadRow(f"the parcel_id is not text but {_kind(value)}")
+        case float():  # as it is written: parcel 1.50 is not parcel 1.5
+            return bytes(msgspec.json.decode(text, type=dict[str, msgspec.Raw])[name]).decode()
+        case _:
+            return str(value)
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _no_url(names: Sequence[str]) -> str:
+    plain = {_plain(name): name for name in names}
+    near = difflib.get_close_matches("url", plain, n=1, cutoff=0.4)
+    hint = f"; the nearest is {plain[near[0]][:60]!r}" if near else ""
+    shown = ", ".join(repr(name[:60]) for name in names[:20]) or "nothing"
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return _redacted(f"there is no column 'url'; found: {shown}{more}{hint}")
+
+
+def _reject(line: int, reason: str, text: str) -> Reject:
+    return Reject(line, _redacted(reason), _redacted(text[:KEPT]).rstrip("\r\n")[:1024])
+
+
+def _redacted(text: str) -> str:
+    """Without passwords; JSON may write `http:\\/\\/`, a browser takes `http:user@host`, a row may hold many URLs."""
+    return without_credentials(_USER_INFO.sub(r"\1***@", text))
+
+
+# TXT and JSON.
+
+
+def _txt_rows(_path: Path, texts: Iterator[str]) -> Rows:
+    columns = _Columns()
+    for line in lines(texts):
+        text = line.text.strip()
+        if not text or text.startswith("#"):
+            continue
+        if line.size > MAX_LINE:
+            yield _reject(line.number, too_long(line.size), text)
+        else:
+            yield _row(line.number, {"url": text}, columns, text)
+
+
+def _jsonl_rows(_path: Path, texts: Iterator[str]) -> Rows:
+    for line in lines(texts):
+        text = line.text.strip()
+        if line.size > MAX_LINE:
+            yield _reject(line.number, too_long(line.size), text)
+        elif text:
+            yield _object_row(line.number, text)
+
+
+def _json_rows(path: Path, texts: Iterator[str]) -> Rows:
+    for element in elements(path, texts):
+        if element.fault:
+            yield _reject(element.line, element.fault, element.text)
+        else:
+            yield _object_row(element.line, element.text)
+
+
+def _object_row(line: int, text: str) -> Row | Reject:
+    try:
+        fields = loads(text)
+    except ValueError as error:
+        return _reject(line, str(error), text)
+    if not isinstance(fields, dict):
+        return _reject(line, f"not an object but {_kind(fields)}", text)
+    return _row(line, fields, _columns(tuple(fields)), text)
+
+
+# CSV.
+
+
+def _csv_rows(path: Path, texts: Iterator[str]) -> Rows:
+    # One limit for the whole process, 128 KB unless raised; what bounds our rows is `MAX_LINE`.
+    csv.field_size_limit(max(csv.field_size_limit(), 2 * MAX_LINE))
+    source = _Source(lines(texts))
+    names, delimiter = _header(path, source)
+    return _Table(source, names, delimiter).rows()
+
+
+class _Source:
+    """Lines that can be put back, so that an unclosed quote costs the line it is in and no other."""
+
+    def __init__(self, source: Iterator[Line]) -> None:
+        self._lines = source
+        self._back: deque[Line] = deque()
+        self._broken: InputError | None = None
+
+    def __iter__(self) -> Iterator[Line]:
+        return self
+
+    def __next__(self) -> Line:
+        if self._back:
+            return self._back.popleft()
+        if self._broken:
+            raise self._broken
+        return next(self._lines)
+
+    def put_back(self, taken: Sequence[Line]) -> None:
+        """Give these again, before all others."""
+        self._back.extendleft(reversed(taken))
+
+    def record(self, first: Line, delimiter: str) -> tuple[list[str], list[Line]]:
+        """The cells that begin in this line, and all the lines they took; `csv.Error` if they have no proper end."""
+        taken: list[Line] = []
+        try:
+            return next(csv.reader(self._quoted(first, taken), delimiter=delimiter, strict=True)), taken
+        except csv.Error:
+            self.put_back(taken[1:])
+            raise
+
+    def _quoted(self, line: Line | None, taken: list[Line]) -> Iterator[str]:
+        size = 0
+        while line is not None:
+            size += line.size
+            if taken and (size > MAX_LINE or len(taken) >= MAX_QUOTED_LINES):
+                self.put_back([line])
+                return
+            taken.append(line)
+            yield line.text
+            line = self._next_or_none()
+
+    def _next_or_none(self) -> Line | None:
+        try:
+            return next(self, None)
+        except InputError as broken:  # raised later: the lines taken may be good rows behind an unclosed quote
+            self._broken = broken
+            return None
+
+
+def _header(path: Path, source: _Source) -> tuple[list[str], str]:
+    """The columns' names and the delimiter: one that yields a `url`, and of those the one that yields most columns."""
+    first = next((line for line in source if line.text.strip()), None)
+    if first is None:
+        raise InputError(str(path), "there is neither a header nor a row in it")
+    found = []
+    for delimiter in _DELIMITERS:
+        with suppress(csv.Error):
+            names, taken = source.record(first, delimiter)
+            source.put_back(taken[1:])
+            found.append(("url" in map(_plain, names), len(names), delimiter))
+    if not found:
+        raise InputError(str(path), "a quote in the header is not closed", first.number)
+    has_url, width, delimiter = max(found, key=lambda entry: entry[:2])
+    names, _ = source.record(first, delimiter)
+    if not has_url:
+        raise InputError(str(path), _no_url(names), first.number)
+    names = [name.replace("\ufeff", "") if name.strip() else f"column {n}" for n, name in enumerate(names, 1)]
+    _refuse_twins(path, names, first.number)
+    # A single column has no delimiter: the commas in its URLs belong to them.
+    return names, delimiter if width > 1 else _NO_DELIMITER
+
+
+def _refuse_twins(path: Path, names: list[str], line: int) -> None:
+    meanings = Counter(_plain(name) if _plain(name) in _Columns._fields else name for name in names)
+    name, count = meanings.most_common(1)[0]
+    if count > 1:
+        raise InputError(str(path), f"there are {count} columns {name[:60]!r}", line)
+
+
+class _Table:
+    """The rows under a header."""
+
+    def __init__(self, source: _Source, names: list[str], delimiter: str) -> None:
+        self._source, self._names, self._delimiter = source, names, delimiter
+        self._columns = _columns(tuple(names))
+        self._url_at = names.index(self._columns.url)
+
+    def rows(self) -> Rows:
+        for line in self._source:
+            if line.size > MAX_LINE:
+                yield _reject(line.number, too_long(line.size), line.text)
+            elif '"' in line.text:
+                yield self._quoted_row(line)
+            elif not line.text.isspace():
+                text = line.text.rstrip("\r\n")
+                yield self._row(line.number, text.split(self._delimiter), text)
+
+    def _quoted_row(self, line: Line) -> Row | Reject:
+        try:
+            cells, taken = self._source.record(line, self._delimiter)
+        except csv.Error:
+            return _reject(line.number, "a quote is not closed, or something stands behind a closed one", line.text)
+        if len(taken) > 1 and (len(cells) > len(self._names) or self._swallowed(cells, taken)):
+            self._source.put_back(taken[1:])
+            return _reject(line.number, "a quote is not closed", line.text)
+        return self._row(line.number, cells, "".join(part.text for part in taken))
+
+    def _swallowed(self, cells: Sequence[str], taken: Sequence[Line]) -> bool:
+        """Whether most lines inside a record look like other rows: then two stray quotes have met across them."""
+        own, inner = self._url(cells), [line.text.split(self._delimiter) for line in taken[1:-1]]
+        found = (self._url(parts) for parts in inner if len(parts) == len(self._names))
+        return sum(url.startswith("http") and url != own for url in found) * 2 > len(inner)
+
+    def _url(self, cells: Sequence[str]) -> str:
+        return cells[self._url_at].strip(' "\r\n') if len(cells) > self._url_at else ""
+
+    def _row(self, line: int, cells: list[str], text: str) -> Row | Reject:
+        if len(cells) > len(self._names):
+            return _reject(line, f"{len(cells)} cells, but the header has {len(self._names)}", text)
+        if len(cells) <= self._url_at:
+            return _reject(line, f"the row ends after {len(cells)} cells, before its url", text)
+        return _row(line, dict(zip(self._names, cells, strict=False)), self._columns, text)

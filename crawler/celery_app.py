@@ -1,0 +1,77 @@
+"""The Celery application: queues, limits, acknowledgement.
+
+Every setting that differs from Celery's own default prevents a loss or a stall that was seen without it.
+"""
+
+import os
+import warnings
+
+from celery import Celery
+from celery.exceptions import CPendingDeprecationWarning
+from kombu import Exchange, Queue
+
+from crawler import config, process
+from crawler.models import QUEUES
+
+settings = config.load()
+# Celery announces at every lost connection that a default will change; ours is set below.
+warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
+
+
+def backend_address(broker: str) -> str:
+    """Results go to the database behind the broker's, so that an emptied one does not take the other along."""
+    base, separator, number = broker.rpartition("/")
+    if separator and number.isdigit():
+        return f"{base}/{int(number) + 1}"
+    return broker.rstrip("/") + "/1"
+
+
+# Flower as shipped listens on every interface without a password.
+os.environ.setdefault("FLOWER_ADDRESS", "127.0.0.1")
+broker_url = process.redis_address(settings)
+
+app = Celery("crawler", broker=broker_url, backend=backend_address(broker_url))
+app.conf.update(
+    # Each queue has its own exchange and routing key: with the default ones a message lands in both.
+    task_queues=[Queue(name, Exchange(name), routing_key=name) for name in QUEUES],
+    task_default_queue="default",
+    task_default_exchange="default",
+    task_default_routing_key="default",
+    task_create_missing_queues=False,
+    task_serializer="json",
+    result_serializer="json",
+    accept_content=["json"],
+    enable_utc=True,
+    timezone="UTC",
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    task_ignore_result=True,
+    result_expires=3600,
+    task_soft_time_limit=120,
+    task_time_limit=180,
+    worker_prefetch_multiplier=1,
+    worker_concurrency=None,
+    worker_pool="prefork",
+    worker_pool_start_method="fork",
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    worker_send_task_events=True,
+    task_send_sent_event=True,
+    worker_hijack_root_logger=False,
+    worker_proc_alive_timeout=30,
+    worker_consumer="crawler.consumer:Consumer",
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    broker_transport_options={
+        "visibility_timeout": 300,
+        "unacked_restore_interval": 5,
+        "unacked_restore_throttle": 1,
+        "queue_order_strategy": "priority",
+        "socket_timeout": 30,
+        "socket_connect_timeout": 5,
+        "socket_keepalive": True,
+        "health_check_interval": 10,
+    },
+    result_backend_transport_options={"socket_timeout": 30, "socket_connect_timeout": 5},
+    redis_socket_timeout=30,
+    redis_socket_connect_timeout=5,
+)

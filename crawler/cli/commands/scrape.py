@@ -1,0 +1,156 @@
+"""`scrape` and `raw`: one URL now, and the page it gave."""
+
+import contextlib
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import click
+
+from crawler import config, urls
+from crawler.cli.output import data_dir_option, json_option, print_json, say
+from crawler.config import Settings
+from crawler.errors import UsageError
+from crawler.logs import printable
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import NewTask, TaskStatus
+
+LIMIT_S = 240.0
+"""Three attempts at the longest page, and the pauses between them."""
+
+
+@click.command()
+@click.argument("url")
+@click.option("--local", is_flag=True, help="In this process, even where a stack runs.")
+@json_option
+@data_dir_option
+def scrape(url: str, local: bool, as_json: bool) -> int:
+    """Fetch URL now, always, and show its record: through the queue where a stack runs, else in this process.
+
+    \b
+    Example:
+      python -m crawler scrape http://county.example/parcel/123
+    """
+    settings = config.load()
+    address = urls.parse(url)
+    lpm = LocalPersistenceManager(settings.data_dir)
+    call_id = str(uuid.uuid4())
+    task = lpm.persist_call(NewTask(address=address, priority=1, external_id=call_id), loopback=True)
+    if local or not _through_queue(settings, lpm, address.url, call_id, task):
+        _in_this_process(settings, lpm, task)
+    report = lpm.report(task)
+    lpm.close()
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+    return 0 if report["status"] == TaskStatus.COMPLETED else 1
+
+
+def _in_this_process(settings: Settings, lpm: LocalPersistenceManager, task: int) -> None:
+    from crawler import logs
+    from crawler.worker import Worker
+
+    logs.setup("warning")
+    lpm.bury()
+    worker = Worker(settings, kind="cli")
+    try:
+        worker.scrape(task, LIMIT_S)
+    finally:
+        worker.stop()
+
+
+def _through_queue(settings: Settings, lpm: LocalPersistenceManager, url: str, call_id: str, task: int) -> bool:
+    """Send the call to a running worker and wait for the ledger to show its end; False where none runs."""
+    from crawler.db import owners
+
+    if not any(note.about.get("kind") == "worker" for note in owners.living(lpm.owners)):
+        return False
+    from kombu.exceptions import OperationalError
+
+    from crawler.tasks import scrape_task
+
+    with contextlib.suppress(OperationalError):  # the ledger has it: the maintainer publishes it when Redis is back
+        scrape_task.apply_async((url,), task_id=call_id, queue="urgent", retry=False)
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
+        if lpm.ledger.stand(task)[0] not in (TaskStatus.PENDING, TaskStatus.PROCESSING):
+            return True
+        time.sleep(0.05)
+    say("the task is still open; it goes on in the stack")
+    return True
+
+
+def _show(report: dict[str, Any]) -> None:
+    if report["status"] != TaskStatus.COMPLETED:
+        print(f"{report['status']}: {printable(report['error_message'] or 'not done yet')} ({report['error_type']})")
+        print(f"task {report['task_id']}, {report['attempts']} attempts")
+        return
+    print(f"{report['status_code']} {printable(report['final_url'])}  (task {report['task_id']})")
+    for name, value in report["data"].items():
+        text = value if isinstance(value, str) else _brief(value)
+        print(f"  {name:12} {printable(text)[:200]}")
+    print(f"The whole record: python -m crawler scrape '{report['url']}' --json")
+    print(f"The page itself:  python -m crawler raw '{report['url']}' --open")
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{len(value)}: " + "; ".join(str(item) for item in value[:3])
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {item}" for key, item in list(value.items())[:6])
+    return str(value)
+
+
+@click.command()
+@click.argument("url")
+@click.option("--open", "open_", is_flag=True, help="Open it in the browser.")
+@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write it to a file.")
+@data_dir_option
+def raw(url: str, open_: bool, output: Path | None) -> None:
+    """Give the stored page of URL, as the server sent it.
+
+    \b
+    Example:
+      python -m crawler raw http://county.example/parcel/123 -o page.html
+    """
+    body = _stored(config.load(), url)
+    if open_:
+        import tempfile
+        import webbrowser
+
+        with tempfile.NamedTemporaryFile("wb", suffix=".html", delete=False) as file:
+            file.write(body)
+        if not webbrowser.open(Path(file.name).as_uri()):
+            raise UsageError(f"there is no browser to open it with; the page is in {file.name}")
+        say(f"opened {file.name}")
+    elif output:
+        output.write_bytes(body)
+        say(f"{len(body):,} bytes written to {output}")
+    else:
+        sys.stdout.buffer.write(body)
+
+
+def _stored(settings: Settings, url: str) -> bytes:
+    if not LocalPersistenceManager.exists(settings.data_dir):
+        raise UsageError(f"there is no store in {settings.data_dir.absolute()}")
+    lpm = LocalPersistenceManager(settings.data_dir)
+    try:
+        for task in lpm.tasks_of(urls.parse(url).key):
+            page = lpm.raw_page(task)
+            if page:
+                return _decoded(*page)
+    finally:
+        lpm.close()
+    raise UsageError(f"no page is stored for {urls.without_credentials(url)}")
+
+
+def _decoded(head: str, raw_body: bytes) -> bytes:
+    from crawler.fetch.body import Body
+
+    encodings = [line.partition(":")[2] for line in head.splitlines() if line.lower().startswith("content-encoding:")]
+    body = Body(",".join(encodings), limit=1 << 30)
+    body.feed(raw_body)
+    return body.finish()[1]

@@ -1,0 +1,98 @@
+"""`python -m crawler`: commands are imported when they run, so that `--help` is fast."""
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from crawler import __version__
+from crawler.errors import CrawlerError, StoreFull
+
+_COMMANDS = {
+    "bulk": ("bulk", "Import tasks from files."),
+    "run": ("run", "Collect every URL of a file, from start to summary."),
+    "resume": ("run", "Go on with every open task."),
+    "scrape": ("scrape", "Fetch one URL now and show its record."),
+    "raw": ("scrape", "Give the stored page of a URL."),
+    "results": ("results", "List and export results."),
+    "status": ("status", "What is done, what is not, and what runs."),
+    "up": ("stack", "Start Redis and workers in the background."),
+    "down": ("stack", "Stop what `up` has started."),
+    "worker": ("stack", "Run a worker in this terminal."),
+    "demo": ("demo", "Crawl a small site on this machine, to see it work."),
+    "supervise": ("stack", ""),
+}
+_HIDDEN = {"supervise"}
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name and imports one only when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in _COMMANDS if name not in _HIDDEN]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"crawler.cli.commands.{_COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if near and "did you mean" not in error.message.lower():
+                error.message += f" Did you mean '{near[0]}'?"
+            raise
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="crawler")
+@click.option(
+    "--data-dir", type=click.Path(file_okay=False), help="The store (default: CRAWLER_DATA_DIR, else ./data)."
+)
+def cli(data_dir: str | None) -> None:
+    """A crawler that loses nothing, and proves it.
+
+    \b
+    Example:
+      python -m crawler run parcels.csv
+      python -m crawler status
+      python -m crawler results export --format jsonl --output results.jsonl
+    """
+    if data_dir:
+        os.environ["CRAWLER_DATA_DIR"] = data_dir
+
+
+def main() -> None:
+    """Run a command; every error of ours is one line and an exit code of its own."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        print("interrupted", file=sys.stderr)
+        code = 130
+    except CrawlerError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has gone; nothing is left to say to it
+        code = 0
+    except OSError as error:
+        if error.errno not in (28, 30, 122):  # no space, read-only, over quota
+            raise
+        print(f"Error: {error}", file=sys.stderr)
+        code = StoreFull.exit_code
+    sys.exit(code if isinstance(code, int) else 0)

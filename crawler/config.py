@@ -1,0 +1,176 @@
+"""Settings, read once from the environment; no other module reads it."""
+
+import difflib
+import ipaddress
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
+
+from crawler.errors import ConfigError
+
+_KINDS = {"int": "a whole number", "float": "a number"}
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the environment says; each field is the variable `CRAWLER_<FIELD>` unless `_OTHER_NAMES` says otherwise."""
+
+    data_dir: Path = Path("data")
+    """The whole store: lpm.db, pending/, raw/, redis/, run/."""
+    redis_url: str | None = None
+    """The broker's address; without it the running stack's own, else 127.0.0.1:6379."""
+    standalone: bool = False
+    """No word to any Gateway, whatever else is set."""
+    gateway_sync: Literal["enabled", "disabled"] = "enabled"
+    """`disabled` says the same as STANDALONE=true."""
+    gateway_url: str | None = None
+    """The Gateway's address."""
+    gateway_token: str | None = None
+    """The Gateway's secret."""
+    gateway_token_file: Path | None = None
+    """A file that holds it."""
+    window: int = 2000
+    """How many tasks are in Redis at a time; the ledger holds all of them."""
+    raw: Literal["all", "failed", "none"] = "all"
+    """Which raw pages are kept."""
+    timezone: str | None = None
+    """The zone of the times that people type and read; the system's by default."""
+    rate: str = "none"
+    """Requests per second and domain, as `50/s`, or `none`."""
+    allow_nets: tuple[str, ...] = ()
+    """Networks that are not global and may be fetched from all the same, as 10.0.0.0/8,192.168.1.0/24."""
+    pages: int = 32
+    """How many pages a worker process has in flight at a time."""
+    timeout_s: float = 60.0
+    """The whole time that one page may take."""
+    max_body: int = 10_000_000
+    """How many bytes of a page are read, after decompression."""
+    stall_s: float = 20.0
+    """How long a worker process may stand still before it is ended, even inside a parser's C code."""
+    slice_s: float = 30.0
+    """How long a worker process goes on with one message."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much is logged."""
+    failpoint: str | None = None
+    """`name:n` kills the process at the n-th passage of a named step, for tests."""
+
+    @property
+    def gateway_enabled(self) -> bool:
+        """Whether anything may speak to a Gateway at all."""
+        return not self.standalone and self.gateway_sync != "disabled"
+
+
+_OTHER_NAMES = {
+    "redis_url": "REDIS_URL",
+    "standalone": "STANDALONE",
+    "gateway_sync": "GATEWAY_SYNC",
+    "gateway_url": "GATEWAY_URL",
+    "gateway_token": "GATEWAY_TOKEN",
+    "gateway_token_file": "GATEWAY_TOKEN_FILE",
+}
+VARIABLES = {
+    _OTHER_NAMES.get(field.name, f"CRAWLER_{field.name.upper()}"): field for field in msgspec.structs.fields(Settings)
+}
+_MINIMUM = {"window": 1, "pages": 1, "timeout_s": 0.1, "max_body": 1000, "stall_s": 1.0, "slice_s": 0.1}
+
+
+def load(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the settings; unknown names and bad values are errors that name the nearest valid one."""
+    for name in environ:
+        if name.startswith("CRAWLER_") and name not in VARIABLES:
+            near = difflib.get_close_matches(name, VARIABLES, n=1)
+            hint = f"did you mean {near[0]}?" if near else "known are " + ", ".join(VARIABLES)
+            raise ConfigError(f"{name}: there is no such setting; {hint}")
+    given: dict[str, Any] = {
+        field.name: _read(name, environ[name], field)
+        for name, field in VARIABLES.items()
+        if environ.get(name, "").strip()
+    }
+    return Settings(**given)
+
+
+def _read(name: str, text: str, field: msgspec.structs.FieldInfo) -> object:
+    text = text.strip()
+    try:
+        if field.name == "allow_nets":
+            return tuple(
+                str(ipaddress.ip_network(part.strip(), strict=False)) for part in text.split(",") if part.strip()
+            )
+        if field.type is bool:
+            return _boolean(text)
+        value: object = msgspec.convert(text, field.type, strict=False, dec_hook=lambda kind, raw: kind(raw))
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"{name}={text}: {_explain(error, text, field)}") from None
+    minimum = _MINIMUM.get(field.name)
+    if minimum is not None and isinstance(value, int | float) and not minimum <= value < 1e12:
+        raise ConfigError(f"{name}={text}: must be at least {minimum}")
+    check = _CHECKS.get(field.name)
+    if check and (problem := check(text)):
+        shown = name if field.name == "redis_url" else f"{name}={text}"  # an address may hold a password
+        raise ConfigError(f"{shown}: {problem}")
+    return value
+
+
+def _boolean(text: str) -> bool:
+    words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    if text.lower() not in words:
+        raise ValueError("must be true or false")
+    return words[text.lower()]
+
+
+def _explain(error: Exception, text: str, field: msgspec.structs.FieldInfo) -> str:
+    choices = getattr(field.type, "__args__", ())
+    if choices and all(isinstance(choice, str) for choice in choices):
+        near = difflib.get_close_matches(text.lower(), choices, n=1)
+        return f"must be one of {', '.join(choices)}" + (f"; did you mean {near[0]}?" if near else "")
+    name = _KINDS.get(getattr(field.type, "__name__", ""))
+    return f"must be {name}" if name else str(error)
+
+
+def _bad_rate(text: str) -> str | None:
+    if text == "none" or (re.fullmatch(r"\d+(\.\d+)?/(s|m|h)", text) and float(text[:-2]) > 0):
+        return None
+    return "must be none, or a rate such as 50/s, 30/m or 500/h"
+
+
+def _bad_timezone(text: str) -> str | None:
+    try:
+        ZoneInfo(text)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return "there is no such time zone; write it as Europe/Sofia or UTC"
+    return None
+
+
+def _bad_redis_url(text: str) -> str | None:
+    if re.match(r"(rediss?|redis\+socket)://", text):
+        return None
+    return "must begin with redis://, rediss:// or redis+socket://"
+
+
+def _bad_failpoint(text: str) -> str | None:
+    return None if re.fullmatch(r"[a-z-]+:[1-9]\d*", text) else "must be name:n, such as committed:3"
+
+
+_CHECKS = {
+    "rate": _bad_rate,
+    "timezone": _bad_timezone,
+    "redis_url": _bad_redis_url,
+    "failpoint": _bad_failpoint,
+}
+
+_passages: Counter[str] = Counter()
+_failpoint = os.environ.get("CRAWLER_FAILPOINT", "").partition(":")
+
+
+def failpoint(name: str) -> None:
+    """End this process without a word if CRAWLER_FAILPOINT names this step and its count is reached."""
+    if _failpoint[0] == name:
+        _passages[name] += 1
+        if _passages[name] == int(_failpoint[2]):
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""The database: connection, schema, the ledger's statements, raw segments and owners."""

@@ -1,0 +1,99 @@
+"""One way to open lpm.db, and one way to write to it."""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from crawler.errors import StoreError, StoreFull
+
+BUSY_LIMIT_S = 60.0
+
+
+class Database(apsw.Connection):
+    """A connection that hands out rows as plain tuples."""
+
+    def all(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Every row of a statement."""
+        return self.execute(sql, tuple(values)).fetchall()
+
+    def one(self, sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        """The first row of a statement, if it has one."""
+        return self.execute(sql, tuple(values)).fetchone()
+
+
+def connect(path: Path, durable: bool = True) -> Database:
+    """Open a database in WAL mode; `durable=False` is for writes that a power cut may undo (claims, publishing)."""
+    with store_errors(path):
+        connection = Database(str(path))
+        connection.set_busy_handler(retry_on_busy(BUSY_LIMIT_S))
+        connection.execute("PRAGMA journal_mode=WAL").fetchall()
+        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+        connection.execute("PRAGMA journal_size_limit=67108864")
+        connection.execute("PRAGMA cache_size=-16000")
+        connection.execute("PRAGMA foreign_keys=OFF")
+    return connection
+
+
+def retry_on_busy(
+    limit_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    jitter: Callable[[], float] = random.random,
+) -> Callable[[int], bool]:
+    """A busy handler whose delays grow from under a millisecond to 25 ms, never the same for two waiting writers."""
+    began = 0.0
+
+    def wait(tries: int) -> bool:
+        nonlocal began
+        now = clock()
+        if tries == 0:
+            began = now
+        if now - began > limit_s:
+            return False
+        sleep(min(0.025, 0.0005 * 1.5 ** min(tries, 20)) * (0.5 + jitter()))
+        return True
+
+    return wait
+
+
+@contextmanager
+def writing(connection: Database) -> Iterator[None]:
+    """A write transaction, begun as one: a read that turns into a write later fails whatever the busy handler says."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def reading(connection: Database) -> Iterator[None]:
+    """A read transaction: everything in it sees the same moment."""
+    connection.execute("BEGIN DEFERRED")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK")
+
+
+@contextmanager
+def store_errors(path: Path) -> Iterator[None]:
+    """Turn what SQLite and the disk say into the package's own errors."""
+    try:
+        yield
+    except (apsw.NotADBError, apsw.CorruptError) as error:
+        raise StoreError(f"{path} is damaged or not a database ({error}); it was left as it is") from error
+    except (apsw.FullError, apsw.IOError, apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError) as error:
+        raise StoreFull(f"{path.parent} cannot be written ({error}); make room or check its permissions") from error
+    except apsw.BusyError as error:
+        raise StoreError(f"{path} was locked by another process for {BUSY_LIMIT_S:.0f} s; try again") from error
+    except OSError as error:
+        raise StoreFull(f"{path.parent} cannot be written ({error.strerror or error})") from error

@@ -1,0 +1,468 @@
+"""The ledger's statements: who comes next, who holds what, what is where."""
+
+import secrets
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain, zip_longest
+from typing import Any, Protocol
+
+import msgspec
+
+from crawler.db.connection import Database, writing
+from crawler.db.owners import Note
+from crawler.models import NO_DEADLINE, QUEUES, Books, Imported, Job, JobStatus, NewTask, Task, TaskStatus
+
+POISON_STRIKES = 2
+MAX_DEATHS = 20
+"""A page that was in flight when its worker died this often is set aside, whatever it was that died."""
+
+_TASK = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback,
+           (SELECT size FROM jobs WHERE jobs.id = tasks.job_id)"""
+_JOB = "id, name, status, queue, source_file, created_at, completed_at"
+_DUE = "status = 'pending' AND not_before = 0"
+
+
+class Permits(Protocol):
+    """Says how many requests may begin at a domain."""
+
+    def take(self, domain: str, wish: int) -> int:
+        """How many of the wished may begin now; they count as begun."""
+
+    def give(self, domain: str, count: int) -> None:
+        """So many have ended."""
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """The slice of work that one message carries."""
+
+    message_id: str
+    queue: str
+    task_ids: tuple[str, ...]
+
+
+class Ledger:
+    """Statements on one connection; every method is one transaction or less."""
+
+    def __init__(self, connection: Database) -> None:
+        self.db = connection
+        [(self.id,)] = connection.all("SELECT value FROM meta WHERE key = 'ledger_id'")
+
+    # Doors
+
+    def open_job(
+        self, key: str, name: str, queue: str, source: str, source_file: str | None, batch_size: int, now: float
+    ) -> Job:
+        """The open job known by this key, or a new one under this name or the next free one like it."""
+        with writing(self.db):
+            rows = self.db.all(
+                f"UPDATE jobs SET status = 'importing' WHERE key = ? AND status <> 'done' RETURNING {_JOB}", (key,)
+            ) or self.db.all(
+                f"""INSERT INTO jobs (name, key, status, queue, source, source_file, batch_size, created_at)
+                    VALUES (?, ?, 'importing', ?, ?, ?, ?, ?) RETURNING {_JOB}""",
+                (self._free_name(name), key, queue, source, source_file, batch_size, now),
+            )
+        return _job(rows[0])
+
+    def _free_name(self, name: str) -> str:
+        taken = {row[0] for row in self.db.execute("SELECT name FROM jobs WHERE name LIKE ? || '%'", (name,))}
+        number, free = 1, name
+        while free in taken:
+            number += 1
+            free = f"{name}-{number}"
+        return free
+
+    def close_import(self, job: Job) -> None:
+        """All of the job's rows are in: from now on it may end."""
+        with writing(self.db):
+            self.db.execute("UPDATE jobs SET status = 'open' WHERE id = ? AND status = 'importing'", (job.id,))
+
+    def add(
+        self,
+        tasks: Iterable[NewTask],
+        *,
+        job: Job | None,
+        queue: str,
+        source: str,
+        source_file: str | None,
+        loopback: bool,
+        fresh_after: float,
+        now: float,
+    ) -> Imported:
+        """Insert what is not there yet; what is counts for this job too, at the more urgent of both places."""
+        accepted = known = 0
+        job_id = job.id if job else None
+        with writing(self.db):
+            for task in tasks:
+                address = task.address
+                found = self.db.one(
+                    """SELECT id, job_id, source_line, queue, priority, status FROM tasks
+                       WHERE url_key = ?1 AND parcel_id = ?2 AND (
+                           is_open OR job_id = ?3 OR (status = 'completed' AND completed_at >= ?4)
+                           OR EXISTS (SELECT 1 FROM job_links WHERE job_id = ?3 AND task = tasks.id))
+                       ORDER BY is_open DESC LIMIT 1""",
+                    (address.key, task.parcel_id, job_id, fresh_after),
+                )
+                row_input = msgspec.json.encode(task.input).decode() if task.input else None
+                if found:
+                    known += 1
+                    self._share(found, task, job_id, queue, row_input)
+                    continue
+                accepted += 1
+                self.db.execute(
+                    """INSERT INTO tasks (task_id, external_id, job_id, url, url_key, domain, parcel_id, queue,
+                           priority, deadline, source, source_file, source_line, input, loopback, imported_at)
+                       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+                    (secrets.token_hex(16), task.external_id, job_id, address.url, address.key, address.domain,
+                     task.parcel_id, queue, task.priority, NO_DEADLINE, source, source_file, task.line, row_input,
+                     loopback, now),
+                )  # fmt: skip
+            if job_id is not None and accepted:
+                self.db.execute("UPDATE jobs SET size = size + ? WHERE id = ?", (accepted, job_id))
+        return Imported(accepted, known)
+
+    def _share(
+        self, found: tuple[Any, ...], task: NewTask, job_id: int | None, queue: str, row_input: str | None
+    ) -> None:
+        id_, its_job, its_line, its_queue, its_priority, status = found
+        if status == "pending" and (QUEUES.index(queue), task.priority) < (QUEUES.index(its_queue), its_priority):
+            urgent = QUEUES[min(QUEUES.index(queue), QUEUES.index(its_queue))]
+            self.db.execute(
+                "UPDATE tasks SET queue = ?, priority = ?, message_id = NULL WHERE id = ?",
+                (urgent, min(task.priority, its_priority), id_),
+            )
+        if job_id is not None and (its_job, its_line) != (job_id, task.line):
+            self.db.execute(
+                "INSERT OR IGNORE INTO job_links VALUES (?, ?, ?, ?)", (job_id, id_, task.line or 0, row_input)
+            )
+
+    def add_call(self, task: NewTask, *, loopback: bool, now: float) -> int:
+        """The task that this call has made before, the open one for its URL, or a new one."""
+        address = task.address
+        with writing(self.db):
+            rows = (
+                self.db.all("SELECT id FROM tasks WHERE external_id = ? ORDER BY id LIMIT 1", (task.external_id,))
+                or self.db.all(
+                    """UPDATE tasks SET external_id = coalesce(external_id, ?), priority = 1
+                       WHERE url_key = ? AND parcel_id = ? AND is_open RETURNING id""",
+                    (task.external_id, address.key, task.parcel_id),
+                )
+                or self.db.all(
+                    """INSERT INTO tasks (task_id, external_id, url, url_key, domain, parcel_id, queue, priority,
+                           deadline, source, input, loopback, imported_at)
+                       VALUES (?, ?, ?, ?, ?, ?, 'urgent', ?, ?, 'call', ?, ?, ?) RETURNING id""",
+                    (secrets.token_hex(16), task.external_id, address.url, address.key, address.domain, task.parcel_id,
+                     task.priority, NO_DEADLINE, msgspec.json.encode(task.input).decode() if task.input else None,
+                     loopback, now),
+                )
+            )  # fmt: skip
+        return int(rows[0][0])
+
+    # Claims
+
+    def wake(self, now: float) -> float | None:
+        """Make due what has waited long enough; returns when the next one will be."""
+        first = "SELECT min(not_before) FROM tasks WHERE status = 'pending' AND not_before > 0"
+        [(at,)] = self.db.all(first)
+        if at is not None and at <= now:
+            with writing(self.db):
+                self.db.execute(
+                    "UPDATE tasks SET not_before = 0 WHERE status = 'pending' AND not_before > 0 AND not_before <= ?",
+                    (now,),
+                )
+            [(at,)] = self.db.all(first)
+        return at  # type: ignore[no-any-return]  # the column holds numbers
+
+    def claim(
+        self, owner: str, queues: Sequence[str], limit: int, permits: Permits, after_domain: str, now: float
+    ) -> tuple[list[Task], bool]:
+        """Lease up to `limit` due tasks whose domains grant it, the most urgent first; says too if others are due."""
+        taken: list[tuple[str, int]] = []
+        ids: list[int] = []
+        left = False
+        try:
+            with writing(self.db):
+                for domain, group, queue in chain.from_iterable(self._due_domains(q, after_domain) for q in queues):
+                    if len(ids) >= limit:
+                        left = True
+                        break
+                    granted = permits.take(domain, limit - len(ids))
+                    rows = self._due_rows(queue, group, domain, granted + 1)
+                    permits.give(domain, granted - min(granted, len(rows)))
+                    taken.append((domain, min(granted, len(rows))))
+                    ids += rows[:granted]
+                    left = left or len(rows) > granted
+                return self._lease(owner, ids, now), left
+        except BaseException:
+            for domain, count in taken:
+                permits.give(domain, count)
+            raise
+
+    def _lease(self, owner: str, ids: Sequence[int], now: float) -> list[Task]:
+        if not ids:
+            return []
+        rows = self.db.all(
+            f"""UPDATE tasks SET status = 'processing', owner = ?, leased_at = ?, fence = fence + 1
+                WHERE id IN (SELECT value FROM json_each(?)) AND status = 'pending' RETURNING {_TASK}""",
+            (owner, now, msgspec.json.encode(ids).decode()),
+        )
+        order = {id_: place for place, id_ in enumerate(ids)}
+        return sorted((_task(row) for row in rows), key=lambda task: order[task.id])
+
+    def claim_one(self, owner: str, id_: int, now: float) -> Task | None:
+        """Lease one task if it is pending, due or not."""
+        with writing(self.db):
+            self.db.execute("UPDATE tasks SET not_before = 0 WHERE id = ? AND status = 'pending'", (id_,))
+            leased = self._lease(owner, [id_], now)
+        return leased[0] if leased else None
+
+    def has_due(self, queues: Sequence[str]) -> bool:
+        """Whether any task of these queues is due; asked before `claim`, which needs the write lock."""
+        return any(self.db.one(f"SELECT 1 FROM tasks WHERE {_DUE} AND queue = ? LIMIT 1", (queue,)) for queue in queues)
+
+    def stand(self, id_: int) -> tuple[TaskStatus, float, str]:
+        """A task's status, the time it waits for, and its domain."""
+        [(status, not_before, domain)] = self.db.all(
+            "SELECT status, not_before, domain FROM tasks WHERE id = ?", (id_,)
+        )
+        return TaskStatus(status), not_before, domain
+
+    def _due_domains(self, queue: str, after: str) -> Iterator[tuple[str, tuple[int, float], str]]:
+        """The domains with due tasks, by priority and deadline; within these in turn, beginning behind `after`."""
+        group = self.db.one(
+            f"SELECT priority, deadline FROM tasks WHERE {_DUE} AND queue = ? ORDER BY priority, deadline LIMIT 1",
+            (queue,),
+        )
+        while group:
+            for low, high in ((after, None), (None, after)):
+                domain = self._next_domain(queue, group, low or "")
+                while domain is not None and (high is None or domain <= high):
+                    yield domain, group, queue
+                    domain = self._next_domain(queue, group, domain)
+                if not after:
+                    break
+            group = self.db.one(
+                f"""SELECT priority, deadline FROM tasks WHERE {_DUE} AND queue = ? AND (priority, deadline) > (?, ?)
+                    ORDER BY priority, deadline LIMIT 1""",
+                (queue, *group),
+            )
+
+    def _next_domain(self, queue: str, group: tuple[int, float], after: str) -> str | None:
+        row = self.db.one(
+            f"""SELECT domain FROM tasks WHERE {_DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain > ?
+                ORDER BY domain LIMIT 1""",
+            (queue, *group, after),
+        )
+        return row[0] if row else None
+
+    def _due_rows(self, queue: str, group: tuple[int, float], domain: str, limit: int) -> list[int]:
+        rows = self.db.execute(
+            f"""SELECT id FROM tasks WHERE {_DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain = ?
+                ORDER BY id LIMIT ?""",
+            (queue, *group, domain, limit),
+        )
+        return [row[0] for row in rows]
+
+    # The window
+
+    def fill(self, window: int, slots: int, now: float) -> list[Chunk]:
+        """Choose the next tasks for the queues and note under which message each goes."""
+        published = dict(
+            self.db.all(
+                "SELECT queue, count(*) FROM tasks WHERE status = 'pending' AND message_id IS NOT NULL GROUP BY queue"
+            )
+        )
+        chunks: list[Chunk] = []
+        with writing(self.db):
+            ahead = 0
+            for queue in QUEUES:
+                ahead += published.get(queue, 0)
+                rows = self._unpublished(queue, window - ahead)
+                ahead += len(rows)
+                chunks += _chunks(queue, rows, slots)
+            for chunk in chunks:
+                self.db.execute(
+                    """UPDATE tasks SET message_id = ?, published_at = ?
+                       WHERE task_id IN (SELECT value FROM json_each(?))""",
+                    (chunk.message_id, now, msgspec.json.encode(chunk.task_ids).decode()),
+                )
+        return chunks
+
+    def _unpublished(self, queue: str, room: int) -> list[tuple[str, int]]:
+        """Up to `room` due tasks that are in no message: by priority and deadline, then fairly between domains."""
+        picked: list[tuple[str, int]] = []
+        groups: dict[tuple[int, float], list[str]] = {}
+        if room > 0:
+            for domain, group, _ in self._due_domains(queue, ""):
+                groups.setdefault(group, []).append(domain)
+                if sum(map(len, groups.values())) >= room:
+                    break
+        for group, domains in groups.items():
+            left = room - len(picked)
+            share = -(-left // len(domains))
+            lines = {domain: self._unpublished_rows(queue, group, domain, share) for domain in domains}
+            if sum(map(len, lines.values())) < left:  # what small domains leave goes to the large ones
+                large = [domain for domain, rows in lines.items() if len(rows) == share]
+                lines |= {domain: self._unpublished_rows(queue, group, domain, left) for domain in large}
+            in_turn = zip_longest(*lines.values())
+            picked += [row for rows in in_turn for row in rows if row is not None][:left]
+            if len(picked) >= room:
+                break
+        return picked
+
+    def _unpublished_rows(self, queue: str, group: tuple[int, float], domain: str, limit: int) -> list[Any]:
+        return self.db.all(
+            f"""SELECT task_id, (SELECT batch_size FROM jobs WHERE jobs.id = tasks.job_id) FROM tasks
+                WHERE {_DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain = ? AND message_id IS NULL
+                ORDER BY id LIMIT ?""",
+            (queue, *group, domain, limit),
+        )
+
+    def published(self) -> set[str]:
+        """The messages that pending tasks are in."""
+        rows = self.db.execute(
+            "SELECT DISTINCT message_id FROM tasks WHERE status = 'pending' AND message_id IS NOT NULL"
+        )
+        return {row[0] for row in rows}
+
+    def unpublish(self, message_ids: Collection[str]) -> None:
+        """These messages are gone or done: what is still pending of them goes into new ones."""
+        if message_ids:
+            with writing(self.db):
+                self.db.execute(
+                    """UPDATE tasks SET message_id = NULL
+                       WHERE status = 'pending' AND message_id IN (SELECT value FROM json_each(?))""",
+                    (msgspec.json.encode(list(message_ids)).decode(),),
+                )
+
+    # Deaths
+
+    def free(self, note: Note, now: float) -> int:
+        """Return what a dead owner held; what its parser had in hand gets a strike, two are poison."""
+        with writing(self.db):
+            rows = self.db.all(
+                "SELECT id, strikes, attempts FROM tasks WHERE status = 'processing' AND owner = ?", (note.id,)
+            )
+            for id_, strikes, attempts in rows:
+                began, blamed = id_ in note.in_flight, id_ == note.parsing
+                poison = (blamed and strikes + 1 >= POISON_STRIKES) or attempts + began >= MAX_DEATHS
+                message = (
+                    f"{strikes + blamed} workers died or stood still while parsing this page"
+                    if blamed
+                    else f"was in flight at the death of {attempts + began} workers"
+                )
+                self.db.execute(
+                    """UPDATE tasks SET status = ?, owner = NULL, message_id = NULL, not_before = 0,
+                           attempts = attempts + ?, strikes = strikes + ?,
+                           error_type = iif(?, 'poison', error_type), error_message = iif(?, ?, error_message),
+                           completed_at = iif(?, ?, NULL)
+                       WHERE id = ?""",
+                    ("failed" if poison else "pending", began, blamed, poison, poison, message, poison, now, id_),
+                )
+                detail = {"worker": note.about.get("pid"), "began": began, "parsing": blamed}
+                if blamed and note.evidence:
+                    detail["evidence"] = note.evidence[-4000:]
+                self.event(id_, "poison" if poison else "worker died", detail, now)
+        return len(rows)
+
+    def owners(self) -> set[str]:
+        """Who holds leases, as far as the ledger knows."""
+        return {row[0] for row in self.db.execute("SELECT DISTINCT owner FROM tasks WHERE status = 'processing'")}
+
+    def event(self, task: int, kind: str, detail: dict[str, Any], now: float) -> None:
+        """Note one thing that happened to a task."""
+        self.db.execute(
+            "INSERT INTO events (task, at, kind, detail) VALUES (?, ?, ?, ?)",
+            (task, now, kind, msgspec.json.encode(detail).decode()),
+        )
+
+    # Books
+
+    def finalise(self, now: float) -> list[Job]:
+        """End the jobs that have no open task; whoever's UPDATE hits is the one who ended it."""
+        with writing(self.db):
+            rows = self.db.all(
+                f"""UPDATE jobs SET status = 'done', completed_at = ? WHERE status = 'open'
+                    AND NOT EXISTS (SELECT 1 FROM tasks WHERE job_id = jobs.id AND status IN ('pending', 'processing'))
+                    AND NOT EXISTS (SELECT 1 FROM job_links JOIN tasks ON tasks.id = task
+                                    WHERE job_links.job_id = jobs.id AND is_open)
+                    RETURNING {_JOB}""",
+                (now,),
+            )
+        return [_job(row) for row in rows]
+
+    def jobs(self, status: JobStatus | None = None) -> list[Job]:
+        """The jobs, oldest first."""
+        where = "" if status is None else f"WHERE status = '{status}'"
+        return [_job(row) for row in self.db.execute(f"SELECT {_JOB} FROM jobs {where} ORDER BY id")]
+
+    def books(self) -> Books:
+        """The counts of the whole ledger."""
+        states = self.db.all("SELECT status, count(*) FROM tasks GROUP BY status")
+        outbox = self.db.all("SELECT state, count(*) FROM outbox GROUP BY state")
+        return _books(states, outbox)
+
+    def reasons(self, job: Job | None) -> dict[str, int]:
+        """Why tasks ended without a result, the most frequent reason first."""
+        rows = self.db.all(
+            """SELECT error_type, count(*) FROM tasks WHERE status IN ('failed', 'skipped', 'expired')
+               AND (?1 IS NULL OR job_id = ?1) GROUP BY 1 ORDER BY 2 DESC""",
+            (job.id if job else None,),
+        )
+        return {reason or "unknown": count for reason, count in rows}
+
+    def failures(self, job: Job | None, limit: int) -> list[tuple[str, str, str]]:
+        """Some tasks that ended without a result: URL, reason, message."""
+        return self.db.all(  # type: ignore[return-value]  # three columns
+            """SELECT url, error_type, error_message FROM tasks WHERE status IN ('failed', 'skipped', 'expired')
+               AND (?1 IS NULL OR job_id = ?1) ORDER BY id LIMIT ?2""",
+            (job.id if job else None, limit),
+        )
+
+    def job_books(self, job: Job) -> Books:
+        """The counts of one job; a task that it shares with another counts for both."""
+        member = """SELECT id FROM tasks WHERE job_id = ?1 UNION ALL
+                    SELECT DISTINCT task FROM job_links WHERE job_id = ?1
+                    AND task NOT IN (SELECT id FROM tasks WHERE job_id = ?1)"""
+        shared = self.db.one("SELECT 1 FROM job_links WHERE job_id = ? LIMIT 1", (job.id,))
+        if not shared:
+            states = self.db.all("SELECT status, count(*) FROM tasks WHERE job_id = ? GROUP BY status", (job.id,))
+            member = "SELECT id FROM tasks WHERE job_id = ?1"
+        else:
+            states = self.db.all(
+                f"SELECT status, count(*) FROM tasks WHERE id IN ({member}) GROUP BY status", (job.id,)
+            )
+        outbox = self.db.all(f"SELECT state, count(*) FROM outbox WHERE task IN ({member}) GROUP BY state", (job.id,))
+        return _books(states, outbox)
+
+
+def _chunks(queue: str, rows: Sequence[tuple[str, int]], slots: int) -> Iterator[Chunk]:
+    """Cut rows into messages: at most a job's batch size each, and several for every worker slot."""
+    fair = max(1, -(-len(rows) // (slots * 3)))
+    begin = 0
+    while begin < len(rows):
+        size = min(fair, rows[begin][1] or fair, 100)
+        ids = tuple(task_id for task_id, _ in rows[begin : begin + size])
+        yield Chunk(_message_id(), queue, ids)
+        begin += size
+
+
+def _message_id() -> str:
+    text = secrets.token_hex(16)
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def _task(row: tuple[Any, ...]) -> Task:
+    names = Task.__struct_fields__
+    return Task(**{**dict(zip(names, row, strict=True)), "loopback": bool(row[9])})
+
+
+def _job(row: tuple[Any, ...]) -> Job:
+    return Job(**{**dict(zip(Job.__struct_fields__, row, strict=True)), "status": JobStatus(row[2])})
+
+
+def _books(states: Iterable[tuple[str, int]], outbox: Iterable[tuple[str, int]]) -> Books:
+    counts, sent = dict(states), dict(outbox)
+    results, synced = sum(sent.values()), sent.get("synced", 0)
+    return Books(
+        **{**counts, "accepted": sum(counts.values()), "results": results, "synced": synced,
+           "unsynced": results - synced}
+    )  # fmt: skip

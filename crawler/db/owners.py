@@ -1,0 +1,168 @@
+"""Who holds leases: a locked file per process, which the kernel unlocks when the process dies, however it dies.
+
+The file is `run/owners/<owner>`, laid out as
+
+    0–255    JSON: pid, parent pid, kind, begin
+    256–319  the id of the message in hand
+    320–327  the task being parsed (the crash marker)
+    328–     one task a slot: pages in flight
+
+and mapped into memory, so that noting a task costs no system call and survives kill -9.
+"""
+
+import fcntl
+import mmap
+import os
+import secrets
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_MESSAGE, _PARSING, _SLOTS = 256, 320, 328
+
+
+class Owner:
+    """This process's hold on its leases; its end, by whatever cause, frees them."""
+
+    def __init__(self, folder: Path, kind: str, slots: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.id = secrets.token_hex(8)
+        self.path = folder / self.id
+        # Locked under a name nobody looks at: an owner must never be seen unlocked while it lives.
+        hidden = folder / f".{self.id}"
+        self._file = hidden.open("w+b")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        about = {"pid": os.getpid(), "parent": os.getppid(), "kind": kind, "began": time.time()}
+        self._file.write(msgspec.json.encode(about).ljust(_MESSAGE, b" ") + bytes(_SLOTS - _MESSAGE + 8 * slots))
+        self._file.flush()
+        self._map = mmap.mmap(self._file.fileno(), 0)
+        self._free = list(range(slots))
+        hidden.rename(self.path)
+        self.trace = self.path.with_suffix(".trace").open("w+b")
+
+    def holds(self, message_id: str) -> None:
+        """Note the message in hand (none: an empty string)."""
+        self._map[_MESSAGE:_PARSING] = message_id.encode()[: _PARSING - _MESSAGE].ljust(_PARSING - _MESSAGE, b"\0")
+
+    def begin(self, task: int) -> int:
+        """Note that a task's fetch begins; returns the slot to give back to `end`."""
+        slot = self._free.pop()
+        struct.pack_into("<q", self._map, _SLOTS + 8 * slot, task)
+        return slot
+
+    def end(self, slot: int) -> None:
+        """Note that the task's outcome is committed."""
+        struct.pack_into("<q", self._map, _SLOTS + 8 * slot, 0)
+        self._free.append(slot)
+
+    @contextmanager
+    def parsing(self, task: int) -> Iterator[None]:
+        """Leave the crash marker while a page is in the hands of a parser."""
+        struct.pack_into("<q", self._map, _PARSING, task)
+        try:
+            yield
+        finally:
+            struct.pack_into("<q", self._map, _PARSING, 0)
+
+    def close(self) -> None:
+        """Give up all leases."""
+        self.path.unlink(missing_ok=True)
+        self.trace.close()
+        Path(self.trace.name).unlink(missing_ok=True)
+        self._map.close()
+        self._file.close()
+
+
+class Note(msgspec.Struct, frozen=True):
+    """What an owner's file says."""
+
+    id: str
+    about: dict[str, Any]
+    message_id: str
+    parsing: int
+    in_flight: frozenset[int]
+    evidence: str
+
+
+def living(folder: Path) -> list[Note]:
+    """The owners that are alive."""
+    notes = []
+    for path in _files(folder):
+        try:
+            with path.open("rb") as file:
+                if not _locks(file.fileno()):
+                    notes.append(_read(path, file.read()))
+        except FileNotFoundError:
+            continue
+    return notes
+
+
+@contextmanager
+def dead(folder: Path) -> Iterator[list[Note]]:
+    """The owners that are dead, locked while they are dealt with; their files go afterwards."""
+    files, notes = [], []
+    for path in _files(folder):
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            continue
+        if _locks(file.fileno()):
+            files.append(file)
+            notes.append(_read(path, file.read()))
+        else:
+            file.close()
+    try:
+        yield notes
+        for note in notes:
+            (folder / note.id).unlink(missing_ok=True)
+            (folder / f"{note.id}.trace").unlink(missing_ok=True)
+    finally:
+        for file in files:
+            file.close()
+
+
+def exists(folder: Path, owner: str) -> bool:
+    """Whether there is an owner of that name, alive or not yet dealt with."""
+    return (folder / owner).exists()
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if not path.name.startswith(".") and not path.suffix]
+    except FileNotFoundError:
+        return []
+
+
+def _locks(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read(path: Path, data: bytes) -> Note:
+    try:
+        about = msgspec.json.decode(data[:_MESSAGE] or b"{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        about = {}
+    slots = data[_SLOTS:]
+    numbers = struct.unpack(f"<{len(slots) // 8}q", slots[: len(slots) // 8 * 8])
+    parsing = struct.unpack("<q", data[_PARSING:_SLOTS])[0] if len(data) >= _SLOTS else 0
+    try:
+        evidence = path.with_suffix(".trace").read_text(errors="replace")
+    except FileNotFoundError:
+        evidence = ""
+    return Note(
+        path.name,
+        about,
+        data[_MESSAGE:_PARSING].rstrip(b"\0").decode(errors="replace"),
+        parsing,
+        frozenset(number for number in numbers if number),
+        evidence,
+    )

@@ -1,0 +1,171 @@
+"""The tables of lpm.db, as numbered migrations."""
+
+import secrets
+from pathlib import Path
+
+import apsw
+
+from crawler.db.connection import Database, writing
+from crawler.errors import StoreError
+
+APPLICATION_ID = 0x4C504D31
+
+MIGRATIONS = (
+    """
+    CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+
+    CREATE TABLE jobs (
+        id           INTEGER PRIMARY KEY,
+        name         TEXT NOT NULL UNIQUE,
+        key          TEXT NOT NULL,              -- what an import is known by while the job is open
+        status       TEXT NOT NULL,              -- importing, open, done
+        queue        TEXT NOT NULL,
+        source       TEXT NOT NULL,
+        source_file  TEXT,
+        batch_size   INTEGER NOT NULL,
+        size         INTEGER NOT NULL DEFAULT 0, -- tasks accepted; decides whether pages send events
+        created_at   REAL NOT NULL,
+        completed_at REAL
+    );
+    CREATE UNIQUE INDEX jobs_by_key ON jobs(key) WHERE status <> 'done';
+
+    CREATE TABLE tasks (
+        id            INTEGER PRIMARY KEY,
+        task_id       TEXT NOT NULL,
+        external_id   TEXT,
+        job_id        INTEGER,
+        url           TEXT NOT NULL,
+        url_key       BLOB NOT NULL,
+        domain        TEXT NOT NULL,
+        parcel_id     TEXT NOT NULL DEFAULT '',
+        status        TEXT NOT NULL DEFAULT 'pending',
+        queue         TEXT NOT NULL,
+        priority      INTEGER NOT NULL,
+        deadline      REAL NOT NULL,
+        not_before    REAL NOT NULL DEFAULT 0,   -- 0: due now
+        fence         INTEGER NOT NULL DEFAULT 0,
+        attempts      INTEGER NOT NULL DEFAULT 0,
+        failures      INTEGER NOT NULL DEFAULT 0,
+        strikes       INTEGER NOT NULL DEFAULT 0,
+        owner         TEXT,
+        leased_at     REAL,
+        message_id    TEXT,                      -- the Celery id it was published under
+        published_at  REAL,
+        error_type    TEXT,
+        error_message TEXT,
+        source        TEXT NOT NULL,
+        source_file   TEXT,
+        source_line   INTEGER,
+        input         TEXT,
+        loopback      INTEGER NOT NULL DEFAULT 0, -- given on this machine's command line: may name loopback
+        imported_at   REAL NOT NULL,
+        completed_at  REAL,
+        is_open       INTEGER GENERATED ALWAYS AS (CASE WHEN status IN ('pending', 'processing') THEN 1 END) VIRTUAL
+    );
+    CREATE UNIQUE INDEX tasks_by_task_id ON tasks(task_id);
+    CREATE UNIQUE INDEX tasks_by_url ON tasks(url_key, parcel_id, is_open);
+    CREATE UNIQUE INDEX tasks_by_external_id ON tasks(external_id, source) WHERE external_id IS NOT NULL;
+    CREATE INDEX tasks_by_job ON tasks(job_id, status);
+    CREATE INDEX tasks_due ON tasks(queue, priority, deadline, domain, id) WHERE status = 'pending' AND not_before = 0;
+    CREATE INDEX tasks_waiting ON tasks(not_before) WHERE status = 'pending' AND not_before > 0;
+    CREATE INDEX tasks_published ON tasks(message_id) WHERE status = 'pending' AND message_id IS NOT NULL;
+    CREATE INDEX tasks_leased ON tasks(owner) WHERE status = 'processing';
+
+    -- Further rows of input that mean a task which is there already: it counts for their job too.
+    CREATE TABLE job_links (
+        job_id      INTEGER NOT NULL,
+        task        INTEGER NOT NULL,
+        source_line INTEGER NOT NULL,
+        input       TEXT,
+        PRIMARY KEY (job_id, task, source_line)
+    ) WITHOUT ROWID;
+    CREATE INDEX job_links_by_task ON job_links(task);
+
+    CREATE TABLE raw_segments (
+        name       TEXT PRIMARY KEY,
+        end        INTEGER NOT NULL,             -- committed bytes; what lies behind them is cut
+        created_at REAL NOT NULL
+    ) WITHOUT ROWID;
+
+    CREATE TABLE results (
+        task          INTEGER PRIMARY KEY,
+        record        TEXT NOT NULL,
+        final_url     TEXT NOT NULL,
+        status_code   INTEGER NOT NULL,
+        content_type  TEXT NOT NULL,
+        verdict       TEXT NOT NULL,
+        bytes         INTEGER NOT NULL,
+        body_sha256   TEXT NOT NULL,
+        fetch_ms      REAL NOT NULL,
+        parse_ms      REAL NOT NULL,
+        parser        TEXT NOT NULL,
+        parser_version TEXT NOT NULL,
+        raw_segment   TEXT,
+        raw_offset    INTEGER,
+        raw_length    INTEGER,
+        scraped_at    REAL NOT NULL
+    );
+
+    CREATE TABLE outbox (
+        task       INTEGER PRIMARY KEY,
+        state      TEXT NOT NULL,                -- held, ready, synced
+        created_at REAL NOT NULL,
+        synced_at  REAL
+    );
+    CREATE INDEX outbox_ready ON outbox(task) WHERE state = 'ready';
+
+    CREATE TABLE events (
+        id     INTEGER PRIMARY KEY,
+        task   INTEGER NOT NULL,
+        at     REAL NOT NULL,
+        kind   TEXT NOT NULL,
+        detail TEXT NOT NULL
+    );
+    CREATE INDEX events_by_task ON events(task);
+
+    CREATE VIEW standalone_tasks AS SELECT
+        task_id, url, status, message_id AS celery_task_id,
+        strftime('%Y-%m-%dT%H:%M:%fZ', imported_at, 'unixepoch') AS imported_at,
+        strftime('%Y-%m-%dT%H:%M:%fZ', completed_at, 'unixepoch') AS completed_at
+    FROM tasks;
+    """,
+)
+
+
+def migrate(connection: Database, path: Path) -> None:
+    """Bring the database to this program's version; a foreign or newer one is refused and left alone."""
+    version = _version(connection, path)
+    if version == len(MIGRATIONS):
+        return
+    if version:
+        _back_up(connection, path.with_name(f"{path.name}.v{version}.bak"))
+    with writing(connection):
+        version = _version(connection, path)  # another process may have been faster
+        for number in range(version, len(MIGRATIONS)):
+            connection.execute(MIGRATIONS[number])
+        if version == 0:
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            connection.execute("INSERT INTO meta VALUES ('ledger_id', ?)", (secrets.token_hex(8),))
+        connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
+
+
+def _version(connection: Database, path: Path) -> int:
+    version = int(connection.pragma("user_version"))
+    if (version or connection.all("SELECT 1 FROM sqlite_schema")) and connection.pragma(
+        "application_id"
+    ) != APPLICATION_ID:
+        raise StoreError(f"{path} is a database of another program; it was left as it is")
+    if version > len(MIGRATIONS):
+        raise StoreError(
+            f"{path} was written by a newer version (schema {version}, this program knows {len(MIGRATIONS)}); "
+            "it was left as it is; use the newer program"
+        )
+    return version
+
+
+def _back_up(connection: Database, target: Path) -> None:
+    copy = apsw.Connection(str(target))
+    with copy.backup("main", connection, "main") as backup:
+        while not backup.done:
+            backup.step(1000)
+    copy.close()

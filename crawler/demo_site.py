@@ -1,0 +1,178 @@
+"""The demonstration's site: a county register of 300 parcels on loopback, some of them slow, broken or gone."""
+
+import asyncio
+import json
+import signal
+import sys
+from base64 import b64decode
+from contextlib import closing, suppress
+from functools import partial
+from http import HTTPStatus
+from random import Random
+from typing import NamedTuple
+
+COUNT = 300
+BROKEN, GONE, DROPPED = frozenset({57, 141, 238}), frozenset({84, 208}), frozenset({170})
+PLAN, PHOTO, CYRILLIC = 122, 263, 29
+SLOW, FLAKY = 7, 13  # remainders of a parcel's number by 20: one in twenty is slow, one in twenty fails once
+
+FAILING = BROKEN | GONE | DROPPED
+EXPECTED = {"completed": COUNT - len(FAILING), "failed": len(FAILING)}
+"""What a crawl of all parcels with three attempts must give; the plan and the photo count as completed."""
+
+PNG = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNwaEgAAAIkASH7rFokAAAAAElFTkSuQmCC")
+PDF = b"""%PDF-1.4
+1 0 obj<</Type/Catalog/Pages 2 0 R>> endobj
+2 0 obj<</Type/Pages/Kids[3 0 R]/Count 1>> endobj
+3 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 300 240]/Contents 4 0 R>> endobj
+4 0 obj<</Length 43>>stream
+3 w 60 60 180 120 re S 60 140 m 240 140 l S
+endstream endobj
+xref\n0 5\n0000000000 65535 f \n0000000009 00000 n \n0000000053 00000 n \n0000000103 00000 n \n0000000182 00000 n \n\
+trailer<</Size 5/Root 1 0 R>>\nstartxref\n271\n%%EOF
+"""
+
+_COUNTIES = ("Alder", "Bittern", "Cedar Fork", "Dunmore", "Elk Prairie", "Fairwater")
+_FIRST = ("Ada", "Bruno", "Carmen", "Dmitri", "Elena", "Femi", "Grace", "Hugo", "Ines", "Jonas", "Keiko", "Liam")
+_LAST = ("Abbott", "Brandt", "Castillo", "Dimitrova", "Eriksen", "Fontaine", "Greer", "Holloway", "Ito", "Jansen")
+_STREETS = ("Orchard Lane", "Mill Road", "Quarry Street", "Depot Avenue", "Larkspur Court", "County Road 12")
+_FEATURES = ("a detached garage", "a drilled well", "a pole barn", "mature oaks", "a creek along its south line")
+_STYLE = "body{font:16px sans-serif;margin:2rem auto;max-width:50rem} td,th{padding:.2rem 1rem .2rem 0;text-align:left}"
+
+
+class Parcel(NamedTuple):
+    """One entry of the register."""
+
+    parcel_id: str
+    county: str
+    owner: str
+    address: str
+    value: int
+    acres: float
+    year_built: int
+    sales: list[tuple[int, int, str]]
+    description: str
+
+
+def parcel(n: int) -> Parcel:
+    """The n-th parcel, the same in every run."""
+    chance = Random(n)
+    county = _COUNTIES[n % len(_COUNTIES)]
+    owner = "Елена Димитрова от Самоков" if n == CYRILLIC else f"{chance.choice(_FIRST)} {chance.choice(_LAST)}"
+    address = f"{chance.randint(10, 4900)} {chance.choice(_STREETS)}, {county} Township"
+    value, acres, built = chance.randint(600, 9000) * 100, chance.randint(12, 900) / 100, chance.randint(1904, 2021)
+    years = sorted(chance.sample(range(built, 2025), 3), reverse=True)
+    sales = [(year, int(value * 0.97 ** (2025 - year)), chance.choice(_LAST)) for year in years]
+    description = (
+        f"A parcel of {acres} acres in {county} County with a dwelling from {built} and {chance.choice(_FEATURES)}. "
+        f"It was last inspected in {chance.randint(2015, 2024)}; its boundary is in plat book {chance.randint(1, 60)}."
+    )
+    parcel_id = f"{1 + n % len(_COUNTIES):02d}-{1000 + n}"
+    return Parcel(parcel_id, county, owner, address, value, acres, built, sales, description)
+
+
+NUMBERS = {parcel(n).parcel_id: n for n in range(1, COUNT + 1)}
+
+
+def urls(base: str) -> list[dict[str, str]]:
+    """The rows of the demonstration's import file."""
+    return [
+        {"url": f"{base}/parcel/{key}", "parcel_id": key, "priority": str(3 + n % 5), "county": parcel(n).county}
+        for key, n in NUMBERS.items()
+    ]
+
+
+def _document(title: str, content: str) -> str:
+    head = f"<head><title>{title}</title><style>{_STYLE}</style></head>"
+    return f'<!doctype html>\n<html lang="en">\n{head}\n<body>\n<h1>{title}</h1>\n{content}\n</body>\n</html>\n'
+
+
+def _rows(*rows: tuple[object, ...]) -> str:
+    return "\n".join(f"<tr><th>{first}</th><td>{'</td><td>'.join(map(str, rest))}</td></tr>" for first, *rest in rows)
+
+
+def _page(n: int) -> str:
+    it = parcel(n)
+    address = {"@type": "PostalAddress", "streetAddress": it.address, "addressRegion": "KS", "addressCountry": "US"}
+    house = {"@type": "House", "identifier": it.parcel_id, "address": address, "yearBuilt": it.year_built}
+    facts = _rows(
+        ("Parcel ID", it.parcel_id),
+        ("Owner", it.owner),
+        ("Situs address", it.address),
+        ("County", it.county),
+        ("Assessed value", f"${it.value:,}"),
+        ("Acreage", f"{it.acres:.2f}"),
+        ("Year built", it.year_built),
+    )
+    sales = _rows(*((year, f"${price:,}", seller) for year, price, seller in it.sales))
+    content = f"""<script type="application/ld+json">{json.dumps({"@context": "https://schema.org", **house})}</script>
+<p class="description">{it.description}</p>
+<table class="facts">\n{facts}\n</table>
+<h2>Sale history</h2>
+<table class="sales">\n<tr><th>Year</th><th>Price</th><th>Seller</th></tr>\n{sales}\n</table>
+<p><a href="/">All parcels of the register</a></p>"""
+    return _document(f"Parcel {it.parcel_id}", content)
+
+
+def _index() -> str:
+    parcels = map(parcel, NUMBERS.values())
+    rows = _rows(*((f'<a href="/parcel/{it.parcel_id}">{it.parcel_id}</a>', it.county, it.address) for it in parcels))
+    return _document("County register", f"<p>{COUNT} parcels.</p>\n<table>\n{rows}\n</table>")
+
+
+def _response(body: bytes, status: int = 200, kind: str = "text/html; charset=utf-8") -> bytes:
+    first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"
+    return f"{first}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def _answer(path: str, failed: set[int]) -> bytes | None:
+    """The response to one request; None drops the connection."""
+    if path == "/":
+        return _response(_index().encode())
+    n = NUMBERS.get(path.removeprefix("/parcel/"), 0)
+    if n in DROPPED:
+        return None
+    if not n or n in GONE:
+        return _response(_document("Not found", "<p>The register has no such parcel.</p>").encode(), 404)
+    if n in BROKEN:
+        return _response(_document("Error", "<p>The register cannot show this parcel.</p>").encode(), 500)
+    if n % 20 == FLAKY and n not in failed:
+        failed.add(n)
+        return _response(_document("Busy", "<p>The register is busy; try again.</p>").encode(), 503)
+    if n % 20 == SLOW:
+        await asyncio.sleep(0.3 + n * 7 % 13 / 10)
+    if n in (PLAN, PHOTO):
+        return _response(PDF, kind="application/pdf") if n == PLAN else _response(PNG, kind="image/png")
+    if n == CYRILLIC:
+        return _response(_page(n).encode("cp1251"), kind="text/html; charset=windows-1251")
+    return _response(_page(n).encode())
+
+
+async def _talk(failed: set[int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    # A client that hangs up or does not speak HTTP only loses its connection.
+    with closing(writer), suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            _, target, _ = head.split(b" ", 2)
+            response = await _answer(target.decode("latin-1"), failed)
+            writer.write(response or b"")
+            await writer.drain()
+            if response is None or b"connection: close" in head.lower():
+                break
+
+
+async def serve(host: str, port: int) -> asyncio.Server:
+    """Start the site; each server remembers for itself which parcels have failed once."""
+    return await asyncio.start_server(partial(_talk, set[int]()), host, port, backlog=1024)
+
+
+async def _main() -> None:
+    server = await serve("127.0.0.1", 0)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await asyncio.to_thread(sys.stdin.buffer.read)  # its end is the parent's end: no orphan outlives a killed parent
+    server.close()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, without a traceback
+    asyncio.run(_main())

@@ -1,0 +1,71 @@
+"""Every error of the package, as one tree.
+
+CrawlerError
+├── UsageError              what was typed, configured or given cannot be used
+│   ├── ConfigError         an environment variable
+│   └── InputError          an input file, by name, line and reason
+├── ServiceError            Redis does not answer, or is not fit for use
+├── StoreError              the data folder cannot be used
+│   └── StoreFull           … because there is no room, or no permission to write
+├── UrlError                not a URL that may be fetched
+└── FetchError              one fetch of one page ended without a page
+"""
+
+
+class CrawlerError(Exception):
+    """The root; `exit_code` is what a command ends with."""
+
+    exit_code = 1
+
+
+class UsageError(CrawlerError):
+    """What was typed, configured or given cannot be used."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """An environment variable has a wrong name or value."""
+
+
+class InputError(UsageError):
+    """An input file cannot be used at all (a single bad row is only rejected)."""
+
+    def __init__(self, path: str, reason: str, line: int | None = None) -> None:
+        super().__init__(path, reason, line)
+        self.path, self.reason, self.line = path, reason, line
+
+    def __str__(self) -> str:
+        where = self.path if self.line is None else f"{self.path}, line {self.line}"
+        return f"{where}: {self.reason}"
+
+
+class ServiceError(CrawlerError):
+    """Redis does not answer, or is set up so that it could lose messages."""
+
+    exit_code = 3
+
+
+class StoreError(CrawlerError):
+    """The data folder is damaged, foreign, newer than the program, or in use by another machine."""
+
+    exit_code = 4
+
+
+class StoreFull(StoreError):
+    """There is no room in the data folder, or it cannot be written."""
+
+
+class UrlError(UsageError):
+    """Not a URL that may be fetched."""
+
+
+class FetchError(CrawlerError):
+    """One fetch ended without a page; `reason` is a short code, `retryable` says whether another try can help."""
+
+    def __init__(self, reason: str, message: str, retryable: bool = True) -> None:
+        super().__init__(reason, message, retryable)
+        self.reason, self.message, self.retryable = reason, message, retryable
+
+    def __str__(self) -> str:
+        return self.message

@@ -1,0 +1,1 @@
+"""Fetching: HTTP, and limits on what a server may do."""

@@ -1,0 +1,144 @@
+"""Content codings undone while a body streams in, with a limit on what comes out, whatever the layers."""
+
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Protocol
+
+import brotli
+
+from crawler.errors import FetchError
+
+if sys.version_info >= (3, 14):
+    from compression.zstd import ZstdDecompressor, ZstdError
+else:
+    from backports.zstd import ZstdDecompressor, ZstdError
+
+ACCEPTED = "gzip, deflate, br, zstd"
+MAX_LAYERS = 4
+_STEP = 1 << 16
+"""What a decoder may put out at a time: the most by which a bomb can overshoot the limit."""
+
+
+class Decoder(Protocol):
+    """Undoes one content coding."""
+
+    def feed(self, data: bytes, emit: Callable[[bytes], None]) -> None:
+        """Decode some bytes, in steps of bounded size."""
+
+    def finish(self) -> bool:
+        """Whether the coded body has come to its proper end."""
+
+
+class _Zlib:
+    """gzip (with several members) and deflate (with or without zlib's header: servers send both)."""
+
+    def __init__(self, wbits: int) -> None:
+        self._wbits = wbits
+        self._inner = zlib.decompressobj(wbits)
+        self._began = False
+
+    def feed(self, data: bytes, emit: Callable[[bytes], None]) -> None:
+        while data:
+            if self._inner.eof:
+                if self._wbits != 31 or not data.startswith(b"\x1f"):
+                    return  # padding behind the last member, which browsers ignore
+                self._inner = zlib.decompressobj(31)
+            try:
+                out = self._inner.decompress(data, _STEP)
+            except zlib.error:
+                if self._began or self._wbits != 15:
+                    raise
+                self._wbits, self._inner = -15, zlib.decompressobj(-15)
+                continue
+            self._began = True
+            emit(out)
+            data = self._inner.unconsumed_tail or self._inner.unused_data
+
+    def finish(self) -> bool:
+        return self._inner.eof
+
+
+class _Brotli:
+    def __init__(self) -> None:
+        self._inner = brotli.Decompressor()
+
+    def feed(self, data: bytes, emit: Callable[[bytes], None]) -> None:
+        emit(self._inner.process(data, output_buffer_limit=_STEP))
+        while not self._inner.is_finished() and not self._inner.can_accept_more_data():
+            emit(self._inner.process(b"", output_buffer_limit=_STEP))
+
+    def finish(self) -> bool:
+        return bool(self._inner.is_finished())
+
+
+class _Zstd:
+    def __init__(self) -> None:
+        self._inner = ZstdDecompressor()
+
+    def feed(self, data: bytes, emit: Callable[[bytes], None]) -> None:
+        while data or not (self._inner.needs_input or self._inner.eof):
+            if self._inner.eof:  # frames may follow each other
+                self._inner = ZstdDecompressor()
+            out = self._inner.decompress(data, _STEP)
+            data = self._inner.unused_data if self._inner.eof else b""
+            emit(out)
+
+    def finish(self) -> bool:
+        return self._inner.eof
+
+
+_DECODERS: dict[str, Callable[[], Decoder]] = {
+    "gzip": lambda: _Zlib(31),
+    "x-gzip": lambda: _Zlib(31),
+    "deflate": lambda: _Zlib(15),
+    "br": _Brotli,
+    "zstd": _Zstd,
+}
+
+
+class Body:
+    """A body as it arrives: `raw` as received, `decoded` without its content codings, both at most `limit` bytes."""
+
+    def __init__(self, content_encoding: str, limit: int) -> None:
+        names = [name.strip().lower() for name in content_encoding.split(",")]
+        names = [name for name in names if name and name != "identity"]
+        unknown = [name for name in names if name not in _DECODERS]
+        if unknown or len(names) > MAX_LAYERS:
+            raise FetchError("bad_encoding", f"cannot read Content-Encoding: {content_encoding[:100]}", retryable=False)
+        self._layers = [_DECODERS[name]() for name in reversed(names)]
+        self._limit = limit
+        self._raw = bytearray()
+        self._decoded = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Take what the server sent."""
+        self._raw += data
+        self._check(self._raw, "as sent")
+        if not self._layers:
+            return
+        try:
+            self._pass(data, 0)
+        except (zlib.error, brotli.error, ZstdError, EOFError) as error:
+            coding = type(self._layers[0]).__name__.strip("_").lower()
+            raise FetchError("bad_encoding", f"the body is not what its {coding} coding says ({error})") from None
+
+    def _pass(self, data: bytes, depth: int) -> None:
+        if depth < len(self._layers):
+            self._layers[depth].feed(data, lambda out: self._pass(out, depth + 1))
+        else:
+            self._decoded += data
+            self._check(self._decoded, "decompressed")
+
+    def _check(self, buffer: bytearray, what: str) -> None:
+        if len(buffer) > self._limit:
+            raise FetchError("too_large", f"the page is larger than {self._limit:,} bytes {what}", retryable=False)
+
+    def finish(self) -> tuple[bytes, bytes]:
+        """The body as received and as decoded; one whose coding breaks off is truncated."""
+        raw = bytes(self._raw)
+        if not self._layers or not raw:
+            return raw, raw
+        if not all(layer.finish() for layer in self._layers):
+            raise FetchError("truncated", "the compressed body ends before its end")
+        return raw, bytes(self._decoded)

@@ -1,0 +1,66 @@
+"""Bytes to text as a browser would read them: byte order mark, header, meta, then detection."""
+
+import codecs
+
+import cchardet
+from w3lib.encoding import html_body_declared_encoding, http_content_type_encoding, resolve_encoding, to_unicode
+
+DETECTION_BYTES = 65_536
+FALLBACK = "windows-1252"
+
+_BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16le"), (codecs.BOM_UTF16_BE, "utf-16be"))
+
+# The charsets of the WHATWG standard, by name, with Python's codec for each. Python knows more (`punycode`,
+# `unicode_escape`, `base64`, …); a page that declares one of those would raise or be rewritten, so they count as unknown.
+_CODECS = {
+    "utf-8": "utf-8",
+    "utf-16le": "utf-16-le",
+    "utf-16be": "utf-16-be",
+    "gb18030": "gb18030",
+    "big5": "big5hkscs",
+    "euc-jp": "euc_jp",
+    "iso-2022-jp": "iso2022_jp",
+    "shift_jis": "cp932",
+    "euc-kr": "cp949",
+    "ibm866": "cp866",
+    "koi8-r": "koi8-r",
+    "koi8-u": "koi8-u",
+    "macintosh": "mac-roman",
+    "x-mac-cyrillic": "mac-cyrillic",
+    "windows-874": "cp874",
+    **{f"windows-{number}": f"cp{number}" for number in range(1250, 1259)},
+    **{f"iso-8859-{part}": f"iso8859-{part}" for part in (2, 3, 4, 5, 6, 7, 8, 10, 13, 14, 15, 16)},
+}
+_NAMES = {codec: name for name, codec in _CODECS.items()} | {"utf-16": "utf-16le", "utf-8-sig": "utf-8"}
+
+
+def decode(body: bytes, content_type: str) -> tuple[str, str]:
+    """The text of a body and the charset it was read in; bytes that do not fit become U+FFFD, nothing raises."""
+    for mark, name in _BOMS:
+        if body.startswith(mark):
+            return _read(body[len(mark) :], name), name
+    name = _from_header(content_type) or _from_meta(body) or _detected(body)
+    return _read(body, name), name
+
+
+def _from_header(content_type: str) -> str:
+    return _NAMES.get(http_content_type_encoding(content_type) or "", "")
+
+
+def _from_meta(body: bytes) -> str:
+    name = _NAMES.get(html_body_declared_encoding(body) or "", "")
+    # The declaration was read as ASCII, so whatever it says, the bytes are not UTF-16.
+    return "utf-8" if name.startswith("utf-16") else name
+
+
+def _detected(body: bytes) -> str:
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError:
+        guess = cchardet.detect(body[:DETECTION_BYTES])["encoding"]
+        return _NAMES.get(resolve_encoding(guess) or "", FALLBACK) if guess else FALLBACK
+    return "utf-8"
+
+
+def _read(body: bytes, name: str) -> str:
+    return to_unicode(body, _CODECS[name])

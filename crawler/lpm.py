@@ -1,0 +1,357 @@
+"""LocalPersistenceManager: the only door to lpm.db, pending/ and raw/."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from crawler.config import failpoint
+from crawler.db import connection, owners, schema, segments
+from crawler.db.ledger import Ledger
+from crawler.errors import StoreError
+from crawler.models import NO_DEADLINE, Imported, Job, NewTask, Outcome, Page, Raw, Task, TaskStatus
+
+_RESULT = """
+    SELECT t.task_id, t.external_id, t.parcel_id, t.input, r.record, r.scraped_at, r.parse_ms, r.body_sha256, t.url,
+           r.final_url, r.status_code, r.verdict, (SELECT name FROM jobs WHERE jobs.id = t.job_id), t.queue, t.priority,
+           t.attempts, r.parser, r.parser_version, r.raw_segment, r.raw_offset, r.raw_length
+    FROM results r JOIN tasks t ON t.id = r.task"""
+
+
+class LocalPersistenceManager:
+    """The store in one data folder. An object is for one thread; any number of processes may have one."""
+
+    def __init__(self, folder: Path, raw: str = "all", clock: Callable[[], float] = time.time) -> None:
+        self.folder = folder.absolute()
+        self.path = self.folder / "lpm.db"
+        self.pending = self.folder / "pending"
+        self.raw = self.folder / "raw"
+        self.run = self.folder / "run"
+        self.owners = self.run / "owners"
+        self._keep_raw = raw
+        self._clock = clock
+        self._connections: dict[bool, Ledger] = {}
+        self._segment: segments.SegmentWriter | None = None
+
+    @classmethod
+    def exists(cls, folder: Path) -> bool:
+        """Whether there is a store in that folder."""
+        return (folder / "lpm.db").exists()
+
+    def now(self) -> float:
+        """The time by this store's clock."""
+        return self._clock()
+
+    def close_after_check(self) -> None:
+        """Make sure that the store can be used, and leave it."""
+        _ = self.durable
+        self.close()
+
+    @property
+    def durable(self) -> Ledger:
+        """The ledger on a connection whose commits survive a power cut."""
+        return self._ledger(True)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger for claims, publishing and reading: a power cut may undo its last commits, and may."""
+        return self._ledger(False)
+
+    def _ledger(self, durable: bool) -> Ledger:
+        if durable not in self._connections:
+            with connection.store_errors(self.path):
+                for folder in (self.folder, self.pending, self.raw, self.owners):
+                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            opened = connection.connect(self.path, durable)
+            with connection.store_errors(self.path):
+                schema.migrate(opened, self.path)
+                self._connections[durable] = Ledger(opened)
+        return self._connections[durable]
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn a failing disk into a `StoreError`; the connections are opened anew, never trusted again."""
+        try:
+            with connection.store_errors(self.path):
+                yield
+        except StoreError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the database and the segment."""
+        for ledger in self._connections.values():
+            ledger.db.close(True)
+        self._connections.clear()
+        if self._segment:
+            self._segment.close()
+            self._segment = None
+
+    # Tasks
+
+    def persist_tasks(
+        self,
+        tasks: Iterable[NewTask],
+        *,
+        job: Job | None = None,
+        queue: str = "default",
+        source: str = "file",
+        source_file: str | None = None,
+        loopback: bool = False,
+        fresh_for_s: float | None = None,
+    ) -> Imported:
+        """Put tasks into the ledger, durably, before anything else hears of them."""
+        now = self._clock()
+        with self.errors():
+            return self.durable.add(
+                tasks,
+                job=job,
+                queue=queue,
+                source=source,
+                source_file=source_file,
+                loopback=loopback,
+                fresh_after=NO_DEADLINE if fresh_for_s is None else now - fresh_for_s,
+                now=now,
+            )
+
+    def persist_call(self, task: NewTask, *, loopback: bool) -> int:
+        """Put a single URL into the ledger under the id of its call, or find what that call made before."""
+        with self.errors():
+            return self.durable.add_call(task, loopback=loopback, now=self._clock())
+
+    def get_next_pending(self, owner: str, limit: int = 1, queues: Sequence[str] = ("urgent", "default")) -> list[Task]:
+        """Lease the most urgent due tasks for an owner, without asking for permits."""
+        now = self._clock()
+        with self.errors():
+            self.ledger.wake(now)
+            return self.ledger.claim(owner, queues, limit, _Unlimited(), "", now)[0]
+
+    # Results
+
+    def save_result(self, *outcomes: Outcome) -> list[bool]:
+        """Store how attempts ended: pages on disk, then one commit, then pending/; False where the claim was not live.
+
+        The commit is the truth: what was not committed never happened, and what was can be projected again.
+        """
+        with self.errors():
+            places = self._append([o.page if self._keeps(o) else None for o in outcomes])
+            failpoint("raw-synced")
+            ledger, now, stored = self.durable, self._clock(), []
+            with connection.writing(ledger.db):
+                for outcome, place in zip(outcomes, places, strict=True):
+                    stored.append(self._apply(ledger, outcome, place, now))
+                if self._segment:
+                    ledger.db.execute(
+                        "INSERT INTO raw_segments VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET end = excluded.end",
+                        (self._segment.name, self._segment.end, now),
+                    )
+                failpoint("committing")
+            failpoint("committed")
+            for outcome, good in zip(outcomes, stored, strict=True):
+                if good and outcome.status is TaskStatus.COMPLETED:
+                    self.project(outcome.task.id)
+        return stored
+
+    def _keeps(self, outcome: Outcome) -> bool:
+        if outcome.page is None or self._keep_raw == "none":
+            return False
+        return self._keep_raw == "all" or outcome.status is not TaskStatus.COMPLETED
+
+    def _append(self, pages: Sequence[Page | None]) -> list[Raw | None]:
+        kept = [page for page in pages if page is not None]
+        if not kept:
+            return [None] * len(pages)
+        if self._segment is None:
+            self._segment = segments.SegmentWriter(self.raw, self._committed_end)
+        places = iter(self._segment.append(kept))
+        return [None if page is None else next(places) for page in pages]
+
+    def _committed_end(self, name: str) -> int:
+        row = self.ledger.db.one("SELECT end FROM raw_segments WHERE name = ?", (name,))
+        return row[0] if row else 0
+
+    def _apply(self, ledger: Ledger, outcome: Outcome, place: Raw | None, now: float) -> bool:
+        task, page, final = outcome.task, outcome.page, outcome.status is not TaskStatus.PENDING
+        failed = outcome.error_type is not None and outcome.charge
+        ledger.db.execute(
+            """UPDATE tasks SET status = ?, attempts = attempts + 1, failures = failures + ?, not_before = ?,
+                   owner = NULL, message_id = iif(?, message_id, NULL), error_type = ?, error_message = ?, completed_at = ?
+               WHERE id = ? AND fence = ? AND status = 'processing'""",
+            (outcome.status, failed, outcome.not_before, final, outcome.error_type, outcome.error_message,
+             now if final else None, task.id, task.fence),
+        )  # fmt: skip
+        if not ledger.db.changes():
+            return False  # a late twin: this claim was given up, and another one decides
+        detail: dict[str, Any] = {"attempt": task.attempts + 1, "worker": outcome.worker}
+        if page:
+            detail |= {"status": page.status, "bytes": len(page.body), "fetch_ms": round(page.fetch_s * 1000, 1)}
+        if outcome.error_type:
+            detail |= {"error": outcome.error_type, "message": outcome.error_message}
+        if not final:
+            detail["not_before"] = outcome.not_before
+        if place:
+            detail["raw"] = place
+        ledger.event(task.id, "retry" if not final else outcome.status, detail, now)
+        if page and outcome.status is TaskStatus.COMPLETED:
+            self._insert_result(ledger, outcome, page, place)
+        return True
+
+    def _insert_result(self, ledger: Ledger, outcome: Outcome, page: Page, place: Raw | None) -> None:
+        at = (place.segment, place.offset, place.length) if place else (None, None, None)
+        parser = outcome.parser
+        ledger.db.execute(
+            "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (outcome.task.id, msgspec.json.encode(outcome.record or {}).decode(), page.final_url, page.status,
+             page.header("content-type"), outcome.verdict or "ok", len(page.body), sha256(page.body).hexdigest(),
+             page.fetch_s * 1000, outcome.parse_ms, parser[0], parser[1], *at, page.fetched_at),
+        )  # fmt: skip
+        # Standalone work is held: only an explicit command may ever send it to a Gateway.
+        ledger.db.execute(
+            """INSERT INTO outbox (task, state, created_at)
+               SELECT id, iif(source = 'gateway', 'ready', 'held'), ? FROM tasks WHERE id = ?""",
+            (self._clock(), outcome.task.id),
+        )
+
+    def results(self, where: str = "", values: Sequence[Any] = (), limit: int = -1) -> Iterator[dict[str, Any]]:
+        """Results in the one shape they have everywhere, in the order of their tasks."""
+        with self.errors():
+            for row in self.ledger.db.execute(f"{_RESULT} {where} ORDER BY r.task LIMIT ?", (*values, limit)):
+                yield _result(row)
+
+    def result(self, task: int) -> dict[str, Any] | None:
+        """One task's result."""
+        return next(self.results("WHERE r.task = ?", (task,)), None)
+
+    def report(self, task: int) -> dict[str, Any]:
+        """A task's result, or why there is none."""
+        names = ("task_id", "url", "status", "attempts", "error_type", "error_message")
+        [row] = self.ledger.db.all(f"SELECT {', '.join(names)} FROM tasks WHERE id = ?", (task,))
+        return dict(zip(names, row, strict=True)) | (self.result(task) or {})
+
+    def get_unsynced_results(self, limit: int = 100) -> list[dict[str, Any]]:
+        """Results that a Gateway is to get: those of its own tasks, and held ones that a command has released."""
+        return list(self.results("JOIN outbox o ON o.task = r.task AND o.state = 'ready'", limit=limit))
+
+    def mark_synced(self, task_ids: Sequence[str]) -> None:
+        """The Gateway has confirmed these: they leave pending/ and are not projected again."""
+        with self.errors(), connection.writing(self.durable.db):
+            self.durable.db.execute(
+                """UPDATE outbox SET state = 'synced', synced_at = ?
+                   WHERE task IN (SELECT id FROM tasks WHERE task_id IN (SELECT value FROM json_each(?)))""",
+                (self._clock(), msgspec.json.encode(list(task_ids)).decode()),
+            )
+        for task_id in task_ids:
+            (self.pending / f"{task_id}.json").unlink(missing_ok=True)
+
+    # Projections
+
+    def project(self, task: int) -> None:
+        """Write pending/<task_id>.json; whole or not at all."""
+        result = self.result(task)
+        if result is not None:
+            target = self.pending / f"{result['task_id']}.json"
+            hidden = self.pending / f".{result['task_id']}.{os.getpid()}.{threading.get_native_id()}"
+            hidden.write_bytes(msgspec.json.encode(result) + b"\n")
+            hidden.rename(target)
+
+    def project_missing(self) -> int:
+        """Make again what is missing or unreadable in pending/; returns how many."""
+        for left in self.pending.glob(".*"):
+            left.unlink(missing_ok=True)
+        made = 0
+        rows = self.ledger.db.all(
+            "SELECT t.id, t.task_id FROM outbox o JOIN tasks t ON t.id = o.task WHERE o.state <> 'synced'"
+        )
+        for task, task_id in rows:
+            if not _whole(self.pending / f"{task_id}.json"):
+                self.project(task)
+                made += 1
+        return made
+
+    # Raw pages
+
+    def raw_page(self, task: int) -> tuple[str, bytes] | None:
+        """The header block and body, as received, of the last stored page of a task, good or not."""
+        for (detail,) in self.ledger.db.all("SELECT detail FROM events WHERE task = ? ORDER BY id DESC", (task,)):
+            raw = msgspec.json.decode(detail).get("raw")
+            if raw:
+                return segments.read(self.raw, msgspec.convert(raw, Raw))
+        return None
+
+    def tasks_of(self, url_key: bytes) -> list[int]:
+        """The tasks for a URL, the newest first."""
+        return [
+            row[0] for row in self.ledger.db.all("SELECT id FROM tasks WHERE url_key = ? ORDER BY id DESC", (url_key,))
+        ]
+
+    # Deaths
+
+    def bury(self) -> int:
+        """Free what dead owners held and cut their segments; returns how many tasks came back."""
+        freed = 0
+        with self.errors(), owners.dead(self.owners) as notes:
+            gone = {note.id for note in notes}
+            for owner in self.ledger.owners() - gone:
+                if not owners.exists(self.owners, owner):  # its file was lost with the run folder
+                    notes.append(owners.Note(owner, {}, "", 0, frozenset(), ""))
+            for note in notes:
+                freed += self.durable.free(note, self._clock())
+            if notes:
+                segments.mend(self.raw, self._committed_end)
+        return freed
+
+
+class _Unlimited:
+    def take(self, domain: str, wish: int) -> int:
+        return wish
+
+    def give(self, domain: str, count: int) -> None:
+        pass
+
+
+def iso(at: float) -> str:
+    """A moment as ISO-8601 UTC text."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _whole(path: Path) -> bool:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return False
+    return data.startswith(b"{") and data.endswith(b"}\n")
+
+
+def _result(row: tuple[Any, ...]) -> dict[str, Any]:
+    (task_id, _external_id, parcel_id, row_input, record, scraped_at, parse_ms, digest, url, final_url, status, verdict,
+     job, queue, priority, attempts, parser, parser_version, segment, offset, length) = row  # fmt: skip
+    given = msgspec.json.decode(row_input) if row_input else {}
+    return {
+        "task_id": task_id,
+        "parcel_id": parcel_id or None,
+        "platform": given.get("platform"),
+        "state": given.get("state"),
+        "county": given.get("county"),
+        "data": msgspec.json.decode(record),
+        "scraped_at": iso(scraped_at),
+        "parse_duration_ms": round(parse_ms, 3),
+        "raw_html_hash": digest,
+        "url": url,
+        "final_url": final_url,
+        "status_code": status,
+        "verdict": verdict,
+        "job": job,
+        "queue": queue,
+        "priority": priority,
+        "attempts": attempts,
+        "input": given,
+        "parser": {"name": parser, "version": parser_version},
+        "raw": {"segment": segment, "offset": offset, "length": length} if segment else None,
+    }

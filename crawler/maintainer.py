@@ -1,0 +1,152 @@
+"""What the ledger says should be in flight, made so again: one acts at a time, any number stand by."""
+
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from crawler.db import owners
+from crawler.db.ledger import Chunk
+from crawler.errors import CrawlerError
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Books, Job, JobStatus
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+MIRROR_S = 3.0
+MISSING_S = 5.0
+"""A message that is in no queue and in no worker's hand for so long is published again."""
+
+
+class BrokerDown(Exception):
+    """The broker cannot be spoken to now; nothing is lost by that."""
+
+
+class Broker(Protocol):
+    """What the maintainer needs of a broker; raises `BrokerDown`."""
+
+    def publish(self, ledger_id: str, chunks: Sequence[Chunk]) -> None:
+        """Put chunks into their queues."""
+
+    def queued(self) -> set[str]:
+        """The ids of all messages in the queues."""
+
+    def mirror(self, job: Job, books: Books) -> None:
+        """Show a job's progress to whoever reads Redis."""
+
+
+class Maintainer:
+    """Frees what the dead held, fills the window, publishes again what was lost, ends jobs."""
+
+    def __init__(
+        self, lpm: LocalPersistenceManager, broker: Broker, window: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._lpm, self._broker, self._window, self._clock = lpm, broker, window, clock
+        self._kick = threading.Event()
+        self._stop = False
+        self._missing: dict[str, float] = {}
+        self._trouble = ""
+        self._mirrored = 0.0
+
+    def kick(self) -> None:
+        """There is something to do now."""
+        self._kick.set()
+
+    def stop(self) -> None:
+        """Let the next one act."""
+        self._stop = True
+        self._kick.set()
+
+    def run(self) -> None:
+        """Act whenever the lock can be had, until stopped."""
+        self._lpm.run.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self._lpm.run / "maintainer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while not self._stop:
+                if _locks(lock):
+                    self._act()
+                self._wait(TICK_S)
+        finally:
+            os.close(lock)
+            self._lpm.close()
+
+    def _act(self) -> None:
+        self._guarded(self._lpm.project_missing)
+        while not self._stop:
+            next_due = self._guarded(self.tick)
+            self._wait(TICK_S if next_due is None else min(TICK_S, max(0.05, next_due - self._clock())))
+
+    def _wait(self, seconds: float) -> None:
+        self._kick.wait(seconds)
+        self._kick.clear()
+
+    def _guarded(self, act: "Callable[[], float | int | None]") -> float | None:
+        """One line when trouble begins and one when it ends; the loop goes on."""
+        try:
+            done = act()
+        except (BrokerDown, CrawlerError, OSError) as error:
+            if not self._trouble:
+                log.warning("%s; the ledger keeps everything, and this is tried again every second", error)
+            self._trouble = str(error)
+            self._lpm.close()
+            return None
+        if self._trouble:
+            log.info("recovered from: %s", self._trouble)
+            self._trouble = ""
+        return done
+
+    def tick(self) -> float | None:
+        """Bring broker and ledger together once; returns when the next waiting task is due."""
+        freed = self._lpm.bury()
+        if freed:
+            log.warning("%d tasks of dead workers are pending again", freed)
+        next_due = self._lpm.ledger.wake(self._clock())
+        self._finalise()
+        living = owners.living(self._lpm.owners)
+        self._find_missing({note.message_id for note in living})
+        self.fill(sum(note.about.get("kind") == "worker" for note in living))
+        return next_due
+
+    def fill(self, slots: int = 0) -> int:
+        """Publish the next chunks; returns how many tasks they hold."""
+        chunks = self._lpm.ledger.fill(self._window, slots or os.cpu_count() or 1, self._clock())
+        if chunks:
+            try:
+                self._broker.publish(self._lpm.ledger.id, chunks)
+            except BrokerDown:
+                self._lpm.ledger.unpublish([chunk.message_id for chunk in chunks])
+                raise
+        return sum(len(chunk.task_ids) for chunk in chunks)
+
+    def _find_missing(self, in_hand: set[str]) -> None:
+        published = self._lpm.ledger.published()
+        gone = published - in_hand - self._broker.queued() if published else set()
+        now = time.monotonic()
+        self._missing = {message: self._missing.get(message, now) for message in gone}
+        lost = [message for message, since in self._missing.items() if now - since >= MISSING_S]
+        if lost:
+            log.warning("%d messages were lost on the way; their tasks are published again", len(lost))
+            self._lpm.ledger.unpublish(lost)
+
+    def _finalise(self) -> None:
+        open_jobs = self._lpm.ledger.jobs(JobStatus.OPEN)
+        ended = self._lpm.ledger.finalise(self._clock()) if open_jobs else []
+        for job in ended:
+            log.info("job %s has ended", job.name, extra={"job": job.name})
+        if ended or time.monotonic() - self._mirrored > MIRROR_S:
+            self._mirrored = time.monotonic()
+            names = {job.name for job in ended}
+            for job in [job for job in open_jobs if job.name not in names] + ended:
+                self._broker.mirror(job, self._lpm.ledger.job_books(job))
+
+
+def _locks(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,146 @@
+"""The nouns, as frozen values."""
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from crawler.urls import Address
+
+NO_DEADLINE = 9e15
+"""Stored for a task without one, so that ordering by deadline needs no special case."""
+
+QUEUES = ("urgent", "default")
+"""The queues, the more urgent one first."""
+
+
+class TaskStatus(StrEnum):
+    """Where a task stands; the first two are open, the others final."""
+
+    PENDING = "pending"
+    PROCESSING = "processing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    EXPIRED = "expired"
+
+
+class JobStatus(StrEnum):
+    """Where a job stands; it is `importing` while its file is being read, so that it cannot end too early."""
+
+    IMPORTING = "importing"
+    OPEN = "open"
+    DONE = "done"
+
+
+class NewTask(msgspec.Struct, frozen=True, kw_only=True):
+    """What a door hands in: one URL and all that came with it."""
+
+    address: Address
+    priority: int = 5
+    parcel_id: str = ""
+    line: int | None = None
+    input: dict[str, Any] = {}
+    external_id: str | None = None
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """A task as its worker holds it: `fence` is the number of this claim."""
+
+    id: int
+    task_id: str
+    url: str
+    domain: str
+    queue: str
+    priority: int
+    fence: int
+    attempts: int
+    failures: int
+    loopback: bool
+    job_size: int | None
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """What came back: `body` is decoded (no content coding), `raw` is as received, without transfer coding."""
+
+    url: str
+    final_url: str
+    status: int
+    reason: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    raw: bytes
+    fetched_at: float
+    fetch_s: float
+
+    def header(self, name: str) -> str:
+        """The first header of that name, or an empty string."""
+        name = name.lower()
+        return next((value for key, value in self.headers if key.lower() == name), "")
+
+
+class Raw(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a page's raw record lies."""
+
+    segment: str
+    offset: int
+    length: int
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How one attempt at one task ended; the store applies it only to the claim it belongs to."""
+
+    task: Task
+    status: TaskStatus
+    """`pending` means: try again, not before `not_before`."""
+    worker: str
+    page: Page | None = None
+    record: dict[str, Any] | None = None
+    parse_ms: float = 0.0
+    parser: tuple[str, str] = ("none", "1")
+    """Name and version of what made the record."""
+    verdict: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    not_before: float = 0.0
+    charge: bool = True
+    """False where the fetch was broken off by a stop: then it counts as an attempt, not as a failure."""
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """What became of a batch of new tasks."""
+
+    accepted: int
+    known: int
+
+
+class Books(msgspec.Struct, frozen=True):
+    """The counts of a job or of the whole ledger; `accepted` is the sum of the six states."""
+
+    accepted: int = 0
+    pending: int = 0
+    processing: int = 0
+    completed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    expired: int = 0
+    results: int = 0
+    unsynced: int = 0
+    synced: int = 0
+
+    @property
+    def open(self) -> int:
+        """How many tasks are not in a final state yet."""
+        return self.pending + self.processing
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Many tasks started together."""
+
+    id: int
+    name: str
+    status: JobStatus
+    queue: str
+    source_file: str | None
+    created_at: float
+    completed_at: float | None

@@ -1,0 +1,295 @@
+"""Orchestrator: Redis and workers up and down in order, and up again when they die."""
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import redis
+
+from crawler.config import Settings
+from crawler.db import owners
+from crawler.errors import ServiceError, UsageError
+from crawler.lpm import LocalPersistenceManager
+from crawler.process import Child, Mark, Stack, end_process, read_stack, redis_program, tail, write_stack
+from crawler.redis_client import check_redis, connect
+
+log = logging.getLogger(__name__)
+
+WORKER_GRACE_S, REDIS_GRACE_S = 7.0, 2.0
+"""Together below the ten seconds in which a stop must be done."""
+START_LIMIT_S = 45.0
+_REDIS_CONF = """\
+bind 127.0.0.1
+port {port}
+requirepass {password}
+dir {folder}
+appendonly yes
+appendfsync everysec
+save ""
+maxmemory-policy noeviction
+daemonize no
+"""
+
+
+class Orchestrator:
+    """A context manager: what it has started is stopped at its end, Celery before Redis."""
+
+    def __init__(self, settings: Settings, workers: int | None = None, flower: bool = False) -> None:
+        self._settings = settings
+        self._data = settings.data_dir.absolute()
+        self._workers = workers or os.cpu_count() or 1
+        self._flower_wanted = flower
+        self._redis: Child | None = None
+        self._celery: Child | None = None
+        self._flower: Child | None = None
+        self._stack = Stack()
+        self._guard = threading.RLock()
+        self._closing = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
+        self._lock = -1
+
+    def __enter__(self) -> Self:
+        LocalPersistenceManager(self._data).close_after_check()
+        self._lock = os.open(self._data / "run" / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise UsageError(f"a stack is up already in {self._data}; stop it with: python -m crawler down") from None
+        stop_stale(self._data)
+        self._record(supervisor=Mark.of(os.getpid()))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop_all()
+
+    def start_redis(self) -> None:
+        """See that a fit Redis answers: the one of REDIS_URL, else our own."""
+        with self._guard:
+            if self._settings.redis_url:
+                _ping(self._settings.redis_url)
+                return
+            if self._redis and self._redis.alive and self._stack.redis_url and _answers(self._stack.redis_url):
+                return
+            self._start_own_redis()
+
+    def _start_own_redis(self) -> None:
+        folder = self._data / "redis"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        url = self._stack.redis_url or f"redis://:{secrets.token_hex(16)}@127.0.0.1:{_free_port()}/0"
+        password, _, place = url.removeprefix("redis://:").partition("@")
+        port = place.partition(":")[2].partition("/")[0]
+        conf = folder / "redis.conf"
+        conf.touch(mode=0o600)
+        conf.write_text(_REDIS_CONF.format(port=port, password=password, folder=_quoted(folder)))
+        log = self._data / "logs" / "redis.log"
+        self._redis = Child("Redis", [redis_program(), str(conf)], log)
+        try:
+            mark = self._redis.start()
+            self._redis.wait_until(lambda: _answers(url), START_LIMIT_S)
+        except ServiceError:
+            if self._redis.alive or not _set_aside(folder):
+                raise
+            # Redis is disposable: what it kept is set aside, and the ledger fills it again.
+            mark = self._redis.start()
+            self._redis.wait_until(lambda: _answers(url), START_LIMIT_S)
+        self._record(redis=mark, redis_url=url)
+
+    def start_celery(self) -> None:
+        """See that workers run, and wait until they are ready."""
+        with self._guard:
+            if self._celery and self._celery.alive:
+                return
+            log = self._data / "logs" / "worker.log"
+            argv = [sys.executable, "-m", "celery", "-A", "crawler", "worker", "-Q", "urgent,default"]
+            argv += ["-c", str(self._workers), "-n", f"crawler-{secrets.token_hex(3)}@%h", "--without-mingle", "--without-gossip"]
+            self._celery = Child("the worker", argv, log, os.environ | {"CRAWLER_DATA_DIR": str(self._data)})
+            mark = self._celery.start()
+            self._record(worker=mark)
+            self._celery.wait_until(lambda: len(worker_pids(self._data).get(mark.pid, ())) > 0, START_LIMIT_S)
+
+    def start_flower(self) -> str:
+        """Start Flower on loopback; returns its address."""
+        with self._guard:
+            if self._flower and self._flower.alive:
+                return self._stack.flower_url or ""
+            port = 5555 if _is_free(5555) else _free_port()
+            log = self._data / "logs" / "flower.log"
+            argv = [sys.executable, "-m", "celery", "-A", "crawler", "flower", "--address=127.0.0.1", f"--port={port}"]
+            env = os.environ | {"CRAWLER_DATA_DIR": str(self._data)}
+            self._flower = Child("Flower", argv, log, env)
+            mark = self._flower.start()
+            self._flower.wait_until(lambda: not _is_free(port), START_LIMIT_S)
+            self._record(flower=mark, flower_url=f"http://127.0.0.1:{port}")
+            return f"http://127.0.0.1:{port}"
+
+    def start_all(self) -> None:
+        """Everything in order, then watched: what dies is started again."""
+        self.start_redis()
+        self.start_celery()
+        if self._flower_wanted:
+            self.start_flower()
+        self._record(ready=True)
+        if not self._watcher.is_alive():
+            self._watcher.start()
+
+    def stop_all(self) -> None:
+        """Everything down: Celery before Redis, so that nothing is on its way when Redis goes."""
+        self._closing.set()
+        with self._guard:
+            for child, grace_s in ((self._flower, 1.0), (self._celery, WORKER_GRACE_S), (self._redis, REDIS_GRACE_S)):
+                if child:
+                    child.stop(grace_s)
+            if self._lock >= 0:
+                (self._data / "run" / "stack.json").unlink(missing_ok=True)
+                os.close(self._lock)
+                self._lock = -1
+
+    def kill_all(self) -> None:
+        """Everything down at once: leases fall with their processes."""
+        self._closing.set()
+        for child in (self._flower, self._celery, self._redis):
+            if child:
+                child.stop(0)
+
+    def _watch(self) -> None:
+        pause_s = 0.5
+        while not self._closing.wait(pause_s):
+            try:
+                pause_s = 0.5 if not self._revive() else min(pause_s * 2, 5.0)
+            except ServiceError as error:
+                log.error("a restart failed and is tried again: %s", error)  # noqa: TRY400 – the message says it all
+                pause_s = min(pause_s * 2, 5.0)
+
+    def _revive(self) -> bool:
+        """Start what has died; True if anything had."""
+        with self._guard:
+            if self._closing.is_set():
+                return False
+            dead_redis = self._redis is not None and not self._redis.alive
+            dead_celery = self._celery is not None and not self._celery.alive
+            dead_flower = self._flower is not None and not self._flower.alive
+            if dead_redis:
+                log.warning("Redis has died and is started again; the ledger fills it")
+                self.start_redis()
+            if dead_celery:
+                log.warning("the worker has died and is started again")
+                self.start_celery()
+            if dead_flower:
+                self.start_flower()
+            return dead_redis or dead_celery or dead_flower
+
+    def _record(self, **changes: object) -> None:
+        self._stack = msgspec.structs.replace(self._stack, **changes)
+        write_stack(self._data, self._stack)
+
+
+def stop_stale(data_dir: Path) -> int:
+    """End what a crashed stack has left, known by pid and begin, and nothing of a stranger's; returns how many."""
+    stack = read_stack(data_dir)
+    found = [mark.find() for mark in (stack.flower, stack.worker, stack.redis) if mark]
+    for process in found:
+        end_process(process, WORKER_GRACE_S)
+    (data_dir / "run" / "stack.json").unlink(missing_ok=True)
+    return sum(process is not None for process in found)
+
+
+def worker_pids(data_dir: Path) -> dict[int, list[int]]:
+    """The worker processes that live on this data folder, with their children."""
+    pids: dict[int, list[int]] = {}
+    for note in owners.living(data_dir / "run" / "owners"):
+        if note.about.get("kind") == "worker":
+            pids.setdefault(note.about["parent"], []).append(note.about["pid"])
+    return pids
+
+
+@contextlib.contextmanager
+def terminated_by_signal() -> Iterator[None]:
+    """Let SIGTERM end what runs in here in order, as Ctrl-C does."""
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def spawn_supervisor(settings: Settings, workers: int | None, flower: bool) -> Stack:
+    """Start a supervisor in the background and wait until its stack is ready."""
+    data = settings.data_dir.absolute()
+    argv = [sys.executable, "-m", "crawler", "supervise"]
+    argv += ["--workers", str(workers)] if workers else []
+    argv += ["--flower"] if flower else []
+    log = data / "logs" / "supervisor.log"
+    child = Child("the supervisor", argv, log, os.environ | {"CRAWLER_DATA_DIR": str(data)})
+    began = log.stat().st_size if log.exists() else 0
+    mark = child.start()
+    end = time.monotonic() + 2 * START_LIMIT_S
+    while time.monotonic() < end:
+        stack = read_stack(data)
+        if stack.ready and stack.up:
+            return stack
+        if mark.find() is None:
+            break
+        time.sleep(0.05)
+    raise ServiceError(f"the stack did not start; {log} says:\n{tail(log)[-max(0, log.stat().st_size - began) :]}")
+
+
+def _ping(url: str) -> None:
+    try:
+        client = connect(url)
+        client.ping()
+        check_redis(client)
+        client.close()
+    except redis.RedisError as error:
+        raise ServiceError(f"Redis does not answer at the address of REDIS_URL ({error})") from error
+
+
+def _answers(url: str) -> bool:
+    try:
+        client = connect(url)
+        answer = bool(client.ping())
+        client.close()
+    except redis.RedisError:
+        return False
+    return answer
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def _quoted(path: Path) -> str:
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _set_aside(folder: Path) -> bool:
+    kept = folder / "appendonlydir"
+    if not kept.exists():
+        return False
+    kept.rename(folder / f"appendonlydir.broken-{time.time():.0f}")
+    return True

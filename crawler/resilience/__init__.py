@@ -1,0 +1,1 @@
+"""Resilience: limits on what is asked of a domain."""

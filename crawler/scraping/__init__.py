@@ -1,0 +1,1 @@
+"""Scraping: the way of one page."""

@@ -1,0 +1,1 @@
+"""Sites: what is read out of a page."""

@@ -1,0 +1,421 @@
+"""What any HTML page says about itself, read without configuration; and the check that a page can be parsed at all."""
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import chain, islice
+
+import ada_url
+import msgspec
+from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode
+
+from crawler.errors import FetchError
+from crawler.urls import MAX_LENGTH as MAX_URL
+
+NAME, VERSION = "default", "1"
+
+MAX_TEXT, MAX_STRING, MAX_KEY = 100_000, 2_000, 200
+MAX_LINKS, MAX_ANCHORS = 1_000, 10_000
+MAX_HEADINGS, MAX_METAS, MAX_FIELDS, MAX_PARAGRAPHS = 200, 500, 2_000, 2_000
+MAX_TABLES, MAX_COLUMNS, MAX_ROWS, MAX_CELLS = 100, 50, 1_000, 20_000
+MAX_ITEMS, MAX_PROPERTIES, MAX_ITEM_DEPTH = 500, 5_000, 20
+MAX_JSON_BLOCKS, MAX_JSON_LENGTH, MAX_JSON_DEPTH = 50, 500_000, 50
+MAX_EXCERPT_NODES, MAX_SIBLINGS = 1_000, 20
+
+MAX_DEPTH, MAX_ATTRIBUTES, MAX_TAGS = 2_000, 1_000, 1_000_000
+MAX_STEPS = 200_000_000
+"""Looks at open elements and attributes that the parser may need, some 3 to 10 ns each."""
+MAX_REBUILT = 10_000_000
+"""Characters of markup that the parser may repeat on its own, some 30 bytes of memory each."""
+
+Record = dict[str, object]
+Cell = tuple[str, str]
+
+_LABELLED = re.compile(r"([^:]{1,60}):\s+(\S.{0,499})")
+# Between two text nodes stands a space, unless punctuation says that they are one word: "see <a>this</a>, then".
+_JOINT = re.compile(r"\0+(?=[,.;:!?)\]])")
+_TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.?)*+(?:"|\Z))|,(?=\s*[}\]])', re.DOTALL)
+_VALUE_ATTRIBUTES = {
+    **dict.fromkeys(("audio", "embed", "iframe", "img", "source", "track", "video"), "src"),
+    **dict.fromkeys(("a", "area", "link"), "href"),
+    **dict.fromkeys(("data", "meter"), "value"),
+    "object": "data",
+    "time": "datetime",
+}
+_INVISIBLE = "script, style, noscript, template, svg"
+# A form with headings, paragraphs or tables in it is the page itself (ASP.NET wraps every page in one).
+_BOILERPLATE = "nav, aside, select, button, textarea, form:not(:has(h1, h2, h3, p, table))"
+
+
+def parse(html: str) -> LexborHTMLParser:
+    """The tree of a page that `check_depth` let through."""
+    # With mutation events, lexbor is quadratic in the options of a <select>.
+    return LexborHTMLParser(html.replace("\0", ""), options=LexborDocumentOptions.WO_EVENTS)
+
+
+def extract(html: str, url: str) -> Record:
+    """All that is found in a page that `check_depth` let through, as values that JSON can hold."""
+    tree = parse(html)
+    base = _base(tree, url)
+    metas = list(_metas(tree))
+    json_ld = _json_ld(tree)
+    links, microdata = _links(tree, base), _microdata(tree, base)
+    _remove(tree, _INVISIBLE)
+    grids = _grids(tree)
+    record: Record = {
+        "title": _first_words(tree, "head > title, body > title"),
+        "description": next((value for name, value in metas if name == "description"), ""),
+        "canonical": _absolute(base, _first_attribute(tree, 'link[rel~="canonical" i][href]', "href")),
+        "language": _first_attribute(tree, "html[lang]", "lang")[:MAX_KEY],
+        "headings": _headings(tree),
+        "json_ld": json_ld,
+        "opengraph": _opengraph(metas),
+        "microdata": microdata,
+        "fields": _fields(tree, grids),
+        "tables": [_table(rows) for rows in grids if _is_headed(rows)],
+        "links": links,
+        "text": _main_text(tree),
+    }
+    return {name: value for name, value in record.items() if value}
+
+
+def _remove(tree: LexborHTMLParser, query: str) -> None:
+    for node in tree.css(query):
+        node.decompose(recursive=False)
+
+
+def _words(node: LexborNode, limit: int = MAX_STRING) -> str:
+    return _joined(node.text(separator="\0"))[:limit]
+
+
+def _joined(text: str) -> str:
+    if "\0" in text:
+        text = _JOINT.sub("", text).replace("(\0", "(").replace("\0", " ")
+    return " ".join(text.split())
+
+
+def _excerpt(node: LexborNode) -> str:
+    """The beginning of a node's words; unlike `_words` it is cheap however much lies in nodes inside nodes."""
+    parts, size = [], 0
+    for inner in islice(node.traverse(include_text=True), MAX_EXCERPT_NODES):
+        if inner.is_text_node:
+            parts.append((inner.text_content or "")[:MAX_STRING])
+            size += len(parts[-1])
+            if size > MAX_STRING:
+                break
+    return _joined("\0".join(parts))[:MAX_STRING]
+
+
+def _attribute(node: LexborNode, name: str) -> str:
+    return (node.attrs.get(name) or "").strip()
+
+
+def _first_attribute(tree: LexborHTMLParser, query: str, name: str) -> str:
+    node = tree.css_first(query)
+    return _attribute(node, name) if node else ""
+
+
+def _first_words(tree: LexborHTMLParser, query: str) -> str:
+    node = tree.css_first(query)
+    return _words(node) if node else ""
+
+
+def _base(tree: LexborHTMLParser, url: str) -> str:
+    return _absolute(url, _first_attribute(tree, "base[href]", "href")) or url
+
+
+def _absolute(base: str, reference: str) -> str:
+    """The http(s) URL that a reference means on a page, without its fragment, or nothing."""
+    if not reference or len(reference) > MAX_URL:
+        return ""
+    try:
+        url = ada_url.join_url(base, reference).partition("#")[0]
+    except ValueError:
+        return ""
+    return url if url.startswith(("http://", "https://")) and len(url) <= MAX_URL else ""
+
+
+def _add(record: Record, name: str, value: object) -> None:
+    if name not in record:
+        record[name] = value
+    elif isinstance(known := record[name], list):
+        known.append(value)
+    else:
+        record[name] = [known, value]
+
+
+def _metas(tree: LexborHTMLParser) -> Iterator[Cell]:
+    for node in tree.css("meta[content]")[:MAX_METAS]:
+        attributes = node.attributes
+        name = attributes.get("property") or attributes.get("name") or ""
+        value = _joined(attributes["content"] or "")[:MAX_STRING]
+        if name and value:
+            yield name.strip().lower()[:MAX_KEY], value
+
+
+def _opengraph(metas: list[Cell]) -> Record:
+    record: Record = {}
+    for name, value in metas:
+        if ":" in name:
+            _add(record, name, value)
+    return record
+
+
+def _headings(tree: LexborHTMLParser) -> list[Record]:
+    nodes = tree.css("h1, h2, h3, h4, h5, h6")[:MAX_HEADINGS]
+    headings = ((int((node.tag or "h1")[1]), _excerpt(node)) for node in nodes)
+    return [{"level": level, "text": text} for level, text in headings if text]
+
+
+def _links(tree: LexborHTMLParser, base: str) -> list[str]:
+    links: dict[str, None] = {}
+    for node in tree.css("a[href], area[href]")[:MAX_ANCHORS]:
+        reference = _attribute(node, "href")
+        if not reference.startswith("#") and (link := _absolute(base, reference)):
+            links[link] = None
+            if len(links) == MAX_LINKS:
+                break
+    return list(links)
+
+
+def _json_ld(tree: LexborHTMLParser) -> list[object]:
+    found: list[object] = []
+    left = MAX_JSON_LENGTH
+    for node in tree.css('script[type*="ld+json" i]')[:MAX_JSON_BLOCKS]:
+        text = node.text()
+        left -= len(text)
+        if left < 0:
+            break
+        value = _json(text)
+        found.extend(item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict))
+    return found
+
+
+def _json(text: str) -> object:
+    """The value of a JSON text with the flaws that search engines forgive, or None."""
+    try:
+        return _plain(msgspec.json.decode(text))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        pass
+    if "<![CDATA[" in text:
+        text = text.partition("<![CDATA[")[2].rpartition("]]>")[0]
+    begin = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=0)
+    text = text[begin : max(text.rfind("}"), text.rfind("]")) + 1]
+    try:
+        return _plain(json.loads(_TRAILING_COMMA.sub(r"\1", text), strict=False))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _plain(value: object, depth: int = 0) -> object:
+    """The value without what UTF-8 or JSON cannot hold; raises `ValueError` where it is nested beyond reason."""
+    if depth > MAX_JSON_DEPTH:
+        raise ValueError("nested too deep")
+    if isinstance(value, str):
+        return value.replace("\0", "").encode("utf-8", "ignore").decode()
+    if isinstance(value, dict):
+        return {str(_plain(name)): _plain(inner, depth + 1) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner, depth + 1) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _fields(tree: LexborHTMLParser, grids: list[list[list[Cell]]]) -> Record:
+    """The pairs of label and value in tables, definition lists and behind bold labels."""
+    fields: Record = {}
+    pairs = chain(_table_pairs(grids), _list_pairs(tree), _label_pairs(tree))
+    for name, value in islice(pairs, MAX_FIELDS):
+        name = name.rstrip(": ")[:MAX_KEY]
+        if name and value:
+            _add(fields, name, value)
+    return fields
+
+
+def _grids(tree: LexborHTMLParser) -> list[list[list[Cell]]]:
+    """The rows of every table that holds no other table: those around them only make the layout."""
+    grids = []
+    left = MAX_CELLS
+    for table in tree.css("table:not(:has(table))")[:MAX_TABLES]:
+        rows = [row for row in islice(_rows(table), min(MAX_ROWS, left)) if row]
+        left -= sum(map(len, rows))
+        if rows:
+            grids.append(rows)
+        if left <= 0:
+            break
+    return grids
+
+
+def _rows(table: LexborNode) -> Iterator[list[Cell]]:
+    for part in table.iter():
+        if part.tag == "tr":
+            yield _cells(part)
+        elif part.tag == "thead":
+            yield from ([("th", text) for _, text in _cells(row)] for row in part.iter())
+        elif part.tag in ("tbody", "tfoot"):
+            yield from (_cells(row) for row in part.iter())
+
+
+def _cells(row: LexborNode) -> list[Cell]:
+    cells = islice(row.iter(), MAX_COLUMNS)
+    return [(tag, _words(cell)) for cell in cells if (tag := cell.tag) == "td" or tag == "th"]
+
+
+def _is_headed(rows: list[list[Cell]]) -> bool:
+    head = rows[0]
+    return len(head) > 1 and all(tag == "th" for tag, _ in head) and any(tag == "td" for row in rows for tag, _ in row)
+
+
+def _table(rows: list[list[Cell]]) -> list[Record]:
+    names: list[str] = []
+    for number, (_, text) in enumerate(rows[0], 1):
+        name = text[:MAX_KEY] or f"column {number}"
+        names.append(name if name not in names else f"{name} ({number})")
+    return [{name: text for name, (_, text) in zip(names, row, strict=False)} for row in rows[1:]]
+
+
+def _table_pairs(grids: list[list[list[Cell]]]) -> Iterator[Cell]:
+    for rows in grids:
+        if not _is_headed(rows):
+            narrow = max(map(len, rows)) <= 2
+            for row in rows:
+                yield from _row_pairs([cell for cell in row if cell[1]], narrow)
+
+
+def _row_pairs(row: list[Cell], narrow: bool) -> Iterator[Cell]:
+    labelled = [_LABELLED.fullmatch(text) for _, text in row]
+    if all(labelled):
+        yield from ((match[1], match[2]) for match in labelled if match)
+    elif len(row) % 2 == 0:
+        pairs = list(zip(row[::2], row[1::2], strict=True))
+        if (narrow and len(row) == 2) or all(tag == "th" or text.endswith(":") for (tag, text), _ in pairs):
+            yield from ((name, value) for (_, name), (_, value) in pairs)
+
+
+def _list_pairs(tree: LexborHTMLParser) -> Iterator[Cell]:
+    for terms in tree.css("dl:not(:has(dl))")[:MAX_TABLES]:
+        name = ""
+        for node in terms.css("dt, dd")[:MAX_FIELDS]:
+            if node.tag == "dt":
+                name = _excerpt(node)
+            else:
+                yield name, _excerpt(node)
+
+
+def _label_pairs(tree: LexborHTMLParser) -> Iterator[Cell]:
+    """Rows such as `<b>Owner:</b> Jane Roe<br>`; in table cells they are read with their table."""
+    for label in tree.css("b, strong")[:MAX_FIELDS]:
+        name, after = label.text(deep=False).strip(), label.next
+        if not name.endswith(":") and not (after and after.is_text_node and after.text().lstrip().startswith(":")):
+            continue
+        if len(name) <= MAX_KEY and label.parent and label.parent.tag not in ("td", "th"):
+            yield name, _joined("\0".join(_after(label))).lstrip(": ")[:MAX_STRING]
+
+
+def _after(label: LexborNode) -> Iterator[str]:
+    node = label.next
+    for _ in range(MAX_SIBLINGS):
+        if node is None or node.tag in ("b", "strong", "br", "hr"):
+            return
+        yield _excerpt(node)
+        node = node.next
+
+
+def _microdata(tree: LexborHTMLParser, base: str) -> list[Record]:
+    scopes = {node.mem_id: node for node in tree.css("[itemscope]")[:MAX_ITEMS]}
+    if not scopes:
+        return []
+    properties: dict[int, list[LexborNode]] = {scope: [] for scope in scopes}
+    for scope, node in islice(_owned(tree, scopes), MAX_PROPERTIES):
+        properties[scope].append(node)
+    left = MAX_ITEMS
+
+    def item(scope: int, outer: frozenset[int]) -> Record:
+        nonlocal left
+        left -= 1
+        values: Record = {}
+        for node in properties[scope]:
+            inner = node.mem_id
+            if inner not in scopes:
+                value: object = _item_value(node, base)
+            # `itemref` can make an item its own part, or part of many: neither may grow without end.
+            elif left > 0 and inner not in outer and len(outer) < MAX_ITEM_DEPTH:
+                value = item(inner, outer | {inner})
+            else:
+                continue
+            for name in dict.fromkeys(_attribute(node, "itemprop").split()):
+                _add(values, name[:MAX_KEY], value)
+        kind, identity = (_attribute(scopes[scope], name)[:MAX_STRING] for name in ("itemtype", "itemid"))
+        return {"type": kind, **({"id": identity} if identity else {}), "properties": values}
+
+    tops = [scope for scope, node in scopes.items() if "itemprop" not in node.attributes]
+    return [item(scope, frozenset({scope})) for scope in tops if left > 0]
+
+
+def _owned(tree: LexborHTMLParser, scopes: dict[int, LexborNode]) -> Iterator[tuple[int, LexborNode]]:
+    """Every element with `itemprop`, with each item that it describes."""
+    adopters = _adopters(tree, scopes)
+    owners: dict[int, tuple[int, ...]] = {scope: (scope,) for scope in scopes}
+    for node in tree.css("[itemprop]"):
+        path, parent = [], node.parent
+        while parent is not None and parent.mem_id not in owners:
+            path.append(parent.mem_id)
+            parent = parent.parent
+        known = owners[parent.mem_id] if parent is not None else ()
+        for element in reversed(path):
+            if element in adopters:
+                known = (*adopters[element], *known)
+            owners[element] = known
+        for scope in dict.fromkeys((*adopters.get(node.mem_id, ()), *known)):
+            yield scope, node
+
+
+def _adopters(tree: LexborHTMLParser, scopes: dict[int, LexborNode]) -> dict[int, list[int]]:
+    """Which items take in an element that lies elsewhere, through `itemref`."""
+    references = [(name, scope) for scope, node in scopes.items() for name in _attribute(node, "itemref").split()]
+    adopters: dict[int, list[int]] = {}
+    if references:
+        elements = {node.id: node.mem_id for node in reversed(tree.css("[id]"))}
+        for name, scope in references[:MAX_ITEMS]:
+            if name in elements:
+                adopters.setdefault(elements[name], []).append(scope)
+    return adopters
+
+
+def _item_value(node: LexborNode, base: str) -> str:
+    attributes = node.attributes
+    if attributes.get("content"):
+        return _joined(attributes["content"] or "")[:MAX_STRING]
+    source = _VALUE_ATTRIBUTES.get(node.tag or "")
+    if source and (value := (attributes.get(source) or "").strip()):
+        return (_absolute(base, value) if source in ("src", "href", "data") else "") or value[:MAX_STRING]
+    return _excerpt(node)
+
+
+def _main_text(tree: LexborHTMLParser) -> str:
+    """The words of the page's main part; takes the rest out of the tree, so it comes last."""
+    _remove(tree, _BOILERPLATE)
+    main = tree.css_first('main, [role="main"]')
+    if main is None and len(articles := tree.css("article")) == 1:
+        main = articles[0]
+    if main and (text := _words(main, MAX_TEXT)):
+        return text
+    _remove(tree, "header, footer")
+    text = _words(tree.body, MAX_TEXT) if tree.body else ""
+    dense = _densest(tree)
+    part = _words(dense, MAX_TEXT) if dense else ""
+    return part if len(part) * 2 > len(text) else text
+
+
+def _densest(tree: LexborHTMLParser) -> LexborNode | None:
+    """The element with most words in paragraphs directly below it."""
+    weights: Counter[int] = Counter()
+    parents: dict[int, LexborNode] = {}
+    for node in tree.css("p")[:MAX_PARAGRAPHS]:
+        if parent := node.parent:
+            parents[parent.mem_id] = parent
+            weights[parent.mem_id] += len(node.text(deep=False))
+    return parents[weights.most_common(1)[0][0]] if weights else None

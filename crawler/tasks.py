@@ -1,0 +1,293 @@
+"""Everything that workers run, and what a worker process has while it runs."""
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+from celery import signals
+from celery.exceptions import Reject
+from kombu.exceptions import OperationalError
+
+from crawler import logs, urls
+from crawler.celery_app import app, broker_url, settings
+from crawler.config import failpoint
+from crawler.db.ledger import Chunk
+from crawler.errors import CrawlerError, ServiceError
+from crawler.lpm import LocalPersistenceManager
+from crawler.maintainer import BrokerDown, Maintainer
+from crawler.models import QUEUES, Books, Job, NewTask, Outcome, Task, TaskStatus
+from crawler.redis_client import check_redis, connect
+from crawler.worker import Worker
+
+__all__ = ["app", "scrape_chunk_task", "scrape_task"]
+
+log = logging.getLogger(__name__)
+
+MAX_JOB_WITH_EVENTS = 10_000
+"""In larger jobs pages send no events: each costs as much as fetching."""
+SINGLE_LIMIT_S = 100.0
+"""How long `scrape_task` waits for its page; below the soft limit of a task."""
+PROGRESS_EXPIRES_S = 86_400
+
+
+@app.task(name="scrape_task", bind=True, ignore_result=False)
+def scrape_task(
+    self: Any, url: str, session_id: str | None = None, options: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Fetch one URL now and return its result; the id of the message names it, so that a redelivery finds it done."""
+    failpoint("delivered")
+    given: dict[str, Any] = {"session_id": session_id} if session_id else {}
+    return scrape_url(_child().worker, url, self.request.id, given | (options or {}))
+
+
+def scrape_url(worker: Worker, url: str, call_id: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Insert, claim and fetch one URL under the id of its call."""
+    lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
+    try:
+        task = NewTask(address=urls.parse(url), priority=1, external_id=call_id, input=given)
+        id_ = lpm.persist_call(task, loopback=False)
+        status = worker.scrape(id_, SINGLE_LIMIT_S, call_id)
+        failpoint("committed-call")
+        return lpm.report(id_) | {"status": status}
+    finally:
+        lpm.close()
+
+
+@app.task(name="scrape_chunk_task", bind=True)
+def scrape_chunk_task(self: Any, ledger_id: str, task_ids: list[str]) -> int:
+    """Work for one time slice; the chunk says that there is work, the ledger says which comes first."""
+    failpoint("delivered")
+    child = _child()
+    if ledger_id != child.worker.ledger_id:
+        log.error(
+            "a message of ledger %s came to a worker of ledger %s, and goes back: "
+            "two stacks share this Redis; give each a database number of its own in REDIS_URL",
+            ledger_id,
+            child.worker.ledger_id,
+        )
+        time.sleep(1)
+        raise Reject("another ledger's", requeue=True)
+    begun = child.worker.run_slice(self.request.id, _consumed_queues())
+    child.worker.leave(self.request.id)
+    child.maintainer.kick()
+    failpoint("acknowledging")
+    return begun
+
+
+def _consumed_queues() -> list[str]:
+    """The queues this worker was started for, the more urgent first."""
+    return [name for name in QUEUES if name in app.amqp.queues.consume_from]
+
+
+class RedisBroker:
+    """The maintainer's view of Celery on Redis."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._redis = connect(url)
+
+    def publish(self, ledger_id: str, chunks: Sequence[Chunk]) -> None:
+        """Put chunks into their queues, some hundreds to a round trip."""
+        try:
+            self._redis.ping()  # fails within its deadline, where the producer would try again for long
+            with app.producer_pool.acquire(block=True, timeout=5) as producer, producer.batch(max_size=500):
+                for chunk in chunks:
+                    scrape_chunk_task.apply_async(
+                        (ledger_id, list(chunk.task_ids)),
+                        task_id=chunk.message_id,
+                        producer=producer,
+                        queue=chunk.queue,
+                        retry=False,
+                    )
+        except (redis.RedisError, OperationalError, OSError) as error:
+            app.producer_pool.force_close_all()
+            raise self._down(error) from error
+
+    def queued(self) -> set[str]:
+        """The ids of all messages in the queues."""
+        try:
+            with self._redis.pipeline(transaction=False) as pipe:
+                for name in QUEUES:
+                    pipe.lrange(name, 0, -1)
+                replies = pipe.execute()
+        except redis.RedisError as error:
+            raise self._down(error) from error
+        return {_message_id(body) for reply in replies for body in reply}
+
+    def mirror(self, job: Job, books: Books) -> None:
+        """Show a job's progress under `scrape:<job>:…`."""
+        status = "COMPLETE" if job.completed_at else "PROCESSING" if books.accepted > books.pending else "DISPATCHED"
+        fields = {
+            "status": status,
+            "total": books.accepted,
+            "completed": books.completed,
+            "failed": books.failed,
+            "result_count": books.results,
+            "started_at": job.created_at,
+            "completed_at": job.completed_at or "",
+        }
+        try:
+            with self._redis.pipeline(transaction=False) as pipe:
+                for name, value in fields.items():
+                    pipe.set(f"scrape:{job.name}:{name}", value, ex=PROGRESS_EXPIRES_S)
+                pipe.execute()
+        except redis.RedisError as error:
+            raise self._down(error) from error
+
+    def _down(self, error: Exception) -> BrokerDown:
+        return BrokerDown(f"Redis does not answer at {urls.without_credentials(self._url)} ({error})")
+
+
+def _message_id(body: bytes) -> str:
+    import json
+
+    try:
+        return str(json.loads(body)["headers"]["id"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+class PageEvents:
+    """Sends Celery's own task events for single pages, so that Flower lists pages and not chunks."""
+
+    def __init__(self, hostname: str) -> None:
+        self._hostname = hostname
+        self._queue: queue.Queue[tuple[Task, Outcome | None, float] | None] = queue.Queue(maxsize=10_000)
+        self._thread = threading.Thread(target=self._send_all, name="events", daemon=True)
+        self._thread.start()
+
+    def __call__(self, task: Task, outcome: Outcome | None) -> None:
+        """Note a page's begin or end; where the queue is full the event is dropped, never the page delayed."""
+        if task.job_size is not None and task.job_size <= MAX_JOB_WITH_EVENTS and not self._queue.full():
+            self._queue.put_nowait((task, outcome, time.time()))
+
+    def stop(self) -> None:
+        """Send what is left."""
+        self._queue.put(None)
+        self._thread.join(2)
+
+    def _send_all(self) -> None:
+        while True:
+            try:
+                self._send_while_connected()
+                return
+            except (redis.RedisError, OperationalError, OSError):
+                time.sleep(1)  # events are for looking at: what was not sent is not sent again
+
+    def _send_while_connected(self) -> None:
+        with app.connection_for_write() as connection:
+            dispatcher = app.events.Dispatcher(connection, hostname=self._hostname, buffer_group={"task"})
+            dispatcher.buffer_limit = 200
+            while True:
+                item = self._queue.get()
+                if item is not None:
+                    for kind, fields in _page_events(*item):
+                        dispatcher.send(kind, **fields)
+                if item is None or self._queue.empty():
+                    dispatcher.flush(errors=False)
+                if item is None:
+                    return
+
+
+def _page_events(task: Task, outcome: Outcome | None, at: float) -> list[tuple[str, dict[str, Any]]]:
+    about = {"uuid": task.task_id, "timestamp": at}
+    if outcome is None:
+        received = about | {"name": "scrape_task", "args": repr((task.url,)), "kwargs": "{}", "retries": task.failures}
+        return [("task-received", received), ("task-started", about)]
+    if outcome.status is TaskStatus.COMPLETED and outcome.page:
+        result = f"{outcome.page.status}, {len(outcome.page.body):,} bytes"
+        return [("task-succeeded", about | {"result": result, "runtime": outcome.page.fetch_s})]
+    error = about | {"exception": f"{outcome.error_type}: {outcome.error_message}", "traceback": ""}
+    return [("task-retried" if outcome.status is TaskStatus.PENDING else "task-failed", error)]
+
+
+class _Child:
+    """What a prefork child has beside Celery: a worker, a maintainer standing by, and events."""
+
+    def __init__(self, hostname: str) -> None:
+        self.events = PageEvents(hostname)
+        self.worker = Worker(settings, watch=self.events)
+        lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
+        self.maintainer = Maintainer(lpm, RedisBroker(broker_url), settings.window)
+        threading.Thread(target=self.maintainer.run, name="maintainer", daemon=True).start()
+        self.worker.watch_stop(_stop_pipe[0])
+
+    def stop(self) -> None:
+        self.maintainer.stop()
+        self.worker.stop()
+        self.events.stop()
+
+
+_children: dict[int, _Child] = {}
+"""This process's own, under its pid: a fork must not take its parent's for its own."""
+_stop_pipe = os.pipe()
+"""Written to once when the worker is told to stop, and never read: every child sees it readable."""
+_stops: list[float] = []
+
+
+def _child() -> _Child:
+    if os.getpid() not in _children:
+        _children[os.getpid()] = _Child("crawler@inline")
+    return _children[os.getpid()]
+
+
+@signals.worker_init.connect
+def _check_before_start(sender: Any, **_: Any) -> None:
+    """Refuse in one line what cannot work, before any process is forked."""
+    try:
+        if sender.pool_cls.__module__ != "celery.concurrency.prefork":
+            raise ServiceError("only the prefork pool can survive a page that hangs its parser; leave -P away")
+        LocalPersistenceManager(settings.data_dir).close_after_check()
+        try:
+            check_redis(connect(broker_url))
+        except redis.RedisError:
+            log.warning("Redis does not answer yet; Celery goes on trying")
+    except CrawlerError as error:
+        log.critical("%s", error)
+        raise SystemExit(error.exit_code) from None
+
+
+@signals.setup_logging.connect
+def _set_up_logging(loglevel: int | None = None, **_: Any) -> None:
+    handler = logs.handler()
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(loglevel or logging.WARNING)
+    logging.getLogger("crawler").setLevel(settings.log_level.upper())
+
+
+@signals.worker_process_init.connect
+def _begin_child(sender: Any, **_: Any) -> None:
+    _children[os.getpid()] = _Child(str(sender))
+
+
+@signals.worker_process_shutdown.connect
+def _end_child(**_: Any) -> None:
+    child = _children.pop(os.getpid(), None)
+    if child:
+        child.stop()
+
+
+@signals.worker_shutting_down.connect
+def _tell_children(**_: Any) -> None:
+    """The first stop lets children release what they hold; a second one ends everything at once."""
+    _stops.append(time.monotonic())
+    os.write(_stop_pipe[1], b".")
+    if len(_stops) > 1:
+        os._exit(143)  # the children die with their parent, and their leases with them
+
+
+def fill_window() -> int:
+    """Publish the next chunks from a process that is no worker; returns how many tasks they hold."""
+    lpm = LocalPersistenceManager(settings.data_dir)
+    try:
+        return Maintainer(lpm, RedisBroker(broker_url), settings.window).fill()
+    except BrokerDown as error:
+        raise ServiceError(str(error)) from error
+    finally:
+        lpm.close()

@@ -1,0 +1,92 @@
+"""Canonical URLs and domains; one WHATWG parser for all of them, so that what is checked is what is dialled."""
+
+import ipaddress
+from functools import cache, lru_cache
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+import ada_url
+
+from crawler.errors import UrlError
+
+if TYPE_CHECKING:
+    from publicsuffixlist import PublicSuffixList
+
+MAX_LENGTH = 8192
+_TRACKING = frozenset(
+    {"fbclid", "gclid", "dclid", "gbraid", "wbraid", "msclkid", "yclid", "igshid", "mc_cid", "mc_eid", "twclid"}
+)
+
+
+class Address(NamedTuple):
+    """A URL that may be fetched, with what identifies it and what limits apply to."""
+
+    url: str
+    key: bytes
+    domain: str
+
+
+def parse(text: str) -> Address:
+    """Read a URL as a browser would; raises `UrlError` with a reason that fits in a rejects file."""
+    text = text.strip()
+    if not text:
+        raise UrlError("the URL is empty")
+    if len(text) > MAX_LENGTH:
+        raise UrlError(f"the URL has {len(text):,} characters, more than {MAX_LENGTH:,}")
+    try:
+        url = ada_url.URL(text)
+    except ValueError:
+        hint = "; does it lack http:// at the beginning?" if "://" not in text else ""
+        raise UrlError(f"not a URL: {text[:200]!r}{hint}") from None
+    if url.protocol not in ("http:", "https:"):
+        raise UrlError(f"only http and https are fetched, not {url.protocol[:30]}")
+    if url.username or url.password:
+        raise UrlError("the URL holds a user name or a password; secrets are not kept in the store")
+    if not url.hostname:
+        raise UrlError("the URL has no host")
+    if url.port == "0":
+        raise UrlError("port 0 cannot be connected to")
+    url.hash = ""
+    return Address(url.href, key(url), domain(url.hostname))
+
+
+def key(url: ada_url.URL) -> bytes:
+    """Identify the page behind a URL: without fragment and tracking parameters, whatever the parameters' order."""
+    canonical = f"{url.protocol}//{url.host}{url.pathname}"
+    if url.search:
+        pairs = url.search[1:].split("&")
+        kept = sorted(pair for pair in pairs if pair and not _is_tracking(pair))
+        if kept:
+            canonical += "?" + "&".join(kept)
+    return blake2b(canonical.encode(), digest_size=16).digest()
+
+
+def _is_tracking(pair: str) -> bool:
+    name = pair.partition("=")[0].lower()
+    return name.startswith("utm_") or name in _TRACKING
+
+
+@lru_cache(maxsize=10_000)
+def domain(host: str) -> str:
+    """What limits apply to: the registrable domain of a host name, or the address itself."""
+    bare = host.strip("[]")
+    try:
+        return str(ipaddress.ip_address(bare))
+    except ValueError:
+        return _suffixes().privatesuffix(bare.rstrip(".")) or bare
+
+
+@cache
+def _suffixes() -> "PublicSuffixList":
+    from publicsuffixlist import PublicSuffixList
+
+    return PublicSuffixList()
+
+
+def without_credentials(text: str) -> str:
+    """The text with whatever stands between `://` and `@` taken out, for rejects and messages."""
+    scheme, separator, rest = text.partition("://")
+    authority, slash, path = rest.partition("/")
+    if separator and "@" in authority:
+        authority = "***@" + authority.rpartition("@")[2]
+    return scheme + separator + authority + slash + path

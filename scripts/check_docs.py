@@ -1,0 +1,59 @@
+"""Fails where docs and code disagree: features without their tests, a lock that is not what pyproject.toml asks for."""
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+FEATURES = 112
+
+
+def tests() -> set[str]:
+    """Every test function, as `path::name`."""
+    names = set()
+    for path in Path("tests").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                names.add(f"{path.relative_to('tests')}::{node.name}")
+    return names
+
+
+def features() -> list[str]:
+    """What is wrong with docs/features.toml; prints how many features have a test."""
+    rows = tomllib.loads(Path("docs/features.toml").read_text())["feature"]
+    known, problems, done = tests(), [], 0
+    if [row["row"] for row in rows] != list(range(1, FEATURES + 1)):
+        problems.append(f"docs/features.toml must have the rows 1 to {FEATURES}, in order")
+    for row in rows:
+        missing = [name for name in row["tests"] if name not in known]
+        problems += [f"docs/features.toml: row {row['row']} names a test that does not exist: {name}" for name in missing]
+        done += bool(row["tests"]) and not missing
+    print(f"features with a test: {done} of {FEATURES}")
+    return problems
+
+
+def lock() -> list[str]:
+    """What is wrong with requirements.lock."""
+    text = Path("requirements.lock").read_text()
+    problems = ["requirements.lock holds an address"] if "://" in text else []
+    pinned = {name.lower().replace("_", "-") for name in re.findall(r"^([A-Za-z0-9._-]+)==", text, re.M)}
+    pinned = {re.sub(r"[._]", "-", name) for name in pinned}
+    project = tomllib.loads(Path("pyproject.toml").read_text())
+    wanted = list(project["project"]["dependencies"])
+    for group in (*project["project"]["optional-dependencies"].values(), *project["dependency-groups"].values()):
+        wanted += group
+    for line in wanted:
+        name = re.sub(r"[._]", "-", re.split(r"[<>=;\[ ]", line)[0].lower())
+        if name not in pinned:
+            problems.append(f"requirements.lock does not pin {name}; see CONTRIBUTING.md")
+    if text.count("==") and "--hash=sha256:" not in text:
+        problems.append("requirements.lock has no hashes")
+    return problems
+
+
+if __name__ == "__main__":
+    found = features() + lock()
+    for problem in found:
+        print(problem, file=sys.stderr)
+    sys.exit(1 if found else 0)

@@ -1,0 +1,43 @@
+"""What tests share: the site and folders with commands in them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.site import Site
+from tests.support.stack import Folder
+
+
+@pytest.fixture(scope="session")
+def _site() -> Iterator[Site]:
+    with Site() as site:
+        yield site
+
+
+@pytest.fixture
+def site(_site: Site) -> Site:
+    """The hostile site, with its books empty."""
+    _site.reset()
+    return _site
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    """A folder to type commands in; whatever was started there is stopped."""
+    folder = Folder(tmp_path)
+    yield folder
+    folder.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A private Valkey for the whole run; each test that uses it empties it first."""
+    from crawler.config import Settings
+    from crawler.orchestrator import Orchestrator
+    from crawler.process import read_stack
+
+    data = tmp_path_factory.mktemp("valkey")
+    with Orchestrator(Settings(data_dir=data)) as stack:
+        stack.start_redis()
+        yield str(read_stack(data).redis_url)

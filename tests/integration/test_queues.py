@@ -1,0 +1,189 @@
+"""Queues, chunks and what may be typed at Celery."""
+
+import json
+import subprocess
+import sys
+import time
+
+from crawler.models import TaskStatus
+from tests.support.site import Site
+from tests.support.stack import Folder, wait_for
+
+
+def leases(folder: Folder, queue: str) -> list[float]:
+    """When the tasks of a queue were claimed."""
+    lpm = folder.lpm()
+    rows = lpm.ledger.db.all("SELECT leased_at FROM tasks WHERE queue = ? AND leased_at IS NOT NULL", (queue,))
+    lpm.close()
+    return [row[0] for row in rows]
+
+
+def test_urgent_tasks_run_first(folder: Folder, site: Site, redis_url: str) -> None:
+    """100 default and then 100 urgent tasks, then a worker with one slot: all urgent ones run first."""
+    # Given both in the ledger and in the queues, the default ones before the others
+    folder.env["REDIS_URL"] = redis_url
+    folder.redis().flushall()
+    default = folder.write("default.txt", [site.page(n) for n in range(100)])
+    urgent = folder.write("urgent.txt", [site.page(n) for n in range(100, 200)])
+    assert folder.crawler("bulk", "import", str(default)).returncode == 0
+    assert folder.crawler("bulk", "import", str(urgent), "--queue", "urgent").returncode == 0
+
+    # When one worker with one slot begins
+    folder.worker(concurrency=1)
+    folder.wait_until_done(200, 60)
+
+    # Then the last urgent one was claimed before the first default one
+    assert len(leases(folder, "urgent")) == 100
+    assert max(leases(folder, "urgent")) <= min(leases(folder, "default"))
+
+
+def test_urgent_work_overtakes_in_a_running_worker(folder: Folder, site: Site, redis_url: str) -> None:
+    """With the worker already running only pages already begun come before urgent ones."""
+    # Given a worker in the middle of 100 slow default pages
+    folder.env["REDIS_URL"] = redis_url
+    folder.redis().flushall()
+    default = folder.write("default.txt", [site.page(n, 0.5) for n in range(100)])
+    urgent = folder.write("urgent.txt", [site.page(n) for n in range(100, 200)])
+    folder.worker(concurrency=1)
+    folder.crawler("bulk", "import", str(default))
+    wait_for(lambda: leases(folder, "default"), 20, "the first default page to begin")
+
+    # When urgent ones come in
+    assert folder.crawler("bulk", "import", str(urgent), "--queue", "urgent").returncode == 0
+    imported = time.time()
+    folder.wait_until_done(200, 60)
+
+    # Then no default page began between their import and the last of them
+    last = max(leases(folder, "urgent"))
+    assert not [at for at in leases(folder, "default") if imported < at < last]
+
+
+def test_chunks_hold_every_task_once_and_suit_the_slots(folder: Folder) -> None:
+    """Chunks cover all tasks, none twice, at most a batch each, and several for every slot."""
+    # Given 250 tasks
+    file = folder.write("urls.txt", [f"http://a{n % 7}.example/{n}" for n in range(250)])
+    assert folder.crawler("bulk", "import", str(file), "--batch-size", "20").returncode == 0
+
+    # When the window is filled for four slots
+    lpm = folder.lpm()
+    chunks = lpm.ledger.fill(2000, 4, time.time())
+    again = lpm.ledger.fill(2000, 4, time.time())
+    lpm.close()
+
+    # Then each task is in one message, and no message has more than a batch
+    ids = [task_id for chunk in chunks for task_id in chunk.task_ids]
+    assert len(ids) == len(set(ids)) == 250
+    assert max(len(chunk.task_ids) for chunk in chunks) <= 20
+    assert len(chunks) >= 12
+    assert again == []
+
+
+def test_the_window_is_bounded_and_fair(folder: Folder) -> None:
+    """No more tasks than the window go to Redis, and a large domain leaves room for small ones."""
+    # Given 500 tasks of one domain before 10 of another
+    urls = [f"http://large.example/{n}" for n in range(500)] + [f"http://small.example/{n}" for n in range(10)]
+    folder.crawler("bulk", "import", str(folder.write("urls.txt", urls)))
+
+    # When a window of 100 is filled
+    lpm = folder.lpm()
+    chunks = lpm.ledger.fill(100, 2, time.time())
+    ids = [task_id for chunk in chunks for task_id in chunk.task_ids]
+    rows = lpm.ledger.db.all("SELECT domain FROM tasks WHERE message_id IS NOT NULL")
+    lpm.close()
+
+    # Then it holds 100, and all of the small domain
+    assert len(ids) == len(rows) == 100
+    assert sum(domain == "small.example" for (domain,) in rows) == 10
+
+
+def test_celery_call_scrapes_one_url(folder: Folder, site: Site, redis_url: str) -> None:
+    """`celery -A crawler call scrape_task` fetches, and page and record are in the store."""
+    # Given a worker as typed
+    folder.env["REDIS_URL"] = redis_url
+    folder.redis().flushall()
+    folder.worker()
+
+    # When the call is typed
+    url = site.page(123)
+    argv = [sys.executable, "-m", "celery", "-A", "crawler", "call", "scrape_task", f"--args={json.dumps([url])}"]
+    done = subprocess.run(argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, timeout=60, check=True)
+
+    # Then it prints an id, and the result is there
+    assert len(done.stdout.strip()) == 36
+    folder.wait_until_done(1, 30)
+    [result] = folder.results()
+    assert result["url"] == url
+    assert result["data"]["title"].startswith("Parcel 123")
+
+
+def test_delay_from_python_returns_the_result(folder: Folder, site: Site, redis_url: str) -> None:
+    """`scrape_task.delay(url)` prints an id, and `.get()` gives the record; failing pages say why."""
+    # Given a worker
+    folder.env["REDIS_URL"] = redis_url
+    folder.redis().flushall()
+    folder.worker()
+    program = (
+        "import json\nfrom crawler.tasks import scrape_task\n"
+        f"good = scrape_task.delay({site.page(5)!r})\nbad = scrape_task.delay({site.url + '/status/404'!r})\n"
+        "print(good.id)\nprint(json.dumps([good.get(timeout=30), bad.get(timeout=30)]))"
+    )
+
+    # When two URLs are sent from Python
+    argv = [sys.executable, "-c", program]
+    done = subprocess.run(argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, timeout=90, check=True)
+
+    # Then there is an id, a record, and a reason
+    id_, results = done.stdout.splitlines()
+    good, bad = json.loads(results)
+    assert len(id_) == 36
+    assert good["status"] == TaskStatus.COMPLETED
+    assert good["data"]["title"].startswith("Parcel 5")
+    assert (bad["status"], bad["error_type"]) == ("failed", "http_404")
+
+
+def test_a_worker_of_another_ledger_puts_messages_back(folder: Folder, site: Site, redis_url: str) -> None:
+    """A message of another ledger is not lost by a worker that cannot use it, and that worker says so."""
+    # Given a message of a ledger that is not here
+    folder.env["REDIS_URL"] = redis_url
+    folder.redis().flushall()
+    worker = folder.worker(concurrency=1)
+    program = "from crawler.tasks import scrape_chunk_task as t; t.apply_async(('feed', ['x']), task_id='foreign')"
+    argv = [sys.executable, "-c", program]
+    subprocess.run(argv, cwd=folder.path, env=folder.env, timeout=60, check=True)
+
+    # When the worker has seen it
+    wait_for(lambda: "two stacks share this Redis" in folder.log(worker), 20, "the worker's complaint")
+
+    # Then, with the worker gone, the message is still there
+    worker.terminate()
+    worker.wait(15)
+    client = folder.redis()
+    bodies = [*client.lrange("default", 0, -1), *client.hvals("unacked")]
+    assert any(b"foreign" in body for body in bodies)
+
+
+def test_a_pool_other_than_prefork_is_refused(folder: Folder, redis_url: str) -> None:
+    """Threads cannot survive a page that hangs its parser, so such a worker does not start."""
+    argv = [sys.executable, "-m", "celery", "-A", "crawler", "worker", "-P", "threads"]
+    env = folder.env | {"REDIS_URL": redis_url}
+    done = subprocess.run(argv, cwd=folder.path, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 3
+    assert "prefork" in done.stdout + done.stderr
+
+
+def test_an_evicting_redis_is_refused(folder: Folder, redis_url: str) -> None:
+    """A Redis that would throw work away is refused, and the message has the remedy."""
+    # Given such a Redis
+    folder.env["REDIS_URL"] = redis_url
+    client = folder.redis()
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        # When a stack is started on it
+        done = folder.crawler("up")
+    finally:
+        client.config_set("maxmemory-policy", "noeviction")
+
+    # Then it is refused
+    assert done.returncode == 3
+    assert "CONFIG SET maxmemory-policy noeviction" in done.stderr

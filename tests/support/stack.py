@@ -1,0 +1,160 @@
+"""A data folder, the commands on it, and what runs there: real Valkey, real workers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import redis
+
+from crawler.config import Settings, load
+from crawler.db import owners
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Books
+from crawler.process import read_stack
+from crawler.redis_client import connect
+
+
+def wait_for(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
+    """Wait until the condition gives something true, and give that; a limit that is reached is a failure."""
+    end = time.monotonic() + limit_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {limit_s:g} s for: {what}")
+        time.sleep(0.02)
+
+
+class Folder:
+    """One data folder and the commands typed in its place; `stop` leaves no process behind."""
+
+    def __init__(self, path: Path, **env: str) -> None:
+        self.path = path
+        self.data = path / "data"
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("CRAWLER_", "REDIS_"))} | env
+        self._started: list[subprocess.Popen[str]] = []
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that the commands here see."""
+        settings = load({k: v for k, v in self.env.items() if k.startswith(("CRAWLER_", "REDIS_"))})
+        return msgspec.structs.replace(settings, data_dir=self.data)
+
+    def lpm(self) -> LocalPersistenceManager:
+        """A door to the store."""
+        return LocalPersistenceManager(self.data)
+
+    def crawler(self, *args: str, limit_s: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+        """Type a command and wait for its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "crawler", *args],
+            cwd=self.path,
+            env=self.env | env,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+
+    def start(self, *argv: str, **env: str) -> subprocess.Popen[str]:
+        """Start a program here, in a session of its own, its output in a file beside the data."""
+        out = (self.path / f"{len(self._started)}.log").open("w")
+        process = subprocess.Popen(
+            [sys.executable, "-m", *argv],
+            cwd=self.path,
+            env=self.env | env,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        out.close()
+        self._started.append(process)
+        return process
+
+    def log(self, process: subprocess.Popen[str]) -> str:
+        """What a started program has printed so far."""
+        return (self.path / f"{self._started.index(process)}.log").read_text()
+
+    def worker(self, concurrency: int = 2, queues: str = "urgent,default", **env: str) -> subprocess.Popen[str]:
+        """A worker as typed by hand, with its children ready."""
+        process = self.start("celery", "-A", "crawler", "worker", "-Q", queues, "-c", str(concurrency), **env)
+        wait_for(lambda: len(self.children(process.pid)) >= concurrency, 60, "the worker's children")
+        return process
+
+    def children(self, parent: int | None = None) -> list[int]:
+        """The living worker children, all or those of one parent."""
+        notes = [note.about for note in owners.living(self.data / "run" / "owners")]
+        return [a["pid"] for a in notes if a.get("kind") == "worker" and parent in (None, a["parent"])]
+
+    def redis(self) -> redis.Redis:
+        """A client of the broker that is recorded here."""
+        return connect(self.settings.redis_url or read_stack(self.data).redis_url or "")
+
+    def status(self) -> dict[str, Any]:
+        """What `status --json` prints."""
+        done = self.crawler("status", "--json")
+        assert done.returncode == 0, done.stderr
+        facts: dict[str, Any] = json.loads(done.stdout)
+        return facts
+
+    def books(self) -> Books:
+        """The ledger's books."""
+        lpm = self.lpm()
+        try:
+            return lpm.ledger.books()
+        finally:
+            lpm.close()
+
+    def wait_until_done(self, count: int, limit_s: float) -> Books:
+        """Wait until so many tasks are in a final state and none is open."""
+
+        def done() -> Books | None:
+            books = self.books()
+            return books if books.accepted >= count and not books.open else None
+
+        books: Books = wait_for(done, limit_s, f"{count} tasks in a final state")
+        return books
+
+    def results(self) -> list[dict[str, Any]]:
+        """What an export gives."""
+        target = self.path / "export.jsonl"
+        done = self.crawler("results", "export", "--output", str(target))
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in target.read_text().splitlines()]
+
+    def write(self, name: str, urls: Sequence[str]) -> Path:
+        """A TXT file with these URLs."""
+        path = self.path / name
+        path.write_text("".join(f"{url}\n" for url in urls))
+        return path
+
+    def stop(self) -> None:
+        """End everything that was started here."""
+        for process in self._started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self._started:
+            try:
+                process.wait(12)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(5)
+        if (self.data / "run" / "stack.json").exists():
+            self.crawler("down")
+
+
+def assert_balanced(facts: dict[str, Any]) -> None:
+    """Every count of `status --json` is accounted for, of all jobs and of each."""
+    for counts in (facts["books"], *facts["jobs"].values()):
+        states = ("pending", "processing", "completed", "failed", "skipped", "expired")
+        assert counts["accepted"] == sum(counts[state] for state in states), counts
+        assert counts["results"] == counts["completed"] == counts["unsynced"] + counts["synced"], counts

@@ -1,0 +1,110 @@
+"""A crawl in which things are killed: what `tests/crash` runs small and `scripts/storm` runs large."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from crawler.db import owners
+from crawler.orchestrator import worker_pids
+from crawler.process import read_stack
+from tests.support.site import Site
+from tests.support.stack import Folder, assert_balanced, wait_for
+
+
+@dataclass
+class Score:
+    """What a storm cost."""
+
+    pages: int
+    lost: int = 0
+    twice: int = 0
+    extra_fetches: int = 0
+    in_flight_at_kills: int = 0
+    kills: Counter[str] = field(default_factory=Counter)
+    slowest_recovery_s: float = 0.0
+    samples: int = 0
+    seconds: float = 0.0
+
+
+def storm(
+    folder: Folder, site: Site, *, pages: int, kills: list[str], workers: int, latency_s: float, seed: int
+) -> Score:
+    """Crawl `pages` pages while the listed things happen one after the other, spread over the run."""
+    chance, score = random.Random(seed), Score(pages)
+    file = folder.write("storm.txt", [site.page(n, latency_s) for n in range(pages)])
+    assert folder.crawler("bulk", "import", str(file)).returncode == 0
+    began = time.monotonic()
+    up = folder.crawler("up", "--workers", str(workers))
+    assert up.returncode == 0, up.stderr
+    stop = threading.Event()
+    sampler = threading.Thread(target=_sample, args=(folder, stop, score))
+    sampler.start()
+    try:
+        for number, what in enumerate(kills, 1):
+            due = pages * number // (len(kills) + 2)
+            wait_for(lambda due=due: folder.books().completed >= due, 120, f"{due} pages before a kill")
+            _strike(folder, what, chance, score)
+            done = folder.books().completed
+            if done < pages:
+                struck = time.monotonic()
+                wait_for(lambda done=done: folder.books().completed > done + 8, 30, f"work to go on after {what}")
+                score.slowest_recovery_s = max(score.slowest_recovery_s, time.monotonic() - struck)
+        folder.wait_until_done(pages, 240)
+        score.seconds = time.monotonic() - began
+    finally:
+        stop.set()
+        sampler.join()
+    assert folder.crawler("down").returncode == 0
+    _count(folder, site, score, latency_s)
+    return score
+
+
+def _sample(folder: Folder, stop: threading.Event, score: Score) -> None:
+    """The books balance at every moment, whatever has just been killed."""
+    while not stop.is_set():
+        assert_balanced(folder.status())
+        score.samples += 1
+
+
+def _strike(folder: Folder, what: str, chance: random.Random, score: Score) -> None:
+    score.kills[what] += 1
+    if what == "flushall":
+        folder.redis().flushall()
+    elif what == "redis":
+        redis = read_stack(folder.data).redis
+        assert redis is not None
+        os.kill(redis.pid, signal.SIGKILL)
+    else:
+        # Asked in this process: a command takes half a second, in which the crawl goes on.
+        workers = wait_for(lambda: worker_pids(folder.data), 20, "a worker to kill")
+        worker = chance.choice(sorted(workers))
+        victims = [worker, *workers[worker]] if what == "worker" else [chance.choice(workers[worker])]
+        for pid in victims:  # first the parent, who would start new children
+            _signal(pid, signal.SIGSTOP)
+        score.in_flight_at_kills += _in_flight(folder, victims)
+        for pid in victims:
+            _signal(pid, signal.SIGKILL)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _in_flight(folder: Folder, pids: list[int]) -> int:
+    """What the stopped processes have begun and not committed, as their owners' files tell."""
+    notes = owners.living(folder.data / "run" / "owners")
+    return sum(len(note.in_flight) for note in notes if note.about["pid"] in pids)
+
+
+def _count(folder: Folder, site: Site, score: Score, latency_s: float) -> None:
+    wanted = {site.page(n, latency_s) for n in range(score.pages)}
+    found = Counter(result["url"] for result in folder.results())
+    score.lost = len(wanted - set(found))
+    score.twice = sum(count - 1 for count in found.values())
+    score.extra_fetches = sum(site.hits().values()) - score.pages

@@ -1,0 +1,42 @@
+"""Tasks, pages and outcomes for tests of the store."""
+
+import time
+from typing import Any
+
+from crawler import urls
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job, NewTask, Outcome, Page, Task, TaskStatus
+
+
+def new(url: str, **fields: Any) -> NewTask:
+    """A task as a door hands it in."""
+    return NewTask(address=urls.parse(url), **fields)
+
+
+def open_job(lpm: LocalPersistenceManager, name: str = "job", queue: str = "default") -> Job:
+    """A job known by its name."""
+    return lpm.durable.open_job(
+        key=name, name=name, queue=queue, source="file", source_file=None, batch_size=100, now=time.time()
+    )
+
+
+def page(url: str = "http://a.example/", body: bytes = b"<p>hello</p>", status: int = 200) -> Page:
+    """A page as it comes back."""
+    headers = (("Content-Type", "text/html"), ("Transfer-Encoding", "chunked"), ("X-Name", "é"))
+    return Page(
+        url=url,
+        final_url=url,
+        status=status,
+        reason="OK",
+        headers=headers,
+        body=body,
+        raw=body,
+        fetched_at=time.time(),
+        fetch_s=0.01,
+    )
+
+
+def done(task: Task, **fields: Any) -> Outcome:
+    """A good end of an attempt."""
+    values = {"status": TaskStatus.COMPLETED, "page": page(task.url), "record": {"title": "x"}, "verdict": "ok"}
+    return Outcome(task=task, worker="test", **(values | fields))

@@ -1,0 +1,386 @@
+"""The store: tasks in, claims, results out, and what it does when things go wrong."""
+
+import json
+import multiprocessing
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+from warcio.archiveiterator import ArchiveIterator
+
+from crawler.db import owners, schema
+from crawler.db.owners import Owner
+from crawler.errors import StoreError, StoreFull
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Imported, Outcome, TaskStatus
+from tests.support.tasks import done, new, open_job, page
+
+
+@pytest.fixture
+def lpm(tmp_path: Path) -> Iterator[LocalPersistenceManager]:
+    """A store in an empty folder."""
+    lpm = LocalPersistenceManager(tmp_path / "data")
+    yield lpm
+    lpm.close()
+
+
+def test_the_verbs_of_the_requirements(lpm: LocalPersistenceManager) -> None:
+    """persist_tasks, get_next_pending, save_result, get_unsynced_results and mark_synced carry a Gateway's task."""
+    # Given a task of a Gateway
+    lpm.persist_tasks([new("http://a.example/1", parcel_id="007", external_id="t-1")], source="gateway")
+
+    # When it is claimed and done
+    [task] = lpm.get_next_pending("owner")
+    assert lpm.save_result(done(task)) == [True]
+    [result] = lpm.get_unsynced_results()
+    lpm.mark_synced([result["task_id"]])
+
+    # Then it was one result, and is none any more
+    assert (result["parcel_id"], result["data"], result["attempts"]) == ("007", {"title": "x"}, 1)
+    assert lpm.get_unsynced_results() == []
+    assert not list(lpm.pending.glob("*.json"))
+    assert lpm.ledger.books().synced == 1
+
+
+def test_standalone_results_are_held(lpm: LocalPersistenceManager) -> None:
+    """A result of standalone work is never offered to a Gateway."""
+    lpm.persist_tasks([new("http://a.example/1")])
+    lpm.save_result(done(lpm.get_next_pending("owner")[0]))
+
+    assert lpm.get_unsynced_results() == []
+    assert lpm.ledger.db.all("SELECT state FROM outbox") == [("held",)]
+    assert lpm.ledger.books().unsynced == 1
+
+
+def test_a_result_has_the_documented_shape(lpm: LocalPersistenceManager) -> None:
+    """pending/<task_id>.json begins with the Gateway's fields, in their order, and carries the input columns."""
+    row = {"url": "http://a.example/1", "county": "Bay", "state": "FL", "note": "x"}
+    lpm.persist_tasks([new("http://a.example/1", parcel_id="1", input=row)], job=open_job(lpm))
+    lpm.save_result(done(lpm.get_next_pending("owner")[0]))
+
+    [path] = lpm.pending.glob("*.json")
+    result = json.loads(path.read_text())
+
+    assert list(result) == [
+        "task_id", "parcel_id", "platform", "state", "county", "data", "scraped_at", "parse_duration_ms",
+        "raw_html_hash", "url", "final_url", "status_code", "verdict", "job", "queue", "priority", "attempts", "input",
+        "parser", "raw",
+    ]  # fmt: skip
+    assert path.stem == result["task_id"]
+    assert (result["county"], result["state"], result["input"], result["job"]) == ("Bay", "FL", row, "job")
+    assert len(result["raw_html_hash"]) == 64
+    assert set(result["raw"]) == {"segment", "offset", "length"}
+
+
+def test_the_folder_is_nobody_elses(lpm: LocalPersistenceManager) -> None:
+    """The data folder has mode 0700."""
+    lpm.close_after_check()
+    assert stat.S_IMODE(lpm.folder.stat().st_mode) == 0o700
+
+
+def test_an_open_task_is_not_imported_again(lpm: LocalPersistenceManager) -> None:
+    """The same URL and parcel is one task while it is open, counts for both jobs, and takes the more urgent place."""
+    # Given a task in one job
+    first, second = open_job(lpm, "first"), open_job(lpm, "second", "urgent")
+    lpm.persist_tasks([new("http://a.example/1", line=1), new("http://a.example/2", line=2)], job=first)
+
+    # When another job brings it again, more urgent
+    again = lpm.persist_tasks([new("http://a.example/1#x", line=1, priority=2)], job=second, queue="urgent")
+
+    # Then it is known, urgent, and in the books of both
+    assert again == Imported(accepted=0, known=1)
+    [(queue, priority)] = lpm.ledger.db.all("SELECT queue, priority FROM tasks WHERE url LIKE '%/1'")
+    assert (queue, priority) == ("urgent", 2)
+    assert lpm.ledger.job_books(first).accepted == 2
+    assert lpm.ledger.job_books(second).accepted == 1
+
+
+def test_other_parcels_of_the_same_url_are_other_tasks(lpm: LocalPersistenceManager) -> None:
+    """What identifies a task is URL and parcel together."""
+    rows = [new("http://a.example/1", parcel_id="1"), new("http://a.example/1", parcel_id="2")]
+    assert lpm.persist_tasks(rows) == Imported(accepted=2, known=0)
+
+
+def test_a_finished_task_is_fetched_again_unless_it_is_fresh(lpm: LocalPersistenceManager) -> None:
+    """A second job fetches a finished page again, except within `fresh_for`."""
+    job = open_job(lpm, "first")
+    lpm.persist_tasks([new("http://a.example/1")], job=job)
+    lpm.save_result(done(lpm.get_next_pending("owner")[0]))
+
+    same = lpm.persist_tasks([new("http://a.example/1")], job=job)
+    fresh = lpm.persist_tasks([new("http://a.example/1", line=1)], job=open_job(lpm, "second"), fresh_for_s=60)
+    other = lpm.persist_tasks([new("http://a.example/1")], job=open_job(lpm, "third"))
+
+    assert (same.known, fresh.known, other.accepted) == (1, 1, 1)
+
+
+def test_a_late_twin_is_dropped(lpm: LocalPersistenceManager) -> None:
+    """A result is stored only for the live fence: who lost its lease cannot store any more."""
+    # Given a task whose first owner was taken for dead
+    lpm.persist_tasks([new("http://a.example/1")])
+    [late] = lpm.get_next_pending("first")
+    lpm.bury()
+    [live] = lpm.get_next_pending("second")
+
+    # When both store
+    stored = lpm.save_result(done(late, record={"by": "late"})), lpm.save_result(done(live, record={"by": "live"}))
+
+    # Then one result is there, the live one's
+    assert stored == ([False], [True])
+    assert live.fence > late.fence
+    assert [result["data"] for result in lpm.results()] == [{"by": "live"}]
+
+
+def test_claims_follow_queue_priority_and_import_order(lpm: LocalPersistenceManager) -> None:
+    """Urgent before default, 1 before 9, first come first served."""
+    lpm.persist_tasks([new("http://a.example/d5"), new("http://a.example/d1", priority=1)], queue="default")
+    lpm.persist_tasks([new("http://a.example/u9", priority=9), new("http://a.example/u5")], queue="urgent")
+
+    tasks = lpm.get_next_pending("owner", 10)
+
+    assert [task.url[-2:] for task in tasks] == ["u5", "u9", "d1", "d5"]
+
+
+def test_retries_wait_in_the_ledger(lpm: LocalPersistenceManager) -> None:
+    """A task that is to be tried later is not given out before its time, and counts attempts and failures."""
+    lpm.persist_tasks([new("http://a.example/1")])
+    [task] = lpm.get_next_pending("owner")
+    later = Outcome(
+        task=task, status=TaskStatus.PENDING, worker="w", error_type="timeout", not_before=time.time() + 3600
+    )
+    lpm.save_result(later)
+
+    assert lpm.get_next_pending("owner") == []
+    [(attempts, failures, error)] = lpm.ledger.db.all("SELECT attempts, failures, error_type FROM tasks")
+    assert (attempts, failures, error) == (1, 1, "timeout")
+    assert lpm.ledger.wake(time.time() + 3601) is None
+    assert len(lpm.get_next_pending("owner")) == 1
+
+
+def test_a_broken_off_fetch_is_an_attempt_but_no_failure(lpm: LocalPersistenceManager) -> None:
+    """A stop costs a page nothing of its budget."""
+    lpm.persist_tasks([new("http://a.example/1")])
+    [task] = lpm.get_next_pending("owner")
+    lpm.save_result(Outcome(task=task, status=TaskStatus.PENDING, worker="w", charge=False))
+
+    assert lpm.ledger.db.all("SELECT attempts, failures, status FROM tasks") == [(1, 0, "pending")]
+
+
+def test_a_killed_owners_tasks_come_back_at_once(lpm: LocalPersistenceManager) -> None:
+    """A lease falls with its owner's lock; the page in the parser's hands gets the strike, and two are poison."""
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(3)])
+    lpm.close()
+
+    for _ in range(2):
+        # Given an owner that is killed while it has two pages in flight and parses the first
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            own = Owner(lpm.owners, "worker", slots=10)
+            tasks = lpm.get_next_pending(own.id, 2)
+            for task in tasks:
+                own.begin(task.id)
+            with own.parsing(tasks[0].id):
+                os.write(writer, b".")
+                signal.pause()
+        os.read(reader, 1)
+        assert lpm.bury() == 0
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+        # When it is buried
+        assert lpm.bury() == 2
+        lpm.close()
+
+    # Then the first page is set aside, and its neighbour is not blamed
+    rows = lpm.ledger.db.all("SELECT status, error_type, attempts, strikes, fence FROM tasks ORDER BY id")
+    assert rows == [("failed", "poison", 2, 2, 2), ("pending", None, 2, 0, 2), ("pending", None, 0, 0, 0)]
+    assert owners.living(lpm.owners) == []
+    kinds = lpm.ledger.db.all("SELECT kind FROM events WHERE task = 1 ORDER BY id")
+    assert kinds == [("worker died",), ("poison",)]
+
+
+def test_pending_is_made_again(lpm: LocalPersistenceManager) -> None:
+    """Missing, empty and half written projections are made again from the ledger, and no others."""
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(4)])
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 4)))
+    before = {path: path.read_bytes() for path in sorted(lpm.pending.glob("*.json"))}
+    missing, empty, half, _ = before
+    missing.unlink()
+    empty.write_bytes(b"")
+    half.write_bytes(before[half][:50])
+
+    assert lpm.project_missing() == 3
+    assert {path: path.read_bytes() for path in sorted(lpm.pending.glob("*.json"))} == before
+
+
+def test_raw_pages_are_warc_for_any_reader(lpm: LocalPersistenceManager) -> None:
+    """A WARC reader finds every page with its headers and body, and so does the ledger."""
+    lpm.persist_tasks([new("http://a.example/1"), new("http://a.example/2")])
+    first, second = lpm.get_next_pending("owner", 2)
+    lpm.save_result(done(first, page=page(first.url, b"\0\xff\r\n\r\nbody")))
+    failed = Outcome(
+        task=second, status=TaskStatus.FAILED, worker="w", page=page(second.url, b"gone", 404), error_type="http_404"
+    )
+    lpm.save_result(failed)
+
+    [path] = lpm.raw.glob("*.warc.gz")
+    with path.open("rb") as file:
+        records = [(r.rec_type, r.rec_headers["WARC-Target-URI"], r.content_stream().read()) for r in ArchiveIterator(file)]
+    assert [kind for kind, _, _ in records] == ["warcinfo", "response", "response"]
+    assert [url for _, url, _ in records[1:]] == [first.url, second.url]
+    assert [body for _, _, body in records[1:]] == [b"\0\xff\r\n\r\nbody", b"gone"]
+    head, body = lpm.raw_page(first.id) or ("", b"")
+    assert (head.splitlines()[0], body) == ("HTTP/1.1 200 OK", b"\0\xff\r\n\r\nbody")
+    assert "Transfer-Encoding" not in head
+    assert (lpm.raw_page(second.id) or ("", b""))[1] == b"gone"
+
+
+@pytest.mark.parametrize(("keep", "kept"), [("all", 2), ("failed", 1), ("none", 0)])
+def test_which_raw_pages_are_kept(tmp_path: Path, keep: str, kept: int) -> None:
+    """CRAWLER_RAW decides."""
+    lpm = LocalPersistenceManager(tmp_path, raw=keep)
+    lpm.persist_tasks([new("http://a.example/1"), new("http://a.example/2")])
+    good, bad = lpm.get_next_pending("owner", 2)
+    failed = Outcome(task=bad, status=TaskStatus.FAILED, worker="w", page=page(status=404), error_type="http_404")
+    lpm.save_result(done(good), failed)
+
+    assert sum(lpm.raw_page(task.id) is not None for task in (good, bad)) == kept
+    lpm.close()
+
+
+def test_a_segment_is_adopted_and_cut_after_a_kill(lpm: LocalPersistenceManager) -> None:
+    """What a killed writer left behind its last commit is cut, and the next writer goes on in the same segment."""
+    # Given a segment with half a record behind its committed end
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(2)])
+    first, second = lpm.get_next_pending("owner", 2)
+    lpm.save_result(done(first))
+    lpm.close()
+    [path] = lpm.raw.glob("*.warc.gz")
+    whole = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b"\x1f\x8b\x08 half a record")
+
+    # When the next writer stores a page
+    lpm.save_result(done(second))
+
+    # Then it is behind the first one, and a reader sees both and nothing else
+    assert [result["raw"]["offset"] for result in lpm.results()][1] == whole
+    with path.open("rb") as file:
+        assert [record.rec_type for record in ArchiveIterator(file)] == ["warcinfo", "response", "response"]
+
+
+def test_two_writers_have_two_segments(lpm: LocalPersistenceManager) -> None:
+    """A segment that is being written is nobody else's."""
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(2)])
+    first, second = lpm.get_next_pending("owner", 2)
+    other = LocalPersistenceManager(lpm.folder)
+
+    lpm.save_result(done(first))
+    other.save_result(done(second))
+    other.close()
+
+    assert len(list(lpm.raw.glob("*.warc.gz"))) == 2
+
+
+def _write(folder: Path, number: int, count: int, failures: "multiprocessing.Queue[str]") -> None:
+    lpm = LocalPersistenceManager(folder)
+    try:
+        for n in range(count):
+            lpm.persist_tasks([new(f"http://w{number}.example/{n}/{k}") for k in range(3)])
+            tasks = lpm.get_next_pending(f"owner-{number}", 3)
+            lpm.save_result(*(done(task) for task in tasks))
+        lpm.close()
+    except Exception as error:
+        failures.put(repr(error))
+
+
+def test_ten_writers_at_once_never_find_the_database_locked(tmp_path: Path) -> None:
+    """SQLite contention: ten processes import, claim and store at the same time; nothing fails, nothing is lost."""
+    # Given a store
+    LocalPersistenceManager(tmp_path).close_after_check()
+    failures: multiprocessing.Queue[str] = multiprocessing.Queue()
+
+    # When ten processes write
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write, args=(tmp_path, n, 20, failures)) for n in range(10)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(120)
+
+    # Then all tasks are there, each done once
+    assert failures.empty(), failures.get()
+    lpm = LocalPersistenceManager(tmp_path)
+    books = lpm.ledger.books()
+    assert (books.accepted, books.completed, books.results) == (600, 600, 600)
+    lpm.close()
+
+
+def test_the_view_of_the_requirements(lpm: LocalPersistenceManager) -> None:
+    """standalone_tasks has the six columns, with times as ISO-8601 text."""
+    lpm.persist_tasks([new("http://a.example/1")])
+    lpm.save_result(done(lpm.get_next_pending("owner")[0]))
+
+    columns = [row[1] for row in lpm.ledger.db.all("PRAGMA table_info(standalone_tasks)")]
+    assert columns == ["task_id", "url", "status", "celery_task_id", "imported_at", "completed_at"]
+    [(status, imported)] = lpm.ledger.db.all("SELECT status, imported_at FROM standalone_tasks")
+    assert status == "completed"
+    assert imported[4] == "-"
+    assert imported.endswith("Z")
+
+
+def test_a_newer_database_is_refused(lpm: LocalPersistenceManager) -> None:
+    """A store of a newer program is a clear error, never a guess."""
+    lpm.durable.db.execute(f"PRAGMA user_version={len(schema.MIGRATIONS) + 1}")
+    lpm.close()
+
+    with pytest.raises(StoreError, match="newer version"):
+        lpm.close_after_check()
+
+
+@pytest.mark.parametrize("content", [b"not a database at all, but long enough to be looked at" * 20, b"\0" * 5000])
+def test_a_damaged_database_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    """What is not a database is refused in one line and not overwritten."""
+    (tmp_path / "lpm.db").write_bytes(content)
+
+    with pytest.raises(StoreError, match="left as it is"):
+        LocalPersistenceManager(tmp_path).close_after_check()
+    assert (tmp_path / "lpm.db").read_bytes() == content
+
+
+def test_a_foreign_database_is_left_alone(tmp_path: Path) -> None:
+    """Another program's database is refused and not migrated."""
+    foreign = apsw.Connection(str(tmp_path / "lpm.db"))
+    foreign.execute("CREATE TABLE theirs (x)")
+    foreign.close()
+
+    with pytest.raises(StoreError, match="another program"):
+        LocalPersistenceManager(tmp_path).close_after_check()
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+    """Where a file stands in the way of the data folder there is an error, not a traceback."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreFull):
+        LocalPersistenceManager(tmp_path / "file" / "data").close_after_check()
+
+
+def test_a_job_ends_when_nothing_is_open(lpm: LocalPersistenceManager) -> None:
+    """A job ends once, by whoever sees it first, not while it is being imported and not while a shared task is open."""
+    first, second = open_job(lpm, "first"), open_job(lpm, "second")
+    lpm.persist_tasks([new("http://a.example/1", line=1)], job=first)
+    lpm.persist_tasks([new("http://a.example/1", line=1)], job=second)
+    lpm.durable.close_import(second)
+    assert lpm.ledger.finalise(time.time()) == []
+
+    lpm.save_result(done(lpm.get_next_pending("owner")[0]))
+    assert [job.name for job in lpm.ledger.finalise(time.time())] == ["second"]
+    lpm.durable.close_import(first)
+    assert [job.name for job in lpm.ledger.finalise(time.time())] == ["first"]
+    assert lpm.ledger.finalise(time.time()) == []
