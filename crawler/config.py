@@ -84,9 +84,8 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings; unknown names and bad values are errors that name the nearest valid one."""
     for name in environ:
         if name.startswith("CRAWLER_") and name not in VARIABLES:
-            near = difflib.get_close_matches(name, VARIABLES, n=1)
-            hint = f"did you mean {near[0]}?" if near else "known are " + ", ".join(VARIABLES)
-            raise ConfigError(f"{name}: there is no such setting; {hint}")
+            [near] = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0)
+            raise ConfigError(f"{name}: there is no such setting; did you mean {near}?")
     given: dict[str, Any] = {
         field.name: _read(name, environ[name], field)
         for name, field in VARIABLES.items()

@@ -6,7 +6,7 @@ from typing import Any
 from celery.worker import consumer
 
 
-class Consumer(consumer.Consumer):  # type: ignore[misc]  # celery-types leaves it untyped
+class Consumer(consumer.Consumer):
     """Tries to reconnect at least every 2 s: as shipped the pauses grow to 30 s, and no setting changes that."""
 
     def ensure_connected(self, conn: Any) -> Any:

@@ -182,7 +182,8 @@ class LocalPersistenceManager:
         failed = outcome.error_type is not None and outcome.charge
         ledger.db.execute(
             """UPDATE tasks SET status = ?, attempts = attempts + 1, failures = failures + ?, not_before = ?,
-                   owner = NULL, message_id = iif(?, message_id, NULL), error_type = ?, error_message = ?, completed_at = ?
+                   owner = NULL, message_id = iif(?, message_id, NULL), error_type = ?, error_message = ?,
+                   completed_at = ?
                WHERE id = ? AND fence = ? AND status = 'processing'""",
             (outcome.status, failed, outcome.not_before, final, outcome.error_type, outcome.error_message,
              now if final else None, task.id, task.fence),

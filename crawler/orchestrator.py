@@ -116,11 +116,18 @@ class Orchestrator:
                 return
             log = self._data / "logs" / "worker.log"
             argv = [sys.executable, "-m", "celery", "-A", "crawler", "worker", "-Q", "urgent,default"]
-            argv += ["-c", str(self._workers), "-n", f"crawler-{secrets.token_hex(3)}@%h", "--without-mingle", "--without-gossip"]
+            argv += [
+                "-c",
+                str(self._workers),
+                "-n",
+                f"crawler-{secrets.token_hex(3)}@%h",
+                "--without-mingle",
+                "--without-gossip",
+            ]
             self._celery = Child("the worker", argv, log, os.environ | {"CRAWLER_DATA_DIR": str(self._data)})
             mark = self._celery.start()
             self._record(worker=mark)
-            self._celery.wait_until(lambda: len(worker_pids(self._data).get(mark.pid, ())) > 0, START_LIMIT_S)
+            self._celery.wait_until(lambda: mark.pid in owners.workers(self._data / "run" / "owners"), START_LIMIT_S)
 
     def start_flower(self) -> str:
         """Start Flower on loopback; returns its address."""
@@ -206,15 +213,6 @@ def stop_stale(data_dir: Path) -> int:
         end_process(process, WORKER_GRACE_S)
     (data_dir / "run" / "stack.json").unlink(missing_ok=True)
     return sum(process is not None for process in found)
-
-
-def worker_pids(data_dir: Path) -> dict[int, list[int]]:
-    """The worker processes that live on this data folder, with their children."""
-    pids: dict[int, list[int]] = {}
-    for note in owners.living(data_dir / "run" / "owners"):
-        if note.about.get("kind") == "worker":
-            pids.setdefault(note.about["parent"], []).append(note.about["pid"])
-    return pids
 
 
 @contextlib.contextmanager

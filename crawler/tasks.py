@@ -93,9 +93,10 @@ class RedisBroker:
 
     def publish(self, ledger_id: str, chunks: Sequence[Chunk]) -> None:
         """Put chunks into their queues, some hundreds to a round trip."""
+        pool: Any = app.producer_pool  # typed without what kombu 5.7 has added
         try:
             self._redis.ping()  # fails within its deadline, where the producer would try again for long
-            with app.producer_pool.acquire(block=True, timeout=5) as producer, producer.batch(max_size=500):
+            with pool.acquire(block=True, timeout=5) as producer, producer.batch(max_size=500):
                 for chunk in chunks:
                     scrape_chunk_task.apply_async(
                         (ledger_id, list(chunk.task_ids)),
@@ -105,7 +106,7 @@ class RedisBroker:
                         retry=False,
                     )
         except (redis.RedisError, OperationalError, OSError) as error:
-            app.producer_pool.force_close_all()
+            pool.force_close_all()
             raise self._down(error) from error
 
     def queued(self) -> set[str]:
@@ -122,7 +123,7 @@ class RedisBroker:
     def mirror(self, job: Job, books: Books) -> None:
         """Show a job's progress under `scrape:<job>:…`."""
         status = "COMPLETE" if job.completed_at else "PROCESSING" if books.accepted > books.pending else "DISPATCHED"
-        fields = {
+        fields: dict[str, str | float] = {
             "status": status,
             "total": books.accepted,
             "completed": books.completed,

@@ -27,7 +27,9 @@ def features() -> list[str]:
         problems.append(f"docs/features.toml must have the rows 1 to {FEATURES}, in order")
     for row in rows:
         missing = [name for name in row["tests"] if name not in known]
-        problems += [f"docs/features.toml: row {row['row']} names a test that does not exist: {name}" for name in missing]
+        problems += [
+            f"docs/features.toml: row {row['row']} names a test that does not exist: {name}" for name in missing
+        ]
         done += bool(row["tests"]) and not missing
     print(f"features with a test: {done} of {FEATURES}")
     return problems

@@ -47,9 +47,9 @@ class LazyGroup(click.Group):
             import difflib
 
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-            if near and "did you mean" not in error.message.lower():
-                error.message += f" Did you mean '{near[0]}'?"
-            raise
+            if not near or "did you mean" in error.message.lower():
+                raise
+            raise click.UsageError(f"{error.message} Did you mean '{near[0]}'?", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

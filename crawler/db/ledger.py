@@ -177,20 +177,23 @@ class Ledger:
         """Lease up to `limit` due tasks whose domains grant it, the most urgent first; says too if others are due."""
         taken: list[tuple[str, int]] = []
         ids: list[int] = []
-        left = False
+        full: set[str] = set()
         try:
             with writing(self.db):
                 for domain, group, queue in chain.from_iterable(self._due_domains(q, after_domain) for q in queues):
                     if len(ids) >= limit:
-                        left = True
+                        full.add(domain)
                         break
+                    if domain in full:  # a slot that falls free meanwhile belongs to what is more urgent there
+                        continue
                     granted = permits.take(domain, limit - len(ids))
                     rows = self._due_rows(queue, group, domain, granted + 1)
                     permits.give(domain, granted - min(granted, len(rows)))
                     taken.append((domain, min(granted, len(rows))))
                     ids += rows[:granted]
-                    left = left or len(rows) > granted
-                return self._lease(owner, ids, now), left
+                    if len(rows) > granted:
+                        full.add(domain)
+                return self._lease(owner, ids, now), bool(full)
         except BaseException:
             for domain, count in taken:
                 permits.give(domain, count)
@@ -409,9 +412,9 @@ class Ledger:
         )
         return {reason or "unknown": count for reason, count in rows}
 
-    def failures(self, job: Job | None, limit: int) -> list[tuple[str, str, str]]:
+    def failures(self, job: Job | None, limit: int) -> list[tuple[Any, ...]]:
         """Some tasks that ended without a result: URL, reason, message."""
-        return self.db.all(  # type: ignore[return-value]  # three columns
+        return self.db.all(
             """SELECT url, error_type, error_message FROM tasks WHERE status IN ('failed', 'skipped', 'expired')
                AND (?1 IS NULL OR job_id = ?1) ORDER BY id LIMIT ?2""",
             (job.id if job else None, limit),

@@ -102,6 +102,15 @@ def living(folder: Path) -> list[Note]:
     return notes
 
 
+def workers(folder: Path) -> dict[int, list[int]]:
+    """The worker processes that live, with their children."""
+    pids: dict[int, list[int]] = {}
+    for note in living(folder):
+        if note.about.get("kind") == "worker":
+            pids.setdefault(note.about["parent"], []).append(note.about["pid"])
+    return pids
+
+
 @contextmanager
 def dead(folder: Path) -> Iterator[list[Note]]:
     """The owners that are dead, locked while they are dealt with; their files go afterwards."""

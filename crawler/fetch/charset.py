@@ -10,8 +10,8 @@ FALLBACK = "windows-1252"
 
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16le"), (codecs.BOM_UTF16_BE, "utf-16be"))
 
-# The charsets of the WHATWG standard, by name, with Python's codec for each. Python knows more (`punycode`,
-# `unicode_escape`, `base64`, …); a page that declares one of those would raise or be rewritten, so they count as unknown.
+# The charsets of the WHATWG standard, by name, with Python's codec for each. Python knows more (`base64`, `punycode`,
+# `unicode_escape`); a page that declares one of those would raise or be rewritten, so they count as unknown.
 _CODECS = {
     "utf-8": "utf-8",
     "utf-16le": "utf-16-le",

@@ -34,8 +34,6 @@ Record = dict[str, object]
 Cell = tuple[str, str]
 
 _LABELLED = re.compile(r"([^:]{1,60}):\s+(\S.{0,499})")
-# Between two text nodes stands a space, unless punctuation says that they are one word: "see <a>this</a>, then".
-_JOINT = re.compile(r"\0+(?=[,.;:!?)\]])")
 _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.?)*+(?:"|\Z))|,(?=\s*[}\]])', re.DOTALL)
 _VALUE_ATTRIBUTES = {
     **dict.fromkeys(("audio", "embed", "iframe", "img", "source", "track", "video"), "src"),
@@ -91,8 +89,11 @@ def _words(node: LexborNode, limit: int = MAX_STRING) -> str:
 
 
 def _joined(text: str) -> str:
+    """Fold white space, and the marks between text nodes into a space, or nothing: "see <a>this</a>, then"."""
     if "\0" in text:
-        text = _JOINT.sub("", text).replace("(\0", "(").replace("\0", " ")
+        for sign in ",.;:)":
+            text = text.replace("\0" + sign, sign)
+        text = text.replace("(\0", "(").replace("\0", " ")
     return " ".join(text.split())
 
 
@@ -228,9 +229,8 @@ def _fields(tree: LexborHTMLParser, grids: list[list[list[Cell]]]) -> Record:
     """The pairs of label and value in tables, definition lists and behind bold labels."""
     fields: Record = {}
     pairs = chain(_table_pairs(grids), _list_pairs(tree), _label_pairs(tree))
-    for name, value in islice(pairs, MAX_FIELDS):
-        name = name.rstrip(": ")[:MAX_KEY]
-        if name and value:
+    for label, value in islice(pairs, MAX_FIELDS):
+        if value and (name := label.rstrip(": ")[:MAX_KEY]):
             _add(fields, name, value)
     return fields
 
@@ -285,14 +285,18 @@ def _table_pairs(grids: list[list[list[Cell]]]) -> Iterator[Cell]:
                 yield from _row_pairs([cell for cell in row if cell[1]], narrow)
 
 
-def _row_pairs(row: list[Cell], narrow: bool) -> Iterator[Cell]:
-    labelled = [_LABELLED.fullmatch(text) for _, text in row]
-    if all(labelled):
-        yield from ((match[1], match[2]) for match in labelled if match)
-    elif len(row) % 2 == 0:
-        pairs = list(zip(row[::2], row[1::2], strict=True))
-        if (narrow and len(row) == 2) or all(tag == "th" or text.endswith(":") for (tag, text), _ in pairs):
-            yield from ((name, value) for (_, name), (_, value) in pairs)
+def _row_pairs(row: list[Cell], narrow: bool) -> list[Cell]:
+    if not row:
+        return []
+    if ": " in row[0][1]:
+        matches = [match for _, text in row if (match := _LABELLED.fullmatch(text))]
+        if len(matches) == len(row):
+            return [(match[1], match[2]) for match in matches]
+    if narrow and len(row) == 2:
+        return [(row[0][1], row[1][1])]
+    if len(row) % 2 or not all(tag == "th" or text.endswith(":") for tag, text in row[::2]):
+        return []
+    return [(name, value) for (_, name), (_, value) in zip(row[::2], row[1::2], strict=True)]
 
 
 def _list_pairs(tree: LexborHTMLParser) -> Iterator[Cell]:
@@ -309,7 +313,7 @@ def _label_pairs(tree: LexborHTMLParser) -> Iterator[Cell]:
     """Rows such as `<b>Owner:</b> Jane Roe<br>`; in table cells they are read with their table."""
     for label in tree.css("b, strong")[:MAX_FIELDS]:
         name, after = label.text(deep=False).strip(), label.next
-        if not name.endswith(":") and not (after and after.is_text_node and after.text().lstrip().startswith(":")):
+        if not name.endswith(":") and not (after and (after.text_content or "").lstrip().startswith(":")):
             continue
         if len(name) <= MAX_KEY and label.parent and label.parent.tag not in ("td", "th"):
             yield name, _joined("\0".join(_after(label))).lstrip(": ")[:MAX_STRING]
@@ -419,3 +423,381 @@ def _densest(tree: LexborHTMLParser) -> LexborNode | None:
             parents[parent.mem_id] = parent
             weights[parent.mem_id] += len(node.text(deep=False))
     return parents[weights.most_common(1)[0][0]] if weights else None
+
+
+_SPACE = r" \t\n\r\f"
+_ATTRIBUTE = (
+    rf"[{_SPACE}/]*+[^{_SPACE}/>][^{_SPACE}/>=]*+"
+    rf"""(?:[{_SPACE}]*+=[{_SPACE}]*+(?:"[^"]*+"|'[^']*+'|[^{_SPACE}>"'][^{_SPACE}>]*+)?+)?+"""
+)
+_ATTRIBUTES = re.compile(_ATTRIBUTE)
+_TOKEN = re.compile(
+    rf"<(?:(/?)([a-zA-Z][^{_SPACE}/>]*+)((?:{_ATTRIBUTE})*+)([{_SPACE}/]*+)(?:>|\Z)"
+    r"|!--(?:-?>|.*?(?:--!?>|\Z))|[!?/][^>]*+>?)",
+    re.DOTALL,
+)
+_MANY_ATTRIBUTES = re.compile(rf"<[a-z][^{_SPACE}/>]*+[{_SPACE}/](?:{_ATTRIBUTE}){{20}}".encode())
+_REPEATABLE = re.compile(rb"<(?:b(?:ig|ody)?|code|em|font|html|[iu]|nobr|s(?:mall|trike|trong)?|tt)(?=[ \t\n\r\f/>])")
+_FONT_STYLE = re.compile(rf"(?:^|[{_SPACE}/])(?:color|face|size)(?:[{_SPACE}/=]|$)", re.I)
+_RAW_ENDS = {
+    name: re.compile(rf"</{name}(?=[{_SPACE}/>])", re.I)
+    for name in ("iframe", "noembed", "noframes", "script", "style", "textarea", "title", "xmp")
+}
+
+
+def _names(*lines: str) -> frozenset[str]:
+    return frozenset(" ".join(lines).split())
+
+
+_HEADINGS = _names("h1 h2 h3 h4 h5 h6")
+_FORMATTING = _names("a b big code em font i nobr s small strike strong tt u")
+_TABLE_PARTS = _names("caption colgroup tbody td tfoot th thead tr")
+_IMPLIED = _names("dd dt li optgroup option p rb rp rt rtc")
+_MARKERS = _names("applet caption marquee object td template th")
+_SCOPES = _MARKERS | {"select", "table"}
+_NEVER_OPEN = _RAW_ENDS.keys() | _names(
+    "area base basefont bgsound body br col embed frame head hr html image img input keygen link meta param source",
+    "track wbr",
+)
+_BLOCKS = _names(
+    "address article aside blockquote center dd details dialog dir div dl dt fieldset figcaption figure footer header",
+    "hgroup listing main menu nav ol pre search section summary ul",
+)
+_ENDING_P = _BLOCKS | _HEADINGS | _names("form hr li p plaintext table xmp")
+_SPECIAL = _BLOCKS - {"dialog"} | _SCOPES | _TABLE_PARTS | _HEADINGS | _names("button form frameset li noscript p")
+_QUIET = (_ENDING_P | _TABLE_PARTS | _RAW_ENDS.keys()) - {"xmp"} | _names(
+    "base body col frame head html link meta param rb rp rt rtc source template track"
+)
+# What ends <svg> and <math>; the standard also names <sup>, but lexbor leaves that inside.
+_BREAKOUT = _HEADINGS | _names(
+    "b big blockquote body br center code dd div dl dt em embed head hr i img li listing menu meta nobr ol p pre ruby s",
+    "small span strong strike sub table tt u ul var",
+)
+_INTEGRATION = _names("svg/desc svg/foreignobject svg/title math/mi math/mn math/mo math/ms math/mtext")
+_END_BOUNDS = {
+    **dict.fromkeys(_BLOCKS | _names("applet button marquee object select"), "scope"),
+    **dict.fromkeys(_TABLE_PARTS | {"table"}, "table"),
+    "p": "button",
+    "li": "list",
+    "template": "page",
+}
+
+
+def _bounds(name: str) -> tuple[str, ...]:
+    """The searches among the open elements that look no further than this one."""
+    scope = name in _SCOPES or name in _INTEGRATION
+    bounds = {
+        "scope": scope,
+        "button": scope or name == "button",
+        "list": scope or name in ("ol", "ul"),
+        "item": (name in _SPECIAL or name in _INTEGRATION) and name not in ("address", "div", "p"),
+        "special": name in _SPECIAL or name in _INTEGRATION,
+        "table": name in ("table", "template"),
+        "integration": name in _INTEGRATION,
+    }
+    return tuple(bound for bound, stops in bounds.items() if stops)
+
+
+_BOUNDS = {name: _bounds(name) for name in _SPECIAL | _INTEGRATION}
+
+
+def check_depth(html: str | bytes) -> None:
+    """Raise `FetchError` for a page that would keep the parser busy for minutes, or fill the memory."""
+    page = html.encode("utf-8", "replace") if isinstance(html, str) else html
+    folded = page.lower()
+    tags = folded.count(b"<")
+    if tags > MAX_TAGS:
+        raise _too_deep(f"it has {tags:,} tags")
+    starts = tags - folded.count(b"</")
+    # Nearly every page is so small that nothing in it could go beyond reason.
+    if (
+        starts > MAX_DEPTH
+        or starts * tags > MAX_STEPS
+        or starts * len(_REPEATABLE.findall(folded)) > MAX_REBUILT
+        or _MANY_ATTRIBUTES.search(folded)
+    ):
+        _Nesting().read(page.decode("latin-1"))
+
+
+def _too_deep(what: str) -> FetchError:
+    return FetchError("too_deep", f"The page is not parsed, because {what}; another try would not help.", False)
+
+
+class _Formatting:
+    """A formatting element that may be opened again; its place on the stack is -1 while it is closed."""
+
+    __slots__ = ("markup", "name", "place")
+
+    def __init__(self, name: str, markup: str, place: int) -> None:
+        self.name, self.markup, self.place = name, markup, place
+
+
+class _Nesting:
+    """The open elements while a page is read, by the rules of the HTML standard but without building its tree.
+
+    To count tags is not enough: end tags may mean nothing, `<td>` and `<p>` close one another, and formatting left open
+    is opened again in every block, where a parser's time and memory grow with the square of a page's size. Elements of
+    SVG and MathML are called `svg/…` and `math/…`; one taken out from below others leaves an empty name.
+    """
+
+    def __init__(self) -> None:
+        self.stack: list[str] = []
+        self.places: defaultdict[str, list[int]] = defaultdict(list)
+        self.bounds: defaultdict[str, list[int]] = defaultdict(lambda: [-1])
+        self.foreign: list[int] = self.bounds["foreign"]
+        self.integration: list[int] = self.bounds["integration"]
+        self.formatting: list[_Formatting | None] = []
+        self.open_formatting: dict[int, _Formatting] = {}
+        self.gone = self.steps = self.rebuilt = self.root_attributes = 0
+
+    def read(self, html: str) -> None:
+        """Go through a page; raises `FetchError` where it goes beyond reason."""
+        place = 0
+        while 0 <= place < len(html):
+            place = self.read_markup(html, place)
+
+    def read_markup(self, html: str, begin: int) -> int:
+        """Go through the tags up to text that is none, and return where that text ends, or -1 at the end."""
+        last = begin
+        for token in _TOKEN.finditer(html, begin):
+            if self.formatting and token.start() > last and not self.is_foreign():
+                self.rebuild()
+            last = token.end()
+            slash, name, attributes, tail = token.groups()
+            if name is None:
+                if self.is_foreign() and html.startswith("<![CDATA[", token.start()):
+                    return html.find("]]>", token.start())
+                continue
+            name = name.lower()
+            self.steps += len(self.stack)
+            if self.steps > MAX_STEPS or self.rebuilt > MAX_REBUILT:
+                raise _too_deep("its size and its depth together would take the parser too long")
+            if slash:
+                self.end(name)
+                continue
+            if len(attributes) > 40 or name in ("body", "html"):
+                self.count_attributes(name, attributes)
+            foreign = self.is_foreign()
+            self.start(name, attributes, tail.endswith("/"))
+            if not foreign and name in _RAW_ENDS:
+                end = _RAW_ENDS[name].search(html, last)
+                return end.start() if end else -1
+            if not foreign and name == "plaintext":
+                return -1
+        return -1
+
+    def count_attributes(self, name: str, attributes: str) -> None:
+        number = len(_ATTRIBUTES.findall(attributes))
+        if name in ("body", "html"):
+            # Those of a second <body> are added to the first.
+            number = self.root_attributes = self.root_attributes + number
+        if number > MAX_ATTRIBUTES:
+            raise _too_deep(f"a <{name[:20]}> has {number:,} attributes")
+        self.steps += number * number
+
+    def is_foreign(self) -> bool:
+        return self.foreign[-1] > self.integration[-1]
+
+    def top(self) -> str:
+        return self.stack[-1] if self.stack else ""
+
+    def push(self, name: str) -> int:
+        place = len(self.stack)
+        self.stack.append(name)
+        self.places[name].append(place)
+        for bound in _BOUNDS.get(name, ()):
+            self.bounds[bound].append(place)
+        if name in _MARKERS:
+            self.formatting.append(None)
+        if place - self.gone >= MAX_DEPTH:
+            raise _too_deep(f"its elements are nested more than {MAX_DEPTH:,} deep")
+        return place
+
+    def cut(self, size: int) -> None:
+        """Close the innermost elements until so many are left."""
+        while len(self.stack) > size:
+            name = self.stack.pop()
+            if not name:
+                self.gone -= 1
+                continue
+            place = self.places[name].pop()
+            for bound in _BOUNDS.get(name, ()):
+                self.bounds[bound].pop()
+            if place == self.foreign[-1]:
+                self.foreign.pop()
+            elif name in _FORMATTING:
+                self.open_formatting.pop(place).place = -1
+
+    def take_out(self, place: int) -> None:
+        """Close one element and leave those inside it open."""
+        name = self.stack[place]
+        self.stack[place] = ""
+        self.gone += 1
+        self.places[name].remove(place)
+        for bound in _BOUNDS.get(name, ()):
+            self.bounds[bound].remove(place)
+        if name in _FORMATTING:
+            self.open_formatting.pop(place).place = -1
+
+    def find(self, bound: str, *names: str) -> int:
+        """The place of the innermost element of these names, or -1 if there is none within the bound."""
+        found = self.bounds[bound][-1]
+        place = -1
+        for name in names:
+            if (places := self.places.get(name)) and places[-1] >= found:
+                found = place = places[-1]
+        return place
+
+    def close(self, bound: str, *names: str) -> bool:
+        """Close the innermost element of these names and all inside it, if there is one within the bound."""
+        place = self.find(bound, *names)
+        if place < 0:
+            return False
+        name = self.stack[place]
+        self.cut(place)
+        if name in _MARKERS:
+            self.forget()
+        return True
+
+    def forget(self) -> None:
+        """Drop the formatting that a table cell or an object ends with."""
+        while self.formatting and self.formatting.pop():
+            pass
+
+    def rebuild(self) -> None:
+        """Open the formatting again that ended only with the block around it."""
+        first = len(self.formatting)
+        while first and (entry := self.formatting[first - 1]) and entry.place < 0:
+            first -= 1
+        for entry in self.formatting[first:]:
+            if entry:
+                entry.place = self.push(entry.name)
+                self.open_formatting[entry.place] = entry
+                self.rebuilt += 10 + len(entry.markup)
+
+    def start(self, name: str, attributes: str, closed: bool) -> None:
+        if self.is_foreign():
+            if name not in _BREAKOUT and not (name == "font" and _FONT_STYLE.search(attributes)):
+                if not closed:
+                    self.push(self.stack[self.foreign[-1]].partition("/")[0] + "/" + name)
+                return
+            self.cut(self.foreign[-1])
+        if not self.make_room(name):
+            return
+        if self.formatting and name not in _QUIET:
+            self.rebuild()
+        if name in _FORMATTING:
+            self.start_formatting(name, name + attributes)
+        elif name in ("svg", "math"):
+            if not closed:
+                self.foreign.append(self.push(f"{name}/{name}"))
+        elif name not in _NEVER_OPEN:
+            self.push(name)
+
+    def make_room(self, name: str) -> bool:
+        """Close what a start tag closes; returns whether the tag means anything where it stands."""
+        if name in _ENDING_P:
+            self.close("button", "p")
+        if name in _TABLE_PARTS:
+            return self.make_room_in_table(name)
+        match name:
+            case "li":
+                self.close("item", "li")
+            case "a" | "nobr":
+                self.end(name)
+            case "dd" | "dt":
+                self.close("item", "dd", "dt")
+            case "option" | "optgroup" | "rb" | "rp" | "rt" | "rtc":
+                self.make_room_in_list(name)
+            case "button":
+                self.close("scope", "button")
+            case "input":
+                self.close("scope", "select")
+            case "select":
+                return not self.close("scope", "select")
+            case "form":
+                return not self.places["form"] or bool(self.places["template"])
+            case "table":
+                if self.find("table", "table") > self.find("table", "td", "th", "caption"):
+                    self.close("table", "table")
+            case _ if name in _HEADINGS and self.top() in _HEADINGS:
+                self.cut(len(self.stack) - 1)
+        return True
+
+    def make_room_in_list(self, name: str) -> None:
+        """Close what an option or a ruby annotation follows on."""
+        if self.find("scope", "select" if name.startswith("opt") else "ruby") >= 0:
+            kept = {"option": "optgroup", "rt": "rtc", "rp": "rtc"}.get(name)
+            while self.top() in _IMPLIED and self.top() != kept:
+                self.cut(len(self.stack) - 1)
+        elif name.startswith("opt") and self.top() == "option":
+            self.cut(len(self.stack) - 1)
+
+    def make_room_in_table(self, name: str) -> bool:
+        """Close the cell, row or group that a part of a table follows on."""
+        table, cell = self.find("table", "table"), self.find("table", "td", "th", "caption")
+        if name in ("td", "th", "tr") and self.close("table", *(("tr",) if name == "tr" else ("td", "th"))):
+            return True
+        if table < 0:
+            return False
+        outer = {"td": ("tr",), "th": ("tr",), "tr": ("tbody", "thead", "tfoot")}.get(name, ())
+        self.cut(max(table, self.find("table", *outer)) + 1)
+        if cell >= 0:
+            self.forget()
+        return True
+
+    def start_formatting(self, name: str, markup: str) -> None:
+        alike = [number for number, entry in self.recent_formatting() if entry.markup == markup]
+        if len(alike) > 2:
+            # Of four alike, the parser opens only the last three again.
+            del self.formatting[alike[2]]
+        entry = _Formatting(name, markup, self.push(name))
+        self.formatting.append(entry)
+        self.open_formatting[entry.place] = entry
+
+    def recent_formatting(self) -> Iterator[tuple[int, _Formatting]]:
+        """The formatting since the last table cell or object began, the latest first."""
+        for number in range(len(self.formatting) - 1, -1, -1):
+            entry = self.formatting[number]
+            if entry is None:
+                return
+            # A step here takes longer than one of the parser.
+            self.steps += 20
+            yield number, entry
+
+    def end(self, name: str) -> None:
+        root = self.foreign[-1]
+        if root >= 0:
+            kind = self.stack[root].partition("/")[0]
+            places = self.places.get(f"{kind}/{name}")
+            if places and places[-1] >= root and self.top().startswith(kind + "/"):
+                self.cut(places[-1])
+                return
+            if name in ("p", "br") and self.is_foreign():
+                self.cut(root)
+        if name in _FORMATTING and self.end_formatting(name):
+            return
+        if name in _HEADINGS:
+            self.close("scope", *_HEADINGS)
+        elif name == "form" and self.top() != "form":
+            if (place := self.find("scope", "form")) >= 0:
+                self.take_out(place)
+        else:
+            self.close(_END_BOUNDS.get(name, "special"), name)
+
+    def end_formatting(self, name: str) -> bool:
+        """End a formatting element, also from inside blocks that it was opened around."""
+        special = self.bounds["special"]
+        for number, entry in self.recent_formatting():
+            if entry.name != name:
+                continue
+            place = entry.place
+            if 0 <= place < self.bounds["scope"][-1] or (len(special) > 8 and special[-8] > place >= 0):
+                return True
+            del self.formatting[number]
+            if place > special[-1]:
+                self.cut(place)
+            elif place >= 0:
+                self.take_out(place)
+            return True
+        return False

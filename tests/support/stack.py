@@ -114,6 +114,10 @@ class Folder:
         finally:
             lpm.close()
 
+    def wait_until_completed(self, count: int, limit_s: float) -> None:
+        """Wait until so many tasks are completed."""
+        wait_for(lambda: self.books().completed >= count, limit_s, f"{count} completed tasks")
+
     def wait_until_done(self, count: int, limit_s: float) -> Books:
         """Wait until so many tasks are in a final state and none is open."""
 

@@ -10,7 +10,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from crawler.db import owners
-from crawler.orchestrator import worker_pids
 from crawler.process import read_stack
 from tests.support.site import Site
 from tests.support.stack import Folder, assert_balanced, wait_for
@@ -47,12 +46,12 @@ def storm(
     try:
         for number, what in enumerate(kills, 1):
             due = pages * number // (len(kills) + 2)
-            wait_for(lambda due=due: folder.books().completed >= due, 120, f"{due} pages before a kill")
+            folder.wait_until_completed(due, 120)
             _strike(folder, what, chance, score)
             done = folder.books().completed
             if done < pages:
                 struck = time.monotonic()
-                wait_for(lambda done=done: folder.books().completed > done + 8, 30, f"work to go on after {what}")
+                folder.wait_until_completed(min(done + 9, pages), 30)
                 score.slowest_recovery_s = max(score.slowest_recovery_s, time.monotonic() - struck)
         folder.wait_until_done(pages, 240)
         score.seconds = time.monotonic() - began
@@ -81,7 +80,7 @@ def _strike(folder: Folder, what: str, chance: random.Random, score: Score) -> N
         os.kill(redis.pid, signal.SIGKILL)
     else:
         # Asked in this process: a command takes half a second, in which the crawl goes on.
-        workers = wait_for(lambda: worker_pids(folder.data), 20, "a worker to kill")
+        workers = wait_for(lambda: owners.workers(folder.data / "run" / "owners"), 20, "a worker to kill")
         worker = chance.choice(sorted(workers))
         victims = [worker, *workers[worker]] if what == "worker" else [chance.choice(workers[worker])]
         for pid in victims:  # first the parent, who would start new children

@@ -38,5 +38,10 @@ def page(url: str = "http://a.example/", body: bytes = b"<p>hello</p>", status: 
 
 def done(task: Task, **fields: Any) -> Outcome:
     """A good end of an attempt."""
-    values = {"status": TaskStatus.COMPLETED, "page": page(task.url), "record": {"title": "x"}, "verdict": "ok"}
+    values: dict[str, Any] = {
+        "status": TaskStatus.COMPLETED,
+        "page": page(task.url),
+        "record": {"title": "x"},
+        "verdict": "ok",
+    }
     return Outcome(task=task, worker="test", **(values | fields))

@@ -231,7 +231,9 @@ def test_raw_pages_are_warc_for_any_reader(lpm: LocalPersistenceManager) -> None
 
     [path] = lpm.raw.glob("*.warc.gz")
     with path.open("rb") as file:
-        records = [(r.rec_type, r.rec_headers["WARC-Target-URI"], r.content_stream().read()) for r in ArchiveIterator(file)]
+        records = [
+            (r.rec_type, r.rec_headers["WARC-Target-URI"], r.content_stream().read()) for r in ArchiveIterator(file)
+        ]
     assert [kind for kind, _, _ in records] == ["warcinfo", "response", "response"]
     assert [url for _, url, _ in records[1:]] == [first.url, second.url]
     assert [body for _, _, body in records[1:]] == [b"\0\xff\r\n\r\nbody", b"gone"]

@@ -53,7 +53,7 @@ def demo(workers: int | None) -> int:
     return 0 if good else 1
 
 
-class running_site:  # noqa: N801 – used like a function
+class running_site:
     """The bundled site in a process of its own, which ends with its standard input."""
 
     def __enter__(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from crawler import config
+from crawler.cli.commands.bulk import queue_option
 from crawler.cli.commands.stack import workers_option
 from crawler.cli.output import BooksProgress, data_dir_option, json_option, print_json, say
 from crawler.config import Settings
@@ -20,7 +21,7 @@ from crawler.models import Books, Job
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--queue", type=click.Choice(["urgent", "default"]), default="default", show_default=True)
+@queue_option
 @workers_option
 @click.option("--job", "job_name", help="The job's name (default: the file's).")
 @json_option

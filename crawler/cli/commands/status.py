@@ -9,6 +9,7 @@ import msgspec
 from crawler import config
 from crawler.cli.output import data_dir_option, json_option, print_json
 from crawler.config import Settings
+from crawler.db import owners
 from crawler.db.connection import reading
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Books
@@ -56,14 +57,10 @@ def gather(settings: Settings) -> dict[str, Any]:
 
 
 def _pids(settings: Settings) -> dict[str, Any]:
-    from crawler.db import owners
     from crawler.process import read_stack
 
     stack = read_stack(settings.data_dir)
-    workers: dict[int, list[int]] = {}
-    for note in owners.living(settings.data_dir / "run" / "owners"):
-        if note.about.get("kind") == "worker":
-            workers.setdefault(note.about["parent"], []).append(note.about["pid"])
+    workers = owners.workers(settings.data_dir / "run" / "owners")
     return {
         "supervisor": stack.supervisor.pid if stack.supervisor and stack.supervisor.find() else None,
         "redis": stack.redis.pid if stack.redis and stack.redis.find() else None,
@@ -113,7 +110,6 @@ def _show(facts: dict[str, Any]) -> None:
         print(f"{name:{width}}" + "".join(f"{counts[state]:>11,}" for state in states))
     pids = facts["pids"]
     workers = ", ".join(f"{w['pid']} with {len(w['children'])} children" for w in pids["workers"]) or "none"
-    print(
-        f"supervisor {pids['supervisor'] or 'none'} · redis {'up' if facts['redis']['up'] else 'down'} · workers {workers}"
-    )
+    redis_is = "up" if facts["redis"]["up"] else "down"
+    print(f"supervisor {pids['supervisor'] or 'none'} · redis {redis_is} · workers {workers}")
     print(f"{facts['disk']['free'] / 1e9:.1f} GB free in {facts['disk']['folder']}")

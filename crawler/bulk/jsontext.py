@@ -5,22 +5,26 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 
+from crawler.bulk.textfile import KEPT, MAX_LINE, too_long
 from crawler.errors import InputError
-from crawler.textfile import KEPT, MAX_LINE, too_long
 
 MAX_DEPTH = 100
 _TOO_DEEP = f"nested more than {MAX_DEPTH} deep"
 _MAX_DIGITS = 4000
 """Python refuses to turn more than 4,300 digits into a number."""
 
+_PASSED = 1 << 16
+"""How much may stay in the window behind us: at every mistake, the parser counts the lines from there on."""
+_PAIRS = {"[": "]", "{": "}"}
 _MARK = re.compile(r'\\.|["\[\]{},]', re.DOTALL)
 _SOLID = re.compile(r"[^\s,]")
-_START = re.compile(r",\s*(?=\{)")
+_START = re.compile(r',\s*(?=\{\s*")')
 _BRACE = re.compile(r"[{}]")
 _BOUNDARY = re.compile(r"\s*(?:,\s*[{\]]|[\]{]|$)")
 
@@ -113,6 +117,7 @@ class _Array:
         self._keys: frozenset[str] = frozenset()
 
     def elements(self) -> Iterator[Element]:
+        """Every element, in its order."""
         if not self._gap():
             return
         self._enter()
@@ -161,9 +166,13 @@ class _Array:
         if text is None:
             self._ended = True
             return False
-        before = max(0, self._at - 200)  # enough to see how far the element is indented
-        self._window, self._at = self._window[before:] + text, self._at - before
+        self._trim()
+        self._window += text
         return True
+
+    def _trim(self) -> None:
+        before = max(0, self._at - 200)  # enough to see how far the element is indented
+        self._window, self._at = self._window[before:], self._at - before
 
     def _element(self) -> Element:
         line, beginning = self._line, self._beginning()
@@ -197,7 +206,10 @@ class _Array:
         cut = error.msg.startswith("Unterminated") or error.pos >= len(self._window) - margin
         following = self._alike() if cut and not self._ended else self._following(error.pos)
         if following is not None:
-            return Element(line, self._take(following)[:KEPT].rstrip(", \t\r\n"), f"not JSON: {error.msg}")
+            beginning = self._take(following)[:KEPT].rstrip(", \t\r\n")
+            if self._at > _PASSED:
+                self._trim()
+            return Element(line, beginning, f"not JSON: {error.msg}")
         if cut and not self._ended:
             return Element(line, beginning, too_long(self._skip()))
         if cut and self._broken:
@@ -218,7 +230,9 @@ class _Array:
         before = text[at:wrong]
         if text[wrong : wrong + 1] == "{" and before.rstrip(" \t").endswith((",", "\n")) and _depths(before)[1] == 1:
             return wrong  # the brace that should close this element is missing
-        return self._alike() or self._related() or (self._closing() if text[at] == "{" else self._opening())
+        if text[at] != "{":
+            return self._alike() or self._related() or self._opening()
+        return self._alike() or self._matching() or self._related() or self._closing()
 
     def _alike(self) -> int | None:
         """The next line that begins like the one of this element, if it has a line of its own."""
@@ -229,9 +243,23 @@ class _Array:
         found = self._window.find(f"\n{indent}{{", self._at)
         return found + 1 + len(indent) if found >= 0 else None
 
+    def _matching(self) -> int | None:
+        """The brace that closes this element, if brackets and strings are in order up to it."""
+        opened: list[str] = []
+        for mark in _Nesting().marks(self._window, self._at):
+            sign, end = mark[0], mark.end()
+            if sign in _PAIRS:
+                opened.append(_PAIRS[sign])
+            elif sign in "]}" and opened.pop() != sign:
+                return None
+            if not opened:
+                return end if _BOUNDARY.match(self._window, end) else None
+        return None
+
     def _related(self) -> int | None:
         """The next object that has most keys in common with the last good element, as those inside it rarely have."""
-        for start in _START.finditer(self._window, self._at):
+        # Only the next few: in a file full of mistakes this is done for every element.
+        for start in islice(_START.finditer(self._window, self._at), 20):
             with suppress(json.JSONDecodeError, RecursionError):
                 keys = frozenset(self._decoder.raw_decode(self._window, start.end())[0])
                 if 2 * len(keys & self._keys) > len(keys | self._keys):
@@ -244,7 +272,7 @@ class _Array:
         return found if found >= 0 else None
 
     def _closing(self) -> int | None:
-        """The brace that closes this element; those in strings count too, as a string may be what is not closed."""
+        """The brace that closes this element if those in strings count too: a string may be what is not closed."""
         depth = 0
         for brace in _BRACE.finditer(self._window, self._at):
             depth += 1 if brace[0] == "{" else -1

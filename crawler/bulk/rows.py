@@ -16,10 +16,10 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn, Self
 
 import msgspec
 
+from crawler.bulk.jsontext import elements, loads
+from crawler.bulk.textfile import KEPT, MAX_LINE, Line, lines, opened, pieces, too_long
 from crawler.errors import InputError, UrlError, UsageError
-from crawler.jsontext import elements, loads
 from crawler.models import NewTask
-from crawler.textfile import KEPT, MAX_LINE, Line, lines, opened, pieces, too_long
 from crawler.urls import parse, without_credentials
 
 MAX_QUOTED_LINES = 1000
@@ -404,6 +404,7 @@ class _Table:
         self._url_at = names.index(self._columns.url)
 
     def rows(self) -> Rows:
+        """Every row, in its order; only those with quotes need the careful way."""
         for line in self._source:
             if line.size > MAX_LINE:
                 yield _reject(line.number, too_long(line.size), line.text)

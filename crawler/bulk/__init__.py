@@ -1,0 +1,96 @@
+"""A file's rows into a job of the ledger."""
+
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+
+import msgspec
+
+from crawler.bulk import rows
+from crawler.config import Settings, failpoint
+from crawler.errors import InputError
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job, NewTask
+
+COMMIT_ROWS = 5000
+"""Rows a commit: a kill in the middle costs at most these, and the same command brings them again."""
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What became of a file's rows; the first is the sum of the next three."""
+
+    rows: int
+    accepted: int
+    known: int
+    rejected: int
+    rejects_file: str | None
+    job: str
+    queue: str
+
+
+def import_file(
+    settings: Settings,
+    file: Path,
+    queue: str = "default",
+    *,
+    batch_size: int = 100,
+    strict: bool = False,
+    fresh_for_s: float | None = None,
+    job_name: str | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> tuple[Summary, Job]:
+    """Read a file into its job; the same file again, while that job is open, continues it."""
+    if strict:
+        _check_all(file)
+    key = f"name:{job_name}" if job_name else f"{rows.checksum(file)}:{queue}"
+    items = rows.read(file)
+    items = chain([next(items)], items)  # an unusable file is known before anything is written
+    lpm = LocalPersistenceManager(settings.data_dir)
+    source_file = str(file.absolute())
+    accepted = known = rejected = 0
+    try:
+        with lpm.errors():
+            job = lpm.durable.open_job(
+                key=key,
+                name=job_name or file.name,
+                queue=queue,
+                source="file",
+                source_file=source_file,
+                batch_size=batch_size,
+                now=lpm.now(),
+            )
+        with rows.RejectsFile(file) as rejects:
+            while batch := list(islice(items, COMMIT_ROWS)):
+                for item in batch:
+                    if isinstance(item, rows.Reject):
+                        rejects.add(item)
+                        rejected += 1
+                done = lpm.persist_tasks(
+                    _tasks(batch),
+                    job=job,
+                    queue=queue,
+                    source_file=source_file,
+                    loopback=True,
+                    fresh_for_s=fresh_for_s,
+                )
+                failpoint("imported")
+                accepted, known = accepted + done.accepted, known + done.known
+                if accepted + known + rejected > COMMIT_ROWS:
+                    progress(f"{accepted + known + rejected:,} rows read")
+        with lpm.errors():
+            lpm.durable.close_import(job)
+    finally:
+        lpm.close()
+    total = accepted + known + rejected
+    path = str(rejects.path) if rejected else None
+    return Summary(total, accepted, known, rejected, path, job.name, queue), job
+
+
+def _tasks(items: list[rows.Row | rows.Reject]) -> Iterator[NewTask]:
+    return (item.task for item in items if isinstance(item, rows.Row))
+
+
+def _check_all(file: Path) -> None:
+    for item in rows.read(file):
+        if isinstance(item, rows.Reject):
+            raise InputError(str(file), f"{item.reason}; nothing was imported (--strict)", item.line)

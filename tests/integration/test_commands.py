@@ -1,0 +1,201 @@
+"""Single URLs, stored pages, help, speed of starting, and silence towards the Gateway."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.support.site import Site
+from tests.support.stack import Folder
+
+
+def test_scrape_shows_the_record_and_raw_gives_the_page(folder: Folder, site: Site) -> None:
+    """With no stack a URL is fetched in this process; record and page are in the store."""
+    url = site.page(7)
+    shown = folder.crawler("scrape", url)
+    facts = json.loads(folder.crawler("scrape", url, "--json", "--local").stdout)
+    page = folder.crawler("raw", url)
+    written = folder.crawler("raw", url, "-o", str(folder.path / "page.html"))
+
+    assert shown.returncode == 0, shown.stderr
+    assert "Parcel 7" in shown.stdout
+    assert f"python -m crawler raw '{url}' --open" in shown.stdout
+    assert facts["data"]["title"].startswith("Parcel 7")
+    assert page.stdout.startswith("<!doctype html>")
+    assert written.returncode == 0
+    assert (folder.path / "page.html").read_text() == page.stdout
+    assert site.hits() == {url.removeprefix(site.url): 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "reason", "attempts"),
+    [
+        ("/status/404", "http_404", 1),
+        ("/close", "connection", 3),
+        ("/empty", "empty", 1),
+        ("/gzip-bomb", "too_large", 1),
+    ],
+)
+def test_scrape_says_why_there_is_no_page(folder: Folder, site: Site, path: str, reason: str, attempts: int) -> None:
+    """A page that cannot be had gives its reason, after as many attempts as help, and exit code 1."""
+    done = folder.crawler("scrape", site.url + path, "--json")
+
+    facts = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert (facts["status"], facts["error_type"], facts["attempts"]) == ("failed", reason, attempts)
+
+
+@pytest.mark.parametrize("path", ["/gzip", "/deflate", "/deflate-raw", "/br", "/zstd", "/gzip-gzip", "/chunked"])
+def test_every_coding_is_read_and_stored_as_received(folder: Folder, site: Site, path: str) -> None:
+    """The record comes from the decoded page, and `raw` gives the page back."""
+    facts = json.loads(folder.crawler("scrape", site.url + path, "--json").stdout)
+    page = folder.crawler("raw", site.url + path).stdout
+
+    assert facts["data"]["title"].startswith("Parcel")
+    assert page.startswith("<!doctype html>")
+
+
+def test_what_is_not_html_is_kept_raw_only(folder: Folder, site: Site) -> None:
+    """An image is completed, with an empty record and its bytes."""
+    facts = json.loads(folder.crawler("scrape", f"{site.url}/image", "--json").stdout)
+    folder.crawler("raw", f"{site.url}/image", "-o", str(folder.path / "image.png"))
+
+    assert (facts["status"], facts["data"]) == ("completed", {})
+    assert (folder.path / "image.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("scrape", "ftp://a.example/"), 2),
+        (("scrape", "http://user:geheim@a.example/"), 2),
+        (("raw", "http://a.example/never"), 2),
+        (("results", "export", "--output", "x.json"), 2),
+        (("bulk", "import"), 2),
+        (("bulk", "import", "x.csv", "--queue", "fast"), 2),
+        (("nonsense",), 2),
+        (("stats",), 2),
+    ],
+)
+def test_bad_commands_are_one_clear_error(folder: Folder, args: tuple[str, ...], code: int) -> None:
+    """No traceback, no secret, exit code 2."""
+    done = folder.crawler(*args)
+    assert done.returncode == code
+    assert done.stderr
+    assert "Traceback" not in done.stderr
+    assert "geheim" not in done.stderr
+
+
+def test_an_unknown_setting_is_code_2(folder: Folder) -> None:
+    """A misspelt variable is named with the nearest right one."""
+    done = folder.crawler("status", CRAWLER_WINDO="5")
+    assert done.returncode == 2
+    assert "did you mean CRAWLER_WINDOW?" in done.stderr
+
+
+def test_an_unreachable_redis_is_code_3(folder: Folder) -> None:
+    """A stack on a Redis that does not answer ends with 3, and says so."""
+    done = folder.crawler("up", REDIS_URL="redis://127.0.0.1:1/0")
+    assert done.returncode == 3
+    assert "does not answer" in done.stderr
+
+
+def test_status_without_a_store_is_all_zeros(folder: Folder) -> None:
+    """`status --json` has its whole shape with nothing there, and makes nothing."""
+    facts = folder.status()
+    assert set(facts) == {"books", "jobs", "queues", "pids", "disk", "redis"}
+    assert set(facts["books"].values()) == {0}
+    assert facts["queues"] == {"urgent": 0, "default": 0}
+    assert facts["pids"]["workers"] == []
+    assert not folder.data.exists()
+
+
+@pytest.mark.parametrize(("form", "ending"), [("json", "json"), ("jsonl", "jsonl"), ("jsonl", "out")])
+def test_export_writes_all_results(folder: Folder, site: Site, form: str, ending: str) -> None:
+    """Every result is in the file, in the documented shape; a file that cannot be written is a clear error."""
+    for n in range(3):
+        folder.crawler("scrape", site.page(n))
+    target = folder.path / f"results.{ending}"
+
+    done = folder.crawler("results", "export", "--format", form, "--output", str(target))
+    refused = folder.crawler("results", "export", "--output", str(folder.path / "no" / "such" / "folder.json"))
+
+    text = target.read_text()
+    results = json.loads(text) if form == "json" else [json.loads(line) for line in text.splitlines()]
+    assert done.stdout.strip() == f"Exported 3 results to {target}"
+    assert [result["url"] for result in results] == [site.page(n) for n in range(3)]
+    assert refused.returncode == 2
+    assert [path.name for path in folder.path.iterdir() if path.name.startswith(".")] == []
+
+
+COMMANDS = ["bulk", "bulk import", "run", "resume", "scrape", "raw", "results", "results list", "results export"]
+COMMANDS += ["status", "up", "down", "worker", "demo"]
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_every_command_has_help_with_an_example(folder: Folder, command: str) -> None:
+    """--help explains and shows how it is typed."""
+    done = folder.crawler(*command.split(), "--help")
+    assert done.returncode == 0
+    assert f"python -m crawler {command}".strip() in done.stdout.split("Example:")[1]
+
+
+def test_light_commands_do_not_load_the_heavy_libraries(folder: Folder) -> None:
+    """`--help` and `results list` start without Celery, redis and aiohttp."""
+    program = (
+        "import sys\nfrom crawler.cli.main import cli\n"
+        "for args in (['--help'], ['results', 'list'], ['bulk', '--help']):\n"
+        "    cli.main(args, standalone_mode=False)\n"
+        "print('LOADED', sorted({'celery', 'kombu', 'redis', 'aiohttp', 'rich', 'psutil'} & set(sys.modules)))"
+    )
+    argv = [sys.executable, "-c", program]
+    done = subprocess.run(argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, check=True, timeout=60)
+    assert "LOADED []" in done.stdout
+
+
+@pytest.mark.parametrize("switch", [{"STANDALONE": "true"}, {"GATEWAY_SYNC": "disabled"}])
+def test_standalone_never_speaks_to_a_gateway(folder: Folder, site: Site, switch: dict[str, str]) -> None:
+    """With a Gateway configured and standalone mode on, a whole run makes no connection to it."""
+    # Given a Gateway that notes every connection
+    canary = socket.create_server(("127.0.0.1", 0))
+    seen: list[str] = []
+
+    def listen() -> None:
+        while True:
+            try:
+                connection, address = canary.accept()
+            except OSError:
+                return
+            seen.append(str(address))
+            connection.close()
+
+    threading.Thread(target=listen, daemon=True).start()
+    folder.env |= switch | {"GATEWAY_URL": f"http://127.0.0.1:{canary.getsockname()[1]}", "GATEWAY_TOKEN": "t"}
+
+    # When a job is run
+    done = folder.crawler("run", str(folder.write("p.txt", [site.page(n) for n in range(10)])), "--workers", "1")
+    canary.close()
+
+    # Then nothing came, and the results are held
+    assert done.returncode == 0, done.stderr
+    assert seen == []
+    lpm = folder.lpm()
+    assert lpm.ledger.db.all("SELECT DISTINCT state FROM outbox") == [("held",)]
+    assert lpm.get_unsynced_results() == []
+    lpm.close()
+
+
+def test_a_project_folder_with_spaces_works(tmp_path: Path, site: Site) -> None:
+    """The data folder may have spaces and signs in its path."""
+    path = tmp_path / "my data; (новая) folder"
+    path.mkdir()
+    folder = Folder(path)
+    try:
+        done = folder.crawler("run", str(folder.write("p.txt", [site.page(1)])), "--workers", "1")
+        assert done.returncode == 0, done.stderr
+    finally:
+        folder.stop()

@@ -1,0 +1,209 @@
+"""`bulk import` through its door: once, twice, at once, killed in the middle, with and without Redis."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.stack import Folder, assert_balanced
+
+
+def csv_file(folder: Folder, count: int, name: str = "parcels.csv") -> Path:
+    """A file of parcels."""
+    path = folder.path / name
+    with path.open("w") as out:
+        out.write("url,priority,parcel_id\n")
+        out.writelines(f"http://county.example/parcel/{n},{n % 9 + 1},{n}\n" for n in range(count))
+    return path
+
+
+def task_set(folder: Folder) -> list[tuple[str, str]]:
+    """What identifies the tasks in the ledger."""
+    lpm = folder.lpm()
+    rows = lpm.ledger.db.all("SELECT url, parcel_id FROM tasks ORDER BY url, parcel_id")
+    lpm.close()
+    return [(url, parcel_id) for url, parcel_id in rows]
+
+
+def test_the_last_line_is_the_documented_one(folder: Folder) -> None:
+    """150 rows are 150 tasks, with no Redis running, and the last line says so exactly."""
+    done = folder.crawler("bulk", "import", str(csv_file(folder, 150)), "--queue=urgent")
+
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "Imported 150 tasks to queue 'urgent'"
+    assert "wait in the ledger" in done.stderr
+    assert folder.status()["queues"] == {"urgent": 150, "default": 0}
+
+
+def test_input_columns_and_priority_are_kept(folder: Folder) -> None:
+    """Priority and parcel are the task's, and every column stays with it."""
+    file = folder.path / "p.csv"
+    file.write_text("URL ; Priority;parcel_id;Owner\nhttp://a.example/1;3;007;Ada\n")
+    assert folder.crawler("bulk", "import", str(file)).returncode == 0
+
+    lpm = folder.lpm()
+    [row] = lpm.ledger.db.all("SELECT priority, parcel_id, input, source, source_file, source_line FROM tasks")
+    lpm.close()
+    assert row[:2] == (3, "007")
+    assert json.loads(row[2])["Owner"] == "Ada"
+    assert row[3:] == ("file", str(file), 2)
+
+
+def test_a_dry_run_imports_nothing(folder: Folder) -> None:
+    """`--dry-run` shows what would be, and leaves no store behind."""
+    done = folder.crawler("bulk", "import", str(csv_file(folder, 20)), "--dry-run")
+
+    assert done.returncode == 0
+    assert "Would import 20 tasks to queue 'default'" in done.stdout
+    assert "http://county.example/parcel/0" in done.stdout
+    assert not folder.data.exists()
+
+
+def test_bad_rows_are_set_aside_and_the_sum_is_right(folder: Folder) -> None:
+    """Good rows go in, bad ones into the rejects file, the summary adds up, and the exit code is 1."""
+    file = folder.path / "mixed.txt"
+    file.write_text("http://a.example/1\nnonsense\nhttp://a.example/1\nhttp://user:geheim@a.example/\n")
+
+    done = folder.crawler("bulk", "import", str(file), "--json")
+
+    facts = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert (facts["rows"], facts["accepted"], facts["known"], facts["rejected"]) == (4, 1, 1, 2)
+    rejects = [json.loads(line) for line in Path(facts["rejects_file"]).read_text().splitlines()]
+    assert [reject["line"] for reject in rejects] == [2, 4]
+    assert "geheim" not in json.dumps(rejects) + done.stderr
+
+
+def test_strict_imports_all_or_nothing(folder: Folder) -> None:
+    """With `--strict` one bad row names its line and nothing is imported."""
+    file = folder.path / "mixed.txt"
+    file.write_text("http://a.example/1\nnonsense\n")
+
+    done = folder.crawler("bulk", "import", str(file), "--strict")
+
+    assert done.returncode == 2
+    assert f"{file}, line 2" in done.stderr
+    assert folder.status()["books"]["accepted"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("missing.csv", None, "missing.csv"),
+        ("empty.csv", b"", "empty"),
+        ("header.csv", b"url,priority\n", "no rows"),
+        ("other.csv", b"link,priority\nhttp://a.example/,1\n", "there is no column 'url'"),
+        ("object.json", b'{"url": "http://a.example/"}', "array"),
+        ("image.csv", b"\x89PNG\r\n\x1a\n" + bytes(100), "image.csv"),
+        ("list.pdf", b"http://a.example/\n", "known are"),
+        ("fake.csv.gz", b"url\nhttp://a.example/\n", "gz"),
+    ],
+)
+def test_an_unusable_file_is_one_line_and_code_2(folder: Folder, name: str, content: bytes | None, reason: str) -> None:
+    """The line names the file and the reason, there is no traceback, and no store is made."""
+    file = folder.path / name
+    if content is not None:
+        file.write_bytes(content)
+
+    done = folder.crawler("bulk", "import", str(file))
+
+    assert done.returncode == 2, done.stderr
+    assert reason in done.stderr
+    assert name in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not folder.data.exists()
+
+
+def test_the_same_file_twice_is_the_same_set(folder: Folder) -> None:
+    """While its job is open a file imported again adds nothing."""
+    file = csv_file(folder, 500)
+    first = folder.crawler("bulk", "import", str(file), "--json")
+    again = folder.crawler("bulk", "import", str(file), "--json")
+
+    assert json.loads(first.stdout)["accepted"] == 500
+    facts = json.loads(again.stdout)
+    assert (facts["accepted"], facts["known"], facts["job"]) == (0, 500, "parcels.csv")
+    assert again.returncode == 0
+    assert len(task_set(folder)) == 500
+    assert_balanced(folder.status())
+
+
+def test_two_imports_of_one_file_at_once_are_the_same_set(folder: Folder) -> None:
+    """Two processes that import the same file at the same time make one job and one set of tasks."""
+    file = csv_file(folder, 20_000)
+    both = [folder.start("crawler", "bulk", "import", str(file)) for _ in range(2)]
+    codes = [process.wait(120) for process in both]
+
+    assert codes == [0, 0]
+    facts = folder.status()
+    assert facts["books"]["accepted"] == 20_000
+    assert list(facts["jobs"]) == ["parcels.csv"]
+    assert_balanced(facts)
+
+
+def test_killed_in_the_middle_and_typed_again(folder: Folder) -> None:
+    """kill -9 in the middle of 200,000 rows, the same command again: exactly 200,000."""
+    # Given an import that dies after its tenth commit
+    file = csv_file(folder, 200_000)
+    dead = folder.crawler("bulk", "import", str(file), CRAWLER_FAILPOINT="imported:10")
+    assert dead.returncode == -signal.SIGKILL
+    assert folder.books().accepted == 50_000
+
+    # When the same command is typed again
+    done = folder.crawler("bulk", "import", str(file), "--json", limit_s=240)
+
+    # Then all rows are there, once
+    facts = json.loads(done.stdout)
+    assert (facts["accepted"], facts["known"], facts["rejected"]) == (150_000, 50_000, 0)
+    tasks = task_set(folder)
+    assert len(tasks) == len(set(tasks)) == 200_000
+    assert_balanced(folder.status())
+
+
+def test_a_store_that_cannot_be_written_is_code_4(folder: Folder) -> None:
+    """A damaged store is named, left alone, and the import says so with its own exit code."""
+    folder.data.mkdir()
+    (folder.data / "lpm.db").write_bytes(b"this is not a database" * 100)
+
+    done = folder.crawler("bulk", "import", str(csv_file(folder, 5)))
+
+    assert done.returncode == 4
+    assert "lpm.db" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_import_into_a_full_disk_is_code_4(folder: Folder, tmp_path: Path) -> None:
+    """Without room for the rows the command ends with 4, and what it had acknowledged is whole."""
+    from tests.support.disk import Disk, can_mount
+
+    if not can_mount(tmp_path):
+        print("loop mounts are not allowed here: a file size limit stands in for a full disk")
+        limited = ["bash", "-c", 'ulimit -f 4096; exec "$@"', "-"]
+    else:
+        limited = []
+    disk = None if limited else Disk(tmp_path / "disk", size_mb=8)
+    data = folder.data
+    try:
+        if disk:
+            disk.mount()
+            data = disk.path / "data"
+        argv = [*limited, sys.executable, "-m", "crawler", "--data-dir", str(data), "bulk", "import"]
+        argv += [str(csv_file(folder, 100_000))]
+        done = subprocess.run(argv, env=folder.env, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 4, done.stderr
+        assert "Traceback" not in done.stderr
+    finally:
+        if disk:
+            disk.discard()
+
+
+def test_a_folder_without_permission_is_code_4(folder: Folder) -> None:
+    """Where the store may not be made there is one line and code 4."""
+    target = Path("/proc/nowhere")
+    done = folder.crawler("--data-dir", str(target), "bulk", "import", str(csv_file(folder, 5)))
+    assert done.returncode == 4
+    assert "Traceback" not in done.stderr
+    assert not target.exists()

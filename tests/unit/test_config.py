@@ -1,0 +1,61 @@
+"""Settings: wrong names and values are told with the nearest right one."""
+
+import pytest
+
+from crawler.config import Settings, load
+from crawler.errors import ConfigError
+
+
+def test_the_defaults_need_no_environment() -> None:
+    """An empty environment gives the documented defaults."""
+    assert load({"PATH": "/bin"}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("CRAWLER_WINDO", "5", "did you mean CRAWLER_WINDOW?"),
+        ("CRAWLER_XYZ", "5", "did you mean CRAWLER_"),
+        ("CRAWLER_WINDOW", "many", "must be a whole number"),
+        ("CRAWLER_WINDOW", "0", "must be at least 1"),
+        ("CRAWLER_WINDOW", "-5", "must be at least 1"),
+        ("CRAWLER_TIMEOUT_S", "soon", "must be a number"),
+        ("CRAWLER_TIMEOUT_S", "nan", "must be at least"),
+        ("CRAWLER_TIMEOUT_S", "inf", "must be at least"),
+        ("CRAWLER_RAW", "al", "did you mean all?"),
+        ("CRAWLER_RATE", "fast", "must be none, or a rate such as 50/s"),
+        ("CRAWLER_RATE", "0/s", "must be none, or a rate such as 50/s"),
+        ("CRAWLER_TIMEZONE", "Europe/Sofi", "no such time zone"),
+        ("CRAWLER_ALLOW_NETS", "10.0.0.0/99", "10.0.0.0/99"),
+        ("CRAWLER_FAILPOINT", "committed", "must be name:n"),
+        ("STANDALONE", "maybe", "must be true or false"),
+        ("GATEWAY_SYNC", "disable", "did you mean disabled?"),
+        ("REDIS_URL", "http://:secret@x", "must begin with redis://"),
+    ],
+)
+def test_bad_settings_are_named(name: str, value: str, message: str) -> None:
+    """The error names the variable and what would be right, and never shows a secret."""
+    with pytest.raises(ConfigError) as caught:
+        load({name: value})
+
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(name)
+    assert "secret" not in str(caught.value)
+
+
+def test_good_settings_are_read() -> None:
+    """Every kind of value has its type."""
+    settings = load(
+        {"STANDALONE": "true", "CRAWLER_WINDOW": "10", "CRAWLER_STALL_S": "2.5", "CRAWLER_RATE": "50/s",
+         "CRAWLER_ALLOW_NETS": "10.0.0.1/8, fd00::/8", "CRAWLER_DATA_DIR": "/somewhere"}
+    )  # fmt: skip
+
+    assert (settings.window, settings.stall_s, settings.rate) == (10, 2.5, "50/s")
+    assert settings.allow_nets == ("10.0.0.0/8", "fd00::/8")
+    assert not settings.gateway_enabled
+
+
+def test_gateway_sync_disabled_says_the_same_as_standalone() -> None:
+    """Either of the two switches silences the Gateway side."""
+    assert load({}).gateway_enabled
+    assert not load({"GATEWAY_SYNC": "disabled"}).gateway_enabled

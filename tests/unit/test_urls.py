@@ -1,0 +1,77 @@
+"""URLs: what may be fetched, what is the same page, what a limit applies to."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crawler import urls
+from crawler.errors import UrlError
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "domain"),
+    [
+        (" HTTP://Example.COM:80/a/../b ", "http://example.com/b", "example.com"),
+        ("https://a.b.co.uk/?q=1#frag", "https://a.b.co.uk/?q=1", "b.co.uk"),
+        ("http://127.1:8080/x", "http://127.0.0.1:8080/x", "127.0.0.1"),
+        ("http://[::1]:8080/", "http://[::1]:8080/", "::1"),
+        ("http://бг.example/п", "http://xn--90ae.example/%D0%BF", "xn--90ae.example"),
+        ("http://localhost/", "http://localhost/", "localhost"),
+        ("http:\\\\example.com\\x", "http://example.com/x", "example.com"),
+    ],
+)
+def test_urls_are_read_as_a_browser_reads_them(text: str, url: str, domain: str) -> None:
+    """What is stored is what is dialled."""
+    address = urls.parse(text)
+    assert (address.url, address.domain) == (url, domain)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty"),
+        ("example.com/x", "lack http://"),
+        ("ftp://example.com/", "only http and https"),
+        ("javascript:alert(1)", "only http and https"),
+        ("file:///etc/passwd", "only http and https"),
+        ("http://", "not a URL"),
+        ("http://user:geheim@example.com/", "user name or a password"),
+        ("http://exa mple.com/", "not a URL"),
+        ("http://example.com:99999/", "not a URL"),
+        ("http://example.com:0/", "port 0"),
+        ("http://example.com/" + "x" * 9000, "characters"),
+    ],
+)
+def test_what_is_no_fetchable_url_is_refused_with_a_reason(text: str, reason: str) -> None:
+    """The reason fits in one line and shows no password."""
+    with pytest.raises(UrlError) as caught:
+        urls.parse(text)
+    assert reason in str(caught.value)
+    assert "geheim" not in str(caught.value)
+
+
+def test_the_same_page_has_the_same_key() -> None:
+    """Fragment, order of parameters and tracking parameters do not make another page; anything else does."""
+    key = urls.parse("http://a.example/x?b=2&a=1").key
+    same = ["http://a.example/x?a=1&b=2#top", "http://A.example:80/x?a=1&utm_source=n&b=2&fbclid=z"]
+    other = ["http://a.example/x?a=1&b=3", "https://a.example/x?a=1&b=2", "http://a.example/X?a=1&b=2"]
+
+    assert all(urls.parse(url).key == key for url in same)
+    assert all(urls.parse(url).key != key for url in other)
+
+
+@given(st.text(max_size=300))
+def test_no_text_breaks_the_parser(text: str) -> None:
+    """Whatever is given, there is an address that reads to itself, or a `UrlError`."""
+    for given_text in (text, "http://" + text, "http://a.example/" + text):
+        try:
+            address = urls.parse(given_text)
+        except UrlError:
+            continue
+        assert urls.parse(address.url) == address
+
+
+def test_credentials_are_taken_out_of_messages() -> None:
+    """What is shown to people has no password in it."""
+    assert urls.without_credentials("redis://:secret@127.0.0.1:1/0") == "redis://***@127.0.0.1:1/0"
+    assert urls.without_credentials("http://a.example/x@y") == "http://a.example/x@y"
