@@ -50,6 +50,7 @@ def import_file(
     accepted = known = rejected = 0
     try:
         with lpm.errors():
+            lpm.durable.db.execute("PRAGMA cache_size=-64000")  # rows go to random places of large indexes
             job = lpm.durable.open_job(
                 key=key,
                 name=job_name or file.name,

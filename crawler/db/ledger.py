@@ -93,15 +93,8 @@ class Ledger:
         with writing(self.db):
             for task in tasks:
                 address = task.address
-                found = self.db.one(
-                    """SELECT id, job_id, source_line, queue, priority, status FROM tasks
-                       WHERE url_key = ?1 AND parcel_id = ?2 AND (
-                           is_open OR job_id = ?3 OR (status = 'completed' AND completed_at >= ?4)
-                           OR EXISTS (SELECT 1 FROM job_links WHERE job_id = ?3 AND task = tasks.id))
-                       ORDER BY is_open DESC LIMIT 1""",
-                    (address.key, task.parcel_id, job_id, fresh_after),
-                )
                 row_input = msgspec.json.encode(task.input).decode() if task.input else None
+                found = self._known(task, job_id, fresh_after)
                 if found:
                     known += 1
                     self._share(found, task, job_id, queue, row_input)
@@ -119,10 +112,28 @@ class Ledger:
                 self.db.execute("UPDATE jobs SET size = size + ? WHERE id = ?", (accepted, job_id))
         return Imported(accepted, known)
 
+    def _known(self, task: NewTask, job_id: int | None, fresh_after: float) -> tuple[Any, ...] | None:
+        """The task that this row means if it is open, in the same job, or collected lately."""
+        rows = self.db.all(
+            """SELECT id, job_id, source_line, queue, priority, status, completed_at FROM tasks
+               WHERE url_key = ? AND parcel_id = ?""",
+            (task.address.key, task.parcel_id),
+        )
+        for row in rows:
+            id_, its_job, _, _, _, status, completed_at = row
+            if (
+                status in ("pending", "processing")
+                or (job_id is not None and its_job == job_id)
+                or (status == "completed" and completed_at >= fresh_after)
+                or self.db.one("SELECT 1 FROM job_links WHERE job_id = ? AND task = ?", (job_id, id_))
+            ):
+                return row
+        return None
+
     def _share(
         self, found: tuple[Any, ...], task: NewTask, job_id: int | None, queue: str, row_input: str | None
     ) -> None:
-        id_, its_job, its_line, its_queue, its_priority, status = found
+        id_, its_job, its_line, its_queue, its_priority, status, _ = found
         if status == "pending" and (QUEUES.index(queue), task.priority) < (QUEUES.index(its_queue), its_priority):
             urgent = QUEUES[min(QUEUES.index(queue), QUEUES.index(its_queue))]
             self.db.execute(
@@ -362,7 +373,7 @@ class Ledger:
                 )
                 detail = {"worker": note.about.get("pid"), "began": began, "parsing": blamed}
                 if blamed and note.evidence:
-                    detail["evidence"] = note.evidence[-4000:]
+                    detail["evidence"] = note.evidence
                 self.event(id_, "poison" if poison else "worker died", detail, now)
         return len(rows)
 

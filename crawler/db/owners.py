@@ -164,7 +164,7 @@ def _read(path: Path, data: bytes) -> Note:
     numbers = struct.unpack(f"<{len(slots) // 8}q", slots[: len(slots) // 8 * 8])
     parsing = struct.unpack("<q", data[_PARSING:_SLOTS])[0] if len(data) >= _SLOTS else 0
     try:
-        evidence = path.with_suffix(".trace").read_text(errors="replace")
+        evidence = _parsing_thread(path.with_suffix(".trace").read_text(errors="replace"))
     except FileNotFoundError:
         evidence = ""
     return Note(
@@ -175,3 +175,9 @@ def _read(path: Path, data: bytes) -> Note:
         frozenset(number for number in numbers if number),
         evidence,
     )
+
+
+def _parsing_thread(trace: str) -> str:
+    """Of the stacks of all threads the one that was parsing."""
+    stacks = trace.split("\n\n")
+    return next((stack for stack in stacks if "pipeline.py" in stack), trace)[:4000]

@@ -6,6 +6,7 @@ import cchardet
 from w3lib.encoding import html_body_declared_encoding, http_content_type_encoding, resolve_encoding, to_unicode
 
 DETECTION_BYTES = 65_536
+MIN_CONFIDENCE = 0.5
 FALLBACK = "windows-1252"
 
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16le"), (codecs.BOM_UTF16_BE, "utf-16be"))
@@ -57,8 +58,10 @@ def _detected(body: bytes) -> str:
     try:
         body.decode("utf-8")
     except UnicodeDecodeError:
-        guess = cchardet.detect(body[:DETECTION_BYTES])["encoding"]
-        return _NAMES.get(resolve_encoding(guess) or "", FALLBACK) if guess else FALLBACK
+        guess = cchardet.detect(body[:DETECTION_BYTES])
+        if not guess["encoding"] or (guess["confidence"] or 0) < MIN_CONFIDENCE:
+            return FALLBACK
+        return _NAMES.get(resolve_encoding(guess["encoding"]) or "", FALLBACK)
     return "utf-8"
 
 

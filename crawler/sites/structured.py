@@ -20,15 +20,16 @@ MAX_TEXT, MAX_STRING, MAX_KEY = 100_000, 2_000, 200
 MAX_LINKS, MAX_ANCHORS = 1_000, 10_000
 MAX_HEADINGS, MAX_METAS, MAX_FIELDS, MAX_PARAGRAPHS = 200, 500, 2_000, 2_000
 MAX_TABLES, MAX_COLUMNS, MAX_ROWS, MAX_CELLS = 100, 50, 1_000, 20_000
-MAX_ITEMS, MAX_PROPERTIES, MAX_ITEM_DEPTH = 500, 5_000, 20
+MAX_ITEMS, MAX_PROPERTIES, MAX_ITEM_DEPTH = 500, 2_000, 20
 MAX_JSON_BLOCKS, MAX_JSON_LENGTH, MAX_JSON_DEPTH = 50, 500_000, 50
 MAX_EXCERPT_NODES, MAX_SIBLINGS = 1_000, 20
 
-MAX_DEPTH, MAX_ATTRIBUTES, MAX_TAGS = 2_000, 1_000, 1_000_000
+MAX_DEPTH, MAX_ATTRIBUTES, MAX_ROOTS, MAX_TAGS = 2_000, 1_000, 20, 500_000
 MAX_STEPS = 200_000_000
 """Looks at open elements and attributes that the parser may need, some 3 to 10 ns each."""
-MAX_REBUILT = 10_000_000
-"""Characters of markup that the parser may repeat on its own, some 30 bytes of memory each."""
+MAX_REPEATED = 2_000_000
+"""Elements that the parser may add on its own, some 300 bytes each."""
+STRIDE, SAMPLE = 10_000, 100
 
 Record = dict[str, object]
 Cell = tuple[str, str]
@@ -57,9 +58,7 @@ def extract(html: str, url: str) -> Record:
     """All that is found in a page that `check_depth` let through, as values that JSON can hold."""
     tree = parse(html)
     base = _base(tree, url)
-    metas = list(_metas(tree))
-    json_ld = _json_ld(tree)
-    links, microdata = _links(tree, base), _microdata(tree, base)
+    metas, json_ld, links = list(_metas(tree)), _json_ld(tree), _links(tree, base)
     _remove(tree, _INVISIBLE)
     grids = _grids(tree)
     record: Record = {
@@ -70,7 +69,7 @@ def extract(html: str, url: str) -> Record:
         "headings": _headings(tree),
         "json_ld": json_ld,
         "opengraph": _opengraph(metas),
-        "microdata": microdata,
+        "microdata": _microdata(tree, base),
         "fields": _fields(tree, grids),
         "tables": [_table(rows) for rows in grids if _is_headed(rows)],
         "links": links,
@@ -430,374 +429,125 @@ _ATTRIBUTE = (
     rf"[{_SPACE}/]*+[^{_SPACE}/>][^{_SPACE}/>=]*+"
     rf"""(?:[{_SPACE}]*+=[{_SPACE}]*+(?:"[^"]*+"|'[^']*+'|[^{_SPACE}>"'][^{_SPACE}>]*+)?+)?+"""
 )
-_ATTRIBUTES = re.compile(_ATTRIBUTE)
-_TOKEN = re.compile(
-    rf"<(?:(/?)([a-zA-Z][^{_SPACE}/>]*+)((?:{_ATTRIBUTE})*+)([{_SPACE}/]*+)(?:>|\Z)"
-    r"|!--(?:-?>|.*?(?:--!?>|\Z))|[!?/][^>]*+>?)",
-    re.DOTALL,
-)
-_MANY_ATTRIBUTES = re.compile(rf"<[a-z][^{_SPACE}/>]*+[{_SPACE}/](?:{_ATTRIBUTE}){{20}}".encode())
-_REPEATABLE = re.compile(rb"<(?:b(?:ig|ody)?|code|em|font|html|[iu]|nobr|s(?:mall|trike|trong)?|tt)(?=[ \t\n\r\f/>])")
-_FONT_STYLE = re.compile(rf"(?:^|[{_SPACE}/])(?:color|face|size)(?:[{_SPACE}/=]|$)", re.I)
+_ATTRIBUTES = re.compile(_ATTRIBUTE.encode())
+_TAG = rf"<(/?)([a-z][^{_SPACE}/>]*+)((?:{_ATTRIBUTE})*+)[{_SPACE}/]*+(?:>|\Z)"
+_TOKENS = re.compile(rf"{_TAG}|<!--(?:-?>|.*?(?:--!?>|\Z))|<[!?/][^>]*+>?".encode(), re.DOTALL | re.I)
+_MANY_ATTRIBUTES = re.compile(rf"<[a-z][^{_SPACE}/>]*+[{_SPACE}/](?:{_ATTRIBUTE}){{64}}".encode())
+_REPEATABLE = rb"(?:b(?:ig|ody)?|code|em|font|html|[iu]|nobr|s(?:mall|trike|trong)?|tt)(?=[ \t\n\r\f/>])"
+_REPEATABLE_STARTS = re.compile(b"<" + _REPEATABLE)
+_REPEATABLE_TAGS = re.compile(b"<(/?)(" + _REPEATABLE + rf")((?:{_ATTRIBUTE})*+)".encode(), re.I)
 _RAW_ENDS = {
-    name: re.compile(rf"</{name}(?=[{_SPACE}/>])", re.I)
-    for name in ("iframe", "noembed", "noframes", "script", "style", "textarea", "title", "xmp")
+    name: re.compile(rb"</" + name + rb"(?=[ \t\n\r\f/>])", re.I)
+    for name in (b"iframe", b"noembed", b"noframes", b"script", b"style", b"textarea", b"title", b"xmp")
 }
-
-
-def _names(*lines: str) -> frozenset[str]:
-    return frozenset(" ".join(lines).split())
-
-
-_HEADINGS = _names("h1 h2 h3 h4 h5 h6")
-_FORMATTING = _names("a b big code em font i nobr s small strike strong tt u")
-_TABLE_PARTS = _names("caption colgroup tbody td tfoot th thead tr")
-_IMPLIED = _names("dd dt li optgroup option p rb rp rt rtc")
-_MARKERS = _names("applet caption marquee object td template th")
-_SCOPES = _MARKERS | {"select", "table"}
-_NEVER_OPEN = _RAW_ENDS.keys() | _names(
-    "area base basefont bgsound body br col embed frame head hr html image img input keygen link meta param source",
-    "track wbr",
-)
-_BLOCKS = _names(
-    "address article aside blockquote center dd details dialog dir div dl dt fieldset figcaption figure footer header",
-    "hgroup listing main menu nav ol pre search section summary ul",
-)
-_ENDING_P = _BLOCKS | _HEADINGS | _names("form hr li p plaintext table xmp")
-_SPECIAL = _BLOCKS - {"dialog"} | _SCOPES | _TABLE_PARTS | _HEADINGS | _names("button form frameset li noscript p")
-_QUIET = (_ENDING_P | _TABLE_PARTS | _RAW_ENDS.keys()) - {"xmp"} | _names(
-    "base body col frame head html link meta param rb rp rt rtc source template track"
-)
-# What ends <svg> and <math>; the standard also names <sup>, but lexbor leaves that inside.
-_BREAKOUT = _HEADINGS | _names(
-    "b big blockquote body br center code dd div dl dt em embed head hr i img li listing menu meta nobr ol p pre ruby s",
-    "small span strong strike sub table tt u ul var",
-)
-_INTEGRATION = _names("svg/desc svg/foreignobject svg/title math/mi math/mn math/mo math/ms math/mtext")
-_END_BOUNDS = {
-    **dict.fromkeys(_BLOCKS | _names("applet button marquee object select"), "scope"),
-    **dict.fromkeys(_TABLE_PARTS | {"table"}, "table"),
-    "p": "button",
-    "li": "list",
-    "template": "page",
-}
-
-
-def _bounds(name: str) -> tuple[str, ...]:
-    """The searches among the open elements that look no further than this one."""
-    scope = name in _SCOPES or name in _INTEGRATION
-    bounds = {
-        "scope": scope,
-        "button": scope or name == "button",
-        "list": scope or name in ("ol", "ul"),
-        "item": (name in _SPECIAL or name in _INTEGRATION) and name not in ("address", "div", "p"),
-        "special": name in _SPECIAL or name in _INTEGRATION,
-        "table": name in ("table", "template"),
-        "integration": name in _INTEGRATION,
-    }
-    return tuple(bound for bound, stops in bounds.items() if stops)
-
-
-_BOUNDS = {name: _bounds(name) for name in _SPECIAL | _INTEGRATION}
 
 
 def check_depth(html: str | bytes) -> None:
-    """Raise `FetchError` for a page that would keep the parser busy for minutes, or fill the memory."""
+    """Raise `FetchError` for a page that would keep the parser busy for minutes, or fill the memory.
+
+    Lexbor looks through all open elements at nearly every tag, compares every attribute of a tag with all before it,
+    and opens formatting that was left open (`<p><font>…</p>`) again in every block: time and memory grow with the
+    square of the page's size.
+    """
     page = html.encode("utf-8", "replace") if isinstance(html, str) else html
     folded = page.lower()
     tags = folded.count(b"<")
     if tags > MAX_TAGS:
         raise _too_deep(f"it has {tags:,} tags")
     starts = tags - folded.count(b"</")
-    # Nearly every page is so small that nothing in it could go beyond reason.
-    if (
-        starts > MAX_DEPTH
-        or starts * tags > MAX_STEPS
-        or starts * len(_REPEATABLE.findall(folded)) > MAX_REBUILT
-        or _MANY_ATTRIBUTES.search(folded)
-    ):
-        _Nesting().read(page.decode("latin-1"))
+    repeatable = _REPEATABLE_STARTS.findall(folded)
+    roots = repeatable.count(b"<html") + repeatable.count(b"<body")
+    if roots > MAX_ROOTS or _MANY_ATTRIBUTES.search(folded):
+        _check_attributes(page)
+    if starts * len(repeatable) > MAX_REPEATED and starts * _left_open(page) > MAX_REPEATED:
+        raise _too_deep("its formatting would be repeated too often")
+    if starts > MAX_DEPTH or starts * tags > MAX_STEPS:
+        _check_nesting(page, tags)
 
 
 def _too_deep(what: str) -> FetchError:
     return FetchError("too_deep", f"The page is not parsed, because {what}; another try would not help.", False)
 
 
-class _Formatting:
-    """A formatting element that may be opened again; its place on the stack is -1 while it is closed."""
-
-    __slots__ = ("markup", "name", "place")
-
-    def __init__(self, name: str, markup: str, place: int) -> None:
-        self.name, self.markup, self.place = name, markup, place
-
-
-class _Nesting:
-    """The open elements while a page is read, by the rules of the HTML standard but without building its tree.
-
-    To count tags is not enough: end tags may mean nothing, `<td>` and `<p>` close one another, and formatting left open
-    is opened again in every block, where a parser's time and memory grow with the square of a page's size. Elements of
-    SVG and MathML are called `svg/…` and `math/…`; one taken out from below others leaves an empty name.
-    """
-
-    def __init__(self) -> None:
-        self.stack: list[str] = []
-        self.places: defaultdict[str, list[int]] = defaultdict(list)
-        self.bounds: defaultdict[str, list[int]] = defaultdict(lambda: [-1])
-        self.foreign: list[int] = self.bounds["foreign"]
-        self.integration: list[int] = self.bounds["integration"]
-        self.formatting: list[_Formatting | None] = []
-        self.open_formatting: dict[int, _Formatting] = {}
-        self.gone = self.steps = self.rebuilt = self.root_attributes = 0
-
-    def read(self, html: str) -> None:
-        """Go through a page; raises `FetchError` where it goes beyond reason."""
-        place = 0
-        while 0 <= place < len(html):
-            place = self.read_markup(html, place)
-
-    def read_markup(self, html: str, begin: int) -> int:
-        """Go through the tags up to text that is none, and return where that text ends, or -1 at the end."""
-        last = begin
-        for token in _TOKEN.finditer(html, begin):
-            if self.formatting and token.start() > last and not self.is_foreign():
-                self.rebuild()
-            last = token.end()
-            slash, name, attributes, tail = token.groups()
-            if name is None:
-                if self.is_foreign() and html.startswith("<![CDATA[", token.start()):
-                    return html.find("]]>", token.start())
-                continue
-            name = name.lower()
-            self.steps += len(self.stack)
-            if self.steps > MAX_STEPS or self.rebuilt > MAX_REBUILT:
-                raise _too_deep("its size and its depth together would take the parser too long")
-            if slash:
-                self.end(name)
-                continue
-            if len(attributes) > 40 or name in ("body", "html"):
-                self.count_attributes(name, attributes)
-            foreign = self.is_foreign()
-            self.start(name, attributes, tail.endswith("/"))
-            if not foreign and name in _RAW_ENDS:
-                end = _RAW_ENDS[name].search(html, last)
-                return end.start() if end else -1
-            if not foreign and name == "plaintext":
-                return -1
-        return -1
-
-    def count_attributes(self, name: str, attributes: str) -> None:
+def _check_attributes(page: bytes) -> None:
+    roots = steps = 0
+    for name, attributes in _start_tags(page):
         number = len(_ATTRIBUTES.findall(attributes))
-        if name in ("body", "html"):
+        if name in (b"body", b"html"):
             # Those of a second <body> are added to the first.
-            number = self.root_attributes = self.root_attributes + number
-        if number > MAX_ATTRIBUTES:
-            raise _too_deep(f"a <{name[:20]}> has {number:,} attributes")
-        self.steps += number * number
+            number = roots = roots + number
+        steps += number * number
+        if number > MAX_ATTRIBUTES or steps > MAX_STEPS:
+            raise _too_deep(f"a <{name[:20].decode('latin-1')}> has {number:,} attributes")
 
-    def is_foreign(self) -> bool:
-        return self.foreign[-1] > self.integration[-1]
 
-    def top(self) -> str:
-        return self.stack[-1] if self.stack else ""
+def _start_tags(page: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The start tags outside comments, scripts and the like."""
+    begin = foreign = 0
+    while begin >= 0:
+        tokens = _TOKENS.finditer(page, begin)
+        begin = -1
+        for token in tokens:
+            slash, name, attributes = token.groups()
+            name = (name or b"").lower()
+            if name in (b"svg", b"math") and not token[0].endswith(b"/>"):
+                foreign = max(0, foreign - 1) if slash else foreign + 1
+            if name and not slash:
+                yield name, attributes
+                # Inside <svg>, <style> and <title> hold markup.
+                if name in _RAW_ENDS and not foreign:
+                    end = _RAW_ENDS[name].search(page, token.end())
+                    begin = end.start() if end else -1
+                    break
 
-    def push(self, name: str) -> int:
-        place = len(self.stack)
-        self.stack.append(name)
-        self.places[name].append(place)
-        for bound in _BOUNDS.get(name, ()):
-            self.bounds[bound].append(place)
-        if name in _MARKERS:
-            self.formatting.append(None)
-        if place - self.gone >= MAX_DEPTH:
-            raise _too_deep(f"its elements are nested more than {MAX_DEPTH:,} deep")
-        return place
 
-    def cut(self, size: int) -> None:
-        """Close the innermost elements until so many are left."""
-        while len(self.stack) > size:
-            name = self.stack.pop()
-            if not name:
-                self.gone -= 1
-                continue
-            place = self.places[name].pop()
-            for bound in _BOUNDS.get(name, ()):
-                self.bounds[bound].pop()
-            if place == self.foreign[-1]:
-                self.foreign.pop()
-            elif name in _FORMATTING:
-                self.open_formatting.pop(place).place = -1
+def _left_open(page: bytes) -> int:
+    """How many formatting elements are open at once at most; of more than three alike, three count."""
+    opened: defaultdict[bytes, list[bytes]] = defaultdict(list)
+    alike: Counter[bytes] = Counter()
+    number = most = 0
+    for slash, tag, attributes in _REPEATABLE_TAGS.findall(page):
+        name = tag.lower()
+        if not slash:
+            opened[name].append(attributes)
+            alike[name + attributes] += 1
+            number += alike[name + attributes] <= 3
+            most = max(most, number)
+        elif opened[name]:
+            markup = name + opened[name].pop()
+            number -= alike[markup] <= 3
+            alike[markup] -= 1
+    return most
 
-    def take_out(self, place: int) -> None:
-        """Close one element and leave those inside it open."""
-        name = self.stack[place]
-        self.stack[place] = ""
-        self.gone += 1
-        self.places[name].remove(place)
-        for bound in _BOUNDS.get(name, ()):
-            self.bounds[bound].remove(place)
-        if name in _FORMATTING:
-            self.open_formatting.pop(place).place = -1
 
-    def find(self, bound: str, *names: str) -> int:
-        """The place of the innermost element of these names, or -1 if there is none within the bound."""
-        found = self.bounds[bound][-1]
-        place = -1
-        for name in names:
-            if (places := self.places.get(name)) and places[-1] >= found:
-                found = place = places[-1]
-        return place
+def _check_nesting(page: bytes, tags: int) -> None:
+    """Parse ever longer beginnings of the page: each adds too little to what is known to take long."""
+    places = [match.start() for match in re.finditer(b"<", page)]
+    for end in (*places[STRIDE::STRIDE], len(page)):
+        depth = _depth(page[:end])
+        if depth > MAX_DEPTH or depth * tags > MAX_STEPS:
+            raise _too_deep(f"its {tags:,} tags are nested {depth:,} deep")
 
-    def close(self, bound: str, *names: str) -> bool:
-        """Close the innermost element of these names and all inside it, if there is one within the bound."""
-        place = self.find(bound, *names)
-        if place < 0:
-            return False
-        name = self.stack[place]
-        self.cut(place)
-        if name in _MARKERS:
-            self.forget()
-        return True
 
-    def forget(self) -> None:
-        """Drop the formatting that a table cell or an object ends with."""
-        while self.formatting and self.formatting.pop():
-            pass
+def _depth(page: bytes) -> int:
+    """How deep the page's elements are nested, give or take a few; beyond the limit it does not look further."""
+    tree = LexborHTMLParser(page, options=LexborDocumentOptions.WO_EVENTS)
+    tops = [tree.root] if tree.root else []
+    depth = 0
+    for top in tops:
+        # What is in a <template> is no part of the tree around it.
+        tops.extend(top.template_fragments())
+        for node in islice(top.traverse(), 0, None, SAMPLE):
+            depth = max(depth, _height(node))
+            if depth > MAX_DEPTH:
+                return depth
+    return depth
 
-    def rebuild(self) -> None:
-        """Open the formatting again that ended only with the block around it."""
-        first = len(self.formatting)
-        while first and (entry := self.formatting[first - 1]) and entry.place < 0:
-            first -= 1
-        for entry in self.formatting[first:]:
-            if entry:
-                entry.place = self.push(entry.name)
-                self.open_formatting[entry.place] = entry
-                self.rebuilt += 10 + len(entry.markup)
 
-    def start(self, name: str, attributes: str, closed: bool) -> None:
-        if self.is_foreign():
-            if name not in _BREAKOUT and not (name == "font" and _FONT_STYLE.search(attributes)):
-                if not closed:
-                    self.push(self.stack[self.foreign[-1]].partition("/")[0] + "/" + name)
-                return
-            self.cut(self.foreign[-1])
-        if not self.make_room(name):
-            return
-        if self.formatting and name not in _QUIET:
-            self.rebuild()
-        if name in _FORMATTING:
-            self.start_formatting(name, name + attributes)
-        elif name in ("svg", "math"):
-            if not closed:
-                self.foreign.append(self.push(f"{name}/{name}"))
-        elif name not in _NEVER_OPEN:
-            self.push(name)
-
-    def make_room(self, name: str) -> bool:
-        """Close what a start tag closes; returns whether the tag means anything where it stands."""
-        if name in _ENDING_P:
-            self.close("button", "p")
-        if name in _TABLE_PARTS:
-            return self.make_room_in_table(name)
-        match name:
-            case "li":
-                self.close("item", "li")
-            case "a" | "nobr":
-                self.end(name)
-            case "dd" | "dt":
-                self.close("item", "dd", "dt")
-            case "option" | "optgroup" | "rb" | "rp" | "rt" | "rtc":
-                self.make_room_in_list(name)
-            case "button":
-                self.close("scope", "button")
-            case "input":
-                self.close("scope", "select")
-            case "select":
-                return not self.close("scope", "select")
-            case "form":
-                return not self.places["form"] or bool(self.places["template"])
-            case "table":
-                if self.find("table", "table") > self.find("table", "td", "th", "caption"):
-                    self.close("table", "table")
-            case _ if name in _HEADINGS and self.top() in _HEADINGS:
-                self.cut(len(self.stack) - 1)
-        return True
-
-    def make_room_in_list(self, name: str) -> None:
-        """Close what an option or a ruby annotation follows on."""
-        if self.find("scope", "select" if name.startswith("opt") else "ruby") >= 0:
-            kept = {"option": "optgroup", "rt": "rtc", "rp": "rtc"}.get(name)
-            while self.top() in _IMPLIED and self.top() != kept:
-                self.cut(len(self.stack) - 1)
-        elif name.startswith("opt") and self.top() == "option":
-            self.cut(len(self.stack) - 1)
-
-    def make_room_in_table(self, name: str) -> bool:
-        """Close the cell, row or group that a part of a table follows on."""
-        table, cell = self.find("table", "table"), self.find("table", "td", "th", "caption")
-        if name in ("td", "th", "tr") and self.close("table", *(("tr",) if name == "tr" else ("td", "th"))):
-            return True
-        if table < 0:
-            return False
-        outer = {"td": ("tr",), "th": ("tr",), "tr": ("tbody", "thead", "tfoot")}.get(name, ())
-        self.cut(max(table, self.find("table", *outer)) + 1)
-        if cell >= 0:
-            self.forget()
-        return True
-
-    def start_formatting(self, name: str, markup: str) -> None:
-        alike = [number for number, entry in self.recent_formatting() if entry.markup == markup]
-        if len(alike) > 2:
-            # Of four alike, the parser opens only the last three again.
-            del self.formatting[alike[2]]
-        entry = _Formatting(name, markup, self.push(name))
-        self.formatting.append(entry)
-        self.open_formatting[entry.place] = entry
-
-    def recent_formatting(self) -> Iterator[tuple[int, _Formatting]]:
-        """The formatting since the last table cell or object began, the latest first."""
-        for number in range(len(self.formatting) - 1, -1, -1):
-            entry = self.formatting[number]
-            if entry is None:
-                return
-            # A step here takes longer than one of the parser.
-            self.steps += 20
-            yield number, entry
-
-    def end(self, name: str) -> None:
-        root = self.foreign[-1]
-        if root >= 0:
-            kind = self.stack[root].partition("/")[0]
-            places = self.places.get(f"{kind}/{name}")
-            if places and places[-1] >= root and self.top().startswith(kind + "/"):
-                self.cut(places[-1])
-                return
-            if name in ("p", "br") and self.is_foreign():
-                self.cut(root)
-        if name in _FORMATTING and self.end_formatting(name):
-            return
-        if name in _HEADINGS:
-            self.close("scope", *_HEADINGS)
-        elif name == "form" and self.top() != "form":
-            if (place := self.find("scope", "form")) >= 0:
-                self.take_out(place)
-        else:
-            self.close(_END_BOUNDS.get(name, "special"), name)
-
-    def end_formatting(self, name: str) -> bool:
-        """End a formatting element, also from inside blocks that it was opened around."""
-        special = self.bounds["special"]
-        for number, entry in self.recent_formatting():
-            if entry.name != name:
-                continue
-            place = entry.place
-            if 0 <= place < self.bounds["scope"][-1] or (len(special) > 8 and special[-8] > place >= 0):
-                return True
-            del self.formatting[number]
-            if place > special[-1]:
-                self.cut(place)
-            elif place >= 0:
-                self.take_out(place)
-            return True
-        return False
+def _height(node: LexborNode) -> int:
+    height = 0
+    parent = node.parent
+    while parent:
+        height += 1
+        parent = parent.parent
+    return height

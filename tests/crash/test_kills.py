@@ -1,7 +1,14 @@
 """Whatever is killed in the middle, every page comes once."""
 
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from crawler.process import read_stack
+from tests.support.disk import Disk, can_mount
 from tests.support.site import Site
-from tests.support.stack import Folder
+from tests.support.stack import Folder, wait_for
 from tests.support.storm import storm
 
 
@@ -18,3 +25,88 @@ def test_2000_pages_survive_kills_of_children_workers_and_redis(folder: Folder, 
     assert score.extra_fetches <= score.in_flight_at_kills, score
     assert score.slowest_recovery_s < 10, score
     assert score.samples > 5, score
+    assert score.unbalanced == []
+
+
+def test_a_page_that_hangs_the_parser_is_set_aside(folder: Folder, site: Site, redis_url: str) -> None:
+    """A child that stands still in a parser is ended; twice, and its page is poison, with evidence; others finish."""
+    # Given pages, one of which keeps its parser busy for longer than a child may stand still
+    folder.env |= {"REDIS_URL": redis_url, "CRAWLER_STALL_S": "2", "CRAWLER_MAX_BODY": "200000000"}
+    folder.redis().flushall()
+    pages = [site.page(n) for n in range(30)]
+    worker = folder.worker(concurrency=2)
+
+    # When they are crawled
+    folder.crawler("bulk", "import", str(folder.write("pages.txt", [*pages[:15], f"{site.url}/heavy", *pages[15:]])))
+    folder.wait_until_done(31, 90)
+
+    # Then the one is set aside after two deaths, with the place where it hung, and the others are there
+    lpm = folder.lpm()
+    [(url, reason, strikes, id_)] = lpm.ledger.db.all(
+        "SELECT url, error_type, strikes, id FROM tasks WHERE status <> 'completed'"
+    )
+    [evidence] = lpm.ledger.db.all("SELECT detail FROM events WHERE task = ? AND kind = 'poison'", (id_,))
+    assert lpm.ledger.db.all("SELECT DISTINCT strikes FROM tasks WHERE status = 'completed'") == [(0,)]
+    lpm.close()
+    assert (url, reason, strikes) == (f"{site.url}/heavy", "poison", 2)
+    assert "structured.py" in str(evidence)
+    assert sorted(result["url"] for result in folder.results()) == sorted(pages)
+    assert worker.poll() is None
+
+
+def test_redis_away_for_a_while(folder: Folder, site: Site) -> None:
+    """With Redis dead, workers say so once and go on with what they have; when it is back, work goes on within 10 s."""
+    # Given a stack on a Redis of its own, which is stopped (not killed: its supervisor would start it again)
+    folder.crawler("up", "--workers", "2")
+    stack = read_stack(folder.data)
+    assert stack.redis is not None
+    os.kill(stack.redis.pid, signal.SIGSTOP)
+
+    # When work comes in, and Redis comes back only after a while
+    pages = [site.page(n) for n in range(50)]
+    done = folder.crawler("bulk", "import", str(folder.write("pages.txt", pages)))
+    assert done.returncode == 0
+    assert "wait in the ledger" in done.stderr
+    log = folder.data / "logs" / "worker.log"
+    wait_for(lambda: "does not answer" in log.read_text(), 30, "the line that says so")
+    os.kill(stack.redis.pid, signal.SIGCONT)
+
+    # Then all of it is done soon
+    folder.wait_until_done(50, 10)
+    assert log.read_text().count("the ledger keeps everything") == 1
+
+
+def test_a_full_disk_stops_claims_and_loses_nothing(site: Site, tmp_path: Path) -> None:
+    """With no room for results workers stop claiming, say so, and go on when there is room again."""
+    # Given a stack on a small disk of its own
+    if not can_mount(tmp_path):
+        print("loop mounts are not allowed here: no disk can be filled up")
+        return
+    disk = Disk(tmp_path / "small", size_mb=48)
+    disk.mount()
+    folder = Folder(disk.path)
+    try:
+        pages = [site.page(n, 0.05) for n in range(400)]
+        folder.crawler("bulk", "import", str(folder.write("pages.txt", pages)))
+        folder.crawler("up", "--workers", "2")
+        folder.wait_until_completed(50, 60)
+
+        # When it is full
+        ballast = (disk.path / "ballast").open("wb", buffering=0)
+        with contextlib.suppress(OSError):
+            while True:
+                ballast.write(bytes(4096))
+        log = folder.data / "logs" / "worker.log"
+        wait_for(lambda: "nothing more is claimed" in log.read_text(), 60, "the line that says so")
+        assert folder.books().completed < 400
+
+        # Then, with room again, everything is done, each page once
+        ballast.truncate(0)
+        ballast.close()
+        folder.wait_until_done(400, 60)
+        assert folder.books().completed == 400
+        assert sorted(result["url"] for result in folder.results()) == sorted(pages)
+        assert "can be used again" in log.read_text()
+    finally:
+        folder.stop()
+        disk.discard()

@@ -1,9 +1,11 @@
 """Queues, chunks and what may be typed at Celery."""
 
 import json
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 
 from crawler.models import TaskStatus
 from tests.support.site import Site
@@ -187,3 +189,47 @@ def test_an_evicting_redis_is_refused(folder: Folder, redis_url: str) -> None:
     # Then it is refused
     assert done.returncode == 3
     assert "CONFIG SET maxmemory-policy noeviction" in done.stderr
+
+
+def test_flower_lists_pages_with_their_urls(folder: Folder, site: Site, redis_url: str) -> None:
+    """`celery -A crawler flower`, as typed, lists every page of a job as a task, good or not, on loopback."""
+    # Given Flower and a worker
+    folder.env |= {"REDIS_URL": redis_url, "FLOWER_UNAUTHENTICATED_API": "true", "FLOWER_PORT": str(free_port())}
+    folder.redis().flushall()
+    folder.start("celery", "-A", "crawler", "flower")
+    address = f"http://127.0.0.1:{folder.env['FLOWER_PORT']}/api/tasks?limit=100"
+    wait_for(lambda: fetch_json(address) is not None, 30, "Flower to answer")
+    folder.worker(concurrency=1)
+
+    # When a job is crawled
+    pages = [site.page(n) for n in range(20)]
+    file = folder.write("pages.txt", [*pages, f"{site.url}/status/404"])
+    folder.crawler("bulk", "import", str(file))
+    folder.wait_until_done(21, 30)
+
+    # Then each page is a task there
+    def seen() -> dict[str, str] | None:
+        tasks = (fetch_json(address) or {}).values()
+        found = {str(task["args"]): str(task["state"]) for task in tasks if task["name"] == "scrape_task"}
+        return found if len(found) == 21 and set(found.values()) == {"SUCCESS", "FAILURE"} else None
+
+    states = wait_for(seen, 20, "all pages in Flower")
+    assert states[f"('{site.url}/status/404',)"] == "FAILURE"
+    assert all(states[f"('{url}',)"] == "SUCCESS" for url in pages)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def fetch_json(url: str) -> dict[str, dict[str, object]] | None:
+    """What an address answers, or nothing."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            facts: dict[str, dict[str, object]] = json.load(answer)
+            return facts
+    except OSError:
+        return None

@@ -468,9 +468,9 @@ FIXED: dict[str, tuple[str, Callable[[], bytes]]] = {
     "/image": ("A tiny PNG", lambda: response(PNG, kind="image/png")),
     "/pdf": ("A PDF of one page", lambda: response(PDF, kind="application/pdf")),
     "/empty": ("200 with an empty body", lambda: response(b"")),
-    "/killer": (
-        "A page with words that a test parser dies of",
-        lambda: response(document("Killer", "<p>kill-this-parser</p>").encode()),
+    "/heavy": (
+        "A sound page of 150 MB, sent in gzip, that keeps a parser busy for seconds",
+        lambda: coded("gzip", gzip.compress(b"<!doctype html><p>" + b"word &amp; word " * 10_000_000, 1, mtime=0)),
     ),
     "/bom": (
         "UTF-8 with a byte order mark, under a header that says windows-1252",
