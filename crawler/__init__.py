@@ -8,7 +8,11 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """Load the Celery application when `celery -A crawler` asks for it, and not before: it costs half a second."""
     if name == "app":
-        from crawler.tasks import app
+        from crawler.errors import ConfigError
 
+        try:
+            from crawler.tasks import app
+        except ConfigError as error:
+            raise SystemExit(f"Error: {error}") from None
         return app
     raise AttributeError(f"module 'crawler' has no attribute {name!r}")

@@ -82,6 +82,7 @@ class Orchestrator:
         with self._guard:
             if self._settings.redis_url:
                 _ping(self._settings.redis_url)
+                self._record(redis_url=self._settings.redis_url)
                 return
             if self._redis and self._redis.alive and self._stack.redis_url and _answers(self._stack.redis_url):
                 return

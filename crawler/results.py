@@ -19,7 +19,7 @@ def count_pending(lpm: LocalPersistenceManager) -> int:
 
 def export(results: Iterable[dict[str, Any]], target: Path, form: str) -> int:
     """Write results to a file, one after the other, whole or not at all; returns how many."""
-    with _whole_file(target) as out:
+    with whole_file(target) as out:
         return FORMATS[form](results, out)
 
 
@@ -46,7 +46,7 @@ FORMATS: dict[str, Callable[[Iterable[dict[str, Any]], BinaryIO], int]] = {"json
 
 
 @contextmanager
-def _whole_file(target: Path) -> Iterator[BinaryIO]:
+def whole_file(target: Path) -> Iterator[BinaryIO]:
     """A file that appears under its name when all of it is on the disk; an interrupted one leaves nothing."""
     hidden = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from crawler.db.connection import Database, writing
+from crawler.db.books import JOB, Bookkeeping, as_job
+from crawler.db.connection import writing
 from crawler.db.owners import Note
-from crawler.models import NO_DEADLINE, QUEUES, Books, Imported, Job, JobStatus, NewTask, Task, TaskStatus
+from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, NewTask, Task
 
 POISON_STRIKES = 2
 MAX_DEATHS = 20
@@ -17,7 +18,6 @@ MAX_DEATHS = 20
 
 _TASK = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback,
            (SELECT size FROM jobs WHERE jobs.id = tasks.job_id)"""
-_JOB = "id, name, status, queue, source_file, created_at, completed_at"
 _DUE = "status = 'pending' AND not_before = 0"
 
 
@@ -39,12 +39,8 @@ class Chunk(msgspec.Struct, frozen=True):
     task_ids: tuple[str, ...]
 
 
-class Ledger:
+class Ledger(Bookkeeping):
     """Statements on one connection; every method is one transaction or less."""
-
-    def __init__(self, connection: Database) -> None:
-        self.db = connection
-        [(self.id,)] = connection.all("SELECT value FROM meta WHERE key = 'ledger_id'")
 
     # Doors
 
@@ -54,13 +50,13 @@ class Ledger:
         """The open job known by this key, or a new one under this name or the next free one like it."""
         with writing(self.db):
             rows = self.db.all(
-                f"UPDATE jobs SET status = 'importing' WHERE key = ? AND status <> 'done' RETURNING {_JOB}", (key,)
+                f"UPDATE jobs SET status = 'importing' WHERE key = ? AND status <> 'done' RETURNING {JOB}", (key,)
             ) or self.db.all(
                 f"""INSERT INTO jobs (name, key, status, queue, source, source_file, batch_size, created_at)
-                    VALUES (?, ?, 'importing', ?, ?, ?, ?, ?) RETURNING {_JOB}""",
+                    VALUES (?, ?, 'importing', ?, ?, ?, ?, ?) RETURNING {JOB}""",
                 (self._free_name(name), key, queue, source, source_file, batch_size, now),
             )
-        return _job(rows[0])
+        return as_job(rows[0])
 
     def _free_name(self, name: str) -> str:
         taken = {row[0] for row in self.db.execute("SELECT name FROM jobs WHERE name LIKE ? || '%'", (name,))}
@@ -232,13 +228,6 @@ class Ledger:
         """Whether any task of these queues is due; asked before `claim`, which needs the write lock."""
         return any(self.db.one(f"SELECT 1 FROM tasks WHERE {_DUE} AND queue = ? LIMIT 1", (queue,)) for queue in queues)
 
-    def stand(self, id_: int) -> tuple[TaskStatus, float, str]:
-        """A task's status, the time it waits for, and its domain."""
-        [(status, not_before, domain)] = self.db.all(
-            "SELECT status, not_before, domain FROM tasks WHERE id = ?", (id_,)
-        )
-        return TaskStatus(status), not_before, domain
-
     def _due_domains(self, queue: str, after: str) -> Iterator[tuple[str, tuple[int, float], str]]:
         """The domains with due tasks, by priority and deadline; within these in turn, beginning behind `after`."""
         group = self.db.one(
@@ -388,65 +377,6 @@ class Ledger:
             (task, now, kind, msgspec.json.encode(detail).decode()),
         )
 
-    # Books
-
-    def finalise(self, now: float) -> list[Job]:
-        """End the jobs that have no open task; whoever's UPDATE hits is the one who ended it."""
-        with writing(self.db):
-            rows = self.db.all(
-                f"""UPDATE jobs SET status = 'done', completed_at = ? WHERE status = 'open'
-                    AND NOT EXISTS (SELECT 1 FROM tasks WHERE job_id = jobs.id AND status IN ('pending', 'processing'))
-                    AND NOT EXISTS (SELECT 1 FROM job_links JOIN tasks ON tasks.id = task
-                                    WHERE job_links.job_id = jobs.id AND is_open)
-                    RETURNING {_JOB}""",
-                (now,),
-            )
-        return [_job(row) for row in rows]
-
-    def jobs(self, status: JobStatus | None = None) -> list[Job]:
-        """The jobs, oldest first."""
-        where = "" if status is None else f"WHERE status = '{status}'"
-        return [_job(row) for row in self.db.execute(f"SELECT {_JOB} FROM jobs {where} ORDER BY id")]
-
-    def books(self) -> Books:
-        """The counts of the whole ledger."""
-        states = self.db.all("SELECT status, count(*) FROM tasks GROUP BY status")
-        outbox = self.db.all("SELECT state, count(*) FROM outbox GROUP BY state")
-        return _books(states, outbox)
-
-    def reasons(self, job: Job | None) -> dict[str, int]:
-        """Why tasks ended without a result, the most frequent reason first."""
-        rows = self.db.all(
-            """SELECT error_type, count(*) FROM tasks WHERE status IN ('failed', 'skipped', 'expired')
-               AND (?1 IS NULL OR job_id = ?1) GROUP BY 1 ORDER BY 2 DESC""",
-            (job.id if job else None,),
-        )
-        return {reason or "unknown": count for reason, count in rows}
-
-    def failures(self, job: Job | None, limit: int) -> list[tuple[Any, ...]]:
-        """Some tasks that ended without a result: URL, reason, message."""
-        return self.db.all(
-            """SELECT url, error_type, error_message FROM tasks WHERE status IN ('failed', 'skipped', 'expired')
-               AND (?1 IS NULL OR job_id = ?1) ORDER BY id LIMIT ?2""",
-            (job.id if job else None, limit),
-        )
-
-    def job_books(self, job: Job) -> Books:
-        """The counts of one job; a task that it shares with another counts for both."""
-        member = """SELECT id FROM tasks WHERE job_id = ?1 UNION ALL
-                    SELECT DISTINCT task FROM job_links WHERE job_id = ?1
-                    AND task NOT IN (SELECT id FROM tasks WHERE job_id = ?1)"""
-        shared = self.db.one("SELECT 1 FROM job_links WHERE job_id = ? LIMIT 1", (job.id,))
-        if not shared:
-            states = self.db.all("SELECT status, count(*) FROM tasks WHERE job_id = ? GROUP BY status", (job.id,))
-            member = "SELECT id FROM tasks WHERE job_id = ?1"
-        else:
-            states = self.db.all(
-                f"SELECT status, count(*) FROM tasks WHERE id IN ({member}) GROUP BY status", (job.id,)
-            )
-        outbox = self.db.all(f"SELECT state, count(*) FROM outbox WHERE task IN ({member}) GROUP BY state", (job.id,))
-        return _books(states, outbox)
-
 
 def _chunks(queue: str, rows: Sequence[tuple[str, int]], slots: int) -> Iterator[Chunk]:
     """Cut rows into messages: at most a job's batch size each, and several for every worker slot."""
@@ -467,16 +397,3 @@ def _message_id() -> str:
 def _task(row: tuple[Any, ...]) -> Task:
     names = Task.__struct_fields__
     return Task(**{**dict(zip(names, row, strict=True)), "loopback": bool(row[9])})
-
-
-def _job(row: tuple[Any, ...]) -> Job:
-    return Job(**{**dict(zip(Job.__struct_fields__, row, strict=True)), "status": JobStatus(row[2])})
-
-
-def _books(states: Iterable[tuple[str, int]], outbox: Iterable[tuple[str, int]]) -> Books:
-    counts, sent = dict(states), dict(outbox)
-    results, synced = sum(sent.values()), sent.get("synced", 0)
-    return Books(
-        **{**counts, "accepted": sum(counts.values()), "results": results, "synced": synced,
-           "unsynced": results - synced}
-    )  # fmt: skip

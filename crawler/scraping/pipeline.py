@@ -10,6 +10,7 @@ from crawler.errors import FetchError
 from crawler.fetch import charset
 from crawler.models import Outcome, Page, Task, TaskStatus
 from crawler.sites import structured
+from crawler.sites.depth import check_depth
 
 RETRY_DELAYS_S = (1.0, 5.0)
 """How long to wait before the second and the third attempt; there is no fourth."""
@@ -74,7 +75,7 @@ def parse(page: Page) -> tuple[dict[str, Any], tuple[str, str]]:
     if not is_html(page):
         return {}, ("none", "1")
     text, _ = charset.decode(page.body, page.header("content-type"))
-    structured.check_depth(text)
+    check_depth(text)
     try:
         return structured.extract(text, page.final_url), (structured.NAME, structured.VERSION)
     except Exception as error:

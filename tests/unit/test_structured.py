@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crawler.errors import FetchError
-from crawler.sites.structured import MAX_LINKS, MAX_TEXT, NAME, VERSION, check_depth, extract
+from crawler.sites.depth import check_depth
+from crawler.sites.structured import MAX_LINKS, MAX_TEXT, NAME, VERSION, extract
 
 URL = "https://county.example/parcels/12-34?tab=1"
 

@@ -1,6 +1,7 @@
 """`demo`: a small site on loopback, crawled through the whole stack."""
 
 import csv
+import os
 import shutil
 import subprocess
 import sys
@@ -80,6 +81,7 @@ def _show_examples(data_dir: Path) -> None:
         text = ", ".join(f"{name}: {value}" for name, value in list(fields.items())[:4])
         print(f"  {result['parcel_id']}  {result['data'].get('title', '')}  {text}")
     lpm.close()
+    python, data = os.path.relpath(sys.executable), os.path.relpath(data_dir)
     print("See more:")
-    print(f"  python -m crawler --data-dir {data_dir} status")
-    print(f"  python -m crawler --data-dir {data_dir} results export --output results.jsonl")
+    print(f"  {python} -m crawler --data-dir {data} status")
+    print(f"  {python} -m crawler --data-dir {data} results export --output results.jsonl")

@@ -95,6 +95,7 @@ def follow(settings: Settings, job: Job | None) -> Books:
                 books = lpm.ledger.job_books(job) if job else lpm.ledger.books()
             progress.show(books)
             if not books.open:
+                lpm.ledger.finalise(lpm.now())  # the maintainer would, but may be stopped before it has seen it
                 return books
             time.sleep(0.3)
 

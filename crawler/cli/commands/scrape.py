@@ -16,6 +16,7 @@ from crawler.errors import UsageError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import NewTask, TaskStatus
+from crawler.results import whole_file
 
 LIMIT_S = 240.0
 """Three attempts at the longest page, and the pauses between them."""
@@ -116,18 +117,21 @@ def raw(url: str, open_: bool, output: Path | None) -> None:
     Example:
       python -m crawler raw http://county.example/parcel/123 -o page.html
     """
+    if open_ and output:
+        raise click.UsageError("either --open or --output, not both")
     body = _stored(config.load(), url)
     if open_:
         import tempfile
         import webbrowser
 
-        with tempfile.NamedTemporaryFile("wb", suffix=".html", delete=False) as file:
-            file.write(body)
-        if not webbrowser.open(Path(file.name).as_uri()):
-            raise UsageError(f"there is no browser to open it with; the page is in {file.name}")
-        say(f"opened {file.name}")
+        with tempfile.NamedTemporaryFile("wb", suffix=".html", delete=False) as page:
+            page.write(body)
+        if not webbrowser.open(Path(page.name).as_uri()):
+            raise UsageError(f"there is no browser to open it with; the page is in {page.name}")
+        say(f"opened {page.name}")
     elif output:
-        output.write_bytes(body)
+        with whole_file(output) as file:
+            file.write(body)
         say(f"{len(body):,} bytes written to {output}")
     else:
         sys.stdout.buffer.write(body)

@@ -1,0 +1,94 @@
+"""The books: jobs, counts, reasons."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from crawler.db.connection import Database, writing
+from crawler.models import Books, Job, JobStatus, TaskStatus
+
+JOB = "id, name, status, queue, source_file, created_at, completed_at"
+
+
+class Bookkeeping:
+    """The part of the ledger that counts."""
+
+    def __init__(self, connection: Database) -> None:
+        self.db = connection
+        [(self.id,)] = connection.all("SELECT value FROM meta WHERE key = 'ledger_id'")
+
+    def stand(self, id_: int) -> tuple[TaskStatus, float, str]:
+        """A task's status, the time it waits for, and its domain."""
+        [(status, not_before, domain)] = self.db.all(
+            "SELECT status, not_before, domain FROM tasks WHERE id = ?", (id_,)
+        )
+        return TaskStatus(status), not_before, domain
+
+    def finalise(self, now: float) -> list[Job]:
+        """End the jobs that have no open task; whoever's UPDATE hits is the one who ended it."""
+        with writing(self.db):
+            rows = self.db.all(
+                f"""UPDATE jobs SET status = 'done', completed_at = ? WHERE status = 'open'
+                    AND NOT EXISTS (SELECT 1 FROM tasks WHERE job_id = jobs.id AND status IN ('pending', 'processing'))
+                    AND NOT EXISTS (SELECT 1 FROM job_links JOIN tasks ON tasks.id = task
+                                    WHERE job_links.job_id = jobs.id AND is_open)
+                    RETURNING {JOB}""",
+                (now,),
+            )
+        return [as_job(row) for row in rows]
+
+    def jobs(self, status: JobStatus | None = None) -> list[Job]:
+        """The jobs, oldest first."""
+        where = "" if status is None else f"WHERE status = '{status}'"
+        return [as_job(row) for row in self.db.execute(f"SELECT {JOB} FROM jobs {where} ORDER BY id")]
+
+    def books(self) -> Books:
+        """The counts of the whole ledger."""
+        states = self.db.all("SELECT status, count(*) FROM tasks GROUP BY status")
+        outbox = self.db.all("SELECT state, count(*) FROM outbox GROUP BY state")
+        return _books(states, outbox)
+
+    def reasons(self, job: Job | None) -> dict[str, int]:
+        """Why tasks ended without a result, the most frequent reason first."""
+        rows = self.db.all(
+            """SELECT error_type, count(*) FROM tasks WHERE status IN ('failed', 'skipped', 'expired')
+               AND (?1 IS NULL OR job_id = ?1) GROUP BY 1 ORDER BY 2 DESC""",
+            (job.id if job else None,),
+        )
+        return {reason or "unknown": count for reason, count in rows}
+
+    def failures(self, job: Job | None, limit: int) -> list[tuple[Any, ...]]:
+        """Some tasks that ended without a result: URL, reason, message."""
+        return self.db.all(
+            """SELECT url, error_type, error_message FROM tasks WHERE status IN ('failed', 'skipped', 'expired')
+               AND (?1 IS NULL OR job_id = ?1) ORDER BY id LIMIT ?2""",
+            (job.id if job else None, limit),
+        )
+
+    def job_books(self, job: Job) -> Books:
+        """The counts of one job; a task that it shares with another counts for both."""
+        member = """SELECT id FROM tasks WHERE job_id = ?1 UNION ALL
+                    SELECT DISTINCT task FROM job_links WHERE job_id = ?1
+                    AND task NOT IN (SELECT id FROM tasks WHERE job_id = ?1)"""
+        shared = self.db.one("SELECT 1 FROM job_links WHERE job_id = ? LIMIT 1", (job.id,))
+        if not shared:
+            states = self.db.all("SELECT status, count(*) FROM tasks WHERE job_id = ? GROUP BY status", (job.id,))
+            member = "SELECT id FROM tasks WHERE job_id = ?1"
+        else:
+            states = self.db.all(
+                f"SELECT status, count(*) FROM tasks WHERE id IN ({member}) GROUP BY status", (job.id,)
+            )
+        outbox = self.db.all(f"SELECT state, count(*) FROM outbox WHERE task IN ({member}) GROUP BY state", (job.id,))
+        return _books(states, outbox)
+
+
+def as_job(row: tuple[Any, ...]) -> Job:
+    return Job(**{**dict(zip(Job.__struct_fields__, row, strict=True)), "status": JobStatus(row[2])})
+
+
+def _books(states: Iterable[tuple[str, int]], outbox: Iterable[tuple[str, int]]) -> Books:
+    counts, sent = dict(states), dict(outbox)
+    results, synced = sum(sent.values()), sent.get("synced", 0)
+    return Books(
+        **{**counts, "accepted": sum(counts.values()), "results": results, "synced": synced,
+           "unsynced": results - synced}
+    )  # fmt: skip

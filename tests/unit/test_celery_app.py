@@ -1,0 +1,97 @@
+"""The Celery application: settings without which messages were lost or stalled, and what travels through it."""
+
+import json
+import pickle
+
+import pytest
+from kombu import Connection
+from kombu.exceptions import ContentDisallowed
+
+import crawler
+from crawler import errors
+from crawler.celery_app import app, backend_address
+from crawler.db.ledger import Chunk
+from crawler.redis_client import connect
+from crawler.tasks import RedisBroker, scrape_chunk_task, scrape_task
+
+
+def test_settings_that_prevent_losses() -> None:
+    """Late acknowledgement, one message at a time, JSON only, urgent first, limits below the visibility timeout."""
+    conf = app.conf
+    assert conf.task_acks_late
+    assert conf.task_reject_on_worker_lost
+    assert conf.worker_prefetch_multiplier == 1
+    assert not conf.worker_cancel_long_running_tasks_on_connection_loss
+    assert (conf.task_serializer, conf.result_serializer, conf.accept_content) == ("json", "json", ["json"])
+    assert conf.broker_transport_options["queue_order_strategy"] == "priority"
+    assert conf.task_soft_time_limit < conf.task_time_limit < conf.broker_transport_options["visibility_timeout"]
+    assert conf.result_expires == 3600
+    assert conf.worker_send_task_events
+    assert conf.enable_utc
+    queues = {queue.name: (queue.exchange.name, queue.routing_key) for queue in conf.task_queues}
+    assert queues == {"urgent": ("urgent", "urgent"), "default": ("default", "default")}
+
+
+@pytest.mark.parametrize(
+    ("broker", "backend"),
+    [
+        ("redis://127.0.0.1:6379/0", "redis://127.0.0.1:6379/1"),
+        ("redis://:pw@h:1/4", "redis://:pw@h:1/5"),
+        ("redis://h:1", "redis://h:1/1"),
+        ("redis://h:1/", "redis://h:1/1"),
+    ],
+)
+def test_results_have_a_database_of_their_own(broker: str, backend: str) -> None:
+    """The broker is in one database, results in the next."""
+    assert backend_address(broker) == backend
+
+
+def test_tasks_have_explicit_names() -> None:
+    """A message names its task as documented, wherever the module lies."""
+    assert (scrape_task.name, scrape_chunk_task.name) == ("scrape_task", "scrape_chunk_task")
+    assert crawler.app is app
+    assert not scrape_task.ignore_result
+
+
+def test_chunks_travel_as_json(redis_url: str) -> None:
+    """A published chunk is plain JSON in the list of its queue, under the id that the ledger noted."""
+    client = connect(redis_url)
+    client.flushall()
+    app.conf.update(broker_url=redis_url)
+    RedisBroker(redis_url).publish("ledger", [Chunk("id-1", "urgent", ("a", "b")), Chunk("id-2", "default", ("ü",))])
+
+    [urgent] = client.lrange("urgent", 0, -1)
+    message = json.loads(urgent)
+    assert message["content-type"] == "application/json"
+    assert message["headers"]["id"] == "id-1"
+    assert RedisBroker(redis_url).queued() == {"id-1", "id-2"}
+    client.close()
+
+
+def test_other_content_than_json_is_refused(redis_url: str) -> None:
+    """A pickled message is never unpacked."""
+    connect(redis_url).flushall()
+    with Connection(redis_url) as connection:
+        queue = connection.SimpleQueue("probe", serializer="pickle")
+        queue.put({"x": 1})
+        queue.consumer.accept = {f"application/{kind}" for kind in app.conf.accept_content}
+        with pytest.raises(ContentDisallowed):
+            _ = queue.get(timeout=5).payload
+        queue.close()
+
+
+ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.CrawlerError)]
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_errors_can_be_rebuilt_on_the_other_side(kind: type[errors.CrawlerError]) -> None:
+    """Every error survives the way through a queue with all it says."""
+    arguments = {errors.InputError: ("f.csv", "reason", 3), errors.FetchError: ("timeout", "too slow", True)}
+    error = kind(*arguments.get(kind, ("message",)))
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (kind, str(error), vars(error))
+
+
+def test_the_error_tree_is_what_is_documented() -> None:
+    """The docstring of `errors` lists every error."""
+    assert all(kind.__name__ in (errors.__doc__ or "") for kind in ERRORS)
