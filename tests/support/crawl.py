@@ -4,6 +4,7 @@ Prints `imported <task_id>` after the commit of an import and `completed <task_i
 until it is killed.
 """
 
+import os
 import sys
 from itertools import count
 from pathlib import Path
@@ -15,10 +16,15 @@ from crawler.worker import Worker
 from tests.support.tasks import new
 
 
+def acknowledge(kind: str, task_id: str) -> None:
+    """One line in one write: two threads speak here."""
+    os.write(1, f"{kind} {task_id}\n".encode())
+
+
 def say(task: Task, outcome: Outcome | None) -> None:
     """Acknowledge a result."""
     if outcome is not None and outcome.status is TaskStatus.COMPLETED:
-        print("completed", task.task_id, flush=True)
+        acknowledge("completed", task.task_id)
 
 
 def main(data_dir: Path, site: str, first: int) -> None:
@@ -30,7 +36,7 @@ def main(data_dir: Path, site: str, first: int) -> None:
         lpm.persist_tasks([new(f"{site}/page/{n}", parcel_id=str(n)) for n in range(begin, begin + 100)])
         ids = lpm.ledger.db.all("SELECT task_id FROM tasks WHERE CAST(parcel_id AS INTEGER) >= ?", (begin,))
         for (task_id,) in ids:
-            print("imported", task_id, flush=True)
+            acknowledge("imported", task_id)
         worker.run_slice("slice", ["urgent", "default"])
 
 
