@@ -1,5 +1,6 @@
 """LocalPersistenceManager: the only door to lpm.db, pending/ and raw/."""
 
+import contextlib
 import os
 import threading
 import time
@@ -263,17 +264,32 @@ class LocalPersistenceManager:
             hidden.rename(target)
 
     def project_missing(self) -> int:
-        """Make again what is missing or unreadable in pending/; returns how many."""
-        for left in self.pending.glob(".*"):
-            left.unlink(missing_ok=True)
-        made = 0
-        rows = self.ledger.db.all(
-            "SELECT t.id, t.task_id FROM outbox o JOIN tasks t ON t.id = o.task WHERE o.state <> 'synced'"
-        )
-        for task, task_id in rows:
-            if not _whole(self.pending / f"{task_id}.json"):
-                self.project(task)
-                made += 1
+        """Make again what is missing or unreadable in pending/; returns how many.
+
+        Only a power cut leaves files that are there but unreadable, so they are read once after each boot.
+        """
+        import psutil
+
+        with self.errors():
+            boot = f"{psutil.boot_time():.0f}"
+            row = self.ledger.db.one("SELECT value FROM meta WHERE key = 'projected_since_boot'")
+            trusted = row is not None and abs(float(row[0]) - float(boot)) < 60
+            there = set()
+            for path in self.pending.iterdir():
+                if path.name.startswith("."):
+                    _remove_if_old(path)
+                elif trusted or _whole(path):
+                    there.add(path.stem)
+            made = 0
+            for task, task_id in self.ledger.db.execute(
+                "SELECT t.id, t.task_id FROM outbox o JOIN tasks t ON t.id = o.task WHERE o.state <> 'synced'"
+            ):
+                if task_id not in there:
+                    self.project(task)
+                    made += 1
+            if not trusted:
+                with connection.writing(self.ledger.db):
+                    self.ledger.db.execute("INSERT OR REPLACE INTO meta VALUES ('projected_since_boot', ?)", (boot,))
         return made
 
     # Raw pages
@@ -320,6 +336,13 @@ class _Unlimited:
 def iso(at: float) -> str:
     """A moment as ISO-8601 UTC text."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _remove_if_old(path: Path) -> None:
+    """Remove what a killed writer left; a living one's file is only milliseconds old."""
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - path.stat().st_mtime > 60:
+            path.unlink()
 
 
 def _whole(path: Path) -> bool:

@@ -75,10 +75,23 @@ class Maintainer:
             self._lpm.close()
 
     def _act(self) -> None:
-        self._guarded(self._lpm.project_missing)
+        # Beside the ticks: among a million results this takes a while, and nobody waits for it.
+        threading.Thread(target=self._project, name="projection", daemon=True).start()
         while not self._stop:
             next_due = self._guarded(self.tick)
             self._wait(TICK_S if next_due is None else min(TICK_S, max(0.05, next_due - self._clock())))
+
+    def _project(self) -> None:
+        lpm = LocalPersistenceManager(self._lpm.folder)
+        try:
+            made = lpm.project_missing()
+        except CrawlerError as error:
+            log.warning("pending/ could not be looked through: %s", error)
+        else:
+            if made:
+                log.info("%d files in pending/ were missing or unreadable and were made again", made)
+        finally:
+            lpm.close()
 
     def _wait(self, seconds: float) -> None:
         self._kick.wait(seconds)
@@ -141,7 +154,7 @@ class Maintainer:
             self._mirrored = time.monotonic()
             names = {job.name for job in ended}
             for job in [job for job in open_jobs if job.name not in names] + ended:
-                self._broker.mirror(job, self._lpm.ledger.job_books(job))
+                self._broker.mirror(job, self._lpm.ledger.progress(job))
 
 
 def _locks(descriptor: int) -> bool:

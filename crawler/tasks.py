@@ -73,7 +73,6 @@ def scrape_chunk_task(self: Any, ledger_id: str, task_ids: list[str]) -> int:
         time.sleep(1)
         raise Reject("another ledger's", requeue=True)
     begun = child.worker.run_slice(self.request.id, _consumed_queues())
-    child.worker.leave(self.request.id)
     child.maintainer.kick()
     failpoint("acknowledging")
     return begun
@@ -128,7 +127,7 @@ class RedisBroker:
             "total": books.accepted,
             "completed": books.completed,
             "failed": books.failed,
-            "result_count": books.results,
+            "result_count": books.completed,
             "started_at": job.created_at,
             "completed_at": job.completed_at or "",
         }

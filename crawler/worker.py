@@ -52,12 +52,14 @@ class Worker:
         self._slots = Slots(self._lpm.run / "slots")
         self._claims = ThreadPoolExecutor(1, "claims")
         self._outcomes: queue.SimpleQueue[tuple[Outcome, Future[bool]] | None] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write_groups, name="writer", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="writer", daemon=True)
         self._pages: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
         self._fetching = 0
         self._unsaved = 0
         self._last_domain = ""
         self._store_trouble = False
+        self._complained = -60.0
         self.stopping = False
         self._trace = sys.stderr if kind == "cli" else self._owner.trace
         self._loop = asyncio.new_event_loop()
@@ -71,16 +73,15 @@ class Worker:
     # What callers in other threads use
 
     def run_slice(self, message_id: str, queues: Sequence[str]) -> int:
-        """Work for one time slice on what is due in these queues, the most urgent first; returns how much was begun."""
+        """Work for one time slice on what is due in these queues, the most urgent first; returns how much was begun.
+
+        What the message still has then is the maintainer's, who publishes it again at once.
+        """
         self._owner.holds(message_id)
         try:
-            return self._call(self._slice(queues))
+            return self._call(self._slice(queues, message_id))
         finally:
             self._owner.holds("")
-
-    def leave(self, message_id: str) -> None:
-        """Hand what the message still has to the maintainer, who publishes it again at once."""
-        self._claims.submit(self._lpm.ledger.unpublish, [message_id]).result()
 
     def scrape(self, task: int, give_up_s: float, message_id: str = "") -> TaskStatus:
         """Take one task through all its attempts now; returns where it stands when that is done or time is up."""
@@ -106,7 +107,16 @@ class Worker:
             self._thread.join(STOP_GRACE_S + 5)
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        async def noted() -> T:
+            call = asyncio.current_task()
+            assert call is not None
+            self._calls.add(call)
+            try:
+                return await coroutine
+            finally:
+                self._calls.discard(call)
+
+        return asyncio.run_coroutine_threadsafe(noted(), self._loop).result()
 
     # The loop's thread
 
@@ -119,11 +129,11 @@ class Worker:
             await self._finish.wait()
             self.stopping = True
             self._page_ended.set()
-            if self._pages:
-                await asyncio.wait(self._pages, timeout=STOP_GRACE_S)
-            for page in self._pages:
-                page.cancel()
-            await asyncio.gather(*self._pages, return_exceptions=True)
+            if going := {*self._calls, *self._pages}:
+                await asyncio.wait(going, timeout=STOP_GRACE_S)
+            for task in (*self._calls, *self._pages):
+                task.cancel()
+            await asyncio.gather(*self._calls, *self._pages, return_exceptions=True)
             self._outcomes.put(None)
             await asyncio.to_thread(self._writer.join, 5)
             watchdog.cancel()
@@ -139,7 +149,7 @@ class Worker:
             faulthandler.dump_traceback_later(self._settings.stall_s, exit=True, file=self._trace)
             await asyncio.sleep(self._settings.stall_s / 4)
 
-    async def _slice(self, queues: Sequence[str]) -> int:
+    async def _slice(self, queues: Sequence[str], message_id: str) -> int:
         end, begun = time.monotonic() + self._settings.slice_s, 0
         while not self.stopping and time.monotonic() < end:
             self._page_ended.clear()
@@ -151,7 +161,13 @@ class Worker:
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._page_ended.wait(), POLL_S)
+        with contextlib.suppress(StoreError):  # else the maintainer misses the message, and does the same
+            await self._loop.run_in_executor(self._claims, self._unpublish, message_id)
         return begun
+
+    def _unpublish(self, message_id: str) -> None:
+        with self._lpm.errors():
+            self._lpm.ledger.unpublish([message_id])
 
     async def _claim(self, queues: Sequence[str]) -> tuple[list[Task], bool]:
         """Lease only what can begin now: nothing waits in a worker, so urgent work overtakes all but what began."""
@@ -161,10 +177,15 @@ class Worker:
         try:
             return await self._loop.run_in_executor(self._claims, self._claim_now, queues, room)
         except StoreError as error:
-            if not self._store_trouble:
-                log.warning("nothing more is claimed until the store can be used again: %s", error)
+            self._complain(error)
             await asyncio.sleep(1)
             return [], True
+
+    def _complain(self, error: StoreError) -> None:
+        """One line a minute, whoever meets the trouble."""
+        if time.monotonic() - self._complained > 60:
+            self._complained = time.monotonic()
+            log.warning("nothing more is claimed, and results wait in memory: %s", error)
 
     def _claim_now(self, queues: Sequence[str], room: int) -> tuple[list[Task], bool]:
         now = time.time()
@@ -231,6 +252,13 @@ class Worker:
 
     # The writer's thread
 
+    def _write(self) -> None:
+        try:
+            self._write_groups()
+        except BaseException:
+            log.exception("the writer has failed; this process ends, so that its leases fall")
+            os._exit(70)
+
     def _write_groups(self) -> None:
         lpm = LocalPersistenceManager(self._settings.data_dir, self._settings.raw)
         open_ = True
@@ -252,15 +280,14 @@ class Worker:
         lpm.close()
 
     def _commit(self, lpm: LocalPersistenceManager, group: list[tuple[Outcome, Future[bool]]]) -> None:
-        outcomes = [outcome for outcome, _ in group]
+        outcomes, troubled = [outcome for outcome, _ in group], False
         while True:
             try:
                 stored = lpm.save_result(*outcomes)
                 break
             except StoreError as error:
-                if not self._store_trouble:
-                    log.warning("results wait in memory and nothing more is claimed: %s", error)
-                self._store_trouble = True
+                self._complain(error)
+                self._store_trouble = troubled = True
                 if self.stopping:
                     stored = [False] * len(group)  # their leases fall with this process, and they are fetched again
                     break
@@ -274,9 +301,10 @@ class Worker:
                     raise
                 log.exception("a result cannot be stored", extra={"task_id": outcomes[0].task.task_id})
                 outcomes = [_internal_failure(outcomes[0].task, self._name, error)]
-        if self._store_trouble:
+        if troubled and not self.stopping:
             log.warning("the store can be used again")
-        self._store_trouble = False
+            lpm.project_missing()  # a group may have been committed without room for its files
+            self._store_trouble = False
         for (_, saved), good in zip(group, stored, strict=True):
             saved.set_result(good)
 

@@ -64,21 +64,29 @@ class Bookkeeping:
             (job.id if job else None, limit),
         )
 
+    def progress(self, job: Job | None) -> Books:
+        """The states of a job or of all tasks, without looking at results: cheap enough to ask again and again."""
+        if job is None:
+            return _books(self.db.all("SELECT status, count(*) FROM tasks GROUP BY status"), ())
+        return _books(self._states(job), ())
+
     def job_books(self, job: Job) -> Books:
         """The counts of one job; a task that it shares with another counts for both."""
-        member = """SELECT id FROM tasks WHERE job_id = ?1 UNION ALL
-                    SELECT DISTINCT task FROM job_links WHERE job_id = ?1
-                    AND task NOT IN (SELECT id FROM tasks WHERE job_id = ?1)"""
-        shared = self.db.one("SELECT 1 FROM job_links WHERE job_id = ? LIMIT 1", (job.id,))
-        if not shared:
-            states = self.db.all("SELECT status, count(*) FROM tasks WHERE job_id = ? GROUP BY status", (job.id,))
-            member = "SELECT id FROM tasks WHERE job_id = ?1"
-        else:
-            states = self.db.all(
-                f"SELECT status, count(*) FROM tasks WHERE id IN ({member}) GROUP BY status", (job.id,)
-            )
-        outbox = self.db.all(f"SELECT state, count(*) FROM outbox WHERE task IN ({member}) GROUP BY state", (job.id,))
-        return _books(states, outbox)
+        outbox = self.db.all(
+            f"SELECT state, count(*) FROM outbox WHERE task IN ({self._members(job)}) GROUP BY state", (job.id,)
+        )
+        return _books(self._states(job), outbox)
+
+    def _states(self, job: Job) -> list[tuple[Any, ...]]:
+        where = f"id IN ({self._members(job)})" if self._shares(job) else "job_id = ?1"
+        return self.db.all(f"SELECT status, count(*) FROM tasks WHERE {where} GROUP BY status", (job.id,))
+
+    def _members(self, job: Job) -> str:
+        own = "SELECT id FROM tasks WHERE job_id = ?1"
+        return f"{own} UNION SELECT task FROM job_links WHERE job_id = ?1" if self._shares(job) else own
+
+    def _shares(self, job: Job) -> bool:
+        return self.db.one("SELECT 1 FROM job_links WHERE job_id = ? LIMIT 1", (job.id,)) is not None
 
 
 def as_job(row: tuple[Any, ...]) -> Job:
