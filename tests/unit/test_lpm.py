@@ -14,6 +14,7 @@ import pytest
 from warcio.archiveiterator import ArchiveIterator
 
 from crawler.db import owners, schema
+from crawler.db.connection import retry_on_busy
 from crawler.db.owners import Owner
 from crawler.errors import StoreError, StoreFull
 from crawler.lpm import LocalPersistenceManager
@@ -203,6 +204,41 @@ def test_a_killed_owners_tasks_come_back_at_once(lpm: LocalPersistenceManager) -
     assert owners.living(lpm.owners) == []
     kinds = lpm.ledger.db.all("SELECT kind FROM events WHERE task = 1 ORDER BY id")
     assert kinds == [("worker died",), ("poison",)]
+
+
+def test_a_clock_two_hours_ahead_steals_nothing(lpm: LocalPersistenceManager) -> None:
+    """A lease is judged by its owner's lock: whose clock is off cannot take a living owner's task."""
+    lpm.persist_tasks([new("http://a.example/1")])
+    own = Owner(lpm.owners, "worker", slots=10)
+    [task] = lpm.get_next_pending(own.id)
+    ahead = LocalPersistenceManager(lpm.folder, clock=lambda: time.time() + 7200)
+
+    assert ahead.bury() == 0
+    assert ahead.get_next_pending("thief") == []
+    assert lpm.save_result(done(task)) == [True]
+    ahead.close()
+    own.close()
+
+
+def test_a_waiting_writer_gives_up_only_after_its_limit() -> None:
+    """The busy handler waits longer and longer, never alike for two writers, and no longer than its limit."""
+    now = [0.0]
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    wait = retry_on_busy(1.0, clock=lambda: now[0], sleep=sleep, jitter=lambda: 0.5)
+    tries = 0
+    while wait(tries):
+        tries += 1
+
+    assert slept[0] < 0.001
+    assert max(slept) <= 0.025
+    assert slept == sorted(slept)
+    assert 1.0 < sum(slept) < 1.1
+    assert wait(0)  # the next lock is a new wait
 
 
 def test_pending_is_made_again(lpm: LocalPersistenceManager) -> None:
