@@ -230,10 +230,7 @@ class Ledger(Bookkeeping):
 
     def _due_domains(self, queue: str, after: str) -> Iterator[tuple[str, tuple[int, float], str]]:
         """The domains with due tasks, by priority and deadline; within these in turn, beginning behind `after`."""
-        group = self.db.one(
-            f"SELECT priority, deadline FROM tasks WHERE {_DUE} AND queue = ? ORDER BY priority, deadline LIMIT 1",
-            (queue,),
-        )
+        group = self._next_group(queue, "priority > ?", 0)
         while group:
             for low, high in ((after, None), (None, after)):
                 domain = self._next_domain(queue, group, low or "")
@@ -242,11 +239,18 @@ class Ledger(Bookkeeping):
                     domain = self._next_domain(queue, group, domain)
                 if not after:
                     break
-            group = self.db.one(
-                f"""SELECT priority, deadline FROM tasks WHERE {_DUE} AND queue = ? AND (priority, deadline) > (?, ?)
-                    ORDER BY priority, deadline LIMIT 1""",
-                (queue, *group),
+            # Two seeks: a comparison of both columns at once would scan the whole priority.
+            group = self._next_group(queue, "priority = ? AND deadline > ?", *group) or self._next_group(
+                queue, "priority > ?", group[0]
             )
+
+    def _next_group(self, queue: str, behind: str, *values: float) -> tuple[int, float] | None:
+        row = self.db.one(
+            f"""SELECT priority, deadline FROM tasks WHERE {_DUE} AND queue = ? AND {behind}
+                ORDER BY priority, deadline LIMIT 1""",
+            (queue, *values),
+        )
+        return (row[0], row[1]) if row else None
 
     def _next_domain(self, queue: str, group: tuple[int, float], after: str) -> str | None:
         row = self.db.one(

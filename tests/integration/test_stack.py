@@ -218,3 +218,44 @@ def test_sigterm_frees_a_workers_leases(folder: Folder, site: Site, redis_url: s
     assert lpm.ledger.db.all("SELECT DISTINCT failures FROM tasks") == [(0,)]
     lpm.close()
     assert list((folder.data / "run" / "owners").iterdir()) == []
+
+
+def test_resume_goes_on_with_what_is_open(folder: Folder, site: Site) -> None:
+    """What was imported and never begun is collected by `resume`, whatever door it came through."""
+    file = folder.write("pages.txt", [site.page(n) for n in range(20)])
+    folder.crawler("bulk", "import", str(file))
+
+    done = folder.crawler("resume", "--workers", "1", "--json")
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["books"]["completed"] == 20
+    assert left_behind(folder) == []
+    lpm = folder.lpm()
+    assert [job.status for job in lpm.ledger.jobs()] == ["done"]
+    lpm.close()
+
+
+def test_the_worker_command_is_a_worker_like_any_other(folder: Folder, site: Site, redis_url: str) -> None:
+    """`python -m crawler worker` works in the foreground and ends on SIGTERM; a second one ends it at once."""
+    # Given a worker in the middle of pages that hang
+    folder.env["REDIS_URL"] = redis_url
+    folder.redis().flushall()
+    worker = folder.start("crawler", "worker", "--workers", "1")
+    file = folder.write("pages.txt", [f"{site.url}/hold/{n}" for n in range(5)])
+    folder.crawler("bulk", "import", str(file))
+    wait_for(lambda: folder.books().processing == 5, 30, "the pages to begin")
+
+    # When it is told twice to stop
+    began = time.monotonic()
+    worker.terminate()
+    wait_for(lambda: "Warm shutdown" in folder.log(worker), 5, "the first stop to be heard")
+    worker.terminate()
+
+    # Then it ends at once, and the leases fall with it
+    assert worker.wait(5) == 143
+    assert time.monotonic() - began < 5
+    wait_for(lambda: not folder.children(), 5, "the children to be gone")
+    lpm = folder.lpm()
+    lpm.bury()
+    lpm.close()
+    assert folder.books().pending == 5
