@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
@@ -147,9 +148,12 @@ def _bad_timezone(text: str) -> str | None:
 
 
 def _bad_redis_url(text: str) -> str | None:
-    if re.match(r"(rediss?|redis\+socket)://", text):
-        return None
-    return "must begin with redis://, rediss:// or redis+socket://"
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("redis", "rediss", "redis+socket") and parts.port != 0
+    except ValueError:
+        return "is not an address; write redis://host:port/number"
+    return None if good else "must begin with redis://, rediss:// or redis+socket://"
 
 
 def _bad_failpoint(text: str) -> str | None:

@@ -1,6 +1,7 @@
 """LocalPersistenceManager: the only door to lpm.db, pending/ and raw/."""
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -26,6 +27,9 @@ _RESULT = """
     FROM results r JOIN tasks t ON t.id = r.task"""
 
 
+log = logging.getLogger(__name__)
+
+
 class LocalPersistenceManager:
     """The store in one data folder. An object is for one thread; any number of processes may have one."""
 
@@ -40,11 +44,12 @@ class LocalPersistenceManager:
         self._clock = clock
         self._connections: dict[bool, Ledger] = {}
         self._segment: segments.SegmentWriter | None = None
+        self._unprojected: list[int] = []
 
     @classmethod
     def exists(cls, folder: Path) -> bool:
         """Whether there is a store in that folder."""
-        return (folder / "lpm.db").exists()
+        return (folder / "lpm.db").is_file()
 
     def now(self) -> float:
         """The time by this store's clock."""
@@ -88,12 +93,13 @@ class LocalPersistenceManager:
 
     def close(self) -> None:
         """Let go of the database and the segment."""
-        for ledger in self._connections.values():
-            ledger.db.close(True)
+        ledgers, segment = list(self._connections.values()), self._segment
         self._connections.clear()
-        if self._segment:
-            self._segment.close()
-            self._segment = None
+        self._segment = None
+        for ledger in ledgers:
+            ledger.db.close(True)
+        if segment:
+            segment.close()
 
     # Tasks
 
@@ -155,10 +161,27 @@ class LocalPersistenceManager:
                     )
                 failpoint("committing")
             failpoint("committed")
-            for outcome, good in zip(outcomes, stored, strict=True):
-                if good and outcome.status is TaskStatus.COMPLETED:
-                    self.project(outcome.task.id)
+            if self._segment:
+                self._segment.committed = True
+        done = [
+            o.task.id for o, good in zip(outcomes, stored, strict=True) if good and o.status is TaskStatus.COMPLETED
+        ]
+        self._unprojected += done
+        self._project_all()
         return stored
+
+    def _project_all(self) -> None:
+        """Write what is due to pending/; where that fails it stays due: the commit has decided, not the file."""
+        while self._unprojected:
+            try:
+                self.project(self._unprojected[-1])
+            except OSError as error:
+                if len(self._unprojected) < 1000:
+                    return
+                log.warning("pending/ lacks files (%s); they are made again at the next start", error)
+                self._unprojected.clear()
+                return
+            self._unprojected.pop()
 
     def _keeps(self, outcome: Outcome) -> bool:
         if outcome.page is None or self._keep_raw == "none":
@@ -186,7 +209,7 @@ class LocalPersistenceManager:
                    owner = NULL, message_id = iif(?, message_id, NULL), error_type = ?, error_message = ?,
                    completed_at = ?
                WHERE id = ? AND fence = ? AND status = 'processing'""",
-            (outcome.status, failed, outcome.not_before, final, outcome.error_type, outcome.error_message,
+            (outcome.status, failed, outcome.not_before, final, outcome.error_type, _storable(outcome.error_message),
              now if final else None, task.id, task.fence),
         )  # fmt: skip
         if not ledger.db.changes():
@@ -195,7 +218,7 @@ class LocalPersistenceManager:
         if page:
             detail |= {"status": page.status, "bytes": len(page.body), "fetch_ms": round(page.fetch_s * 1000, 1)}
         if outcome.error_type:
-            detail |= {"error": outcome.error_type, "message": outcome.error_message}
+            detail |= {"error": outcome.error_type, "message": _storable(outcome.error_message)}
         if not final:
             detail["not_before"] = outcome.not_before
         if place:
@@ -336,6 +359,11 @@ class _Unlimited:
 def iso(at: float) -> str:
     """A moment as ISO-8601 UTC text."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _storable(text: str | None) -> str | None:
+    """Without the halves of characters that a server's garbage can leave in a message."""
+    return text if text is None else text.encode("utf-8", "replace").decode()
 
 
 def _remove_if_old(path: Path) -> None:

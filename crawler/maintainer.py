@@ -100,12 +100,17 @@ class Maintainer:
     def _guarded(self, act: "Callable[[], float | int | None]") -> float | None:
         """One line when trouble begins and one when it ends; the loop goes on."""
         try:
-            done = act()
-        except (BrokerDown, CrawlerError, OSError) as error:
+            with self._lpm.errors():
+                done = act()
+        except (BrokerDown, CrawlerError) as error:
             if not self._trouble:
                 log.warning("%s; the ledger keeps everything, and this is tried again every second", error)
             self._trouble = str(error)
-            self._lpm.close()
+            return None
+        except Exception as error:  # whatever it is, a maintainer that has died helps nobody
+            if not self._trouble:
+                log.exception("the maintainer met an unforeseen error, and tries again every second")
+            self._trouble = repr(error)
             return None
         if self._trouble:
             log.info("recovered from: %s", self._trouble)
@@ -146,15 +151,16 @@ class Maintainer:
             self._lpm.ledger.unpublish(lost)
 
     def _finalise(self) -> None:
-        open_jobs = self._lpm.ledger.jobs(JobStatus.OPEN)
-        ended = self._lpm.ledger.finalise(self._clock()) if open_jobs else []
+        ledger, now = self._lpm.ledger, self._clock()
+        ended = ledger.finalise(now) if ledger.jobs(JobStatus.OPEN) else []
         for job in ended:
             log.info("job %s has ended", job.name, extra={"job": job.name})
         if ended or time.monotonic() - self._mirrored > MIRROR_S:
             self._mirrored = time.monotonic()
-            names = {job.name for job in ended}
-            for job in [job for job in open_jobs if job.name not in names] + ended:
-                self._broker.mirror(job, self._lpm.ledger.progress(job))
+            for job in ledger.jobs():
+                # Just ended ones too: another process may have ended them, or Redis was away.
+                if job.status is JobStatus.OPEN or (job.completed_at or 0) > now - 10 * MIRROR_S:
+                    self._broker.mirror(job, ledger.progress(job))
 
 
 def _locks(descriptor: int) -> bool:

@@ -101,13 +101,13 @@ class Orchestrator:
         self._redis = Child("Redis", [redis_program(), str(conf)], log)
         try:
             mark = self._redis.start()
-            self._redis.wait_until(lambda: _answers(url), START_LIMIT_S)
+            self._redis.wait_until(lambda: _answers(url), START_LIMIT_S, self._closing.is_set)
         except ServiceError:
             if self._redis.alive or not _set_aside(folder):
                 raise
             # Redis is disposable: what it kept is set aside, and the ledger fills it again.
             mark = self._redis.start()
-            self._redis.wait_until(lambda: _answers(url), START_LIMIT_S)
+            self._redis.wait_until(lambda: _answers(url), START_LIMIT_S, self._closing.is_set)
         self._record(redis=mark, redis_url=url)
 
     def start_celery(self) -> None:
@@ -128,7 +128,9 @@ class Orchestrator:
             self._celery = Child("the worker", argv, log, os.environ | {"CRAWLER_DATA_DIR": str(self._data)})
             mark = self._celery.start()
             self._record(worker=mark)
-            self._celery.wait_until(lambda: mark.pid in owners.workers(self._data / "run" / "owners"), START_LIMIT_S)
+            self._celery.wait_until(
+                lambda: mark.pid in owners.workers(self._data / "run" / "owners"), START_LIMIT_S, self._closing.is_set
+            )
 
     def start_flower(self) -> str:
         """Start Flower on loopback; returns its address."""
@@ -141,7 +143,7 @@ class Orchestrator:
             env = os.environ | {"CRAWLER_DATA_DIR": str(self._data)}
             self._flower = Child("Flower", argv, log, env)
             mark = self._flower.start()
-            self._flower.wait_until(lambda: not _is_free(port), START_LIMIT_S)
+            self._flower.wait_until(lambda: not _is_free(port), START_LIMIT_S, self._closing.is_set)
             self._record(flower=mark, flower_url=f"http://127.0.0.1:{port}")
             return f"http://127.0.0.1:{port}"
 
@@ -179,7 +181,7 @@ class Orchestrator:
         while not self._closing.wait(pause_s):
             try:
                 pause_s = 0.5 if not self._revive() else min(pause_s * 2, 5.0)
-            except ServiceError as error:
+            except Exception as error:  # a watcher that has died starts nothing again
                 log.error("a restart failed and is tried again: %s", error)  # noqa: TRY400 – the message says it all
                 pause_s = min(pause_s * 2, 5.0)
 
@@ -283,7 +285,7 @@ def _is_free(port: int) -> bool:
 
 
 def _quoted(path: Path) -> str:
-    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def _set_aside(folder: Path) -> bool:

@@ -118,10 +118,14 @@ class Child:
         """Whether it runs."""
         return self._process is not None and self._process.poll() is None
 
-    def wait_until(self, healthy: Callable[[], bool], limit_s: float) -> None:
+    def wait_until(
+        self, healthy: Callable[[], bool], limit_s: float, given_up: Callable[[], bool] = lambda: False
+    ) -> None:
         """Wait for health; raises with the end of its log if it dies or takes too long."""
         end = time.monotonic() + limit_s
         while not healthy():
+            if given_up():
+                raise ServiceError(f"{self.name} is no longer waited for")
             if not self.alive or time.monotonic() > end:
                 what = f"did not answer within {limit_s:g} s" if self.alive else "ended at once"
                 raise ServiceError(f"{self.name} {what}; its log {self.log} ends with:\n{tail(self.log)}")

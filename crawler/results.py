@@ -1,6 +1,7 @@
 """Results: counted, listed, exported."""
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,7 +48,13 @@ FORMATS: dict[str, Callable[[Iterable[dict[str, Any]], BinaryIO], int]] = {"json
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[BinaryIO]:
-    """A file that appears under its name when all of it is on the disk; an interrupted one leaves nothing."""
+    """A file that appears under its name when all of it is on the disk, or not at all; `-` is stdout."""
+    if str(target) == "-":
+        yield sys.stdout.buffer
+        return
+    target = target.resolve()  # a link is followed, not replaced
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target} is not a file")
     hidden = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with hidden.open("wb") as out:

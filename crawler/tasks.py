@@ -3,6 +3,7 @@
 import logging
 import os
 import queue
+import resource
 import threading
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import redis
 from celery import signals
 from celery.exceptions import Reject
-from kombu.exceptions import OperationalError
+from kombu.exceptions import KombuError
 
 from crawler import logs, urls
 from crawler.celery_app import app, broker_url, settings
@@ -104,7 +105,7 @@ class RedisBroker:
                         queue=chunk.queue,
                         retry=False,
                     )
-        except (redis.RedisError, OperationalError, OSError) as error:
+        except (redis.RedisError, KombuError, OSError) as error:
             pool.force_close_all()
             raise self._down(error) from error
 
@@ -176,7 +177,7 @@ class PageEvents:
             try:
                 self._send_while_connected()
                 return
-            except (redis.RedisError, OperationalError, OSError):
+            except (redis.RedisError, KombuError, OSError):
                 time.sleep(1)  # events are for looking at: what was not sent is not sent again
 
     def _send_while_connected(self) -> None:
@@ -210,6 +211,7 @@ class _Child:
     """What a prefork child has beside Celery: a worker, a maintainer standing by, and events."""
 
     def __init__(self, hostname: str) -> None:
+        _raise_file_limit()
         self.events = PageEvents(hostname)
         self.worker = Worker(settings, watch=self.events)
         lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
@@ -221,6 +223,13 @@ class _Child:
         self.maintainer.stop()
         self.worker.stop()
         self.events.stop()
+
+
+def _raise_file_limit() -> None:
+    """A thousand domains keep a thousand connections; the usual soft limit is 1,024 files."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 _children: dict[int, _Child] = {}

@@ -236,19 +236,29 @@ class Worker:
 
     async def _insist(self, task: int, end: float) -> TaskStatus:
         while True:
-            status, not_before, domain = await self._loop.run_in_executor(self._claims, self._lpm.ledger.stand, task)
+            status, not_before, domain = await self._loop.run_in_executor(self._claims, self._stand, task)
             due_s = max(0.0, not_before - time.time())
             if status not in (TaskStatus.PENDING, TaskStatus.PROCESSING) or time.monotonic() > end or self.stopping:
                 return status
             if status is TaskStatus.PENDING and due_s <= 0 and self._slots.take(domain, 1):
-                claimed = await self._loop.run_in_executor(
-                    self._claims, self._lpm.ledger.claim_one, self._owner.id, task, time.time()
-                )
+                claimed = None
+                try:
+                    claimed = await self._loop.run_in_executor(self._claims, self._claim_one, task)
+                finally:
+                    if claimed is None:
+                        self._slots.give(domain)
                 if claimed:
                     await self._begin(claimed)
                     continue
-                self._slots.give(domain)
             await asyncio.sleep(min(max(due_s, POLL_S), 0.5))
+
+    def _stand(self, task: int) -> tuple[TaskStatus, float, str]:
+        with self._lpm.errors():
+            return self._lpm.ledger.stand(task)
+
+    def _claim_one(self, task: int) -> Task | None:
+        with self._lpm.errors():
+            return self._lpm.ledger.claim_one(self._owner.id, task, time.time())
 
     # The writer's thread
 
@@ -303,7 +313,6 @@ class Worker:
                 outcomes = [_internal_failure(outcomes[0].task, self._name, error)]
         if troubled and not self.stopping:
             log.warning("the store can be used again")
-            lpm.project_missing()  # a group may have been committed without room for its files
             self._store_trouble = False
         for (_, saved), good in zip(group, stored, strict=True):
             saved.set_result(good)

@@ -9,6 +9,7 @@ import msgspec
 from crawler.bulk import rows
 from crawler.config import Settings, failpoint
 from crawler.errors import InputError
+from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, NewTask
 
@@ -37,6 +38,7 @@ def import_file(
     strict: bool = False,
     fresh_for_s: float | None = None,
     job_name: str | None = None,
+    watched: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Summary, Job]:
     """Read a file into its job; the same file again, while that job is open, continues it."""
@@ -53,12 +55,13 @@ def import_file(
             lpm.durable.db.execute("PRAGMA cache_size=-64000")  # rows go to random places of large indexes
             job = lpm.durable.open_job(
                 key=key,
-                name=job_name or file.name,
+                name=job_name or printable(file.name)[:100],
                 queue=queue,
                 source="file",
                 source_file=source_file,
                 batch_size=batch_size,
                 now=lpm.now(),
+                watched=watched,
             )
         with rows.RejectsFile(file) as rejects:
             while batch := list(islice(items, COMMIT_ROWS)):

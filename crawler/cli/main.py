@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from crawler import __version__
-from crawler.errors import CrawlerError, StoreFull
+from crawler.errors import CrawlerError, StoreError
 
 _COMMANDS = {
     "bulk": ("bulk", "Import tasks from files."),
@@ -90,9 +90,7 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has gone; nothing is left to say to it
         code = 0
-    except OSError as error:
-        if error.errno not in (28, 30, 122):  # no space, read-only, over quota
-            raise
-        print(f"Error: {error}", file=sys.stderr)
-        code = StoreFull.exit_code
+    except OSError as error:  # files that are read or written by name have errors of their own: this is the data folder
+        print(f"Error: the data folder cannot be used ({error})", file=sys.stderr)
+        code = StoreError.exit_code
     sys.exit(code if isinstance(code, int) else 0)

@@ -45,18 +45,38 @@ class Ledger(Bookkeeping):
     # Doors
 
     def open_job(
-        self, key: str, name: str, queue: str, source: str, source_file: str | None, batch_size: int, now: float
+        self,
+        *,
+        key: str,
+        name: str,
+        queue: str,
+        source: str,
+        source_file: str | None,
+        batch_size: int,
+        now: float,
+        watched: bool = False,
     ) -> Job:
-        """The open job known by this key, or a new one under this name or the next free one like it."""
+        """The open job known by this key, or a new one under this name or the next free one like it.
+
+        `watched` is for whoever waits for the end: where that was killed, the ended job is its own, not a new one.
+        """
         with writing(self.db):
             rows = self.db.all(
-                f"UPDATE jobs SET status = 'importing' WHERE key = ? AND status <> 'done' RETURNING {JOB}", (key,)
+                f"""UPDATE jobs SET status = 'importing', completed_at = NULL, watched = max(watched, ?2)
+                    WHERE id = (SELECT max(id) FROM jobs WHERE key = ?1 AND (status <> 'done' OR (?2 AND watched)))
+                    RETURNING {JOB}""",
+                (key, watched),
             ) or self.db.all(
-                f"""INSERT INTO jobs (name, key, status, queue, source, source_file, batch_size, created_at)
-                    VALUES (?, ?, 'importing', ?, ?, ?, ?, ?) RETURNING {JOB}""",
-                (self._free_name(name), key, queue, source, source_file, batch_size, now),
+                f"""INSERT INTO jobs (name, key, status, queue, source, source_file, batch_size, created_at, watched)
+                    VALUES (?, ?, 'importing', ?, ?, ?, ?, ?, ?) RETURNING {JOB}""",
+                (self._free_name(name), key, queue, source, source_file, batch_size, now, watched),
             )
         return as_job(rows[0])
+
+    def report_job(self, job: Job) -> None:
+        """Whoever waited for the job has told its end: the next import of the same file is a new one."""
+        with writing(self.db):
+            self.db.execute("UPDATE jobs SET watched = 0 WHERE id = ?", (job.id,))
 
     def _free_name(self, name: str) -> str:
         taken = {row[0] for row in self.db.execute("SELECT name FROM jobs WHERE name LIKE ? || '%'", (name,))}
@@ -169,10 +189,12 @@ class Ledger(Bookkeeping):
         """Make due what has waited long enough; returns when the next one will be."""
         first = "SELECT min(not_before) FROM tasks WHERE status = 'pending' AND not_before > 0"
         [(at,)] = self.db.all(first)
-        if at is not None and at <= now:
-            with writing(self.db):
+        while at is not None and at <= now:
+            with writing(self.db):  # some at a time: others want to write too
                 self.db.execute(
-                    "UPDATE tasks SET not_before = 0 WHERE status = 'pending' AND not_before > 0 AND not_before <= ?",
+                    """UPDATE tasks SET not_before = 0 WHERE id IN (
+                           SELECT id FROM tasks WHERE status = 'pending' AND not_before > 0 AND not_before <= ?
+                           ORDER BY not_before LIMIT 1000)""",
                     (now,),
                 )
             [(at,)] = self.db.all(first)
@@ -194,9 +216,10 @@ class Ledger(Bookkeeping):
                     if domain in full:  # a slot that falls free meanwhile belongs to what is more urgent there
                         continue
                     granted = permits.take(domain, limit - len(ids))
+                    taken.append((domain, granted))
                     rows = self._due_rows(queue, group, domain, granted + 1)
-                    permits.give(domain, granted - min(granted, len(rows)))
-                    taken.append((domain, min(granted, len(rows))))
+                    taken[-1] = (domain, min(granted, len(rows)))
+                    permits.give(domain, granted - taken[-1][1])
                     ids += rows[:granted]
                     if len(rows) > granted:
                         full.add(domain)

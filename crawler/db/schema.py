@@ -25,7 +25,8 @@ MIGRATIONS = (
         batch_size   INTEGER NOT NULL,
         size         INTEGER NOT NULL DEFAULT 0, -- tasks accepted; decides whether pages send events
         created_at   REAL NOT NULL,
-        completed_at REAL
+        completed_at REAL,
+        watched      INTEGER NOT NULL DEFAULT 0  -- a `run` waits for it, and has not reported its end yet
     );
     CREATE UNIQUE INDEX jobs_by_key ON jobs(key) WHERE status <> 'done';
 

@@ -26,13 +26,18 @@ class SegmentWriter:
     def __init__(self, folder: Path, committed: Callable[[str], int]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self.name, self._fd, self.end = _adopt(folder, committed) or _create(folder)
+        adopted = _adopt(folder, committed)
+        self.name, self._fd, self.end = adopted or _create(folder)
+        self.committed = adopted is not None
+        """Whether the ledger knows the segment; one that it does not know goes when it is closed."""
 
     def append(self, pages: Sequence[Page]) -> list[Raw]:
         """Write the pages and wait until they are on the disk; they count once the ledger has committed `end`."""
         if self.end >= SEGMENT_LIMIT:
+            fresh = _create(self._folder)
             self.close()
-            self.name, self._fd, self.end = _create(self._folder)
+            self.name, self._fd, self.end = fresh
+            self.committed = False
         places, members, offset = [], [], self.end
         for page in pages:
             member = _member(_response(page))
@@ -46,12 +51,14 @@ class SegmentWriter:
 
     def close(self) -> None:
         """Leave the segment to whoever comes next."""
+        if not self.committed:
+            (self._folder / self.name).unlink(missing_ok=True)
         os.close(self._fd)
 
 
 def mend(folder: Path, committed: Callable[[str], int]) -> None:
     """Cut whatever a killed writer left behind the last committed record, so that every reader finds whole ones."""
-    for path in folder.glob("*.warc.gz"):
+    for path in folder.glob("[!.]*.warc.gz"):
         fd = _lock(path)
         if fd is not None:
             end = committed(path.name)  # asked under the lock: until then its writer may commit more
@@ -77,7 +84,7 @@ def read(folder: Path, raw: Raw) -> tuple[str, bytes]:
 
 
 def _adopt(folder: Path, committed: Callable[[str], int]) -> tuple[str, int, int] | None:
-    for path in sorted(folder.glob("*.warc.gz")):
+    for path in sorted(folder.glob("[!.]*.warc.gz")):
         fd = _lock(path)
         if fd is None:
             continue
@@ -93,12 +100,17 @@ def _create(folder: Path) -> tuple[str, int, int]:
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}.warc.gz"
     hidden = folder / f".{name}"  # until it is locked nobody may take it for a dead writer's
     fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    head = _member(_info(name))
-    _write(fd, head, 0)
-    os.fsync(fd)
-    hidden.rename(folder / name)
-    _sync_folder(folder)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        head = _member(_info(name))
+        _write(fd, head, 0)
+        os.fsync(fd)
+        hidden.rename(folder / name)
+        _sync_folder(folder)
+    except OSError:
+        os.close(fd)
+        hidden.unlink(missing_ok=True)
+        raise
     return name, fd, len(head)
 
 

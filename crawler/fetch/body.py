@@ -34,29 +34,27 @@ class _Zlib:
     """gzip (with several members) and deflate (with or without zlib's header: servers send both)."""
 
     def __init__(self, wbits: int) -> None:
-        self._wbits = wbits
-        self._inner = zlib.decompressobj(wbits)
-        self._began = False
+        self._gzip = wbits == 31
+        self._inner = zlib.decompressobj(wbits) if self._gzip else None
+        self._head = b""
 
     def feed(self, data: bytes, emit: Callable[[bytes], None]) -> None:
+        if self._inner is None:
+            self._head += data
+            if len(self._head) < 2:
+                return
+            data, framed = self._head, self._head[0] & 15 == 8 and int.from_bytes(self._head[:2]) % 31 == 0
+            self._inner = zlib.decompressobj(15 if framed else -15)
         while data:
             if self._inner.eof:
-                if self._wbits != 31 or not data.startswith(b"\x1f"):
+                if not self._gzip or not data.startswith(b"\x1f"):
                     return  # padding behind the last member, which browsers ignore
                 self._inner = zlib.decompressobj(31)
-            try:
-                out = self._inner.decompress(data, _STEP)
-            except zlib.error:
-                if self._began or self._wbits != 15:
-                    raise
-                self._wbits, self._inner = -15, zlib.decompressobj(-15)
-                continue
-            self._began = True
-            emit(out)
+            emit(self._inner.decompress(data, _STEP))
             data = self._inner.unconsumed_tail or self._inner.unused_data
 
     def finish(self) -> bool:
-        return self._inner.eof
+        return self._inner is not None and self._inner.eof
 
 
 class _Brotli:
@@ -107,6 +105,7 @@ class Body:
         if unknown or len(names) > MAX_LAYERS:
             raise FetchError("bad_encoding", f"cannot read Content-Encoding: {content_encoding[:100]}", retryable=False)
         self._layers = [_DECODERS[name]() for name in reversed(names)]
+        self._passed = [0] * len(names)
         self._limit = limit
         self._raw = bytearray()
         self._decoded = bytearray()
@@ -114,7 +113,7 @@ class Body:
     def feed(self, data: bytes) -> None:
         """Take what the server sent."""
         self._raw += data
-        self._check(self._raw, "as sent")
+        self._check(len(self._raw), "as sent")
         if not self._layers:
             return
         try:
@@ -124,14 +123,16 @@ class Body:
             raise FetchError("bad_encoding", f"the body is not what its {coding} coding says ({error})") from None
 
     def _pass(self, data: bytes, depth: int) -> None:
-        if depth < len(self._layers):
-            self._layers[depth].feed(data, lambda out: self._pass(out, depth + 1))
-        else:
+        if depth == len(self._layers):
             self._decoded += data
-            self._check(self._decoded, "decompressed")
+            self._check(len(self._decoded), "decompressed")
+            return
+        self._passed[depth] += len(data)  # a layer may swallow for ever and put out nothing
+        self._check(self._passed[depth], "decompressed")
+        self._layers[depth].feed(data, lambda out: self._pass(out, depth + 1))
 
-    def _check(self, buffer: bytearray, what: str) -> None:
-        if len(buffer) > self._limit:
+    def _check(self, size: int, what: str) -> None:
+        if size > self._limit:
             raise FetchError("too_large", f"the page is larger than {self._limit:,} bytes {what}", retryable=False)
 
     def finish(self) -> tuple[bytes, bytes]:

@@ -30,7 +30,7 @@ class Client:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60),
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=5),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None),
             headers={
@@ -82,7 +82,7 @@ class Client:
             url=url,
             final_url=final_url,
             status=response.status,
-            reason=response.reason or "",
+            reason=(response.reason or "").encode("utf-8", "surrogateescape").decode("latin-1"),
             headers=tuple((k.decode("latin-1"), v.decode("latin-1")) for k, v in response.raw_headers),
             body=decoded,
             raw=raw,

@@ -76,6 +76,27 @@ def test_redis_away_for_a_while(folder: Folder, site: Site) -> None:
     assert log.read_text().count("the ledger keeps everything") == 1
 
 
+def test_a_full_redis_loses_nothing(folder: Folder, site: Site, redis_url: str) -> None:
+    """With no memory left Redis takes no messages; workers and maintainer live on, and go on when there is room."""
+    # Given a worker on a Redis that is full
+    folder.env["REDIS_URL"] = redis_url
+    client = folder.redis()
+    client.flushall()
+    worker = folder.worker(concurrency=1)
+    client.config_set("maxmemory", 1)
+    try:
+        pages = [site.page(n) for n in range(50)]
+        done = folder.crawler("bulk", "import", str(folder.write("pages.txt", pages)))
+        assert done.returncode == 0, done.stderr
+        wait_for(lambda: "the ledger keeps everything" in folder.log(worker), 30, "the line that says so")
+    finally:
+        client.config_set("maxmemory", 0)
+
+    # When there is room again, then all of it is done
+    folder.wait_until_done(50, 15)
+    assert worker.poll() is None
+
+
 def test_a_full_disk_stops_claims_and_loses_nothing(site: Site, tmp_path: Path) -> None:
     """With no room for results workers stop claiming, say so, and go on when there is room again."""
     # Given a stack on a small disk of its own

@@ -38,6 +38,7 @@ def test_scrape_shows_the_record_and_raw_gives_the_page(folder: Folder, site: Si
         ("/close", "connection", 3),
         ("/empty", "empty", 1),
         ("/gzip-bomb", "too_large", 1),
+        ("/latin-reason", "http_503", 3),
     ],
 )
 def test_scrape_says_why_there_is_no_page(folder: Folder, site: Site, path: str, reason: str, attempts: int) -> None:
@@ -130,6 +131,32 @@ def test_export_writes_all_results(folder: Folder, site: Site, form: str, ending
     assert [result["url"] for result in results] == [site.page(n) for n in range(3)]
     assert refused.returncode == 2
     assert [path.name for path in folder.path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_export_writes_where_it_is_told_and_nowhere_else(folder: Folder, site: Site) -> None:
+    """`-` is stdout, a link is followed, a device or folder is refused, and so is an ending that names no format."""
+    folder.crawler("scrape", site.page(1))
+    real, link = folder.path / "real.jsonl", folder.path / "link.jsonl"
+    link.symlink_to(real)
+
+    shown = folder.crawler("results", "export", "--format", "jsonl", "--output", "-")
+    linked = folder.crawler("results", "export", "--output", str(link))
+    refused = [folder.crawler("results", "export", "--output", name).returncode for name in ("x.csv", "x", "/dev/null")]
+
+    assert json.loads(shown.stdout)["url"] == site.page(1)
+    assert linked.returncode == 0
+    assert link.is_symlink()
+    assert json.loads(real.read_text())["url"] == site.page(1)
+    assert refused == [2, 2, 2]
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("name", ["", " ", "x" * 101, "a\nb", "\x1b[31m"])
+def test_a_job_has_a_decent_name(folder: Folder, name: str) -> None:
+    """Names that are empty, endless or could drive a terminal are refused."""
+    done = folder.crawler("bulk", "import", "x.csv", "--job", name)
+    assert done.returncode == 2
+    assert "1 to 100 characters" in done.stderr
 
 
 COMMANDS = ["bulk", "bulk import", "run", "resume", "scrape", "raw", "results", "results list", "results export"]

@@ -259,3 +259,41 @@ def test_the_worker_command_is_a_worker_like_any_other(folder: Folder, site: Sit
     lpm.bury()
     lpm.close()
     assert folder.books().pending == 5
+
+
+def test_a_run_goes_on_when_the_stack_it_joined_ends(folder: Folder, site: Site) -> None:
+    """`down` under a `run` that had joined: it starts a stack of its own and finishes."""
+    folder.crawler("up", "--workers", "1")
+    file = folder.write("pages.txt", [site.page(n, 0.05) for n in range(300)])
+    run = folder.start("crawler", "run", str(file), "--workers", "1")
+    wait_for(lambda: folder.books().completed > 20, 60, "some pages")
+
+    assert folder.crawler("down").returncode == 0
+
+    assert run.wait(60) == 0
+    assert "300 of 300 pages collected" in folder.log(run)
+    assert left_behind(folder) == []
+
+
+def test_a_job_that_ended_behind_a_killed_run_is_not_fetched_again(folder: Folder, site: Site) -> None:
+    """kill -9 of `run`, its workers finish the job; the same command reports it and fetches nothing twice."""
+    # Given a run that is killed, and workers that finish its job
+    file = folder.write("pages.txt", [site.page(n, 0.05) for n in range(200)])
+    run = folder.start("crawler", "run", str(file), "--workers", "2")
+    wait_for(lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 20, 60, "some pages")
+    run.kill()
+    run.wait(5)
+    folder.wait_until_done(200, 60)
+
+    # When the same command is typed again, and then once more
+    again = folder.crawler("run", str(file))
+    hits = sum(site.hits().values())
+    anew = folder.crawler("run", str(file), "--fresh-for", "1h")
+
+    # Then it only reports; the next one is a new job, which here finds everything fresh
+    assert again.returncode == 0, again.stderr
+    assert "200 of 200 pages collected" in again.stdout
+    assert hits == 200
+    assert "job pages.txt-2: 0 new, 200 known" in anew.stderr
+    assert sum(site.hits().values()) == 200
+    folder.crawler("down")

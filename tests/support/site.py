@@ -468,6 +468,10 @@ FIXED: dict[str, tuple[str, Callable[[], bytes]]] = {
     "/image": ("A tiny PNG", lambda: response(PNG, kind="image/png")),
     "/pdf": ("A PDF of one page", lambda: response(PDF, kind="application/pdf")),
     "/empty": ("200 with an empty body", lambda: response(b"")),
+    "/latin-reason": (
+        "503 with a reason phrase in Latin-1",
+        lambda: b"HTTP/1.1 503 Vor\xfcbergehend\r\nContent-Length: 4\r\n\r\nwait",
+    ),
     "/heavy": (
         "A sound page of 150 MB, sent in gzip, that keeps a parser busy for seconds",
         lambda: coded("gzip", gzip.compress(b"<!doctype html><p>" + b"word &amp; word " * 10_000_000, 1, mtime=0)),

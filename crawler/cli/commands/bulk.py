@@ -28,6 +28,16 @@ class Span(click.ParamType[float]):
             self.fail(f"{text!r} is not a span of time; write 90s, 45m, 12h or 7d", param, ctx)
 
 
+def _job_name(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not (value.strip() and value.isprintable() and len(value) <= 100):
+        raise click.BadParameter("a name has 1 to 100 characters, all of them printable")
+    return value
+
+
+job_option = click.option("--job", "job_name", callback=_job_name, help="The job's name (default: the file's).")
+fresh_option = click.option(
+    "--fresh-for", type=Span(), help="Leave out what was collected within this time, such as 12h."
+)
 queue_option = click.option("--queue", type=click.Choice(QUEUES), default="default", show_default=True)
 
 
@@ -49,8 +59,8 @@ def bulk() -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be imported, and import nothing.")
 @click.option("--strict", is_flag=True, help="Check all rows first; import nothing if one is bad.")
-@click.option("--fresh-for", type=Span(), help="Leave out what was collected within this time, such as 12h.")
-@click.option("--job", "job_name", help="The job's name (default: the file's).")
+@fresh_option
+@job_option
 @json_option
 @data_dir_option
 def import_(

@@ -12,7 +12,7 @@ import msgspec
 
 from crawler import config, demo_site
 from crawler.bulk import import_file
-from crawler.cli.commands.run import follow, report, running_stack
+from crawler.cli.commands.run import crawl, report
 from crawler.cli.commands.stack import workers_option
 from crawler.cli.output import data_dir_option, say
 from crawler.lpm import LocalPersistenceManager
@@ -44,9 +44,8 @@ def demo(workers: int | None) -> int:
             writer.writeheader()
             writer.writerows(rows)
         say(f"a site with {len(rows)} parcels runs at {base}; its list is {file}")
-        _, job = import_file(settings, file, "default")
-        with running_stack(settings, workers):
-            books = follow(settings, job)
+        _, job = import_file(settings, file)
+        books = crawl(settings, workers, job)
     report(settings, books, job, as_json=False)
     _show_examples(settings.data_dir)
     good = {"completed": books.completed, "failed": books.failed} == demo_site.EXPECTED

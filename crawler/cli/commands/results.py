@@ -41,10 +41,8 @@ def list_(as_json: bool) -> None:
 
 
 @results.command()
-@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), required=True)
-@click.option(
-    "--format", "form", type=click.Choice(sorted(store.FORMATS)), help="The format (default: by the ending, else json)."
-)
+@click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="The file, or - for stdout.")
+@click.option("--format", "form", type=click.Choice(sorted(store.FORMATS)), help="The format (default: by the ending).")
 @json_option
 @data_dir_option
 def export(output: Path, form: str | None, as_json: bool) -> None:
@@ -58,10 +56,12 @@ def export(output: Path, form: str | None, as_json: bool) -> None:
     if not LocalPersistenceManager.exists(settings.data_dir):
         raise UsageError(f"there is no store in {settings.data_dir.absolute()}")
     lpm = LocalPersistenceManager(settings.data_dir)
-    form = form or (output.suffix[1:] if output.suffix[1:] in store.FORMATS else "json")
+    form = form or output.suffix[1:]
+    if form not in store.FORMATS:
+        raise click.UsageError(f"the ending of {output} names no format; add --format {' or '.join(store.FORMATS)}")
     count = store.export(lpm.results(), output, form)
     lpm.close()
-    if as_json:
+    if as_json and str(output) != "-":
         print_json({"results": count, "file": str(output), "format": form})
-    else:
+    elif str(output) != "-":
         print(f"Exported {count} results to {output}")

@@ -5,12 +5,11 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
 from crawler import config
-from crawler.cli.commands.bulk import queue_option
+from crawler.cli.commands.bulk import fresh_option, job_option, queue_option
 from crawler.cli.commands.stack import workers_option
 from crawler.cli.output import BooksProgress, data_dir_option, json_option, print_json, say
 from crawler.config import Settings
@@ -23,10 +22,13 @@ from crawler.models import Books, Job
 @click.argument("file", type=click.Path(path_type=Path))
 @queue_option
 @workers_option
-@click.option("--job", "job_name", help="The job's name (default: the file's).")
+@fresh_option
+@job_option
 @json_option
 @data_dir_option
-def run(file: Path, queue: str, workers: int | None, job_name: str | None, as_json: bool) -> int:
+def run(
+    file: Path, queue: str, workers: int | None, fresh_for: float | None, job_name: str | None, as_json: bool
+) -> int:
     """Collect every URL of FILE: import, crawl, summary. Safe to interrupt: typed again, it goes on where it was.
 
     \b
@@ -36,13 +38,14 @@ def run(file: Path, queue: str, workers: int | None, job_name: str | None, as_js
     from crawler.bulk import import_file
 
     settings = config.load()
-    summary, job = import_file(settings, file, queue, job_name=job_name, progress=say)
+    summary, job = import_file(
+        settings, file, queue, fresh_for_s=fresh_for, job_name=job_name, watched=True, progress=say
+    )
     say(f"job {job.name}: {summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected")
     if summary.rejects_file:
         say(f"rejected rows are in {summary.rejects_file}")
-    with running_stack(settings, workers):
-        books = follow(settings, job)
-    report(settings, books, job, as_json)
+    books = crawl(settings, workers, job)
+    report(settings, books, job, as_json, summary.rejected)
     return 0 if books.completed == books.accepted and not summary.rejected else 1
 
 
@@ -58,27 +61,46 @@ def resume(workers: int | None, as_json: bool) -> int:
       python -m crawler resume
     """
     settings = config.load()
-    with running_stack(settings, workers):
-        books = follow(settings, None)
+    books = crawl(settings, workers, None)
     report(settings, books, None, as_json)
     return 0 if not books.failed + books.expired else 1
 
 
+class _StackGone(Exception):
+    """The stack that was joined has ended before the job."""
+
+
+def crawl(settings: Settings, workers: int | None, job: Job | None) -> Books:
+    """Have the job (or, with none, everything) done by a stack, and show its progress."""
+    while True:
+        if not _progress_of(settings, job).open:
+            return follow(settings, job)
+        with running_stack(settings, workers) as joined, contextlib.suppress(_StackGone):
+            return follow(settings, job, joined)
+        say("that stack has ended before this job")
+
+
+def _progress_of(settings: Settings, job: Job | None) -> Books:
+    lpm = LocalPersistenceManager(settings.data_dir)
+    with contextlib.closing(lpm), lpm.errors():
+        return lpm.ledger.progress(job)
+
+
 @contextlib.contextmanager
-def running_stack(settings: Settings, workers: int | None) -> Iterator[None]:
-    """The stack that is up already, or one of our own for as long as this lasts."""
+def running_stack(settings: Settings, workers: int | None) -> Iterator[bool]:
+    """The stack that is up already (then true), or one of our own for as long as this lasts."""
     from crawler.orchestrator import Orchestrator, terminated_by_signal
     from crawler.process import read_stack
 
     if read_stack(settings.data_dir).up:
         say("a stack is up already: joining it")
-        yield
+        yield True
         return
     say("starting Redis and workers …")
     with terminated_by_signal(), Orchestrator(settings, workers) as stack:
         try:
             stack.start_all()
-            yield
+            yield False
         except (KeyboardInterrupt, SystemExit):
             say("stopping; type the same command again to go on (once more to stop at once)")
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -86,29 +108,35 @@ def running_stack(settings: Settings, workers: int | None) -> Iterator[None]:
             raise
 
 
-def follow(settings: Settings, job: Job | None) -> Books:
+def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
     """Show progress until the job (or, with none, everything) is done."""
+    from crawler.process import read_stack
+
     lpm = LocalPersistenceManager(settings.data_dir)
     with BooksProgress(job.name if job else "all jobs") as progress, contextlib.closing(lpm):
         while True:
             with lpm.errors():
                 began = time.monotonic()
                 books = lpm.ledger.progress(job)
-            progress.show(books)
-            if not books.open:
-                lpm.ledger.finalise(lpm.now())  # the maintainer would, but may be stopped before it has seen it
-                return books
+                progress.show(books)
+                if not books.open:
+                    lpm.ledger.finalise(lpm.now())  # the maintainer would, but may be stopped before it has seen it
+                    return books
+            if joined and not read_stack(settings.data_dir).up:
+                raise _StackGone
             time.sleep(max(0.3, 10 * (time.monotonic() - began)))  # counting a million tasks must not be the work
 
 
-def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> None:
-    """What was collected, what was not and why."""
+def report(settings: Settings, books: Books, job: Job | None, as_json: bool, rejected: int = 0) -> None:
+    """What was collected, what was not and why; the job's end counts as told."""
     lpm = LocalPersistenceManager(settings.data_dir)
-    reasons = lpm.ledger.reasons(job)
-    examples = lpm.ledger.failures(job, limit=5)
-    lpm.close()
+    with contextlib.closing(lpm), lpm.errors():
+        reasons = lpm.ledger.reasons(job)
+        examples = lpm.ledger.failures(job, limit=5)
+        if job:
+            lpm.ledger.report_job(job)
     if as_json:
-        facts: dict[str, Any] = {"job": job.name if job else None, "books": books, "reasons": reasons}
+        facts = {"job": job.name if job else None, "books": books, "reasons": reasons, "rejected": rejected}
         print_json(facts)
         return
     print(f"{books.completed:,} of {books.accepted:,} pages collected; results in {lpm.pending}/")
@@ -116,3 +144,6 @@ def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> 
         print(f"  {count:,} failed: {reason}")
     for url, reason, message in examples:
         print(f"    {printable(url)}: {printable(message or reason)}")
+    more = sum(reasons.values()) - len(examples)
+    if more > 0:
+        print(f"    … and {more:,} more")

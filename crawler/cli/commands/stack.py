@@ -31,6 +31,8 @@ def up(workers: int | None, flower: bool) -> None:
     settings = config.load()
     stack = read_stack(settings.data_dir)
     if stack.up and stack.ready and stack.supervisor:
+        if workers or (flower and not stack.flower_url):
+            raise click.UsageError("the stack is up already, with other options; stop it first: python -m crawler down")
         print(f"The stack is up already (supervisor {stack.supervisor.pid})")
         return
     say("starting Redis and workers …")

@@ -11,6 +11,7 @@ from crawler.cli.output import data_dir_option, json_option, print_json
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.db.connection import reading
+from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Books
 
@@ -103,7 +104,7 @@ def _redis(settings: Settings) -> dict[str, Any]:
 
 def _show(facts: dict[str, Any]) -> None:
     states = ("accepted", "pending", "processing", "completed", "failed", "skipped", "expired")
-    rows = {"all": facts["books"]} | facts["jobs"]
+    rows = {"all": facts["books"]} | {printable(name)[:40]: counts for name, counts in facts["jobs"].items()}
     width = max(20, *(len(name) for name in rows))
     print(f"{'':{width}}" + "".join(f"{state:>11}" for state in states))
     for name, counts in rows.items():

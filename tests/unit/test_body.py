@@ -1,0 +1,84 @@
+"""Bodies: every coding, every layer, and a limit that nothing gets around."""
+
+import gzip
+import struct
+import zlib
+
+import brotli
+import pytest
+
+from crawler.errors import FetchError
+from crawler.fetch.body import Body
+
+PAGE = b"<p>hello</p>" * 1000
+
+
+def read(encoding: str, data: bytes, limit: int = 1_000_000, step: int = 100) -> bytes:
+    """What comes out when the data arrives in small pieces."""
+    body = Body(encoding, limit)
+    for begin in range(0, len(data), step):
+        body.feed(data[begin : begin + step])
+    return body.finish()[1]
+
+
+def endless_name(size: int) -> bytes:
+    """A gzip header whose file name does not end: a decoder takes it in and puts nothing out."""
+    return struct.pack("<4BI2B", 0x1F, 0x8B, 8, 8, 0, 0, 255) + b"x" * size
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data"),
+    [
+        ("", PAGE),
+        ("identity", PAGE),
+        ("gzip", gzip.compress(PAGE)),
+        ("x-gzip", gzip.compress(PAGE)),
+        ("gzip", gzip.compress(PAGE[:6000]) + gzip.compress(PAGE[6000:])),
+        ("gzip", gzip.compress(PAGE) + b"\0\0padding"),
+        ("deflate", zlib.compress(PAGE)),
+        ("deflate", zlib.compress(PAGE)[2:-4]),
+        ("br", brotli.compress(PAGE)),
+        (" GZIP , br", brotli.compress(gzip.compress(PAGE))),
+    ],
+)
+def test_codings_are_undone(encoding: str, data: bytes) -> None:
+    """Whatever the coding and however small the pieces, the page comes out."""
+    assert read(encoding, data) == PAGE
+    assert read(encoding, data, step=1) == PAGE
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "br"])
+def test_a_bomb_is_stopped_at_the_limit(encoding: str) -> None:
+    """A page that grows beyond the limit is refused for good."""
+    data = bytes(50_000_000)
+    packed = brotli.compress(data, quality=1) if encoding == "br" else gzip.compress(data)
+    packed = gzip.compress(packed) if "," in encoding else packed
+    with pytest.raises(FetchError) as caught:
+        read(encoding, packed)
+    assert (caught.value.reason, caught.value.retryable) == ("too_large", False)
+
+
+def test_a_layer_that_swallows_everything_is_stopped_too() -> None:
+    """What lies between two layers counts like what comes out: nothing is decoded for ever."""
+    data = gzip.compress(gzip.compress(endless_name(60_000_000)))
+    with pytest.raises(FetchError) as caught:
+        read("gzip, gzip, gzip", data)
+    assert caught.value.reason == "too_large"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data", "reason"),
+    [
+        ("gzip", PAGE, "bad_encoding"),
+        ("br", b"\xff" * 100, "bad_encoding"),
+        ("gzip", gzip.compress(PAGE)[:50], "truncated"),
+        ("br", brotli.compress(PAGE)[:10], "truncated"),
+        ("compress", PAGE, "bad_encoding"),
+        ("gzip, gzip, gzip, gzip, gzip", PAGE, "bad_encoding"),
+    ],
+)
+def test_broken_codings_are_named(encoding: str, data: bytes, reason: str) -> None:
+    """A body that is not what it says, or ends too soon, is an error with its own reason."""
+    with pytest.raises(FetchError) as caught:
+        read(encoding, data)
+    assert caught.value.reason == reason
