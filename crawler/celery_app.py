@@ -4,18 +4,14 @@ Every setting that differs from Celery's own default prevents a loss or a stall 
 """
 
 import os
-import warnings
 
 from celery import Celery
-from celery.exceptions import CPendingDeprecationWarning
 from kombu import Exchange, Queue
 
 from crawler import config, process
 from crawler.models import QUEUES
 
 settings = config.load()
-# Celery announces at every lost connection that a default will change; ours is set below.
-warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
 
 
 def backend_address(broker: str) -> str:

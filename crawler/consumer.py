@@ -1,5 +1,6 @@
 """Celery's consumer, which comes back quickly when Redis does."""
 
+import time
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,22 @@ class Consumer(consumer.Consumer):
         super().__init__(*args, **kwargs)
         self.connection_errors = (*vars(self)["connection_errors"], OutOfMemoryError)
 
+    def on_connection_error_before_connected(self, exc: Exception) -> Any:
+        """Celery's own, after a pause where Redis is full: it answers at once, and so would the next try."""
+        _pause(exc)
+        return super().on_connection_error_before_connected(exc)
+
+    def on_connection_error_after_connected(self, exc: Exception) -> Any:
+        """The same for a connection that was up."""
+        _pause(exc)
+        return super().on_connection_error_after_connected(exc)
+
     def ensure_connected(self, conn: Any) -> Any:
         """Celery's own, with shorter pauses."""
         conn.ensure_connection = partial(conn.ensure_connection, interval_start=0.5, interval_step=0.5, interval_max=2)
         return super().ensure_connected(conn)
+
+
+def _pause(error: Exception) -> None:
+    if isinstance(error, OutOfMemoryError):
+        time.sleep(1)

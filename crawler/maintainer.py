@@ -135,7 +135,7 @@ class Maintainer:
         if chunks:
             try:
                 self._broker.publish(self._lpm.ledger.id, chunks)
-            except BrokerDown:
+            except Exception:
                 self._lpm.ledger.unpublish([chunk.message_id for chunk in chunks])
                 raise
         return sum(len(chunk.task_ids) for chunk in chunks)

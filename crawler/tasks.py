@@ -6,12 +6,13 @@ import queue
 import resource
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import redis
 from celery import signals
-from celery.exceptions import Reject
+from celery.exceptions import CPendingDeprecationWarning, Reject
 from kombu.exceptions import KombuError
 
 from crawler import logs, urls
@@ -93,21 +94,24 @@ class RedisBroker:
 
     def publish(self, ledger_id: str, chunks: Sequence[Chunk]) -> None:
         """Put chunks into their queues, some hundreds to a round trip."""
-        pool: Any = app.producer_pool  # typed without what kombu 5.7 has added
         try:
             self._redis.ping()  # fails within its deadline, where the producer would try again for long
-            with pool.acquire(block=True, timeout=5) as producer, producer.batch(max_size=500):
-                for chunk in chunks:
-                    scrape_chunk_task.apply_async(
-                        (ledger_id, list(chunk.task_ids)),
-                        task_id=chunk.message_id,
-                        producer=producer,
-                        queue=chunk.queue,
-                        retry=False,
-                    )
+            with app.connection_for_write() as connection:
+                producer: Any = app.amqp.Producer(connection, auto_declare=False)  # typed without kombu 5.7's batch
+                self._publish(producer, ledger_id, chunks)
         except (redis.RedisError, KombuError, OSError) as error:
-            pool.force_close_all()
             raise self._down(error) from error
+
+    def _publish(self, producer: Any, ledger_id: str, chunks: Sequence[Chunk]) -> None:
+        with producer.batch(max_size=500):
+            for chunk in chunks:
+                scrape_chunk_task.apply_async(
+                    (ledger_id, list(chunk.task_ids)),
+                    task_id=chunk.message_id,
+                    producer=producer,
+                    queue=chunk.queue,
+                    retry=False,
+                )
 
     def queued(self) -> set[str]:
         """The ids of all messages in the queues."""
@@ -141,7 +145,7 @@ class RedisBroker:
             raise self._down(error) from error
 
     def _down(self, error: Exception) -> BrokerDown:
-        return BrokerDown(f"Redis does not answer at {urls.without_credentials(self._url)} ({error})")
+        return BrokerDown(f"Redis at {urls.without_credentials(self._url)} does not answer as it should ({error})")
 
 
 def _message_id(body: bytes) -> str:
@@ -248,6 +252,8 @@ def _child() -> _Child:
 @signals.worker_init.connect
 def _check_before_start(sender: Any, **_: Any) -> None:
     """Refuse in one line what cannot work, before any process is forked."""
+    # Celery announces at every lost connection that a default will change; ours is set.
+    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
     try:
         if sender.pool_cls.__module__ != "celery.concurrency.prefork":
             raise ServiceError("only the prefork pool can survive a page that hangs its parser; leave -P away")

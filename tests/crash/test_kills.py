@@ -68,7 +68,7 @@ def test_redis_away_for_a_while(folder: Folder, site: Site) -> None:
     assert done.returncode == 0
     assert "wait in the ledger" in done.stderr
     log = folder.data / "logs" / "worker.log"
-    wait_for(lambda: "does not answer" in log.read_text(), 30, "the line that says so")
+    wait_for(lambda: "does not answer as it should" in log.read_text(), 30, "the line that says so")
     os.kill(stack.redis.pid, signal.SIGCONT)
 
     # Then all of it is done soon
