@@ -1,6 +1,5 @@
 """What the ledger says should be in flight, made so again: one acts at a time, any number stand by."""
 
-import fcntl
 import logging
 import os
 import threading
@@ -67,7 +66,7 @@ class Maintainer:
         lock = os.open(self._lpm.run / "maintainer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while not self._stop:
-                if _locks(lock):
+                if owners.try_lock(lock):
                     self._act()
                 self._wait(TICK_S)
         finally:
@@ -161,11 +160,3 @@ class Maintainer:
                 # Just ended ones too: another process may have ended them, or Redis was away.
                 if job.status is JobStatus.OPEN or (job.completed_at or 0) > now - 10 * MIRROR_S:
                     self._broker.mirror(job, ledger.progress(job))
-
-
-def _locks(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -1,7 +1,6 @@
 """Orchestrator: Redis and workers up and down in order, and up again when they die."""
 
 import contextlib
-import fcntl
 import logging
 import os
 import secrets
@@ -63,11 +62,9 @@ class Orchestrator:
     def __enter__(self) -> Self:
         LocalPersistenceManager(self._data).close_after_check()
         self._lock = os.open(self._data / "run" / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not owners.try_lock(self._lock):
             os.close(self._lock)
-            raise UsageError(f"a stack is up already in {self._data}; stop it with: python -m crawler down") from None
+            raise UsageError(f"a stack is up already in {self._data}; stop it with: python -m crawler down")
         stop_stale(self._data)
         self._record(supervisor=Mark.of(os.getpid()))
         return self
@@ -100,15 +97,16 @@ class Orchestrator:
         log = self._data / "logs" / "redis.log"
         self._redis = Child("Redis", [redis_program(), str(conf)], log)
         try:
-            mark = self._redis.start()
-            self._redis.wait_until(lambda: _answers(url), START_LIMIT_S, self._closing.is_set)
+            self._run_redis(self._redis, url)
         except ServiceError:
             if self._redis.alive or not _set_aside(folder):
                 raise
             # Redis is disposable: what it kept is set aside, and the ledger fills it again.
-            mark = self._redis.start()
-            self._redis.wait_until(lambda: _answers(url), START_LIMIT_S, self._closing.is_set)
-        self._record(redis=mark, redis_url=url)
+            self._run_redis(self._redis, url)
+
+    def _run_redis(self, server: Child, url: str) -> None:
+        self._record(redis=server.start(), redis_url=url)
+        server.wait_until(lambda: _answers(url), START_LIMIT_S, self._closing.is_set)
 
     def start_celery(self) -> None:
         """See that workers run, and wait until they are ready."""
@@ -117,15 +115,9 @@ class Orchestrator:
                 return
             log = self._data / "logs" / "worker.log"
             argv = [sys.executable, "-m", "celery", "-A", "crawler", "worker", "-Q", "urgent,default"]
-            argv += [
-                "-c",
-                str(self._workers),
-                "-n",
-                f"crawler-{secrets.token_hex(3)}@%h",
-                "--without-mingle",
-                "--without-gossip",
-            ]
-            self._celery = Child("the worker", argv, log, os.environ | {"CRAWLER_DATA_DIR": str(self._data)})
+            argv += ["-c", str(self._workers), "-n", f"crawler-{secrets.token_hex(3)}@%h"]
+            argv += ["--without-mingle", "--without-gossip"]
+            self._celery = Child("the worker", argv, log, self._environment())
             mark = self._celery.start()
             self._record(worker=mark)
             self._celery.wait_until(
@@ -140,12 +132,16 @@ class Orchestrator:
             port = 5555 if _is_free(5555) else _free_port()
             log = self._data / "logs" / "flower.log"
             argv = [sys.executable, "-m", "celery", "-A", "crawler", "flower", "--address=127.0.0.1", f"--port={port}"]
-            env = os.environ | {"CRAWLER_DATA_DIR": str(self._data)}
-            self._flower = Child("Flower", argv, log, env)
+            self._flower = Child("Flower", argv, log, self._environment())
             mark = self._flower.start()
             self._flower.wait_until(lambda: not _is_free(port), START_LIMIT_S, self._closing.is_set)
             self._record(flower=mark, flower_url=f"http://127.0.0.1:{port}")
             return f"http://127.0.0.1:{port}"
+
+    def _environment(self) -> dict[str, str]:
+        """What children see: this data folder, and this Redis or none, whatever the shell says."""
+        env = os.environ | {"CRAWLER_DATA_DIR": str(self._data), "REDIS_URL": self._settings.redis_url or ""}
+        return dict(env)
 
     def start_all(self) -> None:
         """Everything in order, then watched: what dies is started again."""
@@ -235,6 +231,7 @@ def terminated_by_signal() -> Iterator[None]:
 def spawn_supervisor(settings: Settings, workers: int | None, flower: bool) -> Stack:
     """Start a supervisor in the background and wait until its stack is ready."""
     data = settings.data_dir.absolute()
+    LocalPersistenceManager(data).close_after_check()
     argv = [sys.executable, "-m", "crawler", "supervise"]
     argv += ["--workers", str(workers)] if workers else []
     argv += ["--flower"] if flower else []

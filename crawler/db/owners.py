@@ -95,7 +95,7 @@ def living(folder: Path) -> list[Note]:
     for path in _files(folder):
         try:
             with path.open("rb") as file:
-                if not _locks(file.fileno()):
+                if not try_lock(file.fileno()):
                     notes.append(_read(path, file.read()))
         except FileNotFoundError:
             continue
@@ -120,7 +120,7 @@ def dead(folder: Path) -> Iterator[list[Note]]:
             file = path.open("rb")
         except FileNotFoundError:
             continue
-        if _locks(file.fileno()):
+        if try_lock(file.fileno()):
             files.append(file)
             notes.append(_read(path, file.read()))
         else:
@@ -147,7 +147,8 @@ def _files(folder: Path) -> list[Path]:
         return []
 
 
-def _locks(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
+    """Take the lock of an open file if nobody has it; it falls with the descriptor, or with the process."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

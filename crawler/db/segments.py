@@ -12,6 +12,7 @@ from pathlib import Path
 from isal import isal_zlib
 
 from crawler import __version__
+from crawler.db.owners import try_lock
 from crawler.errors import StoreError
 from crawler.models import Page, Raw
 
@@ -119,9 +120,7 @@ def _lock(path: Path) -> int | None:
         fd = os.open(path, os.O_RDWR)
     except FileNotFoundError:
         return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not try_lock(fd):
         os.close(fd)
         return None
     return fd
