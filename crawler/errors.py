@@ -3,7 +3,8 @@
 CrawlerError
 ├── UsageError              what was typed, configured or given cannot be used
 │   ├── ConfigError         an environment variable
-│   └── InputError          an input file, by name, line and reason
+│   ├── InputError          an input file, by name, line and reason
+│   └── StackIsUp           somebody else has a stack in this data folder
 ├── ServiceError            Redis does not answer, or is not fit for use
 ├── StoreError              the data folder cannot be used
 │   └── StoreFull           … because there is no room, or no permission to write
@@ -38,6 +39,10 @@ class InputError(UsageError):
     def __str__(self) -> str:
         where = self.path if self.line is None else f"{self.path}, line {self.line}"
         return f"{where}: {self.reason}"
+
+
+class StackIsUp(UsageError):
+    """Somebody else has a stack in this data folder, or is just starting or stopping it."""
 
 
 class ServiceError(CrawlerError):

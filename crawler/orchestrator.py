@@ -19,7 +19,7 @@ import redis
 
 from crawler.config import Settings
 from crawler.db import owners
-from crawler.errors import ServiceError, UsageError
+from crawler.errors import ServiceError, StackIsUp
 from crawler.lpm import LocalPersistenceManager
 from crawler.process import Child, Mark, Stack, end_process, read_stack, redis_program, tail, write_stack
 from crawler.redis_client import check_redis, connect
@@ -64,8 +64,8 @@ class Orchestrator:
         self._lock = os.open(self._data / "run" / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not owners.try_lock(self._lock):
             os.close(self._lock)
-            raise UsageError(f"a stack is up already in {self._data}; stop it with: python -m crawler down")
-        stop_stale(self._data)
+            raise StackIsUp(f"a stack is up already in {self._data}; stop it with: python -m crawler down")
+        stop_stale(self._data, read_stack(self._data))
         self._record(supervisor=Mark.of(os.getpid()))
         return self
 
@@ -204,13 +204,13 @@ class Orchestrator:
         write_stack(self._data, self._stack)
 
 
-def stop_stale(data_dir: Path) -> int:
-    """End what a crashed stack has left, known by pid and begin, and nothing of a stranger's; returns how many."""
-    stack = read_stack(data_dir)
+def stop_stale(data_dir: Path, stack: Stack) -> int:
+    """End what a stack has left, known by pid and begin, and nothing of a stranger's or a newer stack's."""
     found = [mark.find() for mark in (stack.flower, stack.worker, stack.redis) if mark]
     for process in found:
         end_process(process, WORKER_GRACE_S)
-    (data_dir / "run" / "stack.json").unlink(missing_ok=True)
+    if not read_stack(data_dir).up:
+        (data_dir / "run" / "stack.json").unlink(missing_ok=True)
     return sum(process is not None for process in found)
 
 

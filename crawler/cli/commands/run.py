@@ -17,6 +17,9 @@ from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job
 
+STACK_CHANGES_S = 30.0
+"""How long to wait for another process that is just starting or stopping a stack."""
+
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
@@ -89,15 +92,26 @@ def _progress_of(settings: Settings, job: Job | None) -> Books:
 @contextlib.contextmanager
 def running_stack(settings: Settings, workers: int | None) -> Iterator[bool]:
     """The stack that is up already (then true), or one of our own for as long as this lasts."""
+    from crawler.errors import StackIsUp
     from crawler.orchestrator import Orchestrator, terminated_by_signal
     from crawler.process import read_stack
 
-    if read_stack(settings.data_dir).up:
-        say("a stack is up already: joining it")
-        yield True
-        return
-    say("starting Redis and workers …")
-    with terminated_by_signal(), Orchestrator(settings, workers) as stack:
+    with contextlib.ExitStack() as exits:
+        exits.enter_context(terminated_by_signal())
+        stack: Orchestrator | None = None
+        end = time.monotonic() + STACK_CHANGES_S
+        while stack is None:
+            if read_stack(settings.data_dir).up:
+                say("a stack is up already: joining it")
+                yield True
+                return
+            try:
+                stack = exits.enter_context(Orchestrator(settings, workers))
+            except StackIsUp:  # another process is just starting or stopping one
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+        say("starting Redis and workers …")
         try:
             stack.start_all()
             yield False

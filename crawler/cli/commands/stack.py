@@ -58,7 +58,7 @@ def down() -> None:
     stack = read_stack(settings.data_dir)
     supervisor = stack.supervisor.find() if stack.supervisor else None
     end_process(supervisor, 15)
-    left = stop_stale(settings.data_dir)
+    left = stop_stale(settings.data_dir, stack)  # of this one only: a `run` may be starting its own by now
     print("The stack is down" if supervisor or left else "No stack was up")
 
 
