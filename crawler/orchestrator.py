@@ -19,7 +19,7 @@ import redis
 
 from crawler.config import Settings
 from crawler.db import owners
-from crawler.errors import ServiceError, StackIsUp
+from crawler.errors import CrawlerError, ServiceError, StackIsUp
 from crawler.lpm import LocalPersistenceManager
 from crawler.process import Child, Mark, Stack, end_process, read_stack, redis_program, tail, write_stack
 from crawler.redis_client import check_redis, connect
@@ -161,9 +161,16 @@ class Orchestrator:
                 if child:
                     child.stop(grace_s)
             if self._lock >= 0:
+                self._free_leases()
                 (self._data / "run" / "stack.json").unlink(missing_ok=True)
                 os.close(self._lock)
                 self._lock = -1
+
+    def _free_leases(self) -> None:
+        """What had to be killed must not look busy until the next start."""
+        lpm = LocalPersistenceManager(self._data)
+        with contextlib.suppress(CrawlerError), contextlib.closing(lpm):
+            lpm.bury()
 
     def kill_all(self) -> None:
         """Everything down at once: leases fall with their processes."""

@@ -49,7 +49,7 @@ def test_a_page_that_hangs_the_parser_is_set_aside(folder: Folder, site: Site, r
     assert lpm.ledger.db.all("SELECT DISTINCT strikes FROM tasks WHERE status = 'completed'") == [(0,)]
     lpm.close()
     assert (url, reason, strikes) == (f"{site.url}/heavy", "poison", 2)
-    assert "structured.py" in str(evidence)
+    assert "pipeline.py" in str(evidence)
     assert sorted(result["url"] for result in folder.results()) == sorted(pages)
     assert worker.poll() is None
 
