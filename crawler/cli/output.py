@@ -3,9 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 import msgspec
@@ -15,8 +14,6 @@ from crawler.models import Books
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _set_data_dir(_context: click.Context, _option: click.Parameter, value: str | None) -> None:

@@ -13,7 +13,7 @@ import apsw
 import pytest
 from warcio.archiveiterator import ArchiveIterator
 
-from crawler.db import owners, schema
+from crawler.db import owners, schema, segments
 from crawler.db.connection import retry_on_busy
 from crawler.db.owners import Owner
 from crawler.errors import StoreError, StoreFull
@@ -311,6 +311,17 @@ def test_a_segment_is_adopted_and_cut_after_a_kill(lpm: LocalPersistenceManager)
     assert [result["raw"]["offset"] for result in lpm.results()][1] == whole
     with path.open("rb") as file:
         assert [record.rec_type for record in ArchiveIterator(file)] == ["warcinfo", "response", "response"]
+
+
+def test_a_segment_that_was_never_committed_leaves_nothing(lpm: LocalPersistenceManager) -> None:
+    """Commits that fail again and again, as on a full disk, do not leave a segment each."""
+    lpm.close_after_check()
+    for _ in range(3):
+        writer = segments.SegmentWriter(lpm.raw, lambda name: 0)
+        writer.append([page()])
+        writer.close()
+
+    assert list(lpm.raw.iterdir()) == []
 
 
 def test_two_writers_have_two_segments(lpm: LocalPersistenceManager) -> None:
