@@ -7,25 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from crawler.config import failpoint
-from crawler.db import connection, owners, schema, segments
+from crawler.db import connection, owners, results, schema, segments
 from crawler.db.ledger import Ledger
 from crawler.errors import StoreError
 from crawler.models import NO_DEADLINE, Imported, Job, NewTask, Outcome, Page, Raw, Task, TaskStatus
-
-_RESULT = """
-    SELECT t.task_id, t.external_id, t.parcel_id, t.input, r.record, r.scraped_at, r.parse_ms, r.body_sha256, t.url,
-           r.final_url, r.status_code, r.verdict, (SELECT name FROM jobs WHERE jobs.id = t.job_id), t.queue, t.priority,
-           t.attempts, r.parser, r.parser_version, r.raw_segment, r.raw_offset, r.raw_length
-    FROM results r JOIN tasks t ON t.id = r.task"""
-
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +119,14 @@ class LocalPersistenceManager:
                 now=now,
             )
 
+    def persist_rejects(self, job: Job, rejects: Iterable[tuple[int, str, str]]) -> None:
+        """Note the rows of a job's input (line, reason, beginning) that no task could be made of."""
+        with self.errors(), connection.writing(self.durable.db):
+            self.durable.db.executemany(
+                "INSERT OR REPLACE INTO rejected_rows VALUES (?, ?, ?, ?)",
+                [(job.id, line, reason, _storable(text)) for line, reason, text in rejects],
+            )
+
     def persist_call(self, task: NewTask, *, loopback: bool) -> int:
         """Put a single URL into the ledger under the id of its call, or find what that call made before."""
         with self.errors():
@@ -225,34 +224,24 @@ class LocalPersistenceManager:
             detail["raw"] = place
         ledger.event(task.id, "retry" if not final else outcome.status, detail, now)
         if page and outcome.status is TaskStatus.COMPLETED:
-            self._insert_result(ledger, outcome, page, place)
+            results.insert(ledger.db, outcome, page, place, now)
         return True
 
-    def _insert_result(self, ledger: Ledger, outcome: Outcome, page: Page, place: Raw | None) -> None:
-        at = (place.segment, place.offset, place.length) if place else (None, None, None)
-        parser = outcome.parser
-        ledger.db.execute(
-            "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (outcome.task.id, msgspec.json.encode(outcome.record or {}).decode(), page.final_url, page.status,
-             page.header("content-type"), outcome.verdict or "ok", len(page.body), sha256(page.body).hexdigest(),
-             page.fetch_s * 1000, outcome.parse_ms, parser[0], parser[1], *at, page.fetched_at),
-        )  # fmt: skip
-        # Standalone work is held: only an explicit command may ever send it to a Gateway.
-        ledger.db.execute(
-            """INSERT INTO outbox (task, state, created_at)
-               SELECT id, iif(source = 'gateway', 'ready', 'held'), ? FROM tasks WHERE id = ?""",
-            (self._clock(), outcome.task.id),
-        )
+    def results(
+        self, job: Job | None = None, since: float | None = None, limit: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Results in the one shape they have everywhere, in the order of their tasks, read some at a time."""
+        condition, values = results.matching(job, since)
+        return self._results(condition, values, limit)
 
-    def results(self, where: str = "", values: Sequence[Any] = (), limit: int = -1) -> Iterator[dict[str, Any]]:
-        """Results in the one shape they have everywhere, in the order of their tasks."""
+    def _results(self, condition: str, values: Sequence[Any], limit: int | None = None) -> Iterator[dict[str, Any]]:
         with self.errors():
-            for row in self.ledger.db.execute(f"{_RESULT} {where} ORDER BY r.task LIMIT ?", (*values, limit)):
-                yield _result(row)
+            for _, result in results.read(self.ledger.db, condition, values, limit):
+                yield result
 
     def result(self, task: int) -> dict[str, Any] | None:
         """One task's result."""
-        return next(self.results("WHERE r.task = ?", (task,)), None)
+        return next(self._results("r.task = ?", (task,), 1), None)
 
     def report(self, task: int) -> dict[str, Any]:
         """A task's result, or why there is none."""
@@ -262,7 +251,7 @@ class LocalPersistenceManager:
 
     def get_unsynced_results(self, limit: int = 100) -> list[dict[str, Any]]:
         """Results that a Gateway is to get: those of its own tasks, and held ones that a command has released."""
-        return list(self.results("JOIN outbox o ON o.task = r.task AND o.state = 'ready'", limit=limit))
+        return list(self._results("o.state = 'ready'", (), limit))
 
     def mark_synced(self, task_ids: Sequence[str]) -> None:
         """The Gateway has confirmed these: they leave pending/ and are not projected again."""
@@ -305,7 +294,8 @@ class LocalPersistenceManager:
                     there.add(path.stem)
             made = 0
             for task, task_id in self.ledger.db.execute(
-                "SELECT t.id, t.task_id FROM outbox o JOIN tasks t ON t.id = o.task WHERE o.state <> 'synced'"
+                """SELECT t.id, t.task_id FROM outbox o JOIN tasks t ON t.id = o.task
+                   WHERE o.state <> 'synced' AND o.archived_at IS NULL"""
             ):
                 if task_id not in there:
                     self.project(task)
@@ -356,11 +346,6 @@ class _Unlimited:
         pass
 
 
-def iso(at: float) -> str:
-    """A moment as ISO-8601 UTC text."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def _storable(text: str | None) -> str | None:
     """Without the halves of characters that a server's garbage can leave in a message."""
     return text if text is None else text.encode("utf-8", "replace").decode()
@@ -379,31 +364,3 @@ def _whole(path: Path) -> bool:
     except OSError:
         return False
     return data.startswith(b"{") and data.endswith(b"}\n")
-
-
-def _result(row: tuple[Any, ...]) -> dict[str, Any]:
-    (task_id, _external_id, parcel_id, row_input, record, scraped_at, parse_ms, digest, url, final_url, status, verdict,
-     job, queue, priority, attempts, parser, parser_version, segment, offset, length) = row  # fmt: skip
-    given = msgspec.json.decode(row_input) if row_input else {}
-    return {
-        "task_id": task_id,
-        "parcel_id": parcel_id or None,
-        "platform": given.get("platform"),
-        "state": given.get("state"),
-        "county": given.get("county"),
-        "data": msgspec.json.decode(record),
-        "scraped_at": iso(scraped_at),
-        "parse_duration_ms": round(parse_ms, 3),
-        "raw_html_hash": digest,
-        "url": url,
-        "final_url": final_url,
-        "status_code": status,
-        "verdict": verdict,
-        "job": job,
-        "queue": queue,
-        "priority": priority,
-        "attempts": attempts,
-        "input": given,
-        "parser": {"name": parser, "version": parser_version},
-        "raw": {"segment": segment, "offset": offset, "length": length} if segment else None,
-    }

@@ -144,3 +144,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     source_file: str | None
     created_at: float
     completed_at: float | None
+    deadline: float | None = None
+    hold: str | None = None
+    """`paused` or `cancelled`: nothing more of it is claimed."""

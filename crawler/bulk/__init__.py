@@ -65,10 +65,12 @@ def import_file(
             )
         with rows.RejectsFile(file) as rejects:
             while batch := list(islice(items, COMMIT_ROWS)):
-                for item in batch:
-                    if isinstance(item, rows.Reject):
-                        rejects.add(item)
-                        rejected += 1
+                bad = [item for item in batch if isinstance(item, rows.Reject)]
+                for item in bad:
+                    rejects.add(item)
+                rejected += len(bad)
+                if bad:
+                    lpm.persist_rejects(job, ((item.line, item.reason, item.text) for item in bad))
                 done = lpm.persist_tasks(
                     _tasks(batch),
                     job=job,

@@ -1,12 +1,14 @@
 """The books: jobs, counts, reasons."""
 
+import difflib
 from collections.abc import Iterable
 from typing import Any
 
 from crawler.db.connection import Database, writing
+from crawler.errors import UsageError
 from crawler.models import Books, Job, JobStatus, TaskStatus
 
-JOB = "id, name, status, queue, source_file, created_at, completed_at"
+JOB = "id, name, status, queue, source_file, created_at, completed_at, deadline, hold"
 
 
 class Bookkeeping:
@@ -40,6 +42,31 @@ class Bookkeeping:
         """The jobs, oldest first."""
         where = "" if status is None else f"WHERE status = '{status}'"
         return [as_job(row) for row in self.db.execute(f"SELECT {JOB} FROM jobs {where} ORDER BY id")]
+
+    def job(self, name: str) -> Job:
+        """The job of that name; for an unknown one an error that names the nearest."""
+        row = self.db.one(f"SELECT {JOB} FROM jobs WHERE name = ?", (name,))
+        if row is None:
+            names = [job.name for job in self.jobs()]
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
+            hint = f"; did you mean {near[0]}?" if near else "; there are none yet" if not names else ""
+            raise UsageError(f"there is no job {name}{hint}")
+        return as_job(row)
+
+    def horizon(self) -> int:
+        """The number of the last event: everything that any task has had is at or below it."""
+        [(last,)] = self.db.all("SELECT coalesce(max(id), 0) FROM events")
+        return int(last)
+
+    def note_export(
+        self, file: str, form: str, job: Job | None, since: float | None, results: int, horizon: int, now: float
+    ) -> None:
+        """Note that results were handed over, for the timelines of their tasks."""
+        with writing(self.db):
+            self.db.execute(
+                "INSERT INTO exports (at, file, format, job_id, since, results, horizon) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (now, file, form, job.id if job else None, since, results, horizon),
+            )
 
     def books(self) -> Books:
         """The counts of the whole ledger."""

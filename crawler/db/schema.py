@@ -130,6 +130,33 @@ MIGRATIONS = (
         strftime('%Y-%m-%dT%H:%M:%fZ', completed_at, 'unixepoch') AS completed_at
     FROM tasks;
     """,
+    """
+    ALTER TABLE jobs ADD COLUMN deadline REAL;
+    ALTER TABLE jobs ADD COLUMN hold TEXT;       -- paused, cancelled
+    ALTER TABLE outbox ADD COLUMN archived_at REAL; -- left pending/ for an archive, and is not projected again
+    CREATE INDEX tasks_by_deadline ON tasks(deadline) WHERE status = 'pending' AND deadline < 9e15;
+
+    -- Rows of input that no task could be made of: with them every row of a file is accounted for.
+    CREATE TABLE rejected_rows (
+        job_id      INTEGER NOT NULL,
+        source_line INTEGER NOT NULL,
+        reason      TEXT NOT NULL,
+        text        TEXT NOT NULL,
+        PRIMARY KEY (job_id, source_line)
+    ) WITHOUT ROWID;
+
+    -- What was handed over: each result that the filter lets through and whose last event is at most `horizon`.
+    CREATE TABLE exports (
+        id      INTEGER PRIMARY KEY,
+        at      REAL NOT NULL,
+        file    TEXT NOT NULL,
+        format  TEXT NOT NULL,
+        job_id  INTEGER,                         -- of this job only
+        since   REAL,                            -- scraped at this time or later only
+        results INTEGER NOT NULL,
+        horizon INTEGER NOT NULL
+    );
+    """,
 )
 
 

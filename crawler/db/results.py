@@ -1,0 +1,100 @@
+"""Results: stored once, read in the one shape they have everywhere."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from crawler.db.connection import Database
+from crawler.models import Job, Outcome, Page, Raw
+
+PAGE = 500
+"""Results are read so many at a time: a reader that holds one moment of the database lets its log grow."""
+
+_RESULT = """
+    SELECT r.task, t.task_id, t.parcel_id, t.input, r.record, r.scraped_at, r.parse_ms, r.body_sha256, t.url,
+           r.final_url, r.status_code, r.verdict, (SELECT name FROM jobs WHERE jobs.id = t.job_id), t.queue, t.priority,
+           t.attempts, r.parser, r.parser_version, r.raw_segment, r.raw_offset, r.raw_length
+    FROM results r JOIN tasks t ON t.id = r.task JOIN outbox o ON o.task = r.task"""
+
+
+def insert(db: Database, outcome: Outcome, page: Page, place: Raw | None, now: float) -> None:
+    """Store a result and its place in the outbox."""
+    at = (place.segment, place.offset, place.length) if place else (None, None, None)
+    parser = outcome.parser
+    db.execute(
+        "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (outcome.task.id, msgspec.json.encode(outcome.record or {}).decode(), page.final_url, page.status,
+         page.header("content-type"), outcome.verdict or "ok", len(page.body), sha256(page.body).hexdigest(),
+         page.fetch_s * 1000, outcome.parse_ms, parser[0], parser[1], *at, page.fetched_at),
+    )  # fmt: skip
+    # Standalone work is held: only an explicit command may ever send it to a Gateway.
+    db.execute(
+        """INSERT INTO outbox (task, state, created_at)
+           SELECT id, iif(source = 'gateway', 'ready', 'held'), ? FROM tasks WHERE id = ?""",
+        (now, outcome.task.id),
+    )
+
+
+def read(
+    db: Database, condition: str, values: Sequence[Any], limit: int | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Results with their task's number, in the order of the tasks; `condition` is on r(esult), t(ask) and o(utbox)."""
+    last = 0
+    while limit is None or limit > 0:
+        size = PAGE if limit is None else min(PAGE, limit)
+        rows = db.all(f"{_RESULT} WHERE r.task > ? AND ({condition}) ORDER BY r.task LIMIT ?", (last, *values, size))
+        for row in rows:
+            yield row[0], _as_dict(row)
+        if len(rows) < size:
+            return
+        last = rows[-1][0]
+        limit = None if limit is None else limit - size
+
+
+def matching(job: Job | None, since: float | None) -> tuple[str, tuple[Any, ...]]:
+    """The condition for results of a job (those it shares included) that were scraped at that time or later."""
+    parts: list[str] = ["1"]
+    values: list[float] = []
+    if job:
+        parts.append("(t.job_id = ? OR EXISTS (SELECT 1 FROM job_links l WHERE l.task = t.id AND l.job_id = ?))")
+        values += [job.id, job.id]
+    if since is not None:
+        parts.append("r.scraped_at >= ?")
+        values.append(since)
+    return " AND ".join(parts), tuple(values)
+
+
+def iso(at: float) -> str:
+    """A moment as ISO-8601 UTC text."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _as_dict(row: tuple[Any, ...]) -> dict[str, Any]:
+    (_, task_id, parcel_id, row_input, record, scraped_at, parse_ms, digest, url, final_url, status, verdict,
+     job, queue, priority, attempts, parser, parser_version, segment, offset, length) = row  # fmt: skip
+    given = msgspec.json.decode(row_input) if row_input else {}
+    return {
+        "task_id": task_id,
+        "parcel_id": parcel_id or None,
+        "platform": given.get("platform"),
+        "state": given.get("state"),
+        "county": given.get("county"),
+        "data": msgspec.json.decode(record),
+        "scraped_at": iso(scraped_at),
+        "parse_duration_ms": round(parse_ms, 3),
+        "raw_html_hash": digest,
+        "url": url,
+        "final_url": final_url,
+        "status_code": status,
+        "verdict": verdict,
+        "job": job,
+        "queue": queue,
+        "priority": priority,
+        "attempts": attempts,
+        "input": given,
+        "parser": {"name": parser, "version": parser_version},
+        "raw": {"segment": segment, "offset": offset, "length": length} if segment else None,
+    }
