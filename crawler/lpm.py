@@ -243,9 +243,19 @@ class LocalPersistenceManager:
         """One task's result."""
         return next(self._results("r.task = ?", (task,), 1), None)
 
+    def newest_results(self, job: Job | None, limit: int) -> list[dict[str, Any]]:
+        """The results that were stored last, the newest first."""
+        with self.errors():
+            return results.newest(self.ledger.db, job, limit)
+
+    def input_rows(self, job: Job) -> Iterator[dict[str, Any]]:
+        """Every row of a job's input in its order, with its result, or its status and reason."""
+        with self.errors():
+            yield from results.read_rows(self.ledger.db, job)
+
     def report(self, task: int) -> dict[str, Any]:
         """A task's result, or why there is none."""
-        names = ("task_id", "url", "status", "attempts", "error_type", "error_message")
+        names = ("task_id", "url", "status", "attempts", "error_type", "error_message", "source_file", "source_line")
         [row] = self.ledger.db.all(f"SELECT {', '.join(names)} FROM tasks WHERE id = ?", (task,))
         return dict(zip(names, row, strict=True)) | (self.result(task) or {})
 
@@ -314,6 +324,11 @@ class LocalPersistenceManager:
             if raw:
                 return segments.read(self.raw, msgspec.convert(raw, Raw))
         return None
+
+    def tasks_named(self, prefix: str) -> list[int]:
+        """Up to two tasks whose task_id begins so."""
+        rows = self.ledger.db.all("SELECT id FROM tasks WHERE task_id >= ?1 AND task_id < ?1 || 'g' LIMIT 2", (prefix,))
+        return [row[0] for row in rows]
 
     def tasks_of(self, url_key: bytes) -> list[int]:
         """The tasks for a URL, the newest first."""

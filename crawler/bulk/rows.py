@@ -1,4 +1,4 @@
-"""Rows of CSV, JSON, JSONL and TXT files into new tasks, as a stream; a bad row never stops the good ones."""
+"""Rows of CSV, JSON, JSONL, TXT and XLSX files into new tasks, as a stream; a bad row never stops the good ones."""
 
 import csv
 import difflib
@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn, Self
 
 import msgspec
 
+from crawler.bulk import sheet
 from crawler.bulk.jsontext import elements, loads
 from crawler.bulk.textfile import KEPT, MAX_LINE, Line, lines, opened, pieces, too_long
 from crawler.errors import InputError, UrlError, UsageError
@@ -53,14 +54,17 @@ Rows = Iterator[Row | Reject]
 
 def read(path: Path) -> Rows:
     """Every row of a file, good or bad, in its order; raises `InputError` where the file as a whole is unusable."""
-    reader, packed = _reader(path)
-    texts = pieces(path, packed=packed)
-    first = next(texts)
-    _refuse_foreign(path, reader, first)
-    rows = reader(path, chain((first,), texts))
+    ending, packed = _ending(path)
+    if ending == ".xlsx":
+        rows = _sheet_rows(path)
+    else:
+        texts = pieces(path, packed=packed)
+        first = next(texts)
+        _refuse_foreign(path, _READERS[ending], first)
+        rows = _READERS[ending](path, chain((first,), texts))
     row = next(rows, None)
     if row is None:
-        raise InputError(str(path), "there are no rows in it" + (", only a header" if reader is _csv_rows else ""))
+        raise InputError(str(path), "there are no rows in it" + (", only a header" if ending in _TABLES else ""))
     yield row
     yield from rows
 
@@ -128,23 +132,15 @@ class RejectsFile:
 # What kind of file it is.
 
 
-def _reader(path: Path) -> tuple[Callable[[Path, Iterator[str]], Rows], bool]:
+def _ending(path: Path) -> tuple[str, bool]:
+    """The ending that says what a file is, and whether it is packed."""
     name = path.name.lower()
-    readers = {
-        ".csv": _csv_rows,
-        ".tsv": _csv_rows,
-        ".json": _json_rows,
-        ".jsonl": _jsonl_rows,
-        ".ndjson": _jsonl_rows,
-        ".txt": _txt_rows,
-    }
-    ending = Path(name.removesuffix(".gz")).suffix
-    if ending not in readers:
+    ending, packed = Path(name.removesuffix(".gz")).suffix, name.endswith(".gz")
+    if ending not in _READERS and (ending != ".xlsx" or packed):
         opened(path).close()  # that it is missing, or a folder, would be the better reason
-        raise InputError(
-            str(path), f"the ending {ending!r} is not known; known are {', '.join(readers)}, each also with .gz"
-        )
-    return readers[ending], name.endswith(".gz")
+        known = f"known are {', '.join(_READERS)}, each also with .gz, and .xlsx"
+        raise InputError(str(path), f"the ending {ending!r} is not known; {known}")
+    return ending, packed
 
 
 def _refuse_foreign(path: Path, reader: Callable[[Path, Iterator[str]], Rows], text: str) -> None:
@@ -378,14 +374,19 @@ def _header(path: Path, source: _Source) -> tuple[list[str], str]:
             found.append(("url" in map(_plain, names), len(names), delimiter))
     if not found:
         raise InputError(str(path), "a quote in the header is not closed", first.number)
-    has_url, width, delimiter = max(found, key=lambda entry: entry[:2])
-    names, _ = source.record(first, delimiter)
-    if not has_url:
-        raise InputError(str(path), _no_url(names), first.number)
-    names = [name.replace("\ufeff", "") if name.strip() else f"column {n}" for n, name in enumerate(names, 1)]
-    _refuse_twins(path, names, first.number)
+    _, width, delimiter = max(found, key=lambda entry: entry[:2])
+    names = _names(path, source.record(first, delimiter)[0], first.number)
     # A single column has no delimiter: the commas in its URLs belong to them.
     return names, delimiter if width > 1 else _NO_DELIMITER
+
+
+def _names(path: Path, cells: list[str], line: int) -> list[str]:
+    """What the columns are called by the cells of a header."""
+    if "url" not in map(_plain, cells):
+        raise InputError(str(path), _no_url(cells), line)
+    names = [name.replace("\ufeff", "") if name.strip() else f"column {n}" for n, name in enumerate(cells, 1)]
+    _refuse_twins(path, names, line)
+    return names
 
 
 def _refuse_twins(path: Path, names: list[str], line: int) -> None:
@@ -412,7 +413,7 @@ class _Table:
                 yield self._quoted_row(line)
             elif not line.text.isspace():
                 text = line.text.rstrip("\r\n")
-                yield self._row(line.number, text.split(self._delimiter), text)
+                yield self.row(line.number, text.split(self._delimiter), text)
 
     def _quoted_row(self, line: Line) -> Row | Reject:
         try:
@@ -422,7 +423,7 @@ class _Table:
         if len(taken) > 1 and (len(cells) > len(self._names) or self._swallowed(cells, taken)):
             self._source.put_back(taken[1:])
             return _reject(line.number, "a quote is not closed", line.text)
-        return self._row(line.number, cells, "".join(part.text for part in taken))
+        return self.row(line.number, cells, "".join(part.text for part in taken))
 
     def _swallowed(self, cells: Sequence[str], taken: Sequence[Line]) -> bool:
         """Whether most lines inside a record look like other rows: then two stray quotes have met across them."""
@@ -433,9 +434,39 @@ class _Table:
     def _url(self, cells: Sequence[str]) -> str:
         return cells[self._url_at].strip(' "\r\n') if len(cells) > self._url_at else ""
 
-    def _row(self, line: int, cells: list[str], text: str) -> Row | Reject:
+    def row(self, line: int, cells: list[str], text: str) -> Row | Reject:
+        """A row by its cells."""
         if len(cells) > len(self._names):
             return _reject(line, f"{len(cells)} cells, but the header has {len(self._names)}", text)
         if len(cells) <= self._url_at:
             return _reject(line, f"the row ends after {len(cells)} cells, before its url", text)
         return _row(line, dict(zip(self._names, cells, strict=False)), self._columns, text)
+
+
+# XLSX.
+
+
+def _sheet_rows(path: Path) -> Rows:
+    records = sheet.records(path)
+    header = next(records, None)
+    if header is None:
+        raise InputError(str(path), "there is neither a header nor a row in its first sheet")
+    names = _names(path, header.cells, header.number)
+    table = _Table(_Source(iter(())), names, "\t")
+    for number, cells, size in records:
+        text = "\t".join(cells)
+        if size > MAX_LINE:
+            yield _reject(number, too_long(size), text)
+        else:
+            yield table.row(number, cells + [""] * (len(names) - len(cells)), text)
+
+
+_READERS: dict[str, Callable[[Path, Iterator[str]], Rows]] = {
+    ".csv": _csv_rows,
+    ".tsv": _csv_rows,
+    ".json": _json_rows,
+    ".jsonl": _jsonl_rows,
+    ".ndjson": _jsonl_rows,
+    ".txt": _txt_rows,
+}
+_TABLES = frozenset({".csv", ".tsv", ".xlsx"})

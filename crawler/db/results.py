@@ -13,11 +13,25 @@ from crawler.models import Job, Outcome, Page, Raw
 PAGE = 500
 """Results are read so many at a time: a reader that holds one moment of the database lets its log grow."""
 
-_RESULT = """
-    SELECT r.task, t.task_id, t.parcel_id, t.input, r.record, r.scraped_at, r.parse_ms, r.body_sha256, t.url,
+_FIELDS = """r.record, r.scraped_at, r.parse_ms, r.body_sha256, t.url,
            r.final_url, r.status_code, r.verdict, (SELECT name FROM jobs WHERE jobs.id = t.job_id), t.queue, t.priority,
-           t.attempts, r.parser, r.parser_version, r.raw_segment, r.raw_offset, r.raw_length
+           t.attempts, r.parser, r.parser_version, r.raw_segment, r.raw_offset, r.raw_length"""
+_RESULT = f"""
+    SELECT r.task, t.task_id, t.parcel_id, t.input, {_FIELDS}
     FROM results r JOIN tasks t ON t.id = r.task JOIN outbox o ON o.task = r.task"""
+_INPUT_ROWS = """
+    CREATE TEMP TABLE input_rows AS
+    SELECT source_line AS line, id AS task, 0 AS linked FROM tasks WHERE job_id = ?1
+    UNION ALL SELECT source_line, task, 1 FROM job_links WHERE job_id = ?1
+    UNION ALL SELECT source_line, NULL, 0 FROM rejected_rows WHERE job_id = ?1
+    ORDER BY line, task"""
+_INPUT_ROW = f"""
+    SELECT r.task, t.task_id, t.parcel_id, iif(i.linked, l.input, t.input), {_FIELDS},
+           i.line, t.status, t.error_type, t.error_message, x.reason, x.text
+    FROM input_rows i LEFT JOIN tasks t ON t.id = i.task LEFT JOIN results r ON r.task = i.task
+        LEFT JOIN job_links l ON i.linked AND l.job_id = ?1 AND l.task = i.task AND l.source_line = i.line
+        LEFT JOIN rejected_rows x ON i.task IS NULL AND x.job_id = ?1 AND x.source_line = i.line
+    WHERE i.rowid > ?2 AND i.rowid <= ?2 + ?3 ORDER BY i.rowid"""
 
 
 def insert(db: Database, outcome: Outcome, page: Page, place: Raw | None, now: float) -> None:
@@ -54,6 +68,33 @@ def read(
         limit = None if limit is None else limit - size
 
 
+def newest(db: Database, job: Job | None, limit: int) -> list[dict[str, Any]]:
+    """The results that were stored last, the newest first."""
+    condition, values = matching(job, None)
+    chosen = f"""SELECT o.task FROM outbox o JOIN tasks t ON t.id = o.task
+                 WHERE {condition} ORDER BY o.created_at DESC, o.task DESC LIMIT ?"""
+    order = "ORDER BY o.created_at DESC, o.task DESC"
+    return [_as_dict(row) for row in db.all(f"{_RESULT} WHERE r.task IN ({chosen}) {order}", (*values, limit))]
+
+
+def read_rows(db: Database, job: Job) -> Iterator[dict[str, Any]]:
+    """Every row of a job's input in its order: the result, or null fields, with status, reason, message and line.
+
+    The order is noted once, in a table of this connection, and then read some at a time.
+    """
+    db.execute("DROP TABLE IF EXISTS temp.input_rows")
+    db.execute(_INPUT_ROWS, (job.id,))
+    last = 0
+    while rows := db.all(_INPUT_ROW, (job.id, last, PAGE)):
+        for row in rows:
+            line, status, error, message, rejected, text = row[-6:]
+            outcome = {"status": "rejected", "reason": rejected, "message": text} if rejected else {
+                "status": status, "reason": error, "message": message}  # fmt: skip
+            yield _as_dict(row[:-6]) | {"job": job.name} | outcome | {"line": line or None}
+        last += PAGE
+    db.execute("DROP TABLE temp.input_rows")
+
+
 def matching(job: Job | None, since: float | None) -> tuple[str, tuple[Any, ...]]:
     """The condition for results of a job (those it shares included) that were scraped at that time or later."""
     parts: list[str] = ["1"]
@@ -82,9 +123,9 @@ def _as_dict(row: tuple[Any, ...]) -> dict[str, Any]:
         "platform": given.get("platform"),
         "state": given.get("state"),
         "county": given.get("county"),
-        "data": msgspec.json.decode(record),
-        "scraped_at": iso(scraped_at),
-        "parse_duration_ms": round(parse_ms, 3),
+        "data": None if record is None else msgspec.json.decode(record),
+        "scraped_at": None if scraped_at is None else iso(scraped_at),
+        "parse_duration_ms": None if parse_ms is None else round(parse_ms, 3),
         "raw_html_hash": digest,
         "url": url,
         "final_url": final_url,
@@ -95,6 +136,6 @@ def _as_dict(row: tuple[Any, ...]) -> dict[str, Any]:
         "priority": priority,
         "attempts": attempts,
         "input": given,
-        "parser": {"name": parser, "version": parser_version},
+        "parser": {"name": parser, "version": parser_version} if parser else None,
         "raw": {"segment": segment, "offset": offset, "length": length} if segment else None,
     }

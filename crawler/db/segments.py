@@ -72,16 +72,36 @@ def mend(folder: Path, committed: Callable[[str], int]) -> None:
 
 def read(folder: Path, raw: Raw) -> tuple[str, bytes]:
     """The HTTP header block and the body (as received) of a stored page."""
-    path = folder / raw.segment
     try:
-        with path.open("rb") as file:
-            file.seek(raw.offset)
-            record = zlib.decompress(file.read(raw.length), wbits=31)
-        _, http = record.split(b"\r\n\r\n", 1)
+        _, http = _stored(folder, raw)[1].split(b"\r\n\r\n", 1)
         head, body = http.split(b"\r\n\r\n", 1)
-    except (OSError, zlib.error, ValueError) as error:
-        raise StoreError(f"{path}: the page at byte {raw.offset} cannot be read ({error})") from error
+    except ValueError as error:
+        raise _unreadable(folder, raw, error) from error
     return head.decode("latin-1"), body[:-4]
+
+
+def member(folder: Path, raw: Raw) -> bytes:
+    """The gzip member of a stored page, as it lies there, once it is sure to be whole."""
+    return _stored(folder, raw)[0]
+
+
+def warcinfo(name: str) -> bytes:
+    """The gzip member that a WARC file of this name begins with."""
+    return _member(_info(name))
+
+
+def _stored(folder: Path, raw: Raw) -> tuple[bytes, bytes]:
+    try:
+        with (folder / raw.segment).open("rb") as file:
+            file.seek(raw.offset)
+            packed = file.read(raw.length)
+        return packed, zlib.decompress(packed, wbits=31)
+    except (OSError, zlib.error) as error:
+        raise _unreadable(folder, raw, error) from error
+
+
+def _unreadable(folder: Path, raw: Raw, error: Exception) -> StoreError:
+    return StoreError(f"{folder / raw.segment}: the page at byte {raw.offset} cannot be read ({error})")
 
 
 def _adopt(folder: Path, committed: Callable[[str], int]) -> tuple[str, int, int] | None:

@@ -143,3 +143,11 @@ class Body:
         if not all(layer.finish() for layer in self._layers):
             raise FetchError("truncated", "the compressed body ends before its end")
         return raw, bytes(self._decoded)
+
+
+def decode(head: str, raw: bytes) -> bytes:
+    """A stored page without its content codings, by the header block it came with."""
+    encodings = [line.partition(":")[2] for line in head.splitlines() if line.lower().startswith("content-encoding:")]
+    body = Body(",".join(encodings), limit=1 << 30)
+    body.feed(raw)
+    return body.finish()[1]

@@ -1,16 +1,47 @@
 """Results: counted, listed, exported."""
 
 import os
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
+from crawler.config import failpoint
 from crawler.errors import UsageError
 from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job
+
+FORMATS = ("json", "jsonl", "csv", "xlsx", "warc", "md", "parquet")
+_ENDINGS = {".warc.gz": "warc"} | {f".{form}": form for form in FORMATS if form != "warc"}
+_PAGE_ENDINGS = {
+    "text/html": "html",
+    "application/xhtml+xml": "html",
+    "application/json": "json",
+    "application/ld+json": "json",
+    "text/plain": "txt",
+    "text/csv": "csv",
+    "text/xml": "xml",
+    "application/xml": "xml",
+    "application/pdf": "pdf",
+    "image/png": "png",
+    "image/jpeg": "jpg",
+    "image/gif": "gif",
+    "image/webp": "webp",
+    "image/svg+xml": "svg",
+}
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """What an export wrote: rows of input or results, results among them, and pages beside them."""
+
+    rows: int
+    results: int
+    pages: int
 
 
 def count_pending(lpm: LocalPersistenceManager) -> int:
@@ -18,32 +49,113 @@ def count_pending(lpm: LocalPersistenceManager) -> int:
     return sum(1 for _ in lpm.pending.glob("[!.]*.json"))
 
 
-def export(results: Iterable[dict[str, Any]], target: Path, form: str) -> int:
-    """Write results to a file, one after the other, whole or not at all; returns how many."""
-    with whole_file(target) as out:
-        return FORMATS[form](results, out)
+def format_of(target: Path) -> str | None:
+    """The format that a file's ending names."""
+    name = target.name.lower()
+    return next((form for ending, form in _ENDINGS.items() if name.endswith(ending)), None)
 
 
-def _write_jsonl(results: Iterable[dict[str, Any]], out: BinaryIO) -> int:
-    count = 0
-    for result in results:
-        out.write(msgspec.json.encode(result) + b"\n")
-        count += 1
-    return count
+def export(
+    lpm: LocalPersistenceManager,
+    target: Path,
+    form: str,
+    *,
+    job: Job | None = None,
+    since: float | None = None,
+    all_rows: bool = False,
+    pages: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Exported:
+    """Write results (or, with `all_rows`, every row of the jobs' input) to a file that appears whole or not at all.
+
+    With `pages` each result's decoded page goes to a file of its own in that folder, too.
+    """
+    from crawler.results import formats
+
+    with lpm.errors():
+        horizon = lpm.ledger.horizon()
+        jobs = [job] if job or not all_rows else lpm.ledger.jobs()
+    counts, rows, written = [0] * len(jobs), 0, 0
+    saver = _Pages(lpm, pages) if pages else None
+
+    def chosen() -> Iterator[Mapping[str, Any]]:
+        nonlocal rows, written
+        for place, each in enumerate(jobs):
+            found = lpm.input_rows(each) if all_rows and each else lpm.results(each, since)
+            for row in found:
+                failpoint("exporting")
+                rows += 1
+                if row["data"] is not None:
+                    counts[place] += 1
+                    written += saver.save(row) if saver else 0
+                yield row
+
+    done = "read" if form in formats.TABLES else "written"
+    with _opened(target, form in formats.BINARY) as out:
+        folder = None if str(target) == "-" else Path(os.path.realpath(target)).parent
+        sink = formats.Sink(out, target.name, folder, lpm.raw, say)
+        formats.WRITERS[form](formats.told(chosen(), say, f"{'rows' if all_rows else 'results'} {done}"), sink)
+    if saver:
+        os.sync()  # once, not for each of a hundred thousand files
+        if written < sum(counts):
+            say(f"{sum(counts) - written:,} results have no stored page")
+    file = "-" if str(target) == "-" else str(target.absolute())
+    with lpm.errors():
+        for each, count in zip(jobs, counts, strict=True):
+            lpm.durable.note_export(file, form, each, since, count, horizon, lpm.now())
+    return Exported(rows, sum(counts), written)
 
 
-def _write_json(results: Iterable[dict[str, Any]], out: BinaryIO) -> int:
-    count = 0
-    out.write(b"[")
-    for result in results:
-        out.write(b",\n" if count else b"\n")
-        out.write(msgspec.json.encode(result))
-        count += 1
-    out.write(b"\n]\n")
-    return count
+class _Pages:
+    """A folder of decoded pages, each whole, named after its task."""
+
+    def __init__(self, lpm: LocalPersistenceManager, folder: Path) -> None:
+        self._raw, self._folder = lpm.raw, folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{folder} cannot be used for pages ({error.strerror})") from error
+
+    def save(self, result: Mapping[str, Any]) -> bool:
+        """Write a result's page; False where none is stored."""
+        from crawler.db import segments
+        from crawler.fetch.body import decode
+        from crawler.results.formats import stored_place
+
+        place = stored_place(result, self._raw)
+        if place is None:
+            return False
+        head, body = segments.read(self._raw, place)
+        target = self._folder / f"{result['task_id']}.{_page_ending(head)}"
+        hidden = self._folder / f".{target.name}.{os.getpid()}"
+        try:
+            hidden.write_bytes(decode(head, body))
+            hidden.replace(target)
+        except OSError as error:
+            raise UsageError(f"{target} cannot be written ({error.strerror})") from error
+        finally:
+            hidden.unlink(missing_ok=True)
+        return True
 
 
-FORMATS: dict[str, Callable[[Iterable[dict[str, Any]], BinaryIO], int]] = {"json": _write_json, "jsonl": _write_jsonl}
+def _page_ending(head: str) -> str:
+    lines = (line.partition(":") for line in head.splitlines())
+    kind = next((value for name, _, value in lines if name.lower() == "content-type"), "")
+    return _PAGE_ENDINGS.get(kind.partition(";")[0].strip().lower(), "bin")
+
+
+@contextmanager
+def _opened(target: Path, binary: bool) -> Iterator[BinaryIO]:
+    if str(target) != "-" or not binary:
+        with whole_file(target) as out:
+            yield out
+        return
+    if sys.stdout.isatty():
+        raise UsageError("this format is not for a terminal; name a file, or send it on through a pipe")
+    with tempfile.TemporaryFile() as out:  # these formats go back in their file, which a pipe cannot
+        yield out
+        out.seek(0)
+        shutil.copyfileobj(out, sys.stdout.buffer)
 
 
 @contextmanager
@@ -52,11 +164,11 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
     if str(target) == "-":
         yield sys.stdout.buffer
         return
-    target = target.resolve()  # a link is followed, not replaced
-    if target.exists() and not target.is_file():
-        raise UsageError(f"{target} is not a file")
+    target = Path(os.path.realpath(target))  # a link is followed, not replaced
     hidden = target.with_name(f".{target.name}.{os.getpid()}")
     try:
+        if target.exists() and not target.is_file():
+            raise UsageError(f"{target} is not a file")
         with hidden.open("wb") as out:
             yield out
             out.flush()
@@ -65,4 +177,5 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise UsageError(f"{target} cannot be written ({error.strerror or error})") from error
     finally:
-        hidden.unlink(missing_ok=True)
+        with suppress(OSError):
+            hidden.unlink()

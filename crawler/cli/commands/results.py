@@ -1,19 +1,32 @@
 """`results`: what was collected."""
 
+import re
+import shutil
+import sys
+from contextlib import closing
+from datetime import datetime
 from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import click
 
 from crawler import config
 from crawler import results as store
-from crawler.cli.output import data_dir_option, json_option, print_json
+from crawler.cli.commands.bulk import Span
+from crawler.cli.output import data_dir_option, json_option, print_json, say
+from crawler.config import Settings
 from crawler.errors import UsageError
+from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
+
+LISTED = ("task_id", "status_code", "verdict", "parcel_id", "url", "scraped_at")
+job_option = click.option("--job", "job_name", help="Of this job only.")
 
 
 @click.group()
 def results() -> None:
-    """List and export results.
+    """List, show and export results.
 
     \b
     Example:
@@ -23,45 +36,177 @@ def results() -> None:
 
 
 @results.command("list")
+@job_option
+@click.option("--limit", type=click.IntRange(1), help="Show the newest N (on a terminal: 20).")
 @json_option
 @data_dir_option
-def list_(as_json: bool) -> None:
-    """Say how many results there are, and where.
+def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
+    """Say how many results there are, and where; show the newest.
 
     \b
     Example:
-      python -m crawler results list
+      python -m crawler results list --limit 5
     """
-    lpm = LocalPersistenceManager(config.load().data_dir)
-    count = store.count_pending(lpm)
+    settings = config.load()
+    lpm = _store(settings) if job_name else LocalPersistenceManager(settings.data_dir)
+    items: list[dict[str, Any]] = []
+    with closing(lpm), lpm.errors():
+        job = lpm.ledger.job(job_name) if job_name else None
+        count = lpm.ledger.job_books(job).results if job else store.count_pending(lpm)
+        if limit or (sys.stdout.isatty() and not as_json):
+            there = LocalPersistenceManager.exists(settings.data_dir)
+            items = lpm.newest_results(job, limit or 20) if there else []
     if as_json:
-        print_json({"results": count, "folder": str(lpm.pending)})
+        facts: dict[str, Any] = {"results": count, "folder": str(lpm.pending)}
+        print_json(facts | ({"items": [{name: i[name] for name in LISTED} for i in items]} if limit else {}))
+        return
+    print(f"{count} results in {lpm.pending}/")
+    if items:
+        _show_table(items)
+
+
+def _show_table(items: list[dict[str, Any]]) -> None:
+    rows = [("task_id", "code", "verdict", "parcel_id", "url")]
+    rows += [
+        (i["task_id"][:12], str(i["status_code"]), i["verdict"], _short(i["parcel_id"] or "", 20), printable(i["url"]))
+        for i in items
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = max(20, shutil.get_terminal_size().columns - sum(widths[:-1]) - 8) if sys.stdout.isatty() else 10_000
+    for *cells, url in rows:
+        text = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False))
+        print(f"{text}  {_short(url, room)}")
+
+
+def _short(text: str, room: int) -> str:
+    """The text, or its beginning and its end, which tells pages of one site apart."""
+    text = printable(text)
+    half = (room - 1) // 2
+    return text if len(text) <= room else f"{text[: room - 1 - half]}…{text[len(text) - half :]}"
+
+
+@results.command()
+@click.argument("task", metavar="TASK|URL")
+@json_option
+@data_dir_option
+def show(task: str, as_json: bool) -> int:
+    """Show the result of a task, by its task_id (6 digits or more) or by the newest task of a URL.
+
+    \b
+    Example:
+      python -m crawler results show 4f1c09d2
+    """
+    from crawler.results.flat import as_text, flatten
+
+    lpm = _store(config.load())
+    with closing(lpm), lpm.errors():
+        report = lpm.report(_task(lpm, task))
+    done = "data" in report
+    if as_json:
+        print_json(report)
+        return 0 if done else 1
+    if not done:
+        print(f"{report['status']}: {printable(report['error_message'] or 'no result yet')}")
+        print(f"  reason    {report['error_type'] or '-'}\n  attempts  {report['attempts']}")
+        print(f"  task_id   {report['task_id']}\n  url       {printable(report['url'])}")
+        _show_origin(report, 9)
+        return 1
+    print(f"{report['status_code']} {printable(report['final_url'])}")
+    record_first = sorted(flatten(report).items(), key=lambda item: not item[0].startswith("data."))
+    for name, value in record_first:
+        if value not in (None, ""):
+            text = printable(as_text(value))
+            print(f"  {printable(name):24} {text if len(text) <= 500 else text[:500] + ' … (all of it: --json)'}")
+    _show_origin(report, 24)
+    return 0
+
+
+def _show_origin(report: dict[str, Any], width: int) -> None:
+    if report["source_file"]:
+        print(f"  {'from':{width}} {printable(report['source_file'])}, line {report['source_line']}")
+
+
+def _task(lpm: LocalPersistenceManager, text: str) -> int:
+    from crawler import urls
+
+    if re.fullmatch("[0-9a-fA-F]{6,32}", text):
+        found = lpm.tasks_named(text.lower())
+        if len(found) > 1:
+            raise UsageError(f"several task_ids begin with {text}; give more of it")
+    elif "://" in text:
+        found = lpm.tasks_of(urls.parse(text).key)
     else:
-        print(f"{count} results in {lpm.pending}/")
+        raise UsageError(f"{printable(text)[:100]} is neither a task_id (6 to 32 hex digits) nor a URL")
+    if not found:
+        raise UsageError(f"there is no task for {printable(urls.without_credentials(text))}")
+    return found[0]
 
 
 @results.command()
 @click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="The file, or - for stdout.")
-@click.option("--format", "form", type=click.Choice(sorted(store.FORMATS)), help="The format (default: by the ending).")
+@click.option("--format", "form", type=click.Choice(store.FORMATS), help="The format (default: by the ending).")
+@job_option
+@click.option("--since", help="Only what was scraped since: a span such as 2h or 7d, or 2026-11-15T14:00.")
+@click.option("--all-rows", is_flag=True, help="Every row of the input, in its order, with status and reason.")
+@click.option("--raw", "pages", type=click.Path(path_type=Path), help="A folder for the pages, decoded, a file each.")
 @json_option
 @data_dir_option
-def export(output: Path, form: str | None, as_json: bool) -> None:
-    """Write all results to one file, whole or not at all.
+def export(
+    output: Path,
+    form: str | None,
+    job_name: str | None,
+    since: str | None,
+    all_rows: bool,
+    pages: Path | None,
+    as_json: bool,
+) -> None:
+    """Write results to one file, whole or not at all: JSON, JSONL, CSV, XLSX, WARC, Markdown or Parquet.
 
     \b
     Example:
-      python -m crawler results export --format jsonl --output results.jsonl
+      python -m crawler results export --format csv --output results.csv
+      python -m crawler results export --output auction.xlsx --job parcels.csv --all-rows
     """
+    from crawler.orchestrator import terminated_by_signal
+
     settings = config.load()
+    form = form or store.format_of(output)
+    if form is None:
+        raise click.UsageError(f"the ending of {output} names no format; add --format {', '.join(store.FORMATS)}")
+    if all_rows and (since or form == "warc"):
+        raise click.UsageError(f"--all-rows does not go with {'--since' if since else 'the format warc'}")
+    lpm = _store(settings)
+    with closing(lpm), terminated_by_signal():
+        with lpm.errors():
+            job = lpm.ledger.job(job_name) if job_name else None
+        begin = None if since is None else moment(since, settings, lpm.now())
+        done = store.export(lpm, output, form, job=job, since=begin, all_rows=all_rows, pages=pages, say=say)
+    if pages:
+        say(f"{done.pages:,} pages written to {pages}/")
+    if str(output) == "-":
+        return
+    if as_json:
+        facts = {"results": done.results, "file": str(output), "format": form}
+        print_json(facts | ({"rows": done.rows} if all_rows else {}) | ({"pages": done.pages} if pages else {}))
+    else:
+        print(f"Exported {done.rows} {'rows' if all_rows else 'results'} to {output}")
+
+
+def moment(text: str, settings: Settings, now: float) -> float:
+    """The time that a person means by a span back from now or an ISO time, in their own zone where it names none."""
+    text = text.strip()
+    if re.fullmatch(r"\d+(\.\d+)?[smhd]", text):
+        return now - Span().convert(text, None, None)
+    try:
+        at = datetime.fromisoformat(text)
+        if at.tzinfo is None and settings.timezone:
+            at = at.replace(tzinfo=ZoneInfo(settings.timezone))
+        return at.timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(f"{text!r} is no time; write a span such as 2h or 7d, or 2026-11-15T14:00") from None
+
+
+def _store(settings: Settings) -> LocalPersistenceManager:
     if not LocalPersistenceManager.exists(settings.data_dir):
         raise UsageError(f"there is no store in {settings.data_dir.absolute()}")
-    lpm = LocalPersistenceManager(settings.data_dir)
-    form = form or output.suffix[1:]
-    if form not in store.FORMATS:
-        raise click.UsageError(f"the ending of {output} names no format; add --format {' or '.join(store.FORMATS)}")
-    count = store.export(lpm.results(), output, form)
-    lpm.close()
-    if as_json and str(output) != "-":
-        print_json({"results": count, "file": str(output), "format": form})
-    elif str(output) != "-":
-        print(f"Exported {count} results to {output}")
+    return LocalPersistenceManager(settings.data_dir)

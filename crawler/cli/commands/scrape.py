@@ -140,21 +140,14 @@ def raw(url: str, open_: bool, output: Path | None) -> None:
 def _stored(settings: Settings, url: str) -> bytes:
     if not LocalPersistenceManager.exists(settings.data_dir):
         raise UsageError(f"there is no store in {settings.data_dir.absolute()}")
+    from crawler.fetch.body import decode
+
     lpm = LocalPersistenceManager(settings.data_dir)
     try:
         for task in lpm.tasks_of(urls.parse(url).key):
             page = lpm.raw_page(task)
             if page:
-                return _decoded(*page)
+                return decode(*page)
     finally:
         lpm.close()
     raise UsageError(f"no page is stored for {urls.without_credentials(url)}")
-
-
-def _decoded(head: str, raw_body: bytes) -> bytes:
-    from crawler.fetch.body import Body
-
-    encodings = [line.partition(":")[2] for line in head.splitlines() if line.lower().startswith("content-encoding:")]
-    body = Body(",".join(encodings), limit=1 << 30)
-    body.feed(raw_body)
-    return body.finish()[1]

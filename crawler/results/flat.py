@@ -1,0 +1,173 @@
+"""Results as flat rows with stable columns, for tables: csv, xlsx, parquet.
+
+The columns are those of `BASE` (with `line` behind `message` where rows of input are exported), then `input.<name>` for
+each input column in the order of their first appearance, then `data.<path>` for each field of the records, sorted.
+A list of plain values is one text with ` | ` between them; a list with objects or lists in it, and whatever lies deeper
+than `MAX_DEPTH`, is compact JSON. Columns beyond a format's limit are folded into one of JSON, `data.more`.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+BASE: dict[str, type] = {
+    "task_id": str,
+    "parcel_id": str,
+    "status": str,
+    "reason": str,
+    "message": str,
+    "url": str,
+    "final_url": str,
+    "status_code": int,
+    "verdict": str,
+    "scraped_at": str,
+    "job": str,
+    "queue": str,
+    "priority": int,
+    "attempts": int,
+    "raw_html_hash": str,
+    "parse_duration_ms": float,
+    "parser": str,
+    "parser_version": str,
+    "raw_segment": str,
+    "raw_offset": int,
+    "raw_length": int,
+}
+MAX_DEPTH = 4
+"""Objects inside objects inside a record: deeper ones are JSON."""
+MAX_NAME = 250
+"""A longer name is no column of its own."""
+
+Row = dict[str, Any]
+
+
+def flatten(result: Mapping[str, Any]) -> Row:
+    """A result as one row of text, numbers, true, false and None."""
+    row: Row = {name: result.get(name) for name in BASE}
+    row["status"] = result.get("status", "completed")
+    if "line" in result:
+        row["line"] = result["line"]
+    parser, raw = result["parser"] or {}, result["raw"] or {}
+    row["parser"], row["parser_version"] = parser.get("name"), parser.get("version")
+    row |= {f"raw_{part}": raw.get(part) for part in ("segment", "offset", "length")}
+    for name, value in result["input"].items():
+        _add(row, f"input.{name}", _cell(value))
+    _spread(row, "data", result["data"] or {}, 1)
+    return row
+
+
+def _spread(row: Row, path: str, fields: Mapping[str, Any], depth: int) -> None:
+    for name, value in fields.items():
+        if isinstance(value, dict) and depth < MAX_DEPTH:
+            _spread(row, f"{path}.{name}", value, depth + 1)
+        else:
+            _add(row, f"{path}.{name}", _cell(value))
+
+
+def _add(row: Row, name: str, value: Any) -> None:
+    while name in row:  # {"a.b": 1, "a": {"b": 2}}: neither may be lost
+        name += "~"
+    row[name] = value
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list) and not any(isinstance(item, dict | list) for item in value):
+        return " | ".join(map(as_text, value))
+    return msgspec.json.encode(value).decode() if isinstance(value, dict | list) else value
+
+
+def as_text(value: Any) -> str:
+    """A plain value as text: as it is, as JSON writes it, or empty for None."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else msgspec.json.encode(value).decode()
+
+
+class Table:
+    """Rows that were spooled once, with all their columns known."""
+
+    def __init__(self, spool: BinaryIO, columns: dict[str, type], folded: int) -> None:
+        self._spool = spool
+        self.columns = columns
+        """Names in their order, with the type that holds all values: text where they are mixed."""
+        self.folded = folded
+        """How many columns more there were; they are in the last one."""
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """The rows, each with a value or None for every column."""
+        self._spool.seek(0)
+        names = list(self.columns)
+        own = set(names)
+        for line in self._spool:
+            row: Row = msgspec.json.decode(line)
+            values = [row.get(name) for name in names]
+            if self.folded:
+                more = {name: value for name, value in row.items() if name not in own and value is not None}
+                values[-1] = msgspec.json.encode(more).decode() if more else None
+            yield values
+
+
+@contextmanager
+def tabulated(results: Iterable[Mapping[str, Any]], folder: Path | None, limit: int) -> Iterator[Table]:
+    """Read the results once, into an unlinked file in that folder, to know all columns before the first is written."""
+    seen = dict.fromkeys(BASE, 0)
+    folded: set[str] = set()
+    with tempfile.TemporaryFile(dir=folder) as spool:
+        for result in results:
+            row = flatten(result)
+            spool.write(msgspec.json.encode(row) + b"\n")
+            for name, value in row.items():
+                if name in seen:
+                    seen[name] |= _KINDS[type(value)](value)
+                elif len(seen) < limit - 1 and len(name) <= MAX_NAME:
+                    seen[name] = _KINDS[type(value)](value)
+                elif len(folded) < limit:  # enough to say how many; their names are in the rows
+                    folded.add(name[:MAX_NAME])
+        yield Table(spool, _columns(seen, bool(folded)), len(folded))
+
+
+def _columns(seen: Mapping[str, int], folded: bool) -> dict[str, type]:
+    line = ["line"] if "line" in seen else []
+    given = [name for name in seen if name.startswith("input.")]
+    found = sorted(name for name in seen if name.startswith("data."))
+    base = list(BASE)
+    at = base.index("message") + 1
+    columns = {name: BASE.get(name, int) for name in (*base[:at], *line, *base[at:])}
+    columns |= {name: _type(seen[name]) for name in (*given, *found)}
+    if folded:
+        more = "data.more"
+        while more in columns:
+            more += "~"
+        columns[more] = str
+    return columns
+
+
+# What the values of a column are, as bits: what holds them all is known at the end.
+_TEXT, _BOOL, _INT, _LONG, _HUGE, _FLOAT = 1, 2, 4, 8, 16, 32
+
+
+def _kind_of_int(value: int) -> int:
+    return _INT if abs(value) <= 1 << 53 else _LONG if -(1 << 63) <= value < 1 << 63 else _HUGE
+
+
+_KINDS: dict[type, Callable[[Any], int]] = {
+    type(None): lambda value: 0,
+    str: lambda value: _TEXT,
+    bool: lambda value: _BOOL,
+    int: _kind_of_int,
+    float: lambda value: _FLOAT,
+}
+
+
+def _type(kinds: int) -> type:
+    if kinds == _BOOL:
+        return bool
+    if kinds and not kinds & ~(_INT | _LONG):
+        return int
+    if kinds and not kinds & ~(_INT | _FLOAT):
+        return float
+    return str

@@ -1,0 +1,234 @@
+"""The formats of an export: each writes results to a file one after the other, in memory that does not grow."""
+
+import codecs
+import csv
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+import msgspec
+
+from crawler.db import segments
+from crawler.errors import UsageError
+from crawler.models import Raw
+from crawler.results.flat import Table, as_text, flatten, tabulated
+
+Results = Iterable[Mapping[str, Any]]
+T = TypeVar("T")
+
+MAX_CSV_COLUMNS, MAX_SHEET_COLUMNS, MAX_SHEET_ROWS = 2_000, 16_384, 1_048_576
+MAX_CELL = 32_767
+"""What Excel holds in a cell, counted as UTF-16."""
+CUT = " … [cut]"
+_GROUP_ROWS, _GROUP_VALUES = 5_000, 500_000
+_MAX_MD_VALUE = 2_000
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
+_FORMULA = re.compile(r"[\t\r\n]|[\s\u200b\u2060\ufeff]*[=+\-@＝＋－＠]")
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:[.,]\d+)*|[.,]\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_MARKDOWN = re.compile(r"[\\`*_\[\]<>&|~#!$^{}]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+
+
+class Sink(NamedTuple):
+    """Where an export goes, and what it needs."""
+
+    out: BinaryIO
+    name: str
+    folder: Path | None
+    """For temporary files: that of the target, which is chosen for its room."""
+    raw: Path
+    """Where the raw pages lie."""
+    say: Callable[[str], None]
+    """For progress, and for what the reader of the file should know."""
+
+
+def told(items: Iterable[T], say: Callable[[str], None], what: str, every_s: float = 5.0) -> Iterator[T]:
+    """The items, with a word every few seconds on how many they are so far."""
+    due = time.monotonic() + every_s
+    for number, item in enumerate(items):
+        if time.monotonic() > due:
+            say(f"{number:,} {what}")
+            due = time.monotonic() + every_s
+        yield item
+
+
+def write_jsonl(results: Results, sink: Sink) -> None:
+    """One JSON object a line."""
+    for result in results:
+        sink.out.write(msgspec.json.encode(result) + b"\n")
+
+
+def write_json(results: Results, sink: Sink) -> None:
+    """One JSON array."""
+    separator = b"[\n"
+    for result in results:
+        sink.out.write(separator + msgspec.json.encode(result))
+        separator = b",\n"
+    sink.out.write(b"\n]\n" if separator == b",\n" else b"[\n]\n")
+
+
+def write_csv(results: Results, sink: Sink) -> None:
+    """A table for Excel: with a byte order mark, and with no cell that a spreadsheet would take for a formula."""
+    with _table(results, sink, MAX_CSV_COLUMNS) as table:
+        writer = csv.writer(codecs.getwriter("utf-8-sig")(sink.out))
+        writer.writerow(map(inert, table.columns))
+        for row in told(table, sink.say, "rows written"):
+            writer.writerow([inert(value) if isinstance(value, str) else as_text(value) for value in row])
+
+
+def inert(text: str) -> str:
+    """A text that no spreadsheet takes for a formula: an apostrophe before what begins like one; numbers stay."""
+    text = _CONTROLS.sub("", text)
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+
+
+def write_xlsx(results: Results, sink: Sink) -> None:
+    """A workbook: text is text, numbers are numbers, nothing is a formula or a link; more rows, more sheets."""
+    import xlsxwriter
+
+    options = {"constant_memory": True, "strings_to_urls": False, "strings_to_formulas": False}
+    with _table(results, sink, MAX_SHEET_COLUMNS) as table, tempfile.TemporaryDirectory(dir=sink.folder) as scratch:
+        book = xlsxwriter.Workbook(sink.out, options | {"tmpdir": scratch})
+        book.use_zip64()
+        bold = book.add_format({"bold": True})
+        rows = told(table, sink.say, "rows written")
+        more = True
+        while more:
+            sheet = book.add_worksheet()
+            sheet.freeze_panes(1, 0)
+            for column, name in enumerate(table.columns):
+                sheet.write_string(0, column, sheet_text(name), bold)
+            last = 0
+            for last, row in enumerate(_first(rows, MAX_SHEET_ROWS - 1), 1):
+                _write_row(sheet, last, row)
+            sheet.autofilter(0, 0, last, len(table.columns) - 1)
+            more = last == MAX_SHEET_ROWS - 1
+        book.close()
+
+
+def _first(rows: Iterator[list[Any]], count: int) -> Iterator[list[Any]]:
+    for _, row in zip(range(count), rows, strict=False):
+        yield row
+
+
+def _write_row(sheet: Any, number: int, row: list[Any]) -> None:
+    for column, value in enumerate(row):
+        match value:
+            case None:
+                pass
+            case bool():
+                sheet.write_boolean(number, column, value)
+            case str():
+                sheet.write_string(number, column, sheet_text(value))
+            case int() if abs(value) > 1 << 53:  # Excel would round it
+                sheet.write_string(number, column, str(value))
+            case _:
+                sheet.write_number(number, column, value)
+
+
+def sheet_text(text: str) -> str:
+    """A text as a cell can hold it."""
+    text = _CONTROLS.sub("", text)
+    if len(text) > MAX_CELL // 2:
+        units = text.encode("utf-16-le")
+        if len(units) > 2 * MAX_CELL:
+            text = units[: 2 * (MAX_CELL - len(CUT))].decode("utf-16-le", "ignore") + CUT
+    if text.startswith("<r>") and text.endswith("</r>"):
+        text += " "  # else xlsxwriter takes it for its own rich text, and writes it as XML
+    return text
+
+
+def write_parquet(results: Results, sink: Sink) -> None:
+    """A Parquet file; the type of each column is the one that holds all its values."""
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        raise UsageError("the format parquet needs pyarrow: install crawler[parquet]") from None
+
+    types = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    with _table(results, sink, MAX_CSV_COLUMNS) as table:
+        kinds = list(table.columns.values())
+        schema = pa.schema([(name, types[kind]) for name, kind in table.columns.items()])
+        size = max(1, min(_GROUP_ROWS, _GROUP_VALUES // len(kinds)))
+        rows = told(table, sink.say, "rows written")
+        with parquet.ParquetWriter(sink.out, schema) as writer:
+            while group := list(_first(rows, size)):
+                columns = zip(*group, strict=True)
+                arrays = [
+                    pa.array(_typed(values, kind), types[kind]) for values, kind in zip(columns, kinds, strict=True)
+                ]
+                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def _typed(values: Iterable[Any], kind: type) -> list[Any]:
+    if kind is str:
+        return [value if value is None else as_text(value) for value in values]
+    return [value if value is None else kind(value) for value in values]
+
+
+@contextmanager
+def _table(results: Results, sink: Sink, limit: int) -> Iterator[Table]:
+    with tabulated(results, sink.folder, limit) as table:
+        if table.folded:
+            more = list(table.columns)[-1]
+            sink.say(f"{table.folded:,} columns or more have no room; they are together in the column {more}, as JSON")
+        yield table
+
+
+def write_md(results: Results, sink: Sink) -> None:
+    """Markdown to read: a section for each result, in which nothing of a page can act."""
+    sink.out.write(b"# Results\n")
+    for result in results:
+        row = flatten(result)
+        title = (result["data"] or {}).get("title")
+        title = title if isinstance(title, str) and title.strip() else row["url"] or f"line {row.get('line')}"
+        lines = ["", f"## {plain(title, 200)}", "", plain(row["url"] or ""), "", "| field | value |", "| --- | --- |"]
+        lines += [f"| {plain(name)} | {plain(as_text(v))} |" for name, v in row.items() if v not in (None, "")]
+        sink.out.write("\n".join(lines).encode() + b"\n")
+
+
+def plain(text: str, limit: int = _MAX_MD_VALUE) -> str:
+    """Text that Markdown shows as it is: no markup, no HTML, no link, no line of its own."""
+    text = " ".join(_CONTROLS.sub("", text).split())
+    if len(text) > limit:
+        text = text[:limit] + CUT
+    # An @ is in a code span of its own, because an escaped one still makes an address a link.
+    return _MARKDOWN.sub(r"\\\g<0>", text).replace("@", "`@`")
+
+
+def write_warc(results: Results, sink: Sink) -> None:
+    """One .warc.gz of the stored pages, each as it lies in raw/."""
+    sink.out.write(segments.warcinfo(sink.name))
+    lacking = 0
+    for result in results:
+        place = stored_place(result, sink.raw)
+        if place:
+            sink.out.write(segments.member(sink.raw, place))
+        lacking += place is None
+    if lacking:
+        sink.say(f"{lacking:,} of them have no stored page, and are not in the file")
+
+
+def stored_place(result: Mapping[str, Any], raw: Path) -> Raw | None:
+    """Where the page of a result lies, if it was kept and is there still."""
+    place = msgspec.convert(result["raw"], Raw | None)
+    return place if place and (raw / place.segment).exists() else None
+
+
+WRITERS: dict[str, Callable[[Results, Sink], None]] = {
+    "json": write_json,
+    "jsonl": write_jsonl,
+    "csv": write_csv,
+    "xlsx": write_xlsx,
+    "warc": write_warc,
+    "md": write_md,
+    "parquet": write_parquet,
+}
+TABLES = frozenset({"csv", "xlsx", "parquet"})
+"""Formats that read everything once before they write."""
+BINARY = frozenset({"xlsx", "warc", "parquet"})
+"""Formats that a terminal cannot show."""
