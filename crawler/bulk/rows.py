@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn, Self
 
 import msgspec
 
-from crawler.bulk import sheet
 from crawler.bulk.jsontext import elements, loads
 from crawler.bulk.textfile import KEPT, MAX_LINE, Line, lines, opened, pieces, too_long
 from crawler.errors import InputError, UrlError, UsageError
@@ -447,6 +446,8 @@ class _Table:
 
 
 def _sheet_rows(path: Path) -> Rows:
+    from crawler.bulk import sheet
+
     records = sheet.records(path)
     header = next(records, None)
     if header is None:

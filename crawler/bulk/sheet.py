@@ -371,8 +371,9 @@ class _Sheet:
                     raise InputError(
                         str(self._path), f"there is no shared string {text[:20]!r}", self._number
                     ) from None
+                full = self._size > MAX_LINE
                 self._size += len(text)
-                return text if self._size <= MAX_LINE else ""
+                return "" if full else text
             case "n":
                 return self._styles.number(text.strip(), self._about.get("s"))
             case "b":

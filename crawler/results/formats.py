@@ -24,12 +24,14 @@ MAX_CSV_COLUMNS, MAX_SHEET_COLUMNS, MAX_SHEET_ROWS = 2_000, 16_384, 1_048_576
 MAX_CELL = 32_767
 """What Excel holds in a cell, counted as UTF-16."""
 CUT = " … [cut]"
-_GROUP_ROWS, _GROUP_VALUES = 5_000, 500_000
+_GROUP_ROWS, _GROUP_VALUES = 5_000, 100_000
 _MAX_MD_VALUE = 2_000
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 _FORMULA = re.compile(r"[\t\r\n]|[\s\u200b\u2060\ufeff]*[=+\-@＝＋－＠]")
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:[.,]\d+)*|[.,]\d+)(?:[eE][+-]?\d+)?", re.ASCII)
-_MARKDOWN = re.compile(r"[\\`*_\[\]<>&|~#!$^{}]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+_MARKDOWN = str.maketrans({sign: f"\\{sign}" for sign in "\\`*_[]<>&|~#!$^{}"} | {"@": "`@`"})
+"""An @ is in a code span of its own, because an escaped one still makes an address a link."""
+_LINK = re.compile(r"(?<=www)\.|:(?=//)", re.IGNORECASE)
 
 
 class Sink(NamedTuple):
@@ -81,11 +83,16 @@ def write_csv(results: Results, sink: Sink) -> None:
 
 def inert(text: str) -> str:
     """A text that no spreadsheet takes for a formula: an apostrophe before what begins like one; numbers stay."""
-    text = _CONTROLS.sub("", text)
+    text = _readable(text)
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
-def write_xlsx(results: Results, sink: Sink) -> None:
+def _readable(text: str) -> str:
+    """Without the control characters that XML cannot hold and that no reader of a table expects."""
+    return text if text.isprintable() else _CONTROLS.sub("", text)
+
+
+def write_xlsx(results: Results, sink: Sink, sheet_rows: int = MAX_SHEET_ROWS) -> None:
     """A workbook: text is text, numbers are numbers, nothing is a formula or a link; more rows, more sheets."""
     import xlsxwriter
 
@@ -102,10 +109,10 @@ def write_xlsx(results: Results, sink: Sink) -> None:
             for column, name in enumerate(table.columns):
                 sheet.write_string(0, column, sheet_text(name), bold)
             last = 0
-            for last, row in enumerate(_first(rows, MAX_SHEET_ROWS - 1), 1):
+            for last, row in enumerate(_first(rows, sheet_rows - 1), 1):
                 _write_row(sheet, last, row)
             sheet.autofilter(0, 0, last, len(table.columns) - 1)
-            more = last == MAX_SHEET_ROWS - 1
+            more = last == sheet_rows - 1
         book.close()
 
 
@@ -131,7 +138,7 @@ def _write_row(sheet: Any, number: int, row: list[Any]) -> None:
 
 def sheet_text(text: str) -> str:
     """A text as a cell can hold it."""
-    text = _CONTROLS.sub("", text)
+    text = _readable(text)
     if len(text) > MAX_CELL // 2:
         units = text.encode("utf-16-le")
         if len(units) > 2 * MAX_CELL:
@@ -193,11 +200,10 @@ def write_md(results: Results, sink: Sink) -> None:
 
 def plain(text: str, limit: int = _MAX_MD_VALUE) -> str:
     """Text that Markdown shows as it is: no markup, no HTML, no link, no line of its own."""
-    text = " ".join(_CONTROLS.sub("", text).split())
+    text = " ".join(_readable(text).split())
     if len(text) > limit:
         text = text[:limit] + CUT
-    # An @ is in a code span of its own, because an escaped one still makes an address a link.
-    return _MARKDOWN.sub(r"\\\g<0>", text).replace("@", "`@`")
+    return _LINK.sub(r"\\\g<0>", text.translate(_MARKDOWN))
 
 
 def write_warc(results: Results, sink: Sink) -> None:

@@ -7,13 +7,11 @@ from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import click
 
 from crawler import config
 from crawler import results as store
-from crawler.cli.commands.bulk import Span
 from crawler.cli.output import data_dir_option, json_option, print_json, say
 from crawler.config import Settings
 from crawler.errors import UsageError
@@ -194,6 +192,10 @@ def export(
 
 def moment(text: str, settings: Settings, now: float) -> float:
     """The time that a person means by a span back from now or an ISO time, in their own zone where it names none."""
+    from zoneinfo import ZoneInfo
+
+    from crawler.cli.commands.bulk import Span
+
     text = text.strip()
     if re.fullmatch(r"\d+(\.\d+)?[smhd]", text):
         return now - Span().convert(text, None, None)

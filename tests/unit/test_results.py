@@ -1,0 +1,381 @@
+"""Exports: flat rows with stable columns, types that survive, text that nothing takes for code, whole files only."""
+
+import csv
+import io
+import re
+import zipfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pyarrow.parquet
+import pytest
+
+from crawler.cli.commands.results import moment
+from crawler.config import Settings
+from crawler.errors import UsageError
+from crawler.results import export, format_of, whole_file
+from crawler.results.flat import BASE, flatten, tabulated
+from crawler.results.formats import CUT, MAX_CELL, WRITERS, Sink, inert, plain, sheet_text, write_xlsx
+from tests.support.stack import Folder
+from tests.support.tasks import done, new, open_job
+
+
+def result(data: dict[str, Any] | None, **fields: Any) -> dict[str, Any]:
+    """A result in the shape they have everywhere."""
+    base: dict[str, Any] = {
+        "task_id": "ab" * 16,
+        "parcel_id": "007",
+        "data": data,
+        "scraped_at": "2026-11-15T14:00:00.000Z",
+        "raw_html_hash": "cd",
+        "url": "http://a.example/",
+        "status_code": 200,
+        "job": "p.csv",
+        "input": {},
+        "parser": {"name": "default", "version": "1"},
+        "raw": None,
+    }
+    return base | fields
+
+
+def written(form: str, *results: dict[str, Any], notes: list[str] | None = None) -> bytes:
+    """What a format makes of results."""
+    out = io.BytesIO()
+    WRITERS[form](results, Sink(out, "x", None, Path(), (notes if notes is not None else []).append))
+    return out.getvalue()
+
+
+def csv_rows(*results: dict[str, Any], notes: list[str] | None = None) -> list[dict[str, str]]:
+    """The rows of a CSV export."""
+    text = written("csv", *results, notes=notes).decode("utf-8-sig")
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def sheets(data: bytes) -> list[list[list[tuple[str, str]]]]:
+    """Type and text of each cell of each sheet."""
+    ns = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        names = sorted(name for name in archive.namelist() if name.startswith("xl/worksheets/sheet"))
+        found = []
+        for name in names:
+            root = ElementTree.fromstring(archive.read(name))
+            assert not list(root.iter(f"{ns}f")), "a formula"
+            assert not list(root.iter(f"{ns}hyperlink")), "a link"
+            rows = [list(row) for row in root.iter(f"{ns}row")]
+            found.append([[(cell.get("t", "n"), "".join(cell.itertext())) for cell in row] for row in rows])
+        return found
+
+
+def test_flat_rows() -> None:
+    """Objects become paths, lists of plain values one text, other lists and what is too deep JSON; nothing is lost."""
+    row = flatten(
+        result(
+            {
+                "title": "Parcel",
+                "meta": {"og": {"type": "x"}, "deep": {"a": {"b": {"c": {"d": 1}}}}},
+                "tags": ["a", 1, None, True],
+                "links": [{"href": "/"}],
+                "none": None,
+                "empty": [],
+                "a.b": 1,
+                "a": {"b": 2},
+            },
+            input={"Owner": "Ada", "sizes": [1, 2], "about": {"x": 1}},
+        )
+    )
+    assert {name: row[name] for name in row if name not in BASE} == {
+        "input.Owner": "Ada",
+        "input.sizes": "1 | 2",
+        "input.about": '{"x":1}',
+        "data.title": "Parcel",
+        "data.meta.og.type": "x",
+        "data.meta.deep.a.b": '{"c":{"d":1}}',
+        "data.tags": "a | 1 |  | true",
+        "data.links": '[{"href":"/"}]',
+        "data.none": None,
+        "data.empty": "",
+        "data.a.b": 1,
+        "data.a.b~": 2,
+    }
+    assert (row["status"], row["parser"], row["parser_version"], row["parcel_id"]) == (
+        "completed",
+        "default",
+        "1",
+        "007",
+    )
+
+
+def test_columns_are_stable() -> None:
+    """Base columns first, input as it first appears, record fields sorted; the same results give the same columns."""
+    results = [result({"z": 1}, input={"b": "1"}), result({"a": 1}, input={"b": "2", "a": "3"})]
+    with tabulated(results, None, 100) as table:
+        assert list(table.columns) == [*BASE, "input.b", "input.a", "data.a", "data.z"]
+        assert [row[-4:] for row in table] == [["1", None, None, 1], ["2", "3", 1, None]]
+    with tabulated(results, None, 100) as again:
+        assert list(again.columns) == list(table.columns)
+    with tabulated([result(None, line=3)], None, 100) as rows:
+        assert set(rows.columns) - set(BASE) == {"line"}
+
+
+def test_columns_beyond_the_limit_are_folded() -> None:
+    """Twenty columns where five have room: fifteen are JSON in `data.more`, and stderr says so."""
+    data = {f"k{n:02}": n for n in range(20)} | {"x" * 1000: 1}
+    with tabulated([result(data), result({"k00": 5})], None, len(BASE) + 6) as table:
+        assert list(table.columns)[len(BASE) :] == [
+            "data.k00",
+            "data.k01",
+            "data.k02",
+            "data.k03",
+            "data.k04",
+            "data.more",
+        ]
+        first, second = list(table)
+    assert first[-6:-1] == [0, 1, 2, 3, 4]
+    assert '"data.k19":19' in first[-1]
+    assert "x" * 1000 in first[-1]
+    assert second[-6:] == [5, None, None, None, None, None]
+
+    notes: list[str] = []
+    csv_rows(result({str(n): n for n in range(3000)}), notes=notes)
+    assert "data.more" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["a", None], str),
+        ([1, None], int),
+        ([1, 2.5], float),
+        ([True, False], bool),
+        ([True, 1], str),
+        ([1, "1"], str),
+        ([None], str),
+        ([1 << 60], int),
+        ([1 << 70], str),
+        ([1 << 60, 0.5], str),
+    ],
+)
+def test_types_hold_all_values(values: list[Any], kind: type) -> None:
+    """A column has the one type that holds all its values, or is text."""
+    with tabulated([result({"v": value}) for value in values], None, 100) as table:
+        assert table.columns["data.v"] is kind
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("=1+1", "'=1+1"),
+        ("+49 30 1234", "'+49 30 1234"),
+        ("-cmd|' /C calc'!A0", "'-cmd|' /C calc'!A0"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("\t=1", "'\t=1"),
+        ("\r=1", "'\r=1"),
+        ("\n=1", "'\n=1"),
+        ("\tx", "'\tx"),
+        ("  =1", "'  =1"),
+        ("\xa0=1", "'\xa0=1"),
+        ("\x00=1", "'=1"),
+        ("\ufeff=1", "'\ufeff=1"),
+        ("＝1+1", "'＝1+1"),
+        ("＠x", "'＠x"),
+        ("-", "'-"),
+        ("-5", "-5"),
+        ("+12.5", "+12.5"),
+        ("-1,234.50", "-1,234.50"),
+        ("-1e5", "-1e5"),
+        ("-5\n", "'-5\n"),
+        ("-５", "'-５"),
+        ("a=1", "a=1"),
+        ("007", "007"),
+        ("", ""),
+    ],
+)
+def test_text_that_begins_like_a_formula_is_quoted(text: str, cell: str) -> None:
+    """An apostrophe stands before it, unless it is a plain number."""
+    assert inert(text) == cell
+
+
+def test_csv_is_for_excel() -> None:
+    """A byte order mark, CRLF, ids and numbers as they are, and names of columns as inert as their values."""
+    data = written("csv", result({"=cmd": "=1", "n": -5, "x": 1.5, "ok": True, "none": None}, input={"id": "007"}))
+    [row] = csv_rows(result({"=cmd": "=1", "n": -5, "x": 1.5, "ok": True, "none": None}, input={"@id": "007"}))
+
+    assert data.startswith(b"\xef\xbb\xbftask_id,parcel_id,")
+    assert data.count(b"\r\n") == 2
+    assert (row["parcel_id"], row["input.@id"], row["data.=cmd"], row["data.n"]) == ("007", "007", "'=1", "-5")
+    assert (row["data.x"], row["data.ok"], row["data.none"], row["status_code"]) == ("1.5", "true", "", "200")
+    assert csv_rows() == []
+
+
+def test_a_workbook_keeps_types_and_runs_nothing() -> None:
+    """Text is text, numbers are numbers, formulas and links are text; what a cell cannot hold is cut or left out."""
+    texts = ["007", "=1+1", "http://a.example/", "<r><t>x</t></r>", "a\x00\x1bb", "🙂" * 20_000, "_x0041_"]
+    values: dict[str, Any] = {f"t{n}": text for n, text in enumerate(texts)}
+    values |= {"u1": 5, "u2": -2.5, "u3": True, "u4": 1 << 60}
+    [[header, row]] = sheets(written("xlsx", result(values)))
+
+    cells = dict(zip((text for _, text in header), row, strict=False))
+    empty = [name for name in BASE if name not in flatten(result({}))]
+    assert empty == []
+    found = row[-len(values) :]
+    assert [kind for kind, _ in found] == ["inlineStr"] * 7 + ["n", "n", "b", "inlineStr"]
+    assert [text for _, text in found][:5] == ["007", "=1+1", "http://a.example/", "<r><t>x</t></r> ", "ab"]
+    assert len(found[5][1].encode("utf-16-le")) // 2 <= MAX_CELL
+    assert found[5][1].endswith(CUT)
+    assert found[6][1] == "_x005F_x0041_"
+    assert [text for _, text in found][7:] == ["5", "-2.5", "1", str(1 << 60)]
+    assert cells["parcel_id"] == ("inlineStr", "007")
+    assert {kind for kind, _ in header} == {"inlineStr"}
+
+
+def test_more_rows_than_a_sheet_holds_are_more_sheets() -> None:
+    """Each sheet has the header and its share; here a sheet holds four rows, because a million take a minute."""
+    out = io.BytesIO()
+    write_xlsx((result({"n": n}) for n in range(7)), Sink(out, "x", None, Path(), print), sheet_rows=4)
+    found = sheets(out.getvalue())
+    assert [[row[-1][1] for row in sheet] for sheet in found] == [
+        ["data.n", "0", "1", "2"],
+        ["data.n", "3", "4", "5"],
+        ["data.n", "6"],
+    ]
+
+
+def test_parquet_has_types() -> None:
+    """Ids are text, numbers numbers, mixed columns text, and the base columns always have the same types."""
+    results = [result({"n": 1, "m": 1, "f": 1, "b": True}), result({"n": 2, "m": "x", "f": 0.5}), result(None)]
+    table = pyarrow.parquet.read_table(io.BytesIO(written("parquet", *results)))
+    kinds = {field.name: str(field.type) for field in table.schema}
+
+    assert table.column("parcel_id").to_pylist() == ["007"] * 3
+    assert {name: kinds[f"data.{name}"] for name in "nmfb"} == {"n": "int64", "m": "string", "f": "double", "b": "bool"}
+    assert table.column("data.m").to_pylist() == ["1", "x", None]
+    assert table.column("data.f").to_pylist() == [1.0, 0.5, None]
+    empty = pyarrow.parquet.read_table(io.BytesIO(written("parquet")))
+    assert {field.name: str(field.type) for field in empty.schema} == {name: kinds[name] for name in BASE}
+
+
+def test_markdown_is_inert() -> None:
+    """No HTML, no link, no markup and no line of a page's own reaches the document."""
+    text = (
+        "<script>alert(1)</script> [x](javascript:1) ![i](http://e.example/i) `a` a|b\n\n# h www.e.example o@e.example"
+    )
+    document = written("md", result({"title": text, text: text})).decode()
+
+    assert [line for line in document.splitlines() if line.startswith("#")] == ["# Results", f"## {plain(text)}"]
+    assert not re.search(r"(?<!\\)[<\[\]|`!](?<!\|)", plain(text).replace("`@`", ""))
+    assert "http://" not in document
+    assert "www." not in document
+    assert "`@`e.example" in document
+    assert all(line.count(" | ") == 1 for line in document.splitlines() if line.startswith("| "))
+
+
+def test_json_has_the_bytes_it_always_had() -> None:
+    """An array with a result a line; a line per result; both empty where there is none."""
+    one = {"a": 1}
+    assert written("json", one, one) == b'[\n{"a":1},\n{"a":1}\n]\n'
+    assert written("jsonl", one, one) == b'{"a":1}\n{"a":1}\n'
+    assert (written("json"), written("jsonl")) == (b"[\n]\n", b"")
+
+
+@pytest.mark.parametrize("form", sorted(set(WRITERS) - {"warc"}))
+def test_an_interrupted_export_leaves_nothing(tmp_path: Path, form: str) -> None:
+    """Ctrl-C in the middle: the old file is as it was, and no temporary one stays."""
+    target = tmp_path / "x"
+    target.write_text("old")
+
+    def interrupted() -> Iterator[dict[str, Any]]:
+        for _ in range(50):
+            yield result({"title": "x"})
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), whole_file(target) as out:
+        WRITERS[form](interrupted(), Sink(out, "x", tmp_path, Path(), print))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert target.read_text() == "old"
+
+
+def test_targets_that_cannot_be_written(tmp_path: Path) -> None:
+    """A folder, a place below a file, a missing folder: one clear error each."""
+    (tmp_path / "file").write_text("")
+    for target in (tmp_path, tmp_path / "file" / "x", tmp_path / "none" / "x"):
+        with pytest.raises(UsageError), whole_file(target) as out:
+            out.write(b"x")
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("a.JSON", "json"), ("a.warc.gz", "warc"), ("a.b.xlsx", "xlsx"), ("a.txt", None), ("-", None), ("json", None)],
+)
+def test_the_ending_names_the_format(name: str, form: str | None) -> None:
+    """Whatever its case."""
+    assert format_of(Path(name)) == form
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        ("2h", datetime(2026, 11, 15, 22, tzinfo=UTC)),
+        ("7d", datetime(2026, 11, 9, tzinfo=UTC)),
+        ("2026-11-15", datetime(2026, 11, 14, 22, tzinfo=UTC)),
+        ("2026-11-15T14:00", datetime(2026, 11, 15, 12, tzinfo=UTC)),
+        ("2026-11-15T14:00+01:00", datetime(2026, 11, 15, 13, tzinfo=UTC)),
+        ("2026-11-15T14:00Z", datetime(2026, 11, 15, 14, tzinfo=UTC)),
+    ],
+)
+def test_times_as_people_write_them(text: str, at: datetime) -> None:
+    """A span counts back from now; a time without an offset is in the operator's zone."""
+    now = datetime(2026, 11, 16, tzinfo=UTC).timestamp()
+    assert moment(text, Settings(timezone="Europe/Sofia"), now) == at.timestamp()
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "nand", "2026-13-01", "-2h", "2"])
+def test_times_that_are_none(text: str) -> None:
+    """One clear error."""
+    with pytest.raises(UsageError, match="is no time"):
+        moment(text, Settings(timezone="UTC"), 0)
+
+
+def test_every_row_of_the_input_in_its_order(folder: Folder) -> None:
+    """With `all_rows` own tasks, shared ones and rejected rows come in the order of the file, for each job."""
+    # Given a job with a done, a shared, a rejected and an open row, and a second one that shares all
+    lpm = folder.lpm()
+    first = open_job(lpm, "first.csv")
+    lpm.persist_tasks([new("http://a.example/1", line=4, input={"n": "4"})], job=first)
+    lpm.persist_tasks([new("http://a.example/2", line=2, input={"n": "2"})], job=first)
+    lpm.persist_tasks([new("http://a.example/1", line=5, input={"n": "5"})], job=first)
+    lpm.persist_rejects(first, [(3, "not a URL", "nonsense")])
+    second = open_job(lpm, "second.csv")
+    lpm.persist_tasks([new("http://a.example/2", line=2, input={"n": "x"})], job=second)
+    lpm.persist_tasks([new("http://a.example/single")])
+    [task] = [task for task in lpm.get_next_pending("owner", 10) if task.url.endswith("1")]
+    lpm.save_result(done(task))
+
+    # When every row is exported
+    rows = [row for job in (first, second) for row in lpm.input_rows(job)]
+    exported = export(lpm, folder.path / "rows.csv", "csv", all_rows=True)
+    notes = lpm.ledger.db.all("SELECT job_id, results, format FROM exports ORDER BY id")
+    lpm.close()
+
+    # Then each is there once, with what is known of it
+    assert [(row["job"], row["line"], row["status"], row["input"].get("n")) for row in rows] == [
+        ("first.csv", 2, "processing", "2"),
+        ("first.csv", 3, "rejected", None),
+        ("first.csv", 4, "completed", "4"),
+        ("first.csv", 5, "completed", "5"),
+        ("second.csv", 2, "processing", "x"),
+    ]
+    assert rows[1] | {"reason": "not a URL", "message": "nonsense"} == rows[1]
+    assert (rows[0]["data"], rows[2]["data"], rows[0]["url"]) == (None, {"title": "x"}, "http://a.example/2")
+    assert (exported.rows, exported.results) == (5, 2)
+    assert notes == [(first.id, 2, "csv"), (second.id, 0, "csv")]
+
+
+def test_a_text_of_a_cell_is_counted_as_excel_counts() -> None:
+    """32,767 characters fit, one more does not, and the halves of a character stay together."""
+    assert sheet_text("a" * MAX_CELL) == "a" * MAX_CELL
+    assert len(sheet_text("a" * (MAX_CELL + 1))) == MAX_CELL
+    assert sheet_text("a" + "🙂" * MAX_CELL).encode("utf-16-le")
