@@ -95,6 +95,7 @@ def _readable(text: str) -> str:
 def write_xlsx(results: Results, sink: Sink, sheet_rows: int = MAX_SHEET_ROWS) -> None:
     """A workbook: text is text, numbers are numbers, nothing is a formula or a link; more rows, more sheets."""
     import xlsxwriter
+    from xlsxwriter.exceptions import FileCreateError
 
     options = {"constant_memory": True, "strings_to_urls": False, "strings_to_formulas": False}
     with _table(results, sink, MAX_SHEET_COLUMNS) as table, tempfile.TemporaryDirectory(dir=sink.folder) as scratch:
@@ -113,7 +114,10 @@ def write_xlsx(results: Results, sink: Sink, sheet_rows: int = MAX_SHEET_ROWS) -
                 _write_row(sheet, last, row)
             sheet.autofilter(0, 0, last, len(table.columns) - 1)
             more = last == sheet_rows - 1
-        book.close()
+        try:
+            book.close()
+        except FileCreateError as error:
+            raise error.args[0] from None  # what the disk said: a full one is known by that
 
 
 def _first(rows: Iterator[list[Any]], count: int) -> Iterator[list[Any]]:

@@ -141,7 +141,7 @@ def test_export_writes_where_it_is_told_and_nowhere_else(folder: Folder, site: S
 
     shown = folder.crawler("results", "export", "--format", "jsonl", "--output", "-")
     linked = folder.crawler("results", "export", "--output", str(link))
-    refused = [folder.crawler("results", "export", "--output", name).returncode for name in ("x.csv", "x", "/dev/null")]
+    refused = [folder.crawler("results", "export", "--output", name).returncode for name in ("x.doc", "x", "/dev/null")]
 
     assert json.loads(shown.stdout)["url"] == site.page(1)
     assert linked.returncode == 0

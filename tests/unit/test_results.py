@@ -217,9 +217,6 @@ def test_a_workbook_keeps_types_and_runs_nothing() -> None:
     values |= {"u1": 5, "u2": -2.5, "u3": True, "u4": 1 << 60}
     [[header, row]] = sheets(written("xlsx", result(values)))
 
-    cells = dict(zip((text for _, text in header), row, strict=False))
-    empty = [name for name in BASE if name not in flatten(result({}))]
-    assert empty == []
     found = row[-len(values) :]
     assert [kind for kind, _ in found] == ["inlineStr"] * 7 + ["n", "n", "b", "inlineStr"]
     assert [text for _, text in found][:5] == ["007", "=1+1", "http://a.example/", "<r><t>x</t></r> ", "ab"]
@@ -227,7 +224,7 @@ def test_a_workbook_keeps_types_and_runs_nothing() -> None:
     assert found[5][1].endswith(CUT)
     assert found[6][1] == "_x005F_x0041_"
     assert [text for _, text in found][7:] == ["5", "-2.5", "1", str(1 << 60)]
-    assert cells["parcel_id"] == ("inlineStr", "007")
+    assert (header[1], row[1]) == (("inlineStr", "parcel_id"), ("inlineStr", "007"))
     assert {kind for kind, _ in header} == {"inlineStr"}
 
 
