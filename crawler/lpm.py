@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,10 +13,11 @@ from typing import Any
 
 import msgspec
 
+from crawler import urls
 from crawler.config import failpoint
 from crawler.db import connection, owners, results, schema, segments
 from crawler.db.ledger import Ledger
-from crawler.errors import StoreError
+from crawler.errors import StoreError, UsageError
 from crawler.models import NO_DEADLINE, Imported, Job, NewTask, Outcome, Page, Raw, Task, TaskStatus
 
 log = logging.getLogger(__name__)
@@ -203,19 +205,21 @@ class LocalPersistenceManager:
     def _apply(self, ledger: Ledger, outcome: Outcome, place: Raw | None, now: float) -> bool:
         task, page, final = outcome.task, outcome.page, outcome.status is not TaskStatus.PENDING
         failed = outcome.error_type is not None and outcome.charge
-        ledger.db.execute(
+        live = ledger.db.all(
             """UPDATE tasks SET status = ?, attempts = attempts + 1, failures = failures + ?, not_before = ?,
                    owner = NULL, message_id = iif(?, message_id, NULL), error_type = ?, error_message = ?,
                    completed_at = ?
-               WHERE id = ? AND fence = ? AND status = 'processing'""",
+               WHERE id = ? AND fence = ? AND status = 'processing' RETURNING leased_at""",
             (outcome.status, failed, outcome.not_before, final, outcome.error_type, _storable(outcome.error_message),
              now if final else None, task.id, task.fence),
         )  # fmt: skip
-        if not ledger.db.changes():
+        if not live:
             return False  # a late twin: this claim was given up, and another one decides
-        detail: dict[str, Any] = {"attempt": task.attempts + 1, "worker": outcome.worker}
+        detail: dict[str, Any] = {"attempt": task.attempts + 1, "worker": outcome.worker, "claimed_at": live[0][0]}
         if page:
             detail |= {"status": page.status, "bytes": len(page.body), "fetch_ms": round(page.fetch_s * 1000, 1)}
+        if outcome.verdict:
+            detail |= {"verdict": outcome.verdict, "parse_ms": round(outcome.parse_ms, 1)}
         if outcome.error_type:
             detail |= {"error": outcome.error_type, "message": _storable(outcome.error_message)}
         if not final:
@@ -314,6 +318,34 @@ class LocalPersistenceManager:
             if raw:
                 return segments.read(self.raw, msgspec.convert(raw, Raw))
         return None
+
+    def missing_segments(self, job: Job) -> list[str]:
+        """The segments with pages of a job that are not on the disk as far as the ledger has committed them."""
+        condition, values = results.matching(job, None)
+        rows = self.ledger.db.all(
+            f"""SELECT name, end FROM raw_segments WHERE name IN (
+                    SELECT DISTINCT raw_segment FROM results r JOIN tasks t ON t.id = r.task WHERE {condition})""",
+            values,
+        )
+        return [
+            f"the segment {name} is missing or shorter than {end:,} bytes"
+            for name, end in rows
+            if not (self.raw / name).is_file() or (self.raw / name).stat().st_size < end
+        ]
+
+    def find(self, text: str) -> list[int]:
+        """The tasks that a person means by an id, by the beginning of one, or by a URL; the newest first."""
+        found = []
+        if re.fullmatch(r"[0-9a-f]{6,32}", text):
+            rows = self.ledger.db.all("SELECT id FROM tasks WHERE task_id GLOB ? || '*' LIMIT 2", (text,))
+            if len(rows) > 1:
+                raise UsageError(f"more than one task begins with {text}; give more of its id")
+            found = [row[0] for row in rows]
+        else:
+            found = self.tasks_of(urls.parse(text).key)
+        if not found:
+            raise UsageError(f"no task is known for {urls.without_credentials(text)}")
+        return found
 
     def tasks_of(self, url_key: bytes) -> list[int]:
         """The tasks for a URL, the newest first."""

@@ -1,16 +1,22 @@
 """What commands print: facts on stdout, progress on stderr."""
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import click
 import msgspec
 
+from crawler import config
+from crawler.errors import UsageError
 from crawler.logs import printable
-from crawler.models import Books
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Books, Job, Receipt
+from crawler.times import duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -29,7 +35,20 @@ data_dir_option = click.option(
     callback=_set_data_dir,
     help="The store (default: CRAWLER_DATA_DIR, else ./data).",
 )
+UNACCOUNTED = 5
+"""The exit code where the books do not add up, or do not yet."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+
+
+@contextlib.contextmanager
+def stored() -> Iterator[LocalPersistenceManager]:
+    """The store of this command's data folder, which must be there."""
+    data_dir = config.load().data_dir
+    if not LocalPersistenceManager.exists(data_dir):
+        raise UsageError(f"there is no store in {data_dir.absolute()}")
+    lpm = LocalPersistenceManager(data_dir)
+    with contextlib.closing(lpm), lpm.errors():
+        yield lpm
 
 
 def print_json(facts: Any) -> None:
@@ -42,13 +61,28 @@ def say(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+def print_reasons(reasons: dict[str, dict[str, int]], examples: list[dict[str, Any]], job: Job | None) -> None:
+    """Why tasks ended without a result, with some of them."""
+    for status, counts in reasons.items():
+        for reason, count in counts.items():
+            print(f"  {count:,} {status}: {reason}")
+    for task in examples:
+        print(f"    {printable(task['url'])}: {printable(task['message'] or task['reason'] or '')}")
+    more = sum(sum(counts.values()) for counts in reasons.values()) - len(examples)
+    if more > 0 and examples:
+        which = "".join(f" --status {status}" for status in reasons) + (f" --job '{job.name}'" if job else "")
+        print(f"    … and {more:,} more: python -m crawler tasks list{printable(which)}")
+
+
+def print_receipt(receipt: Receipt) -> None:
+    """The sum that must come out, and the checksum of what it counts."""
+    books = receipt.books
+    states = ("completed", "failed", "skipped", "expired", "pending", "processing")
+    parts = [f"{getattr(books, state):,} {state}" for state in states if getattr(books, state)]
+    print(f"Receipt: {books.accepted:,} tasks = {' + '.join(parts) or '0'}; {receipt.rejected:,} rows rejected")
+    print(f"  sha256 {receipt.checksum}")
+    for problem in receipt.problems:
+        print(f"  UNACCOUNTED: {problem}; python -m crawler doctor tells more")
 
 
 class BooksProgress:
