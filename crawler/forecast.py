@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import tzinfo
 from pathlib import Path
@@ -114,6 +115,37 @@ def sentence(seen: Forecast, job: Job, limits: Limits, now: float, tz: tzinfo | 
     else:
         cause = f"raise --workers (now {limits.processes}), drop {seen.misses:,} tasks, or move the deadline to {done}"
     return f"{share}: {cause}{basis}"
+
+
+class Trend:
+    """How fast work gets done, over the last half minute."""
+
+    def __init__(self, over_s: float = 30.0) -> None:
+        self._over_s = over_s
+        self._points: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, done: int) -> None:
+        """So much was done at that time."""
+        self._points.append((now, done))
+        while len(self._points) > 2 and self._points[1][0] < now - self._over_s:
+            self._points.popleft()
+
+    @property
+    def rate(self) -> float:
+        """Tasks a second; 0 while nothing is known."""
+        (first, before), (last, done) = self._points[0], self._points[-1]
+        return max(0.0, done - before) / (last - first) if last - first > 0.2 else 0.0
+
+
+def slip(job: Job, open_: int, rate: float, now: float, tz: tzinfo | None) -> str | None:
+    """What to say of a job that will not be done by its deadline at this rate; None where it will, or none is set."""
+    if job.deadline is None or not open_ or not rate or now + open_ / rate <= job.deadline:
+        return None
+    misses = min(open_, math.ceil(open_ - rate * max(0.0, job.deadline - now)))
+    return (
+        f"at {rate:.1f}/s {misses:,} of {open_:,} open tasks will miss the deadline "
+        f"{times.show(job.deadline, now, tz)}; all would be done by {times.show(now + open_ / rate, now, tz)}"
+    )
 
 
 def _mean(paces: Sequence[Pace]) -> Pace:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -353,6 +354,25 @@ class LocalPersistenceManager:
             row[0] for row in self.ledger.db.all("SELECT id FROM tasks WHERE url_key = ? ORDER BY id DESC", (url_key,))
         ]
 
+    # Size
+
+    def bound_wal(self, limit: int) -> bool:
+        """Write the write-ahead log back and cut it where it is larger than that; True where that was done.
+
+        SQLite does so by itself, but begins anew only in a moment without any reader: among many there may be none.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if self.path.with_name("lpm.db-wal").stat().st_size > limit:
+                busy, *_ = self.ledger.db.all("PRAGMA wal_checkpoint(TRUNCATE)")[0]
+                return not busy
+        return False
+
+    def sizes(self) -> dict[str, int]:
+        """What the store takes on the disk, by part."""
+        parts = {"lpm.db": self.folder.glob("lpm.db*"), "raw": self.raw.glob("*.warc.gz")}
+        parts |= {name: (self.folder / name).glob("*") for name in ("pending", "archive")}
+        return {name: sum(map(_size, paths)) for name, paths in parts.items()}
+
     # Deaths
 
     def bury(self) -> int:
@@ -370,6 +390,14 @@ class LocalPersistenceManager:
         return freed
 
 
+def low_on_disk(folder: Path, least: int) -> str | None:
+    """What to say where fewer bytes are free than there must be."""
+    free = shutil.disk_usage(folder).free
+    if free >= least:
+        return None
+    return f"only {free / 1e6:,.0f} MB are free in {folder}; nothing more is fetched until {least / 1e6:,.0f} MB are"
+
+
 class _Unlimited:
     def take(self, domain: str, wish: int) -> int:
         return wish
@@ -381,6 +409,13 @@ class _Unlimited:
 def _storable(text: str | None) -> str | None:
     """Without the halves of characters that a server's garbage can leave in a message."""
     return text if text is None else text.encode("utf-8", "replace").decode()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _remove_if_old(path: Path) -> None:

@@ -47,6 +47,11 @@ def show(at: float, now: float, tz: tzinfo | None) -> str:
     return f"{day}{there:%H:%M %Z}"
 
 
+def clock(at: float, tz: tzinfo | None) -> str:
+    """The time of day."""
+    return f"{datetime.fromtimestamp(at, tz):%H:%M:%S}"
+
+
 def until(at: float, now: float, tz: tzinfo | None) -> str:
     """A moment with its zone and the time that is left."""
     left = f"in {duration(at - now)}" if at > now else f"{duration(now - at)} ago"

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 import msgspec
 
-from crawler import config
+from crawler import config, times
 from crawler.errors import UsageError
+from crawler.forecast import Trend, slip
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, Receipt
@@ -86,16 +87,17 @@ def print_receipt(receipt: Receipt) -> None:
 
 
 class BooksProgress:
-    """Live progress of a crawl: a bar on a terminal, else a line now and then."""
+    """Live progress of a crawl: a bar on a terminal, else a line now and then; a warning where a deadline slips."""
 
-    def __init__(self, title: str, every_s: float = 5.0) -> None:
-        self._title = title
+    def __init__(self, job: Job | None, every_s: float = 5.0) -> None:
+        self._job = job
+        self._title = printable(job.name if job else "all jobs")
         self._every_s = every_s
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._began = self._said = time.monotonic()
-        self._first: int | None = None
-        self._line = ""
+        self._trend = Trend()
+        self._said = time.monotonic()
+        self._line = self._warning = ""
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
@@ -116,19 +118,27 @@ class BooksProgress:
         elif self._line:
             say(f"{self._title}: {self._line}")
 
-    def show(self, books: Books) -> None:
-        """Show where the books stand."""
-        done = books.accepted - books.open
-        now = time.monotonic()
-        if self._first is None:
-            self._first = done
-        seconds = max(now - self._began, 0.001)
-        rate = (done - self._first) / seconds
+    def show(self, books: Books, trouble: str = "") -> None:
+        """Show where the books stand; `trouble` is what keeps them from moving."""
+        done, now = books.accepted - books.open, time.monotonic()
+        self._trend.add(now, done)
+        rate = self._trend.rate
         left = f", about {duration(books.open / rate)} left" if rate > 0 and books.open else ""
-        trouble = "".join(f", {getattr(books, s)} {s}" for s in ("failed", "skipped", "expired") if getattr(books, s))
-        self._line = f"{done:,}/{books.accepted:,} done{trouble}, {rate:.0f}/s{left}"
+        bad = "".join(f", {getattr(books, s)} {s}" for s in ("failed", "skipped", "expired") if getattr(books, s))
+        self._line = f"{done:,}/{books.accepted:,} done{bad}, {rate:.0f}/s{left}"
         if self._bar and self._task is not None:
             self._bar.update(self._task, total=books.accepted or None, completed=done, line=self._line)
         elif now - self._said >= self._every_s:
             self._said = now
             say(f"{self._title}: {self._line}")
+        if self._job and not trouble:
+            tz = times.zone(config.load().timezone)
+            trouble = slip(self._job, books.open, rate, time.time(), tz) or ""
+        self._warn(trouble)
+
+    def _warn(self, warning: str) -> None:
+        """Say a warning when it begins, not as long as it lasts."""
+        if bool(warning) != bool(self._warning):
+            text = f"{self._title}: " + (f"warning: {warning}" if warning else "no longer so")
+            self._bar.console.print(text, highlight=False, markup=False) if self._bar else say(text)
+        self._warning = warning

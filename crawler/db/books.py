@@ -79,6 +79,39 @@ class Bookkeeping:
             raise UsageError(f"there is no job {name}{hint}")
         return as_job(row)
 
+    def waiting(self) -> dict[str, int]:
+        """How many tasks are pending, by queue."""
+        return dict(self.db.all("SELECT queue, count(*) FROM tasks WHERE status = 'pending' GROUP BY 1"))
+
+    def in_flight(self) -> dict[str, int]:
+        """How many tasks are being worked on, by domain, the most first."""
+        return dict(
+            self.db.all("SELECT domain, count(*) FROM tasks WHERE status = 'processing' GROUP BY 1 ORDER BY 2 DESC, 1")
+        )
+
+    def rate(self, now: float, over_s: float = 30.0) -> float:
+        """Tasks that ended a second, of late."""
+        [(count,)] = self.db.all(
+            """SELECT count(*) FROM (SELECT at, kind FROM events ORDER BY id DESC LIMIT 20000)
+               WHERE at > ? AND kind IN ('completed', 'failed', 'skipped')""",
+            (now - over_s,),
+        )
+        return float(count) / over_s
+
+    def growth(self, now: float) -> dict[str, float]:
+        """Bytes that a page adds to the store, of those that came last, and that an hour adds at their pace."""
+        rows = self.db.all(
+            """SELECT ifnull(raw_length, 0) + 2 * length(record) + 1000, scraped_at FROM results
+               ORDER BY task DESC LIMIT 500"""
+        )  # the record is in lpm.db and in pending/; a thousand bytes are for the rest of the task's rows
+        if not rows:
+            return {"bytes_per_page": 0.0, "bytes_per_hour": 0.0}
+        total, first = sum(size for size, _ in rows), min(at for _, at in rows)
+        return {
+            "bytes_per_page": round(total / len(rows)),
+            "bytes_per_hour": round(3600 * total / (now - first)) if 0 < now - first < 3600 else 0.0,
+        }
+
     def loads(self, job: Job) -> list[tuple[str, int, int]]:
         """For each domain with open tasks of a job: how many, and how many of other jobs go first there."""
         members = self._members(job)

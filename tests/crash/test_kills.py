@@ -107,7 +107,7 @@ def test_a_full_disk_stops_claims_and_loses_nothing(site: Site, tmp_path: Path) 
         disk.mount()
     else:
         print("loop mounts are not allowed here: a limit on the size of files stands in for a full disk")
-    folder = Folder(disk.path if disk else tmp_path)
+    folder = Folder(disk.path if disk else tmp_path, CRAWLER_MIN_FREE="0")
     try:
         pages = [site.page(n, 0.05) for n in range(1500)]
         folder.crawler("bulk", "import", str(folder.write("pages.txt", pages)))

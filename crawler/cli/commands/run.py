@@ -22,7 +22,7 @@ from crawler.cli.output import (
     say,
 )
 from crawler.config import Settings
-from crawler.lpm import LocalPersistenceManager
+from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import Books, Job
 
 STACK_CHANGES_S = 30.0
@@ -146,18 +146,24 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
     from crawler.process import read_stack
 
     lpm = LocalPersistenceManager(settings.data_dir)
-    with BooksProgress(job.name if job else "all jobs") as progress, contextlib.closing(lpm):
+    with BooksProgress(job) as progress, contextlib.closing(lpm):
         while True:
             with lpm.errors():
                 began = time.monotonic()
                 books = lpm.ledger.progress(job)
-                progress.show(books)
+                progress.show(books, _paused(lpm, job) or low_on_disk(lpm.folder, settings.min_free) or "")
                 if not books.open:
                     lpm.ledger.finalise(lpm.now())  # the maintainer would, but may be stopped before it has seen it
                     return books
             if joined and not read_stack(settings.data_dir).up:
                 raise _StackGone
             time.sleep(max(0.3, 10 * (time.monotonic() - began)))  # counting a million tasks must not be the work
+
+
+def _paused(lpm: LocalPersistenceManager, job: Job | None) -> str | None:
+    if job is None or lpm.ledger.job(job.name).hold != "paused":
+        return None
+    return f"it is paused; python -m crawler job resume '{job.name}' goes on"
 
 
 def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> int:
