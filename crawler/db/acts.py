@@ -139,17 +139,19 @@ class Acts(Bookkeeping):
 
     def _reopen(self, ids: str, now: float) -> None:
         jobs = self.db.all(
-            """SELECT id, key FROM jobs WHERE status = 'done' AND id IN (
+            """SELECT id, key, status FROM jobs WHERE id IN (
                    SELECT job_id FROM tasks WHERE id IN (SELECT value FROM json_each(?1))
                    UNION SELECT job_id FROM job_links WHERE task IN (SELECT value FROM json_each(?1)))""",
             (ids,),
         )
-        for id_, key in jobs:
-            taken = self.db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,))
+        for id_, key, status in jobs:
+            if status == "done" and self.db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,)):
+                key = f"retry:{id_}"
             self.db.execute(
-                """UPDATE jobs SET status = 'open', completed_at = NULL, hold = NULL, key = ?,
+                """UPDATE jobs SET status = iif(status = 'done', 'open', status), completed_at = NULL, key = ?,
+                       hold = iif(hold = 'paused' AND status <> 'done', hold, NULL),
                        deadline = iif(deadline <= ?, NULL, deadline) WHERE id = ?""",
-                (f"retry:{id_}" if taken else key, now, id_),
+                (key, now, id_),
             )
 
     def _ended_ids(self, statuses: Collection[str], reason: str | None, job: Job | None, after: int) -> list[int]:
