@@ -145,13 +145,12 @@ class Acts(Bookkeeping):
             (ids,),
         )
         for id_, key, status in jobs:
-            if status == "done" and self.db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,)):
-                key = f"retry:{id_}"
+            taken = status == "done" and self.db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,))
             self.db.execute(
                 """UPDATE jobs SET status = iif(status = 'done', 'open', status), completed_at = NULL, key = ?,
                        hold = iif(hold = 'paused' AND status <> 'done', hold, NULL),
                        deadline = iif(deadline <= ?, NULL, deadline) WHERE id = ?""",
-                (key, now, id_),
+                (f"retry:{id_}" if taken else key, now, id_),
             )
 
     def _ended_ids(self, statuses: Collection[str], reason: str | None, job: Job | None, after: int) -> list[int]:
