@@ -43,9 +43,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     timezone: str | None = None
     """The zone of the times that people type and read; the system's by default."""
     rate: str = "none"
-    """Requests per second and domain, as `50/s`, or `none`."""
+    """Requests per second and domain, as `50/s`, or `none`; read and checked, but not in force yet."""
     allow_nets: tuple[str, ...] = ()
-    """Networks that are not global and may be fetched from all the same, as 10.0.0.0/8,192.168.1.0/24."""
+    """Networks that are not global and may be fetched from all the same, as
+    10.0.0.0/8,192.168.1.0/24; read and checked, but not in force yet."""
     min_free: int = 500_000_000
     """With fewer free bytes than this on the disk nothing more is fetched, until there are."""
     pages: int = 32
