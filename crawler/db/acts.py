@@ -51,12 +51,10 @@ class Acts(Bookkeeping):
         return released
 
     def _pending_ids(self, job: Job, condition: str, after: int) -> list[int]:
-        rows = self.db.all(
-            f"""SELECT id FROM tasks WHERE job_id = ?1 AND status = 'pending' AND {condition} AND id > ?2
-                UNION SELECT id FROM tasks JOIN job_links l ON l.task = id
-                WHERE l.job_id = ?1 AND status = 'pending' AND {condition} AND id > ?2
-                ORDER BY id LIMIT ?3""",
-            (job.id, after, BATCH),
+        rows = self.db.execute(
+            f"""SELECT id FROM tasks WHERE {self._of(job)} AND status = 'pending' AND {condition} AND id > ?
+                ORDER BY id LIMIT {BATCH}""",
+            (job.id, after),
         )
         return [row[0] for row in rows]
 

@@ -216,7 +216,7 @@ class Bookkeeping:
             size = min(1000, limit or 1000)
             rows = self.db.all(
                 f"""SELECT id, task_id, url, parcel_id, status, error_type, error_message, attempts, queue, priority,
-                        domain, source_file, source_line, completed_at FROM tasks
+                        domain, source_file, source_line, completed_at FROM tasks NOT INDEXED
                     WHERE {self._of(job)} AND id > ? AND (? IS NULL OR error_type = ?) AND (? IS NULL OR domain = ?)
                     AND (? OR status IN (SELECT value FROM json_each(?))) ORDER BY id LIMIT ?""",
                 (*((job.id,) if job else ()), last, reason, reason, domain, domain, not statuses,
