@@ -115,6 +115,11 @@ class Score(msgspec.Struct, kw_only=True):
         return max((s for s in self.strikes if s.back_after_s), key=lambda s: s.back_after_s or 0, default=None)
 
     @property
+    def pages_per_s(self) -> float:
+        """How fast it was, recoveries included."""
+        return (self.pages - self.lost) / max(self.seconds, 0.001)
+
+    @property
     def exit_code(self) -> int:
         """5 when anything is lost or unaccounted for, 1 when it is there, but at too high a price."""
         if self.lost or self.unbalanced:

@@ -68,8 +68,12 @@ def drill(
     say(f"a drill with seed {seed}")
     score = crash_test.drill(settings, plan, workers or os.cpu_count() or 1, say)
     if as_json:
-        slowest_s = score.slowest.back_after_s if score.slowest else None
-        more = {"slowest_recovery_s": slowest_s, "verdict": score.verdict, "exit_code": score.exit_code}
+        more = {
+            "slowest_recovery_s": score.slowest.back_after_s if score.slowest else None,
+            "pages_per_s": round(score.pages_per_s, 1),
+            "verdict": score.verdict,
+            "exit_code": score.exit_code,
+        }
         print_json(msgspec.structs.asdict(score) | more)
     else:
         _show(score)
@@ -93,7 +97,7 @@ def _show(score: "Score") -> None:
             f"strike {slowest.number}: {slowest}" if slowest else "",
         ),
         ("looks at the books", f"{score.samples:,}", f"{score.unbalanced:,} unbalanced"),
-        ("pages/s", f"{score.pages / max(score.seconds, 0.001):.0f}", f"{score.seconds:.0f} s for all"),
+        ("pages/s", f"{score.pages_per_s:.0f}", f"{score.seconds:.0f} s for all"),
     ]
     for name, value, note in rows:
         print(f"{name:20}{value:>10}  {note}".rstrip())
