@@ -345,4 +345,4 @@ def _count(score: Score, lpm: LocalPersistenceManager, job: Job, wanted: list[st
     score.requests = sum(requests.values())
     score.extra_fetches = score.requests - score.pages - score.planned_retries
     with lpm.errors():
-        score.failures = lpm.ledger.reasons(job)
+        score.failures = {r: n for counts in lpm.ledger.reasons(job).values() for r, n in counts.items()}
