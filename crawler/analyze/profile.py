@@ -25,6 +25,7 @@ _FIELDS = 2_000
 _NAMES = 10_000
 _DISTINCT = 1_000
 _DEPTH = 30
+_DEEP = {"…": "nested deeper than was looked at"}
 _EXAMPLES = 3
 _BINS = 30
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -132,8 +133,8 @@ class _FieldCount:
         self._lengths = Numbers(_EXACT_OF_A_FIELD, random)
         self._dates: list[tuple[datetime, str]] = []
 
-    def add(self, value: Any) -> None:
-        """Take a value in."""
+    def add(self, value: Any) -> bool:
+        """Take a value in, and say whether there is something in it."""
         kind = type_of(value)
         self._types[kind] += 1
         if kind == "number":
@@ -143,14 +144,16 @@ class _FieldCount:
             if kind == "date":
                 dates = [*self._dates, (moment(value) or _EPOCH, value)]
                 self._dates = [min(dates), max(dates)]
-        if not is_empty(value):
-            known = self._values.get(key := hash(str(value)))
-            if known:
-                known[0] += 1
-            elif len(self._values) < _DISTINCT:
-                self._values[key] = [1, shorten(value)]
-            else:
-                self._capped = True
+        if is_empty(value):
+            return False
+        known = self._values.get(key := hash(str(value)))
+        if known:
+            known[0] += 1
+        elif len(self._values) < _DISTINCT:
+            self._values[key] = [1, shorten(value)]
+        else:
+            self._capped = True
+        return True
 
     def field(self, path: str, of: int) -> Field:
         """What is known of the field in the end."""
@@ -182,7 +185,7 @@ def type_of(value: object) -> str:
 
 def is_empty(value: object) -> bool:
     """Whether there is nothing in it; 0 and false are something."""
-    return value is None or value in ([], {}) or (isinstance(value, str) and not value.strip())
+    return not value.strip() if isinstance(value, str) else value is None or value in ([], {})
 
 
 def shorten(value: object, limit: int = 80) -> str:
@@ -202,7 +205,7 @@ def leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, An
         if not value:
             yield f"{path}[]", value
     elif path:
-        yield path, value
+        yield path, value if not value or not isinstance(value, dict | list) else _DEEP
 
 
 def moment(text: object) -> datetime | None:
@@ -258,8 +261,7 @@ class _Profiler:
                     continue
                 field = self._fields[path] = _FieldCount(self._random, self._first.copy())
                 self._wanted.add(path)
-            field.add(value)
-            filled[path] = filled.get(path, False) or not is_empty(value)
+            filled[path] = field.add(value) or filled.get(path, False)
         for path, has in filled.items():
             self._fields[path].records += 1
             self._fields[path].empty += not has
@@ -328,6 +330,6 @@ def profile(
         progress(counts.results)
     found = counts.profile(source)
     if not found.results and not (found.tasks and found.tasks.accepted):
-        bad = f"; {source.unreadable:,} could not be read, first {found.unreadable_examples[0]}"
-        raise InputError(source.name, f"there are no results in it{bad if source.unreadable else ''}")
+        bad = "".join(f"; {found.unreadable:,} could not be read, first {e}" for e in found.unreadable_examples[:1])
+        raise InputError(source.name, f"there are no results in it{bad}")
     return found

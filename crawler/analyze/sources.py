@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -195,7 +196,8 @@ def _folder(name: str, path: Path, job: str | None) -> Source:
         with lpm.errors():
             ledger = lpm.ledger
             return Source(name, None if whole or job else path, lpm, ledger.job(job) if job else None)
-    except StoreError as error:
+    except (StoreError, UsageError) as error:
+        lpm.close()
         if whole or job:
             raise
         source = Source(name, path)
@@ -224,10 +226,11 @@ def _texts(file: Path) -> Iterator[bytes | str]:
             yield from _lines(lines)
     elif name.endswith(".json"):
         with file.open("rb") as data:
-            if data.peek(100).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
-                yield from _elements(io.TextIOWrapper(data, "utf-8-sig"))
+            if data.peek(100).removeprefix(BOM_UTF8).lstrip().startswith(b"["):
+                with io.TextIOWrapper(data, "utf-8-sig") as text:
+                    yield from _elements(text)
             else:
-                yield data.read(LIMIT)
+                yield data.read(LIMIT).removeprefix(BOM_UTF8)
     else:
         raise ValueError(f"none of {', '.join(ENDINGS)}")
 
