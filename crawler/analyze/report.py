@@ -207,7 +207,8 @@ def _spread(found: Profile) -> str:
         rows.append((title, f"{spread.count:,}", *(show(value) for _, value in marks)))
         figures += plots.histogram(title, spread.histogram, show, marks[:-1])
     if len(found.over_time) > 1:
-        figures += plots.histogram("Pages over time (UTC)", found.over_time, words.clock)
+        time = words.clock if (found.seconds or 0) < 86_400 else words.day
+        figures += plots.histogram("Pages over time (UTC)", found.over_time, time)
     table = _table(("", ">pages", ">p50", ">p90", ">p95", ">p99", ">max"), rows)
     return _section("Time and size", table, f'<div class="plots">{figures}</div>')
 

@@ -173,7 +173,9 @@ def find(name: str, job: str | None, data_dir: Path) -> Source:
         raise UsageError(f"--job picks a job of a data folder; {name} is none")
     if is_file and name.lower().endswith(ENDINGS):
         return Source(name, path)
-    missing = f"this is none of {', '.join(ENDINGS)}" if is_file else "there is no such file or folder"
+    missing = (
+        f"this is no file that ends in {', '.join(ENDINGS)}" if path.exists() else "there is no such file or folder"
+    )
     if not LocalPersistenceManager.exists(data_dir):
         raise InputError(name, f"{missing}, and no store in {data_dir.absolute()} that could have a job of that name")
     lpm = LocalPersistenceManager(data_dir)

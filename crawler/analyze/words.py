@@ -62,8 +62,13 @@ def size(value: float) -> str:
 
 
 def clock(at: float) -> str:
-    """A moment of the day, UTC."""
+    """A moment of a day, UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
+
+
+def day(at: float) -> str:
+    """A moment among many days, UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%d %b %H:%M")
 
 
 def rate(found: Profile) -> str:

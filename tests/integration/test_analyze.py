@@ -84,6 +84,19 @@ def test_on_a_terminal_nothing_is_wider_than_it(folder: Folder) -> None:
     assert max(len(line) for line in plain.splitlines()) <= 80
 
 
+def test_a_reader_that_leaves_is_no_failure(folder: Folder) -> None:
+    """`analyze … | head -1` ends with 0 and says nothing about it."""
+    row = {"task_id": "1", "url": "http://a.example/", "data": {f"field{n}": "x" * 80 for n in range(40)}}
+    (folder.path / "x.jsonl").write_text(json.dumps(row) + "\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "crawler", "analyze", "x.jsonl"]
+    done = subprocess.run(command, cwd=folder.path, env=folder.env, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.mark.parametrize(
     ("args", "reason"),
     [

@@ -282,7 +282,7 @@ def test_a_torn_file_is_read_up_to_the_tear(tmp_path: Path, ending: str) -> None
         ("empty", None, "there are no results in it"),
         ("x.json", "{}", 'could not be read, first x.json: not a result (no "data" object)'),
         ("x.json", "[]", "there are no results in it"),
-        ("x.csv", "url\n", "none of .json, .jsonl, .jsonl.zst"),
+        ("x.csv", "url\n", "no file that ends in .json, .jsonl, .jsonl.zst"),
         ("x.jsonl.zst", "no zstd", "could not be read"),
     ],
 )

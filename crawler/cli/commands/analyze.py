@@ -85,8 +85,12 @@ def _progress(every_s: float = 2.0) -> Callable[[int], None]:
 def _console() -> "Console":
     from rich.console import Console
 
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # `| head` is no failure, as for every other command
+
     # What pages say is text and nothing else: no markup, no emoji codes, no guesses at colours.
-    return Console(markup=False, emoji=False, highlight=False)
+    return Quiet(markup=False, emoji=False, highlight=False)
 
 
 def _table(console: "Console", title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> None:
