@@ -152,25 +152,43 @@ class LocalPersistenceManager:
         with self.errors():
             places = self._append([o.page if self._keeps(o) else None for o in outcomes])
             failpoint("raw-synced")
-            ledger, now, stored = self.durable, self._clock(), []
-            with connection.writing(ledger.db):
+            now, stored = self._clock(), []
+            with self._committing(now) as ledger:
                 for outcome, place in zip(outcomes, places, strict=True):
                     stored.append(self._apply(ledger, outcome, place, now))
-                if self._segment:
-                    ledger.db.execute(
-                        "INSERT INTO raw_segments VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET end = excluded.end",
-                        (self._segment.name, self._segment.end, now),
-                    )
-                failpoint("committing")
-            failpoint("committed")
-            if self._segment:
-                self._segment.committed = True
         done = [
             o.task.id for o, good in zip(outcomes, stored, strict=True) if good and o.status is TaskStatus.COMPLETED
         ]
         self._unprojected += done
         self._project_all()
         return stored
+
+    def save_carried(
+        self, members: Sequence[bytes | None], insert: Callable[[Ledger, Sequence[Raw | None]], list[int]]
+    ) -> None:
+        """Store what another ledger collected, in the same order: `insert` is given where the pages are now."""
+        with self.errors():
+            places = self._append(members)
+            with self._committing(self._clock()) as ledger:
+                tasks = insert(ledger, places)
+        self._unprojected += tasks
+        self._project_all()
+
+    @contextmanager
+    def _committing(self, now: float) -> Iterator[Ledger]:
+        """One durable commit; what the segment has got by then counts from then on."""
+        ledger = self.durable
+        with connection.writing(ledger.db):
+            yield ledger
+            if self._segment:
+                ledger.db.execute(
+                    "INSERT INTO raw_segments VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET end = excluded.end",
+                    (self._segment.name, self._segment.end, now),
+                )
+            failpoint("committing")
+        failpoint("committed")
+        if self._segment:
+            self._segment.committed = True
 
     def _project_all(self) -> None:
         """Write what is due to pending/; where that fails it stays due: the commit has decided, not the file."""
@@ -190,12 +208,12 @@ class LocalPersistenceManager:
             return False
         return self._keep_raw == "all" or outcome.status is not TaskStatus.COMPLETED
 
-    def _append(self, pages: Sequence[Page | None]) -> list[Raw | None]:
+    def _append(self, pages: Sequence[Page | bytes | None]) -> list[Raw | None]:
         kept = [page for page in pages if page is not None]
         if not kept:
             return [None] * len(pages)
         if self._segment is None:
-            self._segment = segments.SegmentWriter(self.raw, self._committed_end)
+            self._segment = segments.SegmentWriter(self.raw, self._committed_end, self._clock)
         places = iter(self._segment.append(kept))
         return [None if page is None else next(places) for page in pages]
 
@@ -272,8 +290,8 @@ class LocalPersistenceManager:
     # Projections
 
     def project(self, task: int) -> None:
-        """Write pending/<task_id>.json; whole or not at all."""
-        result = self.result(task)
+        """Write pending/<task_id>.json, whole or not at all, unless the result has left it."""
+        result = next(self._results("r.task = ? AND o.state <> 'synced' AND o.archived_at IS NULL", (task,), 1), None)
         if result is not None:
             target = self.pending / f"{result['task_id']}.json"
             hidden = self.pending / f".{result['task_id']}.{os.getpid()}.{threading.get_native_id()}"
@@ -313,11 +331,16 @@ class LocalPersistenceManager:
     # Raw pages
 
     def raw_page(self, task: int) -> tuple[str, bytes] | None:
-        """The header block and body, as received, of the last stored page of a task, good or not."""
+        """The header block and body, as received, of the last page of a task, good or not, unless it was pruned."""
+        place = self.raw_place(task)
+        return segments.read(self.raw, place) if place and self._committed_end(place.segment) else None
+
+    def raw_place(self, task: int) -> Raw | None:
+        """Where the last page of a task was stored; `prune` may have removed it."""
         for (detail,) in self.ledger.db.all("SELECT detail FROM events WHERE task = ? ORDER BY id DESC", (task,)):
             raw = msgspec.json.decode(detail).get("raw")
             if raw:
-                return segments.read(self.raw, msgspec.convert(raw, Raw))
+                return msgspec.convert(raw, Raw)
         return None
 
     def missing_segments(self, job: Job) -> list[str]:
