@@ -25,10 +25,12 @@ from crawler.models import Job
 from crawler.results import whole_file
 
 if sys.version_info >= (3, 14):
-    from compression.zstd import ZstdError, ZstdFile
+    from compression.zstd import CompressionParameter, ZstdError, ZstdFile
 else:
-    from backports.zstd import ZstdError, ZstdFile
+    from backports.zstd import CompressionParameter, ZstdError, ZstdFile
 
+CHECKED = {CompressionParameter.checksum_flag: 1}
+"""Has zstd notice a wrong bit wherever it is."""
 BATCH = 500
 """Results a transaction: others want to write too."""
 _SEGMENTS = 100
@@ -124,7 +126,7 @@ def _write(target: Path, compress: bool, found: Iterator[dict[str, Any]], inside
         raise UsageError(f"{target} is there already; an archive is never written over")
     count, digest = 0, sha256()
     try:
-        with whole_file(target) as file, ZstdFile(file, "w") if compress else nullcontext(file) as out:
+        with whole_file(target) as file, ZstdFile(file, "w", options=CHECKED) if compress else nullcontext(file) as out:
             for result in found:
                 line = msgspec.json.encode(result) + b"\n"
                 out.write(line)

@@ -31,7 +31,7 @@ from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, Raw
 from crawler.results import whole_file
-from crawler.results.archive import BATCH, keeping
+from crawler.results.archive import BATCH, CHECKED, keeping
 
 if sys.version_info >= (3, 14):
     from compression.zstd import ZstdFile
@@ -132,7 +132,7 @@ def bundle(lpm: LocalPersistenceManager, output: Path, *, job: Job | None, since
         first = next(found, None)
         if first is None:
             return Bundled(0, 0, 0, None, 0, None)
-        with whole_file(output) as file, ZstdFile(file, "w") as out:
+        with whole_file(output) as file, ZstdFile(file, "w", options=CHECKED) as out:
             writer = _Writer(lpm, out, raw)
             for task, result in chain([first], found):
                 writer.add(task, result)

@@ -22,7 +22,7 @@ from crawler.errors import InputError, StoreError, UsageError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Raw
 from crawler.results import archive, bundle
-from crawler.results.archive import Pruned
+from crawler.results.archive import CHECKED, Pruned
 from crawler.results.unbundle import unbundle
 from tests.support.tasks import done, new, open_job, page
 
@@ -300,7 +300,7 @@ def other(data: bytes = b"", **fields: Any) -> Entry:
 
 
 def pack(path: Path, entries: Sequence[Entry], end: bytes = bytes(1024)) -> Path:
-    with ZstdFile(path, "w") as out:
+    with ZstdFile(path, "w", options=CHECKED) as out:
         for header, data in entries:
             out.write(header + data + bytes(-len(data) % 512))
         out.write(end)
