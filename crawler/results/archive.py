@@ -29,7 +29,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports.zstd import CompressionParameter, ZstdError, ZstdFile
 
-CHECKED = {CompressionParameter.checksum_flag: 1}
+CHECKED: dict[int, int] = {CompressionParameter.checksum_flag: 1}
 """Has zstd notice a wrong bit wherever it is."""
 BATCH = 500
 """Results a transaction: others want to write too."""
