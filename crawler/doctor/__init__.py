@@ -91,11 +91,11 @@ class Context:
 Check = Callable[[Context], Iterator[Seen]]
 
 
-def examine(repair: bool, tell: Callable[[str], None]) -> Iterator[Finding]:
+def examine(repair: bool, tell: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """Every finding, in the order in which one check builds on another."""
     from crawler.doctor import ledger, machine, pages, stack
 
-    settings, trouble = _settings()
+    settings, trouble = _settings(environ)
     yield from trouble
     context = Context(settings, repair, tell)
     if not context.folder.exists():
@@ -135,15 +135,15 @@ def _look(checks: Mapping[str, Check], context: Context) -> Iterator[Finding]:
             yield Finding(name, "wrong", f"could not be looked at: {error}")
 
 
-def _settings() -> tuple[Settings, list[Finding]]:
+def _settings(environ: Mapping[str, str]) -> tuple[Settings, list[Finding]]:
     """The settings, or of those that cannot be read as many as are needed to go on."""
     try:
-        return config.load(), [Finding("settings", "ok", "every variable is known and has a good value")]
+        return config.load(environ), [Finding("settings", "ok", "every variable is known and has a good value")]
     except ConfigError as error:
         finding = Finding("settings", "wrong", str(error), "unset the variable, or give it a good value")
     for names in (("CRAWLER_DATA_DIR", "REDIS_URL"), ("CRAWLER_DATA_DIR",)):
         try:
-            return config.load({name: os.environ[name] for name in names if name in os.environ}), [finding]
+            return config.load({name: environ[name] for name in names if name in environ}), [finding]
         except ConfigError:
             continue
     return Settings(), [finding]

@@ -10,7 +10,7 @@ from crawler.db import owners, schema
 from crawler.db.connection import reading
 from crawler.db.ledger import Ledger
 from crawler.doctor import REPAIR, Context, Seen
-from crawler.doctor.salvage import ENDED_TOO_EARLY, JSON_COLUMNS, salvage, settle
+from crawler.doctor.salvage import ENDED_TOO_EARLY, SENSELESS, salvage, settle
 from crawler.models import JobStatus, TaskStatus
 
 _MAGIC = b"SQLite format 3\0"
@@ -105,10 +105,10 @@ def _problems(context: Context, version: int) -> list[str]:
         found = [str(row[0]).replace("\n", " ") for row in context.db.all(f"PRAGMA {check}(20)")]
         if found != ["ok"]:
             return found
-        for table, column in JSON_COLUMNS.items():
-            [(count,)] = context.db.all(f"SELECT count(*) FROM {table} WHERE NOT json_valid({column})")
+        for table, senseless in SENSELESS.items():
+            [(count,)] = context.db.all(f"SELECT count(*) FROM {table} WHERE {senseless}")
             if count:
-                return [f"{count} rows of {table} cannot be read"]
+                return [f"{count} rows of {table} make no sense"]
         if not context.db.all("SELECT 1 FROM meta WHERE key = 'ledger_id'"):
             return ["its id is gone"]
     except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from crawler.db.connection import writing
+from crawler.db.connection import reading, writing
 from crawler.doctor import REPAIR, Context, Seen
 from crawler.doctor.salvage import decoded
 from crawler.errors import CrawlerError
@@ -27,7 +27,7 @@ class Place(msgspec.Struct, frozen=True):
 
     task: int
     length: int
-    digest: bytes
+    digest: str
 
 
 class Walk(msgspec.Struct):
@@ -44,32 +44,37 @@ class Walk(msgspec.Struct):
 
 def segments(context: Context) -> Iterator[Seen]:
     """Every segment is as long as the ledger knows it, and every page in it can be read."""
-    ends = dict(context.db.all("SELECT name, end FROM raw_segments"))
-    named = {row[0] for row in context.db.all("SELECT DISTINCT raw_segment FROM results WHERE raw_segment IS NOT NULL")}
+    known = [name for (name,) in context.db.all(_KNOWN)]
     there = {path.name: path for path in sorted((context.folder / "raw").glob("[!.]*.warc.gz"))}
     [(total,)] = context.db.all("SELECT count(raw_segment) FROM results")
-    every = 1 if context.repair else max(1, total // _SAMPLE)
-    known, bad = sorted(ends.keys() | named), 0
+    every, bad = 1 if context.repair else max(1, total // _SAMPLE), 0
     for number, name in enumerate(known, 1):
         context.tell(f"reading segment {number} of {len(known)}: {name} …")
-        places = _places(context, name)
-        walk = _walk(there[name], ends.get(name), places, every) if name in there else Walk()
+        end, places = _places(context, name)
+        walk = _walk(there[name], end, places, every) if name in there else Walk()
         lost = {offset: place for offset, place in places.items() if offset not in walk.good}
         bad += len(lost)
-        if name in there and name not in ends:
+        if name in there and end is None:
             yield _unlisted(context, name, walk)
-        yield from _judge(context, name, ends.get(name, walk.size), walk, lost)
+        yield from _judge(context, name, end or walk.size, walk, lost)
     for name in sorted(there.keys() - set(known)):
         yield from _orphan(context, there[name])
     if not bad:
         yield Seen("ok", f"{total} stored pages in {len(there)} segments can be read")
 
 
-def _places(context: Context, name: str) -> dict[int, Place]:
-    rows = context.db.all(
-        "SELECT raw_offset, task, raw_length, body_sha256 FROM results WHERE raw_segment = ?", (name,)
-    )
-    return {offset: Place(task, length, bytes.fromhex(digest)) for offset, task, length, digest in rows}
+_KNOWN = """SELECT name FROM raw_segments
+            UNION SELECT raw_segment FROM results WHERE raw_segment IS NOT NULL ORDER BY 1"""
+
+
+def _places(context: Context, name: str) -> tuple[int | None, dict[int, Place]]:
+    """A segment's committed end and the pages in it, as of one moment: it may be growing."""
+    with reading(context.db):
+        row = context.db.one("SELECT end FROM raw_segments WHERE name = ?", (name,))
+        rows = context.db.all(
+            "SELECT raw_offset, task, raw_length, body_sha256 FROM results WHERE raw_segment = ?", (name,)
+        )
+    return row[0] if row else None, {offset: Place(*place) for offset, *place in rows}
 
 
 def _walk(path: Path, end: int | None, places: dict[int, Place], every: int) -> Walk:
@@ -115,7 +120,7 @@ def _same(path: Path, at: int, place: Place) -> bool:
         _, body = decoded(path.parent, Raw(segment=path.name, offset=at, length=place.length))
     except CrawlerError:
         return False
-    return sha256(body).digest() == place.digest
+    return sha256(body).hexdigest() == place.digest
 
 
 def _unlisted(context: Context, name: str, walk: Walk) -> Seen:

@@ -71,14 +71,21 @@ def _read_all(copy: Path, fresh: Database) -> dict[str, int]:
     with writing(fresh):
         broken = [name for name in tables if not _read(copy, fresh, name, tables[name])]
         _read_leaves(copy, fresh, {name: tables[name] for name in broken})
-        for table, column in JSON_COLUMNS.items():
-            fresh.execute(f"DELETE FROM {table} WHERE NOT json_valid({column})")
-        fresh.execute("UPDATE tasks SET input = NULL WHERE NOT json_valid(input)")
+        for table in ("results", "events"):
+            fresh.execute(f"DELETE FROM {table} WHERE {SENSELESS[table]}")
+        fresh.execute(f"UPDATE tasks SET task_id = lower(hex(randomblob(16))) WHERE {SENSELESS['tasks']}")
+        fresh.execute("UPDATE tasks SET input = NULL WHERE NOT json_valid(input) OR json_type(input) <> 'object'")
+        fresh.execute("UPDATE tasks SET queue = 'default' WHERE queue NOT IN ('urgent', 'default')")
     return {name: int(fresh.all(f"SELECT count(*) FROM {name}")[0][0]) for name in tables}
 
 
-JSON_COLUMNS = {"results": "record", "events": "detail"}
-"""Where a row is worth nothing if its JSON is damaged."""
+SENSELESS = {
+    "results": """NOT json_valid(record) OR json_type(record) <> 'object' OR scraped_at NOT BETWEEN 0 AND 4e9
+                  OR length(body_sha256) <> 64""",
+    "events": "NOT json_valid(detail) OR json_type(detail) <> 'object' OR at NOT BETWEEN 0 AND 4e9",
+    "tasks": "length(task_id) <> 32 OR task_id GLOB '*[^0-9a-f]*'",
+}
+"""Rows that SQLite reads, but nobody else can: a database has no checksums."""
 _TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
 
 
@@ -154,7 +161,9 @@ def settle(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]
     done: dict[str, int] = {}
     ledger = Ledger(db)
     with writing(db):
+        db.execute("CREATE INDEX by_place ON results(raw_segment, raw_offset)")
         done["results put back from pending/"] = sum(_put_back(db, raw, result) for result in _projected(pending))
+        db.execute("DROP INDEX by_place")
         done["tasks made again from their results"] = _remake_tasks(db)
         db.execute(
             """UPDATE tasks SET status = 'completed', owner = NULL, error_type = NULL, error_message = NULL,
@@ -221,16 +230,17 @@ def _projected(pending: Path) -> Iterator[Projected]:
 
 def _put_back(db: Database, raw: Path, result: Projected) -> bool:
     """Give a task its result back from its projection, and a result its task."""
-    row = db.one("SELECT id, status FROM tasks WHERE task_id = ?", (result.task_id,))
+    row = db.one("SELECT id, status, job_id FROM tasks WHERE task_id = ?", (result.task_id,))
+    if result.job and (row is None or row[2] is not None):
+        _make_job(db, row[2] if row else None, result.job, result.scraped_at.timestamp())
     if row and (row[1] != "completed" or db.one("SELECT 1 FROM results WHERE task = ?", (row[0],))):
         return False
     place = (result.raw.segment, result.raw.offset, result.raw.length) if result.raw else (None, None, None)
     if row is None:
-        row = db.one(
-            """SELECT task FROM results WHERE raw_segment = ? AND raw_offset = ?
-               AND task NOT IN (SELECT id FROM tasks)""",
-            place[:2],
-        ) or (_free_id(db),)
+        at_place = "SELECT task, task IN (SELECT id FROM tasks) FROM results WHERE raw_segment = ? AND raw_offset = ?"
+        row = db.one(at_place, place[:2]) or (_free_id(db), False)
+        if row[1]:
+            return False  # it is there, under another name: that of its task was damaged
         if not _make_task(db, row[0], result):
             return False
     kind, size = _about(raw, result.raw)
@@ -241,6 +251,16 @@ def _put_back(db: Database, raw: Path, result: Projected) -> bool:
          result.scraped_at.timestamp()),
     )  # fmt: skip
     return True
+
+
+def _make_job(db: Database, id_: int | None, name: str, now: float) -> None:
+    """A job that the ledger has lost, under its number or a new one; one that is there is left as it is."""
+    new_id = "(SELECT 1 + max(coalesce((SELECT max(id) FROM jobs), 0), coalesce((SELECT max(job_id) FROM tasks), 0)))"
+    db.execute(
+        f"""INSERT OR IGNORE INTO jobs (id, name, key, status, queue, source, batch_size, created_at)
+            VALUES (coalesce(?1, {new_id}), ?2, 'salvaged ' || ?2, 'open', 'default', 'salvage', 100, ?3)""",
+        (id_, name, now),
+    )
 
 
 def _about(raw: Path, place: Raw | None) -> tuple[str, int]:
@@ -325,12 +345,10 @@ def _reopen(ledger: Ledger, now: float) -> int:
 def _settle_jobs(db: Database, now: float) -> int:
     """Jobs that are gone are made again, sizes are counted anew, and one with open tasks is open."""
     changed = 0
-    for (id_,) in db.all("SELECT DISTINCT job_id FROM tasks WHERE job_id NOT IN (SELECT id FROM jobs)"):
-        db.execute(
-            """INSERT INTO jobs (id, name, key, status, queue, source, batch_size, created_at)
-               VALUES (?1, 'salvaged-' || ?1, 'salvaged-' || ?1, 'open', 'default', 'salvage', 100, ?2)""",
-            (id_, now),
-        )
+    for (id_,) in db.all(
+        "SELECT DISTINCT job_id FROM tasks WHERE job_id IS NOT NULL AND job_id NOT IN (SELECT id FROM jobs)"
+    ):
+        _make_job(db, id_, f"salvaged-{id_}", now)
         changed += 1
     db.execute(
         """UPDATE jobs SET size = (SELECT count(*) FROM tasks WHERE job_id = jobs.id)

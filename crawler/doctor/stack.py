@@ -83,7 +83,7 @@ def redis_server(context: Context) -> Iterator[Seen]:
         elif read_stack(context.folder).up:
             yield Seen("wrong", f"the stack's Redis does not answer at {shown} ({error})", f"{DOWN}, then up")
         else:
-            yield Seen("ok", "no Redis is up; `up` and `run` start one")
+            yield Seen("ok", f"no Redis is used at {shown}; `up` and `run` start one")
         return
     try:
         yield from _examine(context, client, shown)
