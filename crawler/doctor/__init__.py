@@ -104,7 +104,7 @@ def examine(repair: bool, tell: Callable[[str], None], environ: Mapping[str, str
         return
     with _alone(context) as reason:
         if reason:
-            yield Finding("repair", "wrong", f"nothing is mended: {reason}", DOWN)
+            yield Finding("repair", "wrong", f"nothing is mended: {reason}", DOWN if context.alive else None)
             context.repair = False
         first = {"versions": machine.versions, "folder": machine.folder, "stack": stack.processes}
         yield from _look(first, context)

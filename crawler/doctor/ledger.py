@@ -132,8 +132,10 @@ def _damaged(context: Context, why: str) -> Iterator[Seen]:
     target.rename(path)
     rows = ", ".join(f"{count} {table}" for table, count in saved.items() if count) or "no rows"
     rest = "".join(f"; {count} {what}" for what, count in done.items())
+    if kept.exists():
+        rest += f"; the damaged one is {kept.name}"
     context.sound = True
-    yield Seen("mended", f"{path} was damaged ({why}); {rows} saved{rest}; the damaged one is {kept.name}")
+    yield Seen("mended", f"{path} was damaged ({why}); saved: {rows}{rest}")
 
 
 _BOOKS = {

@@ -208,19 +208,21 @@ def projections(context: Context) -> Iterator[Seen]:
     folder = context.folder / "pending"
     context.tell(f"reading {folder} …")
     due, gone = _expected(context, time.time() - _GRACE_S if context.alive else float("inf"))
-    files: dict[str, list[Path]] = {"whole": [], "unreadable": [], "left": [], "foreign": []}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if kind := _kind(context, path, gone):
+    files: dict[str, list[Path]] = {"unreadable": [], "left": [], "foreign": []}
+    whole = 0
+    for path in folder.iterdir() if folder.is_dir() else ():
+        kind = _kind(context, path, gone)
+        whole += kind == "whole"
+        if kind in files:
             files[kind].append(path)
-    missing = len(due - {path.stem for path in (*files["whole"], *files["unreadable"])})
-    unreadable, left, foreign = files["unreadable"], files["left"], [path.name for path in files["foreign"]]
+        due.discard(path.stem)
+    unreadable, left, foreign = files["unreadable"], files["left"], sorted(path.name for path in files["foreign"])
     if foreign:
-        yield Seen(
-            "note", f"{len(foreign)} files in pending/ are none of ours: {_listed(foreign[:_SHOWN], len(foreign))}"
-        )
-    what = f"{missing} files are missing in pending/, {len(unreadable)} cannot be read, {len(left)} should be gone"
-    if not missing and not unreadable and not left:
-        yield Seen("ok", f"{len(files['whole'])} results in pending/ are whole")
+        shown = _listed(foreign[:_SHOWN], len(foreign))
+        yield Seen("note", f"{len(foreign)} files in pending/ are none of ours: {shown}")
+    what = f"{len(due)} files are missing in pending/, {len(unreadable)} cannot be read, {len(left)} should be gone"
+    if not due and not unreadable and not left:
+        yield Seen("ok", f"{whole} results in pending/ are whole")
     elif context.repair:
         for path in unreadable:
             context.aside(path)
@@ -230,7 +232,7 @@ def projections(context: Context) -> Iterator[Seen]:
             made = lpm.project_missing()
         yield Seen("mended", f"{what}; {made} were made again from the ledger")
     else:
-        yield Seen("wrong" if missing or unreadable else "note", what, REPAIR)
+        yield Seen("wrong" if due or unreadable else "note", what, REPAIR)
 
 
 def _kind(context: Context, path: Path, gone: set[str]) -> str | None:
@@ -246,13 +248,15 @@ def _kind(context: Context, path: Path, gone: set[str]) -> str | None:
 
 def _expected(context: Context, before: float) -> tuple[set[str], set[str]]:
     """The names that must be there, and those that must not be."""
-    rows = context.db.all(
-        """SELECT task_id, state = 'synced' OR archived_at IS NOT NULL,
-                  max(created_at, coalesce(synced_at, 0), coalesce(archived_at, 0))
-           FROM outbox JOIN tasks ON id = task"""
-    )
-    due = {name for name, ended, at in rows if not ended and at < before}
-    return due, {name for name, ended, at in rows if ended and at < before}
+    due: set[str] = set()
+    gone: set[str] = set()
+    for name, ended in context.db.execute(
+        """SELECT task_id, state = 'synced' OR archived_at IS NOT NULL FROM outbox JOIN tasks ON id = task
+           WHERE max(created_at, coalesce(synced_at, 0), coalesce(archived_at, 0)) < ?""",
+        (before,),
+    ):
+        (gone if ended else due).add(name)
+    return due, gone
 
 
 def _readable(path: Path) -> bool:

@@ -221,7 +221,7 @@ class Projected(msgspec.Struct, frozen=True, kw_only=True):
 
 def _projected(pending: Path) -> Iterator[Projected]:
     """The results in pending/ that can be read."""
-    for path in sorted(pending.glob("[!.]*.json")):
+    for path in pending.glob("[!.]*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             result = msgspec.json.decode(path.read_bytes(), type=Projected)
             if result.task_id == path.stem:
@@ -241,8 +241,7 @@ def _put_back(db: Database, raw: Path, result: Projected) -> bool:
         row = db.one(at_place, place[:2]) or (_free_id(db), False)
         if row[1]:
             return False  # it is there, under another name: that of its task was damaged
-        if not _make_task(db, row[0], result):
-            return False
+        _make_task(db, row[0], result)
     kind, size = _about(raw, result.raw)
     db.execute(
         "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -289,12 +288,12 @@ def _free_id(db: Database) -> int:
     )
 
 
-def _make_task(db: Database, id_: int, result: Projected) -> bool:
+def _make_task(db: Database, id_: int, result: Projected) -> None:
     """A task from what its result tells of it."""
     try:
         address = urls.parse(result.url)
-    except UrlError:
-        return False
+    except UrlError:  # damaged, too; nobody dials it any more
+        address = urls.Address(result.url, result.url.encode("utf-8", "replace"), "")
     at = result.scraped_at.timestamp()
     given = msgspec.json.encode(result.input).decode() if result.input else None
     db.execute(
@@ -305,22 +304,15 @@ def _make_task(db: Database, id_: int, result: Projected) -> bool:
         (id_, result.task_id, result.job, address.url, address.key, address.domain, result.parcel_id or "",
          result.queue, result.priority, NO_DEADLINE, result.attempts, given, at, at),
     )  # fmt: skip
-    return True
 
 
 def _remake_tasks(db: Database) -> int:
     """A result whose task is gone, and that is not in pending/ either, still tells which page it is of."""
     rows = db.all("SELECT task, final_url, scraped_at FROM results WHERE task NOT IN (SELECT id FROM tasks)")
-    return sum(
-        _make_task(
-            db,
-            id_,
-            Projected(
-                task_id=secrets.token_hex(16), url=url, final_url=url, scraped_at=datetime.fromtimestamp(at, UTC)
-            ),
-        )
-        for id_, url, at in rows
-    )
+    for id_, url, at in rows:
+        task_id, moment = secrets.token_hex(16), datetime.fromtimestamp(at, UTC)
+        _make_task(db, id_, Projected(task_id=task_id, url=url, final_url=url, scraped_at=moment))
+    return len(rows)
 
 
 def _reopen(ledger: Ledger, now: float) -> int:

@@ -223,6 +223,32 @@ def test_a_result_that_is_nowhere_is_collected_again(tmp_path: Path) -> None:
     lpm.close()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_hit_the_books_balance_afterwards(tmp_path: Path, seed: int) -> None:
+    """Bytes flipped anywhere behind the header, half of pending/ gone: what is left adds up and goes on."""
+    crawl(tmp_path, 100, 80)
+    chance, path = random.Random(seed), tmp_path / "lpm.db"
+    data = bytearray(path.read_bytes())
+    for _ in range(100):
+        data[chance.randrange(100, len(data))] = chance.randrange(256)
+    path.write_bytes(data)
+    for file in list((tmp_path / "pending").iterdir())[::2]:
+        file.unlink()
+
+    assert exit_code(look(tmp_path)) == 4
+    mended = look(tmp_path, repair=True)
+
+    assert exit_code(mended) == 0, wrong(mended)
+    assert wrong(look(tmp_path)) == []
+    [kept] = tmp_path.glob("lpm.db.damaged-*Z")
+    assert kept.read_bytes() == data
+    lpm = LocalPersistenceManager(tmp_path)
+    books = lpm.ledger.books()
+    assert len(list(lpm.results())) == books.completed >= 40
+    assert len(lpm.get_next_pending("owner", 500)) == books.pending
+    lpm.close()
+
+
 @pytest.mark.parametrize("content", [None, b"", b"not a database, but a text that somebody has put here\n" * 100])
 def test_a_lost_ledger_is_made_again_from_pending(tmp_path: Path, content: bytes | None) -> None:
     """Without lpm.db, or with something else in its place, every result in pending/ finds its way into a new one."""
