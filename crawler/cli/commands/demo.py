@@ -35,7 +35,7 @@ def demo(workers: int | None) -> int:
     settings = msgspec.structs.replace(settings, data_dir=folder, redis_url=None)
     with demo_site.running_site() as base:
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        folder.mkdir(mode=0o700, parents=True)
         file = folder / "parcels.csv"
         rows = demo_site.urls(base)
         with file.open("w", newline="") as out:
