@@ -145,9 +145,9 @@ class Body:
         return raw, bytes(self._decoded)
 
 
-def decode(head: str, raw: bytes) -> bytes:
-    """A stored page without its content codings, by the header block it came with."""
-    encodings = [line.partition(":")[2] for line in head.splitlines() if line.lower().startswith("content-encoding:")]
-    body = Body(",".join(encodings), limit=1 << 30)
+def decoded(head: str, raw: bytes, limit: int) -> bytes:
+    """A stored body without the content codings that its header block names; raises `FetchError` where it cannot be."""
+    codings = [line.partition(":")[2] for line in head.splitlines() if line.lower().startswith("content-encoding:")]
+    body = Body(",".join(codings), limit)
     body.feed(raw)
     return body.finish()[1]

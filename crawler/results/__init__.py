@@ -6,15 +6,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from crawler.config import failpoint
+from crawler.db import results as ledger
+from crawler.db import segments
 from crawler.errors import UsageError
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job
+from crawler.models import Job, Raw
 
 FORMATS = ("json", "jsonl", "csv", "xlsx", "warc", "md", "parquet")
 _ENDINGS = {".warc.gz": "warc"} | {f".{form}": form for form in FORMATS if form != "warc"}
@@ -49,6 +52,25 @@ def count_pending(lpm: LocalPersistenceManager) -> int:
     return sum(1 for _ in lpm.pending.glob("[!.]*.json"))
 
 
+def newest(lpm: LocalPersistenceManager, job: Job | None, limit: int) -> list[dict[str, Any]]:
+    """The results that were stored last, the newest first."""
+    with lpm.errors():
+        return ledger.newest(lpm.ledger.db, job, limit)
+
+
+def input_rows(lpm: LocalPersistenceManager, job: Job) -> Iterator[dict[str, Any]]:
+    """Every row of a job's input in its order, with its result, or its status and reason."""
+    with lpm.errors():
+        yield from ledger.read_rows(lpm.ledger.db, job)
+
+
+def _place(lpm: LocalPersistenceManager, result: Mapping[str, Any]) -> Raw | None:
+    """Where the page of a result lies, unless none was kept or it was pruned."""
+    place = msgspec.convert(result["raw"], Raw | None)
+    kept = place and lpm.ledger.db.one("SELECT 1 FROM raw_segments WHERE name = ?", (place.segment,))
+    return place if kept else None
+
+
 def format_of(target: Path) -> str | None:
     """The format that a file's ending names."""
     name = target.name.lower()
@@ -81,7 +103,7 @@ def export(
     def chosen() -> Iterator[Mapping[str, Any]]:
         nonlocal rows, written
         for place, each in enumerate(jobs):
-            found = lpm.input_rows(each) if all_rows and each else lpm.results(each, since)
+            found = input_rows(lpm, each) if all_rows and each else lpm.results(each, since)
             for row in found:
                 failpoint("exporting")
                 rows += 1
@@ -93,7 +115,7 @@ def export(
     done = "read" if form in formats.TABLES else "written"
     with _opened(target, form in formats.BINARY) as out:
         folder = None if str(target) == "-" else Path(os.path.realpath(target)).parent
-        sink = formats.Sink(out, target.name, folder, lpm.raw, say)
+        sink = formats.Sink(out, target.name, folder, lpm.raw, partial(_place, lpm), say)
         formats.WRITERS[form](formats.told(chosen(), say, f"{'rows' if all_rows else 'results'} {done}"), sink)
     if saver:
         os.sync()  # once, not for each of a hundred thousand files
@@ -110,7 +132,7 @@ class _Pages:
     """A folder of decoded pages, each whole, named after its task."""
 
     def __init__(self, lpm: LocalPersistenceManager, folder: Path) -> None:
-        self._raw, self._folder = lpm.raw, folder
+        self._lpm, self._folder = lpm, folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -118,18 +140,16 @@ class _Pages:
 
     def save(self, result: Mapping[str, Any]) -> bool:
         """Write a result's page; False where none is stored."""
-        from crawler.db import segments
-        from crawler.fetch.body import decode
-        from crawler.results.formats import stored_place
+        from crawler.fetch.body import decoded
 
-        place = stored_place(result, self._raw)
+        place = _place(self._lpm, result)
         if place is None:
             return False
-        head, body = segments.read(self._raw, place)
+        head, body = segments.read(self._lpm.raw, place)
         target = self._folder / f"{result['task_id']}.{_page_ending(head)}"
         hidden = self._folder / f".{target.name}.{os.getpid()}"
         try:
-            hidden.write_bytes(decode(head, body))
+            hidden.write_bytes(decoded(head, body, limit=1 << 30))
             hidden.replace(target)
         except OSError as error:
             raise UsageError(f"{target} cannot be written ({error.strerror})") from error

@@ -43,6 +43,8 @@ class Sink(NamedTuple):
     """For temporary files: that of the target, which is chosen for its room."""
     raw: Path
     """Where the raw pages lie."""
+    place: Callable[[Mapping[str, Any]], Raw | None]
+    """Where the page of a result lies, unless none was kept or it was pruned."""
     say: Callable[[str], None]
     """For progress, and for what the reader of the file should know."""
 
@@ -215,18 +217,13 @@ def write_warc(results: Results, sink: Sink) -> None:
     sink.out.write(segments.warcinfo(sink.name))
     lacking = 0
     for result in results:
-        place = stored_place(result, sink.raw)
+        place = sink.place(result)
         if place:
+            segments.read(sink.raw, place)  # what is damaged ends the export; it is not handed on
             sink.out.write(segments.member(sink.raw, place))
         lacking += place is None
     if lacking:
         sink.say(f"{lacking:,} of them have no stored page, and are not in the file")
-
-
-def stored_place(result: Mapping[str, Any], raw: Path) -> Raw | None:
-    """Where the page of a result lies, if it was kept and is there still."""
-    place = msgspec.convert(result["raw"], Raw | None)
-    return place if place and (raw / place.segment).exists() else None
 
 
 WRITERS: dict[str, Callable[[Results, Sink], None]] = {

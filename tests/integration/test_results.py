@@ -80,7 +80,7 @@ def test_list_on_a_terminal_fits_its_width(collected: Folder) -> None:
 def test_show_by_id_and_by_url(collected: Folder, site: Site) -> None:
     """A unique beginning of a task_id and a URL show the same record; without a result there are reason and code 1."""
     by_url = json.loads(collected.crawler("results", "show", site.page(1), "--json").stdout)
-    by_id = collected.crawler("results", "show", by_url["task_id"][:12].upper())
+    by_id = collected.crawler("results", "show", by_url["task_id"][:12])
     failed = collected.crawler("results", "show", f"{site.url}/status/404")
 
     assert by_id.returncode == 0
@@ -197,6 +197,16 @@ def test_since_and_stdout(collected: Folder) -> None:
             assert piped.stdout == export(collected, f"same.{form}", "--since", "1d").read_bytes()
         else:
             assert piped.stdout[:2] in (b"PK", b"PA")
+
+
+def test_a_reader_that_leaves_is_no_error(collected: Folder) -> None:
+    """`results export -o - | head` ends in silence."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = [sys.executable, "-m", "crawler", "results", "export", "-o", "-", "--format", "jsonl"]
+    done = subprocess.run(argv, cwd=collected.path, env=collected.env, stdout=writer, stderr=-1, text=True, check=False)
+    os.close(writer)
+    assert done.stderr == ""
 
 
 def test_parquet_without_pyarrow_is_one_line(collected: Folder, tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 import pyarrow.parquet
 import pytest
 
-from crawler.cli.commands.results import moment
+from crawler.cli.commands.results import since_moment
 from crawler.config import Settings
 from crawler.errors import UsageError
-from crawler.results import export, format_of, whole_file
+from crawler.results import export, format_of, input_rows, whole_file
 from crawler.results.flat import BASE, flatten, tabulated
 from crawler.results.formats import CUT, MAX_CELL, WRITERS, Sink, inert, plain, sheet_text, write_xlsx
 from tests.support.stack import Folder
@@ -44,7 +44,9 @@ def result(data: dict[str, Any] | None, **fields: Any) -> dict[str, Any]:
 def written(form: str, *results: dict[str, Any], notes: list[str] | None = None) -> bytes:
     """What a format makes of results."""
     out = io.BytesIO()
-    WRITERS[form](results, Sink(out, "x", None, Path(), (notes if notes is not None else []).append))
+    WRITERS[form](
+        results, Sink(out, "x", None, Path(), lambda result: None, (notes if notes is not None else []).append)
+    )
     return out.getvalue()
 
 
@@ -231,7 +233,9 @@ def test_a_workbook_keeps_types_and_runs_nothing() -> None:
 def test_more_rows_than_a_sheet_holds_are_more_sheets() -> None:
     """Each sheet has the header and its share; here a sheet holds four rows, because a million take a minute."""
     out = io.BytesIO()
-    write_xlsx((result({"n": n}) for n in range(7)), Sink(out, "x", None, Path(), print), sheet_rows=4)
+    write_xlsx(
+        (result({"n": n}) for n in range(7)), Sink(out, "x", None, Path(), lambda result: None, print), sheet_rows=4
+    )
     found = sheets(out.getvalue())
     assert [[row[-1][1] for row in sheet] for sheet in found] == [
         ["data.n", "0", "1", "2"],
@@ -289,7 +293,7 @@ def test_an_interrupted_export_leaves_nothing(tmp_path: Path, form: str) -> None
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), whole_file(target) as out:
-        WRITERS[form](interrupted(), Sink(out, "x", tmp_path, Path(), print))
+        WRITERS[form](interrupted(), Sink(out, "x", tmp_path, Path(), lambda result: None, print))
 
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
     assert target.read_text() == "old"
@@ -316,6 +320,8 @@ def test_the_ending_names_the_format(name: str, form: str | None) -> None:
     ("text", "at"),
     [
         ("2h", datetime(2026, 11, 15, 22, tzinfo=UTC)),
+        ("1d12h", datetime(2026, 11, 14, 12, tzinfo=UTC)),
+        ("17:00", datetime(2026, 11, 15, 15, tzinfo=UTC)),
         ("7d", datetime(2026, 11, 9, tzinfo=UTC)),
         ("2026-11-15", datetime(2026, 11, 14, 22, tzinfo=UTC)),
         ("2026-11-15T14:00", datetime(2026, 11, 15, 12, tzinfo=UTC)),
@@ -326,14 +332,14 @@ def test_the_ending_names_the_format(name: str, form: str | None) -> None:
 def test_times_as_people_write_them(text: str, at: datetime) -> None:
     """A span counts back from now; a time without an offset is in the operator's zone."""
     now = datetime(2026, 11, 16, tzinfo=UTC).timestamp()
-    assert moment(text, Settings(timezone="Europe/Sofia"), now) == at.timestamp()
+    assert since_moment(text, Settings(timezone="Europe/Sofia"), now) == at.timestamp()
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "nand", "2026-13-01", "-2h", "2"])
 def test_times_that_are_none(text: str) -> None:
     """One clear error."""
     with pytest.raises(UsageError, match="is no time"):
-        moment(text, Settings(timezone="UTC"), 0)
+        since_moment(text, Settings(timezone="UTC"), 0)
 
 
 def test_every_row_of_the_input_in_its_order(folder: Folder) -> None:
@@ -352,7 +358,7 @@ def test_every_row_of_the_input_in_its_order(folder: Folder) -> None:
     lpm.save_result(done(task))
 
     # When every row is exported
-    rows = [row for job in (first, second) for row in lpm.input_rows(job)]
+    rows = [row for job in (first, second) for row in input_rows(lpm, job)]
     exported = export(lpm, folder.path / "rows.csv", "csv", all_rows=True)
     notes = lpm.ledger.db.all("SELECT job_id, results, format FROM exports ORDER BY id")
     lpm.close()

@@ -1,18 +1,16 @@
 """`results`: what was collected."""
 
-import re
 import shutil
 import sys
 from contextlib import closing
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from crawler import config
+from crawler import config, times
 from crawler import results as store
-from crawler.cli.output import data_dir_option, json_option, print_json, say
+from crawler.cli.output import data_dir_option, json_option, print_json, say, stored
 from crawler.config import Settings
 from crawler.errors import UsageError
 from crawler.logs import printable
@@ -45,15 +43,14 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
     Example:
       python -m crawler results list --limit 5
     """
-    settings = config.load()
-    lpm = _store(settings) if job_name else LocalPersistenceManager(settings.data_dir)
-    items: list[dict[str, Any]] = []
-    with closing(lpm), lpm.errors():
-        job = lpm.ledger.job(job_name) if job_name else None
-        count = lpm.ledger.job_books(job).results if job else store.count_pending(lpm)
-        if limit or (sys.stdout.isatty() and not as_json):
-            there = LocalPersistenceManager.exists(settings.data_dir)
-            items = lpm.newest_results(job, limit or 20) if there else []
+    wanted = limit or (20 if sys.stdout.isatty() and not as_json else 0)
+    lpm = LocalPersistenceManager(config.load().data_dir)
+    count, items = store.count_pending(lpm), list[dict[str, Any]]()
+    if job_name or (wanted and LocalPersistenceManager.exists(lpm.folder)):  # the files are counted without the ledger
+        with stored() as lpm:
+            job = lpm.ledger.job(job_name) if job_name else None
+            count = lpm.ledger.job_books(job).results if job else count
+            items = store.newest(lpm, job, wanted) if wanted else items
     if as_json:
         facts: dict[str, Any] = {"results": count, "folder": str(lpm.pending)}
         print_json(facts | ({"items": [{name: i[name] for name in LISTED} for i in items]} if limit else {}))
@@ -96,9 +93,8 @@ def show(task: str, as_json: bool) -> int:
     """
     from crawler.results.flat import as_text, flatten
 
-    lpm = _store(config.load())
-    with closing(lpm), lpm.errors():
-        report = lpm.report(_task(lpm, task))
+    with stored() as lpm:
+        report = lpm.report(lpm.find(task)[0])
     done = "data" in report
     if as_json:
         print_json(report)
@@ -122,22 +118,6 @@ def show(task: str, as_json: bool) -> int:
 def _show_origin(report: dict[str, Any], width: int) -> None:
     if report["source_file"]:
         print(f"  {'from':{width}} {printable(report['source_file'])}, line {report['source_line']}")
-
-
-def _task(lpm: LocalPersistenceManager, text: str) -> int:
-    from crawler import urls
-
-    if re.fullmatch("[0-9a-fA-F]{6,32}", text):
-        found = lpm.tasks_named(text.lower())
-        if len(found) > 1:
-            raise UsageError(f"several task_ids begin with {text}; give more of it")
-    elif "://" in text:
-        found = lpm.tasks_of(urls.parse(text).key)
-    else:
-        raise UsageError(f"{printable(text)[:100]} is neither a task_id (6 to 32 hex digits) nor a URL")
-    if not found:
-        raise UsageError(f"there is no task for {printable(urls.without_credentials(text))}")
-    return found[0]
 
 
 @results.command()
@@ -173,11 +153,10 @@ def export(
         raise click.UsageError(f"the ending of {output} names no format; add --format {', '.join(store.FORMATS)}")
     if all_rows and (since or form == "warc"):
         raise click.UsageError(f"--all-rows does not go with {'--since' if since else 'the format warc'}")
-    lpm = _store(settings)
-    with closing(lpm), terminated_by_signal():
-        with lpm.errors():
-            job = lpm.ledger.job(job_name) if job_name else None
-        begin = None if since is None else moment(since, settings, lpm.now())
+    with stored() as lpm:
+        job = lpm.ledger.job(job_name) if job_name else None
+        begin = None if since is None else since_moment(since, settings, lpm.now())
+    with closing(lpm), terminated_by_signal():  # not in `stored`: a reader of stdout that has gone is no failing store
         done = store.export(lpm, output, form, job=job, since=begin, all_rows=all_rows, pages=pages, say=say)
     if pages:
         say(f"{done.pages:,} pages written to {pages}/")
@@ -190,25 +169,16 @@ def export(
         print(f"Exported {done.rows} {'rows' if all_rows else 'results'} to {output}")
 
 
-def moment(text: str, settings: Settings, now: float) -> float:
-    """The time that a person means by a span back from now or an ISO time, in their own zone where it names none."""
-    from zoneinfo import ZoneInfo
-
-    from crawler.cli.commands.bulk import Span
-
-    text = text.strip()
-    if re.fullmatch(r"\d+(\.\d+)?[smhd]", text):
-        return now - Span().convert(text, None, None)
-    try:
-        at = datetime.fromisoformat(text)
-        if at.tzinfo is None and settings.timezone:
-            at = at.replace(tzinfo=ZoneInfo(settings.timezone))
-        return at.timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise UsageError(f"{text!r} is no time; write a span such as 2h or 7d, or 2026-11-15T14:00") from None
+def since_moment(text: str, settings: Settings, now: float) -> float:
+    """The time that a person means by a span back from now, the last such time of day, or a date."""
+    span = times.span(text)
+    at = now - span if span is not None else times.moment(text, now - 86400, times.zone(settings.timezone))
+    if at is None:
+        raise UsageError(f"{printable(text)!r} is no time; write {times.FORMS}")
+    return at
 
 
-def _store(settings: Settings) -> LocalPersistenceManager:
-    if not LocalPersistenceManager.exists(settings.data_dir):
-        raise UsageError(f"there is no store in {settings.data_dir.absolute()}")
-    return LocalPersistenceManager(settings.data_dir)
+from crawler.cli.commands import keep  # noqa: E402 # what it attaches to stands above
+
+for command in (keep.archive, keep.bundle, keep.unbundle):
+    results.add_command(command)
