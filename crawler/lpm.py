@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from crawler.config import failpoint
-from crawler.db import connection, owners, results, schema, segments
+from crawler.db import connection, kernel, owners, results, schema, segments
 from crawler.db.ledger import Ledger
 from crawler.errors import StoreError
 from crawler.models import NO_DEADLINE, Imported, Job, NewTask, Outcome, Page, Raw, Task, TaskStatus
@@ -63,6 +63,12 @@ class LocalPersistenceManager:
 
     def _ledger(self, durable: bool) -> Ledger:
         if durable not in self._connections:
+            if kernel.is_other(self.folder):
+                raise StoreError(
+                    f"{self.folder} is in use by workers on another machine or in a virtual one (Docker Desktop), and "
+                    "two kernels cannot share a database; type the command there, as in: docker compose exec worker "
+                    "python -m crawler status (only bulk import works from here)"
+                )
             with connection.store_errors(self.path):
                 for folder in (self.folder, self.pending, self.raw, self.owners):
                     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

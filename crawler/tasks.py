@@ -20,6 +20,7 @@ from crawler.celery_app import app, broker_url, settings
 from crawler.config import failpoint
 from crawler.db.ledger import Chunk
 from crawler.errors import CrawlerError, ServiceError
+from crawler.inbox import Inbox
 from crawler.lpm import LocalPersistenceManager
 from crawler.maintainer import BrokerDown, Maintainer
 from crawler.models import QUEUES, Books, Job, NewTask, Outcome, Task, TaskStatus
@@ -212,19 +213,22 @@ def _page_events(task: Task, outcome: Outcome | None, at: float) -> list[tuple[s
 
 
 class _Child:
-    """What a prefork child has beside Celery: a worker, a maintainer standing by, and events."""
+    """What a prefork child has beside Celery: a worker, a maintainer and an inbox standing by, and events."""
 
     def __init__(self, hostname: str) -> None:
         _raise_file_limit()
         self.events = PageEvents(hostname)
+        self.inbox = Inbox(settings)
         self.worker = Worker(settings, watch=self.events)
         lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
         self.maintainer = Maintainer(lpm, RedisBroker(broker_url), settings.window)
         threading.Thread(target=self.maintainer.run, name="maintainer", daemon=True).start()
+        threading.Thread(target=self.inbox.run, name="inbox", daemon=True).start()
         self.worker.watch_stop(_stop_pipe[0])
 
     def stop(self) -> None:
         self.maintainer.stop()
+        self.inbox.stop()
         self.worker.stop()
         self.events.stop()
 

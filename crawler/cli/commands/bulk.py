@@ -8,6 +8,7 @@ from crawler import config
 from crawler.bulk import import_file, rows
 from crawler.cli.output import data_dir_option, json_option, print_json, say
 from crawler.config import Settings
+from crawler.db import kernel
 from crawler.errors import ServiceError
 from crawler.logs import printable
 from crawler.models import QUEUES
@@ -84,17 +85,30 @@ def import_(
     settings = config.load()
     if dry_run:
         return _show(file, queue, as_json)
-    summary, _ = import_file(
-        settings,
-        file,
-        queue,
-        batch_size=batch_size,
-        strict=strict,
-        fresh_for_s=fresh_for,
-        job_name=job_name,
-        progress=say,
-    )
-    _fill_window(settings)
+    if kernel.is_other(settings.data_dir):
+        from crawler import inbox
+
+        options = inbox.Options(
+            name=inbox.safe_name(file),
+            queue="urgent" if queue == "urgent" else "default",
+            batch_size=batch_size,
+            strict=strict,
+            fresh_for_s=fresh_for,
+            job_name=job_name,
+        )
+        summary = inbox.deliver(settings, file, options, say)
+    else:
+        summary, _ = import_file(
+            settings,
+            file,
+            queue,
+            batch_size=batch_size,
+            strict=strict,
+            fresh_for_s=fresh_for,
+            job_name=job_name,
+            progress=say,
+        )
+        _fill_window(settings)
     if as_json:
         print_json(summary)
     else:
