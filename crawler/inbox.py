@@ -66,8 +66,13 @@ class _Stopping(Exception):
 class Inbox:
     """Imports what lies in the inbox: one acts at a time and names its kernel, any number stand by."""
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
-        self._settings, self._clock = settings, clock
+    def __init__(
+        self,
+        settings: Settings,
+        give_way: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings, self._give_way, self._clock = settings, give_way, clock
         self._data = settings.data_dir.absolute()
         self._folder = self._data / "inbox"
         self._stop = threading.Event()
@@ -92,15 +97,22 @@ class Inbox:
                 return
         taker = threading.Thread(target=self._take_all, name="inbox-taker", daemon=True)
         taker.start()  # beside the beats: a large file takes its time
-        while True:
+        ours = True
+        while ours:
             with contextlib.suppress(OSError):  # a full disk is told by those who need it
                 kernel.write(lock, kernel.name())
             if self._stop.wait(BEAT_S):
                 break
+            ours = not kernel.is_other(self._data)
+        if not ours:  # both began at one moment, or this machine slept and was taken for dead
+            log.critical("workers of another kernel are in this data folder: these end, so that one database has one")
+            self.stop()
+            self._give_way()
         taker.join(BEAT_S)
         if not taker.is_alive():  # else the lock falls with the process
             with contextlib.suppress(OSError):
-                kernel.write(lock, "")
+                if ours:
+                    kernel.write(lock, "")
             os.close(lock)
 
     def _take_all(self) -> None:

@@ -66,8 +66,8 @@ class LocalPersistenceManager:
             if kernel.is_other(self.folder):
                 raise StoreError(
                     f"{self.folder} is in use by workers on another machine or in a virtual one (Docker Desktop), and "
-                    "two kernels cannot share a database; type the command there, as in: docker compose exec worker "
-                    "python -m crawler status (only bulk import works from here)"
+                    "two kernels cannot share a database; type the command there (docker compose -f "
+                    "docker-compose.standalone.yml exec worker python -m crawler …); only bulk import works from here"
                 )
             with connection.store_errors(self.path):
                 for folder in (self.folder, self.pending, self.raw, self.owners):

@@ -4,10 +4,11 @@ import logging
 import os
 import queue
 import resource
+import signal
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
@@ -215,10 +216,10 @@ def _page_events(task: Task, outcome: Outcome | None, at: float) -> list[tuple[s
 class _Child:
     """What a prefork child has beside Celery: a worker, a maintainer and an inbox standing by, and events."""
 
-    def __init__(self, hostname: str) -> None:
+    def __init__(self, hostname: str, give_way: Callable[[], None] = lambda: None) -> None:
         _raise_file_limit()
         self.events = PageEvents(hostname)
-        self.inbox = Inbox(settings)
+        self.inbox = Inbox(settings, give_way)
         self.worker = Worker(settings, watch=self.events)
         lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
         self.maintainer = Maintainer(lpm, RedisBroker(broker_url), settings.window)
@@ -282,7 +283,7 @@ def _set_up_logging(loglevel: int | None = None, **_: Any) -> None:
 
 @signals.worker_process_init.connect
 def _begin_child(sender: Any, **_: Any) -> None:
-    _children[os.getpid()] = _Child(str(sender))
+    _children[os.getpid()] = _Child(str(sender), lambda: os.kill(os.getppid(), signal.SIGTERM))
 
 
 @signals.worker_process_shutdown.connect

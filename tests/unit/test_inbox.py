@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from crawler.errors import StoreError
 from crawler.inbox import Inbox, safe_name
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books
+from tests.support.stack import wait_for
 
 
 def books(data: Path) -> Books:
@@ -132,3 +134,19 @@ def test_another_kernel_is_known_by_its_name_while_it_writes(tmp_path: Path) -> 
     with pytest.raises(StoreError, match="another machine"):
         opened.close_after_check()
     os.close(lock)
+
+
+def test_two_kernels_at_one_moment_give_way(tmp_path: Path) -> None:
+    """Who finds another kernel's name in the place of its own ends, and leaves that name alone."""
+    given_way = threading.Event()
+    inbox = Inbox(Settings(data_dir=tmp_path), given_way.set)
+    thread = threading.Thread(target=inbox.run)
+    thread.start()
+    note = tmp_path / "run" / "kernel"
+    wait_for(lambda: note.exists() and note.read_text() == kernel.name(), 5, "this kernel's name")
+
+    note.write_text("another")
+
+    thread.join(10)
+    assert given_way.is_set()
+    assert note.read_text() == "another"
