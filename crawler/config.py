@@ -43,9 +43,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     timezone: str | None = None
     """The zone of the times that people type and read; the system's by default."""
     rate: str = "none"
-    """Requests per second and domain, as `50/s`, or `none`."""
+    """Requests per second and domain, as `50/s`, or `none`; read and checked, but not in force yet."""
     allow_nets: tuple[str, ...] = ()
-    """Networks that are not global and may be fetched from all the same, as 10.0.0.0/8,192.168.1.0/24."""
+    """Networks that are not global and may be fetched from all the same, as
+    10.0.0.0/8,192.168.1.0/24; read and checked, but not in force yet."""
+    min_free: int = 500_000_000
+    """With fewer free bytes than this on the disk nothing more is fetched, until there are."""
     pages: int = 32
     """How many pages a worker process has in flight at a time."""
     timeout_s: float = 60.0
@@ -78,7 +81,7 @@ _OTHER_NAMES = {
 VARIABLES = {
     _OTHER_NAMES.get(field.name, f"CRAWLER_{field.name.upper()}"): field for field in msgspec.structs.fields(Settings)
 }
-_MINIMUM = {"window": 1, "pages": 1, "timeout_s": 0.1, "max_body": 1000, "stall_s": 1.0, "slice_s": 0.1}
+_MINIMUM = {"window": 1, "min_free": 0, "pages": 1, "timeout_s": 0.1, "max_body": 1000, "stall_s": 1.0, "slice_s": 0.1}
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:

@@ -1,10 +1,17 @@
-"""The demonstration's site: a county register of 300 parcels on loopback, some of them slow, broken or gone."""
+"""The embedded site, on loopback: the demonstration's register of 300 parcels, and pages for drills.
+
+Some parcels are slow, broken or gone. A drill's page is `/drill/<milliseconds>/<ok, or a fault>/<number>`: it answers
+after that time, and the first request for it gets the fault. The site counts every request.
+"""
 
 import asyncio
 import json
+import os
 import signal
+import subprocess
 import sys
 from base64 import b64decode
+from collections import Counter
 from contextlib import closing, suppress
 from functools import partial
 from http import HTTPStatus
@@ -14,6 +21,8 @@ from typing import NamedTuple
 COUNT = 300
 BROKEN, GONE, DROPPED = frozenset({57, 141, 238}), frozenset({84, 208}), frozenset({170})
 PLAN, PHOTO, CYRILLIC = 122, 263, 29
+FAULTS = ("500", "cut")
+"""What a drill's page can do once: answer 500, or break off in the middle of its body."""
 SLOW, FLAKY = 7, 13  # remainders of a parcel's number by 20: one in twenty is slow, one in twenty fails once
 
 FAILING = BROKEN | GONE | DROPPED
@@ -37,6 +46,7 @@ _FIRST = ("Ada", "Bruno", "Carmen", "Dmitri", "Elena", "Femi", "Grace", "Hugo", 
 _LAST = ("Abbott", "Brandt", "Castillo", "Dimitrova", "Eriksen", "Fontaine", "Greer", "Holloway", "Ito", "Jansen")
 _STREETS = ("Orchard Lane", "Mill Road", "Quarry Street", "Depot Avenue", "Larkspur Court", "County Road 12")
 _FEATURES = ("a detached garage", "a drilled well", "a pole barn", "mature oaks", "a creek along its south line")
+_CLOSE = b"\r\nConnection: close\r\n\r\n"
 _STYLE = "body{font:16px sans-serif;margin:2rem auto;max-width:50rem} td,th{padding:.2rem 1rem .2rem 0;text-align:left}"
 
 
@@ -125,10 +135,24 @@ def _response(body: bytes, status: int = 200, kind: str = "text/html; charset=ut
     return f"{first}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def _answer(path: str, failed: set[int]) -> bytes | None:
-    """The response to one request; None drops the connection."""
+async def _drill_page(path: str, first: bool) -> bytes:
+    _, _, latency_ms, fault, number = path.split("/")
+    await asyncio.sleep(int(latency_ms) / 1000)
+    if first and fault == "500":
+        return _response(_document("Error", "<p>This page fails once.</p>").encode(), 500)
+    response = _response(_page(int(number)).encode())
+    if first and fault == "cut":
+        head, _, body = response.partition(b"\r\n\r\n")
+        return head + _CLOSE + body[: len(body) // 2]
+    return response
+
+
+async def _answer(path: str, requests: int) -> bytes | None:
+    """The response to the n-th request for a path; None drops the connection."""
     if path == "/":
         return _response(_index().encode())
+    if path.startswith("/drill/"):
+        return await _drill_page(path, requests == 1)
     n = NUMBERS.get(path.removeprefix("/parcel/"), 0)
     if n in DROPPED:
         return None
@@ -136,8 +160,7 @@ async def _answer(path: str, failed: set[int]) -> bytes | None:
         return _response(_document("Not found", "<p>The register has no such parcel.</p>").encode(), 404)
     if n in BROKEN:
         return _response(_document("Error", "<p>The register cannot show this parcel.</p>").encode(), 500)
-    if n % 20 == FLAKY and n not in failed:
-        failed.add(n)
+    if n % 20 == FLAKY and requests == 1:
         return _response(_document("Busy", "<p>The register is busy; try again.</p>").encode(), 503)
     if n % 20 == SLOW:
         await asyncio.sleep(0.3 + n * 7 % 13 / 10)
@@ -148,29 +171,50 @@ async def _answer(path: str, failed: set[int]) -> bytes | None:
     return _response(_page(n).encode())
 
 
-async def _talk(failed: set[int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _talk(requests: Counter[str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     # A client that hangs up or does not speak HTTP only loses its connection.
     with closing(writer), suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
-            _, target, _ = head.split(b" ", 2)
-            response = await _answer(target.decode("latin-1"), failed)
+            path = head.split(b" ", 2)[1].decode("latin-1")
+            requests[path] += 1
+            response = await _answer(path, requests[path])
             writer.write(response or b"")
             await writer.drain()
-            if response is None or b"connection: close" in head.lower():
+            if response is None or _CLOSE in response or b"connection: close" in head.lower():
                 break
 
 
-async def serve(host: str, port: int) -> asyncio.Server:
-    """Start the site; each server remembers for itself which parcels have failed once."""
-    return await asyncio.start_server(partial(_talk, set[int]()), host, port, backlog=1024)
-
-
 async def _main() -> None:
-    server = await serve("127.0.0.1", 0)
+    requests: Counter[str] = Counter()
+    server = await asyncio.start_server(partial(_talk, requests), "127.0.0.1", 0, backlog=1024)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await asyncio.to_thread(sys.stdin.buffer.read)  # its end is the parent's end: no orphan outlives a killed parent
     server.close()
+    with suppress(OSError):  # a killed parent does not ask for them
+        os.write(1, json.dumps(requests).encode())
+
+
+class running_site:
+    """The site in a process of its own, which ends with its standard input."""
+
+    requests: dict[str, int]
+    """How often each path was asked for; known at the end."""
+
+    def __enter__(self) -> str:
+        """Start it; returns its address."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "crawler.demo_site"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def __exit__(self, *_: object) -> None:
+        self.requests = json.loads(self._process.communicate()[0] or "{}")
 
 
 if __name__ == "__main__":

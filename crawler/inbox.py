@@ -50,6 +50,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False
     fresh_for_s: float | None = None
     job_name: str | None = None
+    deadline: float | None = None
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,6 +185,7 @@ class Inbox:
                 strict=options.strict,
                 fresh_for_s=options.fresh_for_s,
                 job_name=options.job_name,
+                deadline=options.deadline,
                 watched=True,  # until the receipt is written: killed before that, the job goes on, even if it has ended
                 progress=self._go_on,
             )

@@ -3,6 +3,8 @@
 import contextlib
 import logging
 import os
+import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,10 +14,11 @@ from typing import Any
 
 import msgspec
 
+from crawler import urls
 from crawler.config import failpoint
 from crawler.db import connection, kernel, owners, results, schema, segments
 from crawler.db.ledger import Ledger
-from crawler.errors import StoreError
+from crawler.errors import StoreError, UsageError
 from crawler.models import NO_DEADLINE, Imported, Job, NewTask, Outcome, Page, Raw, Task, TaskStatus
 
 log = logging.getLogger(__name__)
@@ -155,25 +158,43 @@ class LocalPersistenceManager:
         with self.errors():
             places = self._append([o.page if self._keeps(o) else None for o in outcomes])
             failpoint("raw-synced")
-            ledger, now, stored = self.durable, self._clock(), []
-            with connection.writing(ledger.db):
+            now, stored = self._clock(), []
+            with self._committing(now) as ledger:
                 for outcome, place in zip(outcomes, places, strict=True):
                     stored.append(self._apply(ledger, outcome, place, now))
-                if self._segment:
-                    ledger.db.execute(
-                        "INSERT INTO raw_segments VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET end = excluded.end",
-                        (self._segment.name, self._segment.end, now),
-                    )
-                failpoint("committing")
-            failpoint("committed")
-            if self._segment:
-                self._segment.committed = True
         done = [
             o.task.id for o, good in zip(outcomes, stored, strict=True) if good and o.status is TaskStatus.COMPLETED
         ]
         self._unprojected += done
         self._project_all()
         return stored
+
+    def save_carried(
+        self, members: Sequence[bytes | None], insert: Callable[[Ledger, Sequence[Raw | None]], list[int]]
+    ) -> None:
+        """Store what another ledger collected, in the same order: `insert` is given where the pages are now."""
+        with self.errors():
+            places = self._append(members)
+            with self._committing(self._clock()) as ledger:
+                tasks = insert(ledger, places)
+        self._unprojected += tasks
+        self._project_all()
+
+    @contextmanager
+    def _committing(self, now: float) -> Iterator[Ledger]:
+        """One durable commit; what the segment has got by then counts from then on."""
+        ledger = self.durable
+        with connection.writing(ledger.db):
+            yield ledger
+            if self._segment:
+                ledger.db.execute(
+                    "INSERT INTO raw_segments VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET end = excluded.end",
+                    (self._segment.name, self._segment.end, now),
+                )
+            failpoint("committing")
+        failpoint("committed")
+        if self._segment:
+            self._segment.committed = True
 
     def _project_all(self) -> None:
         """Write what is due to pending/; where that fails it stays due: the commit has decided, not the file."""
@@ -193,12 +214,12 @@ class LocalPersistenceManager:
             return False
         return self._keep_raw == "all" or outcome.status is not TaskStatus.COMPLETED
 
-    def _append(self, pages: Sequence[Page | None]) -> list[Raw | None]:
+    def _append(self, pages: Sequence[Page | bytes | None]) -> list[Raw | None]:
         kept = [page for page in pages if page is not None]
         if not kept:
             return [None] * len(pages)
         if self._segment is None:
-            self._segment = segments.SegmentWriter(self.raw, self._committed_end)
+            self._segment = segments.SegmentWriter(self.raw, self._committed_end, self._clock)
         places = iter(self._segment.append(kept))
         return [None if page is None else next(places) for page in pages]
 
@@ -209,19 +230,21 @@ class LocalPersistenceManager:
     def _apply(self, ledger: Ledger, outcome: Outcome, place: Raw | None, now: float) -> bool:
         task, page, final = outcome.task, outcome.page, outcome.status is not TaskStatus.PENDING
         failed = outcome.error_type is not None and outcome.charge
-        ledger.db.execute(
+        live = ledger.db.all(
             """UPDATE tasks SET status = ?, attempts = attempts + 1, failures = failures + ?, not_before = ?,
                    owner = NULL, message_id = iif(?, message_id, NULL), error_type = ?, error_message = ?,
                    completed_at = ?
-               WHERE id = ? AND fence = ? AND status = 'processing'""",
+               WHERE id = ? AND fence = ? AND status = 'processing' RETURNING leased_at""",
             (outcome.status, failed, outcome.not_before, final, outcome.error_type, _storable(outcome.error_message),
              now if final else None, task.id, task.fence),
         )  # fmt: skip
-        if not ledger.db.changes():
+        if not live:
             return False  # a late twin: this claim was given up, and another one decides
-        detail: dict[str, Any] = {"attempt": task.attempts + 1, "worker": outcome.worker}
+        detail: dict[str, Any] = {"attempt": task.attempts + 1, "worker": outcome.worker, "claimed_at": live[0][0]}
         if page:
             detail |= {"status": page.status, "bytes": len(page.body), "fetch_ms": round(page.fetch_s * 1000, 1)}
+        if outcome.verdict:
+            detail |= {"verdict": outcome.verdict, "parse_ms": round(outcome.parse_ms, 1)}
         if outcome.error_type:
             detail |= {"error": outcome.error_type, "message": _storable(outcome.error_message)}
         if not final:
@@ -273,8 +296,8 @@ class LocalPersistenceManager:
     # Projections
 
     def project(self, task: int) -> None:
-        """Write pending/<task_id>.json; whole or not at all."""
-        result = self.result(task)
+        """Write pending/<task_id>.json, whole or not at all, unless the result has left it."""
+        result = next(self._results("r.task = ? AND o.state <> 'synced' AND o.archived_at IS NULL", (task,), 1), None)
         if result is not None:
             target = self.pending / f"{result['task_id']}.json"
             hidden = self.pending / f".{result['task_id']}.{os.getpid()}.{threading.get_native_id()}"
@@ -314,18 +337,70 @@ class LocalPersistenceManager:
     # Raw pages
 
     def raw_page(self, task: int) -> tuple[str, bytes] | None:
-        """The header block and body, as received, of the last stored page of a task, good or not."""
+        """The header block and body, as received, of the last page of a task, good or not, unless it was pruned."""
+        place = self.raw_place(task)
+        return segments.read(self.raw, place) if place and self._committed_end(place.segment) else None
+
+    def raw_place(self, task: int) -> Raw | None:
+        """Where the last page of a task was stored; `prune` may have removed it."""
         for (detail,) in self.ledger.db.all("SELECT detail FROM events WHERE task = ? ORDER BY id DESC", (task,)):
             raw = msgspec.json.decode(detail).get("raw")
             if raw:
-                return segments.read(self.raw, msgspec.convert(raw, Raw))
+                return msgspec.convert(raw, Raw)
         return None
+
+    def missing_segments(self, job: Job) -> list[str]:
+        """The segments with pages of a job that are not on the disk as far as the ledger has committed them."""
+        condition, values = results.matching(job, None)
+        rows = self.ledger.db.all(
+            f"""SELECT name, end FROM raw_segments WHERE name IN (
+                    SELECT DISTINCT raw_segment FROM results r JOIN tasks t ON t.id = r.task WHERE {condition})""",
+            values,
+        )
+        return [
+            f"the segment {name} is missing or shorter than {end:,} bytes"
+            for name, end in rows
+            if not (self.raw / name).is_file() or (self.raw / name).stat().st_size < end
+        ]
+
+    def find(self, text: str) -> list[int]:
+        """The tasks that a person means by an id, by the beginning of one, or by a URL; the newest first."""
+        found = []
+        if re.fullmatch(r"[0-9a-f]{6,32}", text):
+            rows = self.ledger.db.all("SELECT id FROM tasks WHERE task_id GLOB ? || '*' LIMIT 2", (text,))
+            if len(rows) > 1:
+                raise UsageError(f"more than one task begins with {text}; give more of its id")
+            found = [row[0] for row in rows]
+        else:
+            found = self.tasks_of(urls.parse(text).key)
+        if not found:
+            raise UsageError(f"no task is known for {urls.without_credentials(text)}")
+        return found
 
     def tasks_of(self, url_key: bytes) -> list[int]:
         """The tasks for a URL, the newest first."""
         return [
             row[0] for row in self.ledger.db.all("SELECT id FROM tasks WHERE url_key = ? ORDER BY id DESC", (url_key,))
         ]
+
+    # Size
+
+    def bound_wal(self, limit: int) -> bool:
+        """Write the write-ahead log back and cut it where it is larger than that; True where that was done.
+
+        SQLite does so by itself, but begins anew only in a moment without any reader: among many there may be none.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if self.path.with_name("lpm.db-wal").stat().st_size > limit:
+                busy, *_ = self.ledger.db.all("PRAGMA wal_checkpoint(TRUNCATE)")[0]
+                return not busy
+        return False
+
+    def sizes(self) -> dict[str, int]:
+        """What the store takes on the disk, by part."""
+        parts = {"lpm.db": self.folder.glob("lpm.db*"), "raw": self.raw.glob("*.warc.gz")}
+        parts |= {name: (self.folder / name).glob("*") for name in ("pending", "archive")}
+        return {name: sum(map(_size, paths)) for name, paths in parts.items()}
 
     # Deaths
 
@@ -344,6 +419,14 @@ class LocalPersistenceManager:
         return freed
 
 
+def low_on_disk(folder: Path, least: int) -> str | None:
+    """What to say where fewer bytes are free than there must be."""
+    free = shutil.disk_usage(folder).free
+    if free >= least:
+        return None
+    return f"only {free / 1e6:,.0f} MB are free in {folder}; nothing more is fetched until {least / 1e6:,.0f} MB are"
+
+
 class _Unlimited:
     def take(self, domain: str, wish: int) -> int:
         return wish
@@ -355,6 +438,13 @@ class _Unlimited:
 def _storable(text: str | None) -> str | None:
     """Without the halves of characters that a server's garbage can leave in a message."""
     return text if text is None else text.encode("utf-8", "replace").decode()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _remove_if_old(path: Path) -> None:

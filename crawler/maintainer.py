@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from crawler import times
+from crawler.config import Settings
 from crawler.db import owners
 from crawler.db.ledger import Chunk
 from crawler.errors import CrawlerError
+from crawler.forecast import Trend, slip
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, JobStatus
 
@@ -17,6 +20,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 MIRROR_S = 3.0
+WAL_LIMIT = 64 << 20
+"""A write-ahead log that is larger is written back and cut, which readers alone may keep from happening."""
 MISSING_S = 5.0
 """A message that is in no queue and in no worker's hand for so long is published again."""
 
@@ -42,14 +47,17 @@ class Maintainer:
     """Frees what the dead held, fills the window, publishes again what was lost, ends jobs."""
 
     def __init__(
-        self, lpm: LocalPersistenceManager, broker: Broker, window: int, clock: Callable[[], float] = time.time
+        self, lpm: LocalPersistenceManager, broker: Broker, settings: Settings, clock: Callable[[], float] = time.time
     ) -> None:
-        self._lpm, self._broker, self._window, self._clock = lpm, broker, window, clock
+        self._lpm, self._broker, self._window, self._clock = lpm, broker, settings.window, clock
+        self._zone = times.zone(settings.timezone)
         self._kick = threading.Event()
         self._stop = False
         self._missing: dict[str, float] = {}
         self._trouble = ""
         self._mirrored = 0.0
+        self._trends: dict[int, Trend] = {}
+        self._late: set[int] = set()
 
     def kick(self) -> None:
         """There is something to do now."""
@@ -159,4 +167,21 @@ class Maintainer:
             for job in ledger.jobs():
                 # Just ended ones too: another process may have ended them, or Redis was away.
                 if job.status is JobStatus.OPEN or (job.completed_at or 0) > now - 10 * MIRROR_S:
-                    self._broker.mirror(job, ledger.progress(job))
+                    books = ledger.progress(job)
+                    self._watch_deadline(job, books, now)
+                    self._broker.mirror(job, books)
+            self._lpm.bound_wal(WAL_LIMIT)
+
+    def _watch_deadline(self, job: Job, books: Books, now: float) -> None:
+        """Raise the alarm when a deadline begins to slip, and say when it no longer does."""
+        if job.deadline is None:
+            return
+        trend = self._trends.setdefault(job.id, Trend())
+        trend.add(now, books.accepted - books.open)
+        slipping = slip(job, books.open, trend.rate, now, self._zone)
+        if slipping and job.id not in self._late:
+            self._late.add(job.id)
+            log.warning("job %s: %s", job.name, slipping, extra={"job": job.name})
+        elif not slipping and job.id in self._late and books.open and trend.rate:
+            self._late.discard(job.id)
+            log.warning("job %s will be done in time again", job.name, extra={"job": job.name})

@@ -147,3 +147,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     hold: str | None = None
     """`paused` or `cancelled`: nothing more of it is claimed."""
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of every row of a job; `problems` says what does not add up, and is empty."""
+
+    job: str
+    status: str
+    rows: int
+    rejected: int
+    books: Books
+    reasons: dict[str, dict[str, int]]
+    problems: list[str]
+    checksum: str
+    """sha256 over URL, parcel, state and body hash of every task, in the order of import."""

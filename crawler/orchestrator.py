@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -66,6 +67,8 @@ class Orchestrator:
             os.close(self._lock)
             raise StackIsUp(f"a stack is up already in {self._data}; stop it with: python -m crawler down")
         stop_stale(self._data, read_stack(self._data))
+        shutil.rmtree(self._data / "run" / "tmp", ignore_errors=True)
+        (self._data / "run" / "tmp").mkdir(mode=0o700, exist_ok=True)
         self._record(supervisor=Mark.of(os.getpid()))
         return self
 
@@ -139,9 +142,9 @@ class Orchestrator:
             return f"http://127.0.0.1:{port}"
 
     def _environment(self) -> dict[str, str]:
-        """What children see: this data folder, and this Redis or none, whatever the shell says."""
-        env = os.environ | {"CRAWLER_DATA_DIR": str(self._data), "REDIS_URL": self._settings.redis_url or ""}
-        return dict(env)
+        """What children see: this data folder, this Redis or none, and a folder for what the killed ones leave."""
+        env = {"CRAWLER_DATA_DIR": str(self._data), "REDIS_URL": self._settings.redis_url or ""}
+        return os.environ | env | {"TMPDIR": str(self._data / "run" / "tmp")}
 
     def start_all(self) -> None:
         """Everything in order, then watched: what dies is started again."""

@@ -213,6 +213,38 @@ def _page_events(task: Task, outcome: Outcome | None, at: float) -> list[tuple[s
     return [("task-retried" if outcome.status is TaskStatus.PENDING else "task-failed", error)]
 
 
+class ConsumptionWatch:
+    """Ends a worker that lives but takes no messages, so that whatever started it starts it again.
+
+    Each child watches for itself: idle for long beside a queue that is never empty, it was forgotten by its parent.
+    Nothing else shows that: such a parent answers pings and keeps its connections.
+    """
+
+    def __init__(self, worker: Worker, url: str, limit_s: float) -> None:
+        self._worker, self._limit_s = worker, limit_s
+        self._redis = connect(url)
+        self._parent = os.getppid()
+        threading.Thread(target=self._run, name="consumption", daemon=True).start()
+
+    def _run(self) -> None:
+        idle_since: float | None = None
+        while not self._worker.stopping:
+            time.sleep(self._limit_s / 10)
+            if self._worker.busy or not self._work_waits():
+                idle_since = None
+            elif idle_since is None:
+                idle_since = time.monotonic()
+            elif time.monotonic() - idle_since > self._limit_s:
+                log.critical("this worker takes no messages although there are some; it is ended, to be started again")
+                os.kill(self._parent, signal.SIGKILL)
+
+    def _work_waits(self) -> bool:
+        try:
+            return any(self._redis.llen(name) for name in _consumed_queues())
+        except redis.RedisError:
+            return False
+
+
 class _Child:
     """What a prefork child has beside Celery: a worker, a maintainer and an inbox standing by, and events."""
 
@@ -222,7 +254,7 @@ class _Child:
         self.inbox = Inbox(settings, give_way)
         self.worker = Worker(settings, watch=self.events)
         lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
-        self.maintainer = Maintainer(lpm, RedisBroker(broker_url), settings.window)
+        self.maintainer = Maintainer(lpm, RedisBroker(broker_url), settings)
         threading.Thread(target=self.maintainer.run, name="maintainer", daemon=True).start()
         threading.Thread(target=self.inbox.run, name="inbox", daemon=True).start()
         self.worker.watch_stop(_stop_pipe[0])
@@ -283,7 +315,8 @@ def _set_up_logging(loglevel: int | None = None, **_: Any) -> None:
 
 @signals.worker_process_init.connect
 def _begin_child(sender: Any, **_: Any) -> None:
-    _children[os.getpid()] = _Child(str(sender), lambda: os.kill(os.getppid(), signal.SIGTERM))
+    child = _children[os.getpid()] = _Child(str(sender), lambda: os.kill(os.getppid(), signal.SIGTERM))
+    ConsumptionWatch(child.worker, broker_url, 2 * settings.stall_s)
 
 
 @signals.worker_process_shutdown.connect
@@ -306,7 +339,7 @@ def fill_window() -> int:
     """Publish the next chunks from a process that is no worker; returns how many tasks they hold."""
     lpm = LocalPersistenceManager(settings.data_dir)
     try:
-        return Maintainer(lpm, RedisBroker(broker_url), settings.window).fill()
+        return Maintainer(lpm, RedisBroker(broker_url), settings).fill()
     except BrokerDown as error:
         raise ServiceError(str(error)) from error
     finally:

@@ -17,7 +17,7 @@ from crawler.config import Settings, failpoint
 from crawler.db.owners import Owner
 from crawler.errors import StoreError
 from crawler.fetch.http import Client
-from crawler.lpm import LocalPersistenceManager
+from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import Outcome, Task, TaskStatus
 from crawler.resilience.slots import Slots
 from crawler.scraping import pipeline
@@ -32,6 +32,8 @@ MAX_UNSAVED = 256
 """With so many outcomes waiting for the disk nothing more is claimed."""
 POLL_S = 0.03
 """How often to look again for slots that other processes free, and for more urgent work."""
+ROOM_S = 1.0
+"""How often to look how full the disk is."""
 STOP_GRACE_S = 3.0
 """How long pages in flight may go on when a stop is asked for."""
 
@@ -60,6 +62,8 @@ class Worker:
         self._last_domain = ""
         self._store_trouble = False
         self._complained = -60.0
+        self._room_seen = -ROOM_S
+        self._no_room: str | None = None
         self.stopping = False
         self._trace = sys.stderr if kind == "cli" else self._owner.trace
         self._loop = asyncio.new_event_loop()
@@ -71,6 +75,11 @@ class Worker:
         self._ready.result()
 
     # What callers in other threads use
+
+    @property
+    def busy(self) -> bool:
+        """Whether a message is being worked on."""
+        return bool(self._calls)
 
     def run_slice(self, message_id: str, queues: Sequence[str]) -> int:
         """Work for one time slice on what is due in these queues, the most urgent first; returns how much was begun.
@@ -187,8 +196,21 @@ class Worker:
             self._complained = time.monotonic()
             log.warning("nothing more is claimed, and results wait in memory: %s", error)
 
+    def _has_room(self) -> bool:
+        """Whether enough of the disk is free; said once when it ends and once when it is back."""
+        if time.monotonic() - self._room_seen >= ROOM_S:
+            self._room_seen = time.monotonic()
+            before, self._no_room = self._no_room, low_on_disk(self._lpm.folder, self._settings.min_free)
+            if self._no_room and not before:
+                log.warning("%s", self._no_room)
+            elif before and not self._no_room:
+                log.warning("there is room on the disk again; work goes on")
+        return self._no_room is None
+
     def _claim_now(self, queues: Sequence[str], room: int) -> tuple[list[Task], bool]:
         now = time.time()
+        if not self._has_room():
+            return [], True
         with self._lpm.errors():
             self._lpm.ledger.wake(now)
             if not self._lpm.ledger.has_due(queues):

@@ -38,6 +38,7 @@ def import_file(
     strict: bool = False,
     fresh_for_s: float | None = None,
     job_name: str | None = None,
+    deadline: float | None = None,
     watched: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Summary, Job]:
@@ -62,6 +63,7 @@ def import_file(
                 batch_size=batch_size,
                 now=lpm.now(),
                 watched=watched,
+                deadline=deadline,
             )
         with rows.RejectsFile(file) as rejects:
             while batch := list(islice(items, COMMIT_ROWS)):

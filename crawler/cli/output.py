@@ -1,16 +1,23 @@
 """What commands print: facts on stdout, progress on stderr."""
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import click
 import msgspec
 
+from crawler import config, times
+from crawler.errors import UsageError
+from crawler.forecast import Trend, slip
 from crawler.logs import printable
-from crawler.models import Books
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Books, Job, Receipt
+from crawler.times import duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -29,7 +36,20 @@ data_dir_option = click.option(
     callback=_set_data_dir,
     help="The store (default: CRAWLER_DATA_DIR, else ./data).",
 )
+UNACCOUNTED = 5
+"""The exit code where the books do not add up, or do not yet."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+
+
+@contextlib.contextmanager
+def stored() -> Iterator[LocalPersistenceManager]:
+    """The store of this command's data folder, which must be there."""
+    data_dir = config.load().data_dir
+    if not LocalPersistenceManager.exists(data_dir):
+        raise UsageError(f"there is no store in {data_dir.absolute()}")
+    lpm = LocalPersistenceManager(data_dir)
+    with contextlib.closing(lpm), lpm.errors():
+        yield lpm
 
 
 def print_json(facts: Any) -> None:
@@ -42,26 +62,42 @@ def say(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+def print_reasons(reasons: dict[str, dict[str, int]], examples: list[dict[str, Any]], job: Job | None) -> None:
+    """Why tasks ended without a result, with some of them."""
+    for status, counts in reasons.items():
+        for reason, count in counts.items():
+            print(f"  {count:,} {status}: {reason}")
+    for task in examples:
+        print(f"    {printable(task['url'])}: {printable(task['message'] or task['reason'] or '')}")
+    more = sum(sum(counts.values()) for counts in reasons.values()) - len(examples)
+    if more > 0 and examples:
+        which = "".join(f" --status {status}" for status in reasons) + (f" --job '{job.name}'" if job else "")
+        print(f"    … and {more:,} more: python -m crawler tasks list{printable(which)}")
+
+
+def print_receipt(receipt: Receipt) -> None:
+    """The sum that must come out, and the checksum of what it counts."""
+    books = receipt.books
+    states = ("completed", "failed", "skipped", "expired", "pending", "processing")
+    parts = [f"{getattr(books, state):,} {state}" for state in states if getattr(books, state)]
+    print(f"Receipt: {books.accepted:,} tasks = {' + '.join(parts) or '0'}; {receipt.rejected:,} rows rejected")
+    print(f"  sha256 {receipt.checksum}")
+    for problem in receipt.problems:
+        print(f"  UNACCOUNTED: {problem}; python -m crawler doctor tells more")
 
 
 class BooksProgress:
-    """Live progress of a crawl: a bar on a terminal, else a line now and then."""
+    """Live progress of a crawl: a bar on a terminal, else a line now and then; a warning where a deadline slips."""
 
-    def __init__(self, title: str, every_s: float = 5.0) -> None:
-        self._title = title
+    def __init__(self, job: Job | None, every_s: float = 5.0) -> None:
+        self._job = job
+        self._title = printable(job.name if job else "all jobs")
         self._every_s = every_s
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._began = self._said = time.monotonic()
-        self._first: int | None = None
-        self._line = ""
+        self._trend = Trend()
+        self._said = time.monotonic()
+        self._line = self._warning = ""
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
@@ -82,19 +118,27 @@ class BooksProgress:
         elif self._line:
             say(f"{self._title}: {self._line}")
 
-    def show(self, books: Books) -> None:
-        """Show where the books stand."""
-        done = books.accepted - books.open
-        now = time.monotonic()
-        if self._first is None:
-            self._first = done
-        seconds = max(now - self._began, 0.001)
-        rate = (done - self._first) / seconds
+    def show(self, books: Books, trouble: str = "") -> None:
+        """Show where the books stand; `trouble` is what keeps them from moving."""
+        done, now = books.accepted - books.open, time.monotonic()
+        self._trend.add(now, done)
+        rate = self._trend.rate
         left = f", about {duration(books.open / rate)} left" if rate > 0 and books.open else ""
-        trouble = "".join(f", {getattr(books, s)} {s}" for s in ("failed", "skipped", "expired") if getattr(books, s))
-        self._line = f"{done:,}/{books.accepted:,} done{trouble}, {rate:.0f}/s{left}"
+        bad = "".join(f", {getattr(books, s)} {s}" for s in ("failed", "skipped", "expired") if getattr(books, s))
+        self._line = f"{done:,}/{books.accepted:,} done{bad}, {rate:.0f}/s{left}"
         if self._bar and self._task is not None:
             self._bar.update(self._task, total=books.accepted or None, completed=done, line=self._line)
         elif now - self._said >= self._every_s:
             self._said = now
             say(f"{self._title}: {self._line}")
+        if self._job and not trouble:
+            tz = times.zone(config.load().timezone)
+            trouble = slip(self._job, books.open, rate, time.time(), tz) or ""
+        self._warn(trouble)
+
+    def _warn(self, warning: str) -> None:
+        """Say a warning when it begins, not as long as it lasts."""
+        if bool(warning) != bool(self._warning):
+            text = f"{self._title}: " + (f"warning: {warning}" if warning else "no longer so")
+            self._bar.console.print(text, highlight=False, markup=False) if self._bar else say(text)
+        self._warning = warning

@@ -1,14 +1,33 @@
 """The books: jobs, counts, reasons."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from hashlib import sha256
 from typing import Any
 
-from crawler.db.connection import Database, writing
+import msgspec
+
+from crawler.db.connection import Database, reading, writing
 from crawler.errors import UsageError
-from crawler.models import Books, Job, JobStatus, TaskStatus
+from crawler.models import NO_DEADLINE, Books, Job, JobStatus, Receipt, TaskStatus
 
 JOB = "id, name, status, queue, source_file, created_at, completed_at, deadline, hold"
+
+
+_CHECKS = {
+    "rows more or less than were accepted": """SELECT abs(size - (SELECT count(*) FROM tasks WHERE job_id = ?1))
+        FROM jobs WHERE id = ?1""",
+    "completed tasks without a result": """SELECT count(*) FROM tasks t WHERE id IN ({members})
+        AND status = 'completed' AND NOT EXISTS (SELECT 1 FROM results WHERE task = t.id)""",
+    "results that no Gateway would ever get": """SELECT count(*) FROM results r WHERE task IN ({members})
+        AND NOT EXISTS (SELECT 1 FROM outbox WHERE task = r.task)""",
+    "results of tasks that are not completed": """SELECT count(*) FROM results JOIN tasks t ON t.id = task
+        WHERE t.id IN ({members}) AND status <> 'completed'""",
+    "results whose raw page is not in its segment": """SELECT count(*) FROM results r LEFT JOIN raw_segments s
+        ON s.name = raw_segment WHERE task IN ({members}) AND raw_segment IS NOT NULL
+        AND raw_offset + raw_length > ifnull(s.end, 0)""",
+}
+"""What must not be, each with the statement that counts it."""
 
 
 class Bookkeeping:
@@ -24,6 +43,13 @@ class Bookkeeping:
             "SELECT status, not_before, domain FROM tasks WHERE id = ?", (id_,)
         )
         return TaskStatus(status), not_before, domain
+
+    def event(self, task: int, kind: str, detail: dict[str, Any], now: float) -> None:
+        """Note one thing that happened to a task."""
+        self.db.execute(
+            "INSERT INTO events (task, at, kind, detail) VALUES (?, ?, ?, ?)",
+            (task, now, kind, msgspec.json.encode(detail).decode()),
+        )
 
     def finalise(self, now: float) -> list[Job]:
         """End the jobs that have no open task; whoever's UPDATE hits is the one who ended it."""
@@ -53,6 +79,64 @@ class Bookkeeping:
             raise UsageError(f"there is no job {name}{hint}")
         return as_job(row)
 
+    def waiting(self) -> dict[str, int]:
+        """How many tasks are pending, by queue."""
+        return dict(self.db.all("SELECT queue, count(*) FROM tasks WHERE status = 'pending' GROUP BY 1"))
+
+    def in_flight(self) -> dict[str, int]:
+        """How many tasks are being worked on, by domain, the most first."""
+        return dict(
+            self.db.all("SELECT domain, count(*) FROM tasks WHERE status = 'processing' GROUP BY 1 ORDER BY 2 DESC, 1")
+        )
+
+    def rate(self, now: float, over_s: float = 30.0) -> float:
+        """Tasks that ended a second, of late."""
+        [(count,)] = self.db.all(
+            """SELECT count(*) FROM (SELECT at, kind FROM events ORDER BY id DESC LIMIT 20000)
+               WHERE at > ? AND kind IN ('completed', 'failed', 'skipped')""",
+            (now - over_s,),
+        )
+        return float(count) / over_s
+
+    def growth(self, now: float) -> dict[str, float]:
+        """Bytes that a page adds to the store, of those that came last, and that an hour adds at their pace."""
+        rows = self.db.all(
+            """SELECT ifnull(raw_length, 0) + 2 * length(record) + 1000, scraped_at FROM results
+               ORDER BY task DESC LIMIT 500"""
+        )  # the record is in lpm.db and in pending/; a thousand bytes are for the rest of the task's rows
+        if not rows:
+            return {"bytes_per_page": 0.0, "bytes_per_hour": 0.0}
+        total, first = sum(size for size, _ in rows), min(at for _, at in rows)
+        return {
+            "bytes_per_page": round(total / len(rows)),
+            "bytes_per_hour": round(3600 * total / (now - first)) if 0 < now - first < 3600 else 0.0,
+        }
+
+    def loads(self, job: Job) -> list[tuple[str, int, int]]:
+        """For each domain with open tasks of a job: how many, and how many of other jobs go first there."""
+        members = self._members(job)
+        own = self.db.all(
+            f"SELECT domain, count(*) FROM tasks WHERE id IN ({members}) AND is_open GROUP BY 1", (job.id,)
+        )
+        [(last,)] = self.db.all("SELECT ifnull(max(priority), 9) FROM tasks WHERE job_id = ?", (job.id,))
+        ahead = self.db.all(
+            f"""SELECT domain, count(*) FROM tasks WHERE status = 'pending' AND not_before < 9e15
+                AND id NOT IN ({members}) AND (queue = 'urgent' OR ?2 = 'default')
+                AND (queue <> ?2 OR (priority, deadline) < (?3, ?4)) GROUP BY 1""",
+            (job.id, job.queue, last, job.deadline or NO_DEADLINE),
+        )
+        first = dict(ahead)
+        return [(domain, count, first.get(domain, 0)) for domain, count in own]
+
+    def paces(self) -> dict[str, tuple[float, float]]:
+        """Seconds to fetch and to parse a page, by domain, of those that came last."""
+        rows = self.db.execute(
+            """SELECT domain, avg(fetch_ms) / 1000, avg(parse_ms) / 1000
+               FROM (SELECT task, fetch_ms, parse_ms FROM results ORDER BY task DESC LIMIT 2000)
+               JOIN tasks ON tasks.id = task GROUP BY 1"""
+        )
+        return {domain: (max(fetch_s, 0.001), parse_s) for domain, fetch_s, parse_s in rows}
+
     def horizon(self) -> int:
         """The number of the last event: everything that any task has had is at or below it."""
         [(last,)] = self.db.all("SELECT coalesce(max(id), 0) FROM events")
@@ -74,22 +158,82 @@ class Bookkeeping:
         outbox = self.db.all("SELECT state, count(*) FROM outbox GROUP BY state")
         return _books(states, outbox)
 
-    def reasons(self, job: Job | None) -> dict[str, int]:
-        """Why tasks ended without a result, the most frequent reason first."""
-        rows = self.db.all(
-            """SELECT error_type, count(*) FROM tasks WHERE status IN ('failed', 'skipped', 'expired')
-               AND (?1 IS NULL OR job_id = ?1) GROUP BY 1 ORDER BY 2 DESC""",
-            (job.id if job else None,),
+    def reasons(self, job: Job | None) -> dict[str, dict[str, int]]:
+        """Why tasks ended without a result: by state, the most frequent reason first."""
+        rows = self.db.execute(
+            f"""SELECT status, ifnull(error_type, 'unknown'), count(*) FROM tasks
+                WHERE status IN ('failed', 'skipped', 'expired') AND {self._of(job)}
+                GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2""",
+            (job.id,) if job else (),
         )
-        return {reason or "unknown": count for reason, count in rows}
+        reasons: dict[str, dict[str, int]] = {}
+        for status, reason, count in rows:
+            reasons.setdefault(status, {})[reason] = count
+        return reasons
 
-    def failures(self, job: Job | None, limit: int) -> list[tuple[Any, ...]]:
-        """Some tasks that ended without a result: URL, reason, message."""
-        return self.db.all(
-            """SELECT url, error_type, error_message FROM tasks WHERE status IN ('failed', 'skipped', 'expired')
-               AND (?1 IS NULL OR job_id = ?1) ORDER BY id LIMIT ?2""",
-            (job.id if job else None, limit),
-        )
+    def receipt(self, job: Job) -> Receipt:
+        """The books of a job, checked against everything else that the ledger knows of it; of one moment."""
+        with reading(self.db):
+            books, problems = self.job_books(job), []
+            for problem, sql in _CHECKS.items():
+                [(count,)] = self.db.all(sql.format(members=self._members(job)), (job.id,))
+                if count:
+                    problems.append(f"{count:,} {problem}")
+            [(rejected,)] = self.db.all("SELECT count(*) FROM rejected_rows WHERE job_id = ?", (job.id,))
+            [(links,)] = self.db.all("SELECT count(*) FROM job_links WHERE job_id = ?", (job.id,))
+            [(own,)] = self.db.all("SELECT count(*) FROM tasks WHERE job_id = ?", (job.id,))
+            digest = sha256()
+            for row in self.db.execute(
+                f"""SELECT url, parcel_id, status, body_sha256 FROM tasks t LEFT JOIN results ON task = t.id
+                    WHERE t.id IN ({self._members(job)}) ORDER BY t.id""",
+                (job.id,),
+            ):
+                digest.update("\t".join(str(value or "") for value in row).encode() + b"\n")
+            return Receipt(
+                job=job.name,
+                status=job.hold if job.hold and job.status is not JobStatus.DONE else job.status,
+                rows=own + links + rejected,
+                rejected=rejected,
+                books=books,
+                reasons=self.reasons(job),
+                problems=problems,
+                checksum=digest.hexdigest(),
+            )
+
+    def tasks(
+        self,
+        job: Job | None = None,
+        statuses: Collection[str] = (),
+        reason: str | None = None,
+        domain: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """Tasks as they stand, in the order of import, read some at a time."""
+        names = ("task_id", "url", "parcel_id", "status", "reason", "message", "attempts", "queue", "priority",
+                 "domain", "source_file", "source_line", "completed_at")  # fmt: skip
+        last = 0
+        while limit is None or limit > 0:
+            size = min(1000, limit or 1000)
+            rows = self.db.all(
+                f"""SELECT id, task_id, url, parcel_id, status, error_type, error_message, attempts, queue, priority,
+                        domain, source_file, source_line, completed_at FROM tasks NOT INDEXED
+                    WHERE {self._of(job)} AND id > ? AND (? IS NULL OR error_type = ?) AND (? IS NULL OR domain = ?)
+                    AND (? OR status IN (SELECT value FROM json_each(?))) ORDER BY id LIMIT ?""",
+                (*((job.id,) if job else ()), last, reason, reason, domain, domain, not statuses,
+                 msgspec.json.encode(list(statuses)).decode(), size),
+            )  # fmt: skip
+            for row in rows:
+                yield dict(zip(names, row[1:], strict=True))
+            if len(rows) < size:
+                return
+            last, limit = rows[-1][0], None if limit is None else limit - size
+
+    def _of(self, job: Job | None) -> str:
+        """The condition for a job's tasks, or for all; the job's number is the first value."""
+        if job is None:
+            return "1"
+        shared = " OR id IN (SELECT task FROM job_links WHERE job_id = ?1)" if self._shares(job) else ""
+        return f"(job_id = ?1{shared})"
 
     def progress(self, job: Job | None) -> Books:
         """The states of a job or of all tasks, without looking at results: cheap enough to ask again and again."""
@@ -105,8 +249,7 @@ class Bookkeeping:
         return _books(self._states(job), outbox)
 
     def _states(self, job: Job) -> list[tuple[Any, ...]]:
-        where = f"id IN ({self._members(job)})" if self._shares(job) else "job_id = ?1"
-        return self.db.all(f"SELECT status, count(*) FROM tasks WHERE {where} GROUP BY status", (job.id,))
+        return self.db.all(f"SELECT status, count(*) FROM tasks WHERE {self._of(job)} GROUP BY status", (job.id,))
 
     def _members(self, job: Job) -> str:
         own = "SELECT id FROM tasks WHERE job_id = ?1"

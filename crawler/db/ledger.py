@@ -7,14 +7,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from crawler.db.books import JOB, Bookkeeping, as_job
+from crawler.db.acts import Acts
+from crawler.db.books import JOB, as_job
 from crawler.db.connection import writing
-from crawler.db.owners import Note
 from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, NewTask, Task
-
-POISON_STRIKES = 2
-MAX_DEATHS = 20
-"""A page that was in flight when its worker died this often is set aside, whatever it was that died."""
 
 _TASK = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback,
            (SELECT size FROM jobs WHERE jobs.id = tasks.job_id)"""
@@ -39,7 +35,7 @@ class Chunk(msgspec.Struct, frozen=True):
     task_ids: tuple[str, ...]
 
 
-class Ledger(Bookkeeping):
+class Ledger(Acts):
     """Statements on one connection; every method is one transaction or less."""
 
     # Doors
@@ -55,6 +51,7 @@ class Ledger(Bookkeeping):
         batch_size: int,
         now: float,
         watched: bool = False,
+        deadline: float | None = None,
     ) -> Job:
         """The open job known by this key, or a new one under this name or the next free one like it.
 
@@ -62,16 +59,23 @@ class Ledger(Bookkeeping):
         """
         with writing(self.db):
             rows = self.db.all(
-                f"""UPDATE jobs SET status = 'importing', completed_at = NULL, watched = max(watched, ?2)
+                f"""UPDATE jobs SET status = 'importing', completed_at = NULL, watched = max(watched, ?2),
+                        deadline = ifnull(?3, deadline)
                     WHERE id = (SELECT max(id) FROM jobs WHERE key = ?1 AND (status <> 'done' OR (?2 AND watched)))
                     RETURNING {JOB}""",
-                (key, watched),
+                (key, watched, deadline),
             ) or self.db.all(
-                f"""INSERT INTO jobs (name, key, status, queue, source, source_file, batch_size, created_at, watched)
-                    VALUES (?, ?, 'importing', ?, ?, ?, ?, ?, ?) RETURNING {JOB}""",
-                (self._free_name(name), key, queue, source, source_file, batch_size, now, watched),
+                f"""INSERT INTO jobs
+                        (name, key, status, queue, source, source_file, batch_size, created_at, watched, deadline)
+                    VALUES (?, ?, 'importing', ?, ?, ?, ?, ?, ?, ?) RETURNING {JOB}""",
+                (self._free_name(name), key, queue, source, source_file, batch_size, now, watched, deadline),
             )
-        return as_job(rows[0])
+            job = as_job(rows[0])
+            if deadline:  # of a job that is continued, perhaps: then for what it has already
+                self.db.execute(
+                    "UPDATE tasks SET deadline = ? WHERE job_id = ? AND status = 'pending'", (deadline, job.id)
+                )
+        return job
 
     def report_job(self, job: Job) -> None:
         """Whoever waited for the job has told its end: the next import of the same file is a new one."""
@@ -105,7 +109,7 @@ class Ledger(Bookkeeping):
     ) -> Imported:
         """Insert what is not there yet; what is counts for this job too, at the more urgent of both places."""
         accepted = known = 0
-        job_id = job.id if job else None
+        job_id, deadline = (job.id, job.deadline or NO_DEADLINE) if job else (None, NO_DEADLINE)
         with writing(self.db):
             for task in tasks:
                 address = task.address
@@ -113,7 +117,7 @@ class Ledger(Bookkeeping):
                 found = self._known(task, job_id, fresh_after)
                 if found:
                     known += 1
-                    self._share(found, task, job_id, queue, row_input)
+                    self._share(found, task, job_id, queue, deadline, row_input, now)
                     continue
                 accepted += 1
                 self.db.execute(
@@ -121,7 +125,7 @@ class Ledger(Bookkeeping):
                            priority, deadline, source, source_file, source_line, input, loopback, imported_at)
                        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
                     (secrets.token_hex(16), task.external_id, job_id, address.url, address.key, address.domain,
-                     task.parcel_id, queue, task.priority, NO_DEADLINE, source, source_file, task.line, row_input,
+                     task.parcel_id, queue, task.priority, deadline, source, source_file, task.line, row_input,
                      loopback, now),
                 )  # fmt: skip
             if job_id is not None and accepted:
@@ -131,12 +135,12 @@ class Ledger(Bookkeeping):
     def _known(self, task: NewTask, job_id: int | None, fresh_after: float) -> tuple[Any, ...] | None:
         """The task that this row means if it is open, in the same job, or collected lately."""
         rows = self.db.all(
-            """SELECT id, job_id, source_line, queue, priority, status, completed_at FROM tasks
+            """SELECT id, job_id, source_line, queue, priority, deadline, status, completed_at FROM tasks
                WHERE url_key = ? AND parcel_id = ?""",
             (task.address.key, task.parcel_id),
         )
         for row in rows:
-            id_, its_job, _, _, _, status, completed_at = row
+            id_, its_job, *_, status, completed_at = row
             if (
                 status in ("pending", "processing")
                 or (job_id is not None and its_job == job_id)
@@ -147,15 +151,28 @@ class Ledger(Bookkeeping):
         return None
 
     def _share(
-        self, found: tuple[Any, ...], task: NewTask, job_id: int | None, queue: str, row_input: str | None
+        self,
+        found: tuple[Any, ...],
+        task: NewTask,
+        job_id: int | None,
+        queue: str,
+        deadline: float,
+        row_input: str | None,
+        now: float,
     ) -> None:
-        id_, its_job, its_line, its_queue, its_priority, status, _ = found
-        if status == "pending" and (QUEUES.index(queue), task.priority) < (QUEUES.index(its_queue), its_priority):
-            urgent = QUEUES[min(QUEUES.index(queue), QUEUES.index(its_queue))]
+        id_, its_job, its_line, its_queue, its_priority, its_deadline, status, _ = found
+        its_place = (QUEUES.index(its_queue), its_priority, its_deadline)
+        place = (
+            min(QUEUES.index(queue), its_place[0]),
+            min(task.priority, its_priority),
+            min(deadline, its_deadline),
+        )
+        if status == "pending" and place != its_place:
             self.db.execute(
-                "UPDATE tasks SET queue = ?, priority = ?, message_id = NULL WHERE id = ?",
-                (urgent, min(task.priority, its_priority), id_),
+                "UPDATE tasks SET queue = ?, priority = ?, deadline = ?, message_id = NULL WHERE id = ?",
+                (QUEUES[place[0]], *place[1:], id_),
             )
+            self.event(id_, "raised", {"queue": QUEUES[place[0]], "priority": place[1]}, now)
         if job_id is not None and (its_job, its_line) != (job_id, task.line):
             self.db.execute(
                 "INSERT OR IGNORE INTO job_links VALUES (?, ?, ?, ?)", (job_id, id_, task.line or 0, row_input)
@@ -186,7 +203,8 @@ class Ledger(Bookkeeping):
     # Claims
 
     def wake(self, now: float) -> float | None:
-        """Make due what has waited long enough; returns when the next one will be."""
+        """End what missed its deadline and make due what has waited long enough; returns when the next one will be."""
+        self.expire(now)
         first = "SELECT min(not_before) FROM tasks WHERE status = 'pending' AND not_before > 0"
         [(at,)] = self.db.all(first)
         while at is not None and at <= now:
@@ -217,11 +235,12 @@ class Ledger(Bookkeeping):
                         continue
                     granted = permits.take(domain, limit - len(ids))
                     taken.append((domain, granted))
-                    rows = self._due_rows(queue, group, domain, granted + 1)
+                    due = self._due_rows(queue, group, domain, granted + 1)
+                    rows = self.free_to_go(due, now)
                     taken[-1] = (domain, min(granted, len(rows)))
                     permits.give(domain, granted - taken[-1][1])
                     ids += rows[:granted]
-                    if len(rows) > granted:
+                    if len(due) > granted:
                         full.add(domain)
                 return self._lease(owner, ids, now), bool(full)
         except BaseException:
@@ -362,47 +381,6 @@ class Ledger(Bookkeeping):
                        WHERE status = 'pending' AND message_id IN (SELECT value FROM json_each(?))""",
                     (msgspec.json.encode(list(message_ids)).decode(),),
                 )
-
-    # Deaths
-
-    def free(self, note: Note, now: float) -> int:
-        """Return what a dead owner held; what its parser had in hand gets a strike, two are poison."""
-        with writing(self.db):
-            rows = self.db.all(
-                "SELECT id, strikes, attempts FROM tasks WHERE status = 'processing' AND owner = ?", (note.id,)
-            )
-            for id_, strikes, attempts in rows:
-                began, blamed = id_ in note.in_flight, id_ == note.parsing
-                poison = (blamed and strikes + 1 >= POISON_STRIKES) or attempts + began >= MAX_DEATHS
-                message = (
-                    f"{strikes + blamed} workers died or stood still while parsing this page"
-                    if blamed
-                    else f"was in flight at the death of {attempts + began} workers"
-                )
-                self.db.execute(
-                    """UPDATE tasks SET status = ?, owner = NULL, message_id = NULL, not_before = 0,
-                           attempts = attempts + ?, strikes = strikes + ?,
-                           error_type = iif(?, 'poison', error_type), error_message = iif(?, ?, error_message),
-                           completed_at = iif(?, ?, NULL)
-                       WHERE id = ?""",
-                    ("failed" if poison else "pending", began, blamed, poison, poison, message, poison, now, id_),
-                )
-                detail = {"worker": note.about.get("pid"), "began": began, "parsing": blamed}
-                if blamed and note.evidence:
-                    detail["evidence"] = note.evidence
-                self.event(id_, "poison" if poison else "worker died", detail, now)
-        return len(rows)
-
-    def owners(self) -> set[str]:
-        """Who holds leases, as far as the ledger knows."""
-        return {row[0] for row in self.db.execute("SELECT DISTINCT owner FROM tasks WHERE status = 'processing'")}
-
-    def event(self, task: int, kind: str, detail: dict[str, Any], now: float) -> None:
-        """Note one thing that happened to a task."""
-        self.db.execute(
-            "INSERT INTO events (task, at, kind, detail) VALUES (?, ?, ?, ?)",
-            (task, now, kind, msgspec.json.encode(detail).decode()),
-        )
 
 
 def _chunks(queue: str, rows: Sequence[tuple[str, int]], slots: int) -> Iterator[Chunk]:

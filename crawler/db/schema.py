@@ -133,6 +133,7 @@ MIGRATIONS = (
     """
     ALTER TABLE jobs ADD COLUMN deadline REAL;
     ALTER TABLE jobs ADD COLUMN hold TEXT;       -- paused, cancelled
+    CREATE INDEX jobs_on_hold ON jobs(id) WHERE hold IS NOT NULL AND status <> 'done';
     ALTER TABLE outbox ADD COLUMN archived_at REAL; -- left pending/ for an archive, and is not projected again
     CREATE INDEX tasks_by_deadline ON tasks(deadline) WHERE status = 'pending' AND deadline < 9e15;
 

@@ -2,9 +2,11 @@
 
 import fcntl
 import os
+import time
 import uuid
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +19,9 @@ from crawler.errors import StoreError
 from crawler.models import Page, Raw
 
 SEGMENT_LIMIT = 1 << 30
+SEGMENT_AGE_S = 86400.0
+"""No page goes into a segment older than a day, so that `prune` can remove whole ones."""
+_STAMP = "%Y%m%dT%H%M%S"
 _DROPPED = frozenset({"transfer-encoding"})
 """Headers that speak of the connection, not of the body that is stored."""
 
@@ -24,24 +29,29 @@ _DROPPED = frozenset({"transfer-encoding"})
 class SegmentWriter:
     """Appends pages to a segment that no other process writes to."""
 
-    def __init__(self, folder: Path, committed: Callable[[str], int]) -> None:
+    def __init__(self, folder: Path, committed: Callable[[str], int], clock: Callable[[], float] = time.time) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        adopted = _adopt(folder, committed)
-        self.name, self._fd, self.end = adopted or _create(folder)
+        self._clock = clock
+        adopted = _adopt(folder, committed, clock())
+        self.name, self._fd, self.end = adopted or _create(folder, clock())
         self.committed = adopted is not None
         """Whether the ledger knows the segment; one that it does not know goes when it is closed."""
 
-    def append(self, pages: Sequence[Page]) -> list[Raw]:
-        """Write the pages and wait until they are on the disk; they count once the ledger has committed `end`."""
-        if self.end >= SEGMENT_LIMIT:
-            fresh = _create(self._folder)
+    def append(self, pages: Sequence[Page | bytes]) -> list[Raw]:
+        """Write pages, or members as another segment has them, and wait until they are on the disk.
+
+        They count once the ledger has committed `end`.
+        """
+        now = self._clock()
+        if self.end >= SEGMENT_LIMIT or not _young(self.name, now):
+            fresh = _create(self._folder, now)
             self.close()
             self.name, self._fd, self.end = fresh
             self.committed = False
         places, members, offset = [], [], self.end
         for page in pages:
-            member = _member(_response(page))
+            member = page if isinstance(page, bytes) else _member(_response(page))
             places.append(Raw(segment=self.name, offset=offset, length=len(member)))
             members.append(member)
             offset += len(member)
@@ -59,12 +69,12 @@ class SegmentWriter:
 
 def mend(folder: Path, committed: Callable[[str], int]) -> None:
     """Cut whatever a killed writer left behind the last committed record, so that every reader finds whole ones."""
-    for path in folder.glob("[!.]*.warc.gz"):
+    for path in _segments(folder):
         fd = _lock(path)
         if fd is not None:
             end = committed(path.name)  # asked under the lock: until then its writer may commit more
             if end == 0:
-                path.unlink()
+                path.unlink(missing_ok=True)
             elif os.fstat(fd).st_size > end:
                 os.ftruncate(fd, end)
             os.close(fd)
@@ -72,21 +82,90 @@ def mend(folder: Path, committed: Callable[[str], int]) -> None:
 
 def read(folder: Path, raw: Raw) -> tuple[str, bytes]:
     """The HTTP header block and the body (as received) of a stored page."""
+    try:
+        return unpack(member(folder, raw), limit=1 << 30)
+    except ValueError as error:
+        raise StoreError(f"{folder / raw.segment}: the page at byte {raw.offset} cannot be read ({error})") from error
+
+
+def member(folder: Path, raw: Raw) -> bytes:
+    """A stored page byte for byte, as the gzip member that it is."""
     path = folder / raw.segment
     try:
         with path.open("rb") as file:
             file.seek(raw.offset)
-            record = zlib.decompress(file.read(raw.length), wbits=31)
-        _, http = record.split(b"\r\n\r\n", 1)
-        head, body = http.split(b"\r\n\r\n", 1)
-    except (OSError, zlib.error, ValueError) as error:
+            return file.read(raw.length)
+    except OSError as error:
         raise StoreError(f"{path}: the page at byte {raw.offset} cannot be read ({error})") from error
-    return head.decode("latin-1"), body[:-4]
 
 
-def _adopt(folder: Path, committed: Callable[[str], int]) -> tuple[str, int, int] | None:
-    for path in sorted(folder.glob("[!.]*.warc.gz")):
-        fd = _lock(path)
+def unpack(data: bytes, limit: int) -> tuple[str, bytes]:
+    """The HTTP header block and the body of one member; ValueError where it is not one whole response, or too large."""
+    inner = zlib.decompressobj(wbits=31)
+    try:
+        record = inner.decompress(data, limit)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if not inner.eof or inner.unused_data:
+        raise ValueError("not one whole gzip member" if len(record) < limit else f"more than {limit:,} bytes")
+    fields, _, http = record.partition(b"\r\n\r\n")
+    lines = fields.split(b"\r\n")
+    if lines[0] != b"WARC/1.1" or b"WARC-Type: response" not in lines or not http.endswith(b"\r\n\r\n"):
+        raise ValueError("not a WARC response")
+    if b"Content-Length: %d" % (len(http) - 4) not in lines:
+        raise ValueError("not as long as it says")
+    head, found, body = http[:-4].partition(b"\r\n\r\n")
+    if not found:
+        raise ValueError("no HTTP headers")
+    return head.decode("latin-1"), body
+
+
+def older(folder: Path, before: float) -> list[Path]:
+    """The segments that were last written before that time."""
+    old = []
+    for path in _segments(folder):
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime < before:
+                old.append(path)
+    return old
+
+
+@contextmanager
+def locked(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Those of the segments that no writer has; nobody gets them meanwhile."""
+    held: dict[Path, int] = {}
+    try:
+        for path in paths:
+            fd = _lock(path)
+            if fd is not None:
+                held[path] = fd
+        yield list(held)
+    finally:
+        for fd in held.values():
+            os.close(fd)
+
+
+def _segments(folder: Path) -> list[Path]:
+    """The segments by age; what somebody else has put into the folder is none."""
+    return sorted(path for path in folder.glob("[!.]*.warc.gz") if _begun(path.name) is not None)
+
+
+def _begun(name: str) -> float | None:
+    """When a segment was begun, by its name."""
+    try:
+        return datetime.strptime(name.partition("-")[0], _STAMP).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def _young(name: str, now: float) -> bool:
+    begun = _begun(name)
+    return begun is not None and now - begun < SEGMENT_AGE_S
+
+
+def _adopt(folder: Path, committed: Callable[[str], int], now: float) -> tuple[str, int, int] | None:
+    for path in _segments(folder):
+        fd = _lock(path) if _young(path.name, now) else None
         if fd is None:
             continue
         end = committed(path.name)
@@ -97,8 +176,8 @@ def _adopt(folder: Path, committed: Callable[[str], int]) -> tuple[str, int, int
     return None
 
 
-def _create(folder: Path) -> tuple[str, int, int]:
-    name = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}.warc.gz"
+def _create(folder: Path, now: float) -> tuple[str, int, int]:
+    name = f"{datetime.fromtimestamp(now, UTC):{_STAMP}}-{uuid.uuid4().hex[:8]}.warc.gz"
     hidden = folder / f".{name}"  # until it is locked nobody may take it for a dead writer's
     fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -107,7 +186,7 @@ def _create(folder: Path) -> tuple[str, int, int]:
         _write(fd, head, 0)
         os.fsync(fd)
         hidden.rename(folder / name)
-        _sync_folder(folder)
+        sync_folder(folder)
     except OSError:
         os.close(fd)
         hidden.unlink(missing_ok=True)
@@ -133,7 +212,8 @@ def _write(fd: int, data: bytes, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)

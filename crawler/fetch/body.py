@@ -143,3 +143,11 @@ class Body:
         if not all(layer.finish() for layer in self._layers):
             raise FetchError("truncated", "the compressed body ends before its end")
         return raw, bytes(self._decoded)
+
+
+def decoded(head: str, raw: bytes, limit: int) -> bytes:
+    """A stored body without the content codings that its header block names; raises `FetchError` where it cannot be."""
+    codings = [line.partition(":")[2] for line in head.splitlines() if line.lower().startswith("content-encoding:")]
+    body = Body(",".join(codings), limit)
+    body.feed(raw)
+    return body.finish()[1]

@@ -1,6 +1,7 @@
 """The compose file's facts, and its entry script without containers; scripts/compose-check runs all of it for real."""
 
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -101,12 +102,12 @@ def containers(folder: Folder) -> Iterator[subprocess.Popen[str]]:
     )
     wait_for(lambda: read_stack(folder.data).up, 10, "the record")
     yield process
-    process.kill()
+    process.terminate()
     process.wait()
 
 
 def test_stack_in_containers_is_found_by_every_command(folder: Folder, containers: subprocess.Popen[str]) -> None:
-    """Commands on the host see it, start no second one and do not stop it; when it dies, it is gone."""
+    """Commands on the host see it, start no second one and do not stop it; SIGTERM ends what it runs, and it is gone."""
     stack = read_stack(folder.data)
     up, down = folder.crawler("up"), folder.crawler("down")
 
@@ -116,8 +117,8 @@ def test_stack_in_containers_is_found_by_every_command(folder: Folder, container
     assert (folder.data / "run" / "stack.json").stat().st_mode & 0o777 == 0o600
     assert read_stack(folder.data).up
 
-    containers.kill()
-    containers.wait()
+    containers.terminate()
+    assert containers.wait(5) == 128 + signal.SIGTERM
     assert not read_stack(folder.data).up
     assert read_stack(folder.data).redis_url == stack.redis_url
 

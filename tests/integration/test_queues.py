@@ -107,11 +107,10 @@ def test_celery_call_scrapes_one_url(folder: Folder, site: Site, redis_url: str)
 
     # When the call is typed
     url = site.page(123)
-    argv = [sys.executable, "-m", "celery", "-A", "crawler", "call", "scrape_task", f"--args={json.dumps([url])}"]
-    done = subprocess.run(argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, timeout=60, check=True)
+    call_id = celery_call(folder, url)
 
     # Then it prints an id, and the result is there
-    assert len(done.stdout.strip()) == 36
+    assert len(call_id) == 36
     folder.wait_until_done(1, 30)
     [result] = folder.results()
     assert result["url"] == url
@@ -216,6 +215,20 @@ def test_flower_lists_pages_with_their_urls(folder: Folder, site: Site, redis_ur
     states = wait_for(seen, 20, "all pages in Flower")
     assert states[f"('{site.url}/status/404',)"] == "FAILURE"
     assert all(states[f"('{url}',)"] == "SUCCESS" for url in pages)
+
+    # And a single URL is there with its result, and its page and record in the store
+    info = f"http://127.0.0.1:{folder.env['FLOWER_PORT']}/api/task/info/{celery_call(folder, site.page(99))}"
+    result = wait_for(lambda: (fetch_json(info) or {}).get("result"), 30, "the single one's result in Flower")
+    assert site.page(99) in str(result)
+    assert folder.crawler("raw", site.page(99)).stdout.startswith("<!doctype html>")
+    assert any(site.page(99) in path.read_text() for path in (folder.data / "pending").glob("*.json"))
+
+
+def celery_call(folder: Folder, url: str) -> str:
+    """Type a call of scrape_task; returns the id that it prints."""
+    argv = [sys.executable, "-m", "celery", "-A", "crawler", "call", "scrape_task", f"--args={json.dumps([url])}"]
+    done = subprocess.run(argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip()
 
 
 def free_port() -> int:

@@ -1,17 +1,23 @@
 """`bulk import`: a file's rows into the ledger."""
 
+import contextlib
+import time
 from pathlib import Path
 
 import click
+import msgspec
 
-from crawler import config
+from crawler import config, times
 from crawler.bulk import import_file, rows
 from crawler.cli.output import data_dir_option, json_option, print_json, say
 from crawler.config import Settings
 from crawler.db import kernel
 from crawler.errors import ServiceError
+from crawler.forecast import Forecast, limits_of, of_job, sentence
 from crawler.logs import printable
-from crawler.models import QUEUES
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import QUEUES, Job
+from crawler.resilience.slots import PER_DOMAIN
 
 
 class Span(click.ParamType[float]):
@@ -21,12 +27,27 @@ class Span(click.ParamType[float]):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Seconds."""
-        text = str(value).strip()
-        units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-        try:
-            return float(text[:-1]) * units[text[-1]]
-        except (KeyError, ValueError, IndexError):
-            self.fail(f"{text!r} is not a span of time; write 90s, 45m, 12h or 7d", param, ctx)
+        seconds = times.span(str(value))
+        if seconds is None:
+            self.fail(f"{str(value)!r} is not a span of time; write 90s, 45m, 12h or 7d", param, ctx)
+        return seconds
+
+
+class Deadline(click.ParamType[float]):
+    """A moment to come: 17:00 (the next one), 45m from now, or a date with a time."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds since the epoch."""
+        text, now = str(value), time.time()
+        seconds = times.span(text)
+        at = now + seconds if seconds else times.moment(text, now, times.zone(config.load().timezone))
+        if at is None:
+            self.fail(f"{text!r} is not a time; write {times.FORMS}", param, ctx)
+        if at <= now:
+            self.fail(f"{text!r} has passed already", param, ctx)
+        return at
 
 
 def _job_name(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -38,6 +59,9 @@ def _job_name(_context: click.Context, _option: click.Parameter, value: str | No
 job_option = click.option("--job", "job_name", callback=_job_name, help="The job's name (default: the file's).")
 fresh_option = click.option(
     "--fresh-for", type=Span(), help="Leave out what was collected within this time, such as 12h."
+)
+deadline_option = click.option(
+    "--deadline", type=Deadline(), help="Have it done by then: 17:00, 45m or 2026-11-15T17:00; the rest expires."
 )
 queue_option = click.option("--queue", type=click.Choice(QUEUES), default="default", show_default=True)
 
@@ -61,6 +85,7 @@ def bulk() -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would be imported, and import nothing.")
 @click.option("--strict", is_flag=True, help="Check all rows first; import nothing if one is bad.")
 @fresh_option
+@deadline_option
 @job_option
 @json_option
 @data_dir_option
@@ -71,6 +96,7 @@ def import_(
     dry_run: bool,
     strict: bool,
     fresh_for: float | None,
+    deadline: float | None,
     job_name: str | None,
     as_json: bool,
 ) -> int:
@@ -80,11 +106,12 @@ def import_(
 
     \b
     Example:
-      python -m crawler bulk import auction_parcels.csv --queue=urgent
+      python -m crawler bulk import auction_parcels.csv --queue=urgent --deadline 17:00
     """
     settings = config.load()
     if dry_run:
         return _show(file, queue, as_json)
+    seen = None
     if kernel.is_other(settings.data_dir):
         from crawler import inbox
 
@@ -95,10 +122,11 @@ def import_(
             strict=strict,
             fresh_for_s=fresh_for,
             job_name=job_name,
+            deadline=deadline,
         )
         summary = inbox.deliver(settings, file, options, say)
     else:
-        summary, _ = import_file(
+        summary, job = import_file(
             settings,
             file,
             queue,
@@ -106,11 +134,13 @@ def import_(
             strict=strict,
             fresh_for_s=fresh_for,
             job_name=job_name,
+            deadline=deadline,
             progress=say,
         )
         _fill_window(settings)
+        deadline, seen = job.deadline, say_forecast(settings, job)
     if as_json:
-        print_json(summary)
+        print_json(msgspec.structs.asdict(summary) | {"deadline": deadline, "forecast": seen})
     else:
         print(
             f"{summary.rows:,} rows: {summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected"
@@ -119,6 +149,21 @@ def import_(
             print(f"Rejected rows are in {summary.rejects_file}")
         print(f"Imported {summary.accepted} tasks to queue '{queue}'")
     return 1 if summary.rejected else 0
+
+
+def say_forecast(settings: Settings, job: Job) -> Forecast | None:
+    """Tell when the job will be done, and what will miss its deadline."""
+    now, tz = time.time(), times.zone(settings.timezone)
+    lpm = LocalPersistenceManager(settings.data_dir)
+    with contextlib.closing(lpm), lpm.errors():
+        limits = limits_of(settings, lpm.owners, PER_DOMAIN)
+        seen = of_job(lpm.ledger, job, limits, now)
+    if job.deadline:
+        say(f"deadline {times.until(job.deadline, now, tz)}")
+    if not seen.tasks:
+        return None
+    say(f"forecast: {sentence(seen, job, limits, now, tz)}")
+    return seen
 
 
 def _show(file: Path, queue: str, as_json: bool) -> int:

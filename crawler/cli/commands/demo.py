@@ -3,7 +3,6 @@
 import csv
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -34,9 +33,9 @@ def demo(workers: int | None) -> int:
     settings = config.load()
     folder = settings.data_dir.absolute() / "demo"
     settings = msgspec.structs.replace(settings, data_dir=folder, redis_url=None)
-    with running_site() as base:
+    with demo_site.running_site() as base:
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        folder.mkdir(mode=0o700, parents=True)
         file = folder / "parcels.csv"
         rows = demo_site.urls(base)
         with file.open("w", newline="") as out:
@@ -51,25 +50,6 @@ def demo(workers: int | None) -> int:
     good = {"completed": books.completed, "failed": books.failed} == demo_site.EXPECTED
     print("This is the outcome the site was built to have." if good else f"Expected were {demo_site.EXPECTED}.")
     return 0 if good else 1
-
-
-class running_site:
-    """The bundled site in a process of its own, which ends with its standard input."""
-
-    def __enter__(self) -> str:
-        """Start it; returns its address."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "crawler.demo_site"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate()
 
 
 def _show_examples(data_dir: Path) -> None:

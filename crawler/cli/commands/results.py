@@ -65,3 +65,9 @@ def export(output: Path, form: str | None, as_json: bool) -> None:
         print_json({"results": count, "file": str(output), "format": form})
     elif str(output) != "-":
         print(f"Exported {count} results to {output}")
+
+
+from crawler.cli.commands import keep  # noqa: E402 # what it attaches to stands above
+
+for command in (keep.archive, keep.bundle, keep.unbundle):
+    results.add_command(command)

@@ -9,12 +9,20 @@ from pathlib import Path
 import click
 
 from crawler import config
-from crawler.cli.commands.bulk import fresh_option, job_option, queue_option
+from crawler.cli.commands.bulk import deadline_option, fresh_option, job_option, queue_option, say_forecast
 from crawler.cli.commands.stack import workers_option
-from crawler.cli.output import BooksProgress, data_dir_option, json_option, print_json, say
+from crawler.cli.output import (
+    UNACCOUNTED,
+    BooksProgress,
+    data_dir_option,
+    json_option,
+    print_json,
+    print_reasons,
+    print_receipt,
+    say,
+)
 from crawler.config import Settings
-from crawler.logs import printable
-from crawler.lpm import LocalPersistenceManager
+from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import Books, Job
 
 STACK_CHANGES_S = 30.0
@@ -28,11 +36,18 @@ STACK_GONE_S = 5.0
 @queue_option
 @workers_option
 @fresh_option
+@deadline_option
 @job_option
 @json_option
 @data_dir_option
 def run(
-    file: Path, queue: str, workers: int | None, fresh_for: float | None, job_name: str | None, as_json: bool
+    file: Path,
+    queue: str,
+    workers: int | None,
+    fresh_for: float | None,
+    deadline: float | None,
+    job_name: str | None,
+    as_json: bool,
 ) -> int:
     """Collect every URL of FILE: import, crawl, summary. Safe to interrupt: typed again, it goes on where it was.
 
@@ -44,14 +59,20 @@ def run(
 
     settings = config.load()
     summary, job = import_file(
-        settings, file, queue, fresh_for_s=fresh_for, job_name=job_name, watched=True, progress=say
+        settings,
+        file,
+        queue,
+        fresh_for_s=fresh_for,
+        job_name=job_name,
+        deadline=deadline,
+        watched=True,
+        progress=say,
     )
     say(f"job {job.name}: {summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected")
     if summary.rejects_file:
         say(f"rejected rows are in {summary.rejects_file}")
-    books = crawl(settings, workers, job)
-    report(settings, books, job, as_json, summary.rejected)
-    return 0 if books.completed == books.accepted and not summary.rejected else 1
+    say_forecast(settings, job)
+    return report(settings, crawl(settings, workers, job), job, as_json)
 
 
 @click.command()
@@ -66,9 +87,7 @@ def resume(workers: int | None, as_json: bool) -> int:
       python -m crawler resume
     """
     settings = config.load()
-    books = crawl(settings, workers, None)
-    report(settings, books, None, as_json)
-    return 0 if not books.failed + books.expired else 1
+    return report(settings, crawl(settings, workers, None), None, as_json)
 
 
 class _StackGone(Exception):
@@ -129,13 +148,13 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
     from crawler.process import read_stack
 
     lpm = LocalPersistenceManager(settings.data_dir)
-    with BooksProgress(job.name if job else "all jobs") as progress, contextlib.closing(lpm):
+    with BooksProgress(job) as progress, contextlib.closing(lpm):
         seen = time.monotonic()
         while True:
             with lpm.errors():
                 began = time.monotonic()
                 books = lpm.ledger.progress(job)
-                progress.show(books)
+                progress.show(books, _paused(lpm, job) or low_on_disk(lpm.folder, settings.min_free) or "")
                 if not books.open:
                     lpm.ledger.finalise(lpm.now())  # the maintainer would, but may be stopped before it has seen it
                     return books
@@ -146,23 +165,28 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
             time.sleep(max(0.3, 10 * (time.monotonic() - began)))  # counting a million tasks must not be the work
 
 
-def report(settings: Settings, books: Books, job: Job | None, as_json: bool, rejected: int = 0) -> None:
-    """What was collected, what was not and why; the job's end counts as told."""
+def _paused(lpm: LocalPersistenceManager, job: Job | None) -> str | None:
+    if job is None or lpm.ledger.job(job.name).hold != "paused":
+        return None
+    return f"it is paused; python -m crawler job resume '{job.name}' goes on"
+
+
+def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> int:
+    """What was collected, what was not and why; the job's end counts as told. Returns the exit code."""
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm), lpm.errors():
-        reasons = lpm.ledger.reasons(job)
-        examples = lpm.ledger.failures(job, limit=5)
+        receipt = lpm.ledger.receipt(job) if job else None
+        reasons = receipt.reasons if receipt else lpm.ledger.reasons(None)
+        examples = list(lpm.ledger.tasks(job, ("failed", "skipped", "expired"), limit=5))
         if job:
             lpm.ledger.report_job(job)
     if as_json:
-        facts = {"job": job.name if job else None, "books": books, "reasons": reasons, "rejected": rejected}
-        print_json(facts)
-        return
-    print(f"{books.completed:,} of {books.accepted:,} pages collected; results in {lpm.pending}/")
-    for reason, count in reasons.items():
-        print(f"  {count:,} failed: {reason}")
-    for url, reason, message in examples:
-        print(f"    {printable(url)}: {printable(message or reason)}")
-    more = sum(reasons.values()) - len(examples)
-    if more > 0:
-        print(f"    … and {more:,} more")
+        print_json(receipt or {"job": None, "books": books, "reasons": reasons})
+    else:
+        print(f"{books.completed:,} of {books.accepted:,} pages collected; results in {lpm.pending}/")
+        print_reasons(reasons, examples, job)
+        if receipt:
+            print_receipt(receipt)
+    if receipt and receipt.problems:
+        return UNACCOUNTED
+    return 0 if books.completed == books.accepted and not (receipt and receipt.rejected) else 1

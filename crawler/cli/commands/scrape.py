@@ -140,21 +140,18 @@ def raw(url: str, open_: bool, output: Path | None) -> None:
 def _stored(settings: Settings, url: str) -> bytes:
     if not LocalPersistenceManager.exists(settings.data_dir):
         raise UsageError(f"there is no store in {settings.data_dir.absolute()}")
+    from crawler.fetch.body import decoded
+
     lpm = LocalPersistenceManager(settings.data_dir)
+    pruned = False
     try:
         for task in lpm.tasks_of(urls.parse(url).key):
             page = lpm.raw_page(task)
             if page:
-                return _decoded(*page)
+                return decoded(*page, limit=1 << 30)
+            pruned = pruned or lpm.raw_place(task) is not None
     finally:
         lpm.close()
+    if pruned:
+        raise UsageError(f"the page was removed by prune: {urls.without_credentials(url)}")
     raise UsageError(f"no page is stored for {urls.without_credentials(url)}")
-
-
-def _decoded(head: str, raw_body: bytes) -> bytes:
-    from crawler.fetch.body import Body
-
-    encodings = [line.partition(":")[2] for line in head.splitlines() if line.lower().startswith("content-encoding:")]
-    body = Body(",".join(encodings), limit=1 << 30)
-    body.feed(raw_body)
-    return body.finish()[1]

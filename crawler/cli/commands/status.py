@@ -1,60 +1,84 @@
-"""`status`: the books, and what runs."""
+"""`status`: the books, and what runs; with --watch again and again."""
 
 import shutil
+import time
 from typing import Any
 
 import click
 import msgspec
 
-from crawler import config
+from crawler import config, times
 from crawler.cli.output import data_dir_option, json_option, print_json
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.db.connection import reading
 from crawler.logs import printable
-from crawler.lpm import LocalPersistenceManager
-from crawler.models import QUEUES, Books
+from crawler.lpm import LocalPersistenceManager, low_on_disk
+from crawler.models import QUEUES, Books, Job, JobStatus
+
+_STATES = ("accepted", "pending", "processing", "completed", "failed", "skipped", "expired")
 
 
 @click.command()
+@click.option("--watch", is_flag=True, help="Show it live until Ctrl-C; plain lines where this is no terminal.")
+@click.option(
+    "--interval", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="Seconds between two looks."
+)
 @json_option
 @data_dir_option
-def status(as_json: bool) -> None:
+def status(watch: bool, interval: float, as_json: bool) -> None:
     """Show what is done, what is not, and what runs; also with the stack down.
 
     \b
     Example:
       python -m crawler status --json
+      python -m crawler status --watch
     """
-    facts = gather(config.load())
-    if as_json:
-        print_json(facts)
+    settings = config.load()
+    if watch:
+        from crawler.cli.watch import Watch
+
+        Watch(settings, as_json).run(interval)
+    elif as_json:
+        print_json(gather(settings))
     else:
-        _show(facts)
+        _show(gather(settings), settings)
 
 
-def gather(settings: Settings) -> dict[str, Any]:
+def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
     """All facts; those of the ledger are of one moment."""
-    books, jobs, queues = Books(), {}, dict.fromkeys(QUEUES, 0)
+    facts: dict[str, Any] = {
+        "books": Books(),
+        "jobs": {},
+        "queues": dict.fromkeys(QUEUES, 0),
+        "job_facts": {},
+        "domains": {},
+        "rate": 0.0,
+    }
     if LocalPersistenceManager.exists(settings.data_dir):
         lpm = LocalPersistenceManager(settings.data_dir)
         with lpm.errors():
             ledger = lpm.ledger
             with reading(ledger.db):
-                books = ledger.books()
-                jobs = {job.name: ledger.job_books(job) for job in ledger.jobs()}
-                queues |= dict(
-                    ledger.db.all("SELECT queue, count(*) FROM tasks WHERE status = 'pending' GROUP BY queue")
-                )
+                jobs = ledger.jobs()
+                facts["books"] = ledger.books()
+                facts["jobs"] = {job.name: ledger.job_books(job) for job in jobs}
+                facts["queues"] |= ledger.waiting()
+                facts["domains"] = ledger.in_flight()
+                facts["rate"] = round(ledger.rate(lpm.now()), 2)
+                growth = ledger.growth(lpm.now())
+            facts["job_facts"] = {job.name: _about(job) for job in jobs}
+            if sizes:
+                facts["store"] = {"bytes": lpm.sizes(), **growth}
         lpm.close()
-    return {
-        "books": msgspec.structs.asdict(books),
-        "jobs": {name: msgspec.structs.asdict(counts) for name, counts in jobs.items()},
-        "queues": queues,
-        "pids": _pids(settings),
-        "disk": _disk(settings),
-        "redis": _redis(settings),
-    }
+    facts["books"] = msgspec.structs.asdict(facts["books"])
+    facts["jobs"] = {name: msgspec.structs.asdict(books) for name, books in facts["jobs"].items()}
+    return facts | {"pids": _pids(settings), "disk": _disk(settings), "redis": _redis(settings)}
+
+
+def _about(job: Job) -> dict[str, Any]:
+    state = job.hold if job.hold and job.status is not JobStatus.DONE else job.status
+    return {"state": state, "queue": job.queue, "deadline": job.deadline, "created_at": job.created_at}
 
 
 def _pids(settings: Settings) -> dict[str, Any]:
@@ -75,7 +99,12 @@ def _disk(settings: Settings) -> dict[str, Any]:
     while not folder.exists():
         folder = folder.parent
     usage = shutil.disk_usage(folder)
-    return {"folder": str(settings.data_dir.absolute()), "free": usage.free, "total": usage.total}
+    return {
+        "folder": str(settings.data_dir.absolute()),
+        "free": usage.free,
+        "total": usage.total,
+        "low": low_on_disk(folder, settings.min_free),
+    }
 
 
 def _redis(settings: Settings) -> dict[str, Any]:
@@ -102,15 +131,45 @@ def _redis(settings: Settings) -> dict[str, Any]:
     return facts
 
 
-def _show(facts: dict[str, Any]) -> None:
-    states = ("accepted", "pending", "processing", "completed", "failed", "skipped", "expired")
+def _show(facts: dict[str, Any], settings: Settings) -> None:
     rows = {"all": facts["books"]} | {printable(name)[:40]: counts for name, counts in facts["jobs"].items()}
     width = max(20, *(len(name) for name in rows))
-    print(f"{'':{width}}" + "".join(f"{state:>11}" for state in states))
+    print(f"{'':{width}}" + "".join(f"{state:>11}" for state in _STATES))
     for name, counts in rows.items():
-        print(f"{name:{width}}" + "".join(f"{counts[state]:>11,}" for state in states))
-    pids = facts["pids"]
+        print(f"{name:{width}}" + "".join(f"{counts[state]:>11,}" for state in _STATES))
+    now, tz = time.time(), times.zone(settings.timezone)
+    for name, about in facts["job_facts"].items():
+        if about["state"] in ("paused", "cancelled"):
+            print(f"{printable(name)} is {about['state']}")
+        if about["deadline"] and facts["jobs"][name]["pending"] + facts["jobs"][name]["processing"]:
+            print(f"{printable(name)} has the deadline {times.until(about['deadline'], now, tz)}")
+    for line in describe(facts):
+        print(line)
+
+
+def describe(facts: dict[str, Any]) -> list[str]:
+    """What runs and what it takes, in a few lines."""
+    pids, redis, disk = facts["pids"], facts["redis"], facts["disk"]
     workers = ", ".join(f"{w['pid']} with {len(w['children'])} children" for w in pids["workers"]) or "none"
-    redis_is = "up" if facts["redis"]["up"] else "down"
-    print(f"supervisor {pids['supervisor'] or 'none'} · redis {redis_is} · workers {workers}")
-    print(f"{facts['disk']['free'] / 1e9:.1f} GB free in {facts['disk']['folder']}")
+    messages = redis.get("messages", {})
+    redis_is = f"up ({sum(messages.values()):,} messages)" if redis["up"] else "down"
+    lines = [f"supervisor {pids['supervisor'] or 'none'} · redis {redis_is} · workers {workers}"]
+    if "store" in facts:
+        store = facts["store"]
+        parts = ", ".join(f"{name} {size_of(size)}" for name, size in store["bytes"].items() if size)
+        grows = f"; grows by {size_of(store['bytes_per_page'])} a page" if store["bytes_per_page"] else ""
+        hourly = f", {size_of(store['bytes_per_hour'])} an hour" if store["bytes_per_hour"] else ""
+        lines.append(f"store {size_of(sum(store['bytes'].values()))} ({parts}){grows}{hourly}")
+    lines.append(f"{size_of(disk['free'])} free in {disk['folder']}")
+    if disk["low"]:
+        lines.append(f"PAUSED: {disk['low']}")
+    return lines
+
+
+def size_of(count: float) -> str:
+    """Bytes as a person says them."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -1,0 +1,1 @@
+"""What results hold and lack, and what changed between two runs."""

@@ -1,0 +1,36 @@
+"""`doctor`: what is wrong here, and what helps."""
+
+import sys
+
+import click
+
+from crawler.cli.output import data_dir_option, json_option, print_json, say
+from crawler.logs import printable
+
+
+@click.command()
+@click.option("--repair", is_flag=True, help="Mend what can be mended; what is replaced is kept under another name.")
+@json_option
+@data_dir_option
+def doctor(repair: bool, as_json: bool) -> None:
+    """Examine the store and the stack, and mend what can be mended.
+
+    Ends with 0 if nothing is wrong any more, with 1 if something is, with 4 if the store cannot be used.
+
+    \b
+    Example:
+      python -m crawler doctor
+      python -m crawler doctor --repair
+    """
+    from crawler.doctor import examine, exit_code
+
+    findings = []
+    for finding in examine(repair, say):
+        findings.append(finding)
+        if not as_json:
+            print(f"{finding.state:7} {finding.check:12} {printable(finding.detail)}", flush=True)
+            if finding.fix:
+                print(f"{'':20} → {printable(finding.fix)}", flush=True)
+    if as_json:
+        print_json(findings)
+    sys.exit(exit_code(findings))

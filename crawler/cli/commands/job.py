@@ -1,0 +1,277 @@
+"""`job`, `tasks`, `retry`: the books in detail, and acts on them."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import msgspec
+
+from crawler import config, times
+from crawler.cli.output import (
+    UNACCOUNTED,
+    data_dir_option,
+    json_option,
+    print_json,
+    print_reasons,
+    print_receipt,
+    say,
+    stored,
+)
+from crawler.logs import printable
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job, JobStatus, TaskStatus
+
+_FINAL = ("failed", "skipped", "expired")
+
+
+@click.group()
+def job() -> None:
+    """Jobs: list, show, verify, pause, resume, cancel.
+
+    \b
+    Example:
+      python -m crawler job list
+      python -m crawler job verify parcels.csv
+    """
+
+
+@job.command("list")
+@json_option
+@data_dir_option
+def list_(as_json: bool) -> None:
+    """List all jobs with their books, the oldest first.
+
+    \b
+    Example:
+      python -m crawler job list
+    """
+    with stored() as lpm:
+        found = [(each, lpm.ledger.job_books(each)) for each in lpm.ledger.jobs()]
+    if as_json:
+        print_json([_facts(each) | {"books": books} for each, books in found])
+        return
+    for each, books in found:
+        done, trouble = books.accepted - books.open, books.failed + books.skipped + books.expired
+        print(
+            f"{printable(each.name)[:38]:38} {_state(each):10} {done:>9,} of {books.accepted:<9,} {trouble:,} without"
+        )
+    if not found:
+        print("There are no jobs yet; python -m crawler bulk import FILE makes one")
+
+
+@job.command()
+@click.argument("name")
+@json_option
+@data_dir_option
+def show(name: str, as_json: bool) -> None:
+    """Show a job: where it stands, when it will be done, what failed and why.
+
+    \b
+    Example:
+      python -m crawler job show parcels.csv
+    """
+    from crawler.forecast import limits_of, of_job, sentence
+    from crawler.resilience.slots import PER_DOMAIN
+
+    settings = config.load()
+    tz = times.zone(settings.timezone)
+    with stored() as lpm:
+        each = lpm.ledger.job(name)
+        receipt = lpm.ledger.receipt(each)
+        examples = list(lpm.ledger.tasks(each, _FINAL, limit=5))
+        limits = limits_of(settings, lpm.owners, PER_DOMAIN)
+        seen = of_job(lpm.ledger, each, limits, lpm.now()) if receipt.books.open else None
+        now = lpm.now()
+    if as_json:
+        print_json(_facts(each) | {"receipt": receipt, "failures": examples, "forecast": seen})
+        return
+    print(
+        f"{printable(each.name)}: {receipt.status}, queue {each.queue}, from {printable(each.source_file or 'no file')}"
+    )
+    began = times.show(each.created_at, now, tz)
+    print(f"began {began}" + (f", ended {times.show(each.completed_at, now, tz)}" if each.completed_at else ""))
+    if each.deadline:
+        print(f"deadline {times.until(each.deadline, now, tz)}")
+    if seen:
+        print(f"forecast: {sentence(seen, each, limits, now, tz)}")
+    print_reasons(receipt.reasons, examples, each)
+    print_receipt(receipt)
+
+
+@job.command()
+@click.argument("name")
+@json_option
+@data_dir_option
+def verify(name: str, as_json: bool) -> int:
+    """Print a job's receipt; exits with 5 while a task is open or anything does not add up.
+
+    \b
+    Example:
+      python -m crawler job verify parcels.csv && echo all accounted for
+    """
+    with stored() as lpm:
+        each = lpm.ledger.job(name)
+        receipt = lpm.ledger.receipt(each)
+        receipt = msgspec.structs.replace(receipt, problems=[*receipt.problems, *lpm.missing_segments(each)])
+        failures = list(lpm.ledger.tasks(each, _FINAL))
+    open_ = receipt.books.open
+    if as_json:
+        print_json(msgspec.structs.asdict(receipt) | {"failures": failures})
+    else:
+        print_reasons(receipt.reasons, failures[:20], each)
+        print_receipt(receipt)
+        print(f"{open_:,} tasks are still open" if open_ else "Every task is in a final state")
+    return UNACCOUNTED if open_ or receipt.problems else 0
+
+
+@job.command()
+@click.argument("name")
+@data_dir_option
+def pause(name: str) -> None:
+    """Fetch nothing more of a job until `job resume`; what is in flight ends.
+
+    \b
+    Example:
+      python -m crawler job pause parcels.csv
+    """
+    with _open_job(name) as (lpm, each):
+        count = lpm.durable.hold(each, "paused", lpm.now())
+    print(f"Paused {printable(name)}: {count:,} tasks wait for: python -m crawler job resume {printable(name)}")
+
+
+@job.command()
+@click.argument("name")
+@data_dir_option
+def resume(name: str) -> None:
+    """Go on with a paused job.
+
+    \b
+    Example:
+      python -m crawler job resume parcels.csv
+    """
+    with _open_job(name) as (lpm, each):
+        if each.hold != "paused":
+            raise click.UsageError(f"{name} is not paused")
+        count = lpm.durable.release(each)
+    print(f"Resumed {printable(name)}: {count:,} tasks are due again")
+
+
+@job.command()
+@click.argument("name")
+@data_dir_option
+def cancel(name: str) -> None:
+    """End a job: what has not begun is skipped with the reason `cancelled`; what is in flight ends.
+
+    \b
+    Example:
+      python -m crawler job cancel parcels.csv
+    """
+    with _open_job(name) as (lpm, each):
+        count = lpm.durable.hold(each, "cancelled", lpm.now())
+        lpm.durable.finalise(lpm.now())
+    print(f"Cancelled {printable(name)}: {count:,} tasks are skipped (again with: retry --skipped --reason cancelled)")
+
+
+@click.group()
+def tasks() -> None:
+    """List tasks by state and reason.
+
+    \b
+    Example:
+      python -m crawler tasks list --status failed --reason timeout
+    """
+
+
+@tasks.command("list")
+@click.option(
+    "--status",
+    "statuses",
+    type=click.Choice([str(status) for status in TaskStatus]),
+    multiple=True,
+    help="In this state.",
+)
+@click.option("--reason", help="With this reason, such as timeout or http_500.")
+@click.option("--job", "job_name", help="Of this job.")
+@click.option("--domain", help="At this domain.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many (default: 100; with --json all).")
+@json_option
+@data_dir_option
+def list_tasks(
+    statuses: tuple[str, ...],
+    reason: str | None,
+    job_name: str | None,
+    domain: str | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """List tasks in the order of their import; with --json one object a line.
+
+    \b
+    Example:
+      python -m crawler tasks list --job parcels.csv --status failed --reason timeout
+    """
+    with stored() as lpm:
+        each = lpm.ledger.job(job_name) if job_name else None
+        most = limit or (None if as_json else 101)
+        for number, task in enumerate(lpm.ledger.tasks(each, statuses, reason, domain, most)):
+            if as_json:
+                print(msgspec.json.encode(task).decode())
+            elif number == 100 and not limit:
+                say("… and more; --limit N or --json lists them")
+            else:
+                _print_task(task)
+
+
+def _print_task(task: dict[str, Any]) -> None:
+    print(f"{task['task_id'][:12]} {task['status']:10} {task['reason'] or '-':16} {printable(task['url'])}")
+
+
+@click.command()
+@click.option("--failed", is_flag=True, help="What has failed.")
+@click.option("--expired", is_flag=True, help="What missed its deadline, now without one.")
+@click.option("--skipped", is_flag=True, help="What was skipped or cancelled.")
+@click.option("--reason", help="Only with this reason, such as timeout or http_500.")
+@click.option("--job", "job_name", help="Only of this job.")
+@json_option
+@data_dir_option
+def retry(failed: bool, expired: bool, skipped: bool, reason: str | None, job_name: str | None, as_json: bool) -> None:
+    """Try again what ended without a result; running workers take it up at once, else `resume` does.
+
+    \b
+    Example:
+      python -m crawler retry --failed --reason timeout --job parcels.csv
+    """
+    chosen = [s for s, wanted in zip(_FINAL, (failed, skipped, expired), strict=True) if wanted]
+    if not chosen:
+        raise click.UsageError("say what to try again: --failed, --expired or --skipped")
+    with stored() as lpm:
+        each = lpm.ledger.job(job_name) if job_name else None
+        again, left = lpm.durable.retry(chosen, reason, each, lpm.now())
+    if as_json:
+        print_json({"retried": again, "open_elsewhere": left})
+        return
+    print(f"{again:,} tasks are pending again")
+    if left:
+        print(f"{left:,} were left: their URL is open in another task")
+    if again:
+        say("without a running stack: python -m crawler resume")
+
+
+@contextlib.contextmanager
+def _open_job(name: str) -> Iterator[tuple[LocalPersistenceManager, Job]]:
+    with stored() as lpm:
+        each = lpm.ledger.job(name)
+        if each.status is JobStatus.DONE:
+            raise click.UsageError(f"{name} has ended already")
+        if each.hold == "cancelled":
+            raise click.UsageError(f"{name} is cancelled; what is in flight still ends")
+        yield lpm, each
+
+
+def _state(each: Job) -> str:
+    return each.hold if each.hold and each.status is not JobStatus.DONE else each.status
+
+
+def _facts(each: Job) -> dict[str, Any]:
+    return msgspec.structs.asdict(each) | {"state": _state(each)}

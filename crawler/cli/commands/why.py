@@ -1,0 +1,67 @@
+"""`why`: one URL's timeline."""
+
+from datetime import datetime
+from typing import Any
+
+import click
+
+from crawler import config, times
+from crawler.cli.output import data_dir_option, json_option, print_json, stored
+from crawler.logs import printable
+from crawler.why import Step, Timeline, timeline
+
+
+@click.command()
+@click.argument("url")
+@json_option
+@data_dir_option
+def why(url: str, as_json: bool) -> None:
+    """Tell all that happened to a URL (or a task, by its id): from the line of the file to the result's delivery.
+
+    \b
+    Example:
+      python -m crawler why http://county.example/parcel/123
+    """
+    with stored() as lpm:
+        found = [timeline(lpm, task) for task in lpm.find(url)]
+    if as_json:
+        print_json(found)
+        return
+    for number, each in enumerate(found):
+        if number:
+            print()
+        _show(each, config.load().timezone)
+
+
+def _show(found: Timeline, zone: str | None) -> None:
+    tz = times.zone(zone)
+    why = f": {found.reason} – {found.message}" if found.reason else ""
+    print(printable(found.url))
+    print(printable(f"task {found.task_id}, {found.status}{why}"))
+    day = None
+    for step in found.steps:
+        at = None if step.at is None else datetime.fromtimestamp(step.at, tz).astimezone(tz)
+        if at and at.date() != day:
+            day = at.date()
+            print(f"{at:%A %d %B %Y, %Z}")
+        clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}" if at else ""
+        print(printable(f"  {clock:13}{step.what:13}{_words(step, tz)}".rstrip()))
+
+
+def _words(step: Step, tz: Any) -> str:
+    """The details of a step, the ones that are times as times."""
+    parts = []
+    for name, value in step.detail.items():
+        if name in ("not_before", "until", "deadline") and value:
+            parts.append(f"{name.replace('_', ' ')} {datetime.fromtimestamp(value, tz).astimezone(tz):%H:%M:%S}")
+        elif name == "evidence":
+            parts.append("\n" + "\n".join(f"      {line}" for line in str(value).splitlines()))
+        elif isinstance(value, dict):
+            parts.append(f"{name} " + ":".join(str(item) for item in value.values()))
+        else:
+            parts.append(f"{name.removesuffix('_s').removesuffix('_ms')} {value}{_unit(name)}")
+    return ", ".join(parts)
+
+
+def _unit(name: str) -> str:
+    return " ms" if name.endswith("_ms") else " s" if name.endswith("_s") else ""

@@ -1,0 +1,198 @@
+"""What changes tasks beside their own work: an operator (pause, resume, cancel, retry), time (expire), deaths."""
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from crawler.db.books import Bookkeeping
+from crawler.db.connection import writing
+from crawler.db.owners import Note
+from crawler.models import NO_DEADLINE, Job
+
+HELD = NO_DEADLINE
+"""`not_before` of a task whose job is paused: it never falls due by itself."""
+BATCH = 5000
+"""Tasks a transaction: others want to write too."""
+
+POISON_STRIKES = 2
+MAX_DEATHS = 20
+"""A page that was in flight when its worker died this often is set aside, whatever it was that died."""
+
+_IDS = "id IN (SELECT value FROM json_each(?))"
+_COUNTS_FOR = "(j.id = t.job_id OR j.id IN (SELECT job_id FROM job_links WHERE task = t.id))"
+
+
+class Acts(Bookkeeping):
+    """The part of the ledger that changes what is to be done."""
+
+    def hold(self, job: Job, how: str, now: float) -> int:
+        """Pause or cancel a job; returns how many tasks that puts aside. What is in flight goes on.
+
+        A task that counts for another job too goes on for that one.
+        """
+        with writing(self.db):
+            self.db.execute("UPDATE jobs SET hold = ? WHERE id = ?", (how, job.id))
+        aside = last = 0
+        while ids := self._pending_ids(job, "not_before < 9e15" if how == "paused" else "1", last):
+            with writing(self.db):
+                aside += len(ids) - len(self.free_to_go(ids, now))
+            last = ids[-1]
+        return aside
+
+    def release(self, job: Job) -> int:
+        """Let a paused job go on; returns how many tasks are due again."""
+        released = last = 0
+        with writing(self.db):
+            self.db.execute("UPDATE jobs SET hold = NULL WHERE id = ?", (job.id,))
+        while ids := self._pending_ids(job, "not_before = 9e15", last):
+            with writing(self.db):
+                self.db.execute(f"UPDATE tasks SET not_before = 0 WHERE {_IDS}", (_json(ids),))
+            released, last = released + len(ids), ids[-1]
+        return released
+
+    def _pending_ids(self, job: Job, condition: str, after: int) -> list[int]:
+        rows = self.db.execute(
+            f"""SELECT id FROM tasks WHERE {self._of(job)} AND status = 'pending' AND {condition} AND id > ?
+                ORDER BY id LIMIT {BATCH}""",
+            (job.id, after),
+        )
+        return [row[0] for row in rows]
+
+    def free_to_go(self, ids: list[int], now: float) -> list[int]:
+        """Of pending tasks those with a job that is not on hold; the others are put aside. Part of a transaction."""
+        if not self.db.one("SELECT 1 FROM jobs WHERE hold IS NOT NULL AND status <> 'done' LIMIT 1"):
+            return ids
+        rows = self.db.all(
+            f"""SELECT t.id, max(CASE ifnull(j.hold, '') WHEN '' THEN 2 WHEN 'paused' THEN 1 ELSE 0 END)
+                FROM tasks t JOIN jobs j ON {_COUNTS_FOR} WHERE t.{_IDS} GROUP BY t.id""",
+            (_json(ids),),
+        )
+        stands = dict(rows)
+        paused = [id_ for id_ in ids if stands.get(id_) == 1]
+        cancelled = [id_ for id_ in ids if stands.get(id_) == 0]
+        self.db.execute(f"UPDATE tasks SET not_before = 9e15, message_id = NULL WHERE {_IDS}", (_json(paused),))
+        self.end_without_result(cancelled, "skipped", "cancelled", "its job was cancelled", now)
+        return [id_ for id_ in ids if stands.get(id_, 2) == 2]
+
+    def end_without_result(self, ids: Sequence[int], status: str, reason: str, message: str, now: float) -> None:
+        """Bring pending tasks into a final state, with a line in their timelines. Part of a transaction."""
+        self.db.execute(
+            f"""UPDATE tasks SET status = ?, error_type = ?, error_message = ?, completed_at = ?, message_id = NULL
+                WHERE {_IDS} AND status = 'pending'""",
+            (status, reason, message, now, _json(ids)),
+        )
+        self.db.execute(
+            """INSERT INTO events (task, at, kind, detail) SELECT value, ?, ?, ? FROM json_each(?)""",
+            (now, status, _json({"error": reason, "message": message}), _json(ids)),
+        )
+
+    def expire(self, now: float) -> None:
+        """End what missed its deadline; a task that a job with a later one (or none) wants too goes on for that."""
+        first = "SELECT min(deadline) FROM tasks WHERE status = 'pending' AND deadline < 9e15"
+        [(at,)] = self.db.all(first)
+        while at is not None and at <= now:
+            with writing(self.db):
+                ids = [
+                    row[0]
+                    for row in self.db.execute(
+                        """SELECT id FROM tasks WHERE status = 'pending' AND deadline < 9e15 AND deadline <= ?
+                           LIMIT ?""",
+                        (now, BATCH),
+                    )
+                ]
+                self.db.execute(
+                    f"""UPDATE tasks AS t SET deadline = ifnull(
+                            (SELECT min(ifnull(j.deadline, 9e15)) FROM jobs j
+                             WHERE {_COUNTS_FOR} AND ifnull(j.deadline, 9e15) > ?1), deadline)
+                        WHERE t.id IN (SELECT value FROM json_each(?2))""",
+                    (now, _json(ids)),
+                )
+                late = self.db.all(f"SELECT id FROM tasks WHERE {_IDS} AND deadline <= ?", (_json(ids), now))
+                message = "its deadline passed before it was collected"
+                self.end_without_result([row[0] for row in late], "expired", "deadline", message, now)
+            [(at,)] = self.db.all(first)
+
+    def retry(self, statuses: Collection[str], reason: str | None, job: Job | None, now: float) -> tuple[int, int]:
+        """Make ended tasks pending again and reopen their jobs; returns how many, and how many are open elsewhere."""
+        again = left = last = 0
+        while ids := self._ended_ids(statuses, reason, job, last):
+            with writing(self.db):
+                # IGNORE: a URL that is open in another task must not be open twice.
+                rows = self.db.all(
+                    f"""UPDATE OR IGNORE tasks SET status = 'pending', not_before = 0, failures = 0, strikes = 0,
+                            error_type = NULL, error_message = NULL, completed_at = NULL, message_id = NULL,
+                            deadline = iif(deadline <= ?, 9e15, deadline)
+                        WHERE {_IDS} AND status IN ('failed', 'skipped', 'expired') RETURNING id""",
+                    (now, _json(ids)),
+                )
+                back = _json([row[0] for row in rows])
+                self.db.execute(
+                    """INSERT INTO events (task, at, kind, detail)
+                       SELECT value, ?, 'retry asked', '{}' FROM json_each(?)""",
+                    (now, back),
+                )
+                self._reopen(back, now)
+            again, left, last = again + len(rows), left + len(ids) - len(rows), ids[-1]
+        return again, left
+
+    def _reopen(self, ids: str, now: float) -> None:
+        jobs = self.db.all(
+            """SELECT id, key, status FROM jobs WHERE id IN (
+                   SELECT job_id FROM tasks WHERE id IN (SELECT value FROM json_each(?1))
+                   UNION SELECT job_id FROM job_links WHERE task IN (SELECT value FROM json_each(?1)))""",
+            (ids,),
+        )
+        for id_, key, status in jobs:
+            taken = status == "done" and self.db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,))
+            self.db.execute(
+                """UPDATE jobs SET status = iif(status = 'done', 'open', status), completed_at = NULL, key = ?,
+                       hold = iif(hold = 'paused' AND status <> 'done', hold, NULL),
+                       deadline = iif(deadline <= ?, NULL, deadline) WHERE id = ?""",
+                (f"retry:{id_}" if taken else key, now, id_),
+            )
+
+    def _ended_ids(self, statuses: Collection[str], reason: str | None, job: Job | None, after: int) -> list[int]:
+        rows = self.db.all(
+            """SELECT id FROM tasks t WHERE id > ?1 AND status IN (SELECT value FROM json_each(?2))
+               AND (?3 IS NULL OR error_type = ?3)
+               AND (?4 IS NULL OR job_id = ?4 OR EXISTS (SELECT 1 FROM job_links WHERE task = t.id AND job_id = ?4))
+               ORDER BY id LIMIT ?5""",
+            (after, _json(list(statuses)), reason, job.id if job else None, BATCH),
+        )
+        return [row[0] for row in rows]
+
+    def free(self, note: Note, now: float) -> int:
+        """Return what a dead owner held; what its parser had in hand gets a strike, two are poison."""
+        with writing(self.db):
+            rows = self.db.all(
+                "SELECT id, strikes, attempts FROM tasks WHERE status = 'processing' AND owner = ?", (note.id,)
+            )
+            for id_, strikes, attempts in rows:
+                began, blamed = id_ in note.in_flight, id_ == note.parsing
+                poison = (blamed and strikes + 1 >= POISON_STRIKES) or attempts + began >= MAX_DEATHS
+                message = (
+                    f"{strikes + blamed} workers died or stood still while parsing this page"
+                    if blamed
+                    else f"was in flight at the death of {attempts + began} workers"
+                )
+                self.db.execute(
+                    """UPDATE tasks SET status = ?, owner = NULL, message_id = NULL, not_before = 0,
+                           attempts = attempts + ?, strikes = strikes + ?,
+                           error_type = iif(?, 'poison', error_type), error_message = iif(?, ?, error_message),
+                           completed_at = iif(?, ?, NULL)
+                       WHERE id = ?""",
+                    ("failed" if poison else "pending", began, blamed, poison, poison, message, poison, now, id_),
+                )
+                detail = {"worker": note.about.get("pid"), "began": began, "parsing": blamed}
+                if blamed and note.evidence:
+                    detail["evidence"] = note.evidence
+                self.event(id_, "poison" if poison else "worker died", detail, now)
+        return len(rows)
+
+    def owners(self) -> set[str]:
+        """Who holds leases, as far as the ledger knows."""
+        return {row[0] for row in self.db.execute("SELECT DISTINCT owner FROM tasks WHERE status = 'processing'")}
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

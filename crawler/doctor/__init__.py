@@ -1,0 +1,183 @@
+"""The doctor: looks at the data folder and the stack, says what is wrong, and mends what can be mended."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import apsw
+import msgspec
+import psutil
+
+from crawler import config
+from crawler.config import Settings
+from crawler.db import owners
+from crawler.db.connection import BUSY_LIMIT_S, Database, retry_on_busy
+from crawler.errors import ConfigError, CrawlerError, StoreError
+from crawler.lpm import LocalPersistenceManager
+from crawler.process import read_stack
+
+State = Literal["ok", "note", "wrong", "mended"]
+REPAIR = "python -m crawler doctor --repair"
+DOWN = "python -m crawler down"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What one check saw, what it means, and the command that helps."""
+
+    check: str
+    state: State
+    detail: str
+    fix: str | None = None
+
+
+class Seen(NamedTuple):
+    """A finding before it has the name of its check."""
+
+    state: State
+    detail: str
+    fix: str | None = None
+
+
+class Context:
+    """What the checks share: the folder, how far they may go, and the ledger once it is known to be sound."""
+
+    def __init__(self, settings: Settings, repair: bool, tell: Callable[[str], None]) -> None:
+        self.settings, self.repair, self.tell = settings, repair, tell
+        self.folder = settings.data_dir.absolute()
+        self.path = self.folder / "lpm.db"
+        self.stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+        self.sound = False
+        """Whether the ledger can be read and has this program's tables."""
+
+    @cached_property
+    def db(self) -> Database:
+        """The ledger for reading only: nothing that is looked at is changed, not even by closing it."""
+        db = Database(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
+        db.set_busy_handler(retry_on_busy(BUSY_LIMIT_S))
+        return db
+
+    def close(self) -> None:
+        """Let go of the ledger; the next look opens it anew."""
+        if "db" in self.__dict__:
+            self.__dict__.pop("db").close(True)
+
+    @contextmanager
+    def lpm(self) -> Iterator[LocalPersistenceManager]:
+        """The store for mending."""
+        lpm = LocalPersistenceManager(self.folder)
+        try:
+            yield lpm
+        finally:
+            lpm.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody is at work here."""
+        return read_stack(self.folder).up or bool(owners.living(self.folder / "run" / "owners"))
+
+    def aside(self, path: Path) -> Path:
+        """Give a damaged file another name, in its place."""
+        kept = path.with_name(f"{path.name}.damaged-{self.stamp}")
+        while kept.exists():
+            kept = kept.with_name(f"{kept.name}.again")
+        path.rename(kept)
+        return kept
+
+
+Check = Callable[[Context], Iterator[Seen]]
+
+
+def examine(repair: bool, tell: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Every finding, in the order in which one check builds on another."""
+    from crawler.doctor import ledger, machine, pages, stack
+
+    settings, trouble = _settings(environ)
+    yield from trouble
+    context = Context(settings, repair, tell)
+    if not context.folder.exists():
+        yield Finding("store", "note", f"there is no store in {context.folder} yet", "python -m crawler run FILE")
+        yield from _look({"versions": machine.versions, "redis": stack.redis_server}, context)
+        return
+    with _alone(context) as reason:
+        if reason:
+            yield Finding("repair", "wrong", f"nothing is mended: {reason}", DOWN if context.alive else None)
+            context.repair = False
+        first = {"versions": machine.versions, "folder": machine.folder, "stack": stack.processes}
+        yield from _look(first, context)
+        yield from _look({"ledger": ledger.database}, context)
+        if context.sound:
+            # Segments before leases: freeing these cuts away what the ledger does not know.
+            yield from _look({"books": ledger.books, "segments": pages.segments, "leases": ledger.leases}, context)
+            yield from _look({"projections": pages.projections, "clock": ledger.clock}, context)
+        yield from _look({"redis": stack.redis_server}, context)
+        context.close()
+
+
+def exit_code(findings: list[Finding]) -> int:
+    """0: nothing is wrong any more; 1: something is; 4: the store cannot be used."""
+    wrong = {finding.check for finding in findings if finding.state == "wrong"}
+    return StoreError.exit_code if "ledger" in wrong else int(bool(wrong))
+
+
+def _look(checks: Mapping[str, Check], context: Context) -> Iterator[Finding]:
+    """Run checks; one that fails itself is a finding, and the others go on."""
+    for name, check in checks.items():
+        try:
+            for seen in check(context):
+                yield Finding(name, *seen)
+        except CrawlerError as error:
+            yield Finding(name, "wrong", str(error))
+        except (apsw.Error, OSError, UnicodeDecodeError, psutil.Error) as error:
+            yield Finding(name, "wrong", f"could not be looked at: {error}")
+
+
+def _settings(environ: Mapping[str, str]) -> tuple[Settings, list[Finding]]:
+    """The settings, or of those that cannot be read as many as are needed to go on."""
+    try:
+        return config.load(environ), [Finding("settings", "ok", "every variable is known and has a good value")]
+    except ConfigError as error:
+        finding = Finding("settings", "wrong", str(error), "unset the variable, or give it a good value")
+    for names in (("CRAWLER_DATA_DIR", "REDIS_URL"), ("CRAWLER_DATA_DIR",)):
+        try:
+            return config.load({name: environ[name] for name in names if name in environ}), [finding]
+        except ConfigError:
+            continue
+    return Settings(), [finding]
+
+
+@contextmanager
+def _alone(context: Context) -> Iterator[str]:
+    """Keep stacks from starting while things are mended; gives the reason why nothing may be."""
+    if not context.repair:
+        yield ""
+        return
+    run = context.folder / "run"
+    try:
+        run.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(run / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        yield f"{run} cannot be written ({error.strerror})"
+        return
+    try:
+        user = _user(context.path)
+        if not owners.try_lock(lock) or context.alive:
+            yield f"a stack or a worker is at work in {context.folder}; stop it first: {DOWN}"
+        else:
+            yield f"process {user} has {context.path} open; wait for its end" if user else ""
+    finally:
+        os.close(lock)
+
+
+def _user(path: Path) -> str | None:
+    """Another process that has the ledger open, such as an import."""
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and any(file.path == str(path.resolve()) for file in process.open_files()):
+                return f"{process.pid} ({process.name()})"
+        except (psutil.Error, OSError):
+            continue
+    return None

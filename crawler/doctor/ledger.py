@@ -1,0 +1,222 @@
+"""lpm.db: whether it is sound, whether its books balance, and who holds what."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+
+from crawler.db import owners, schema
+from crawler.db.connection import reading
+from crawler.db.ledger import Ledger
+from crawler.doctor import REPAIR, Context, Seen
+from crawler.doctor.salvage import ENDED_TOO_EARLY, SENSELESS, salvage, settle
+from crawler.models import JobStatus, TaskStatus
+
+_MAGIC = b"SQLite format 3\0"
+_WAL_LIMIT = 256 << 20
+_AHEAD_S = 300
+
+
+def database(context: Context) -> Iterator[Seen]:
+    """The file itself: looked at with nothing but a connection that cannot write."""
+    path = context.path
+    for backup in sorted(path.parent.glob("lpm.db.*[!lm]")):  # without -wal and -shm
+        yield Seen("note", f"{backup.name} is kept from an earlier time ({backup.stat().st_size / 1e6:.1f} MB)")
+    if not path.exists():
+        yield from _absent(context)
+    elif not path.is_file():
+        yield Seen("wrong", f"{path} is not a file", "move it away; nothing in it is touched")
+    elif path.stat().st_size == 0:
+        yield from _absent(context)
+    elif (version := _version(path)) is None:
+        yield from _damaged(context, "its first page cannot be read as that of a database")
+    elif version[0] != schema.APPLICATION_ID:
+        yield Seen("wrong", f"{path} is a database of another program", "use another folder: --data-dir DIR")
+    elif version[1] > len(schema.MIGRATIONS):
+        yield Seen(
+            "wrong",
+            f"{path} was written by a newer version (schema {version[1]}, this program knows {len(schema.MIGRATIONS)})",
+            "use the newer program",
+        )
+    else:
+        yield from _sound(context, version[1])
+
+
+def _absent(context: Context) -> Iterator[Seen]:
+    """No ledger, or an empty file: harmless in a new folder, a loss where there are results."""
+    found = _count(context.folder / "pending", "[!.]*.json"), _count(context.folder / "raw", "[!.]*.warc.gz")
+    salvaged = sorted(context.folder.glob("lpm.db.salvaged-*"))
+    if salvaged:
+        yield Seen("wrong", "lpm.db is gone; a repair was broken off at its end", f"mv {salvaged[-1]} {context.path}")
+    elif any(found):
+        yield from _damaged(
+            context, f"there is nothing in it, but pending/ and raw/ hold {found[0]} and {found[1]} files"
+        )
+    else:
+        yield Seen("note", f"there is no store in {context.folder} yet", "python -m crawler run FILE")
+
+
+def _count(folder: Path, pattern: str) -> int:
+    return sum(1 for _ in folder.glob(pattern))
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Application and schema as the file says, without believing anything else of it; None if it is no database."""
+    with path.open("rb") as file:
+        head = file.read(100)
+    if not head.startswith(_MAGIC) or len(head) < 100:
+        return None
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        return int(str(db.pragma("application_id"))), int(str(db.pragma("user_version")))
+    except apsw.Error:
+        return int.from_bytes(head[68:72]), int.from_bytes(head[60:64])
+    finally:
+        db.close(True)
+
+
+def _sound(context: Context, version: int) -> Iterator[Seen]:
+    problems = _problems(context, version)
+    if problems:
+        yield from _damaged(context, "; ".join(problems[:3]))
+        return
+    size = context.path.stat().st_size
+    wal = context.path.with_name("lpm.db-wal")
+    if wal.exists() and wal.stat().st_size > _WAL_LIMIT:
+        yield Seen("note", f"lpm.db-wal has {wal.stat().st_size / 1e6:.0f} MB: some reader has held it for long")
+    if version < len(schema.MIGRATIONS) and not context.repair:
+        yield Seen("note", f"lpm.db has schema {version}, and becomes {len(schema.MIGRATIONS)} when it is next used")
+        return
+    if version < len(schema.MIGRATIONS):
+        context.close()
+        with context.lpm() as lpm:
+            lpm.close_after_check()
+        yield Seen("mended", f"lpm.db had schema {version}; a copy is kept beside it")
+    context.sound = True
+    yield Seen("ok", f"{context.path} is sound ({size / 1e6:.1f} MB)")
+
+
+def _problems(context: Context, version: int) -> list[str]:
+    """What SQLite, and a reader of the rows, would stumble over."""
+    context.tell(f"reading {context.path} …")
+    try:
+        check = "integrity_check" if context.repair else "quick_check"
+        found = [str(row[0]).replace("\n", " ") for row in context.db.all(f"PRAGMA {check}(20)")]
+        if found != ["ok"]:
+            return found
+        for table, senseless in SENSELESS.items():
+            [(count,)] = context.db.all(f"SELECT count(*) FROM {table} WHERE {senseless}")
+            if count:
+                return [f"{count} rows of {table} make no sense"]
+        if not context.db.all("SELECT 1 FROM meta WHERE key = 'ledger_id'"):
+            return ["its id is gone"]
+    except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as error:
+        return [str(error)]
+    return []
+
+
+def _damaged(context: Context, why: str) -> Iterator[Seen]:
+    path = context.path
+    if not context.repair:
+        yield Seen("wrong", f"{path} is damaged: {why}", REPAIR)
+        return
+    context.close()
+    target = path.with_name(f"lpm.db.salvaged-{context.stamp}")
+    context.tell(f"{path} is damaged ({why}); saving what can be read …")
+    saved, done = salvage(path, target, context.folder / "pending", context.folder / "raw", time.time())
+    kept = path.with_name(f"lpm.db.damaged-{context.stamp}")
+    for ending in ("", "-wal", "-shm"):
+        if (part := Path(f"{path}{ending}")).exists():
+            part.rename(f"{kept}{ending}")
+    target.rename(path)
+    rows = ", ".join(f"{count} {table}" for table, count in saved.items() if count) or "no rows"
+    rest = "".join(f"; {count} {what}" for what, count in done.items())
+    if kept.exists():
+        rest += f"; the damaged one is {kept.name}"
+    context.sound = True
+    yield Seen("mended", f"{path} was damaged ({why}); saved: {rows}{rest}")
+
+
+_BOOKS = {
+    "tasks in an unknown state": f"""SELECT count(*) FROM tasks
+        WHERE status NOT IN ({", ".join(f"'{status}'" for status in TaskStatus)})""",
+    "completed tasks without a result": """SELECT count(*) FROM tasks
+        WHERE status = 'completed' AND id NOT IN (SELECT task FROM results)""",
+    "results whose task is not completed": """SELECT count(*) FROM results
+        WHERE task NOT IN (SELECT id FROM tasks WHERE status = 'completed')""",
+    "results that are not in the outbox": "SELECT count(*) FROM results WHERE task NOT IN (SELECT task FROM outbox)",
+    "rows of the outbox without a result": "SELECT count(*) FROM outbox WHERE task NOT IN (SELECT task FROM results)",
+    "tasks of jobs that are not there": """SELECT count(*) FROM tasks
+        WHERE job_id IS NOT NULL AND job_id NOT IN (SELECT id FROM jobs)""",
+    "jobs with another number of tasks than they have accepted": """SELECT count(*) FROM jobs
+        WHERE size <> (SELECT count(*) FROM tasks WHERE job_id = jobs.id)""",
+    "jobs that are done although a task is open": f"SELECT count(*) FROM ({ENDED_TOO_EARLY})",
+}
+
+
+def books(context: Context) -> Iterator[Seen]:
+    """Everything that was accepted is in exactly one state, and what is completed has its result."""
+    wrong = _imbalance(context)
+    jobs = Ledger(context.db).jobs()
+    if wrong and context.repair:
+        context.close()
+        with context.lpm() as lpm:
+            done = settle(lpm.durable.db, lpm.pending, lpm.raw, lpm.now())
+        what = "; ".join(f"{count} {what}" for what, count in done.items())
+        left = _imbalance(context)
+        yield Seen("wrong", f"{left}, in spite of: {what}") if left else Seen("mended", f"{wrong}: {what}")
+    elif wrong:
+        yield Seen("wrong", f"the books do not balance: {wrong}", REPAIR)
+    else:
+        [(accepted,)] = context.db.all("SELECT count(*) FROM tasks")
+        yield Seen("ok", f"{accepted} tasks in {len(jobs)} jobs, each in one state, each result in its place")
+    for job in jobs:
+        if job.status is JobStatus.IMPORTING:
+            yield Seen(
+                "note",
+                f"the import of job {job.name} has not ended; if none runs, it was broken off",
+                f"the same import again: python -m crawler bulk import {job.source_file or 'FILE'}",
+            )
+
+
+def _imbalance(context: Context) -> str:
+    """What does not add up, as of one moment."""
+    with reading(context.db):
+        counts = {what: int(context.db.all(sql)[0][0]) for what, sql in _BOOKS.items()}
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
+def leases(context: Context) -> Iterator[Seen]:
+    """Tasks in the hands of processes that are dead, and the files of these."""
+    folder = context.folder / "run" / "owners"
+    held = dict(context.db.all("SELECT owner, count(*) FROM tasks WHERE status = 'processing' GROUP BY owner"))
+    living = {note.id for note in owners.living(folder)}
+    stuck = sum(count for owner, count in held.items() if owner not in living)
+    dead = sum(path.name not in living and not path.suffix for path in folder.glob("[!.]*"))
+    what = f"{stuck} tasks are held by processes that are dead, which left {dead} files"
+    if not stuck and not dead:
+        yield Seen("ok", f"{sum(held.values())} tasks are in hand, all of living processes")
+    elif context.repair:
+        context.close()
+        with context.lpm() as lpm:
+            freed = lpm.bury()
+        yield Seen("mended", f"{what}; {freed} tasks were freed")
+    elif living:
+        yield Seen("note", f"{what}; the workers free them within seconds")
+    else:
+        yield Seen("wrong", f"{what}; the next worker frees them", REPAIR)
+
+
+def clock(context: Context) -> Iterator[Seen]:
+    """Times of the future in the ledger: then this clock was ahead, or is behind now."""
+    [(last,)] = context.db.all(
+        "SELECT max(coalesce((SELECT max(at) FROM events), 0), (SELECT coalesce(max(imported_at), 0) FROM tasks))"
+    )
+    ahead_s = last - time.time()
+    if ahead_s > _AHEAD_S:
+        yield Seen(
+            "note", f"the ledger has times that are {ahead_s:.0f} s ahead of this clock", "set the clock: timedatectl"
+        )
+    else:
+        yield Seen("ok", "no time in the ledger lies in the future")

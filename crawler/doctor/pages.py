@@ -1,0 +1,267 @@
+"""raw/ and pending/: every stored page can be read, and every result has its file."""
+
+import mmap
+import time
+import zlib
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from crawler.db.connection import reading, writing
+from crawler.doctor import REPAIR, Context, Seen
+from crawler.doctor.salvage import decoded
+from crawler.errors import CrawlerError
+from crawler.models import Raw
+
+_SAMPLE = 200
+_SHOWN = 20
+_STEP = 1 << 16
+_GRACE_S = 60
+"""What somebody at work may not have done yet."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a result says that its page is, and what its body is known by."""
+
+    task: int
+    length: int
+    digest: str
+
+
+class Walk(msgspec.Struct):
+    """What a walk through a segment has found."""
+
+    size: int = 0
+    good: set[int] = msgspec.field(default_factory=set)
+    """The offsets of results whose pages are as they should be."""
+    gaps: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    """Stretches without a whole record."""
+    end: int = 0
+    """Where the last whole record ends."""
+
+
+def segments(context: Context) -> Iterator[Seen]:
+    """Every segment is as long as the ledger knows it, and every page in it can be read."""
+    known = [name for (name,) in context.db.all(_KNOWN)]
+    there = {path.name: path for path in sorted((context.folder / "raw").glob("[!.]*.warc.gz"))}
+    [(total,)] = context.db.all("SELECT count(raw_segment) FROM results")
+    every, bad = 1 if context.repair else max(1, total // _SAMPLE), 0
+    for number, name in enumerate(known, 1):
+        context.tell(f"reading segment {number} of {len(known)}: {name} …")
+        end, places = _places(context, name)
+        walk = _walk(there[name], end, places, every) if name in there else Walk()
+        lost = {offset: place for offset, place in places.items() if offset not in walk.good}
+        bad += len(lost)
+        if name in there and end is None:
+            yield _unlisted(context, name, walk)
+        yield from _judge(context, name, end or walk.size, walk, lost)
+    for name in sorted(there.keys() - set(known)):
+        yield from _orphan(context, there[name])
+    if not bad:
+        yield Seen("ok", f"{total} stored pages in {len(there)} segments can be read")
+
+
+_KNOWN = """SELECT name FROM raw_segments
+            UNION SELECT raw_segment FROM results WHERE raw_segment IS NOT NULL ORDER BY 1"""
+
+
+def _places(context: Context, name: str) -> tuple[int | None, dict[int, Place]]:
+    """A segment's committed end and the pages in it, as of one moment: it may be growing."""
+    with reading(context.db):
+        row = context.db.one("SELECT end FROM raw_segments WHERE name = ?", (name,))
+        rows = context.db.all(
+            "SELECT raw_offset, task, raw_length, body_sha256 FROM results WHERE raw_segment = ?", (name,)
+        )
+    return row[0] if row else None, {offset: Place(*place) for offset, *place in rows}
+
+
+def _walk(path: Path, end: int | None, places: dict[int, Place], every: int) -> Walk:
+    """Go through a segment record by record; of every so many pages the body is compared, too."""
+    walk = Walk(path.stat().st_size)
+    if walk.size == 0:
+        return walk
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at, limit = 0, len(data) if end is None else min(end, len(data))
+        while at < limit:
+            behind = _member(data, at, limit)
+            if behind is None:
+                following = data.find(b"\x1f\x8b\x08", at + 1, limit)
+                behind = limit if following < 0 else following
+                walk.gaps.append((at, behind))
+            else:
+                place = places.get(at)
+                if place and place.length == behind - at and (len(walk.good) % every or _same(path, at, place)):
+                    walk.good.add(at)
+                walk.end = behind
+            at = behind
+    return walk
+
+
+def _member(data: mmap.mmap, at: int, limit: int) -> int | None:
+    """The end of the gzip member that begins there, if it is a whole one with the right checksum."""
+    inflater, begin = zlib.decompressobj(wbits=31), at
+    try:
+        while at < limit and not inflater.eof:
+            piece = data[at : min(at + _STEP, limit)]
+            text = inflater.decompress(piece)
+            if at == begin and not text.startswith(b"WARC/"[: len(text)]):
+                return None
+            at += len(piece)
+    except zlib.error:
+        return None
+    return at - len(inflater.unused_data) if inflater.eof else None
+
+
+def _same(path: Path, at: int, place: Place) -> bool:
+    """Whether the body there is the one that the result was made of."""
+    try:
+        _, body = decoded(path.parent, Raw(segment=path.name, offset=at, length=place.length))
+    except CrawlerError:
+        return False
+    return sha256(body).hexdigest() == place.digest
+
+
+def _unlisted(context: Context, name: str, walk: Walk) -> Seen:
+    """Put a segment whose row was lost into the list again, or it would be taken for nobody's and removed."""
+    detail = f"{name} is not in the ledger's list of segments, but results have their pages there"
+    if not context.repair:
+        return Seen("wrong", detail, REPAIR)
+    with context.lpm() as lpm, lpm.errors(), writing(lpm.durable.db):
+        lpm.durable.db.execute("INSERT INTO raw_segments VALUES (?, ?, ?)", (name, walk.end, lpm.now()))
+    return Seen("mended", detail)
+
+
+def _judge(context: Context, name: str, end: int, walk: Walk, lost: dict[int, Place]) -> Iterator[Seen]:
+    what = "is missing" if not walk.size else f"has {walk.size} of {end} bytes" if walk.size < end else "is damaged"
+    if lost:
+        urls = [_url(context, place.task) for place in list(lost.values())[:_SHOWN]]
+        detail = f"{name} {what}: {len(lost)} pages cannot be read, their results are whole: {_listed(urls, len(lost))}"
+        if context.repair:
+            _forget(context, name, lost)
+            yield Seen("mended", f"{detail}; this is noted at each task, and the segment was left as it is")
+        else:
+            yield Seen("wrong", detail, REPAIR)
+    elif walk.size < end or walk.gaps:
+        others = _without_place(context, name, [*walk.gaps, (walk.size, end)])
+        whose = f"the pages of {_listed(others[:_SHOWN], len(others))}" if others else "no page of a task"
+        yield Seen("note", f"{name} {what}; this concerns {whose}, and no result")
+
+
+def _listed(urls: list[str], count: int) -> str:
+    return ", ".join(urls) + (f" and {count - len(urls)} more" if count > len(urls) else "")
+
+
+def _without_place(context: Context, name: str, gaps: list[tuple[int, int]]) -> list[str]:
+    """The URLs of attempts whose pages were there: failed ones, and those that were noted as damaged before."""
+    rows = context.db.all(
+        """SELECT DISTINCT url, json_extract(detail, '$.raw.offset') FROM events JOIN tasks ON tasks.id = task
+           WHERE json_extract(detail, '$.raw.segment') = ?""",
+        (name,),
+    )
+    return [url for url, offset in rows if any(begin <= offset < end for begin, end in gaps)]
+
+
+def _url(context: Context, task: int) -> str:
+    row = context.db.one("SELECT url FROM tasks WHERE id = ?", (task,))
+    return str(row[0]) if row else f"task {task}"
+
+
+def _forget(context: Context, name: str, lost: dict[int, Place]) -> None:
+    """Note at each task that its page is lost; its result no longer names a place."""
+    with context.lpm() as lpm:
+        with lpm.errors(), writing(lpm.durable.db):
+            for offset, place in lost.items():
+                lpm.durable.event(place.task, "raw page damaged", {"segment": name, "offset": offset}, lpm.now())
+                lpm.durable.db.execute(
+                    "UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL WHERE task = ?",
+                    (place.task,),
+                )
+        for place in lost.values():
+            if _projects(context, place.task):
+                lpm.project(place.task)
+
+
+def _projects(context: Context, task: int) -> bool:
+    return bool(
+        context.db.one(
+            "SELECT 1 FROM outbox WHERE task = ? AND state <> 'synced' AND archived_at IS NULL",
+            (task,),
+        )
+    )
+
+
+def _orphan(context: Context, path: Path) -> Iterator[Seen]:
+    """A segment that the ledger does not know: a dead writer's beginning, or all that is left of something."""
+    if context.alive:
+        return  # a living writer's, before its first commit
+    if context.repair:
+        kept = context.aside(path)
+        yield Seen("mended", f"{path.name} holds pages that no task knows; it was set aside as {kept.name}")
+    else:
+        yield Seen("note", f"{path.name} holds pages that no task knows; the next worker removes it", REPAIR)
+
+
+def projections(context: Context) -> Iterator[Seen]:
+    """pending/ holds each result that was neither synced nor archived, and nothing else of ours."""
+    folder = context.folder / "pending"
+    context.tell(f"reading {folder} …")
+    due, gone = _expected(context, time.time() - _GRACE_S if context.alive else float("inf"))
+    files: dict[str, list[Path]] = {"unreadable": [], "left": [], "foreign": []}
+    whole = 0
+    for path in folder.iterdir() if folder.is_dir() else ():
+        kind = _kind(context, path, gone)
+        whole += kind == "whole"
+        if kind in files:
+            files[kind].append(path)
+        due.discard(path.stem)
+    unreadable, left, foreign = files["unreadable"], files["left"], sorted(path.name for path in files["foreign"])
+    if foreign:
+        shown = _listed(foreign[:_SHOWN], len(foreign))
+        yield Seen("note", f"{len(foreign)} files in pending/ are none of ours: {shown}")
+    what = f"{len(due)} files are missing in pending/, {len(unreadable)} cannot be read, {len(left)} should be gone"
+    if not due and not unreadable and not left:
+        yield Seen("ok", f"{whole} results in pending/ are whole")
+    elif context.repair:
+        for path in unreadable:
+            context.aside(path)
+        for path in left:
+            path.unlink(missing_ok=True)
+        with context.lpm() as lpm:
+            made = lpm.project_missing()
+        yield Seen("mended", f"{what}; {made} were made again from the ledger")
+    else:
+        yield Seen("wrong" if due or unreadable else "note", what, REPAIR)
+
+
+def _kind(context: Context, path: Path, gone: set[str]) -> str | None:
+    """What a file in pending/ is; None for what somebody is just writing."""
+    if path.name.startswith("."):
+        return "left" if time.time() - path.stat().st_mtime > _GRACE_S else None
+    if path.suffix != ".json" or not context.db.one("SELECT 1 FROM tasks WHERE task_id = ?", (path.stem,)):
+        return "foreign"
+    if path.stem in gone:
+        return "left"
+    return "whole" if _readable(path) else "unreadable"
+
+
+def _expected(context: Context, before: float) -> tuple[set[str], set[str]]:
+    """The names that must be there, and those that must not be."""
+    due: set[str] = set()
+    gone: set[str] = set()
+    for name, ended in context.db.execute(
+        """SELECT task_id, state = 'synced' OR archived_at IS NOT NULL FROM outbox JOIN tasks ON id = task
+           WHERE max(created_at, coalesce(synced_at, 0), coalesce(archived_at, 0)) < ?""",
+        (before,),
+    ):
+        (gone if ended else due).add(name)
+    return due, gone
+
+
+def _readable(path: Path) -> bool:
+    try:
+        result = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return False
+    return isinstance(result, dict) and result.get("task_id") == path.stem

@@ -1,0 +1,364 @@
+"""A damaged ledger made readable again: what can be read goes into a new file, which then takes its place."""
+
+import contextlib
+import mmap
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from crawler import urls
+from crawler.db import schema, segments
+from crawler.db.connection import Database, connect, writing
+from crawler.db.ledger import Ledger
+from crawler.doctor import leaves
+from crawler.errors import CrawlerError, StoreError, UrlError
+from crawler.fetch.body import Body
+from crawler.models import NO_DEADLINE, Raw
+
+_TYPES: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (int, float), "TEXT": (str,), "BLOB": (bytes,)}
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A stored column of one of the ledger's tables."""
+
+    name: str
+    type: str
+    required: bool
+    key: int
+
+
+def salvage(damaged: Path, target: Path, pending: Path, raw: Path, now: float) -> tuple[dict[str, int], dict[str, int]]:
+    """Put all that can be read into a new ledger; returns the rows of each table, and what was done besides.
+
+    The damaged file is only read, and there is no target where that fails.
+    """
+    copy = target.with_name(f".{target.name}")
+    try:
+        _copy(damaged, copy)
+        with contextlib.closing(connect(target)) as fresh:
+            schema.migrate(fresh, target)
+            saved = _read_all(copy, fresh)
+            done = settle(fresh, pending, raw, now)
+            _require_sound(fresh, damaged)
+    except BaseException:
+        _remove(target)
+        raise
+    finally:
+        _remove(copy)
+    return saved, done
+
+
+def _require_sound(fresh: Database, damaged: Path) -> None:
+    if fresh.one("SELECT 1 FROM tasks") is None:
+        raise StoreError(f"nothing could be read from {damaged}; it was left as it is")
+    if fresh.all("PRAGMA integrity_check") != [("ok",)]:
+        raise StoreError(f"what was read from {damaged} is not sound; it was left as it is")
+
+
+def _remove(path: Path) -> None:
+    for ending in ("", "-wal", "-shm", "-journal"):
+        Path(f"{path}{ending}").unlink(missing_ok=True)
+
+
+def _read_all(copy: Path, fresh: Database) -> dict[str, int]:
+    tables = {name: _columns(fresh, name) for (name,) in fresh.all(_TABLES)}
+    with writing(fresh):
+        broken = [name for name in tables if not _read(copy, fresh, name, tables[name])]
+        _read_leaves(copy, fresh, {name: tables[name] for name in broken})
+        for table in ("results", "events"):
+            fresh.execute(f"DELETE FROM {table} WHERE {SENSELESS[table]}")
+        fresh.execute(f"UPDATE tasks SET task_id = lower(hex(randomblob(16))) WHERE {SENSELESS['tasks']}")
+        fresh.execute("UPDATE tasks SET input = NULL WHERE NOT json_valid(input) OR json_type(input) <> 'object'")
+        fresh.execute("UPDATE tasks SET queue = 'default' WHERE queue NOT IN ('urgent', 'default')")
+    return {name: int(fresh.all(f"SELECT count(*) FROM {name}")[0][0]) for name in tables}
+
+
+SENSELESS = {
+    "results": """NOT json_valid(record) OR json_type(record) <> 'object' OR scraped_at NOT BETWEEN 0 AND 4e9
+                  OR length(body_sha256) <> 64""",
+    "events": "NOT json_valid(detail) OR json_type(detail) <> 'object' OR at NOT BETWEEN 0 AND 4e9",
+    "tasks": "length(task_id) <> 32 OR task_id GLOB '*[^0-9a-f]*'",
+}
+"""Rows that SQLite reads, but nobody else can: a database has no checksums."""
+_TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+
+
+def _columns(db: Database, table: str) -> list[Column]:
+    return [Column(row[1], row[2], bool(row[3]), row[5]) for row in db.all(f"PRAGMA table_info({table})")]
+
+
+def _copy(damaged: Path, copy: Path) -> None:
+    """A copy with everything that was still in the log, so that it is one file."""
+    for ending in ("", "-wal"):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(f"{damaged}{ending}", f"{copy}{ending}")
+    with contextlib.suppress(apsw.Error), contextlib.closing(apsw.Connection(str(copy))) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _read(copy: Path, fresh: Database, table: str, columns: list[Column]) -> bool:
+    """Read a table from its beginning, and where that breaks off from its end; says whether that was all of it."""
+    key = ", ".join(column.name for column in sorted(columns, key=lambda c: c.key) if column.key)
+    for order in ("ASC", "DESC"):
+        try:
+            with contextlib.closing(Database(str(copy), flags=apsw.SQLITE_OPEN_READONLY)) as db:
+                there = {column.name for column in _columns(db, table)}
+                names = [column.name for column in columns if column.name in there]
+                by = ", ".join(f"{name} {order}" for name in key.split(", "))
+                for row in db.execute(f"SELECT {', '.join(names)} FROM {table} NOT INDEXED ORDER BY {by}"):
+                    _insert(fresh, table, names, row)
+        except (apsw.Error, UnicodeDecodeError):
+            continue
+        return order == "ASC"
+    return False
+
+
+def _read_leaves(copy: Path, fresh: Database, tables: dict[str, list[Column]]) -> None:
+    """Whatever else the pages of the file hold for these tables; what is there already is not touched."""
+    if not tables or not copy.exists() or copy.stat().st_size < 512:
+        return
+    with copy.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for rowid, values in leaves.rows(data):
+            for table, columns in tables.items():
+                if _fits(columns, values):
+                    names = [column.name for column in columns[: len(values)]]
+                    _insert(fresh, table, names, [rowid, *values[1:]])
+                    break
+
+
+def _fits(columns: list[Column], values: list[leaves.Value]) -> bool:
+    """Whether these can be the values of a row: of the right types, without the columns that were added later."""
+    return (
+        bool(values)
+        and values[0] is None  # the place of the rowid
+        and len(values) <= len(columns)
+        and not any(column.required for column in columns[len(values) :])
+        and all(
+            not column.required if value is None else isinstance(value, _TYPES[column.type])
+            for column, value in zip(columns[1:], values[1:], strict=False)
+        )
+    )
+
+
+def _insert(fresh: Database, table: str, names: list[str], row: Iterable[Any]) -> None:
+    marks = ", ".join("?" * len(names))
+    # The new ledger has an id of its own, which must give way to the old one: messages carry that.
+    verb = "REPLACE" if table == "meta" else "IGNORE"
+    fresh.execute(f"INSERT OR {verb} INTO {table} ({', '.join(names)}) VALUES ({marks})", tuple(row))
+
+
+# What the rows say about each other, made true again
+
+
+def settle(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]:
+    """Bring tasks, results, outbox and jobs into agreement without losing a result; returns what was done, counted."""
+    done: dict[str, int] = {}
+    ledger = Ledger(db)
+    with writing(db):
+        db.execute("CREATE INDEX by_place ON results(raw_segment, raw_offset)")
+        done["results put back from pending/"] = sum(_put_back(db, raw, result) for result in _projected(pending))
+        db.execute("DROP INDEX by_place")
+        done["tasks made again from their results"] = _remake_tasks(db)
+        db.execute(
+            """UPDATE tasks SET status = 'completed', owner = NULL, error_type = NULL, error_message = NULL,
+                   completed_at = (SELECT scraped_at FROM results WHERE task = tasks.id)
+               WHERE status <> 'completed' AND id IN (SELECT task FROM results)"""
+        )
+        done["tasks completed, as their results say"] = db.changes()
+        db.execute(
+            """INSERT INTO outbox (task, state, created_at)
+               SELECT id, iif(source = 'gateway', 'ready', 'held'), ? FROM tasks JOIN results ON task = id
+               WHERE id NOT IN (SELECT task FROM outbox)""",
+            (now,),
+        )
+        done["results put into the outbox again"] = db.changes()
+        db.execute("DELETE FROM outbox WHERE task NOT IN (SELECT task FROM results)")
+        done["tasks pending again, their results being lost"] = _reopen(ledger, now)
+        db.execute(
+            """UPDATE tasks SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0
+               WHERE (status = 'processing' AND owner IS NULL)
+                  OR status NOT IN ('pending', 'processing', 'completed', 'failed', 'skipped', 'expired')"""
+        )
+        done["tasks pending again, their state being unknown"] = db.changes()
+        done["jobs put right"] = _settle_jobs(db, now)
+    return {what: count for what, count in done.items() if count}
+
+
+class Parser(msgspec.Struct, frozen=True):
+    """What made a record."""
+
+    name: str
+    version: str
+
+
+class Projected(msgspec.Struct, frozen=True, kw_only=True):
+    """A result as pending/ has it."""
+
+    task_id: str
+    url: str
+    final_url: str
+    scraped_at: datetime
+    data: dict[str, Any] = {}
+    status_code: int = 200
+    verdict: str = "ok"
+    raw_html_hash: str = ""
+    parse_duration_ms: float = 0.0
+    parcel_id: str | None = None
+    job: str | None = None
+    queue: str = "default"
+    priority: int = 5
+    attempts: int = 1
+    input: dict[str, Any] = {}
+    parser: Parser = Parser("none", "1")
+    raw: Raw | None = None
+
+
+def _projected(pending: Path) -> Iterator[Projected]:
+    """The results in pending/ that can be read."""
+    for path in pending.glob("[!.]*.json"):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            result = msgspec.json.decode(path.read_bytes(), type=Projected)
+            if result.task_id == path.stem:
+                yield result
+
+
+def _put_back(db: Database, raw: Path, result: Projected) -> bool:
+    """Give a task its result back from its projection, and a result its task."""
+    row = db.one("SELECT id, status, job_id FROM tasks WHERE task_id = ?", (result.task_id,))
+    if result.job and (row is None or row[2] is not None):
+        _make_job(db, row[2] if row else None, result.job, result.scraped_at.timestamp())
+    if row and (row[1] != "completed" or db.one("SELECT 1 FROM results WHERE task = ?", (row[0],))):
+        return False
+    place = (result.raw.segment, result.raw.offset, result.raw.length) if result.raw else (None, None, None)
+    if row is None:
+        at_place = "SELECT task, task IN (SELECT id FROM tasks) FROM results WHERE raw_segment = ? AND raw_offset = ?"
+        row = db.one(at_place, place[:2]) or (_free_id(db), False)
+        if row[1]:
+            return False  # it is there, under another name: that of its task was damaged
+        _make_task(db, row[0], result)
+    kind, size = _about(raw, result.raw)
+    db.execute(
+        "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (row[0], msgspec.json.encode(result.data).decode(), result.final_url, result.status_code, kind, result.verdict,
+         size, result.raw_html_hash, 0.0, result.parse_duration_ms, result.parser.name, result.parser.version, *place,
+         result.scraped_at.timestamp()),
+    )  # fmt: skip
+    return True
+
+
+def _make_job(db: Database, id_: int | None, name: str, now: float) -> None:
+    """A job that the ledger has lost, under its number or a new one; one that is there is left as it is."""
+    new_id = "(SELECT 1 + max(coalesce((SELECT max(id) FROM jobs), 0), coalesce((SELECT max(job_id) FROM tasks), 0)))"
+    db.execute(
+        f"""INSERT OR IGNORE INTO jobs (id, name, key, status, queue, source, batch_size, created_at)
+            VALUES (coalesce(?1, {new_id}), ?2, 'salvaged ' || ?2, 'open', 'default', 'salvage', 100, ?3)""",
+        (id_, name, now),
+    )
+
+
+def _about(raw: Path, place: Raw | None) -> tuple[str, int]:
+    """Content type and size of a stored page, which its projection does not tell."""
+    try:
+        head, body = decoded(raw, place) if place else ("", b"")
+    except CrawlerError:
+        return "", 0
+    kinds = [line.partition(":")[2].strip() for line in head.splitlines() if line.lower().startswith("content-type:")]
+    return kinds[0] if kinds else "", len(body)
+
+
+def decoded(raw: Path, place: Raw) -> tuple[str, bytes]:
+    """The headers and the body, without its content codings, of a stored page."""
+    head, received = segments.read(raw, place)
+    codings = [line.partition(":")[2] for line in head.splitlines() if line.lower().startswith("content-encoding:")]
+    body = Body(",".join(codings), limit=1 << 30)
+    body.feed(received)
+    return head, body.finish()[1]
+
+
+def _free_id(db: Database) -> int:
+    tables = {"tasks": "id", "results": "task", "events": "task", "job_links": "task"}
+    return 1 + max(
+        int(db.all(f"SELECT coalesce(max({column}), 0) FROM {table}")[0][0]) for table, column in tables.items()
+    )
+
+
+def _make_task(db: Database, id_: int, result: Projected) -> None:
+    """A task from what its result tells of it."""
+    try:
+        address = urls.parse(result.url)
+    except UrlError:  # damaged, too; nobody dials it any more
+        address = urls.Address(result.url, result.url.encode("utf-8", "replace"), "")
+    at = result.scraped_at.timestamp()
+    given = msgspec.json.encode(result.input).decode() if result.input else None
+    db.execute(
+        """INSERT INTO tasks (id, task_id, job_id, url, url_key, domain, parcel_id, status, queue, priority, deadline,
+               attempts, source, input, imported_at, completed_at)
+           VALUES (?, ?, (SELECT id FROM jobs WHERE name = ?), ?, ?, ?, ?, 'completed', ?, ?, ?, ?, 'salvage', ?, ?, ?)
+        """,
+        (id_, result.task_id, result.job, address.url, address.key, address.domain, result.parcel_id or "",
+         result.queue, result.priority, NO_DEADLINE, result.attempts, given, at, at),
+    )  # fmt: skip
+
+
+def _remake_tasks(db: Database) -> int:
+    """A result whose task is gone, and that is not in pending/ either, still tells which page it is of."""
+    rows = db.all("SELECT task, final_url, scraped_at FROM results WHERE task NOT IN (SELECT id FROM tasks)")
+    for id_, url, at in rows:
+        task_id, moment = secrets.token_hex(16), datetime.fromtimestamp(at, UTC)
+        _make_task(db, id_, Projected(task_id=task_id, url=url, final_url=url, scraped_at=moment))
+    return len(rows)
+
+
+def _reopen(ledger: Ledger, now: float) -> int:
+    """Completed tasks without a result are collected again, unless their page is already on its way."""
+    lost = ledger.db.all("SELECT id FROM tasks WHERE status = 'completed' AND id NOT IN (SELECT task FROM results)")
+    for (id_,) in lost:
+        ledger.db.execute(
+            """UPDATE OR IGNORE tasks SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0,
+                   completed_at = NULL WHERE id = ?""",
+            (id_,),
+        )
+        ledger.db.execute(
+            """UPDATE tasks SET status = 'failed', error_type = 'result_lost',
+                   error_message = 'the result was lost; another task for this page is open'
+               WHERE id = ? AND status = 'completed'""",
+            (id_,),
+        )
+        ledger.event(id_, "result lost", {}, now)
+    return len(lost)
+
+
+def _settle_jobs(db: Database, now: float) -> int:
+    """Jobs that are gone are made again, sizes are counted anew, and one with open tasks is open."""
+    changed = 0
+    for (id_,) in db.all(
+        "SELECT DISTINCT job_id FROM tasks WHERE job_id IS NOT NULL AND job_id NOT IN (SELECT id FROM jobs)"
+    ):
+        _make_job(db, id_, f"salvaged-{id_}", now)
+        changed += 1
+    db.execute(
+        """UPDATE jobs SET size = (SELECT count(*) FROM tasks WHERE job_id = jobs.id)
+           WHERE size <> (SELECT count(*) FROM tasks WHERE job_id = jobs.id)"""
+    )
+    changed += db.changes()
+    for id_, key in db.all(ENDED_TOO_EARLY):
+        taken = db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,))
+        db.execute(
+            "UPDATE jobs SET status = 'open', completed_at = NULL, key = ? WHERE id = ?",
+            (f"{key}#{id_}" if taken else key, id_),
+        )
+        changed += 1
+    return changed
+
+
+ENDED_TOO_EARLY = """
+    SELECT id, key FROM jobs WHERE status = 'done' AND (
+        EXISTS (SELECT 1 FROM tasks WHERE job_id = jobs.id AND status IN ('pending', 'processing'))
+        OR EXISTS (SELECT 1 FROM job_links l JOIN tasks ON tasks.id = task WHERE l.job_id = jobs.id AND is_open))"""
+"""Jobs that are done although a task of theirs is open."""

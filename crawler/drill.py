@@ -1,0 +1,348 @@
+"""The crash test: an embedded site is crawled while parts of the stack are killed, and what that costs is counted."""
+
+import contextlib
+import os
+import random
+import shutil
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import redis
+
+from crawler.bulk import import_file
+from crawler.config import Settings
+from crawler.db import owners
+from crawler.db.connection import reading
+from crawler.demo_site import FAULTS, running_site
+from crawler.errors import StackIsUp
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Books, Job
+from crawler.orchestrator import Orchestrator, stop_stale, terminated_by_signal
+from crawler.process import read_stack
+from crawler.redis_client import connect
+from crawler.resilience.slots import PER_DOMAIN
+
+KINDS = ("child", "child", "worker", "redis", "flushall")
+"""What strikes hit: each of these once in every five, children twice."""
+STUCK_S = 120.0
+"""A crawl that has not moved for so long is over, and what is missing then is lost."""
+
+
+class Strike(msgspec.Struct, kw_only=True):
+    """Planned are its kind and how many pages are done when it falls; the rest is what came of it."""
+
+    number: int
+    kind: str
+    due: int
+    done: int | None = None
+    pids: list[int] = []
+    in_flight: int = 0
+    back_after_s: float | None = None
+
+    def __str__(self) -> str:
+        first = self.pids[0] if self.pids else None
+        return {
+            "child": f"kill -9 of child {first}",
+            "worker": f"kill -9 of worker {first} and {len(self.pids) - 1} children",
+            "redis": f"kill -9 of Redis {first}",
+            "flushall": "FLUSHALL of Redis",
+        }[self.kind]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a seed stands for."""
+
+    seed: int
+    pages: int
+    latency_ms: int
+    faults: dict[int, str]
+    """The pages that fail once, and how."""
+    strikes: tuple[Strike, ...]
+
+    def urls(self, base: str) -> list[str]:
+        """The pages of the site that is at this address."""
+        return [f"{base}/drill/{self.latency_ms}/{self.faults.get(n, 'ok')}/{n}" for n in range(self.pages)]
+
+
+def plan(*, seed: int, pages: int, kills: int, latency_ms: int, faults: float) -> Plan:
+    """Strikes spread over the run, and a share of pages that fail once; the same for the same seed."""
+    chance = random.Random(seed)
+    kinds = [kind for _ in range(0, kills, len(KINDS)) for kind in chance.sample(KINDS, len(KINDS))]
+    dues = [int(pages * (number + chance.random()) / (kills + 1)) for number in range(kills)]
+    faulty = chance.sample(range(pages), round(pages * faults))
+    return Plan(
+        seed=seed,
+        pages=pages,
+        latency_ms=latency_ms,
+        faults={n: FAULTS[place % len(FAULTS)] for place, n in enumerate(faulty)},
+        strikes=tuple(Strike(number=n, kind=kinds[n - 1], due=due) for n, due in enumerate(dues, 1)),
+    )
+
+
+class Score(msgspec.Struct, kw_only=True):
+    """What a drill cost."""
+
+    seed: int
+    pages: int
+    latency_ms: int
+    workers: int
+    folder: str
+    strikes: list[Strike]
+    lost: int = 0
+    """Pages without a result."""
+    twice: int = 0
+    """Results beyond the first of their page."""
+    requests: int = 0
+    """What the site was asked for: each page once, the planned retries, and the extra fetches."""
+    planned_retries: int = 0
+    extra_fetches: int = 0
+    in_flight: int = 0
+    """Pages that the killed had begun and not committed: what may be fetched again."""
+    samples: int = 0
+    """How often the books were looked at."""
+    unbalanced: int = 0
+    failures: dict[str, int] = {}
+    """Why tasks ended without a result."""
+    seconds: float = 0.0
+
+    @property
+    def slowest(self) -> Strike | None:
+        """The strike that took longest to recover from."""
+        return max((s for s in self.strikes if s.back_after_s), key=lambda s: s.back_after_s or 0, default=None)
+
+    @property
+    def pages_per_s(self) -> float:
+        """How fast it was, recoveries included."""
+        return (self.pages - self.lost) / max(self.seconds, 0.001)
+
+    @property
+    def exit_code(self) -> int:
+        """5 when anything is lost or unaccounted for, 1 when it is there, but at too high a price."""
+        if self.lost or self.unbalanced:
+            return 5
+        return 1 if self.twice or self._too_many_fetches or self._not_back else 0
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        wrong = (
+            (self.lost, f"{self.lost:,} of {self.pages:,} pages lost"),
+            (self.unbalanced, f"books unbalanced in {self.unbalanced:,} of {self.samples:,} samples"),
+            (self.twice, f"{self.twice:,} results twice"),
+            (self._too_many_fetches, f"{self.extra_fetches:,} extra fetches, with {self.in_flight:,} in flight"),
+            (self._not_back, f"no recovery from {self._not_back:,} of the strikes"),
+        )
+        return "FAILED: " + "; ".join(text for is_so, text in wrong if is_so) if self.exit_code else _GOOD
+
+    @property
+    def _too_many_fetches(self) -> bool:
+        return self.extra_fetches > self.in_flight
+
+    @property
+    def _not_back(self) -> int:
+        return sum(strike.done is not None and strike.back_after_s is None for strike in self.strikes)
+
+
+_GOOD = "Nothing lost, nothing twice."
+
+
+def drill(settings: Settings, plan: Plan, workers: int, tell: Callable[[str], None] = lambda line: None) -> Score:
+    """Crawl the planned pages in a folder of their own while the planned strikes fall."""
+    folder = settings.data_dir.absolute() / "drill"
+    settings = msgspec.structs.replace(settings, data_dir=folder, redis_url=None)
+    score = Score(
+        seed=plan.seed,
+        pages=plan.pages,
+        latency_ms=plan.latency_ms,
+        workers=workers,
+        folder=str(folder),
+        strikes=[msgspec.structs.replace(strike) for strike in plan.strikes],
+        planned_retries=len(plan.faults),
+    )
+    site, lpm = running_site(), LocalPersistenceManager(folder)
+    with terminated_by_signal(), _emptied(folder), contextlib.closing(lpm):
+        with site as base:
+            file = folder / "pages.txt"
+            file.write_text("".join(f"{url}\n" for url in plan.urls(base)))
+            _, job = import_file(settings, file)
+            tell(f"{plan.pages:,} pages are at {base}; starting Redis and {workers} workers …")
+            with _running_stack(settings, workers):
+                _Course(score, lpm, job, tell).run()
+                tell("stopping Redis and workers …")
+        _count(score, lpm, job, plan.urls(base), site.requests)
+    return score
+
+
+@contextlib.contextmanager
+def _emptied(folder: Path) -> Iterator[None]:
+    """The folder, emptied and held against a second drill; whatever still works there at the end is killed."""
+    for path in (folder.parent, folder):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)  # of the folder itself: a file in it would go with the rest
+    try:
+        if not owners.try_lock(lock):
+            raise StackIsUp(f"a drill is running already in {folder}; let it end, or stop it there with Ctrl-C")
+        if read_stack(folder).up:
+            raise StackIsUp(f"a stack is up in {folder}; stop it with: python -m crawler --data-dir {folder} down")
+        stop_stale(folder, read_stack(folder))
+        try:
+            for path in folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            yield
+        finally:
+            for note in owners.living(folder / "run" / "owners"):  # an interrupted strike may have orphaned it
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    psutil.Process(note.about["pid"]).kill()
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _running_stack(settings: Settings, workers: int) -> Iterator[None]:
+    """Redis and workers, ended in order; a second signal, or a failure of that, ends them at once."""
+    stack = Orchestrator(settings, workers)
+    try:
+        with stack:
+            stack.start_all()
+            yield
+    except BaseException:
+        stack.kill_all()
+        raise
+
+
+class _Course:
+    """The crawl as it is watched: one loop that looks at the books, strikes when it is time, and sees recoveries."""
+
+    def __init__(self, score: Score, lpm: LocalPersistenceManager, job: Job, tell: Callable[[str], None]) -> None:
+        self._score, self._lpm, self._job, self._tell = score, lpm, job, tell
+        self._owners = lpm.owners
+        self._struck: list[tuple[Strike, float, bytes]] = []
+        """Strikes that are not recovered from: with their time, and the tasks that were in flight."""
+
+    def run(self) -> None:
+        """Until every task is in a final state and every strike recovered from."""
+        waiting, done = deque(self._score.strikes), 0
+        began = moved = time.monotonic()
+        while True:
+            looked = time.monotonic()
+            books = self._look()
+            pause_s = max(0.02, 10 * (time.monotonic() - looked))  # looking must not be the work
+            if books.accepted - books.open > done:
+                done, moved = books.accepted - books.open, looked
+            self._struck = [item for item in self._struck if not self._is_back(*item, done, books)]
+            if not (books.open or self._struck) or looked - moved > STUCK_S:
+                break
+            if waiting and books.open and done >= waiting[0].due and self._strike(waiting[0], done):
+                waiting.popleft()
+            time.sleep(pause_s)
+        self._score.seconds = moved - began
+
+    def _look(self) -> Books:
+        """A sample of the books, all of one moment: they must balance whatever has just been killed."""
+        with self._lpm.errors():
+            ledger = self._lpm.ledger
+            with reading(ledger.db):
+                books = (ledger.books(), ledger.job_books(self._job))
+        self._score.samples += 1
+        if not all(_balanced(counts, self._score.pages) for counts in books):
+            self._score.unbalanced += 1
+            if self._score.unbalanced == 1:
+                self._tell(f"the books do not balance: {books}")
+        return books[0]
+
+    def _strike(self, strike: Strike, done: int) -> bool:
+        """Strike, if what is to be hit is there; what is just coming back is hit as soon as it is."""
+        tasks: frozenset[int] = frozenset()
+        try:
+            if strike.kind == "flushall":
+                if not self._redis_answers(flush=True):
+                    return False
+            elif strike.kind == "redis":
+                server = read_stack(self._lpm.folder).redis
+                if server is None or not self._redis_answers():
+                    return False
+                strike.pids = [server.pid]
+                psutil.Process(server.pid).kill()
+            else:
+                workers = owners.workers(self._owners)
+                if not workers:
+                    return False
+                [(pid, children), *_] = workers.items()
+                victim = psutil.Process(sorted(children)[strike.due % len(children)] if strike.kind == "child" else pid)
+                victim.suspend()  # before its children are listed: it would start new ones
+                victims = [victim, *victim.children(recursive=True)]
+                strike.pids = [process.pid for process in victims]
+                tasks = self._kill(victims)
+        except psutil.NoSuchProcess:
+            return False
+        strike.done, strike.in_flight = done, len(tasks)
+        self._score.in_flight += len(tasks)
+        self._struck.append((strike, time.monotonic(), msgspec.json.encode(list(tasks))))
+        return True
+
+    def _kill(self, victims: list[psutil.Process]) -> frozenset[int]:
+        """Stop them, see by their owners' files what they have begun and not committed, and kill them."""
+        try:
+            for process in victims:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.suspend()
+            end = time.monotonic() + 5
+            while not all(map(_stands, victims)) and time.monotonic() < end:
+                time.sleep(0.001)
+            pids = {process.pid for process in victims}
+            notes = [note for note in owners.living(self._owners) if note.about["pid"] in pids]
+            return frozenset[int]().union(*(note.in_flight for note in notes))
+        finally:
+            for process in victims:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+    def _is_back(self, strike: Strike, struck: float, tasks: bytes, done: int, books: Books) -> bool:
+        """Whether Redis answers, what was in flight is done, and a page has come that began after the strike."""
+        if books.open and done <= (strike.done or 0) + PER_DOMAIN:
+            return False
+        if strike.kind in ("redis", "flushall") and not self._redis_answers():
+            return False
+        sql = "SELECT 1 FROM tasks WHERE is_open AND id IN (SELECT value FROM json_each(?)) LIMIT 1"
+        with self._lpm.errors():
+            if self._lpm.ledger.db.one(sql, (tasks.decode(),)):
+                return False
+        strike.back_after_s = round(time.monotonic() - struck, 2)
+        self._tell(
+            f"strike {strike.number} of {len(self._score.strikes)} at page {strike.done:,}: {strike}; "
+            f"back after {strike.back_after_s:.1f} s"
+        )
+        return True
+
+    def _redis_answers(self, flush: bool = False) -> bool:
+        with connect(read_stack(self._lpm.folder).redis_url or "") as client:
+            try:
+                return bool(client.flushall() if flush else client.ping())
+            except redis.RedisError:
+                return False
+
+
+def _balanced(books: Books, pages: int) -> bool:
+    states = (books.open, books.completed, books.failed, books.skipped, books.expired)
+    return books.accepted == sum(states) == pages and books.results == books.completed
+
+
+def _stands(process: psutil.Process) -> bool:
+    try:
+        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _count(score: Score, lpm: LocalPersistenceManager, job: Job, wanted: list[str], requests: dict[str, int]) -> None:
+    found = Counter(result["url"] for result in lpm.results())
+    score.lost = len(set(wanted) - set(found))
+    score.twice = sum(found.values()) - len(found)
+    score.requests = sum(requests.values())
+    score.extra_fetches = score.requests - score.pages - score.planned_retries
+    with lpm.errors():
+        score.failures = {r: n for counts in lpm.ledger.reasons(job).values() for r, n in counts.items()}

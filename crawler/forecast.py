@@ -1,0 +1,155 @@
+"""When work will be done: from what waits at each domain, what limits apply there and how fast pages came so far."""
+
+import math
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import tzinfo
+from pathlib import Path
+
+import msgspec
+
+from crawler import times
+from crawler.config import Settings
+from crawler.db import owners
+from crawler.db.books import Bookkeeping
+from crawler.models import Job
+
+PAGE_COST_S = 0.003
+"""What a page takes of a process beside its parsing: client, ledger, disk."""
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """How long a page of a domain takes."""
+
+    fetch_s: float = 0.5
+    parse_s: float = 0.005
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What waits at a domain: tasks of the job asked about, and those of others that go first."""
+
+    domain: str
+    tasks: int
+    ahead: int = 0
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What may happen at a time: pages per domain, pages per process, processes."""
+
+    per_domain: int
+    pages: int
+    processes: int
+
+
+class Forecast(msgspec.Struct, frozen=True):
+    """How long the tasks take, and how many of them will not be done in time."""
+
+    tasks: int
+    seconds: float
+    misses: int
+    bottleneck: str
+    """The domain that takes longest; empty where the number of processes is what limits."""
+    bottleneck_tasks: int
+    measured: bool
+    """Whether pages of these domains came before; else the pace is assumed."""
+
+
+def forecast(loads: Sequence[Load], paces: Mapping[str, Pace], limits: Limits, until_s: float = math.inf) -> Forecast:
+    """Each domain at its limit, all of them together at what the processes can do."""
+    usual = _mean(list(paces.values()))
+    rates = {load.domain: limits.per_domain / paces.get(load.domain, usual).fetch_s for load in loads}
+    pace = _mean([paces.get(load.domain, usual) for load in loads])
+    most = min(
+        limits.processes * limits.pages / pace.fetch_s,
+        limits.processes / (pace.parse_s + PAGE_COST_S),
+    )
+    tasks = sum(load.tasks for load in loads)
+    ahead = sum(load.ahead for load in loads)
+    times = {load.domain: (load.ahead + load.tasks) / rates[load.domain] for load in loads}
+    slowest = max(loads, key=lambda load: times[load.domain], default=Load("", 0))
+    together = (ahead + tasks) / most
+    seconds = max([together, *times.values()]) if tasks else 0.0
+    misses = 0
+    if seconds > until_s:
+        in_time = sum(min(load.tasks, max(0.0, rates[load.domain] * until_s - load.ahead)) for load in loads)
+        misses = math.ceil(tasks - min(in_time, max(0.0, most * until_s - ahead)))
+    alone = bool(loads) and times[slowest.domain] >= together
+    return Forecast(
+        tasks=tasks,
+        seconds=seconds,
+        misses=misses,
+        bottleneck=slowest.domain if alone else "",
+        bottleneck_tasks=slowest.tasks if alone else 0,
+        measured=any(load.domain in paces for load in loads),
+    )
+
+
+def limits_of(settings: Settings, owners_folder: Path, per_domain: int) -> Limits:
+    """The limits of the workers that run here, or of those that a start would bring."""
+    running = sum(len(children) for children in owners.workers(owners_folder).values())
+    return Limits(per_domain, settings.pages, running or os.cpu_count() or 1)
+
+
+def of_job(ledger: Bookkeeping, job: Job, limits: Limits, now: float) -> Forecast:
+    """The forecast for what is open of a job."""
+    loads = [Load(*row) for row in ledger.loads(job)]
+    paces = {domain: Pace(*row) for domain, row in ledger.paces().items()}
+    return forecast(loads, paces, limits, math.inf if job.deadline is None else max(0.0, job.deadline - now))
+
+
+def sentence(seen: Forecast, job: Job, limits: Limits, now: float, tz: tzinfo | None) -> str:
+    """What the forecast means: when it is done and what is to spare, or what will miss and what helps."""
+    basis = "" if seen.measured else " (no page of these domains came yet: 0.5 s each is assumed)"
+    done = times.show(now + seen.seconds, now, tz)
+    if job.deadline is None:
+        return f"about {times.duration(seen.seconds)} for {seen.tasks:,} tasks, done by {done}{basis}"
+    if not seen.misses:
+        return f"done by {done}, {times.duration(job.deadline - now - seen.seconds)} to spare{basis}"
+    share = f"{seen.misses:,} of {seen.tasks:,} will miss the deadline {times.show(job.deadline, now, tz)}"
+    if seen.bottleneck:
+        cause = (
+            f"{seen.bottleneck} takes {limits.per_domain} at a time; drop {min(seen.misses, seen.bottleneck_tasks):,} "
+            f"of its {seen.bottleneck_tasks:,} tasks, or move the deadline to {done}"
+        )
+    else:
+        cause = f"raise --workers (now {limits.processes}), drop {seen.misses:,} tasks, or move the deadline to {done}"
+    return f"{share}: {cause}{basis}"
+
+
+class Trend:
+    """How fast work gets done, over the last half minute."""
+
+    def __init__(self, over_s: float = 30.0) -> None:
+        self._over_s = over_s
+        self._points: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, done: int) -> None:
+        """So much was done at that time."""
+        self._points.append((now, done))
+        while len(self._points) > 2 and self._points[1][0] < now - self._over_s:
+            self._points.popleft()
+
+    @property
+    def rate(self) -> float:
+        """Tasks a second; 0 while nothing is known."""
+        (first, before), (last, done) = self._points[0], self._points[-1]
+        return max(0.0, done - before) / (last - first) if last - first > 0.2 else 0.0
+
+
+def slip(job: Job, open_: int, rate: float, now: float, tz: tzinfo | None) -> str | None:
+    """What to say of a job that will not be done by its deadline at this rate; None where it will, or none is set."""
+    if job.deadline is None or not open_ or not rate or now + open_ / rate <= job.deadline:
+        return None
+    misses = min(open_, math.ceil(open_ - rate * max(0.0, job.deadline - now)))
+    return (
+        f"at {rate:.1f}/s {misses:,} of {open_:,} open tasks will miss the deadline "
+        f"{times.show(job.deadline, now, tz)}; all would be done by {times.show(now + open_ / rate, now, tz)}"
+    )
+
+
+def _mean(paces: Sequence[Pace]) -> Pace:
+    if not paces:
+        return Pace()
+    count = len(paces)
+    return Pace(max(0.001, sum(pace.fetch_s for pace in paces) / count), sum(pace.parse_s for pace in paces) / count)

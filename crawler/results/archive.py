@@ -1,0 +1,251 @@
+"""Results out of pending/ into one verified file, and old pages out of raw/."""
+
+import fcntl
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
+from hashlib import sha256
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from crawler.config import failpoint
+from crawler.db import results as rows
+from crawler.db import segments
+from crawler.db.connection import writing
+from crawler.errors import StoreError, StoreFull, UsageError
+from crawler.logs import printable
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job
+from crawler.results import whole_file
+
+if sys.version_info >= (3, 14):
+    from compression.zstd import CompressionParameter, ZstdError, ZstdFile
+else:
+    from backports.zstd import CompressionParameter, ZstdError, ZstdFile
+
+CHECKED: dict[int, int] = {CompressionParameter.checksum_flag: 1}
+"""Has zstd notice a wrong bit wherever it is."""
+BATCH = 500
+"""Results a transaction: others want to write too."""
+_SEGMENTS = 100
+"""Segments that are held at a time: each is an open file."""
+_IN_PENDING = "o.state <> 'synced' AND o.archived_at IS NULL"
+_TASK_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class Archived(msgspec.Struct, frozen=True):
+    """What was archived, and where; no file where there was nothing."""
+
+    results: int
+    file: str | None
+    bytes: int
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """What was removed (or would be) and what was not."""
+
+    segments: int
+    bytes: int
+    results: int
+    in_use: int
+    for_gateway: int
+    dry_run: bool
+
+
+class _Line(msgspec.Struct, frozen=True):
+    task_id: str
+
+
+@contextmanager
+def keeping(lpm: LocalPersistenceManager, shared: bool = False) -> Iterator[None]:
+    """Keep archive, unbundle and prune apart; only bundles may be written side by side."""
+    with lpm.errors():
+        _ = lpm.durable
+        lock = os.open(lpm.run / "keeping.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        with lpm.errors():
+            yield
+    except BlockingIOError:
+        raise UsageError(
+            f"another archive, bundle, unbundle or prune is at work in {lpm.folder}; try again when it is done"
+        ) from None
+    finally:
+        os.close(lock)
+
+
+def archive(
+    lpm: LocalPersistenceManager,
+    output: Path | None,
+    *,
+    compress: bool,
+    job: Job | None = None,
+    before: float | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Archived:
+    """Put the results that lie in pending/ into one file, read that back, and only then take them out of pending/.
+
+    Killed anywhere it can be called again: what the ledger has not marked is still in pending/.
+    """
+    with keeping(lpm):
+        condition, values = rows.matching(job, None)
+        if before is not None:
+            condition, values = f"{condition} AND r.scraped_at < ?", (*values, before)
+        found = (result for _, result in rows.read(lpm.ledger.db, f"{_IN_PENDING} AND {condition}", values, None))
+        first = next(found, None)
+        archived = Archived(0, None, 0)
+        if first is not None:
+            target = output or _new_file(lpm, compress)
+            count, digest = _write(target, compress, chain([first], found), inside=output is None)
+            _verify(target, compress, count, digest)
+            progress(f"{count:,} results are in {target} and leave pending/")
+            failpoint("archived")
+            _mark(lpm, target, compress)
+            archived = Archived(count, printable(str(target)), target.stat().st_size)
+        _sweep(lpm)
+    return archived
+
+
+def _new_file(lpm: LocalPersistenceManager, compress: bool) -> Path:
+    folder = lpm.folder / "archive"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for half in folder.glob(".results-*"):  # a killed one's: a living one would hold the lock
+        half.unlink()
+    now = datetime.fromtimestamp(lpm.now(), UTC)
+    return folder / f"results-{now:%Y%m%dT%H%M%S.%fZ}.jsonl{'.zst' if compress else ''}"
+
+
+def _write(target: Path, compress: bool, found: Iterator[dict[str, Any]], inside: bool) -> tuple[int, bytes]:
+    if target.exists():
+        raise UsageError(f"{target} is there already; an archive is never written over")
+    count, digest = 0, sha256()
+    try:
+        with whole_file(target) as file, ZstdFile(file, "w", options=CHECKED) if compress else nullcontext(file) as out:
+            for result in found:
+                line = msgspec.json.encode(result) + b"\n"
+                out.write(line)
+                digest.update(line)
+                count += 1
+                failpoint("archiving")
+    except UsageError as error:
+        if inside:  # it is the data folder that cannot be written, not a file that the user has named
+            raise StoreFull(str(error)) from error
+        raise
+    segments.sync_folder(target.parent)
+    return count, digest.digest()
+
+
+@contextmanager
+def _reading(target: Path, compress: bool) -> Iterator[BinaryIO | ZstdFile]:
+    with target.open("rb") as file:
+        if hasattr(os, "posix_fadvise"):  # what is compared is to come from the disk, not from memory
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with ZstdFile(file) if compress else nullcontext(file) as lines:
+            yield lines
+
+
+def _verify(target: Path, compress: bool, count: int, digest: bytes) -> None:
+    read, found = 0, sha256()
+    try:
+        with _reading(target, compress) as lines:
+            for line in lines:
+                found.update(line)
+                read += 1
+    except (OSError, ZstdError, EOFError):
+        read = -1
+    if (read, found.digest()) != (count, digest):
+        aside = target.rename(target.with_name(f"{target.name}.damaged"))
+        raise StoreError(f"{aside} does not hold what was written to it: the disk fails; pending/ is as it was")
+
+
+def _mark(lpm: LocalPersistenceManager, target: Path, compress: bool) -> None:
+    """Note what the file holds as archived: exactly that, whatever has come in meanwhile."""
+    with _reading(target, compress) as lines:
+        while batch := [msgspec.json.decode(line, type=_Line).task_id for line in islice(lines, BATCH)]:
+            with writing(lpm.durable.db):
+                lpm.durable.db.execute(
+                    """UPDATE outbox SET archived_at = ? WHERE archived_at IS NULL AND task IN
+                           (SELECT id FROM tasks WHERE task_id IN (SELECT value FROM json_each(?)))""",
+                    (lpm.now(), msgspec.json.encode(batch).decode()),
+                )
+            failpoint("archive-marked")
+
+
+def _sweep(lpm: LocalPersistenceManager) -> None:
+    """Remove from pending/ what has left it by the ledger, also what a kill left there; strangers' files stay."""
+    with os.scandir(lpm.pending) as entries:
+        names = (entry.name[:-5] for entry in entries if entry.name.endswith(".json"))
+        task_ids = (name for name in names if _TASK_ID.fullmatch(name))
+        while batch := list(islice(task_ids, BATCH)):
+            for (task_id,) in lpm.ledger.db.all(
+                f"""SELECT t.task_id FROM tasks t JOIN outbox o ON o.task = t.id
+                    WHERE t.task_id IN (SELECT value FROM json_each(?)) AND NOT ({_IN_PENDING})""",
+                (msgspec.json.encode(batch).decode(),),
+            ):
+                (lpm.pending / f"{task_id}.json").unlink(missing_ok=True)
+
+
+def prune(lpm: LocalPersistenceManager, before: float, dry_run: bool) -> Pruned:
+    """Remove the segments last written before that time, unless a writer has them or a Gateway is to get their results.
+
+    The results let go of their pages first and the file goes last: killed in between, it can be called again.
+    """
+    removed = size = pages = in_use = for_gateway = 0
+    with keeping(lpm):
+        old = segments.older(lpm.raw, before)
+        for begin in range(0, len(old), _SEGMENTS):
+            group = old[begin : begin + _SEGMENTS]
+            with segments.locked(group) as free:
+                wanted = _wanted(lpm)
+                gone = [path for path in free if path.name not in wanted]
+                in_use += len(group) - len(free)
+                for_gateway += len(free) - len(gone)
+                removed += len(gone)
+                size += sum(path.stat().st_size for path in gone)
+                pages += _let_go(lpm, [path.name for path in gone], dry_run)
+                if not dry_run:
+                    failpoint("pruned")
+                    for path in gone:
+                        path.unlink()
+                    segments.sync_folder(lpm.raw)
+    return Pruned(removed, size, pages, in_use, for_gateway, dry_run)
+
+
+def _wanted(lpm: LocalPersistenceManager) -> set[str]:
+    """The segments with pages of results that a Gateway is still to get."""
+    return {
+        name
+        for (name,) in lpm.ledger.db.execute(
+            """SELECT DISTINCT r.raw_segment FROM outbox o JOIN results r ON r.task = o.task
+               WHERE o.state = 'ready' AND r.raw_segment IS NOT NULL"""
+        )
+    }
+
+
+def _let_go(lpm: LocalPersistenceManager, names: list[str], dry_run: bool) -> int:
+    """Forget these segments; the results some at a time, because to find them all takes a look at every one."""
+    db, listed, last, count = lpm.durable.db, msgspec.json.encode(names).decode(), 0, 0
+    theirs = "raw_segment IN (SELECT value FROM json_each(?))"
+    while names and (
+        tasks := db.all(
+            f"SELECT task FROM results WHERE task > ? AND {theirs} ORDER BY task LIMIT {BATCH}", (last, listed)
+        )
+    ):
+        if not dry_run:
+            with writing(db):
+                db.execute(
+                    f"""UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL
+                        WHERE task BETWEEN ? AND ? AND {theirs}""",
+                    (tasks[0][0], tasks[-1][0], listed),
+                )
+        last, count = tasks[-1][0], count + len(tasks)
+    if not dry_run:
+        with writing(db):
+            db.execute("DELETE FROM raw_segments WHERE name IN (SELECT value FROM json_each(?))", (listed,))
+    return count

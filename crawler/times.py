@@ -1,0 +1,68 @@
+"""Times as people type and read them, in the zone of CRAWLER_TIMEZONE."""
+
+import re
+from datetime import datetime, time, timedelta, tzinfo
+from zoneinfo import ZoneInfo
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+FORMS = "a span such as 90s, 45m, 1h30m or 7d, a time such as 17:00, or 2026-11-15T17:00"
+
+
+def zone(name: str | None) -> tzinfo | None:
+    """The zone of that name; None stands for the system's, with its summer time."""
+    return ZoneInfo(name) if name else None
+
+
+def span(text: str) -> float | None:
+    """The seconds of a span such as 90s, 45m, 1h30m or 7d; None where it is none."""
+    text = text.strip().lower()
+    if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", text))
+
+
+def moment(text: str, now: float, tz: tzinfo | None) -> float | None:
+    """A time of day (the next one), or a date with or without a time; None where it is neither."""
+    text = text.strip()
+    try:
+        if re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", text):
+            today = datetime.fromtimestamp(now, tz)
+            at = datetime.combine(today.date(), time.fromisoformat(text.zfill(5 if text.count(":") == 1 else 8)))
+            if _stamp(at, tz) <= now:
+                at += timedelta(days=1)
+            return _stamp(at, tz)
+        return _stamp(datetime.fromisoformat(text), tz)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _stamp(at: datetime, tz: tzinfo | None) -> float:
+    return (at if at.tzinfo else at.replace(tzinfo=tz)).timestamp()
+
+
+def show(at: float, now: float, tz: tzinfo | None) -> str:
+    """A moment with its zone, and with its day where that is not today."""
+    there, here = datetime.fromtimestamp(at, tz).astimezone(tz), datetime.fromtimestamp(now, tz).astimezone(tz)
+    day = "" if there.date() == here.date() else f"{there:%a %d %b} "
+    return f"{day}{there:%H:%M %Z}"
+
+
+def clock(at: float, tz: tzinfo | None) -> str:
+    """The time of day."""
+    return f"{datetime.fromtimestamp(at, tz):%H:%M:%S}"
+
+
+def until(at: float, now: float, tz: tzinfo | None) -> str:
+    """A moment with its zone and the time that is left."""
+    left = f"in {duration(at - now)}" if at > now else f"{duration(now - at)} ago"
+    return f"{show(at, now, tz)}, {left}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 2880 else f"{minutes / 1440:.1f} days"

@@ -1,0 +1,142 @@
+"""The whole timeline of a task, put together from what the ledger noted about it."""
+
+from typing import Any
+
+import msgspec
+
+from crawler.db.acts import HELD
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import NO_DEADLINE
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One thing that happened to a task; `at` is missing where only the fact is known."""
+
+    at: float | None
+    what: str
+    detail: dict[str, Any] = {}
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """A task and all that happened to it, in order."""
+
+    task_id: str
+    url: str
+    status: str
+    reason: str | None
+    message: str | None
+    steps: list[Step]
+
+
+_COLUMNS = (
+    "task_id", "url", "status", "error_type", "error_message", "imported_at", "source", "source_file", "source_line",
+    "queue", "priority", "deadline", "not_before", "leased_at", "owner", "message_id", "published_at", "external_id",
+    "parcel_id",
+)  # fmt: skip
+
+
+def timeline(lpm: LocalPersistenceManager, task: int) -> Timeline:
+    """What happened to a task, from the line of its file to its delivery."""
+    db = lpm.ledger.db
+    [row] = db.all(
+        f"SELECT {', '.join(_COLUMNS)}, (SELECT name FROM jobs WHERE id = job_id) FROM tasks WHERE id = ?", (task,)
+    )
+    facts = dict(zip((*_COLUMNS, "job"), row, strict=True))
+    steps = [Step(facts["imported_at"], "imported", _without_none(_origin(facts)))]
+    steps += [
+        Step(None, "also wanted", {"job": job, "file": file, "line": line})
+        for job, file, line in db.execute(
+            """SELECT name, source_file, source_line FROM job_links JOIN jobs ON jobs.id = job_links.job_id
+               WHERE task = ? ORDER BY 1, 3""",
+            (task,),
+        )
+    ]
+    steps += _events(lpm, task, facts)
+    steps += _handed_over(lpm, task)
+    return Timeline(facts["task_id"], facts["url"], facts["status"], facts["error_type"], facts["error_message"], steps)
+
+
+def _origin(facts: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "door": facts["source"],
+        "file": facts["source_file"],
+        "line": facts["source_line"],
+        "job": facts["job"],
+        "call": facts["external_id"],
+        "queue": facts["queue"],
+        "priority": facts["priority"],
+        "parcel": facts["parcel_id"] or None,
+        "deadline": facts["deadline"] if facts["deadline"] < NO_DEADLINE else None,
+    }
+
+
+def _events(lpm: LocalPersistenceManager, task: int, facts: dict[str, Any]) -> list[Step]:
+    """What the ledger noted, with the waits in between; then where the task stands now."""
+    steps, ready = [], facts["imported_at"]
+    rows = lpm.ledger.db.all("SELECT at, kind, detail FROM events WHERE task = ? ORDER BY id", (task,))
+    for at, kind, text in rows:
+        detail = msgspec.json.decode(text)
+        claimed = detail.pop("claimed_at", None)
+        if claimed is not None:
+            steps.append(Step(claimed, "claimed", {"waited_s": round(max(0.0, claimed - ready), 3)}))
+        steps.append(Step(at, kind, detail))
+        ready = detail.get("not_before") or at
+    if facts["published_at"] and facts["status"] == "pending" and facts["message_id"]:
+        steps.append(Step(facts["published_at"], "in Redis", {"message": facts["message_id"]}))
+    if facts["status"] == "processing":
+        steps.append(Step(facts["leased_at"], "claimed", {"owner": facts["owner"]}))
+    elif facts["status"] == "pending" and facts["not_before"] >= HELD:
+        steps.append(Step(None, "on hold", {"because": "its job is paused"}))
+    elif facts["status"] == "pending" and facts["not_before"]:
+        steps.append(Step(None, "waits", {"until": facts["not_before"]}))
+    elif facts["status"] == "pending":
+        steps.append(Step(None, "due", {"queue": facts["queue"], "ahead": _ahead(lpm, task)}))
+    return steps
+
+
+def _ahead(lpm: LocalPersistenceManager, task: int) -> int:
+    """How many due tasks go first."""
+    [(count,)] = lpm.ledger.db.all(
+        """SELECT count(*) FROM tasks o JOIN tasks t ON t.id = ?
+           WHERE o.status = 'pending' AND o.not_before = 0 AND (o.queue = 'urgent' OR t.queue = 'default')
+           AND (o.queue <> t.queue OR (o.priority, o.deadline, o.id) < (t.priority, t.deadline, t.id))""",
+        (task,),
+    )
+    return int(count)
+
+
+def _handed_over(lpm: LocalPersistenceManager, task: int) -> list[Step]:
+    """The result, and the ways it left."""
+    db = lpm.ledger.db
+    row = db.one(
+        """SELECT r.scraped_at, r.status_code, r.verdict, r.bytes, r.parser || ' ' || r.parser_version, r.body_sha256,
+               r.raw_segment, o.state, o.synced_at, o.archived_at, t.job_id,
+               (SELECT max(id) FROM events WHERE task = t.id AND kind = 'completed')
+           FROM results r JOIN outbox o ON o.task = r.task JOIN tasks t ON t.id = r.task WHERE r.task = ?""",
+        (task,),
+    )
+    if row is None:
+        return []
+    scraped_at, status, verdict, size, parser, digest, segment, state, synced_at, archived_at, job_id, event = row
+    facts = {"status": status, "verdict": verdict, "bytes": size, "parser": parser, "sha256": digest}
+    steps = [Step(scraped_at, "result", facts | {"raw": segment or "not kept"})]
+    exports = db.execute(
+        """SELECT at, file, format, results FROM exports WHERE horizon >= ? AND (since IS NULL OR since <= ?)
+           AND (job_id IS NULL OR job_id = ? OR EXISTS (
+               SELECT 1 FROM job_links l WHERE l.task = ? AND l.job_id = exports.job_id)) ORDER BY at""",
+        (event or 0, scraped_at, job_id, task),
+    )
+    steps += [Step(at, "exported", {"file": file, "format": form, "with": count}) for at, file, form, count in exports]
+    if archived_at:
+        steps.append(Step(archived_at, "archived"))
+    if synced_at:
+        steps.append(Step(synced_at, "synced"))
+    elif state == "held":
+        steps.append(Step(None, "held", {"because": "standalone results go to a Gateway only by an explicit command"}))
+    else:
+        steps.append(Step(None, "to be synced"))
+    return steps
+
+
+def _without_none(detail: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in detail.items() if value is not None}

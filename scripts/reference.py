@@ -1,0 +1,94 @@
+"""Writes docs/CLI.md and docs/CONFIGURATION.md from the code; with --check it only says whether they are up to date."""
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import click
+import msgspec
+
+from crawler import config
+from crawler.cli.main import cli
+
+NOTE = "Generated from the code by `python scripts/reference.py`; the tests fail where the two differ.\n"
+
+
+def commands(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command that is not hidden, with the words one types."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None, name
+        if not command.hidden:
+            yield (*path, name), command
+            if isinstance(command, click.Group):
+                yield from commands(command, (*path, name))
+
+
+def cli_reference() -> str:
+    """All commands with their help."""
+    parts = ["# Commands\n", NOTE]
+    parts.append(_help(("python -m crawler",), cli))
+    for path, command in commands(cli, ()):
+        parts.append(f"{'#' * (1 + len(path))} {' '.join(path)}\n")
+        parts.append(_help(("python -m crawler", *path), command))
+    return "\n".join(parts)
+
+
+def _help(path: tuple[str, ...], command: click.Command) -> str:
+    context = click.Context(command, info_name=" ".join(path), max_content_width=100, terminal_width=100)
+    context.help_option_names = ["-h", "--help"] if command is cli else ["--help"]
+    return f"```\n{command.get_help(context)}\n```\n"
+
+
+def configuration_reference() -> str:
+    """All settings with their defaults."""
+    meanings = _field_docs()
+    lines = ["# Settings\n", NOTE]
+    lines.append(
+        "Settings come from the environment. An unknown `CRAWLER_*` name is an error, and so is a bad value.\n"
+    )
+    lines += ["| variable | default | meaning |", "|---|---|---|"]
+    for variable, field in config.VARIABLES.items():
+        default = field.default if field.default is not msgspec.NODEFAULT else ""
+        shown = "" if default in (None, ()) else f"`{str(default).lower() if isinstance(default, bool) else default}`"
+        lines.append(f"| `{variable}` | {shown} | {meanings[field.name]} |")
+    return "\n".join(lines) + "\n"
+
+
+def _field_docs() -> dict[str, str]:
+    """The sentences below the fields of Settings."""
+    [body] = [
+        node.body
+        for node in ast.parse(inspect.getsource(config)).body
+        if isinstance(node, ast.ClassDef) and node.name == "Settings"
+    ]
+    docs = {}
+    for field, below in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            assert isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant), field.target.id  # noqa: PT018
+            docs[field.target.id] = " ".join(str(below.value.value).split())
+    return docs
+
+
+def main() -> int:
+    """Write the pages, or with --check compare them."""
+    stale = []
+    for path, text in (
+        (Path("docs/CLI.md"), cli_reference()),
+        (Path("docs/CONFIGURATION.md"), configuration_reference()),
+    ):
+        if "--check" not in sys.argv:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            stale.append(str(path))
+    for name in stale:
+        print(f"{name} is not what the code says; run: python scripts/reference.py", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

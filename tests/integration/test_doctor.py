@@ -1,0 +1,120 @@
+"""`doctor` as it is typed: on a running stack, on an unfit Redis, on a store after an accident."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tests.support.site import Site
+from tests.support.stack import Folder
+from tests.support.tasks import done, new
+
+
+def findings(folder: Folder, *args: str, code: int = 0) -> list[dict[str, Any]]:
+    """What `doctor --json` prints."""
+    typed = folder.crawler("doctor", "--json", *args)
+    assert typed.returncode == code, typed.stdout + typed.stderr
+    found: list[dict[str, Any]] = json.loads(typed.stdout)
+    assert all(list(finding) == ["check", "state", "detail", "fix"] for finding in found)
+    return found
+
+
+def test_a_running_stack_is_well_and_stays_so(folder: Folder, site: Site) -> None:
+    """In the middle of a crawl nothing is wrong, --repair touches nothing, and the crawl ends as it would have."""
+    # Given a crawl in the middle
+    folder.crawler("up", "--workers", "2")
+    folder.crawler("bulk", "import", str(folder.write("p.txt", [site.page(n, 0.1) for n in range(300)])))
+    folder.wait_until_completed(20, 60)
+
+    # When the doctor looks, and is asked to mend
+    found = findings(folder)
+    mending = findings(folder, "--repair", code=1)
+
+    # Then all is well, and mending is refused for as long as the stack is up
+    assert folder.books().open > 0
+    assert {finding["check"] for finding in found} >= {
+        "versions",
+        "ledger",
+        "books",
+        "segments",
+        "projections",
+        "redis",
+    }
+    assert not [finding for finding in found if finding["state"] in ("wrong", "mended")]
+    assert any("the stack is up" in finding["detail"] and "2 children" in finding["detail"] for finding in found)
+    [refused] = [finding for finding in mending if finding["state"] == "wrong"]
+    assert (refused["check"], refused["fix"]) == ("repair", "python -m crawler down")
+
+    # And the crawl goes on to its end
+    books = folder.wait_until_done(300, 60)
+    assert (books.completed, sum(site.hits().values())) == (300, 300)
+    assert folder.crawler("down").returncode == 0
+    assert findings(folder, "--repair")
+
+
+def test_a_redis_that_throws_work_away(folder: Folder, redis_url: str) -> None:
+    """An eviction policy is wrong, and the command that sets it right is printed; keys of others are a note."""
+    folder.env["REDIS_URL"] = redis_url
+    client: redis.Redis = folder.redis()
+    client.flushall()
+    client.set("theirs", 1)
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        typed = folder.crawler("doctor")
+    finally:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.flushall()
+
+    assert typed.returncode == 1
+    assert "allkeys-lru" in typed.stdout
+    assert "→ redis-cli CONFIG SET maxmemory-policy noeviction" in typed.stdout
+    assert "never expire: theirs" in typed.stdout
+    assert not [finding for finding in findings(folder) if finding["state"] == "wrong"]
+
+
+def test_a_redis_that_is_away(folder: Folder) -> None:
+    """An address that nobody answers at is wrong, and its password is not shown."""
+    typed = folder.crawler("doctor", REDIS_URL="redis://:secret@127.0.0.1:1/0")
+    assert typed.returncode == 1
+    assert "Redis does not answer at" in typed.stdout
+    assert "secret" not in typed.stdout + typed.stderr
+
+
+def test_a_store_after_an_accident(folder: Folder) -> None:
+    """Noise in the middle of lpm.db and of a segment: a command later every result is there; one page is missed."""
+    # Given results, and an accident
+    lpm = folder.lpm()
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(300)])
+    lpm.save_result(*(done(task, record={"title": task.url}) for task in lpm.get_next_pending("owner", 300)))
+    before = list(lpm.results())
+    lpm.close()
+    [segment] = (folder.data / "raw").glob("*.warc.gz")
+    hit = before[7]
+    damage(segment, hit["raw"]["offset"] + 100, 50)
+    path = folder.data / "lpm.db"
+    damage(path, path.stat().st_size // 2, 9000)
+
+    # When it is examined and mended
+    examined = folder.crawler("doctor")
+    mended = folder.crawler("doctor", "--repair")
+
+    # Then first it cannot be used, and then it can; what is missed is said plainly
+    assert (examined.returncode, mended.returncode) == (4, 0), mended.stdout + mended.stderr
+    assert "→ python -m crawler doctor --repair" in examined.stdout
+    assert "Traceback" not in examined.stderr + mended.stderr
+    after = folder.results()
+    assert {result["url"]: result["data"] for result in after} == {result["url"]: result["data"] for result in before}
+    assert [result["url"] for result in after if result["raw"] is None] == [hit["url"]]
+    assert hit["url"] in mended.stdout
+    page = folder.crawler("raw", hit["url"])
+    assert page.returncode != 0
+    assert "cannot be read" in page.stderr
+    assert folder.crawler("doctor").returncode == 0
+
+
+def damage(path: Path, offset: int, length: int) -> None:
+    """Noise over a stretch of a file."""
+    data = bytearray(path.read_bytes())
+    data[offset : offset + length] = bytes(n * 37 % 251 for n in range(length))
+    path.write_bytes(data)

@@ -1,0 +1,260 @@
+"""What an operator and the clock do to tasks: pause, resume, cancel, retry, expire; and the receipt over all of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crawler.errors import UsageError
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job, JobStatus, NewTask, TaskStatus
+from tests.support.tasks import done, new
+
+NOON = 1_800_000_000.0
+
+
+class Clock:
+    """A clock that stands until it is set."""
+
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Noon, until a test says otherwise."""
+    return Clock()
+
+
+@pytest.fixture
+def lpm(tmp_path: Path, clock: Clock) -> Iterator[LocalPersistenceManager]:
+    """A store in an empty folder, on that clock."""
+    lpm = LocalPersistenceManager(tmp_path / "data", clock=clock)
+    yield lpm
+    lpm.close()
+
+
+def job_with(lpm: LocalPersistenceManager, name: str, *pages: str, deadline: float | None = None) -> Job:
+    """A job with a task for each page of one domain."""
+    job = lpm.durable.open_job(
+        key=name, name=name, queue="default", source="file", source_file=f"/in/{name}", batch_size=100,
+        now=lpm.now(), deadline=deadline,
+    )  # fmt: skip
+    tasks: list[NewTask] = [new(f"http://a.example/{page}", line=line) for line, page in enumerate(pages, 1)]
+    lpm.persist_tasks(tasks, job=job)
+    lpm.durable.close_import(job)
+    return job
+
+
+def claimed(lpm: LocalPersistenceManager, limit: int = 10) -> list[str]:
+    """The pages that workers would get now."""
+    return [task.url.rpartition("/")[2] for task in lpm.get_next_pending("owner", limit)]
+
+
+def fail(lpm: LocalPersistenceManager, reason: str = "timeout") -> None:
+    """The next task fails for good."""
+    [task] = lpm.get_next_pending("owner")
+    lpm.save_result(done(task, status=TaskStatus.FAILED, page=None, error_type=reason, error_message="no"))
+
+
+def test_nothing_of_a_paused_job_is_claimed_until_it_is_resumed(lpm: LocalPersistenceManager) -> None:
+    """Pause stops claims at once, also of rows that come later or come back; resume makes all of them due."""
+    # Given a job with one task in flight, and a second job
+    job = job_with(lpm, "one", "a", "b", "c")
+    [flying] = lpm.get_next_pending("owner")
+
+    # When the first is paused, gets another row, and the flying task wants another attempt
+    assert lpm.durable.hold(job, "paused", lpm.now()) == 2
+    job_with(lpm, "two", "d")
+    lpm.persist_tasks([new("http://a.example/late")], job=job)
+    lpm.save_result(done(flying, status=TaskStatus.PENDING, page=None, error_type="timeout"))
+
+    # Then only the second's is claimed, and nothing is lost
+    assert claimed(lpm) == ["d"]
+    assert lpm.ledger.job_books(job).pending == 4
+    assert lpm.durable.release(lpm.ledger.job("one")) == 4
+    assert claimed(lpm) == ["a", "b", "c", "late"]
+
+
+def test_a_shared_task_goes_on_for_the_job_that_is_not_paused(lpm: LocalPersistenceManager) -> None:
+    """A task that two jobs want is held only when both are."""
+    first = job_with(lpm, "one", "a")
+    second = job_with(lpm, "two", "a")
+
+    lpm.durable.hold(first, "paused", lpm.now())
+    [task] = lpm.get_next_pending("owner")
+    lpm.save_result(done(task, status=TaskStatus.PENDING, page=None))
+    lpm.durable.hold(second, "paused", lpm.now())
+
+    assert task.url.endswith("/a")
+    assert claimed(lpm) == []
+
+
+def test_cancelling_skips_what_has_not_begun(lpm: LocalPersistenceManager) -> None:
+    """Cancel ends the job when what is in flight has ended; every task is in a final state with its reason."""
+    job = job_with(lpm, "one", "a", "b", "c")
+    [flying] = lpm.get_next_pending("owner")
+
+    assert lpm.durable.hold(job, "cancelled", lpm.now()) == 2
+    assert lpm.durable.finalise(lpm.now()) == []
+    lpm.save_result(done(flying))
+
+    [ended] = lpm.durable.finalise(lpm.now())
+    receipt = lpm.ledger.receipt(ended)
+    assert (receipt.books.completed, receipt.reasons) == (1, {"skipped": {"cancelled": 2}})
+    assert receipt.problems == []
+
+
+def test_what_missed_its_deadline_expires(lpm: LocalPersistenceManager, clock: Clock) -> None:
+    """At the deadline what is still pending expires with a reason; what was done or is in flight counts."""
+    job = job_with(lpm, "one", "a", "b", "c", deadline=NOON + 60)
+    lpm.save_result(done(lpm.get_next_pending("owner")[0]))
+    [flying] = lpm.get_next_pending("owner")
+
+    clock.now = NOON + 61
+    assert claimed(lpm) == []
+    lpm.save_result(done(flying))
+
+    receipt = lpm.ledger.receipt(job)
+    assert (receipt.books.completed, receipt.books.expired) == (2, 1)
+    assert receipt.reasons == {"expired": {"deadline": 1}}
+
+
+def test_a_shared_task_expires_only_with_its_last_job(lpm: LocalPersistenceManager, clock: Clock) -> None:
+    """A task that a later job wants without a deadline is worked on early, and goes on after the first's deadline."""
+    job_with(lpm, "patient", "a", "b")
+    job_with(lpm, "hasty", "b", deadline=NOON + 60)
+
+    [first] = lpm.get_next_pending("nobody")
+    lpm.save_result(done(first, status=TaskStatus.PENDING, page=None))
+    clock.now = NOON + 61
+
+    assert first.url.endswith("/b")
+    assert claimed(lpm) == ["a", "b"]
+
+
+def test_the_earliest_deadline_comes_first_within_a_priority(lpm: LocalPersistenceManager) -> None:
+    """Within a queue and priority the nearer deadline is claimed first, whatever was imported first."""
+    job_with(lpm, "none", "n")
+    job_with(lpm, "later", "l", deadline=NOON + 600)
+    job_with(lpm, "soon", "s", deadline=NOON + 60)
+
+    assert claimed(lpm) == ["s", "l", "n"]
+
+
+def test_a_new_deadline_holds_for_what_a_job_has_already(lpm: LocalPersistenceManager, clock: Clock) -> None:
+    """The same import with another deadline moves that of the open tasks."""
+    job_with(lpm, "one", "a", deadline=NOON + 60)
+    job_with(lpm, "one", "a", deadline=NOON + 600)
+
+    clock.now = NOON + 61
+    assert lpm.ledger.job("one").deadline == NOON + 600
+    assert claimed(lpm) == ["a"]
+
+
+def test_retry_takes_only_what_was_meant_and_reopens_the_job(lpm: LocalPersistenceManager) -> None:
+    """Failed tasks of a reason become pending with fresh attempts; the others stay; the job is open again."""
+    job = job_with(lpm, "one", "a", "b", "c")
+    fail(lpm, "timeout")
+    fail(lpm, "http_404")
+    lpm.save_result(done(lpm.get_next_pending("owner")[0]))
+    lpm.durable.finalise(lpm.now())
+
+    assert lpm.durable.retry(("failed",), "timeout", job, lpm.now()) == (1, 0)
+
+    assert lpm.ledger.job("one").status is JobStatus.OPEN
+    assert claimed(lpm) == ["a"]
+    assert lpm.ledger.receipt(job).reasons == {"failed": {"http_404": 1}}
+
+
+def test_retry_leaves_a_url_that_is_open_elsewhere(lpm: LocalPersistenceManager) -> None:
+    """One URL is never open in two tasks, and two jobs of one file can both be reopened."""
+    job_with(lpm, "one", "a", "b")
+    fail(lpm)
+    fail(lpm)
+    lpm.durable.finalise(lpm.now())
+    again = lpm.durable.open_job(
+        key="one", name="one", queue="default", source="file", source_file=None, batch_size=100, now=lpm.now()
+    )
+    lpm.persist_tasks([new("http://a.example/a")], job=again)
+
+    assert lpm.durable.retry(("failed",), None, None, lpm.now()) == (1, 1)
+
+    assert sorted(claimed(lpm)) == ["a", "b"]
+    assert [(job.name, job.status) for job in lpm.ledger.jobs()] == [("one", "open"), ("one-2", "importing")]
+
+
+def test_an_expired_task_that_is_retried_has_no_deadline(lpm: LocalPersistenceManager, clock: Clock) -> None:
+    """It would expire again at once otherwise."""
+    job_with(lpm, "one", "a", deadline=NOON + 60)
+    clock.now = NOON + 61
+    assert claimed(lpm) == []
+
+    lpm.durable.retry(("expired",), None, None, clock.now)
+
+    assert claimed(lpm) == ["a"]
+    assert lpm.ledger.job("one").deadline is None
+
+
+def test_a_receipt_tells_what_does_not_add_up(lpm: LocalPersistenceManager) -> None:
+    """Rows taken out of the ledger behind its back are named, and the checksum changes with every state."""
+    job = job_with(lpm, "one", "a", "b")
+    before = lpm.ledger.receipt(job)
+    lpm.save_result(done(lpm.get_next_pending("owner")[0]))
+    good = lpm.ledger.receipt(job)
+    lpm.durable.db.execute("DELETE FROM results")
+    lpm.durable.db.execute("DELETE FROM tasks WHERE url LIKE '%/b'")
+
+    bad = lpm.ledger.receipt(job)
+
+    assert good.problems == []
+    assert (good.rows, good.books.accepted) == (2, 2)
+    assert bad.problems == ["1 rows more or less than were accepted", "1 completed tasks without a result"]
+    assert len({before.checksum, good.checksum, bad.checksum}) == 3
+
+
+def test_a_missing_segment_is_a_problem(lpm: LocalPersistenceManager) -> None:
+    """A receipt is not good when the pages it counts are not there."""
+    job = job_with(lpm, "one", "a")
+    lpm.save_result(done(lpm.get_next_pending("owner")[0]))
+    assert lpm.missing_segments(job) == []
+
+    for segment in lpm.raw.iterdir():
+        segment.unlink()
+
+    assert len(lpm.missing_segments(job)) == 1
+
+
+def test_an_unknown_job_names_the_nearest(lpm: LocalPersistenceManager) -> None:
+    """A slip of the finger is told from a job that is not there."""
+    job_with(lpm, "parcels.csv", "a")
+    with pytest.raises(UsageError, match=r"did you mean parcels\.csv\?"):
+        lpm.ledger.job("parcel.csv")
+
+
+def test_tasks_are_listed_by_state_reason_and_job(lpm: LocalPersistenceManager) -> None:
+    """Any mixture of filters, in the order of import, and no more than asked for."""
+    job = job_with(lpm, "one", *(f"p{n}" for n in range(5)))
+    job_with(lpm, "two", "p0", "q")
+    for _ in range(3):
+        fail(lpm)
+
+    failed = list(lpm.ledger.tasks(job, ("failed",), "timeout"))
+
+    assert [task["source_line"] for task in failed] == [1, 2, 3]
+    assert [task["url"][-1] for task in lpm.ledger.tasks(lpm.ledger.job("two"))] == ["0", "q"]
+    assert len(list(lpm.ledger.tasks(limit=4))) == 4
+    assert list(lpm.ledger.tasks(domain="b.example")) == []
+
+
+def test_the_wal_is_cut_when_it_is_large(lpm: LocalPersistenceManager) -> None:
+    """Above the limit the log is written back and emptied; below nothing is done."""
+    job_with(lpm, "one", *(f"p{n}" for n in range(2000)))
+    wal = lpm.path.with_name("lpm.db-wal")
+
+    assert not lpm.bound_wal(1 << 30)
+    assert lpm.bound_wal(1000)
+    assert wal.stat().st_size == 0

@@ -1,0 +1,659 @@
+"""The doctor: real damage, found, said plainly, and mended without a loss."""
+
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import apsw
+import pytest
+
+from crawler.db import schema
+from crawler.db.owners import Owner
+from crawler.doctor import Finding, examine, exit_code
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job, Outcome, TaskStatus
+from crawler.process import Mark, Stack, write_stack
+from tests.support.tasks import done, new, open_job, page
+
+STATES = ("ok", "note", "wrong", "mended")
+
+
+def look(data: Path, repair: bool = False, **env: str) -> list[Finding]:
+    """What the doctor finds in a folder; a Redis that is not there keeps it from asking anybody else's."""
+    env = {"CRAWLER_DATA_DIR": str(data)} | env
+    return list(examine(repair, lambda text: None, env))
+
+
+def of(findings: list[Finding], check: str, *states: str) -> list[str]:
+    """The details of one check's findings in these states."""
+    return [finding.detail for finding in findings if finding.check == check and finding.state in (states or STATES)]
+
+
+def wrong(findings: list[Finding]) -> list[Finding]:
+    """What is wrong."""
+    return [finding for finding in findings if finding.state == "wrong"]
+
+
+def crawl(data: Path, size: int = 400, completed: int = 300) -> Job:
+    """A store in the middle of a job, closed in order."""
+    lpm = LocalPersistenceManager(data)
+    job = open_job(lpm)
+    rows = [{"url": f"http://a.example/{n}", "county": "Bay"} for n in range(size)]
+    tasks = [new(row["url"], parcel_id=str(n), line=n, input=dict(row)) for n, row in enumerate(rows)]
+    lpm.persist_tasks(tasks, job=job)
+    lpm.durable.close_import(job)
+    claimed = lpm.get_next_pending("owner", completed)
+    lpm.save_result(*(done(task, page=page(task.url, random.Random(task.id).randbytes(400))) for task in claimed))
+    lpm.close()
+    return job
+
+
+def wipe(path: Path, number: int) -> bytes:
+    """Overwrite one page of a database with noise; returns what the file is then."""
+    data = bytearray(path.read_bytes())
+    data[(number - 1) * 4096 : number * 4096] = random.Random(number).randbytes(4096)
+    path.write_bytes(data)
+    return bytes(data)
+
+
+def pages_of(path: Path, table: str, kind: str) -> list[int]:
+    """The numbers of a table's pages of a kind."""
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    rows = db.execute("SELECT pageno FROM dbstat WHERE name = ? AND pagetype = ? ORDER BY 1", (table, kind)).fetchall()
+    db.close()
+    return [int(str(row[0])) for row in rows]
+
+
+def ledger(data: Path, sql: str) -> list[tuple[object, ...]]:
+    """What the ledger says."""
+    lpm = LocalPersistenceManager(data)
+    try:
+        return lpm.ledger.db.all(sql)
+    finally:
+        lpm.close()
+
+
+def change(data: Path, sql: str) -> None:
+    """Make the ledger say something else."""
+    lpm = LocalPersistenceManager(data)
+    lpm.durable.db.execute(sql)
+    lpm.close()
+
+
+# Nothing wrong
+
+
+def test_a_sound_store_has_nothing_wrong(tmp_path: Path) -> None:
+    """Every check of a sound store is well, and looking changes no byte of what is there."""
+    crawl(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    findings = look(tmp_path)
+
+    assert exit_code(findings) == 0
+    assert wrong(findings) == []
+    assert {path: path.read_bytes() for path in before} == before
+    assert of(findings, "books", "ok") == ["400 tasks in 1 jobs, each in one state, each result in its place"]
+    assert of(findings, "segments", "ok") == ["300 stored pages in 1 segments can be read"]
+    assert of(findings, "projections", "ok") == ["300 results in pending/ are whole"]
+
+
+def test_repair_of_a_sound_store_changes_nothing(tmp_path: Path) -> None:
+    """--repair mends only what is wrong."""
+    crawl(tmp_path, 20, 10)
+    before = ledger(tmp_path, "SELECT * FROM tasks"), ledger(tmp_path, "SELECT * FROM results")
+
+    findings = look(tmp_path, repair=True)
+
+    assert not [finding for finding in findings if finding.state in ("wrong", "mended")]
+    assert (ledger(tmp_path, "SELECT * FROM tasks"), ledger(tmp_path, "SELECT * FROM results")) == before
+
+
+def test_no_store_is_only_a_note(tmp_path: Path) -> None:
+    """Where there is no store yet there is nothing to be ill."""
+    findings = look(tmp_path / "none")
+    assert exit_code(findings) == 0
+    assert "no store" in of(findings, "store", "note")[0]
+    assert not (tmp_path / "none").exists()
+    assert exit_code(look(tmp_path)) == 0
+
+
+def test_an_unknown_setting_is_a_finding(tmp_path: Path) -> None:
+    """A variable that no command would accept does not keep the doctor from looking."""
+    crawl(tmp_path, 5, 5)
+    findings = look(tmp_path, CRAWLER_WINDWO="5")
+    assert "did you mean CRAWLER_WINDOW" in of(findings, "settings", "wrong")[0]
+    assert of(findings, "books", "ok")
+    assert exit_code(findings) == 1
+    assert "redis://" in of(look(tmp_path, REDIS_URL="http://x"), "settings", "wrong")[0]
+
+
+def test_a_folder_that_others_can_read(tmp_path: Path) -> None:
+    """The data folder is nobody else's: a note, and mended on request."""
+    crawl(tmp_path, 1, 1)
+    tmp_path.chmod(0o755)
+    assert "mode 0755" in of(look(tmp_path), "folder", "note")[0]
+    look(tmp_path, repair=True)
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
+# lpm.db
+
+
+@pytest.mark.parametrize(
+    ("table", "kind", "projected"),
+    [
+        ("tasks", "leaf", True),
+        ("tasks", "internal", False),
+        ("results", "leaf", True),
+        ("results", "leaf", False),
+        ("results", "internal", False),
+    ],
+)
+def test_a_damaged_ledger_is_salvaged(tmp_path: Path, table: str, kind: str, projected: bool) -> None:
+    """Noise over a page: all that lies elsewhere is saved, lost results come from pending/ or are collected again."""
+    # Given a ledger with a destroyed page
+    crawl(tmp_path)
+    path = tmp_path / "lpm.db"
+    damaged = wipe(path, pages_of(path, table, kind)[0])
+    if not projected:
+        for file in (tmp_path / "pending").iterdir():
+            file.unlink()
+
+    # When the doctor looks, and then mends
+    found = look(tmp_path)
+    assert exit_code(found) == 4
+    assert "damaged" in of(found, "ledger", "wrong")[0]
+    assert path.read_bytes() == damaged
+    mended = look(tmp_path, repair=True)
+
+    # Then the damaged file is kept byte for byte, and nothing is wrong any more
+    assert exit_code(mended) == 0, wrong(mended)
+    [kept] = tmp_path.glob("lpm.db.damaged-*Z")
+    assert kept.read_bytes() == damaged
+    assert kept.name in of(mended, "ledger", "mended")[0]
+    assert not list(tmp_path.glob("lpm.db.salvaged-*"))
+    assert wrong(look(tmp_path)) == []
+
+    # And what can be known is there; the ledger goes on
+    lpm = LocalPersistenceManager(tmp_path)
+    books = lpm.ledger.books()
+    leaf = 30  # rows that one page may hold at most
+    assert books.accepted >= 400 - leaf
+    assert books.completed >= (300 if projected else 300 - leaf)
+    if kind == "internal":
+        assert (books.accepted, books.completed) == (400, 300)
+    assert len({result["url"] for result in lpm.results()}) == books.completed
+    left = lpm.get_next_pending("owner", 500)
+    assert len(left) == books.pending
+    lpm.save_result(*(done(task) for task in left))
+    assert lpm.ledger.books().open == 0
+    lpm.close()
+
+
+def test_a_result_that_is_nowhere_is_collected_again(tmp_path: Path) -> None:
+    """A completed task whose result is lost is pending again, its timeline says why, and its job is open again."""
+    # Given a job that was done, a lost page of results, and nothing in pending/
+    job = crawl(tmp_path, 50, 50)
+    lpm = LocalPersistenceManager(tmp_path)
+    assert lpm.durable.finalise(time.time()) != []
+    lpm.close()
+    wipe(tmp_path / "lpm.db", pages_of(tmp_path / "lpm.db", "results", "leaf")[1])
+    for file in (tmp_path / "pending").iterdir():
+        file.unlink()
+
+    # When it is mended
+    look(tmp_path, repair=True)
+
+    # Then the books balance, and the lost ones wait
+    lpm = LocalPersistenceManager(tmp_path)
+    books = lpm.ledger.job_books(job)
+    assert books.accepted == 50
+    assert books.pending > 0
+    assert books.results == books.completed
+    assert [j.status for j in lpm.ledger.jobs()] == ["open"]
+    [(events,)] = lpm.ledger.db.all("SELECT count(*) FROM events WHERE kind = 'result lost'")
+    assert events == books.pending
+    lpm.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_hit_the_books_balance_afterwards(tmp_path: Path, seed: int) -> None:
+    """Bytes flipped anywhere behind the header, half of pending/ gone: what is left adds up and goes on."""
+    crawl(tmp_path, 100, 80)
+    chance, path = random.Random(seed), tmp_path / "lpm.db"
+    data = bytearray(path.read_bytes())
+    for _ in range(100):
+        data[chance.randrange(100, len(data))] = chance.randrange(256)
+    path.write_bytes(data)
+    for file in list((tmp_path / "pending").iterdir())[::2]:
+        file.unlink()
+
+    assert exit_code(look(tmp_path)) == 4
+    mended = look(tmp_path, repair=True)
+
+    assert exit_code(mended) == 0, wrong(mended)
+    assert wrong(look(tmp_path)) == []
+    [kept] = tmp_path.glob("lpm.db.damaged-*Z")
+    assert kept.read_bytes() == data
+    lpm = LocalPersistenceManager(tmp_path)
+    books = lpm.ledger.books()
+    assert len(list(lpm.results())) == books.completed >= 40
+    assert len(lpm.get_next_pending("owner", 500)) == books.pending
+    lpm.close()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a database, but a text that somebody has put here\n" * 100])
+def test_a_lost_ledger_is_made_again_from_pending(tmp_path: Path, content: bytes | None) -> None:
+    """Without lpm.db, or with something else in its place, every result in pending/ finds its way into a new one."""
+    crawl(tmp_path, 30, 20)
+    before = {file.name: json.loads(file.read_text()) for file in (tmp_path / "pending").iterdir()}
+    path = tmp_path / "lpm.db"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+
+    found = look(tmp_path)
+    mended = look(tmp_path, repair=True)
+
+    assert exit_code(found) == 4
+    assert exit_code(mended) == 0, wrong(mended)
+    assert [kept.read_bytes() for kept in tmp_path.glob("lpm.db.damaged-*")] == ([] if content is None else [content])
+    lpm = LocalPersistenceManager(tmp_path)
+    after = {f"{result['task_id']}.json": result for result in lpm.results()}
+    assert after == before
+    assert lpm.ledger.job_books(lpm.ledger.job("job")).completed == 20
+    [(kind, size)] = lpm.ledger.db.all("SELECT DISTINCT content_type, bytes FROM results")
+    assert (kind, size) == ("text/html", 400)
+    assert (lpm.raw_page(1), len(list(lpm.raw.glob("*.warc.gz")))) == (None, 1)
+    lpm.bury()
+    assert len(list(lpm.raw.glob("*.warc.gz"))) == 1
+    lpm.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"some text\n" * 100, os.urandom(9000)])
+def test_nothing_to_save_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    """What holds no task is not replaced by an empty ledger."""
+    path = tmp_path / "lpm.db"
+    path.write_bytes(content)
+    expected = 4 if content else 0
+
+    assert exit_code(look(tmp_path)) == expected
+    assert exit_code(look(tmp_path, repair=True)) == expected
+    assert path.read_bytes() == content
+    assert [file.name for file in tmp_path.glob("*lpm.db*")] == ["lpm.db"]
+
+
+def test_a_folder_named_lpm_db(tmp_path: Path) -> None:
+    """A folder in the ledger's place is said to be one."""
+    (tmp_path / "lpm.db").mkdir()
+    findings = look(tmp_path, repair=True)
+    assert exit_code(findings) == 4
+    assert "not a file" in of(findings, "ledger", "wrong")[0]
+
+
+def test_foreign_newer_and_older_ledgers(tmp_path: Path) -> None:
+    """Another program's and a newer program's are left alone; an older one is migrated by --repair only."""
+    path = tmp_path / "lpm.db"
+    theirs = apsw.Connection(str(path))
+    theirs.execute("CREATE TABLE theirs (x)")
+    theirs.close()
+    assert "another program" in of(look(tmp_path, repair=True), "ledger", "wrong")[0]
+    path.unlink()
+
+    old = apsw.Connection(str(path))
+    old.execute(schema.MIGRATIONS[0])
+    old.execute(f"PRAGMA application_id={schema.APPLICATION_ID}; PRAGMA user_version=1")
+    old.execute("INSERT INTO meta VALUES ('ledger_id', 'x')")
+    old.close()
+    before = path.read_bytes()
+    assert "schema 1" in of(look(tmp_path), "ledger", "note")[0]
+    assert path.read_bytes() == before
+    assert exit_code(look(tmp_path, repair=True)) == 0
+    assert "lpm.db.v1.bak" in of(look(tmp_path), "ledger", "note")[0]
+
+    change(tmp_path, "PRAGMA user_version=99")
+    findings = look(tmp_path, repair=True)
+    assert "newer version" in of(findings, "ledger", "wrong")[0]
+    assert exit_code(findings) == 4
+
+
+def test_a_row_that_makes_no_sense_is_damage(tmp_path: Path) -> None:
+    """A flipped byte inside a record is nothing to SQLite, but is found, and the result comes back from pending/."""
+    crawl(tmp_path, 20, 20)
+    before = {file: file.read_bytes() for file in (tmp_path / "pending").iterdir()}
+    path = tmp_path / "lpm.db"
+    data = path.read_bytes()
+    assert b'{"title":"x"}' in data
+    path.write_bytes(data.replace(b'{"title":"x"}', b'{"title"!"x"}', 1))
+
+    assert "1 rows of results make no sense" in of(look(tmp_path), "ledger", "wrong")[0]
+    assert exit_code(look(tmp_path, repair=True)) == 0
+    assert ledger(tmp_path, "SELECT count(*), count(DISTINCT record) FROM results") == [(20, 1)]
+    assert {file: file.read_bytes() for file in (tmp_path / "pending").iterdir()} == before
+
+
+def test_what_was_still_in_the_log_is_saved(tmp_path: Path) -> None:
+    """After a kill much of a ledger is in lpm.db-wal only."""
+    # Given a writer that dies with everything in its log, and a damaged page of an index
+    script = """if True:
+        import os, sys
+        from pathlib import Path
+        from crawler.lpm import LocalPersistenceManager
+        from tests.support.tasks import new
+        lpm = LocalPersistenceManager(Path(sys.argv[1]))
+        lpm.persist_tasks([new(f"http://b.example/{n}") for n in range(300)])
+        os._exit(0)
+    """
+    crawl(tmp_path, 100, 100)
+    root = pages_of(tmp_path / "lpm.db", "outbox", "leaf")[0]
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    assert (tmp_path / "lpm.db-wal").stat().st_size > 100_000
+    wipe(tmp_path / "lpm.db", root)
+
+    mended = look(tmp_path, repair=True)
+
+    assert exit_code(mended) == 0, wrong(mended)
+    assert of(mended, "ledger", "mended")
+    assert ledger(tmp_path, "SELECT count(*) FROM tasks") == [(400,)]
+    assert ledger(tmp_path, "SELECT count(*) FROM outbox") == [(100,)]
+
+
+# Books and leases
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("DELETE FROM results WHERE task = 3", "1 completed tasks without a result"),
+        ("DELETE FROM outbox WHERE task = 3", "1 results that are not in the outbox"),
+        ("DELETE FROM tasks WHERE id = 3", "1 results whose task is not completed"),
+        ("UPDATE tasks SET status = 'pending' WHERE id = 3", "1 results whose task is not completed"),
+        ("UPDATE tasks SET status = 'lost' WHERE id = 12", "1 tasks in an unknown state"),
+        ("UPDATE jobs SET size = 7", "1 jobs with another number of tasks"),
+        ("UPDATE jobs SET status = 'done'", "1 jobs that are done although a task is open"),
+        ("DELETE FROM jobs", "20 tasks of jobs that are not there"),
+    ],
+)
+def test_books_that_do_not_balance(tmp_path: Path, sql: str, said: str) -> None:
+    """Whatever is out of balance is named, and settled without losing a result."""
+    crawl(tmp_path, 20, 10)
+    change(tmp_path, sql)
+
+    found = look(tmp_path)
+    assert said in of(found, "books", "wrong")[0]
+    assert exit_code(found) == 1
+
+    assert exit_code(look(tmp_path, repair=True)) == 0
+    assert wrong(look(tmp_path)) == []
+    assert ledger(tmp_path, "SELECT count(*) FROM results") == [(10,)]
+    assert ledger(tmp_path, "SELECT count(*), count(DISTINCT job_id) FROM tasks") == [(20, 1)]
+
+
+def test_an_import_that_was_broken_off_is_a_note(tmp_path: Path) -> None:
+    """A job that is still importing says how to go on."""
+    lpm = LocalPersistenceManager(tmp_path)
+    open_job(lpm)
+    lpm.close()
+    findings = look(tmp_path)
+    assert "import of job job has not ended" in of(findings, "books", "note")[0]
+    assert exit_code(findings) == 0
+
+
+def test_leases_of_the_dead_are_freed(tmp_path: Path) -> None:
+    """Tasks in the hands of a dead process are found, and pending again after --repair."""
+    crawl(tmp_path, 20, 10)
+    child = os.fork()
+    if child == 0:
+        lpm = LocalPersistenceManager(tmp_path)
+        lpm.get_next_pending(Owner(lpm.owners, "worker", slots=10).id, 4)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+    assert "4 tasks are held by processes that are dead" in of(look(tmp_path), "leases", "wrong")[0]
+    assert "4 tasks were freed" in of(look(tmp_path, repair=True), "leases", "mended")[0]
+    assert ledger(tmp_path, "SELECT count(*) FROM tasks WHERE status = 'processing'") == [(0,)]
+    assert list((tmp_path / "run" / "owners").iterdir()) == []
+
+
+def test_nothing_is_mended_under_the_hands_of_a_worker(tmp_path: Path) -> None:
+    """While an owner lives, or a process has the ledger open, --repair only looks."""
+    crawl(tmp_path, 5, 5)
+    (file, *_) = (tmp_path / "pending").iterdir()
+    file.unlink()
+    owner = Owner(tmp_path / "run" / "owners", "worker", slots=10)
+    findings = look(tmp_path, repair=True)
+    owner.close()
+    assert "python -m crawler down" in of(findings, "repair", "wrong")[0]
+    assert not file.exists()
+
+    script = (
+        "import sys, apsw; db = apsw.Connection(sys.argv[1]); db.pragma('user_version'); print(1, flush=True); input()"
+    )
+    argv = [sys.executable, "-c", script, str(tmp_path / "lpm.db")]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        findings = look(tmp_path, repair=True)
+        reader.communicate(b"\n")
+    assert f"process {reader.pid}" in of(findings, "repair", "wrong")[0]
+    assert exit_code(look(tmp_path, repair=True)) == 0
+    assert file.exists()
+
+
+def test_times_from_the_future_are_a_note(tmp_path: Path) -> None:
+    """A clock that went back is seen in the ledger."""
+    lpm = LocalPersistenceManager(tmp_path, clock=lambda: time.time() + 7200)
+    lpm.persist_tasks([new("http://a.example/1")])
+    lpm.close()
+    findings = look(tmp_path)
+    assert "ahead of this clock" in of(findings, "clock", "note")[0]
+    assert exit_code(findings) == 0
+
+
+# Segments
+
+
+def test_a_flipped_bit_costs_one_page(tmp_path: Path) -> None:
+    """The damaged page is named by its URL, its neighbours are not; result and segment stay, the place goes."""
+    # Given a segment with one flipped bit
+    crawl(tmp_path, 20, 20)
+    [segment] = (tmp_path / "raw").iterdir()
+    [(task, url, offset, length)] = ledger(
+        tmp_path, "SELECT t.id, url, raw_offset, raw_length FROM results JOIN tasks t ON t.id = task WHERE task = 7"
+    )
+    assert isinstance(offset, int)
+    assert isinstance(length, int)
+    data = bytearray(segment.read_bytes())
+    data[offset + length // 2] ^= 4
+    segment.write_bytes(data)
+
+    # When the doctor looks, and mends
+    found = look(tmp_path)
+    [said] = of(found, "segments", "wrong")
+    assert said.endswith(f"1 pages cannot be read, their results are whole: {url}")
+    assert exit_code(found) == 1
+    assert exit_code(look(tmp_path, repair=True)) == 0
+
+    # Then nothing but that page is lost, and it is on record
+    assert segment.read_bytes() == data
+    again = look(tmp_path)
+    assert str(url) in of(again, "segments", "note")[0]
+    assert wrong(again) == []
+    assert ledger(tmp_path, "SELECT count(*), count(raw_segment) FROM results") == [(20, 19)]
+    assert ledger(tmp_path, f"SELECT kind FROM events WHERE task = {task} ORDER BY id DESC LIMIT 1") == [
+        ("raw page damaged",)
+    ]
+    files = [json.loads(file.read_text()) for file in (tmp_path / "pending").iterdir()]
+    assert [result["url"] for result in files if result["raw"] is None] == [url]
+
+
+def test_a_body_that_is_another_ones(tmp_path: Path) -> None:
+    """A page that can be read, but is not the one that the result was made of, is damage too."""
+    crawl(tmp_path, 3, 3)
+    change(tmp_path, f"UPDATE results SET body_sha256 = '{sha256(b'other').hexdigest()}' WHERE task = 2")
+    assert "http://a.example/1" in of(look(tmp_path), "segments", "wrong")[0]
+
+
+def test_a_truncated_segment(tmp_path: Path) -> None:
+    """What lies behind the cut is listed, what lies before it can be read; nobody writes to that segment again."""
+    crawl(tmp_path, 20, 10)
+    [segment] = (tmp_path / "raw").iterdir()
+    data = segment.read_bytes()[: -len(segment.read_bytes()) // 2]
+    segment.write_bytes(data)
+
+    [said] = of(look(tmp_path), "segments", "wrong")
+    assert f"has {len(data)} of" in said
+    assert exit_code(look(tmp_path, repair=True)) == 0
+    assert wrong(look(tmp_path)) == []
+    lpm = LocalPersistenceManager(tmp_path)
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 10)))
+    lpm.close()
+    assert segment.read_bytes() == data
+    assert len(list((tmp_path / "raw").iterdir())) == 2
+
+
+def test_a_missing_segment(tmp_path: Path) -> None:
+    """All pages of a segment that is gone are listed, at most some of them by name."""
+    crawl(tmp_path, 30, 30)
+    [segment] = (tmp_path / "raw").iterdir()
+    segment.unlink()
+    (tmp_path / "raw").rmdir()
+    [said] = of(look(tmp_path), "segments", "wrong")
+    assert "is missing: 30 pages" in said
+    assert said.endswith("and 10 more")
+    assert exit_code(look(tmp_path, repair=True)) == 0
+    assert exit_code(look(tmp_path)) == 0
+
+
+def test_the_page_of_a_failed_attempt(tmp_path: Path) -> None:
+    """A damaged page without a result is a note that names its URL."""
+    lpm = LocalPersistenceManager(tmp_path)
+    lpm.persist_tasks([new("http://a.example/gone"), new("http://a.example/2")])
+    bad, good = lpm.get_next_pending("owner", 2)
+    failed = Outcome(
+        task=bad, status=TaskStatus.FAILED, worker="w", page=page(bad.url, b"gone", 404), error_type="http_404"
+    )
+    lpm.save_result(failed, done(good))
+    lpm.close()
+    [segment] = (tmp_path / "raw").iterdir()
+    data = bytearray(segment.read_bytes())
+    [(offset,)] = ledger(tmp_path, "SELECT raw_offset FROM results")
+    assert isinstance(offset, int)
+    data[offset - 20] ^= 255
+    segment.write_bytes(data)
+
+    findings = look(tmp_path)
+
+    assert "http://a.example/gone" in of(findings, "segments", "note")[0]
+    assert exit_code(findings) == 0
+
+
+def test_a_segment_that_the_ledger_does_not_know(tmp_path: Path) -> None:
+    """--repair sets it aside whole, although a worker would remove it."""
+    crawl(tmp_path, 5, 5)
+    strange = tmp_path / "raw" / "20200101T000000-00000000.warc.gz"
+    strange.write_bytes(gzip.compress(b"WARC/1.1\r\n\r\n"))
+    content = strange.read_bytes()
+
+    assert exit_code(look(tmp_path)) == 0
+    assert "no task knows" in of(look(tmp_path), "segments", "note")[0]
+    look(tmp_path, repair=True)
+    [kept] = (tmp_path / "raw").glob("*.damaged-*")
+    assert kept.read_bytes() == content
+    assert not strange.exists()
+
+
+# pending/
+
+
+def test_projections_are_made_again(tmp_path: Path) -> None:
+    """Missing and half files are made again, what is left over goes, a foreign file is only noted."""
+    crawl(tmp_path, 10, 10)
+    pending = tmp_path / "pending"
+    before = {path: path.read_bytes() for path in sorted(pending.iterdir())}
+    missing, half, other, synced, *_ = before
+    missing.unlink()
+    half.write_bytes(before[half][:50])
+    other.write_bytes(before[synced])
+    lpm = LocalPersistenceManager(tmp_path)
+    lpm.mark_synced([synced.stem])
+    lpm.close()
+    synced.write_bytes(before[synced])
+    hidden = pending / f".{half.stem}.1.1"
+    hidden.write_text("{")
+    os.utime(hidden, (0, 0))
+    (pending / "notes.txt").write_text("mine")
+
+    found = look(tmp_path)
+    assert of(found, "projections", "wrong") == ["1 files are missing in pending/, 2 cannot be read, 2 should be gone"]
+    assert "notes.txt" in of(found, "projections", "note")[0]
+    assert exit_code(look(tmp_path, repair=True)) == 0
+
+    del before[synced]
+    assert {path: path.read_bytes() for path in sorted(pending.glob("*.json"))} == before
+    assert (pending / "notes.txt").read_text() == "mine"
+    assert sorted(path.name.partition(".")[0] for path in pending.glob("*.damaged-*")) == sorted(
+        [half.stem, other.stem]
+    )
+    assert not hidden.exists()
+
+
+def test_a_missing_pending_folder(tmp_path: Path) -> None:
+    """A folder that was removed is made again with all that belongs into it."""
+    crawl(tmp_path, 5, 5)
+    for path in (tmp_path / "pending").iterdir():
+        path.unlink()
+    (tmp_path / "pending").rmdir()
+    assert "5 files are missing" in of(look(tmp_path), "projections", "wrong")[0]
+    assert exit_code(look(tmp_path, repair=True)) == 0
+    assert len(list((tmp_path / "pending").iterdir())) == 5
+
+
+# The stack's record
+
+
+def test_a_record_that_names_a_stranger(tmp_path: Path) -> None:
+    """A stale record is removed by --repair; the process that has the pid now lives on."""
+    crawl(tmp_path, 1, 1)
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        mark = Mark(stranger.pid, Mark.of(stranger.pid).began - 1000)
+        write_stack(tmp_path, Stack(supervisor=mark, redis=mark, worker=mark, redis_url="redis://127.0.0.1:1/0"))
+
+        found = look(tmp_path)
+        assert f"{stranger.pid} is somebody else's" in of(found, "stack", "wrong")[0]
+        assert exit_code(found) == 1
+        assert exit_code(look(tmp_path, repair=True)) == 0
+
+        assert stranger.poll() is None
+        assert not (tmp_path / "run" / "stack.json").exists()
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_process_that_a_dead_stack_left(tmp_path: Path) -> None:
+    """Its record stays, because `down` needs it to end that process; the doctor ends nothing."""
+    crawl(tmp_path, 1, 1)
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        write_stack(
+            tmp_path, Stack(supervisor=Mark(1, 1.0), redis=Mark.of(left.pid), redis_url="redis://127.0.0.1:1/0")
+        )
+        [finding] = [
+            finding for finding in look(tmp_path, repair=True) if finding.check == "stack" and wrong([finding])
+        ]
+        assert f"redis {left.pid}" in finding.detail
+        assert finding.fix == "python -m crawler down"
+        assert left.poll() is None
+        assert (tmp_path / "run" / "stack.json").exists()
+    finally:
+        left.kill()
+        left.wait()

@@ -1,0 +1,133 @@
+"""Forecasts and times as people read them."""
+
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from crawler import times
+from crawler.forecast import Forecast, Limits, Load, Pace, Trend, forecast, sentence, slip
+from crawler.models import Job, JobStatus
+
+SOFIA = ZoneInfo("Europe/Sofia")
+NOW = 1_794_812_400.0  # 2026-11-16 09:00 in Sofia
+LIMITS = Limits(per_domain=8, pages=32, processes=2)
+
+
+def job(deadline: float | None) -> Job:
+    """A job with that deadline."""
+    return Job(
+        id=1, name="a.csv", status=JobStatus.OPEN, queue="default", source_file=None, created_at=NOW,
+        completed_at=None, deadline=deadline,
+    )  # fmt: skip
+
+
+def test_one_slow_domain_takes_as_long_as_its_limit_says() -> None:
+    """1,600 pages of 1 s, 8 at a time: 200 s, however many processes there are."""
+    seen = forecast([Load("slow", 1600), Load("fast", 10)], {"slow": Pace(1.0, 0.001)}, LIMITS)
+
+    assert seen.seconds == pytest.approx(200)
+    assert (seen.tasks, seen.misses, seen.bottleneck, seen.measured) == (1610, 0, "slow", True)
+
+
+def test_work_that_goes_first_counts_too() -> None:
+    """What others have waiting at the same domain delays the job."""
+    assert forecast([Load("d", 80, ahead=80)], {"d": Pace(1.0)}, LIMITS).seconds == pytest.approx(20)
+
+
+def test_many_domains_are_limited_by_the_processes() -> None:
+    """A thousand domains at 8 each would be 8,000 at a time: 64 may be in flight."""
+    loads = [Load(f"d{n}", 64) for n in range(1000)]
+    seen = forecast(loads, {f"d{n}": Pace(1.0, 0.001) for n in range(1000)}, LIMITS)
+
+    assert seen.seconds == pytest.approx(1000)
+    assert seen.bottleneck == ""
+
+
+def test_misses_are_what_does_not_fit_before_the_deadline() -> None:
+    """In 100 s a domain gives 800 pages of 1 s."""
+    assert forecast([Load("d", 1000)], {"d": Pace(1.0)}, LIMITS, until_s=100).misses == 200
+    assert forecast([Load("d", 1000, ahead=790)], {"d": Pace(1.0)}, LIMITS, until_s=100).misses == 990
+    assert forecast([Load("d", 800)], {"d": Pace(1.0)}, LIMITS, until_s=100).misses == 0
+
+
+def test_nothing_to_do_takes_no_time() -> None:
+    """A job without open tasks is done."""
+    assert forecast([], {}, LIMITS, until_s=0) == Forecast(0, 0.0, 0, "", 0, False)
+
+
+def test_the_sentence_says_what_is_to_spare_or_what_helps() -> None:
+    """In time: when and how much is left. Too late: how many, because of what, and what helps."""
+    good = Forecast(5000, 2520, 0, "d", 5000, measured=True)
+    slow = Forecast(5000, 9000, 412, "d", 5000, measured=False)
+    few = Forecast(5000, 9000, 412, "", 0, measured=True)
+
+    assert sentence(good, job(NOW + 3600), LIMITS, NOW, SOFIA) == "done by 09:42 EET, 18 min to spare"
+    assert "done by 09:42 EET" in sentence(good, job(None), LIMITS, NOW, SOFIA)
+    late = sentence(slow, job(NOW + 3600), LIMITS, NOW, SOFIA)
+    assert late.startswith("412 of 5,000 will miss the deadline 10:00 EET: d takes 8 at a time; drop 412 of its 5,000")
+    assert "0.5 s each is assumed" in late
+    assert "raise --workers (now 2)" in sentence(few, job(NOW + 3600), LIMITS, NOW, SOFIA)
+
+
+def test_a_trend_looks_at_the_last_half_minute() -> None:
+    """A crawl that has slowed down is not judged by its first hour."""
+    trend = Trend(over_s=30)
+    for second in range(100):
+        trend.add(second, 10 * second if second < 50 else 500 + second - 50)
+
+    assert trend.rate == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_slip_is_told_only_where_the_deadline_is_missed() -> None:
+    """At 10 a second 600 tasks take a minute."""
+    assert slip(job(NOW + 61), 600, 10, NOW, SOFIA) is None
+    assert slip(job(None), 600, 10, NOW, SOFIA) is None
+    assert slip(job(NOW + 30), 600, 0, NOW, SOFIA) is None
+    said = slip(job(NOW + 30), 600, 10, NOW, SOFIA)
+    assert said is not None
+    assert said.startswith("at 10.0/s 300 of 600 open tasks will miss the deadline 09:00 EET")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("45m", 2700), ("1h30m", 5400), ("7d", 604_800), ("1.5h", 5400), (" 2H ", 7200), ("45", None),
+     ("m", None), ("-5m", None), ("", None), ("5 m", None)],
+)  # fmt: skip
+def test_spans(text: str, seconds: float | None) -> None:
+    """Numbers with units, and nothing else."""
+    assert times.span(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("17:00", "17:00 EET"), ("9:30", "09:30 EET"), ("08:59", "Tue 17 Nov 08:59 EET"), ("23:59:59", "23:59 EET"),
+     ("2026-11-16T17:00", "17:00 EET"), ("2026-11-16T17:00+00:00", "19:00 EET"), ("2026-12-24", "Thu 24 Dec 00:00 EET"),
+     ("2027-07-01 12:00", "Thu 01 Jul 12:00 EEST")],
+)  # fmt: skip
+def test_moments(text: str, shown: str) -> None:
+    """A time of day is the next one; a date may have an offset of its own; both are shown in the operator's zone."""
+    at = times.moment(text, NOW, SOFIA)
+    assert at is not None
+    assert times.show(at, NOW, SOFIA) == shown
+
+
+@pytest.mark.parametrize("text", ["25:00", "17", "tomorrow", "17:60", "2026-13-01", "", "99999-01-01"])
+def test_what_is_no_moment(text: str) -> None:
+    """It is refused, not guessed."""
+    assert times.moment(text, NOW, SOFIA) is None
+
+
+def test_the_systems_zone_is_used_where_none_is_named() -> None:
+    """With no zone a time is the machine's own, and shown with its name."""
+    at = times.moment("2026-11-16T17:00", NOW, None)
+    assert at is not None
+    assert times.show(at, at, None).startswith("17:00 ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0 s"), (89, "89 s"), (91, "2 min"), (5399, "90 min"), (53_000, "14 h 43 min"), (900_000, "10.4 days")],
+)
+def test_durations(seconds: float, words: str) -> None:
+    """Seconds as a person says them."""
+    assert times.duration(seconds) == words
