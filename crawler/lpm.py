@@ -66,12 +66,7 @@ class LocalPersistenceManager:
 
     def _ledger(self, durable: bool) -> Ledger:
         if durable not in self._connections:
-            if kernel.is_other(self.folder):
-                raise StoreError(
-                    f"{self.folder} is in use by workers on another machine or in a virtual one (Docker Desktop), and "
-                    "two kernels cannot share a database; type the command there (docker compose -f "
-                    "docker-compose.standalone.yml exec worker python -m crawler …); only bulk import works from here"
-                )
+            kernel.check(self.folder)
             with connection.store_errors(self.path):
                 for folder in (self.folder, self.pending, self.raw, self.owners):
                     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

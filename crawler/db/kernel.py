@@ -9,6 +9,8 @@ import platform
 import time
 from pathlib import Path
 
+from crawler.errors import StoreError
+
 ALIVE_S = 15.0
 """Workers that have not written for so long are gone: killed, or their machine was."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -44,6 +46,16 @@ def is_other(data_dir: Path) -> bool:
     except OSError:
         return False
     return owner not in ("", name()) and _now(run) - written < ALIVE_S
+
+
+def check(data_dir: Path) -> None:
+    """Refuse to go near the database while workers of another kernel have it."""
+    if is_other(data_dir):
+        raise StoreError(
+            f"{data_dir} is in use by workers on another machine or in a virtual one (Docker Desktop), and two kernels "
+            "cannot share a database; type the command there (docker compose -f docker-compose.standalone.yml exec "
+            "worker python -m crawler …); only bulk import works from here"
+        )
 
 
 def _now(folder: Path) -> float:

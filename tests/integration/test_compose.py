@@ -1,5 +1,7 @@
 """The compose file's facts, and its entry script without containers; scripts/compose-check runs all of it for real."""
 
+import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -96,18 +98,20 @@ def containers(folder: Folder) -> Iterator[subprocess.Popen[str]]:
     (folder.data / "redis").mkdir(parents=True)
     (folder.data / "redis" / "password").write_text("0123abcd")
     process = subprocess.Popen(
-        ["sh", str(PROJECT / "scripts" / "container"), "stack", "sleep", "60"],
+        ["sh", str(PROJECT / "scripts" / "container"), "stack", "sleep", "20"],
         env=folder.env | {"CRAWLER_DATA_DIR": str(folder.data)},
         text=True,
+        start_new_session=True,
     )
     wait_for(lambda: read_stack(folder.data).up, 10, "the record")
     yield process
-    process.terminate()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def test_stack_in_containers_is_found_by_every_command(folder: Folder, containers: subprocess.Popen[str]) -> None:
-    """Commands on the host see it, start no second one and do not stop it; SIGTERM ends what it runs, and it is gone."""
+    """Commands on the host see it, start no second one and do not stop it; told to stop, it takes its record along."""
     stack = read_stack(folder.data)
     up, down = folder.crawler("up"), folder.crawler("down")
 
@@ -119,8 +123,16 @@ def test_stack_in_containers_is_found_by_every_command(folder: Folder, container
 
     containers.terminate()
     assert containers.wait(5) == 128 + signal.SIGTERM
+    assert not (folder.data / "run" / "stack.json").exists()
+
+
+def test_record_of_killed_containers_is_known_to_be_old(folder: Folder, containers: subprocess.Popen[str]) -> None:
+    """The lock has fallen, so no stack is up; Redis' address stays, for its container may live."""
+    containers.kill()
+    containers.wait()
+
     assert not read_stack(folder.data).up
-    assert read_stack(folder.data).redis_url == stack.redis_url
+    assert read_stack(folder.data).redis_url == "redis://:0123abcd@127.0.0.1:6379/0"
 
 
 def test_containers_do_not_join_a_stack_of_the_host(folder: Folder) -> None:

@@ -15,6 +15,7 @@ from crawler.inbox import Inbox, safe_name
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books
 from tests.support.stack import wait_for
+from tests.support.tasks import done
 
 
 def books(data: Path) -> Books:
@@ -26,9 +27,14 @@ def books(data: Path) -> Books:
         lpm.close()
 
 
+def receipts_of(data: Path, outcome: str) -> list[Path]:
+    """The receipts of an outcome."""
+    return list((data / "inbox" / outcome).glob("*/*.receipt.json"))
+
+
 def receipts(data: Path, outcome: str) -> dict[str, dict[str, object]]:
-    """The receipts of an outcome, by the name of their file."""
-    paths = (data / "inbox" / outcome).glob("*/*.receipt.json")
+    """What they say, by the name of their file."""
+    paths = receipts_of(data, outcome)
     return {path.name.removesuffix(".receipt.json"): json.loads(path.read_text()) for path in paths}
 
 
@@ -67,6 +73,24 @@ def test_dropped_file_is_taken_when_it_rests(tmp_path: Path) -> None:
     now[0] += 2.0
     inbox.take()
     assert books(tmp_path).accepted == 3
+
+
+def test_same_file_again_is_a_new_job_when_the_first_has_ended(tmp_path: Path) -> None:
+    """As with `bulk import`: what is open is continued, what has ended is done again."""
+    now = [100.0]
+    inbox = Inbox(Settings(data_dir=tmp_path), clock=lambda: now[0])
+
+    for accepted in (1, 1, 2):
+        (tmp_path / "inbox" / "a.txt").write_text("http://a.example/\n")
+        for _ in range(2):
+            inbox.take()
+            now[0] += 2
+        assert books(tmp_path).accepted == accepted
+        if len(receipts_of(tmp_path, "done")) == 2:
+            lpm = LocalPersistenceManager(tmp_path)
+            lpm.save_result(*map(done, lpm.get_next_pending("me")))
+            lpm.ledger.finalise(lpm.now())
+            lpm.close()
 
 
 def test_what_is_no_whole_file_is_left_alone(tmp_path: Path) -> None:
