@@ -16,7 +16,7 @@ import msgspec
 
 from crawler import urls
 from crawler.config import failpoint
-from crawler.db import connection, owners, results, schema, segments
+from crawler.db import connection, kernel, owners, results, schema, segments
 from crawler.db.ledger import Ledger
 from crawler.errors import StoreError, UsageError
 from crawler.models import NO_DEADLINE, Imported, Job, NewTask, Outcome, Page, Raw, Task, TaskStatus
@@ -66,6 +66,7 @@ class LocalPersistenceManager:
 
     def _ledger(self, durable: bool) -> Ledger:
         if durable not in self._connections:
+            kernel.check(self.folder)
             with connection.store_errors(self.path):
                 for folder in (self.folder, self.pending, self.raw, self.owners):
                     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ import msgspec
 import redis
 
 from crawler.config import Settings
-from crawler.db import owners
+from crawler.db import kernel, owners
 from crawler.errors import CrawlerError, ServiceError, StackIsUp
 from crawler.lpm import LocalPersistenceManager
 from crawler.process import Child, Mark, Stack, end_process, read_stack, redis_program, tail, write_stack
@@ -219,7 +219,7 @@ def stop_stale(data_dir: Path, stack: Stack) -> int:
     found = [mark.find() for mark in (stack.flower, stack.worker, stack.redis) if mark]
     for process in found:
         end_process(process, WORKER_GRACE_S)
-    if not read_stack(data_dir).up:
+    if not read_stack(data_dir).up and not kernel.is_other(data_dir):
         (data_dir / "run" / "stack.json").unlink(missing_ok=True)
     return sum(process is not None for process in found)
 

@@ -1,6 +1,7 @@
 """One child process: start, health, stop; and what a running stack records of itself."""
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -47,19 +48,35 @@ class Stack(msgspec.Struct, frozen=True):
     flower: Mark | None = None
     flower_url: str | None = None
     ready: bool = False
+    container: bool = False
+    """A compose stack's: its processes have no numbers here, but its workers hold the supervisor's lock."""
 
     @property
     def up(self) -> bool:
-        """Whether its supervisor is alive."""
-        return self.supervisor is not None and self.supervisor.find() is not None
+        """Whether it is alive; a container's record that is read is."""
+        return self.container or (self.supervisor is not None and self.supervisor.find() is not None)
 
 
 def read_stack(data_dir: Path) -> Stack:
     """What the last stack recorded; an empty record where there is none."""
     try:
-        return msgspec.json.decode((data_dir / "run" / "stack.json").read_bytes(), type=Stack)
+        stack = msgspec.json.decode((data_dir / "run" / "stack.json").read_bytes(), type=Stack)
     except (OSError, msgspec.DecodeError):
         return Stack()
+    if stack.container and not _locked(data_dir / "run" / "supervisor.lock"):
+        return Stack(redis_url=stack.redis_url)  # its workers are gone, or on another kernel; its Redis may answer
+    return stack
+
+
+def _locked(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def write_stack(data_dir: Path, stack: Stack) -> None:

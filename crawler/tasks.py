@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
@@ -21,6 +21,7 @@ from crawler.celery_app import app, broker_url, settings
 from crawler.config import failpoint
 from crawler.db.ledger import Chunk
 from crawler.errors import CrawlerError, ServiceError
+from crawler.inbox import Inbox
 from crawler.lpm import LocalPersistenceManager
 from crawler.maintainer import BrokerDown, Maintainer
 from crawler.models import QUEUES, Books, Job, NewTask, Outcome, Task, TaskStatus
@@ -245,19 +246,22 @@ class ConsumptionWatch:
 
 
 class _Child:
-    """What a prefork child has beside Celery: a worker, a maintainer standing by, and events."""
+    """What a prefork child has beside Celery: a worker, a maintainer and an inbox standing by, and events."""
 
-    def __init__(self, hostname: str) -> None:
+    def __init__(self, hostname: str, give_way: Callable[[], None] = lambda: None) -> None:
         _raise_file_limit()
         self.events = PageEvents(hostname)
+        self.inbox = Inbox(settings, give_way)
         self.worker = Worker(settings, watch=self.events)
         lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
         self.maintainer = Maintainer(lpm, RedisBroker(broker_url), settings)
         threading.Thread(target=self.maintainer.run, name="maintainer", daemon=True).start()
+        threading.Thread(target=self.inbox.run, name="inbox", daemon=True).start()
         self.worker.watch_stop(_stop_pipe[0])
 
     def stop(self) -> None:
         self.maintainer.stop()
+        self.inbox.stop()
         self.worker.stop()
         self.events.stop()
 
@@ -311,7 +315,7 @@ def _set_up_logging(loglevel: int | None = None, **_: Any) -> None:
 
 @signals.worker_process_init.connect
 def _begin_child(sender: Any, **_: Any) -> None:
-    child = _children[os.getpid()] = _Child(str(sender))
+    child = _children[os.getpid()] = _Child(str(sender), lambda: os.kill(os.getppid(), signal.SIGTERM))
     ConsumptionWatch(child.worker, broker_url, 2 * settings.stall_s)
 
 

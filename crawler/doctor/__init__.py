@@ -14,7 +14,7 @@ import psutil
 
 from crawler import config
 from crawler.config import Settings
-from crawler.db import owners
+from crawler.db import kernel, owners
 from crawler.db.connection import BUSY_LIMIT_S, Database, retry_on_busy
 from crawler.errors import ConfigError, CrawlerError, StoreError
 from crawler.lpm import LocalPersistenceManager
@@ -102,6 +102,7 @@ def examine(repair: bool, tell: Callable[[str], None], environ: Mapping[str, str
         yield Finding("store", "note", f"there is no store in {context.folder} yet", "python -m crawler run FILE")
         yield from _look({"versions": machine.versions, "redis": stack.redis_server}, context)
         return
+    kernel.check(context.folder)
     with _alone(context) as reason:
         if reason:
             yield Finding("repair", "wrong", f"nothing is mended: {reason}", DOWN if context.alive else None)

@@ -11,6 +11,7 @@ from crawler import config, times
 from crawler.bulk import import_file, rows
 from crawler.cli.output import data_dir_option, json_option, print_json, say
 from crawler.config import Settings
+from crawler.db import kernel
 from crawler.errors import ServiceError
 from crawler.forecast import Forecast, limits_of, of_job, sentence
 from crawler.logs import printable
@@ -110,21 +111,36 @@ def import_(
     settings = config.load()
     if dry_run:
         return _show(file, queue, as_json)
-    summary, job = import_file(
-        settings,
-        file,
-        queue,
-        batch_size=batch_size,
-        strict=strict,
-        fresh_for_s=fresh_for,
-        job_name=job_name,
-        deadline=deadline,
-        progress=say,
-    )
-    _fill_window(settings)
-    seen = say_forecast(settings, job)
+    seen = None
+    if kernel.is_other(settings.data_dir):
+        from crawler import inbox
+
+        options = inbox.Options(
+            name=inbox.safe_name(file),
+            queue="urgent" if queue == "urgent" else "default",
+            batch_size=batch_size,
+            strict=strict,
+            fresh_for_s=fresh_for,
+            job_name=job_name,
+            deadline=deadline,
+        )
+        summary = inbox.deliver(settings, file, options, say)
+    else:
+        summary, job = import_file(
+            settings,
+            file,
+            queue,
+            batch_size=batch_size,
+            strict=strict,
+            fresh_for_s=fresh_for,
+            job_name=job_name,
+            deadline=deadline,
+            progress=say,
+        )
+        _fill_window(settings)
+        deadline, seen = job.deadline, say_forecast(settings, job)
     if as_json:
-        print_json(msgspec.structs.asdict(summary) | {"deadline": job.deadline, "forecast": seen})
+        print_json(msgspec.structs.asdict(summary) | {"deadline": deadline, "forecast": seen})
     else:
         print(
             f"{summary.rows:,} rows: {summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected"

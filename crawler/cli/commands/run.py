@@ -27,6 +27,8 @@ from crawler.models import Books, Job
 
 STACK_CHANGES_S = 30.0
 """How long to wait for another process that is just starting or stopping a stack."""
+STACK_GONE_S = 5.0
+"""How long a stack that was joined may be away: a container that has died is started again."""
 
 
 @click.command()
@@ -147,6 +149,7 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
 
     lpm = LocalPersistenceManager(settings.data_dir)
     with BooksProgress(job) as progress, contextlib.closing(lpm):
+        seen = time.monotonic()
         while True:
             with lpm.errors():
                 began = time.monotonic()
@@ -155,7 +158,9 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
                 if not books.open:
                     lpm.ledger.finalise(lpm.now())  # the maintainer would, but may be stopped before it has seen it
                     return books
-            if joined and not read_stack(settings.data_dir).up:
+            if not joined or read_stack(settings.data_dir).up:
+                seen = time.monotonic()
+            elif time.monotonic() - seen > STACK_GONE_S:
                 raise _StackGone
             time.sleep(max(0.3, 10 * (time.monotonic() - began)))  # counting a million tasks must not be the work
 

@@ -30,6 +30,9 @@ def up(workers: int | None, flower: bool) -> None:
 
     settings = config.load()
     stack = read_stack(settings.data_dir)
+    if stack.container:
+        print(f"The stack is up already, in containers (Flower: {stack.flower_url})")
+        return
     if stack.up and stack.ready and stack.supervisor:
         if workers or (flower and not stack.flower_url):
             raise click.UsageError("the stack is up already, with other options; stop it first: python -m crawler down")
@@ -56,6 +59,10 @@ def down() -> None:
 
     settings = config.load()
     stack = read_stack(settings.data_dir)
+    if stack.container:
+        raise click.UsageError(
+            "the stack runs in containers; stop it with: docker compose -f docker-compose.standalone.yml down"
+        )
     supervisor = stack.supervisor.find() if stack.supervisor else None
     end_process(supervisor, 15)
     left = stop_stale(settings.data_dir, stack)  # of this one only: a `run` may be starting its own by now

@@ -1,0 +1,296 @@
+"""The inbox: a file that is put there is imported by the stack, once, whoever is killed on the way.
+
+    inbox/FILE, inbox/urgent/FILE       dropped by hand; taken when it has not changed for two seconds
+    inbox/ITEM/                         an import: `.options` says how, and it counts from the moment its file is there
+    inbox/done/ITEM/, failed/ITEM/      the file and what became of it, in FILE.receipt.json
+
+A command on another kernel than the stack's must not open the database: it leaves an item and awaits its receipt.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import msgspec
+
+from crawler.bulk import Summary, import_file
+from crawler.bulk.textfile import opened
+from crawler.config import Settings, failpoint
+from crawler.db import kernel, owners
+from crawler.errors import CrawlerError, ServiceError, UsageError
+from crawler.lpm import LocalPersistenceManager
+from crawler.results import whole_file
+
+log = logging.getLogger(__name__)
+
+TICK_S, BEAT_S = 0.5, 2.0
+SETTLED_S = 2.0
+"""A dropped file that has not changed for so long is whole."""
+ABANDONED_S = 3600.0
+"""A copy into the inbox that has not grown for so long was broken off."""
+WAIT_LIMIT_S = 600.0
+SAY_S = 5.0
+_UNFINISHED = (".part", ".partial", ".tmp", ".crdownload", "~")
+_OUTCOMES = ("done", "failed")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How the file of that name is to be imported; as `bulk import` has it."""
+
+    name: str
+    queue: Literal["urgent", "default"] = "default"
+    batch_size: int = 100
+    strict: bool = False
+    fresh_for_s: float | None = None
+    job_name: str | None = None
+    deadline: float | None = None
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an import: one of the two."""
+
+    summary: Summary | None = None
+    error: str | None = None
+
+
+class _Stopping(Exception):
+    """The import is broken off, and goes on where it was in the next process."""
+
+
+class Inbox:
+    """Imports what lies in the inbox: one acts at a time and names its kernel, any number stand by."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        give_way: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings, self._give_way, self._clock = settings, give_way, clock
+        self._data = settings.data_dir.absolute()
+        self._folder = self._data / "inbox"
+        self._stop = threading.Event()
+        self._seen: dict[Path, tuple[tuple[int, int], float]] = {}
+        self._trouble = ""
+        self._make_folders()
+
+    def _make_folders(self) -> None:
+        for folder in (self._folder, self._folder / "urgent"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def stop(self) -> None:
+        """Let the next one act."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Act once the lock can be had, until stopped."""
+        lock = kernel.note(self._data / "run")
+        while not owners.try_lock(lock):
+            if self._stop.wait(TICK_S):
+                os.close(lock)
+                return
+        taker = threading.Thread(target=self._take_all, name="inbox-taker", daemon=True)
+        taker.start()  # beside the beats: a large file takes its time
+        ours = True
+        while ours:
+            with contextlib.suppress(OSError):  # a full disk is told by those who need it
+                kernel.write(lock, kernel.name())
+            if self._stop.wait(BEAT_S):
+                break
+            ours = not kernel.is_other(self._data)
+        if not ours:  # both began at one moment, or this machine slept and was taken for dead
+            log.critical("workers of another kernel are in this data folder: these end, so that one database has one")
+            self.stop()
+            self._give_way()
+        taker.join(BEAT_S)
+        if not taker.is_alive():  # else the lock falls with the process
+            with contextlib.suppress(OSError):
+                if ours:
+                    kernel.write(lock, "")
+            os.close(lock)
+
+    def _take_all(self) -> None:
+        while not self._stop.wait(TICK_S):
+            try:
+                self.take()
+                self._trouble = ""
+            except _Stopping:
+                return
+            except (CrawlerError, OSError) as error:
+                if not self._trouble:
+                    log.warning("the inbox waits: %s", error)
+                self._trouble = str(error)
+
+    def take(self) -> None:
+        """Import everything that is complete, the oldest first."""
+        self._adopt()
+        items = [path for path in self._folder.iterdir() if (path / ".options").is_file()]
+        for item in sorted(items, key=lambda path: path.stat().st_mtime_ns):
+            self._take(item)
+
+    def _adopt(self) -> None:
+        """Make items of what was dropped by hand and has come to rest."""
+        self._make_folders()  # somebody may have tidied up
+        seen = {}
+        for folder in (self._folder / "urgent", self._folder):
+            for path in folder.iterdir():
+                if path.name.startswith(".") or path.name.endswith(_UNFINISHED) or path.is_symlink():
+                    continue
+                if not path.is_file():
+                    continue
+                stat = path.stat()
+                state = (stat.st_size, stat.st_mtime_ns)
+                before, since = self._seen.get(path, (None, 0.0))
+                seen[path] = (state, since if state == before else self._clock())
+                if self._clock() - seen[path][1] >= SETTLED_S:
+                    options = Options(name=safe_name(path), queue="urgent" if folder.name == "urgent" else "default")
+                    path.rename(_new_item(self._folder, options) / options.name)
+        self._seen = seen
+
+    def _take(self, item: Path) -> None:
+        try:
+            options = msgspec.json.decode((item / ".options").read_bytes(), type=Options)
+        except msgspec.DecodeError:
+            return  # its writer was killed before it was an import
+        file = item / Path(options.name).name
+        receipt = _read_receipt(item, options)
+        if receipt is None:
+            if not file.exists():
+                _remove_abandoned(item)
+                return
+            receipt = self._import(file, options)
+            with whole_file(_receipt_path(item, options)) as out:
+                out.write(msgspec.json.format(msgspec.json.encode(receipt)) + b"\n")
+        failpoint("receipted")
+        if receipt.summary:
+            self._forget(receipt.summary)
+        outcome = self._folder / ("done" if receipt.summary else "failed")
+        outcome.mkdir(mode=0o700, exist_ok=True)
+        item.rename(outcome / item.name)
+
+    def _import(self, file: Path, options: Options) -> Receipt:
+        try:
+            summary, job = import_file(
+                self._settings,
+                file,
+                options.queue,
+                batch_size=options.batch_size,
+                strict=options.strict,
+                fresh_for_s=options.fresh_for_s,
+                job_name=options.job_name,
+                deadline=options.deadline,
+                watched=True,  # until the receipt is written: killed before that, the job goes on, even if it has ended
+                progress=self._go_on,
+            )
+        except UsageError as error:
+            log.warning("a file in the inbox cannot be used: %s", error)
+            return Receipt(error=str(error).replace(str(file), options.name))
+        except (CrawlerError, OSError, _Stopping):
+            raise  # not the file's fault: it is tried again
+        except Exception as error:  # whatever it is, the files behind this one are not to wait for it
+            log.exception("%s cannot be imported", file)
+            return Receipt(error=f"{options.name}: the import met an unforeseen error ({error!r})")
+        failpoint("taken")
+        log.info("%s from the inbox: %d new, %d known", job.name, summary.accepted, summary.known)
+        rejects_file = Path(summary.rejects_file).name if summary.rejects_file else None
+        return Receipt(summary=msgspec.structs.replace(summary, rejects_file=rejects_file))
+
+    def _go_on(self, _line: str) -> None:
+        if self._stop.is_set():
+            raise _Stopping
+
+    def _forget(self, summary: Summary) -> None:
+        """The receipt is there: the same file again is a new job once this one has ended."""
+        lpm = LocalPersistenceManager(self._data)
+        with contextlib.closing(lpm), contextlib.suppress(UsageError), lpm.errors():
+            lpm.durable.report_job(lpm.durable.job(summary.job))
+
+
+def deliver(settings: Settings, file: Path, options: Options, say: Callable[[str], None]) -> Summary:
+    """Leave a file for the stack of another kernel, and wait until it has imported it."""
+    data = settings.data_dir.absolute()
+    with opened(file) as source:
+        item = _send(data / "inbox", source, options)
+    say(f"the stack runs on another kernel and imports the file from {item}")
+    try:
+        folder, receipt = _wait(data, item, options, say)
+    except KeyboardInterrupt:
+        say(f"it is imported all the same; its receipt will be in {item.parent / 'done' / item.name}")
+        raise
+    if receipt.summary is None:
+        shutil.rmtree(folder)
+        raise UsageError((receipt.error or "the stack could not import it").replace(options.name, str(file), 1))
+    beside = file.with_name(f"{file.name}.rejects.jsonl")
+    if receipt.summary.rejects_file:
+        with whole_file(beside) as out, (folder / receipt.summary.rejects_file).open("rb") as rejects:
+            shutil.copyfileobj(rejects, out)
+    else:
+        with contextlib.suppress(OSError):  # of an earlier import
+            beside.unlink()
+    shutil.rmtree(folder)
+    return msgspec.structs.replace(receipt.summary, rejects_file=str(beside) if receipt.summary.rejects_file else None)
+
+
+def safe_name(file: Path) -> str:
+    """The file's name as text that can be stored, with room for an ending behind it."""
+    return file.name.encode("utf-8", "replace")[-200:].decode("utf-8", "ignore")
+
+
+def _new_item(inbox: Path, options: Options) -> Path:
+    item = inbox / secrets.token_hex(8)
+    item.mkdir(mode=0o700, parents=True)
+    with whole_file(item / ".options") as out:
+        out.write(msgspec.json.encode(options))
+    return item
+
+
+def _send(inbox: Path, source: BinaryIO, options: Options) -> Path:
+    item = _new_item(inbox, options)
+    try:
+        with whole_file(item / options.name) as out:
+            shutil.copyfileobj(source, out)
+    except BaseException:
+        shutil.rmtree(item)
+        raise
+    return item
+
+
+def _wait(data: Path, item: Path, options: Options, say: Callable[[str], None]) -> tuple[Path, Receipt]:
+    end, said = time.monotonic() + WAIT_LIMIT_S, time.monotonic()
+    while True:
+        for outcome in _OUTCOMES:
+            folder = item.parent / outcome / item.name
+            if receipt := _read_receipt(folder, options):
+                return folder, receipt
+        now = time.monotonic()
+        if now > end or not kernel.is_other(data):
+            what = f"has not imported it within {WAIT_LIMIT_S:.0f} s" if now > end else "has gone"
+            raise ServiceError(f"the stack {what}; the file waits in {item} and is imported when the stack is up")
+        if now - said > SAY_S:
+            said = now
+            say("waiting for the stack to import it …")
+        time.sleep(0.2)
+
+
+def _receipt_path(item: Path, options: Options) -> Path:
+    return item / f"{Path(options.name).name}.receipt.json"
+
+
+def _read_receipt(item: Path, options: Options) -> Receipt | None:
+    try:
+        return msgspec.json.decode(_receipt_path(item, options).read_bytes(), type=Receipt)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _remove_abandoned(item: Path) -> None:
+    """Remove what a killed command has left of a copy."""
+    if time.time() - max(path.stat().st_mtime for path in item.iterdir()) > ABANDONED_S:
+        shutil.rmtree(item)

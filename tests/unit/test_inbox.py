@@ -1,0 +1,176 @@
+"""The inbox and the name of the kernel, with clocks as arguments."""
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from crawler.config import Settings
+from crawler.db import kernel, owners
+from crawler.errors import StoreError
+from crawler.inbox import Inbox, safe_name
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Books
+from tests.support.stack import wait_for
+from tests.support.tasks import done
+
+
+def books(data: Path) -> Books:
+    """The ledger's books."""
+    lpm = LocalPersistenceManager(data)
+    try:
+        return lpm.ledger.books()
+    finally:
+        lpm.close()
+
+
+def receipts_of(data: Path, outcome: str) -> list[Path]:
+    """The receipts of an outcome."""
+    return list((data / "inbox" / outcome).glob("*/*.receipt.json"))
+
+
+def receipts(data: Path, outcome: str) -> dict[str, dict[str, object]]:
+    """What they say, by the name of their file."""
+    paths = receipts_of(data, outcome)
+    return {path.name.removesuffix(".receipt.json"): json.loads(path.read_text()) for path in paths}
+
+
+def test_dropped_file_is_taken_when_it_rests(tmp_path: Path) -> None:
+    """A file that still changes is left alone; one that rests for two seconds is imported, `urgent/` as urgent."""
+    now = [100.0]
+    inbox = Inbox(Settings(data_dir=tmp_path), clock=lambda: now[0])
+    inbox.take()
+    growing, urgent = tmp_path / "inbox" / "a.txt", tmp_path / "inbox" / "urgent" / "b.txt"
+
+    # When one grows and the other rests
+    growing.write_text("http://a.example/1\n")
+    urgent.write_text("http://b.example/1\nnot a url\n")
+    inbox.take()
+    now[0] += 1.9
+    inbox.take()
+    assert [growing.exists(), urgent.exists()] == [True, True]
+    growing.write_text("http://a.example/1\nhttp://a.example/2\n")
+    now[0] += 0.1
+    inbox.take()
+
+    # Then only the second is taken, with its rejected row beside its receipt
+    assert [growing.exists(), urgent.exists()] == [True, False]
+    assert receipts(tmp_path, "done")["b.txt"]["summary"] == {
+        "rows": 2,
+        "accepted": 1,
+        "known": 0,
+        "rejected": 1,
+        "rejects_file": "b.txt.rejects.jsonl",
+        "job": "b.txt",
+        "queue": "urgent",
+    }
+    assert len(list((tmp_path / "inbox" / "done").glob("*/b.txt.rejects.jsonl"))) == 1
+
+    # And the first when it has come to rest, whole
+    now[0] += 2.0
+    inbox.take()
+    assert books(tmp_path).accepted == 3
+
+
+def test_same_file_again_is_a_new_job_when_the_first_has_ended(tmp_path: Path) -> None:
+    """As with `bulk import`: what is open is continued, what has ended is done again."""
+    now = [100.0]
+    inbox = Inbox(Settings(data_dir=tmp_path), clock=lambda: now[0])
+
+    for accepted in (1, 1, 2):
+        (tmp_path / "inbox" / "a.txt").write_text("http://a.example/\n")
+        for _ in range(2):
+            inbox.take()
+            now[0] += 2
+        assert books(tmp_path).accepted == accepted
+        if len(receipts_of(tmp_path, "done")) == 2:
+            lpm = LocalPersistenceManager(tmp_path)
+            lpm.save_result(*map(done, lpm.get_next_pending("me")))
+            lpm.ledger.finalise(lpm.now())
+            lpm.close()
+
+
+def test_what_is_no_whole_file_is_left_alone(tmp_path: Path) -> None:
+    """Hidden names, unfinished copies, links and folders are nobody's import."""
+    now = [100.0]
+    inbox = Inbox(Settings(data_dir=tmp_path), clock=lambda: now[0])
+    inbox.take()
+    for name in (".hidden.txt", "x.txt.part", "x.txt.tmp", "x.txt~"):
+        (tmp_path / "inbox" / name).write_text("http://a.example/\n")
+    (tmp_path / "inbox" / "link.txt").symlink_to("/etc/hostname")
+    (tmp_path / "inbox" / "folder").mkdir()
+    before = sorted((tmp_path / "inbox").iterdir())
+
+    for _ in range(3):
+        inbox.take()
+        now[0] += 5
+
+    assert sorted((tmp_path / "inbox").iterdir()) == before
+    assert not LocalPersistenceManager.exists(tmp_path)
+
+
+def test_unusable_file_is_set_aside_with_its_reason(tmp_path: Path) -> None:
+    """It goes to failed/ with one clear line, and the files behind it are imported."""
+    now = [100.0]
+    inbox = Inbox(Settings(data_dir=tmp_path), clock=lambda: now[0])
+    inbox.take()
+    (tmp_path / "inbox" / "a.csv").write_text("adress\nhttp://a.example/\n")
+    (tmp_path / "inbox" / "b.txt").write_text("http://a.example/\n")
+
+    for _ in range(2):
+        inbox.take()
+        now[0] += 2
+
+    error = str(receipts(tmp_path, "failed")["a.csv"]["error"])
+    assert error.startswith("a.csv, line 1: ")
+    assert "\n" not in error
+    assert books(tmp_path).accepted == 1
+
+
+@pytest.mark.parametrize("name", ["a" * 250 + ".txt", "é" * 120 + ".txt", "bad\udcff.txt"])
+def test_any_name_can_be_stored(name: str) -> None:
+    """A long or undecodable name keeps its ending and leaves room for that of a receipt."""
+    safe = safe_name(Path(name))
+
+    assert safe.endswith(".txt")
+    assert len(safe.encode()) <= 200
+
+
+def test_another_kernel_is_known_by_its_name_while_it_writes(tmp_path: Path) -> None:
+    """Its living workers keep the database shut; our own, or those long silent or gone, do not."""
+    lock = kernel.note(tmp_path / "run")
+    assert owners.try_lock(lock)
+    opened = LocalPersistenceManager(tmp_path)
+
+    # Given nobody, this kernel, and another that was silent for long
+    for name, age_s in (("", 0), (kernel.name(), 0), ("another", kernel.ALIVE_S + 1)):
+        kernel.write(lock, name)
+        os.utime(tmp_path / "run" / "kernel", (time.time() - age_s,) * 2)
+        assert not kernel.is_other(tmp_path)
+        opened.close_after_check()
+
+    # When another one writes, then it is closed
+    kernel.write(lock, "another")
+    assert kernel.is_other(tmp_path)
+    with pytest.raises(StoreError, match="another machine"):
+        opened.close_after_check()
+    os.close(lock)
+
+
+def test_two_kernels_at_one_moment_give_way(tmp_path: Path) -> None:
+    """Who finds another kernel's name in the place of its own ends, and leaves that name alone."""
+    given_way = threading.Event()
+    inbox = Inbox(Settings(data_dir=tmp_path), given_way.set)
+    thread = threading.Thread(target=inbox.run)
+    thread.start()
+    note = tmp_path / "run" / "kernel"
+    wait_for(lambda: note.exists() and note.read_text() == kernel.name(), 5, "this kernel's name")
+
+    note.write_text("another")
+
+    thread.join(10)
+    assert given_way.is_set()
+    assert note.read_text() == "another"
