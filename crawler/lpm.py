@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import re
 import shutil
 import threading
 import time
@@ -14,11 +13,10 @@ from typing import Any
 
 import msgspec
 
-from crawler import urls
 from crawler.config import failpoint
 from crawler.db import connection, kernel, owners, results, schema, segments
 from crawler.db.ledger import Ledger
-from crawler.errors import StoreError, UsageError
+from crawler.errors import StoreError
 from crawler.models import NO_DEADLINE, Imported, Job, NewTask, Outcome, Page, Raw, Task, TaskStatus
 
 log = logging.getLogger(__name__)
@@ -356,26 +354,6 @@ class LocalPersistenceManager:
             f"the segment {name} is missing or shorter than {end:,} bytes"
             for name, end in rows
             if not (self.raw / name).is_file() or (self.raw / name).stat().st_size < end
-        ]
-
-    def find(self, text: str) -> list[int]:
-        """The tasks that a person means by an id, by the beginning of one, or by a URL; the newest first."""
-        found = []
-        if re.fullmatch(r"[0-9a-f]{6,32}", text):
-            rows = self.ledger.db.all("SELECT id FROM tasks WHERE task_id GLOB ? || '*' LIMIT 2", (text,))
-            if len(rows) > 1:
-                raise UsageError(f"more than one task begins with {text}; give more of its id")
-            found = [row[0] for row in rows]
-        else:
-            found = self.tasks_of(urls.parse(text).key)
-        if not found:
-            raise UsageError(f"no task is known for {urls.without_credentials(text)}")
-        return found
-
-    def tasks_of(self, url_key: bytes) -> list[int]:
-        """The tasks for a URL, the newest first."""
-        return [
-            row[0] for row in self.ledger.db.all("SELECT id FROM tasks WHERE url_key = ? ORDER BY id DESC", (url_key,))
         ]
 
     # Size

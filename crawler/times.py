@@ -36,6 +36,12 @@ def moment(text: str, now: float, tz: tzinfo | None) -> float | None:
         return None
 
 
+def past(text: str, now: float, tz: tzinfo | None) -> float | None:
+    """A span back from now, the last such time of day, or a date with or without a time; None where it is none."""
+    seconds = span(text)
+    return now - seconds if seconds is not None else moment(text, now - 86400, tz)
+
+
 def _stamp(at: datetime, tz: tzinfo | None) -> float:
     return (at if at.tzinfo else at.replace(tzinfo=tz)).timestamp()
 

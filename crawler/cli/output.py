@@ -62,6 +62,15 @@ def say(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
+def size_of(count: float) -> str:
+    """Bytes as a person says them."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.{0 if unit == 'B' else 1}f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
 def print_reasons(reasons: dict[str, dict[str, int]], examples: list[dict[str, Any]], job: Job | None) -> None:
     """Why tasks ended without a result, with some of them."""
     for status, counts in reasons.items():

@@ -1,12 +1,14 @@
 """The books: jobs, counts, reasons."""
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Iterator
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 
+from crawler import urls
 from crawler.db.connection import Database, reading, writing
 from crawler.errors import UsageError
 from crawler.models import NO_DEADLINE, Books, Job, JobStatus, Receipt, TaskStatus
@@ -136,6 +138,24 @@ class Bookkeeping:
                JOIN tasks ON tasks.id = task GROUP BY 1"""
         )
         return {domain: (max(fetch_s, 0.001), parse_s) for domain, fetch_s, parse_s in rows}
+
+    def find(self, text: str) -> list[int]:
+        """The tasks that a person means by an id, by the beginning of one, or by a URL; the newest first."""
+        found = []
+        if re.fullmatch(r"[0-9a-f]{6,32}", text):
+            rows = self.db.all("SELECT id FROM tasks WHERE task_id GLOB ? || '*' LIMIT 2", (text,))
+            if len(rows) > 1:
+                raise UsageError(f"more than one task begins with {text}; give more of its id")
+            found = [row[0] for row in rows]
+        else:
+            found = self.tasks_of(urls.parse(text).key)
+        if not found:
+            raise UsageError(f"no task is known for {urls.without_credentials(text)}")
+        return found
+
+    def tasks_of(self, url_key: bytes) -> list[int]:
+        """The tasks for a URL, the newest first."""
+        return [row[0] for row in self.db.all("SELECT id FROM tasks WHERE url_key = ? ORDER BY id DESC", (url_key,))]
 
     def horizon(self) -> int:
         """The number of the last event: everything that any task has had is at or below it."""

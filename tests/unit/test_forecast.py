@@ -1,5 +1,6 @@
 """Forecasts and times as people read them."""
 
+from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -115,6 +116,31 @@ def test_moments(text: str, shown: str) -> None:
 def test_what_is_no_moment(text: str) -> None:
     """It is refused, not guessed."""
     assert times.moment(text, NOW, SOFIA) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        ("2h", datetime(2026, 11, 15, 22, tzinfo=UTC)),
+        ("1d12h", datetime(2026, 11, 14, 12, tzinfo=UTC)),
+        ("17:00", datetime(2026, 11, 15, 15, tzinfo=UTC)),
+        ("7d", datetime(2026, 11, 9, tzinfo=UTC)),
+        ("2026-11-15", datetime(2026, 11, 14, 22, tzinfo=UTC)),
+        ("2026-11-15T14:00", datetime(2026, 11, 15, 12, tzinfo=UTC)),
+        ("2026-11-15T14:00+01:00", datetime(2026, 11, 15, 13, tzinfo=UTC)),
+        ("2026-11-15T14:00Z", datetime(2026, 11, 15, 14, tzinfo=UTC)),
+    ],
+)
+def test_beginnings(text: str, at: datetime) -> None:
+    """A span counts back from now; a time without an offset is in the operator's zone."""
+    now = datetime(2026, 11, 16, tzinfo=UTC).timestamp()
+    assert times.past(text, now, SOFIA) == at.timestamp()
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "nand", "2026-13-01", "-2h", "2"])
+def test_what_is_no_beginning(text: str) -> None:
+    """It is refused, not guessed."""
+    assert times.past(text, NOW, SOFIA) is None
 
 
 def test_the_systems_zone_is_used_where_none_is_named() -> None:

@@ -5,7 +5,6 @@ import io
 import re
 import zipfile
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,8 +12,6 @@ from xml.etree import ElementTree
 import pyarrow.parquet
 import pytest
 
-from crawler.cli.commands.results import since_moment
-from crawler.config import Settings
 from crawler.errors import UsageError
 from crawler.results import export, format_of, input_rows, whole_file
 from crawler.results.flat import BASE, flatten, tabulated
@@ -314,32 +311,6 @@ def test_targets_that_cannot_be_written(tmp_path: Path) -> None:
 def test_the_ending_names_the_format(name: str, form: str | None) -> None:
     """Whatever its case."""
     assert format_of(Path(name)) == form
-
-
-@pytest.mark.parametrize(
-    ("text", "at"),
-    [
-        ("2h", datetime(2026, 11, 15, 22, tzinfo=UTC)),
-        ("1d12h", datetime(2026, 11, 14, 12, tzinfo=UTC)),
-        ("17:00", datetime(2026, 11, 15, 15, tzinfo=UTC)),
-        ("7d", datetime(2026, 11, 9, tzinfo=UTC)),
-        ("2026-11-15", datetime(2026, 11, 14, 22, tzinfo=UTC)),
-        ("2026-11-15T14:00", datetime(2026, 11, 15, 12, tzinfo=UTC)),
-        ("2026-11-15T14:00+01:00", datetime(2026, 11, 15, 13, tzinfo=UTC)),
-        ("2026-11-15T14:00Z", datetime(2026, 11, 15, 14, tzinfo=UTC)),
-    ],
-)
-def test_times_as_people_write_them(text: str, at: datetime) -> None:
-    """A span counts back from now; a time without an offset is in the operator's zone."""
-    now = datetime(2026, 11, 16, tzinfo=UTC).timestamp()
-    assert since_moment(text, Settings(timezone="Europe/Sofia"), now) == at.timestamp()
-
-
-@pytest.mark.parametrize("text", ["", "yesterday", "nand", "2026-13-01", "-2h", "2"])
-def test_times_that_are_none(text: str) -> None:
-    """One clear error."""
-    with pytest.raises(UsageError, match="is no time"):
-        since_moment(text, Settings(timezone="UTC"), 0)
 
 
 def test_every_row_of_the_input_in_its_order(folder: Folder) -> None:

@@ -857,7 +857,7 @@ def test_a_workbook_with_a_wrong_name(write: Write) -> None:
 
     error = refusal(path)
 
-    assert "an Excel workbook (save it as CSV)" in error.reason
+    assert "an Excel workbook (whose name should end in .xlsx)" in error.reason
 
 
 def test_things_that_are_not_files(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from crawler import config, times
 from crawler.bulk import import_file, rows
 from crawler.cli.output import data_dir_option, json_option, print_json, say
+from crawler.cli.types import Deadline, Span
 from crawler.config import Settings
 from crawler.db import kernel
 from crawler.errors import ServiceError
@@ -18,36 +19,6 @@ from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Job
 from crawler.resilience.slots import PER_DOMAIN
-
-
-class Span(click.ParamType[float]):
-    """A span of time such as 90s, 45m, 12h or 7d."""
-
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds."""
-        seconds = times.span(str(value))
-        if seconds is None:
-            self.fail(f"{str(value)!r} is not a span of time; write 90s, 45m, 12h or 7d", param, ctx)
-        return seconds
-
-
-class Deadline(click.ParamType[float]):
-    """A moment to come: 17:00 (the next one), 45m from now, or a date with a time."""
-
-    name = "time"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds since the epoch."""
-        text, now = str(value), time.time()
-        seconds = times.span(text)
-        at = now + seconds if seconds else times.moment(text, now, times.zone(config.load().timezone))
-        if at is None:
-            self.fail(f"{text!r} is not a time; write {times.FORMS}", param, ctx)
-        if at <= now:
-            self.fail(f"{text!r} has passed already", param, ctx)
-        return at
 
 
 def _job_name(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -100,7 +71,7 @@ def import_(
     job_name: str | None,
     as_json: bool,
 ) -> int:
-    """Import FILE (CSV, JSON, JSONL or TXT, also .gz) into the ledger; needs no Redis.
+    """Import FILE (CSV, JSON, JSONL, TXT, also .gz, or XLSX) into the ledger; needs no Redis.
 
     A bad row is left out and noted in FILE.rejects.jsonl. The same file again continues its job while that is open.
 

@@ -1,54 +1,20 @@
 """`results archive`, `bundle`, `unbundle` and `prune`: what is kept, carried and removed."""
 
-from datetime import datetime
 from pathlib import Path
-from zoneinfo import ZoneInfo
 
 import click
 
 from crawler import config
-from crawler.cli.commands.bulk import Span
-from crawler.cli.output import data_dir_option, json_option, print_json, say
-from crawler.config import Settings
-from crawler.errors import UsageError
+from crawler.cli.output import data_dir_option, json_option, print_json, say, size_of, stored
+from crawler.cli.types import Span, only_job_option, since_option
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-
-
-class Moment(click.ParamType[float]):
-    """A moment such as 2026-11-04 or 2026-11-04T13:30, in CRAWLER_TIMEZONE where it names no zone."""
-
-    name = "time"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds since 1970."""
-        try:
-            at = datetime.fromisoformat(str(value).strip())
-            zone = config.load().timezone
-            if at.tzinfo is None and zone:
-                at = at.replace(tzinfo=ZoneInfo(zone))
-            return at.timestamp()
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is not a time; write 2026-11-04 or 2026-11-04T13:30", param, ctx)
-
-
-only_job_option = click.option("--job", "job_name", help="Only the results of this job.")
-
-
-def _store(settings: Settings) -> LocalPersistenceManager:
-    if not LocalPersistenceManager.exists(settings.data_dir):
-        raise UsageError(f"there is no store in {settings.data_dir.absolute()}")
-    return LocalPersistenceManager(settings.data_dir)
 
 
 def _not_stdout(_context: click.Context, _option: click.Parameter, value: Path | None) -> Path | None:
     if str(value) == "-":
         raise click.BadParameter("it must be a file: what was written is read again")
     return value
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
 
 
 @click.command()
@@ -77,24 +43,22 @@ def archive(compress: bool, older_than: float | None, job_name: str | None, outp
     """
     from crawler.results import archive as keeper
 
-    settings = config.load()
-    lpm = _store(settings)
-    done = keeper.archive(
-        lpm,
-        output,
-        compress=compress or (output is not None and output.suffix == ".zst"),
-        job=lpm.ledger.job(job_name) if job_name else None,
-        before=None if older_than is None else lpm.now() - older_than,
-        progress=say,
-    )
-    lpm.close()
+    with stored() as lpm:
+        done = keeper.archive(
+            lpm,
+            output,
+            compress=compress or (output is not None and output.suffix == ".zst"),
+            job=lpm.ledger.job(job_name) if job_name else None,
+            before=None if older_than is None else lpm.now() - older_than,
+            progress=say,
+        )
     if as_json:
         print_json(done)
     elif done.file is None:
         print("Nothing to archive: no such results lie in pending/")
     else:
-        shown = output or settings.data_dir / "archive" / Path(done.file).name
-        print(f"Archived {done.results} results to {printable(str(shown))} ({_size(done.bytes)}, verified)")
+        shown = output or config.load().data_dir / "archive" / Path(done.file).name
+        print(f"Archived {done.results} results to {printable(str(shown))} ({size_of(done.bytes)}, verified)")
 
 
 @click.command()
@@ -107,7 +71,7 @@ def archive(compress: bool, older_than: float | None, job_name: str | None, outp
     help="The file, such as parcels.crawlbundle.tar.zst.",
 )
 @only_job_option
-@click.option("--since", type=Moment(), help="Only results scraped at this time or later.")
+@since_option
 @click.option("--no-raw", is_flag=True, help="Without the raw pages.")
 @json_option
 @data_dir_option
@@ -122,10 +86,9 @@ def bundle(output: Path, job_name: str | None, since: float | None, no_raw: bool
     """
     from crawler.results.bundle import bundle as write
 
-    lpm = _store(config.load())
-    job = lpm.ledger.job(job_name) if job_name else None
-    done = write(lpm, output, job=job, since=since, raw=not no_raw)
-    lpm.close()
+    with stored() as lpm:
+        job = lpm.ledger.job(job_name) if job_name else None
+        done = write(lpm, output, job=job, since=since, raw=not no_raw)
     if done.unreadable:
         say(f"{done.unreadable:,} pages cannot be read and were left out; their records are in the bundle")
     if as_json:
@@ -134,7 +97,7 @@ def bundle(output: Path, job_name: str | None, since: float | None, no_raw: bool
         print("Nothing to bundle: there are no such results")
     else:
         print(f"Checksum {done.checksum}")
-        print(f"Bundled {done.results} results with {done.pages} pages to {done.file} ({_size(done.bytes)})")
+        print(f"Bundled {done.results} results with {done.pages} pages to {done.file} ({size_of(done.bytes)})")
     return 1 if done.unreadable else 0
 
 
@@ -188,9 +151,8 @@ def prune(raw: bool, older_than: float | None, dry_run: bool, as_json: bool) -> 
 
     if not raw or older_than is None:
         raise click.UsageError("say what to remove and from what age on: prune --raw --older-than 30d")
-    lpm = _store(config.load())
-    done = keeper.prune(lpm, lpm.now() - older_than, dry_run)
-    lpm.close()
+    with stored() as lpm:
+        done = keeper.prune(lpm, lpm.now() - older_than, dry_run)
     if as_json:
         print_json(done)
         return
@@ -200,7 +162,7 @@ def prune(raw: bool, older_than: float | None, dry_run: bool, as_json: bool) -> 
         if count
     ]
     verb = "Would remove" if dry_run else "Removed"
-    removed = f"{verb} {_segments(done.segments)}, {_size(done.bytes)}, pages of {done.results:,} results"
+    removed = f"{verb} {_segments(done.segments)}, {size_of(done.bytes)}, pages of {done.results:,} results"
     print("; ".join([removed, *kept]))
 
 

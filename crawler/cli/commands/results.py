@@ -8,16 +8,14 @@ from typing import Any
 
 import click
 
-from crawler import config, times
+from crawler import config
 from crawler import results as store
 from crawler.cli.output import data_dir_option, json_option, print_json, say, stored
-from crawler.config import Settings
-from crawler.errors import UsageError
+from crawler.cli.types import only_job_option, since_option
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 
 LISTED = ("task_id", "status_code", "verdict", "parcel_id", "url", "scraped_at")
-job_option = click.option("--job", "job_name", help="Of this job only.")
 
 
 @click.group()
@@ -32,7 +30,7 @@ def results() -> None:
 
 
 @results.command("list")
-@job_option
+@only_job_option
 @click.option("--limit", type=click.IntRange(1), help="Show the newest N (on a terminal: 20).")
 @json_option
 @data_dir_option
@@ -94,7 +92,7 @@ def show(task: str, as_json: bool) -> int:
     from crawler.results.flat import as_text, flatten
 
     with stored() as lpm:
-        report = lpm.report(lpm.find(task)[0])
+        report = lpm.report(lpm.ledger.find(task)[0])
     done = "data" in report
     if as_json:
         print_json(report)
@@ -123,8 +121,8 @@ def _show_origin(report: dict[str, Any], width: int) -> None:
 @results.command()
 @click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="The file, or - for stdout.")
 @click.option("--format", "form", type=click.Choice(store.FORMATS), help="The format (default: by the ending).")
-@job_option
-@click.option("--since", help="Only what was scraped since: a span such as 2h or 7d, or 2026-11-15T14:00.")
+@only_job_option
+@since_option
 @click.option("--all-rows", is_flag=True, help="Every row of the input, in its order, with status and reason.")
 @click.option("--raw", "pages", type=click.Path(path_type=Path), help="A folder for the pages, decoded, a file each.")
 @json_option
@@ -133,7 +131,7 @@ def export(
     output: Path,
     form: str | None,
     job_name: str | None,
-    since: str | None,
+    since: float | None,
     all_rows: bool,
     pages: Path | None,
     as_json: bool,
@@ -147,7 +145,6 @@ def export(
     """
     from crawler.orchestrator import terminated_by_signal
 
-    settings = config.load()
     form = form or store.format_of(output)
     if form is None:
         raise click.UsageError(f"the ending of {output} names no format; add --format {', '.join(store.FORMATS)}")
@@ -155,9 +152,8 @@ def export(
         raise click.UsageError(f"--all-rows does not go with {'--since' if since else 'the format warc'}")
     with stored() as lpm:
         job = lpm.ledger.job(job_name) if job_name else None
-        begin = None if since is None else since_moment(since, settings, lpm.now())
     with closing(lpm), terminated_by_signal():  # not in `stored`: a reader of stdout that has gone is no failing store
-        done = store.export(lpm, output, form, job=job, since=begin, all_rows=all_rows, pages=pages, say=say)
+        done = store.export(lpm, output, form, job=job, since=since, all_rows=all_rows, pages=pages, say=say)
     if pages:
         say(f"{done.pages:,} pages written to {pages}/")
     if str(output) == "-":
@@ -167,15 +163,6 @@ def export(
         print_json(facts | ({"rows": done.rows} if all_rows else {}) | ({"pages": done.pages} if pages else {}))
     else:
         print(f"Exported {done.rows} {'rows' if all_rows else 'results'} to {output}")
-
-
-def since_moment(text: str, settings: Settings, now: float) -> float:
-    """The time that a person means by a span back from now, the last such time of day, or a date."""
-    span = times.span(text)
-    at = now - span if span is not None else times.moment(text, now - 86400, times.zone(settings.timezone))
-    if at is None:
-        raise UsageError(f"{printable(text)!r} is no time; write {times.FORMS}")
-    return at
 
 
 from crawler.cli.commands import keep  # noqa: E402 # what it attaches to stands above

@@ -145,7 +145,7 @@ def _stored(settings: Settings, url: str) -> bytes:
     lpm = LocalPersistenceManager(settings.data_dir)
     pruned = False
     try:
-        for task in lpm.tasks_of(urls.parse(url).key):
+        for task in lpm.ledger.tasks_of(urls.parse(url).key):
             page = lpm.raw_page(task)
             if page:
                 return decoded(*page, limit=1 << 30)

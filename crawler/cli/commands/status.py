@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from crawler import config, times
-from crawler.cli.output import data_dir_option, json_option, print_json
+from crawler.cli.output import data_dir_option, json_option, print_json, size_of
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.db.connection import reading
@@ -164,12 +164,3 @@ def describe(facts: dict[str, Any]) -> list[str]:
     if disk["low"]:
         lines.append(f"PAUSED: {disk['low']}")
     return lines
-
-
-def size_of(count: float) -> str:
-    """Bytes as a person says them."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

@@ -23,7 +23,7 @@ def why(url: str, as_json: bool) -> None:
       python -m crawler why http://county.example/parcel/123
     """
     with stored() as lpm:
-        found = [timeline(lpm, task) for task in lpm.find(url)]
+        found = [timeline(lpm, task) for task in lpm.ledger.find(url)]
     if as_json:
         print_json(found)
         return
