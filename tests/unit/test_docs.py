@@ -1,0 +1,71 @@
+"""The docs say what can be typed, and walk through what the requirements ask for."""
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from crawler.cli.main import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def typed() -> Iterator[tuple[str, str]]:
+    """Every command of ours in a block or a cell of the docs, with its page."""
+    for page in PAGES:
+        for line in page.read_text().splitlines():
+            for found in re.findall(r"python -m crawler [^`|\n]*", line):
+                command = found.partition("  #")[0].partition(" && ")[0].strip(" ;,.)")
+                if "…" not in command and not re.search(r"\[[A-Z]", command):
+                    yield page.name, command
+
+
+@pytest.mark.parametrize(("page", "command"), sorted(set(typed())))
+def test_commands_in_the_docs_can_be_typed(page: str, command: str) -> None:
+    """Words and options of every shown command exist; a page that lies fails."""
+    words = [word for word in shlex.split(command)[3:] if word not in ("COMMAND", "[ARGS]...", "[OPTIONS]")]
+    before = dict(os.environ)
+    try:
+        group: click.Command = cli
+        context = click.Context(cli)
+        while isinstance(group, click.Group):
+            if words[:1] == ["--data-dir"]:
+                words = words[2:]
+            if not words:
+                return  # a page may speak of a group
+            name, *words = words
+            child = group.get_command(context, name)
+            assert child is not None, f"{page}: there is no {name} in: {command}"
+            group = child
+        if words:
+            group.make_context(group.name, list(words))
+    except click.exceptions.Exit:
+        pass  # --help
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def test_the_scenarios_are_walked_through_literally() -> None:
+    """Each step of Scenarios A, B and C, as the requirements have it, is in docs/STANDALONE.md."""
+    page = (ROOT / "docs" / "STANDALONE.md").read_text()
+    for step in (
+        "docker-compose -f docker-compose.standalone.yml up -d",
+        "python -m crawler bulk import auction_parcels.csv --queue=urgent",
+        "open http://localhost:5555",
+        "ls ./data/pending/*.json",
+        "python -m crawler bulk import test_sample.csv",
+        "python -m crawler analyze ./data/pending/",
+        "docker-compose -f docker-compose.standalone.yml down -v",
+        """celery -A crawler call scrape_task --args='["http://county.gov/parcel/123"]'""",
+        "scrape_task.delay(",
+        "docker exec -it redis redis-cli",
+    ):
+        assert step in page, step
+    for module in ("cli/commands/bulk", "cli/commands/results", "cli/commands/scrape", "db/schema", "config"):
+        assert (ROOT / "crawler" / f"{module}.py").is_file()
