@@ -15,7 +15,7 @@ from crawler.process import Stack, read_stack, redis_address
 from crawler.redis_client import check_redis, connect
 from crawler.urls import without_credentials
 
-_OURS = ("_kombu.binding.", "unacked", "scrape:", "celery-task-meta-", "_flower")
+_OURS = ("_kombu.binding", "unacked", "scrape:", "celery-task-meta-", "_flower")
 """Beginnings of the names of keys that belong here."""
 _KEYS = 10_000
 

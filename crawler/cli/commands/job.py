@@ -18,6 +18,7 @@ from crawler.cli.output import (
     say,
     stored,
 )
+from crawler.db import owners
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus, TaskStatus
@@ -248,14 +249,15 @@ def retry(failed: bool, expired: bool, skipped: bool, reason: str | None, job_na
     with stored() as lpm:
         each = lpm.ledger.job(job_name) if job_name else None
         again, left = lpm.durable.retry(chosen, reason, each, lpm.now())
+        workers = owners.workers(lpm.owners)
     if as_json:
         print_json({"retried": again, "open_elsewhere": left})
         return
     print(f"{again:,} tasks are pending again")
     if left:
         print(f"{left:,} were left: their URL is open in another task")
-    if again:
-        say("without a running stack: python -m crawler resume")
+    if again and not workers:
+        say("no worker runs: python -m crawler resume goes on with them")
 
 
 @contextlib.contextmanager
