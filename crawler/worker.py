@@ -60,7 +60,7 @@ class Worker:
         self._fetching = 0
         self._unsaved = 0
         self._last_domain = ""
-        self._store_trouble = False
+        self._store_trouble = self._claim_trouble = False
         self._complained = -60.0
         self._room_seen = -ROOM_S
         self._no_room: str | None = None
@@ -184,11 +184,16 @@ class Worker:
         if room <= 0 or self._unsaved >= MAX_UNSAVED or self._store_trouble:
             return [], True
         try:
-            return await self._loop.run_in_executor(self._claims, self._claim_now, queues, room)
+            claimed = await self._loop.run_in_executor(self._claims, self._claim_now, queues, room)
         except StoreError as error:
             self._complain(error)
+            self._claim_trouble = True
             await asyncio.sleep(1)
             return [], True
+        if self._claim_trouble:
+            self._claim_trouble = False
+            log.warning("the store can be used again; work goes on")
+        return claimed
 
     def _complain(self, error: StoreError) -> None:
         """One line a minute, whoever meets the trouble."""

@@ -126,7 +126,8 @@ def test_a_full_disk_stops_claims_and_loses_nothing(site: Site, tmp_path: Path) 
         # Then, with room again, everything is done, each page once, and the log says what was
         folder.wait_until_done(len(pages), 60)
         assert sorted(result["url"] for result in folder.results()) == sorted(pages)
-        assert "can be used again" in (folder.data / "logs" / "worker.log").read_text()
+        log = (folder.data / "logs" / "worker.log").read_text()
+        assert "can be used again" in log, log
     finally:
         folder.stop()
         if disk:

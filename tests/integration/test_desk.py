@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
@@ -19,9 +20,11 @@ from tests.support.stack import Folder, assert_balanced, wait_for
 
 
 @pytest.fixture(scope="module")
-def crawled(tmp_path_factory: pytest.TempPathFactory, _site: Site) -> Folder:
+def crawled(tmp_path_factory: pytest.TempPathFactory, _site: Site) -> Iterator[Folder]:
     """A folder with a finished job, to look at: 4 pages collected, 2 failed, 1 row rejected."""
-    return crawl(Folder(tmp_path_factory.mktemp("crawled")), _site)
+    folder = Folder(tmp_path_factory.mktemp("crawled"))
+    yield crawl(folder, _site)
+    folder.stop()
 
 
 def crawl(folder: Folder, site: Site) -> Folder:
