@@ -30,6 +30,7 @@ app = Celery("crawler", broker=broker_url, backend=backend_address(broker_url))
 app.conf.update(
     # Each queue has its own exchange and routing key: with the default ones a message lands in both.
     task_queues=[Queue(name, Exchange(name), routing_key=name) for name in QUEUES],
+    task_routes={"scrape_task": {"queue": "urgent"}},  # somebody waits for a single URL
     task_default_queue="default",
     task_default_exchange="default",
     task_default_routing_key="default",

@@ -40,6 +40,7 @@ class Limits(msgspec.Struct, frozen=True):
     per_domain: int
     pages: int
     processes: int
+    running: bool = True
 
 
 class Forecast(msgspec.Struct, frozen=True):
@@ -88,7 +89,7 @@ def forecast(loads: Sequence[Load], paces: Mapping[str, Pace], limits: Limits, u
 def limits_of(settings: Settings, owners_folder: Path, per_domain: int) -> Limits:
     """The limits of the workers that run here, or of those that a start would bring."""
     running = sum(len(children) for children in owners.workers(owners_folder).values())
-    return Limits(per_domain, settings.pages, running or os.cpu_count() or 1)
+    return Limits(per_domain, settings.pages, running or os.cpu_count() or 1, running > 0)
 
 
 def of_job(ledger: Bookkeeping, job: Job, limits: Limits, now: float) -> Forecast:
@@ -101,6 +102,7 @@ def of_job(ledger: Bookkeeping, job: Job, limits: Limits, now: float) -> Forecas
 def sentence(seen: Forecast, job: Job, limits: Limits, now: float, tz: tzinfo | None) -> str:
     """What the forecast means: when it is done and what is to spare, or what will miss and what helps."""
     basis = "" if seen.measured else " (no page of these domains came yet: 0.5 s each is assumed)"
+    basis += "" if limits.running else "; no worker runs now: python -m crawler up starts some"
     done = times.show(now + seen.seconds, now, tz)
     if job.deadline is None:
         return f"about {times.duration(seen.seconds)} for {seen.tasks:,} tasks, done by {done}{basis}"

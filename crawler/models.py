@@ -155,6 +155,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     status: str
     rows: int
+    """Of the input: those that made a task, those that meant one that was known already, and the rejected."""
+    known: int
     rejected: int
     books: Books
     reasons: dict[str, dict[str, int]]

@@ -185,6 +185,10 @@ class Orchestrator:
     def _watch(self) -> None:
         pause_s = 0.5
         while not self._closing.wait(pause_s):
+            if os.fstat(self._lock).st_nlink == 0:
+                log.critical("%s was removed: the stack in it ends", self._data)
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
             try:
                 pause_s = 0.5 if not self._revive() else min(pause_s * 2, 5.0)
             except Exception as error:  # a watcher that has died starts nothing again

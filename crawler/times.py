@@ -50,7 +50,7 @@ def show(at: float, now: float, tz: tzinfo | None) -> str:
     """A moment with its zone, and with its day where that is not today."""
     there, here = datetime.fromtimestamp(at, tz).astimezone(tz), datetime.fromtimestamp(now, tz).astimezone(tz)
     day = "" if there.date() == here.date() else f"{there:%a %d %b} "
-    return f"{day}{there:%H:%M %Z}"
+    return f"{day}{there:%H:%M:%S %Z}" if abs(at - now) < 600 else f"{day}{there:%H:%M %Z}"
 
 
 def clock(at: float, tz: tzinfo | None) -> str:

@@ -85,7 +85,12 @@ def cli(data_dir: str | None) -> None:
 def main() -> None:
     """Run a command; every error of ours is one line and an exit code of its own."""
     try:
-        code = cli.main(standalone_mode=False)
+        # Not cli.main(): that takes a reader of stdout who has gone for a failure.
+        with cli.make_context("python -m crawler", sys.argv[1:]) as context:
+            code = cli.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as done:
+        code = done.exit_code
     except click.ClickException as error:
         error.show()
         code = error.exit_code

@@ -89,7 +89,9 @@ def print_receipt(receipt: Receipt) -> None:
     books = receipt.books
     states = ("completed", "failed", "skipped", "expired", "pending", "processing")
     parts = [f"{getattr(books, state):,} {state}" for state in states if getattr(books, state)]
-    print(f"Receipt: {books.accepted:,} tasks = {' + '.join(parts) or '0'}; {receipt.rejected:,} rows rejected")
+    new = receipt.rows - receipt.known - receipt.rejected
+    print(f"Receipt: {receipt.rows:,} rows = {new:,} new + {receipt.known:,} known + {receipt.rejected:,} rejected")
+    print(f"  {books.accepted:,} tasks = {' + '.join(parts) or '0'}")
     print(f"  sha256 {receipt.checksum}")
     for problem in receipt.problems:
         print(f"  UNACCOUNTED: {problem}; python -m crawler doctor tells more")

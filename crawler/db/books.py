@@ -213,6 +213,7 @@ class Bookkeeping:
                 job=job.name,
                 status=job.hold if job.hold and job.status is not JobStatus.DONE else job.status,
                 rows=own + links + rejected,
+                known=links,
                 rejected=rejected,
                 books=books,
                 reasons=self.reasons(job),

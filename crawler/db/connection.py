@@ -89,6 +89,8 @@ def store_errors(path: Path) -> Iterator[None]:
     """Turn what SQLite and the disk say into the package's own errors."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # the reader of a command's output has gone: no matter of the disk's
     except (apsw.NotADBError, apsw.CorruptError) as error:
         raise StoreError(f"{path} is damaged or not a database ({error}); it was left as it is") from error
     except (apsw.FullError, apsw.IOError, apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError) as error:

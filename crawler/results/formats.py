@@ -2,6 +2,7 @@
 
 import codecs
 import csv
+import gc
 import re
 import tempfile
 import time
@@ -120,6 +121,9 @@ def write_xlsx(results: Results, sink: Sink, sheet_rows: int = MAX_SHEET_ROWS) -
             book.close()
         except FileCreateError as error:
             raise error.args[0] from None  # what the disk said: a full one is known by that
+        except KeyboardInterrupt:
+            gc.collect()  # the half zip file, while what it writes to is still open: else it complains at its end
+            raise
 
 
 def _first(rows: Iterator[list[Any]], count: int) -> Iterator[list[Any]]:

@@ -34,7 +34,7 @@ def crawl(folder: Folder, site: Site) -> Folder:
     (folder.path / "parcels.csv").write_text("url,parcel_id\n" + "\n".join(rows) + "\n")
     done = folder.crawler("run", "parcels.csv")
     assert done.returncode == 1, done.stderr
-    assert "Receipt: 6 tasks = 4 completed + 2 failed; 1 rows rejected" in done.stdout
+    assert "Receipt: 7 rows = 6 new + 0 known + 1 rejected\n  6 tasks = 4 completed + 2 failed\n" in done.stdout
     return folder
 
 

@@ -86,7 +86,7 @@ def test_a_slip_is_told_only_where_the_deadline_is_missed() -> None:
     assert slip(job(NOW + 30), 600, 0, NOW, SOFIA) is None
     said = slip(job(NOW + 30), 600, 10, NOW, SOFIA)
     assert said is not None
-    assert said.startswith("at 10.0/s 300 of 600 open tasks will miss the deadline 09:00 EET")
+    assert said.startswith("at 10.0/s 300 of 600 open tasks will miss the deadline 09:00:30 EET")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_the_systems_zone_is_used_where_none_is_named() -> None:
     """With no zone a time is the machine's own, and shown with its name."""
     at = times.moment("2026-11-16T17:00", NOW, None)
     assert at is not None
-    assert times.show(at, at, None).startswith("17:00 ")
+    assert times.show(at, at, None).startswith("17:00:00 ")
 
 
 @pytest.mark.parametrize(

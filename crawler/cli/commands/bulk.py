@@ -113,6 +113,7 @@ def import_(
     if as_json:
         print_json(msgspec.structs.asdict(summary) | {"deadline": deadline, "forecast": seen})
     else:
+        say(f"job {printable(summary.job)}")
         print(
             f"{summary.rows:,} rows: {summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected"
         )

@@ -54,9 +54,8 @@ def list_(as_json: bool) -> None:
         return
     for each, books in found:
         done, trouble = books.accepted - books.open, books.failed + books.skipped + books.expired
-        print(
-            f"{printable(each.name)[:38]:38} {_state(each):10} {done:>9,} of {books.accepted:<9,} {trouble:,} without"
-        )
+        shown = f"{printable(each.name)[:34]:34} {_state(each):9} {done:,} of {books.accepted:,} done"
+        print(shown + (f", {trouble:,} without a result" if trouble else ""))
     if not found:
         print("There are no jobs yet; python -m crawler bulk import FILE makes one")
 

@@ -93,7 +93,7 @@ def _show(report: dict[str, Any]) -> None:
     for name, value in report["data"].items():
         text = value if isinstance(value, str) else _brief(value)
         print(f"  {name:12} {printable(text)[:200]}")
-    print(f"The whole record: python -m crawler scrape '{report['url']}' --json (fetches again)")
+    print(f"The whole record: python -m crawler results show '{report['url']}'")
     print(f"The page itself:  python -m crawler raw '{report['url']}' --open")
 
 

@@ -132,11 +132,13 @@ def _redis(settings: Settings) -> dict[str, Any]:
 
 
 def _show(facts: dict[str, Any], settings: Settings) -> None:
-    rows = {"all": facts["books"]} | {printable(name)[:40]: counts for name, counts in facts["jobs"].items()}
-    width = max(20, *(len(name) for name in rows))
-    print(f"{'':{width}}" + "".join(f"{state:>11}" for state in _STATES))
-    for name, counts in rows.items():
-        print(f"{name:{width}}" + "".join(f"{counts[state]:>11,}" for state in _STATES))
+    rows = [("all", facts["books"]), *((printable(name), counts) for name, counts in facts["jobs"].items())]
+    widths = {state: max(len(state), *(len(f"{counts[state]:,}") for _, counts in rows)) + 1 for state in _STATES}
+    width = min(max(len(name) for name, _ in rows), max(12, 79 - sum(widths.values())))
+    print(" " * width + "".join(f"{state:>{room}}" for state, room in widths.items()))
+    for name, counts in rows:
+        shown = name if len(name) <= width else f"{name[: width - 1]}…"
+        print(f"{shown:{width}}" + "".join(f"{counts[state]:>{room},}" for state, room in widths.items()))
     now, tz = time.time(), times.zone(settings.timezone)
     for name, about in facts["job_facts"].items():
         if about["state"] in ("paused", "cancelled"):

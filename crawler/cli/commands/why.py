@@ -1,5 +1,8 @@
 """`why`: one URL's timeline."""
 
+import shutil
+import sys
+import textwrap
 from datetime import datetime
 from typing import Any
 
@@ -45,7 +48,14 @@ def _show(found: Timeline, zone: str | None) -> None:
             day = at.date()
             print(f"{at:%A %d %B %Y, %Z}")
         clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}" if at else ""
-        print(printable(f"  {clock:13}{step.what:13}{_words(step, tz)}".rstrip()))
+        _print(printable(f"  {clock:13}{step.what:13}{_words(step, tz)}".rstrip()))
+
+
+def _print(line: str) -> None:
+    """The line, on a terminal with what does not fit below its beginning."""
+    if sys.stdout.isatty():
+        line = textwrap.fill(line, shutil.get_terminal_size().columns - 1, subsequent_indent=" " * 28)
+    print(line)
 
 
 def _words(step: Step, tz: Any) -> str:
