@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import shutil
 import threading
 import time
@@ -62,12 +63,24 @@ class LocalPersistenceManager:
         """The ledger for claims, publishing and reading: a power cut may undo its last commits, and may."""
         return self._ledger(False)
 
+    def refuse_to_begin_anew(self) -> None:
+        """A ledger that is gone while its results are there is a loss: a new one would not know them."""
+        if self.path.is_file() and self.path.stat().st_size:
+            return
+        left = [*self.folder.glob("lpm.db.salvaged-*"), *self.raw.glob("*.warc.gz"), *self.pending.glob("[!.]*.json")]
+        if left:
+            raise StoreError(
+                f"{self.path} is missing or empty, but {len(left):,} files of results are there; "
+                "python -m crawler doctor --repair makes it again from them"
+            )
+
     def _ledger(self, durable: bool) -> Ledger:
         if durable not in self._connections:
             kernel.check(self.folder)
             with connection.store_errors(self.path):
                 for folder in (self.folder, self.pending, self.raw, self.owners):
                     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self.refuse_to_begin_anew()
             opened = connection.connect(self.path, durable)
             with connection.store_errors(self.path):
                 schema.migrate(opened, self.path)
@@ -311,7 +324,8 @@ class LocalPersistenceManager:
             there = set()
             for path in self.pending.iterdir():
                 if path.name.startswith("."):
-                    _remove_if_old(path)
+                    if re.match(r"\.[0-9a-f]{32}\.", path.name):  # ours; others keep what they like
+                        _remove_if_old(path)
                 elif trusted or _whole(path):
                     there.add(path.stem)
             made = 0

@@ -130,6 +130,7 @@ class Maintainer:
         if freed:
             log.warning("%d tasks of dead workers are pending again", freed)
         next_due = self._lpm.ledger.wake(self._clock())
+        self._lpm.ledger.go_on_with_holds(self._clock())
         self._finalise()
         living = owners.living(self._lpm.owners)
         self._find_missing({note.message_id for note in living})

@@ -48,6 +48,8 @@ class Stack(msgspec.Struct, frozen=True):
     flower: Mark | None = None
     flower_url: str | None = None
     ready: bool = False
+    folder: str | None = None
+    """Which folder this is the record of: in a copy of it nothing runs."""
     container: bool = False
     """A compose stack's: its processes have no numbers here, but its workers hold the supervisor's lock."""
 
@@ -63,9 +65,16 @@ def read_stack(data_dir: Path) -> Stack:
         stack = msgspec.json.decode((data_dir / "run" / "stack.json").read_bytes(), type=Stack)
     except (OSError, msgspec.DecodeError):
         return Stack()
+    if stack.folder not in (None, _identity(data_dir)):
+        return Stack()
     if stack.container and not _locked(data_dir / "run" / "supervisor.lock"):
         return Stack(redis_url=stack.redis_url)  # its workers are gone, or on another kernel; its Redis may answer
     return stack
+
+
+def _identity(folder: Path) -> str:
+    about = folder.stat()
+    return f"{about.st_dev}:{about.st_ino}"
 
 
 def _locked(path: Path) -> bool:
@@ -84,7 +93,7 @@ def write_stack(data_dir: Path, stack: Stack) -> None:
     target = data_dir / "run" / "stack.json"
     hidden = target.with_name(f".stack.{os.getpid()}")
     hidden.touch(mode=0o600)
-    hidden.write_bytes(msgspec.json.encode(stack))
+    hidden.write_bytes(msgspec.json.encode(msgspec.structs.replace(stack, folder=_identity(data_dir))))
     hidden.rename(target)
 
 

@@ -220,21 +220,23 @@ class ConsumptionWatch:
     Nothing else shows that: such a parent answers pings and keeps its connections.
     """
 
-    def __init__(self, worker: Worker, url: str, limit_s: float) -> None:
-        self._worker, self._limit_s = worker, limit_s
+    def __init__(self, child: "_Child", url: str, limit_s: float) -> None:
+        self._child, self._limit_s = child, limit_s
         self._redis = connect(url)
         self._parent = os.getppid()
         threading.Thread(target=self._run, name="consumption", daemon=True).start()
 
     def _run(self) -> None:
         idle_since: float | None = None
-        while not self._worker.stopping:
+        seen = 0
+        while not self._child.worker.stopping:
             time.sleep(self._limit_s / 10)
-            if self._worker.busy or not self._work_waits():
+            before, seen = seen, self._child.deliveries
+            if self._child.worker.busy or seen != before or not self._work_waits():
                 idle_since = None
             elif idle_since is None:
                 idle_since = time.monotonic()
-            elif time.monotonic() - idle_since > self._limit_s:
+            elif time.monotonic() - idle_since > self._limit_s and os.getppid() == self._parent:
                 log.critical("this worker takes no messages although there are some; it is ended, to be started again")
                 os.kill(self._parent, signal.SIGKILL)
 
@@ -250,6 +252,7 @@ class _Child:
 
     def __init__(self, hostname: str, give_way: Callable[[], None] = lambda: None) -> None:
         _raise_file_limit()
+        self.deliveries = 0
         self.events = PageEvents(hostname)
         self.inbox = Inbox(settings, give_way)
         self.worker = Worker(settings, watch=self.events)
@@ -316,7 +319,14 @@ def _set_up_logging(loglevel: int | None = None, **_: Any) -> None:
 @signals.worker_process_init.connect
 def _begin_child(sender: Any, **_: Any) -> None:
     child = _children[os.getpid()] = _Child(str(sender), lambda: os.kill(os.getppid(), signal.SIGTERM))
-    ConsumptionWatch(child.worker, broker_url, 2 * settings.stall_s)
+    ConsumptionWatch(child, broker_url, 2 * settings.stall_s)
+
+
+@signals.task_prerun.connect
+def _count_delivery(**_: Any) -> None:
+    child = _children.get(os.getpid())
+    if child:
+        child.deliveries += 1
 
 
 @signals.worker_process_shutdown.connect

@@ -37,7 +37,7 @@ def parse(text: str) -> Address:
         href = ada_url.normalize_url(text).partition("#")[0]
     except ValueError:
         hint = "; does it lack http:// at the beginning?" if "://" not in text else ""
-        raise UrlError(f"not a URL: {text[:200]!r}{hint}") from None
+        raise UrlError(f"not a URL: {without_credentials(text)[:200]!r}{hint}") from None
     # In WHATWG's normal form the parts can be cut out, which is five times as fast as asking for each.
     scheme, _, rest = href.partition("://")
     if scheme not in ("http", "https"):
@@ -82,8 +82,8 @@ def _suffixes() -> "PublicSuffixList":
 
 def without_credentials(text: str) -> str:
     """The text with whatever stands between `://` and `@` taken out, for rejects and messages."""
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, rest = text.partition("://") if "://" in text else ("", "", text)
     authority, slash, path = rest.partition("/")
-    if separator and "@" in authority:
+    if "@" in authority:
         authority = "***@" + authority.rpartition("@")[2]
     return scheme + separator + authority + slash + path

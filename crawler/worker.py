@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from crawler.config import Settings, failpoint
+from crawler.db.acts import HELD
 from crawler.db.owners import Owner
 from crawler.errors import StoreError
 from crawler.fetch.http import Client
@@ -264,7 +265,7 @@ class Worker:
     async def _insist(self, task: int, end: float) -> TaskStatus:
         while True:
             status, not_before, domain = await self._loop.run_in_executor(self._claims, self._stand, task)
-            due_s = max(0.0, not_before - time.time())
+            due_s = max(0.0, not_before - time.time()) if not_before < HELD else 0.0  # this one is wanted all the same
             if status not in (TaskStatus.PENDING, TaskStatus.PROCESSING) or time.monotonic() > end or self.stopping:
                 return status
             if status is TaskStatus.PENDING and due_s <= 0 and self._slots.take(domain, 1):

@@ -49,7 +49,7 @@ def import_file(
     items = rows.read(file)
     items = chain([next(items)], items)  # an unusable file is known before anything is written
     lpm = LocalPersistenceManager(settings.data_dir)
-    source_file = str(file.absolute())
+    source_file = str(file.absolute()).encode("utf-8", "replace").decode()  # a name may be any bytes
     accepted = known = rejected = 0
     try:
         with lpm.errors():

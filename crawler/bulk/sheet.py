@@ -262,7 +262,7 @@ class _Styles:
     def _meaning(self, number: str) -> int | bool:
         code = self._codes.get(number)
         if code is None:
-            return number.isdigit() and int(number) in _BUILT_IN_DATES
+            return _is_number(number) and int(number) in _BUILT_IN_DATES
         if re.fullmatch("0+", code):
             return len(code)
         shown = _NOT_SHOWN.sub("", code.partition(";")[0]).lower()
@@ -271,10 +271,10 @@ class _Styles:
 
     def number(self, text: str, style: str | None) -> str:
         """A number as its cell shows it, as far as that matters: 123 for 123.0, 2026-11-15 for a date."""
-        meaning = self._cells[int(style)] if style and style.isdigit() and int(style) < len(self._cells) else 0
+        meaning = self._cells[int(style)] if style and _is_number(style) and int(style) < len(self._cells) else 0
         if meaning is True:
             return self._date(text)
-        if not text.isdigit():
+        if not _is_number(text):
             text = _plain_number(text)
         return text.zfill(meaning) if meaning else text
 
@@ -336,7 +336,7 @@ class _Sheet:
             self._parts.clear()  # what stands between elements
         elif name == "row":
             number = attributes.get("r", "")
-            self._number = max(self._number + 1, int(number) if number.isdigit() and len(number) < 9 else 0)
+            self._number = max(self._number + 1, int(number) if _is_number(number) and len(number) < 9 else 0)
             self._cells, self._column, self._size = {}, 0, 0
             if self._number > MAX_ROWS:
                 raise InputError(str(self._path), f"there are more than {MAX_ROWS:,} rows", self._number)
@@ -389,3 +389,8 @@ def _number_of(letters: str) -> int:
     for letter in letters[:4].upper():
         number = number * 26 + ord(letter) - 64
     return number if letters.isascii() and letters.isalpha() else 0
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is made of the ten digits; Unicode has others, which `int` does not take."""
+    return text.isascii() and text.isdecimal()

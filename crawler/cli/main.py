@@ -1,6 +1,7 @@
 """`python -m crawler`: commands are imported when they run, so that `--help` is fast."""
 
 import importlib
+import io
 import os
 import sys
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import click
 
 from crawler import __version__
-from crawler.errors import CrawlerError, StoreError
+from crawler.errors import CrawlerError, StoreError, UsageError
+from crawler.logs import printable
 
 _COMMANDS = {
     "bulk": ("bulk", "Import tasks from files."),
@@ -84,6 +86,9 @@ def cli(data_dir: str | None) -> None:
 
 def main() -> None:
     """Run a command; every error of ours is one line and an exit code of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that knows less than we say
     try:
         # Not cli.main(): that takes a reader of stdout who has gone for a failure.
         with cli.make_context("python -m crawler", sys.argv[1:]) as context:
@@ -91,15 +96,23 @@ def main() -> None:
         sys.stdout.flush()
     except click.exceptions.Exit as done:
         code = done.exit_code
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        code = error.exit_code
+    except click.ClickException as error:
+        if isinstance(error, click.UsageError) and error.ctx:
+            print(f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n", file=sys.stderr)
+        print(f"Error: {printable(error.format_message())}", file=sys.stderr)
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         print("interrupted", file=sys.stderr)
         code = 130
     except CrawlerError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        print("Error: " + "\n".join(map(printable, str(error).split("\n"))), file=sys.stderr)
         code = error.exit_code
+    except UnicodeEncodeError as error:
+        print(f"Error: {printable(error.object)} is not UTF-8 and cannot be stored", file=sys.stderr)
+        code = UsageError.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has gone; nothing is left to say to it
         code = 0

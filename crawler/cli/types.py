@@ -6,6 +6,9 @@ import click
 
 from crawler import config, times
 
+_MOST_S = 100 * 365 * 86400.0
+"""A century: what is more is a slip of the finger."""
+
 
 class Span(click.ParamType[float]):
     """A span of time such as 90s, 45m, 12h or 7d."""
@@ -15,7 +18,7 @@ class Span(click.ParamType[float]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Seconds."""
         seconds = times.span(str(value))
-        if seconds is None:
+        if seconds is None or seconds > _MOST_S:
             self.fail(f"{str(value)!r} is not a span of time; write 90s, 45m, 12h or 7d", param, ctx)
         return seconds
 
@@ -30,7 +33,7 @@ class Deadline(click.ParamType[float]):
         text, now = str(value), time.time()
         seconds = times.span(text)
         at = now + seconds if seconds else times.moment(text, now, times.zone(config.load().timezone))
-        if at is None:
+        if at is None or at - now > _MOST_S:
             self.fail(f"{text!r} is not a time; write {times.FORMS}", param, ctx)
         if at <= now:
             self.fail(f"{text!r} has passed already", param, ctx)
@@ -45,7 +48,7 @@ class Since(click.ParamType[float]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Seconds since the epoch."""
         at = times.past(str(value), time.time(), times.zone(config.load().timezone))
-        if at is None:
+        if at is None or at < 0:
             self.fail(f"{str(value)!r} is not a time; write {times.FORMS}", param, ctx)
         return at
 

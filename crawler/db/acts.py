@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from crawler.db.books import Bookkeeping
+from crawler.db.books import JOB, Bookkeeping, as_job
 from crawler.db.connection import writing
 from crawler.db.owners import Note
 from crawler.models import NO_DEADLINE, Job
@@ -19,7 +19,7 @@ MAX_DEATHS = 20
 """A page that was in flight when its worker died this often is set aside, whatever it was that died."""
 
 _IDS = "id IN (SELECT value FROM json_each(?))"
-_COUNTS_FOR = "(j.id = t.job_id OR j.id IN (SELECT job_id FROM job_links WHERE task = t.id))"
+COUNTS_FOR = "(j.id = t.job_id OR j.id IN (SELECT job_id FROM job_links WHERE task = t.id))"
 
 
 class Acts(Bookkeeping):
@@ -30,8 +30,11 @@ class Acts(Bookkeeping):
 
         A task that counts for another job too goes on for that one.
         """
-        with writing(self.db):
-            self.db.execute("UPDATE jobs SET hold = ? WHERE id = ?", (how, job.id))
+        with writing(self.db):  # a cancelled job is nobody's to continue
+            self.db.execute(
+                "UPDATE jobs SET hold = ?1, key = iif(?1 = 'cancelled', 'cancelled:' || id, key) WHERE id = ?2",
+                (how, job.id),
+            )
         aside = last = 0
         while ids := self._pending_ids(job, "not_before < 9e15" if how == "paused" else "1", last):
             with writing(self.db):
@@ -43,12 +46,23 @@ class Acts(Bookkeeping):
         """Let a paused job go on; returns how many tasks are due again."""
         released = last = 0
         with writing(self.db):
-            self.db.execute("UPDATE jobs SET hold = NULL WHERE id = ?", (job.id,))
+            self.db.execute("UPDATE jobs SET hold = 'resuming' WHERE id = ?", (job.id,))
         while ids := self._pending_ids(job, "not_before = 9e15", last):
             with writing(self.db):
                 self.db.execute(f"UPDATE tasks SET not_before = 0 WHERE {_IDS}", (_json(ids),))
             released, last = released + len(ids), ids[-1]
+        with writing(self.db):
+            self.db.execute("UPDATE jobs SET hold = NULL WHERE id = ? AND hold = 'resuming'", (job.id,))
         return released
+
+    def go_on_with_holds(self, now: float) -> None:
+        """Bring to an end what a command that was killed has begun."""
+        for row in self.db.all(f"SELECT {JOB} FROM jobs WHERE hold IS NOT NULL AND status <> 'done'"):
+            job = as_job(row)
+            if job.hold == "resuming":
+                self.release(job)
+            elif job.hold == "cancelled":
+                self.hold(job, "cancelled", now)
 
     def _pending_ids(self, job: Job, condition: str, after: int) -> list[int]:
         rows = self.db.execute(
@@ -63,9 +77,10 @@ class Acts(Bookkeeping):
         if not self.db.one("SELECT 1 FROM jobs WHERE hold IS NOT NULL AND status <> 'done' LIMIT 1"):
             return ids
         rows = self.db.all(
-            f"""SELECT t.id, max(CASE ifnull(j.hold, '') WHEN '' THEN 2 WHEN 'paused' THEN 1 ELSE 0 END)
-                FROM tasks t JOIN jobs j ON {_COUNTS_FOR} WHERE t.{_IDS} GROUP BY t.id""",
-            (_json(ids),),
+            f"""SELECT t.id, max(CASE WHEN j.hold = 'paused' THEN 1 WHEN j.hold = 'cancelled' THEN 0
+                                 WHEN j.deadline <= ? THEN 0 ELSE 2 END)
+                FROM tasks t JOIN jobs j ON {COUNTS_FOR} WHERE t.{_IDS} GROUP BY t.id""",
+            (now, _json(ids)),
         )
         stands = dict(rows)
         paused = [id_ for id_ in ids if stands.get(id_) == 1]
@@ -103,7 +118,8 @@ class Acts(Bookkeeping):
                 self.db.execute(
                     f"""UPDATE tasks AS t SET deadline = ifnull(
                             (SELECT min(ifnull(j.deadline, 9e15)) FROM jobs j
-                             WHERE {_COUNTS_FOR} AND ifnull(j.deadline, 9e15) > ?1), deadline)
+                             WHERE {COUNTS_FOR} AND ifnull(j.deadline, 9e15) > ?1
+                             AND ifnull(j.hold, '') <> 'cancelled'), deadline)
                         WHERE t.id IN (SELECT value FROM json_each(?2))""",
                     (now, _json(ids)),
                 )
@@ -114,6 +130,7 @@ class Acts(Bookkeeping):
 
     def retry(self, statuses: Collection[str], reason: str | None, job: Job | None, now: float) -> tuple[int, int]:
         """Make ended tasks pending again and reopen their jobs; returns how many, and how many are open elsewhere."""
+        self.expire(now)  # what is late by now stays so, whatever its job is given
         again = left = last = 0
         while ids := self._ended_ids(statuses, reason, job, last):
             with writing(self.db):

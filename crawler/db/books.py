@@ -169,7 +169,7 @@ class Bookkeeping:
         with writing(self.db):
             self.db.execute(
                 "INSERT INTO exports (at, file, format, job_id, since, results, horizon) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (now, file, form, job.id if job else None, since, results, horizon),
+                (now, file.encode("utf-8", "replace").decode(), form, job.id if job else None, since, results, horizon),
             )
 
     def books(self) -> Books:

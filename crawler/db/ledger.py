@@ -7,13 +7,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from crawler.db.acts import Acts
+from crawler.db.acts import COUNTS_FOR, Acts
 from crawler.db.books import JOB, as_job
 from crawler.db.connection import writing
 from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, NewTask, Task
 
 _TASK = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback,
            (SELECT size FROM jobs WHERE jobs.id = tasks.job_id)"""
+_UNHELD = "not_before = iif(not_before = 9e15, 0, not_before)"
 _DUE = "status = 'pending' AND not_before = 0"
 
 
@@ -73,7 +74,10 @@ class Ledger(Acts):
             job = as_job(rows[0])
             if deadline:  # of a job that is continued, perhaps: then for what it has already
                 self.db.execute(
-                    "UPDATE tasks SET deadline = ? WHERE job_id = ? AND status = 'pending'", (deadline, job.id)
+                    f"""UPDATE tasks AS t SET deadline = (
+                            SELECT min(ifnull(j.deadline, 9e15)) FROM jobs j WHERE {COUNTS_FOR})
+                        WHERE job_id = ? AND status = 'pending'""",
+                    (job.id,),
                 )
         return job
 
@@ -165,8 +169,10 @@ class Ledger(Acts):
         place = (
             min(QUEUES.index(queue), its_place[0]),
             min(task.priority, its_priority),
-            min(deadline, its_deadline),
+            its_deadline if its_job is None else min(deadline, its_deadline),  # a call of its own has none
         )
+        if status == "pending":  # held for a paused job, it goes on for this one
+            self.db.execute(f"UPDATE tasks SET {_UNHELD} WHERE id = ?", (id_,))
         if status == "pending" and place != its_place:
             self.db.execute(
                 "UPDATE tasks SET queue = ?, priority = ?, deadline = ?, message_id = NULL WHERE id = ?",
@@ -185,7 +191,7 @@ class Ledger(Acts):
             rows = (
                 self.db.all("SELECT id FROM tasks WHERE external_id = ? ORDER BY id LIMIT 1", (task.external_id,))
                 or self.db.all(
-                    """UPDATE tasks SET external_id = coalesce(external_id, ?), priority = 1
+                    f"""UPDATE tasks SET external_id = coalesce(external_id, ?), priority = 1, {_UNHELD}
                        WHERE url_key = ? AND parcel_id = ? AND is_open RETURNING id""",
                     (task.external_id, address.key, task.parcel_id),
                 )

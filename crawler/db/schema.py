@@ -1,5 +1,6 @@
 """The tables of lpm.db, as numbered migrations."""
 
+import os
 import secrets
 from pathlib import Path
 
@@ -166,10 +167,10 @@ def migrate(connection: Database, path: Path) -> None:
     version = _version(connection, path)
     if version == len(MIGRATIONS):
         return
-    if version:
-        _back_up(connection, path.with_name(f"{path.name}.v{version}.bak"))
     with writing(connection):
         version = _version(connection, path)  # another process may have been faster
+        if 0 < version < len(MIGRATIONS):
+            _back_up(path, path.with_name(f"{path.name}.v{version}.bak"))
         for number in range(version, len(MIGRATIONS)):
             connection.execute(MIGRATIONS[number])
         if version == 0:
@@ -192,9 +193,16 @@ def _version(connection: Database, path: Path) -> int:
     return version
 
 
-def _back_up(connection: Database, target: Path) -> None:
-    copy = apsw.Connection(str(target))
-    with copy.backup("main", connection, "main") as backup:
-        while not backup.done:
-            backup.step(1000)
-    copy.close()
+def _back_up(path: Path, target: Path) -> None:
+    """Copy the database as it was committed last; by a connection of its own, because the other one is writing."""
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)
+    source, copy = apsw.Connection(str(path)), apsw.Connection(str(part))
+    try:
+        with copy.backup("main", source, "main") as backup:
+            while not backup.done:
+                backup.step(1000)
+    finally:
+        source.close()
+        copy.close()
+    part.replace(target)

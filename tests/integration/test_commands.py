@@ -239,3 +239,33 @@ def test_a_project_folder_with_spaces_works(tmp_path: Path, site: Site) -> None:
         assert done.returncode == 0, done.stderr
     finally:
         folder.stop()
+
+
+def test_a_reader_that_leaves_is_no_failure(folder: Folder) -> None:
+    """`… | head -1` ends quietly with 0, whatever the command."""
+    folder.crawler("bulk", "import", str(folder.write("a.txt", [f"http://127.0.0.1:9/{n}" for n in range(3000)])))
+    for words in ("tasks list --limit 3000", "tasks list --json", "job list"):
+        shell = f"{sys.executable} -m crawler {words} | true; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", shell], cwd=folder.path, env=folder.env, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b""), words
+
+
+def test_names_from_outside_are_inert(folder: Folder) -> None:
+    """Escapes in a name reach no terminal, bytes that are no text are one clear line, and secrets are left out."""
+    escape = folder.crawler("job", "show", "ev\x1b]0;pwned\x07")
+    strange = folder.crawler("bulk", "import", "q\udcff.txt")
+    secret = folder.crawler("scrape", "http://usr:S3cret@127.0.0.1:xx/nope")
+
+    for done in (escape, strange, secret):
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert "\x1b" not in done.stderr
+    assert "S3cret" not in secret.stderr
+
+
+def test_a_file_whose_name_is_no_text_is_imported(folder: Folder) -> None:
+    """Its name is kept as far as it can be."""
+    (folder.path / "q\udcff.txt").write_text("http://127.0.0.1:9/\n")
+    done = folder.crawler("bulk", "import", "q\udcff.txt")
+    assert done.returncode == 0, done.stderr
+    assert folder.books().accepted == 1

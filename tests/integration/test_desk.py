@@ -163,7 +163,7 @@ def test_a_deadline_is_echoed_forecast_and_kept(folder: Folder, site: Site) -> N
     assert books.accepted == books.completed + books.expired
 
 
-@pytest.mark.parametrize("when", ["25:00", "soon", "2020-01-01", "0s", ""])
+@pytest.mark.parametrize("when", ["25:00", "soon", "2020-01-01", "0s", "", "9999999999d", "9999-12-31"])
 def test_a_deadline_that_is_none_is_refused(folder: Folder, when: str) -> None:
     """A bad or past time is code 2, and nothing is imported."""
     file = folder.write("a.txt", ["http://127.0.0.1:9/"])

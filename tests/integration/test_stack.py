@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -297,3 +298,23 @@ def test_a_job_that_ended_behind_a_killed_run_is_not_fetched_again(folder: Folde
     assert "job pages.txt-2: 0 new, 200 known" in anew.stderr
     assert sum(site.hits().values()) == 200
     folder.crawler("down")
+
+
+def test_a_copy_of_a_data_folder_is_not_the_stack(folder: Folder, tmp_path: Path) -> None:
+    """`down` in a copy ends nothing; a stack whose folder is removed ends by itself."""
+    # Given a running stack and a copy of its folder
+    folder.crawler("up", "--workers", "1")
+    supervisor = read_stack(folder.data).supervisor
+    assert supervisor is not None
+    copy = tmp_path / "copy"
+    shutil.copytree(folder.data, copy, ignore=shutil.ignore_patterns("tmp"))
+
+    # When `down` is typed for the copy, and the folder removed
+    done = folder.crawler("--data-dir", str(copy), "down")
+    alive = supervisor.find()
+    shutil.rmtree(folder.data, ignore_errors=True)
+
+    # Then the first changed nothing, and the second ended it
+    assert done.stdout == "No stack was up\n"
+    assert alive is not None
+    wait_for(lambda: supervisor.find() is None, 30, "the stack's end")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crawler.errors import UsageError
+from crawler.errors import StoreError, UsageError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus, NewTask, TaskStatus
 from tests.support.tasks import done, new
@@ -258,3 +258,87 @@ def test_the_wal_is_cut_when_it_is_large(lpm: LocalPersistenceManager) -> None:
     assert not lpm.bound_wal(1 << 30)
     assert lpm.bound_wal(1000)
     assert wal.stat().st_size == 0
+
+
+def test_an_import_under_the_name_of_a_cancelled_job_is_a_new_one(lpm: LocalPersistenceManager) -> None:
+    """While what is in flight of a cancelled job still ends, the same import again is not skipped with it."""
+    job = job_with(lpm, "daily", "a")
+    lpm.get_next_pending("owner")
+    lpm.durable.hold(job, "cancelled", lpm.now())
+
+    again = job_with(lpm, "daily", "b")
+
+    assert (again.name, claimed(lpm)) == ("daily-2", ["b"])
+
+
+@pytest.mark.parametrize("hold", ["resuming", "cancelled"])
+def test_a_killed_command_is_brought_to_its_end(lpm: LocalPersistenceManager, hold: str) -> None:
+    """Where `job resume` or `job cancel` died in the middle, the maintainer does the rest."""
+    job = job_with(lpm, "one", "a", "b", "c")
+    lpm.durable.hold(job, "paused", lpm.now())
+    lpm.durable.db.execute("UPDATE jobs SET hold = ?", (hold,))
+    lpm.durable.db.execute("UPDATE tasks SET not_before = 0 WHERE url LIKE '%/a'")
+
+    lpm.durable.go_on_with_holds(lpm.now())
+
+    assert claimed(lpm) == (["a", "b", "c"] if hold == "resuming" else [])
+    assert lpm.ledger.job_books(job).skipped == (0 if hold == "resuming" else 3)
+
+
+def test_a_new_job_gets_what_a_paused_one_holds(lpm: LocalPersistenceManager) -> None:
+    """A URL that waits for a paused job is due for the job, or the call, that asks for it now."""
+    first = job_with(lpm, "one", "a", "b")
+    lpm.durable.hold(first, "paused", lpm.now())
+
+    job_with(lpm, "two", "a")
+    call = lpm.persist_call(new("http://a.example/b", external_id="call"), loopback=False)
+
+    assert claimed(lpm) == ["a"]
+    assert lpm.ledger.claim_one("owner", call, lpm.now()) is not None
+
+
+def test_retry_does_not_save_what_is_late(lpm: LocalPersistenceManager, clock: Clock) -> None:
+    """Trying failed ones again takes their job's deadline off; what never failed has missed it all the same."""
+    job = job_with(lpm, "one", "a", "b", deadline=NOON + 60)
+    fail(lpm)
+    clock.now = NOON + 61
+
+    assert lpm.durable.retry(("failed",), None, None, clock.now) == (1, 0)
+
+    assert claimed(lpm) == ["a"]
+    assert lpm.ledger.job_books(job).expired == 1
+
+
+def test_a_paused_job_neither_fetches_nor_loses_what_another_missed(lpm: LocalPersistenceManager, clock: Clock) -> None:
+    """After the deadline of one job the task waits for the other, which is paused."""
+    patient = job_with(lpm, "patient", "a")
+    hasty = job_with(lpm, "hasty", "a", deadline=NOON + 60)
+    lpm.durable.hold(patient, "paused", lpm.now())
+    clock.now = NOON + 61
+
+    assert claimed(lpm) == []
+    assert lpm.ledger.job_books(hasty).pending == 1
+    lpm.durable.release(lpm.ledger.job("patient"))
+    assert claimed(lpm) == ["a"]
+
+
+def test_a_files_deadline_is_not_a_calls(lpm: LocalPersistenceManager, clock: Clock) -> None:
+    """Somebody waits for a single URL, whatever a file says about it."""
+    lpm.persist_call(new("http://a.example/a", external_id="call"), loopback=False)
+    job_with(lpm, "hasty", "a", deadline=NOON + 60)
+    clock.now = NOON + 61
+
+    assert claimed(lpm) == ["a"]
+
+
+def test_a_ledger_that_is_gone_is_not_begun_anew(lpm: LocalPersistenceManager) -> None:
+    """Where results are left without their ledger nothing is started over them; the error says what helps."""
+    job_with(lpm, "one", "a")
+    lpm.save_result(done(lpm.get_next_pending("owner")[0]))
+    lpm.close()
+    for path in lpm.folder.glob("lpm.db*"):
+        path.unlink()
+
+    with pytest.raises(StoreError, match="doctor --repair"):
+        lpm.durable.books()
+    assert not lpm.path.exists()

@@ -19,7 +19,7 @@ def typed() -> Iterator[tuple[str, str]]:
     """Every command of ours in a block or a cell of the docs, with its page."""
     for page in PAGES:
         for line in page.read_text().splitlines():
-            for found in re.findall(r"python -m crawler [^`|\n]*", line):
+            for found in re.findall(r"python -m crawler [^`|;\n]*", line):
                 command = found.partition("  #")[0].partition(" && ")[0].strip(" ;,.)")
                 if "…" not in command and not re.search(r"\[[A-Z]", command):
                     yield page.name, command

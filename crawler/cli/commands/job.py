@@ -151,7 +151,7 @@ def resume(name: str) -> None:
       python -m crawler job resume parcels.csv
     """
     with _open_job(name) as (lpm, each):
-        if each.hold != "paused":
+        if each.hold not in ("paused", "resuming"):
             raise click.UsageError(f"{name} is not paused")
         count = lpm.durable.release(each)
     print(f"Resumed {printable(name)}: {count:,} tasks are due again")
@@ -167,7 +167,7 @@ def cancel(name: str) -> None:
     Example:
       python -m crawler job cancel parcels.csv
     """
-    with _open_job(name) as (lpm, each):
+    with _open_job(name, again=True) as (lpm, each):
         count = lpm.durable.hold(each, "cancelled", lpm.now())
         lpm.durable.finalise(lpm.now())
     print(f"Cancelled {printable(name)}: {count:,} tasks are skipped (again with: retry --skipped --reason cancelled)")
@@ -260,12 +260,12 @@ def retry(failed: bool, expired: bool, skipped: bool, reason: str | None, job_na
 
 
 @contextlib.contextmanager
-def _open_job(name: str) -> Iterator[tuple[LocalPersistenceManager, Job]]:
+def _open_job(name: str, again: bool = False) -> Iterator[tuple[LocalPersistenceManager, Job]]:
     with stored() as lpm:
         each = lpm.ledger.job(name)
         if each.status is JobStatus.DONE:
             raise click.UsageError(f"{name} has ended already")
-        if each.hold == "cancelled":
+        if each.hold == "cancelled" and not again:
             raise click.UsageError(f"{name} is cancelled; what is in flight still ends")
         yield lpm, each
 
