@@ -3,9 +3,11 @@
 import contextlib
 import logging
 import os
+import re
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +16,15 @@ from typing import Any
 import msgspec
 
 from crawler.config import failpoint
-from crawler.db import connection, kernel, owners, results, schema, segments
+from crawler.db import connection, guard, kernel, owners, results, schema, segments
 from crawler.db.ledger import Ledger
 from crawler.errors import StoreError
 from crawler.models import NO_DEADLINE, Imported, Job, NewTask, Outcome, Page, Raw, Task, TaskStatus
 
 log = logging.getLogger(__name__)
+
+UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.\d+\.\d+")
+"""The name of a file in pending/ while it is written."""
 
 
 class LocalPersistenceManager:
@@ -37,6 +42,7 @@ class LocalPersistenceManager:
         self._connections: dict[bool, Ledger] = {}
         self._segment: segments.SegmentWriter | None = None
         self._unprojected: list[int] = []
+        self._let_go: weakref.finalize[[int], LocalPersistenceManager] | None = None
 
     @classmethod
     def exists(cls, folder: Path) -> bool:
@@ -68,11 +74,18 @@ class LocalPersistenceManager:
             with connection.store_errors(self.path):
                 for folder in (self.folder, self.pending, self.raw, self.owners):
                     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if not (self._let_go and self._let_go.alive) and (lock := guard.share(self.folder)) is not None:
+                    self.hold(lock)
+                guard.check(self.folder)
             opened = connection.connect(self.path, durable)
             with connection.store_errors(self.path):
                 schema.migrate(opened, self.path)
                 self._connections[durable] = Ledger(opened)
         return self._connections[durable]
+
+    def hold(self, lock: int) -> None:
+        """Keep that descriptor of the store's lock until the store is closed, or forgotten."""
+        self._let_go = weakref.finalize(self, os.close, lock)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -93,6 +106,8 @@ class LocalPersistenceManager:
             ledger.db.close(True)
         if segment:
             segment.close()
+        if self._let_go:
+            self._let_go()
 
     # Tasks
 
@@ -421,9 +436,9 @@ def _size(path: Path) -> int:
 
 
 def _remove_if_old(path: Path) -> None:
-    """Remove what a killed writer left; a living one's file is only milliseconds old."""
+    """Remove what a killed writer of ours left; a living one's file is only milliseconds old."""
     with contextlib.suppress(FileNotFoundError):
-        if time.time() - path.stat().st_mtime > 60:
+        if UNFINISHED.fullmatch(path.name) and time.time() - path.stat().st_mtime > 60:
             path.unlink()
 
 
