@@ -7,6 +7,7 @@ import re
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +16,15 @@ from typing import Any
 import msgspec
 
 from crawler.config import failpoint
-from crawler.db import connection, kernel, owners, results, schema, segments
+from crawler.db import connection, guard, kernel, owners, results, schema, segments
 from crawler.db.ledger import Ledger
 from crawler.errors import StoreError
 from crawler.models import NO_DEADLINE, Imported, Job, NewTask, Outcome, Page, Raw, Task, TaskStatus
 
 log = logging.getLogger(__name__)
+
+UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.\d+\.\d+")
+"""The name of a file in pending/ while it is written."""
 
 
 class LocalPersistenceManager:
@@ -38,11 +42,12 @@ class LocalPersistenceManager:
         self._connections: dict[bool, Ledger] = {}
         self._segment: segments.SegmentWriter | None = None
         self._unprojected: list[int] = []
+        self._let_go: weakref.finalize[[int], LocalPersistenceManager] | None = None
 
     @classmethod
     def exists(cls, folder: Path) -> bool:
         """Whether there is a store in that folder."""
-        return (folder / "lpm.db").is_file()
+        return (folder / "lpm.db").is_file() or bool(guard.unfinished(folder))
 
     def now(self) -> float:
         """The time by this store's clock."""
@@ -63,29 +68,24 @@ class LocalPersistenceManager:
         """The ledger for claims, publishing and reading: a power cut may undo its last commits, and may."""
         return self._ledger(False)
 
-    def refuse_to_begin_anew(self) -> None:
-        """A ledger that is gone while its results are there is a loss: a new one would not know them."""
-        if self.path.is_file() and self.path.stat().st_size:
-            return
-        left = [*self.folder.glob("lpm.db.salvaged-*"), *self.raw.glob("*.warc.gz"), *self.pending.glob("[!.]*.json")]
-        if left:
-            raise StoreError(
-                f"{self.path} is missing or empty, but {len(left):,} files of results are there; "
-                "python -m crawler doctor --repair makes it again from them"
-            )
-
     def _ledger(self, durable: bool) -> Ledger:
         if durable not in self._connections:
             kernel.check(self.folder)
             with connection.store_errors(self.path):
                 for folder in (self.folder, self.pending, self.raw, self.owners):
                     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self.refuse_to_begin_anew()
+                if not (self._let_go and self._let_go.alive) and (lock := guard.share(self.folder)) is not None:
+                    self.hold(lock)
+                guard.check(self.folder)
             opened = connection.connect(self.path, durable)
             with connection.store_errors(self.path):
                 schema.migrate(opened, self.path)
                 self._connections[durable] = Ledger(opened)
         return self._connections[durable]
+
+    def hold(self, lock: int) -> None:
+        """Keep that descriptor of the store's lock until the store is closed, or forgotten."""
+        self._let_go = weakref.finalize(self, os.close, lock)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -106,6 +106,8 @@ class LocalPersistenceManager:
             ledger.db.close(True)
         if segment:
             segment.close()
+        if self._let_go:
+            self._let_go()
 
     # Tasks
 
@@ -324,8 +326,7 @@ class LocalPersistenceManager:
             there = set()
             for path in self.pending.iterdir():
                 if path.name.startswith("."):
-                    if re.match(r"\.[0-9a-f]{32}\.", path.name):  # ours; others keep what they like
-                        _remove_if_old(path)
+                    _remove_if_old(path)
                 elif trusted or _whole(path):
                     there.add(path.stem)
             made = 0
@@ -435,9 +436,9 @@ def _size(path: Path) -> int:
 
 
 def _remove_if_old(path: Path) -> None:
-    """Remove what a killed writer left; a living one's file is only milliseconds old."""
+    """Remove what a killed writer of ours left; a living one's file is only milliseconds old."""
     with contextlib.suppress(FileNotFoundError):
-        if time.time() - path.stat().st_mtime > 60:
+        if UNFINISHED.fullmatch(path.name) and time.time() - path.stat().st_mtime > 60:
             path.unlink()
 
 

@@ -19,7 +19,10 @@ class Database(apsw.Connection):
 
     def all(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Every row of a statement."""
-        return self.execute(sql, tuple(values)).fetchall()
+        try:
+            return self.execute(sql, tuple(values)).fetchall()
+        except UnicodeDecodeError as error:  # SQLite itself does not look at what a text consists of
+            raise apsw.CorruptError(str(error)) from error
 
     def one(self, sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
         """The first row of a statement, if it has one."""

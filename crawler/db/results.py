@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from crawler.db.connection import Database
+from crawler.errors import StoreError
 from crawler.models import Job, Outcome, Page, Raw
 
 PAGE = 500
@@ -116,14 +117,14 @@ def iso(at: float) -> str:
 def _as_dict(row: tuple[Any, ...]) -> dict[str, Any]:
     (_, task_id, parcel_id, row_input, record, scraped_at, parse_ms, digest, url, final_url, status, verdict,
      job, queue, priority, attempts, parser, parser_version, segment, offset, length) = row  # fmt: skip
-    given = msgspec.json.decode(row_input) if row_input else {}
+    given = _decoded(task_id, row_input) if row_input else {}
     return {
         "task_id": task_id,
         "parcel_id": parcel_id or None,
         "platform": given.get("platform"),
         "state": given.get("state"),
         "county": given.get("county"),
-        "data": None if record is None else msgspec.json.decode(record),
+        "data": None if record is None else _decoded(task_id, record),
         "scraped_at": None if scraped_at is None else iso(scraped_at),
         "parse_duration_ms": None if parse_ms is None else round(parse_ms, 3),
         "raw_html_hash": digest,
@@ -139,3 +140,10 @@ def _as_dict(row: tuple[Any, ...]) -> dict[str, Any]:
         "parser": {"name": parser, "version": parser_version} if parser else None,
         "raw": {"segment": segment, "offset": offset, "length": length} if segment else None,
     }
+
+
+def _decoded(task_id: str, text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise StoreError(f"task {task_id} is damaged in lpm.db ({error}); python -m crawler doctor") from error

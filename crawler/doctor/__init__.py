@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ import psutil
 
 from crawler import config
 from crawler.config import Settings
-from crawler.db import kernel, owners
+from crawler.db import guard, kernel, owners
 from crawler.db.connection import BUSY_LIMIT_S, Database, retry_on_busy
 from crawler.errors import ConfigError, CrawlerError, StoreError
 from crawler.lpm import LocalPersistenceManager
@@ -52,6 +52,8 @@ class Context:
         self.stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
         self.sound = False
         """Whether the ledger can be read and has this program's tables."""
+        self.lock = -1
+        """The store's lock, while things are mended."""
 
     @cached_property
     def db(self) -> Database:
@@ -69,6 +71,7 @@ class Context:
     def lpm(self) -> Iterator[LocalPersistenceManager]:
         """The store for mending."""
         lpm = LocalPersistenceManager(self.folder)
+        lpm.hold(os.dup(self.lock))  # one of its own would wait for this
         try:
             yield lpm
         finally:
@@ -152,25 +155,30 @@ def _settings(environ: Mapping[str, str]) -> tuple[Settings, list[Finding]]:
 
 @contextmanager
 def _alone(context: Context) -> Iterator[str]:
-    """Keep stacks from starting while things are mended; gives the reason why nothing may be."""
+    """Keep stacks from starting, and others from the store, while things are mended; gives the reason not to."""
     if not context.repair:
         yield ""
         return
     run = context.folder / "run"
-    try:
-        run.mkdir(mode=0o700, exist_ok=True)
-        lock = os.open(run / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        yield f"{run} cannot be written ({error.strerror})"
-        return
-    try:
-        user = _user(context.path)
-        if not owners.try_lock(lock) or context.alive:
+    with ExitStack() as opened:
+        try:
+            run.mkdir(mode=0o700, exist_ok=True)
+            supervisor, context.lock = (_open(opened, run / name) for name in ("supervisor.lock", guard.LOCK))
+        except OSError as error:
+            yield f"{run} cannot be written ({error.strerror})"
+            return
+        if not owners.try_lock(supervisor) or context.alive:
             yield f"a stack or a worker is at work in {context.folder}; stop it first: {DOWN}"
-        else:
-            yield f"process {user} has {context.path} open; wait for its end" if user else ""
-    finally:
-        os.close(lock)
+            return
+        alone, user = owners.try_lock(context.lock), _user(context.path)
+        who = f": process {user}" if user else ""
+        yield "" if alone and not user else f"another process uses the store{who}; wait for its end"
+
+
+def _open(opened: ExitStack, path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    opened.callback(os.close, descriptor)
+    return descriptor
 
 
 def _user(path: Path) -> str | None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import apsw
 
-from crawler.db import owners, schema
+from crawler.config import failpoint
+from crawler.db import guard, owners, schema
 from crawler.db.connection import reading
 from crawler.db.ledger import Ledger
+from crawler.db.segments import sync_folder
 from crawler.doctor import REPAIR, Context, Seen
 from crawler.doctor.salvage import ENDED_TOO_EARLY, SENSELESS, salvage, settle
 from crawler.models import JobStatus, TaskStatus
@@ -21,6 +23,12 @@ _AHEAD_S = 300
 def database(context: Context) -> Iterator[Seen]:
     """The file itself: looked at with nothing but a connection that cannot write."""
     path = context.path
+    for salvaged in guard.unfinished(context.folder):
+        if not context.repair:
+            yield Seen("wrong", f"a repair was broken off before {salvaged.name} was in its place", REPAIR)
+            return
+        _put_in_place(context, salvaged)
+        yield Seen("mended", f"a repair was broken off; {salvaged.name} is {path.name} now")
     for backup in sorted(path.parent.glob("lpm.db.*[!lm]")):  # without -wal and -shm
         yield Seen("note", f"{backup.name} is kept from an earlier time ({backup.stat().st_size / 1e6:.1f} MB)")
     if not path.exists():
@@ -46,10 +54,7 @@ def database(context: Context) -> Iterator[Seen]:
 def _absent(context: Context) -> Iterator[Seen]:
     """No ledger, or an empty file: harmless in a new folder, a loss where there are results."""
     found = _count(context.folder / "pending", "[!.]*.json"), _count(context.folder / "raw", "[!.]*.warc.gz")
-    salvaged = sorted(context.folder.glob("lpm.db.salvaged-*"))
-    if salvaged:
-        yield Seen("wrong", "lpm.db is gone; a repair was broken off at its end", f"mv {salvaged[-1]} {context.path}")
-    elif any(found):
+    if any(found):
         yield from _damaged(
             context, f"there is nothing in it, but pending/ and raw/ hold {found[0]} and {found[1]} files"
         )
@@ -122,20 +127,38 @@ def _damaged(context: Context, why: str) -> Iterator[Seen]:
         yield Seen("wrong", f"{path} is damaged: {why}", REPAIR)
         return
     context.close()
-    target = path.with_name(f"lpm.db.salvaged-{context.stamp}")
+    target = path.with_name(f"lpm.db.salvaging-{context.stamp}")
+    for left in context.folder.glob("*lpm.db.salvaging-*"):  # by a repair that was killed
+        left.unlink()
     context.tell(f"{path} is damaged ({why}); saving what can be read …")
     saved, done = salvage(path, target, context.folder / "pending", context.folder / "raw", time.time())
-    kept = path.with_name(f"lpm.db.damaged-{context.stamp}")
-    for ending in ("", "-wal", "-shm"):
-        if (part := Path(f"{path}{ending}")).exists():
-            part.rename(f"{kept}{ending}")
-    target.rename(path)
+    kept = _put_in_place(context, target.rename(path.with_name(f"lpm.db.salvaged-{context.stamp}")))
     rows = ", ".join(f"{count} {table}" for table, count in saved.items() if count) or "no rows"
     rest = "".join(f"; {count} {what}" for what, count in done.items())
     if kept.exists():
         rest += f"; the damaged one is {kept.name}"
     context.sound = True
     yield Seen("mended", f"{path} was damaged ({why}); saved: {rows}{rest}")
+
+
+def _put_in_place(context: Context, salvaged: Path) -> Path:
+    """Set the damaged ledger aside, and a whole one in its place; broken off anywhere, it can be begun again."""
+    kept = salvaged.with_name(salvaged.name.replace("salvaged", "damaged"))
+    # The log goes first: beside another database it would be replayed into that.
+    for endings in (("-wal", "-shm"), ("",)):
+        sync_folder(context.folder)
+        failpoint("replacing")
+        for ending in endings:
+            if (part := Path(f"{context.path}{ending}")).exists():
+                name = str(kept)
+                while Path(f"{name}{ending}").exists():
+                    name += ".again"
+                part.rename(f"{name}{ending}")
+    sync_folder(context.folder)
+    failpoint("replacing")
+    salvaged.rename(context.path)
+    sync_folder(context.folder)
+    return kept
 
 
 _BOOKS = {

@@ -13,6 +13,7 @@ from crawler.db.connection import reading, writing
 from crawler.doctor import REPAIR, Context, Seen
 from crawler.doctor.salvage import decoded
 from crawler.errors import CrawlerError
+from crawler.lpm import UNFINISHED
 from crawler.models import Raw
 
 _SAMPLE = 200
@@ -33,7 +34,8 @@ class Place(msgspec.Struct, frozen=True):
 class Walk(msgspec.Struct):
     """What a walk through a segment has found."""
 
-    size: int = 0
+    size: int = -1
+    """Negative where there is no such file."""
     good: set[int] = msgspec.field(default_factory=set)
     """The offsets of results whose pages are as they should be."""
     gaps: list[tuple[int, int]] = msgspec.field(default_factory=list)
@@ -56,7 +58,9 @@ def segments(context: Context) -> Iterator[Seen]:
         bad += len(lost)
         if name in there and end is None:
             yield _unlisted(context, name, walk)
-        yield from _judge(context, name, end or walk.size, walk, lost)
+        # A disk that is not mounted comes back; a name that is in no list, beside segments that are there, is noise.
+        waits = name not in there and (end is not None or not there)
+        yield from _judge(context, name, end or walk.size, walk, lost, waits)
     for name in sorted(there.keys() - set(known)):
         yield from _orphan(context, there[name])
     if not bad:
@@ -133,12 +137,14 @@ def _unlisted(context: Context, name: str, walk: Walk) -> Seen:
     return Seen("mended", detail)
 
 
-def _judge(context: Context, name: str, end: int, walk: Walk, lost: dict[int, Place]) -> Iterator[Seen]:
-    what = "is missing" if not walk.size else f"has {walk.size} of {end} bytes" if walk.size < end else "is damaged"
+def _judge(context: Context, name: str, end: int, walk: Walk, lost: dict[int, Place], waits: bool) -> Iterator[Seen]:
+    what = "is missing" if walk.size < 0 else f"has {walk.size} of {end} bytes" if walk.size < end else "is damaged"
     if lost:
         urls = [_url(context, place.task) for place in list(lost.values())[:_SHOWN]]
         detail = f"{name} {what}: {len(lost)} pages cannot be read, their results are whole: {_listed(urls, len(lost))}"
-        if context.repair:
+        if waits:
+            yield Seen("wrong", detail, f"bring {context.folder / 'raw' / name} back: mount its disk, or take a backup")
+        elif context.repair:
             _forget(context, name, lost)
             yield Seen("mended", f"{detail}; this is noted at each task, and the segment was left as it is")
         else:
@@ -236,9 +242,10 @@ def projections(context: Context) -> Iterator[Seen]:
 
 
 def _kind(context: Context, path: Path, gone: set[str]) -> str | None:
-    """What a file in pending/ is; None for what somebody is just writing."""
+    """What a file in pending/ is; None for what somebody is just writing, and for what others hide there."""
     if path.name.startswith("."):
-        return "left" if time.time() - path.stat().st_mtime > _GRACE_S else None
+        ours = UNFINISHED.fullmatch(path.name)
+        return "left" if ours and time.time() - path.stat().st_mtime > _GRACE_S else None
     if path.suffix != ".json" or not context.db.one("SELECT 1 FROM tasks WHERE task_id = ?", (path.stem,)):
         return "foreign"
     if path.stem in gone:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 
 from tests.support.site import Site
@@ -111,6 +112,24 @@ def test_a_store_after_an_accident(folder: Folder) -> None:
     assert page.returncode != 0
     assert "cannot be read" in page.stderr
     assert folder.crawler("doctor").returncode == 0
+
+
+@pytest.mark.parametrize("damaged", ["record = '{'", "record = '[]'", "record = cast(x'7bff' AS TEXT)"])
+def test_a_result_that_cannot_be_read(folder: Folder, damaged: str) -> None:
+    """A command that meets a damaged record says so in a line, and the doctor sees it too."""
+    lpm = folder.lpm()
+    lpm.persist_tasks([new("http://a.example/")])
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 1)))
+    lpm.durable.db.execute(f"UPDATE results SET {damaged}")
+    lpm.close()
+
+    typed = folder.crawler("results", "export", "-o", "x.jsonl")
+
+    assert typed.returncode == 4, typed.stderr
+    assert "Traceback" not in typed.stderr
+    assert "damaged" in typed.stderr
+    assert not (folder.path / "x.jsonl").exists()
+    assert folder.crawler("doctor").returncode == 4
 
 
 def damage(path: Path, offset: int, length: int) -> None:

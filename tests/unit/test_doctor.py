@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -13,9 +14,10 @@ from pathlib import Path
 import apsw
 import pytest
 
-from crawler.db import schema
+from crawler.db import guard, schema
 from crawler.db.owners import Owner
 from crawler.doctor import Finding, examine, exit_code
+from crawler.errors import StoreError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, Outcome, TaskStatus
 from crawler.process import Mark, Stack, write_stack
@@ -339,21 +341,23 @@ def test_a_row_that_makes_no_sense_is_damage(tmp_path: Path) -> None:
     assert {file: file.read_bytes() for file in (tmp_path / "pending").iterdir()} == before
 
 
+_DIES_WITH_A_LOG = """if True:
+    import os, sys
+    from pathlib import Path
+    from crawler.lpm import LocalPersistenceManager
+    from tests.support.tasks import new
+    lpm = LocalPersistenceManager(Path(sys.argv[1]))
+    lpm.persist_tasks([new(f"http://b.example/{n}") for n in range(300)])
+    os._exit(0)
+"""
+
+
 def test_what_was_still_in_the_log_is_saved(tmp_path: Path) -> None:
     """After a kill much of a ledger is in lpm.db-wal only."""
     # Given a writer that dies with everything in its log, and a damaged page of an index
-    script = """if True:
-        import os, sys
-        from pathlib import Path
-        from crawler.lpm import LocalPersistenceManager
-        from tests.support.tasks import new
-        lpm = LocalPersistenceManager(Path(sys.argv[1]))
-        lpm.persist_tasks([new(f"http://b.example/{n}") for n in range(300)])
-        os._exit(0)
-    """
     crawl(tmp_path, 100, 100)
     root = pages_of(tmp_path / "lpm.db", "outbox", "leaf")[0]
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    subprocess.run([sys.executable, "-c", _DIES_WITH_A_LOG, str(tmp_path)], check=True)
     assert (tmp_path / "lpm.db-wal").stat().st_size > 100_000
     wipe(tmp_path / "lpm.db", root)
 
@@ -363,6 +367,56 @@ def test_what_was_still_in_the_log_is_saved(tmp_path: Path) -> None:
     assert of(mended, "ledger", "mended")
     assert ledger(tmp_path, "SELECT count(*) FROM tasks") == [(400,)]
     assert ledger(tmp_path, "SELECT count(*) FROM outbox") == [(100,)]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_repair_that_is_killed_at_its_end(tmp_path: Path, step: int) -> None:
+    """Killed before or between its renames, a repair loses nothing: no command goes on, and the next repair ends it."""
+    # Given a damaged ledger with a log, and a repair that is killed
+    crawl(tmp_path, 100, 100)
+    root = pages_of(tmp_path / "lpm.db", "outbox", "leaf")[0]
+    subprocess.run([sys.executable, "-c", _DIES_WITH_A_LOG, str(tmp_path)], check=True)
+    wipe(tmp_path / "lpm.db", root)
+    env = os.environ | {"CRAWLER_DATA_DIR": str(tmp_path), "CRAWLER_FAILPOINT": f"replacing:{step}"}
+    argv = [sys.executable, "-m", "crawler", "doctor", "--repair"]
+    assert subprocess.run(argv, env=env, capture_output=True, check=False).returncode == -signal.SIGKILL
+    assert [(tmp_path / f"lpm.db{ending}").exists() for ending in ("", "-wal")] == [step < 3, step < 2]
+
+    # When somebody would use it, and then it is mended
+    with pytest.raises(StoreError, match="doctor --repair"):
+        ledger(tmp_path, "SELECT count(*) FROM tasks")
+    found = look(tmp_path)
+    mended = look(tmp_path, repair=True)
+
+    # Then all is there, and the damaged one is kept with its log
+    assert exit_code(found) == 4
+    assert exit_code(mended) == 0, wrong(mended)
+    assert ledger(tmp_path, "SELECT count(*) FROM tasks") == [(400,)]
+    assert ledger(tmp_path, "SELECT count(*) FROM outbox") == [(100,)]
+    [kept] = tmp_path.glob("lpm.db.damaged-*Z")
+    assert Path(f"{kept}-wal").stat().st_size > 100_000
+    assert not list(tmp_path.glob("lpm.db.salvag*"))
+    assert wrong(look(tmp_path)) == []
+
+
+def test_a_log_beside_a_ledger_that_is_not_in_its_place(tmp_path: Path) -> None:
+    """An old log that lies where the salvaged ledger belongs is set aside, and not replayed into it."""
+    # Given a salvaged ledger, and the log of an earlier state of it
+    crawl(tmp_path, 20, 10)
+    path = tmp_path / "lpm.db"
+    older = path.read_bytes()
+    subprocess.run([sys.executable, "-c", _DIES_WITH_A_LOG, str(tmp_path)], check=True)
+    log = Path(f"{path}-wal").read_bytes()
+    path.write_bytes(older)
+    path.rename(tmp_path / "lpm.db.salvaged-20200101T000000Z")
+
+    # When it is mended
+    mended = look(tmp_path, repair=True)
+
+    # Then only what was salvaged is there
+    assert exit_code(mended) == 0, wrong(mended)
+    assert ledger(tmp_path, "SELECT count(*) FROM tasks") == [(20,)]
+    assert (tmp_path / "lpm.db.damaged-20200101T000000Z-wal").read_bytes() == log
 
 
 # Books and leases
@@ -447,6 +501,64 @@ def test_nothing_is_mended_under_the_hands_of_a_worker(tmp_path: Path) -> None:
     assert file.exists()
 
 
+def test_nothing_is_mended_while_the_store_is_in_use(tmp_path: Path) -> None:
+    """A store that is open anywhere, and be it here, is only looked at; closed or forgotten, it can be mended."""
+    crawl(tmp_path, 5, 5)
+    wipe(tmp_path / "lpm.db", pages_of(tmp_path / "lpm.db", "outbox", "leaf")[0])
+    using = LocalPersistenceManager(tmp_path)
+    using.persist_tasks([new("http://b.example/")])
+    findings = look(tmp_path, repair=True)
+    assert of(findings, "repair", "wrong")[0].startswith("nothing is mended: another process uses the store")
+    assert not of(findings, "ledger", "mended")
+
+    using.close()
+    using.ledger.db.all("SELECT 1")
+    assert of(look(tmp_path, repair=True), "repair", "wrong")
+    del using
+    findings = look(tmp_path, repair=True)
+    assert exit_code(findings) == 0, wrong(findings)
+    assert ledger(tmp_path, "SELECT count(*) FROM tasks") == [(6,)]
+
+
+def test_who_comes_during_a_repair_waits_for_its_end(tmp_path: Path) -> None:
+    """Nothing is put into a ledger that is being replaced; who has waited too long is told why."""
+    crawl(tmp_path, 5, 5)
+    wipe(tmp_path / "lpm.db", pages_of(tmp_path / "lpm.db", "outbox", "leaf")[0])
+    script = """if True:
+        import sys
+        from pathlib import Path
+        from crawler.lpm import LocalPersistenceManager
+        from tests.support.tasks import new
+        LocalPersistenceManager(Path(sys.argv[1])).persist_tasks([new("http://b.example/")])
+    """
+    came: list[subprocess.Popen[bytes]] = []
+
+    def tell(text: str) -> None:
+        """Somebody comes at the moment at which the doctor begins to salvage."""
+        if "saving what can be read" in text:
+            came.append(subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]))
+            with pytest.raises(subprocess.TimeoutExpired):
+                came[0].wait(2)
+            with pytest.raises(StoreError, match="the doctor is repairing this store"):
+                guard.share(tmp_path, 0.1)
+
+    findings = list(examine(True, tell, {"CRAWLER_DATA_DIR": str(tmp_path)}))
+
+    assert exit_code(findings) == 0, wrong(findings)
+    assert came[0].wait(30) == 0
+    assert ledger(tmp_path, "SELECT count(*) FROM tasks") == [(6,)]
+
+
+def test_a_run_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """Where no lock can be made the store is used as ever, because no repair can make one either."""
+    crawl(tmp_path, 5, 5)
+    lock = tmp_path / "run" / "store.lock"
+    lock.unlink()
+    lock.mkdir()
+    assert ledger(tmp_path, "SELECT count(*) FROM tasks") == [(5,)]
+    assert "cannot be written" in of(look(tmp_path, repair=True), "repair", "wrong")[0]
+
+
 def test_times_from_the_future_are_a_note(tmp_path: Path) -> None:
     """A clock that went back is seen in the ledger."""
     lpm = LocalPersistenceManager(tmp_path, clock=lambda: time.time() + 7200)
@@ -519,17 +631,46 @@ def test_a_truncated_segment(tmp_path: Path) -> None:
     assert len(list((tmp_path / "raw").iterdir())) == 2
 
 
-def test_a_missing_segment(tmp_path: Path) -> None:
-    """All pages of a segment that is gone are listed, at most some of them by name."""
+@pytest.mark.parametrize("folder_too", [True, False])
+def test_a_missing_segment(tmp_path: Path, folder_too: bool) -> None:
+    """A segment that is gone as a whole, like an unmounted disk, is wrong; --repair keeps every place in it."""
+    # Given a store, and its pages elsewhere
     crawl(tmp_path, 30, 30)
+    raw, away = tmp_path / "raw", tmp_path / "away"
+    [segment] = raw.iterdir()
+    if folder_too:
+        raw.rename(away)
+    else:
+        away.mkdir()
+        segment.rename(away / segment.name)
+    places = "SELECT task, raw_segment, raw_offset, raw_length FROM results"
+    before = ledger(tmp_path, places)
+
+    # When it is looked at, and mended
+    for repair in (False, True):
+        found = look(tmp_path, repair)
+
+        # Then the pages are listed, at most some of them by name
+        [said] = of(found, "segments", "wrong")
+        assert "is missing: 30 pages" in said
+        assert said.endswith("and 10 more")
+        assert exit_code(found) == 1
+        assert not [finding for finding in found if finding.state == "mended"]
+
+    # And when they are back nothing is wrong
+    (away / segment.name).rename(segment)
+    assert ledger(tmp_path, places) == before
+    assert wrong(look(tmp_path)) == []
+
+
+def test_an_empty_segment(tmp_path: Path) -> None:
+    """A segment that is there, but has lost all it held, is damaged like any other that was cut."""
+    crawl(tmp_path, 3, 3)
     [segment] = (tmp_path / "raw").iterdir()
-    segment.unlink()
-    (tmp_path / "raw").rmdir()
-    [said] = of(look(tmp_path), "segments", "wrong")
-    assert "is missing: 30 pages" in said
-    assert said.endswith("and 10 more")
+    segment.write_bytes(b"")
+    assert "has 0 of" in of(look(tmp_path), "segments", "wrong")[0]
     assert exit_code(look(tmp_path, repair=True)) == 0
-    assert exit_code(look(tmp_path)) == 0
+    assert ledger(tmp_path, "SELECT count(raw_segment) FROM results") == [(0,)]
 
 
 def test_the_page_of_a_failed_attempt(tmp_path: Path) -> None:
@@ -603,6 +744,26 @@ def test_projections_are_made_again(tmp_path: Path) -> None:
         [half.stem, other.stem]
     )
     assert not hidden.exists()
+
+
+def test_what_others_hide_in_pending(tmp_path: Path) -> None:
+    """Hidden files and folders of others stop nothing, are not counted, and stay."""
+    crawl(tmp_path, 3, 3)
+    pending = tmp_path / "pending"
+    (gone, *_) = pending.iterdir()
+    gone.unlink()
+    (pending / ".ipynb_checkpoints").mkdir()
+    (pending / ".gitkeep").touch()
+    for hidden in pending.glob(".*"):
+        os.utime(hidden, (0, 0))
+
+    found = look(tmp_path)
+    mended = look(tmp_path, repair=True)
+
+    assert of(found, "projections") == ["1 files are missing in pending/, 0 cannot be read, 0 should be gone"]
+    assert exit_code(mended) == 0, wrong(mended)
+    assert gone.exists()
+    assert sorted(hidden.name for hidden in pending.glob(".*")) == [".gitkeep", ".ipynb_checkpoints"]
 
 
 def test_a_missing_pending_folder(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""`run/store.lock`: all who use the store share it, and a repair has it alone."""
+
+import fcntl
+import os
+from pathlib import Path
+
+from crawler.db.connection import BUSY_LIMIT_S, retry_on_busy
+from crawler.errors import StoreError
+
+LOCK = "store.lock"
+
+
+def share(folder: Path, limit_s: float = BUSY_LIMIT_S) -> int | None:
+    """Keep repairs away for as long as the descriptor is open; None where no lock can be made, and so no repair."""
+    try:
+        lock = os.open(folder / "run" / LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:  # whether that matters, SQLite says next
+        return None
+    try:
+        _wait(lock, folder, limit_s)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def check(folder: Path) -> None:
+    """Refuse a ledger that is being replaced, or that is gone: a new one would not know the results that are there."""
+    if unfinished(folder):
+        raise StoreError(f"a repair of {folder} was broken off; finish it: python -m crawler doctor --repair")
+    path = folder / "lpm.db"
+    if not (path.exists() and (path.is_dir() or path.stat().st_size)):
+        left = [*(folder / "raw").glob("*.warc.gz"), *(folder / "pending").glob("[!.]*.json")]
+        if left:
+            raise StoreError(
+                f"{path} is missing or empty, but {len(left):,} files of results are there; "
+                "python -m crawler doctor --repair makes it again from them"
+            )
+
+
+def unfinished(folder: Path) -> list[Path]:
+    """Whole ledgers that a repair has made, but not yet put in the place of the damaged one."""
+    return sorted(folder.glob("lpm.db.salvaged-*[!lm]"))  # without -wal and -shm
+
+
+def _wait(lock: int, folder: Path, limit_s: float) -> None:
+    again, tries = retry_on_busy(limit_s), 0
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not again(tries):
+                raise StoreError(f"the doctor is repairing this store ({folder}); try again when it is done") from None
+            tries += 1
