@@ -119,7 +119,7 @@ def _handed_over(lpm: LocalPersistenceManager, task: int) -> list[Step]:
         return []
     scraped_at, status, verdict, size, parser, digest, segment, state, synced_at, archived_at, job_id, event = row
     facts = {"status": status, "verdict": verdict, "bytes": size, "parser": parser, "sha256": digest}
-    steps = [Step(scraped_at, "result", facts | {"raw": segment or "not kept"})]
+    steps = [Step(None, "result", facts | {"raw": segment or "not kept"})]
     exports = db.execute(
         """SELECT at, file, format, results FROM exports WHERE horizon >= ? AND (since IS NULL OR since <= ?)
            AND (job_id IS NULL OR job_id = ? OR EXISTS (
