@@ -146,7 +146,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     completed_at: float | None
     deadline: float | None = None
     hold: str | None = None
-    """`paused` or `cancelled`: nothing more of it is claimed."""
+    """`paused` or `cancelled`: nothing more of it is claimed; `resuming`: it is being let go on."""
+
+    @property
+    def state(self) -> str:
+        """Its status, or what holds it up."""
+        return self.hold if self.hold and self.status is not JobStatus.DONE else self.status
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

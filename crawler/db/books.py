@@ -211,7 +211,7 @@ class Bookkeeping:
                 digest.update("\t".join(str(value or "") for value in row).encode() + b"\n")
             return Receipt(
                 job=job.name,
-                status=job.hold if job.hold and job.status is not JobStatus.DONE else job.status,
+                status=job.state,
                 rows=own + links + rejected,
                 known=links,
                 rejected=rejected,

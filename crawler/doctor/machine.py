@@ -18,6 +18,8 @@ _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "afs", "ceph", "glusterfs"
 _ROOM = 1_000_000_000
 _FILES = 1024
 
+_PRUNE = "python -m crawler prune --raw --older-than 30d"
+
 
 def versions(context: Context) -> Iterator[Seen]:
     """The programs that must be of a certain age."""
@@ -65,9 +67,17 @@ def _room(context: Context, kind: str) -> Iterator[Seen]:
     free = shutil.disk_usage(context.folder).free
     inodes = os.statvfs(context.folder)
     if free < _ROOM:
-        yield Seen("note", f"only {free / 1e6:.0f} MB are free in {context.folder}", "python -m crawler prune")
+        yield Seen(
+            "note",
+            f"only {free / 1e6:.0f} MB are free in {context.folder}",
+            _PRUNE,
+        )
     if inodes.f_files and inodes.f_favail < 10_000:
-        yield Seen("note", f"only {inodes.f_favail} more files fit into {context.folder}", "python -m crawler prune")
+        yield Seen(
+            "note",
+            f"only {inodes.f_favail} more files fit into {context.folder}",
+            _PRUNE,
+        )
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit != resource.RLIM_INFINITY and limit < _FILES:
         yield Seen("note", f"a process may have only {limit} files open", f"ulimit -n {_FILES * 4}")

@@ -45,3 +45,16 @@ def done(task: Task, **fields: Any) -> Outcome:
         "verdict": "ok",
     }
     return Outcome(task=task, worker="test", **(values | fields))
+
+
+def collect(lpm: LocalPersistenceManager, name: str, count: int, source: str = "file") -> None:
+    """A job with so many results."""
+    job = open_job(lpm, name)
+    lpm.persist_tasks(
+        [new(f"http://{name}.example/{n}", parcel_id=str(n)) for n in range(count)], job=job, source=source
+    )
+    tasks = lpm.get_next_pending("owner", count)
+    pages = [page(task.url, f"<p>{task.url}</p>".encode()) for task in tasks]
+    lpm.save_result(*(done(task, page=page) for task, page in zip(tasks, pages, strict=True)))
+    lpm.durable.close_import(job)
+    lpm.durable.finalise(time.time())

@@ -54,7 +54,7 @@ def list_(as_json: bool) -> None:
         return
     for each, books in found:
         done, trouble = books.accepted - books.open, books.failed + books.skipped + books.expired
-        shown = f"{printable(each.name)[:34]:34} {_state(each):9} {done:,} of {books.accepted:,} done"
+        shown = f"{printable(each.name)[:34]:34} {each.state:9} {done:,} of {books.accepted:,} done"
         print(shown + (f", {trouble:,} without a result" if trouble else ""))
     if not found:
         print("There are no jobs yet; python -m crawler bulk import FILE makes one")
@@ -270,9 +270,5 @@ def _open_job(name: str, again: bool = False) -> Iterator[tuple[LocalPersistence
         yield lpm, each
 
 
-def _state(each: Job) -> str:
-    return each.hold if each.hold and each.status is not JobStatus.DONE else each.status
-
-
 def _facts(each: Job) -> dict[str, Any]:
-    return msgspec.structs.asdict(each) | {"state": _state(each)}
+    return msgspec.structs.asdict(each) | {"state": each.state}

@@ -14,7 +14,7 @@ from crawler.db import owners
 from crawler.db.connection import reading
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager, low_on_disk
-from crawler.models import QUEUES, Books, Job, JobStatus
+from crawler.models import QUEUES, Books, Job
 
 _STATES = ("accepted", "pending", "processing", "completed", "failed", "skipped", "expired")
 
@@ -77,8 +77,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
 
 
 def _about(job: Job) -> dict[str, Any]:
-    state = job.hold if job.hold and job.status is not JobStatus.DONE else job.status
-    return {"state": state, "queue": job.queue, "deadline": job.deadline, "created_at": job.created_at}
+    return {"state": job.state, "queue": job.queue, "deadline": job.deadline, "created_at": job.created_at}
 
 
 def _pids(settings: Settings) -> dict[str, Any]:
