@@ -1,0 +1,291 @@
+"""A damaged or lost ledger: what is saved, what comes back from pending/, and what a kill in between costs."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import apsw
+import pytest
+
+from crawler.db import schema
+from crawler.doctor import exit_code
+from crawler.errors import StoreError
+from crawler.lpm import LocalPersistenceManager
+from tests.support.patient import change, crawl, ledger, look, of, pages_of, wipe, wrong
+from tests.support.tasks import done
+
+
+@pytest.mark.parametrize(
+    ("table", "kind", "projected"),
+    [
+        ("tasks", "leaf", True),
+        ("tasks", "internal", False),
+        ("results", "leaf", True),
+        ("results", "leaf", False),
+        ("results", "internal", False),
+    ],
+)
+def test_a_damaged_ledger_is_salvaged(tmp_path: Path, table: str, kind: str, projected: bool) -> None:
+    """Noise over a page: all that lies elsewhere is saved, lost results come from pending/ or are collected again."""
+    # Given a ledger with a destroyed page
+    crawl(tmp_path)
+    path = tmp_path / "lpm.db"
+    damaged = wipe(path, pages_of(path, table, kind)[0])
+    if not projected:
+        for file in (tmp_path / "pending").iterdir():
+            file.unlink()
+
+    # When the doctor looks, and then mends
+    found = look(tmp_path)
+    assert exit_code(found) == 4
+    assert "damaged" in of(found, "ledger", "wrong")[0]
+    assert path.read_bytes() == damaged
+    mended = look(tmp_path, repair=True)
+
+    # Then the damaged file is kept byte for byte, and nothing is wrong any more
+    assert exit_code(mended) == 0, wrong(mended)
+    [kept] = tmp_path.glob("lpm.db.damaged-*Z")
+    assert kept.read_bytes() == damaged
+    assert kept.name in of(mended, "ledger", "mended")[0]
+    assert not list(tmp_path.glob("lpm.db.salvaged-*"))
+    assert wrong(look(tmp_path)) == []
+
+    # And what can be known is there; the ledger goes on
+    lpm = LocalPersistenceManager(tmp_path)
+    books = lpm.ledger.books()
+    leaf = 30  # rows that one page may hold at most
+    assert books.accepted >= 400 - leaf
+    assert books.completed >= (300 if projected else 300 - leaf)
+    if kind == "internal":
+        assert (books.accepted, books.completed) == (400, 300)
+    assert len({result["url"] for result in lpm.results()}) == books.completed
+    left = lpm.get_next_pending("owner", 500)
+    assert len(left) == books.pending
+    lpm.save_result(*(done(task) for task in left))
+    assert lpm.ledger.books().open == 0
+    lpm.close()
+
+
+def test_a_result_that_is_nowhere_is_collected_again(tmp_path: Path) -> None:
+    """A completed task whose result is lost is pending again, its timeline says why, and its job is open again."""
+    # Given a job that was done, a lost page of results, and nothing in pending/
+    job = crawl(tmp_path, 50, 50)
+    lpm = LocalPersistenceManager(tmp_path)
+    assert lpm.durable.finalise(time.time()) != []
+    lpm.close()
+    wipe(tmp_path / "lpm.db", pages_of(tmp_path / "lpm.db", "results", "leaf")[1])
+    for file in (tmp_path / "pending").iterdir():
+        file.unlink()
+
+    # When it is mended
+    look(tmp_path, repair=True)
+
+    # Then the books balance, and the lost ones wait
+    lpm = LocalPersistenceManager(tmp_path)
+    books = lpm.ledger.job_books(job)
+    assert books.accepted == 50
+    assert books.pending > 0
+    assert books.results == books.completed
+    assert [j.status for j in lpm.ledger.jobs()] == ["open"]
+    [(events,)] = lpm.ledger.db.all("SELECT count(*) FROM events WHERE kind = 'result lost'")
+    assert events == books.pending
+    lpm.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_hit_the_books_balance_afterwards(tmp_path: Path, seed: int) -> None:
+    """Bytes flipped anywhere behind the header, half of pending/ gone: what is left adds up and goes on."""
+    crawl(tmp_path, 100, 80)
+    chance, path = random.Random(seed), tmp_path / "lpm.db"
+    data = bytearray(path.read_bytes())
+    for _ in range(100):
+        data[chance.randrange(100, len(data))] = chance.randrange(256)
+    path.write_bytes(data)
+    for file in list((tmp_path / "pending").iterdir())[::2]:
+        file.unlink()
+
+    assert exit_code(look(tmp_path)) == 4
+    mended = look(tmp_path, repair=True)
+
+    assert exit_code(mended) == 0, wrong(mended)
+    assert wrong(look(tmp_path)) == []
+    [kept] = tmp_path.glob("lpm.db.damaged-*Z")
+    assert kept.read_bytes() == data
+    lpm = LocalPersistenceManager(tmp_path)
+    books = lpm.ledger.books()
+    assert len(list(lpm.results())) == books.completed >= 40
+    assert len(lpm.get_next_pending("owner", 500)) == books.pending
+    lpm.close()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a database, but a text that somebody has put here\n" * 100])
+def test_a_lost_ledger_is_made_again_from_pending(tmp_path: Path, content: bytes | None) -> None:
+    """Without lpm.db, or with something else in its place, every result in pending/ finds its way into a new one."""
+    crawl(tmp_path, 30, 20)
+    before = {file.name: json.loads(file.read_text()) for file in (tmp_path / "pending").iterdir()}
+    path = tmp_path / "lpm.db"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+
+    found = look(tmp_path)
+    mended = look(tmp_path, repair=True)
+
+    assert exit_code(found) == 4
+    assert exit_code(mended) == 0, wrong(mended)
+    assert [kept.read_bytes() for kept in tmp_path.glob("lpm.db.damaged-*")] == ([] if content is None else [content])
+    lpm = LocalPersistenceManager(tmp_path)
+    after = {f"{result['task_id']}.json": result for result in lpm.results()}
+    assert after == before
+    assert lpm.ledger.job_books(lpm.ledger.job("job")).completed == 20
+    [(kind, size)] = lpm.ledger.db.all("SELECT DISTINCT content_type, bytes FROM results")
+    assert (kind, size) == ("text/html", 400)
+    assert (lpm.raw_page(1), len(list(lpm.raw.glob("*.warc.gz")))) == (None, 1)
+    lpm.bury()
+    assert len(list(lpm.raw.glob("*.warc.gz"))) == 1
+    lpm.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"some text\n" * 100, os.urandom(9000)])
+def test_nothing_to_save_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    """What holds no task is not replaced by an empty ledger."""
+    path = tmp_path / "lpm.db"
+    path.write_bytes(content)
+    expected = 4 if content else 0
+
+    assert exit_code(look(tmp_path)) == expected
+    assert exit_code(look(tmp_path, repair=True)) == expected
+    assert path.read_bytes() == content
+    assert [file.name for file in tmp_path.glob("*lpm.db*")] == ["lpm.db"]
+
+
+def test_a_folder_named_lpm_db(tmp_path: Path) -> None:
+    """A folder in the ledger's place is said to be one."""
+    (tmp_path / "lpm.db").mkdir()
+    findings = look(tmp_path, repair=True)
+    assert exit_code(findings) == 4
+    assert "not a file" in of(findings, "ledger", "wrong")[0]
+
+
+def test_foreign_newer_and_older_ledgers(tmp_path: Path) -> None:
+    """Another program's and a newer program's are left alone; an older one is migrated by --repair only."""
+    path = tmp_path / "lpm.db"
+    theirs = apsw.Connection(str(path))
+    theirs.execute("CREATE TABLE theirs (x)")
+    theirs.close()
+    assert "another program" in of(look(tmp_path, repair=True), "ledger", "wrong")[0]
+    path.unlink()
+
+    old = apsw.Connection(str(path))
+    old.execute(schema.MIGRATIONS[0])
+    old.execute(f"PRAGMA application_id={schema.APPLICATION_ID}; PRAGMA user_version=1")
+    old.execute("INSERT INTO meta VALUES ('ledger_id', 'x')")
+    old.close()
+    before = path.read_bytes()
+    assert "schema 1" in of(look(tmp_path), "ledger", "note")[0]
+    assert path.read_bytes() == before
+    assert exit_code(look(tmp_path, repair=True)) == 0
+    assert "lpm.db.v1.bak" in of(look(tmp_path), "ledger", "note")[0]
+
+    change(tmp_path, "PRAGMA user_version=99")
+    findings = look(tmp_path, repair=True)
+    assert "newer version" in of(findings, "ledger", "wrong")[0]
+    assert exit_code(findings) == 4
+
+
+def test_a_row_that_makes_no_sense_is_damage(tmp_path: Path) -> None:
+    """A flipped byte inside a record is nothing to SQLite, but is found, and the result comes back from pending/."""
+    crawl(tmp_path, 20, 20)
+    before = {file: file.read_bytes() for file in (tmp_path / "pending").iterdir()}
+    path = tmp_path / "lpm.db"
+    data = path.read_bytes()
+    assert b'{"title":"x"}' in data
+    path.write_bytes(data.replace(b'{"title":"x"}', b'{"title"!"x"}', 1))
+
+    assert "1 rows of results make no sense" in of(look(tmp_path), "ledger", "wrong")[0]
+    assert exit_code(look(tmp_path, repair=True)) == 0
+    assert ledger(tmp_path, "SELECT count(*), count(DISTINCT record) FROM results") == [(20, 1)]
+    assert {file: file.read_bytes() for file in (tmp_path / "pending").iterdir()} == before
+
+
+_DIES_WITH_A_LOG = """if True:
+    import os, sys
+    from pathlib import Path
+    from crawler.lpm import LocalPersistenceManager
+    from tests.support.tasks import new
+    lpm = LocalPersistenceManager(Path(sys.argv[1]))
+    lpm.persist_tasks([new(f"http://b.example/{n}") for n in range(300)])
+    os._exit(0)
+"""
+
+
+def test_what_was_still_in_the_log_is_saved(tmp_path: Path) -> None:
+    """After a kill much of a ledger is in lpm.db-wal only."""
+    # Given a writer that dies with everything in its log, and a damaged page of an index
+    crawl(tmp_path, 100, 100)
+    root = pages_of(tmp_path / "lpm.db", "outbox", "leaf")[0]
+    subprocess.run([sys.executable, "-c", _DIES_WITH_A_LOG, str(tmp_path)], check=True)
+    assert (tmp_path / "lpm.db-wal").stat().st_size > 100_000
+    wipe(tmp_path / "lpm.db", root)
+
+    mended = look(tmp_path, repair=True)
+
+    assert exit_code(mended) == 0, wrong(mended)
+    assert of(mended, "ledger", "mended")
+    assert ledger(tmp_path, "SELECT count(*) FROM tasks") == [(400,)]
+    assert ledger(tmp_path, "SELECT count(*) FROM outbox") == [(100,)]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_repair_that_is_killed_at_its_end(tmp_path: Path, step: int) -> None:
+    """Killed before or between its renames, a repair loses nothing: no command goes on, and the next repair ends it."""
+    # Given a damaged ledger with a log, and a repair that is killed
+    crawl(tmp_path, 100, 100)
+    root = pages_of(tmp_path / "lpm.db", "outbox", "leaf")[0]
+    subprocess.run([sys.executable, "-c", _DIES_WITH_A_LOG, str(tmp_path)], check=True)
+    wipe(tmp_path / "lpm.db", root)
+    env = os.environ | {"CRAWLER_DATA_DIR": str(tmp_path), "CRAWLER_FAILPOINT": f"replacing:{step}"}
+    argv = [sys.executable, "-m", "crawler", "doctor", "--repair"]
+    assert subprocess.run(argv, env=env, capture_output=True, check=False).returncode == -signal.SIGKILL
+    assert [(tmp_path / f"lpm.db{ending}").exists() for ending in ("", "-wal")] == [step < 3, step < 2]
+
+    # When somebody would use it, and then it is mended
+    with pytest.raises(StoreError, match="doctor --repair"):
+        ledger(tmp_path, "SELECT count(*) FROM tasks")
+    found = look(tmp_path)
+    mended = look(tmp_path, repair=True)
+
+    # Then all is there, and the damaged one is kept with its log
+    assert exit_code(found) == 4
+    assert exit_code(mended) == 0, wrong(mended)
+    assert ledger(tmp_path, "SELECT count(*) FROM tasks") == [(400,)]
+    assert ledger(tmp_path, "SELECT count(*) FROM outbox") == [(100,)]
+    [kept] = tmp_path.glob("lpm.db.damaged-*Z")
+    assert Path(f"{kept}-wal").stat().st_size > 100_000
+    assert not list(tmp_path.glob("lpm.db.salvag*"))
+    assert wrong(look(tmp_path)) == []
+
+
+def test_a_log_beside_a_ledger_that_is_not_in_its_place(tmp_path: Path) -> None:
+    """An old log that lies where the salvaged ledger belongs is set aside, and not replayed into it."""
+    # Given a salvaged ledger, and the log of an earlier state of it
+    crawl(tmp_path, 20, 10)
+    path = tmp_path / "lpm.db"
+    older = path.read_bytes()
+    subprocess.run([sys.executable, "-c", _DIES_WITH_A_LOG, str(tmp_path)], check=True)
+    log = Path(f"{path}-wal").read_bytes()
+    path.write_bytes(older)
+    path.rename(tmp_path / "lpm.db.salvaged-20200101T000000Z")
+
+    # When it is mended
+    mended = look(tmp_path, repair=True)
+
+    # Then only what was salvaged is there
+    assert exit_code(mended) == 0, wrong(mended)
+    assert ledger(tmp_path, "SELECT count(*) FROM tasks") == [(20,)]
+    assert (tmp_path / "lpm.db.damaged-20200101T000000Z-wal").read_bytes() == log
