@@ -16,6 +16,7 @@ import msgspec
 
 from crawler.errors import ConfigError
 
+_ADDRESSES = ("redis_url", "http_proxy", "https_proxy")
 _KINDS = {"int": "a whole number", "float": "a number"}
 
 
@@ -42,11 +43,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Which raw pages are kept."""
     timezone: str | None = None
     """The zone of the times that people type and read; the system's by default."""
-    rate: str = "none"
-    """Requests per second and domain, as `50/s`, or `none`; read and checked, but not in force yet."""
+    config_dir: Path = Path("config")
+    """Where scraping_defaults.yaml and sites/ are."""
+    rate: str | None = None
+    """Requests per second and domain where no site's file says otherwise, as `50/s`, `30/m` or `none`."""
+    circuit_breaker_fail_max: int = 5
+    """After so many blocks in a row a domain is left alone for a while."""
+    redis_circuit_breaker_db: int = 2
+    """The number of the Redis database that holds what is known about domains."""
+    redis_rate_limiter_db: int = 2
+    """The same number: both live in one hash per domain."""
     allow_nets: tuple[str, ...] = ()
-    """Networks that are not global and may be fetched from all the same, as
-    10.0.0.0/8,192.168.1.0/24; read and checked, but not in force yet."""
+    """Networks that are not global and may be fetched from all the same, as 10.0.0.0/8,192.168.1.0/24."""
+    http_proxy: str | None = None
+    """The proxy for http pages."""
+    https_proxy: str | None = None
+    """The proxy for https pages."""
+    no_proxy: str | None = None
+    """Hosts that are reached without a proxy, separated by commas; this machine always is."""
     min_free: int = 500_000_000
     """With fewer free bytes than this on the disk nothing more is fetched, until there are."""
     pages: int = 32
@@ -77,11 +91,29 @@ _OTHER_NAMES = {
     "gateway_url": "GATEWAY_URL",
     "gateway_token": "GATEWAY_TOKEN",
     "gateway_token_file": "GATEWAY_TOKEN_FILE",
+    "circuit_breaker_fail_max": "CIRCUIT_BREAKER_FAIL_MAX",
+    "redis_circuit_breaker_db": "REDIS_CIRCUIT_BREAKER_DB",
+    "redis_rate_limiter_db": "REDIS_RATE_LIMITER_DB",
+    "http_proxy": "HTTP_PROXY",
+    "https_proxy": "HTTPS_PROXY",
+    "no_proxy": "NO_PROXY",
 }
 VARIABLES = {
     _OTHER_NAMES.get(field.name, f"CRAWLER_{field.name.upper()}"): field for field in msgspec.structs.fields(Settings)
 }
-_MINIMUM = {"window": 1, "min_free": 0, "pages": 1, "timeout_s": 0.1, "max_body": 1000, "stall_s": 1.0, "slice_s": 0.1}
+_MINIMUM = {
+    "window": 1,
+    "circuit_breaker_fail_max": 1,
+    "redis_circuit_breaker_db": 0,
+    "redis_rate_limiter_db": 0,
+    "min_free": 0,
+    "pages": 1,
+    "timeout_s": 0.1,
+    "max_body": 1000,
+    "stall_s": 1.0,
+    "slice_s": 0.1,
+}
+_LOWER_CASE_TOO = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -90,12 +122,20 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         if name.startswith("CRAWLER_") and name not in VARIABLES:
             [near] = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0)
             raise ConfigError(f"{name}: there is no such setting; did you mean {near}?")
+    environ = {name: environ[name.lower()] for name in _LOWER_CASE_TOO if name.lower() in environ} | dict(environ)
     given: dict[str, Any] = {
         field.name: _read(name, environ[name], field)
         for name, field in VARIABLES.items()
         if environ.get(name, "").strip()
     }
-    return Settings(**given)
+    settings = Settings(**given)
+    if settings.redis_circuit_breaker_db != settings.redis_rate_limiter_db:
+        raise ConfigError(
+            f"REDIS_CIRCUIT_BREAKER_DB={settings.redis_circuit_breaker_db} and "
+            f"REDIS_RATE_LIMITER_DB={settings.redis_rate_limiter_db}: must be the same, "
+            "because both live in one hash per domain"
+        )
+    return settings
 
 
 def _read(name: str, text: str, field: msgspec.structs.FieldInfo) -> object:
@@ -115,7 +155,7 @@ def _read(name: str, text: str, field: msgspec.structs.FieldInfo) -> object:
         raise ConfigError(f"{name}={text}: must be at least {minimum}")
     check = _CHECKS.get(field.name)
     if check and (problem := check(text)):
-        shown = name if field.name == "redis_url" else f"{name}={text}"  # an address may hold a password
+        shown = name if field.name in _ADDRESSES else f"{name}={text}"  # an address may hold a password
         raise ConfigError(f"{shown}: {problem}")
     return value
 
@@ -136,10 +176,22 @@ def _explain(error: Exception, text: str, field: msgspec.structs.FieldInfo) -> s
     return f"must be {name}" if name else str(error)
 
 
+def interval(text: str) -> float:
+    """The seconds between requests that a rate such as `50/s` means, 0 for `none`; or a `ValueError`."""
+    if text == "none":
+        return 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)/(s|m|h)", text)
+    if not match or not 1e-4 <= float(match[1]) <= 1e6:
+        raise ValueError("must be none, or a rate such as 50/s, 30/m or 500/h")
+    return {"s": 1.0, "m": 60.0, "h": 3600.0}[match[2]] / float(match[1])
+
+
 def _bad_rate(text: str) -> str | None:
-    if text == "none" or (re.fullmatch(r"\d+(\.\d+)?/(s|m|h)", text) and float(text[:-2]) > 0):
-        return None
-    return "must be none, or a rate such as 50/s, 30/m or 500/h"
+    try:
+        interval(text)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _bad_timezone(text: str) -> str | None:
@@ -159,6 +211,15 @@ def _bad_redis_url(text: str) -> str | None:
     return None if good else "must begin with redis://, rediss:// or redis+socket://"
 
 
+def _bad_proxy(text: str) -> str | None:
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme == "http" and parts.hostname and parts.port != 0
+    except ValueError:
+        good = None
+    return None if good else "is not a proxy's address; write http://host:port"
+
+
 def _bad_failpoint(text: str) -> str | None:
     return None if re.fullmatch(r"[a-z-]+:[1-9]\d*", text) else "must be name:n, such as committed:3"
 
@@ -167,6 +228,8 @@ _CHECKS = {
     "rate": _bad_rate,
     "timezone": _bad_timezone,
     "redis_url": _bad_redis_url,
+    "http_proxy": _bad_proxy,
+    "https_proxy": _bad_proxy,
     "failpoint": _bad_failpoint,
 }
 

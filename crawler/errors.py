@@ -9,7 +9,8 @@ CrawlerError
 ├── StoreError              the data folder cannot be used
 │   └── StoreFull           … because there is no room, or no permission to write
 ├── UrlError                not a URL that may be fetched
-└── FetchError              one fetch of one page ended without a page
+├── FetchError              one fetch of one page ended without a page
+└── NotNow                  a domain may be asked again only later; no failure
 """
 
 
@@ -66,11 +67,22 @@ class UrlError(UsageError):
 
 
 class FetchError(CrawlerError):
-    """One fetch ended without a page; `reason` is a short code, `retryable` says whether another try can help."""
+    """One fetch ended without a page; `reason` is a short code, which `resilience.retry` knows what to do about."""
 
-    def __init__(self, reason: str, message: str, retryable: bool = True) -> None:
-        super().__init__(reason, message, retryable)
-        self.reason, self.message, self.retryable = reason, message, retryable
+    def __init__(self, reason: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(reason, message, retry_after_s)
+        self.reason, self.message, self.retry_after_s = reason, message, retry_after_s
 
     def __str__(self) -> str:
         return self.message
+
+
+class NotNow(CrawlerError):
+    """A domain may be asked again in `wait_s` seconds; what waited for it has not failed."""
+
+    def __init__(self, domain: str, why: str, wait_s: float) -> None:
+        super().__init__(domain, why, wait_s)
+        self.domain, self.why, self.wait_s = domain, why, wait_s
+
+    def __str__(self) -> str:
+        return f"{self.domain} may be asked again in {self.wait_s:.1f} s ({self.why})"

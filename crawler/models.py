@@ -33,6 +33,28 @@ class JobStatus(StrEnum):
     DONE = "done"
 
 
+class RetryClass(StrEnum):
+    """What to do about a fetch that gave no page."""
+
+    SOON = "retry soon"
+    LATER = "retry later"
+    SLOW_DOWN = "slow the domain down"
+    GIVE_UP = "give up"
+    POISON = "poison"
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits on a domain: seconds between requests, and requests at a time; 0 means no limit."""
+
+    interval_s: float = 0.0
+    at_a_time: int = 0
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is any limit, and so any need to ask for a permit."""
+        return bool(self.interval_s or self.at_a_time)
+
+
 class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     """What a door hands in: one URL and all that came with it."""
 
@@ -57,7 +79,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     failures: int
     loopback: bool
+    """Given on this machine's command line: its URL may name loopback."""
+    job_id: int | None
     job_size: int | None
+    etag: str | None
+    last_modified: str | None
+    """What the last page of this URL said about itself, to ask whether it has changed."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +104,14 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
         """The first header of that name, or an empty string."""
         name = name.lower()
         return next((value for key, value in self.headers if key.lower() == name), "")
+
+
+class Sent(msgspec.Struct, frozen=True, array_like=True):
+    """One request that was made: where to, when it began, how long it took."""
+
+    domain: str
+    began: float
+    seconds: float
 
 
 class Raw(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,12 +134,24 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     parse_ms: float = 0.0
     parser: tuple[str, str] = ("none", "1")
     """Name and version of what made the record."""
+    site: tuple[str, str] = ("default", "")
+    """Name and version of the configuration it was made with."""
     verdict: str | None = None
+    evidence: tuple[str, ...] = ()
+    """What the verdict rests on."""
+    quarantine: bool = False
+    """Whether the page is set apart from the good ones."""
     error_type: str | None = None
     error_message: str | None = None
+    retry: RetryClass | None = None
+    """What was decided about a failure."""
     not_before: float = 0.0
     charge: bool = True
-    """False where the fetch was broken off by a stop: then it counts as an attempt, not as a failure."""
+    """False where no failure is to be counted: a stop broke it off, or the domain must wait."""
+    sent: tuple[Sent, ...] = ()
+    """The requests that it took; none where it never began, which costs no attempt."""
+    rule: Rule = Rule()
+    """The limits that these requests kept."""
 
 
 class Imported(msgspec.Struct, frozen=True):

@@ -133,7 +133,7 @@ class Worker:
     async def _live(self) -> None:
         self._finish = asyncio.Event()
         self._page_ended = asyncio.Event()
-        async with Client(self._settings.timeout_s, self._settings.max_body) as self._client:
+        async with Client(self._settings.max_body) as self._client:
             watchdog = asyncio.create_task(self._rearm_watchdog())
             self._ready.set_result(None)
             await self._finish.wait()

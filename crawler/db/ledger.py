@@ -12,8 +12,10 @@ from crawler.db.books import JOB, as_job
 from crawler.db.connection import writing
 from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, NewTask, Task
 
-_TASK = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback,
-           (SELECT size FROM jobs WHERE jobs.id = tasks.job_id)"""
+_TASK = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback, job_id,
+           (SELECT size FROM jobs WHERE jobs.id = tasks.job_id),
+           (SELECT etag FROM validators v WHERE v.url_key = tasks.url_key),
+           (SELECT last_modified FROM validators v WHERE v.url_key = tasks.url_key)"""
 _UNHELD = "not_before = iif(not_before = 9e15, 0, not_before)"
 _DUE = "status = 'pending' AND not_before = 0"
 

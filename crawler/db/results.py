@@ -16,7 +16,8 @@ PAGE = 500
 
 _FIELDS = """r.record, r.scraped_at, r.parse_ms, r.body_sha256, t.url,
            r.final_url, r.status_code, r.verdict, (SELECT name FROM jobs WHERE jobs.id = t.job_id), t.queue, t.priority,
-           t.attempts, r.parser, r.parser_version, r.raw_segment, r.raw_offset, r.raw_length"""
+           t.attempts, r.parser, r.parser_version, r.raw_segment, r.raw_offset, r.raw_length,
+           r.site, r.site_version, (SELECT s.task_id FROM tasks s WHERE s.id = r.same_as)"""
 _RESULT = f"""
     SELECT r.task, t.task_id, t.parcel_id, t.input, {_FIELDS}
     FROM results r JOIN tasks t ON t.id = r.task JOIN outbox o ON o.task = r.task"""
@@ -40,10 +41,10 @@ def insert(db: Database, outcome: Outcome, page: Page, place: Raw | None, now: f
     at = (place.segment, place.offset, place.length) if place else (None, None, None)
     parser = outcome.parser
     db.execute(
-        "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
         (outcome.task.id, msgspec.json.encode(outcome.record or {}).decode(), page.final_url, page.status,
          page.header("content-type"), outcome.verdict or "ok", len(page.body), sha256(page.body).hexdigest(),
-         page.fetch_s * 1000, outcome.parse_ms, parser[0], parser[1], *at, page.fetched_at),
+         page.fetch_s * 1000, outcome.parse_ms, parser[0], parser[1], *at, page.fetched_at, *outcome.site),
     )  # fmt: skip
     # Standalone work is held: only an explicit command may ever send it to a Gateway.
     db.execute(
@@ -116,7 +117,7 @@ def iso(at: float) -> str:
 
 def _as_dict(row: tuple[Any, ...]) -> dict[str, Any]:
     (_, task_id, parcel_id, row_input, record, scraped_at, parse_ms, digest, url, final_url, status, verdict,
-     job, queue, priority, attempts, parser, parser_version, segment, offset, length) = row  # fmt: skip
+     job, queue, priority, attempts, parser, parser_version, segment, offset, length, site, site_version, same_as) = row  # fmt: skip
     given = _decoded(task_id, row_input) if row_input else {}
     return {
         "task_id": task_id,
@@ -137,6 +138,8 @@ def _as_dict(row: tuple[Any, ...]) -> dict[str, Any]:
         "priority": priority,
         "attempts": attempts,
         "input": given,
+        "site": {"name": site, "version": site_version} if site else None,
+        "same_as": same_as,
         "parser": {"name": parser, "version": parser_version} if parser else None,
         "raw": {"segment": segment, "offset": offset, "length": length} if segment else None,
     }

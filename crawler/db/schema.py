@@ -159,6 +159,22 @@ MIGRATIONS = (
         horizon INTEGER NOT NULL
     );
     """,
+    """
+    ALTER TABLE jobs ADD COLUMN options TEXT;    -- JSON: the rate that was asked for, whether robots.txt is ignored
+
+    ALTER TABLE results ADD COLUMN site TEXT NOT NULL DEFAULT 'default';
+    ALTER TABLE results ADD COLUMN site_version TEXT NOT NULL DEFAULT '';
+    ALTER TABLE results ADD COLUMN same_as INTEGER; -- the first task with the same content, if there was one before
+    CREATE INDEX results_by_content ON results(substr(body_sha256, 1, 12));
+
+    -- What the last page of a URL said about itself, so that one can ask whether it has changed.
+    CREATE TABLE validators (
+        url_key       BLOB PRIMARY KEY,
+        etag          TEXT,
+        last_modified TEXT,
+        task          INTEGER NOT NULL           -- whose result the page is
+    ) WITHOUT ROWID;
+    """,
 )
 
 

@@ -103,7 +103,7 @@ class Body:
         names = [name for name in names if name and name != "identity"]
         unknown = [name for name in names if name not in _DECODERS]
         if unknown or len(names) > MAX_LAYERS:
-            raise FetchError("bad_encoding", f"cannot read Content-Encoding: {content_encoding[:100]}", retryable=False)
+            raise FetchError("unknown_encoding", f"cannot read Content-Encoding: {content_encoding[:100]}")
         self._layers = [_DECODERS[name]() for name in reversed(names)]
         self._passed = [0] * len(names)
         self._limit = limit
@@ -133,7 +133,7 @@ class Body:
 
     def _check(self, size: int, what: str) -> None:
         if size > self._limit:
-            raise FetchError("too_large", f"the page is larger than {self._limit:,} bytes {what}", retryable=False)
+            raise FetchError("too_large", f"the page is larger than {self._limit:,} bytes {what}")
 
     def finish(self) -> tuple[bytes, bytes]:
         """The body as received and as decoded; one whose coding breaks off is truncated."""

@@ -3,11 +3,14 @@
 import asyncio
 import ssl
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from types import TracebackType
 from typing import Self
 
 import ada_url
 import aiohttp
+import msgspec
 from yarl import URL
 
 from crawler import __version__, urls
@@ -21,11 +24,24 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _READ = 1 << 16
 
 
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked for, and how."""
+
+    url: str
+    loopback: bool = False
+    """Whether the URL came from this machine's own command line: then it may name loopback."""
+    timeout_s: float = 60.0
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Gate = Callable[[str], AbstractAsyncContextManager[None]]
+"""Entered around every single request, redirects included, with its URL; raises `NotNow` where it may not go now."""
+
+
 class Client:
     """A pooled client; it belongs to the event loop it is entered on."""
 
-    def __init__(self, timeout_s: float, max_body: int) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, max_body: int) -> None:
         self._max_body = max_body
 
     async def __aenter__(self) -> Self:
@@ -50,28 +66,31 @@ class Client:
     ) -> None:
         await self._session.close()
 
-    async def fetch(self, url: str) -> Page:
+    async def fetch(self, request: Request, gate: Gate = lambda url: nullcontext()) -> Page:
         """Get the page, whatever its status; raises `FetchError` where there is none."""
         began = time.monotonic()
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._follow(url, began)
+            async with asyncio.timeout(request.timeout_s):
+                return await self._follow(request, gate, began)
         except TimeoutError:
-            raise FetchError("timeout", f"the page took longer than {self._timeout_s:g} s") from None
+            raise FetchError("timeout", f"the page took longer than {request.timeout_s:g} s") from None
         except aiohttp.ClientError as error:
             raise _explained(error) from None
         except (OSError, ValueError, asyncio.IncompleteReadError) as error:
             raise FetchError("connection", f"the connection failed ({error or type(error).__name__})") from None
 
-    async def _follow(self, url: str, began: float) -> Page:
-        here = url
+    async def _follow(self, request: Request, gate: Gate, began: float) -> Page:
+        here = request.url
         for _ in range(MAX_REDIRECTS + 1):
-            async with self._session.get(URL(here, encoded=True), allow_redirects=False) as response:
+            async with (
+                gate(here),
+                self._session.get(URL(here, encoded=True), headers=request.headers, allow_redirects=False) as response,
+            ):
                 target = response.headers.get("Location", "")
                 if response.status not in _REDIRECTS or not target:
-                    return await self._read(url, here, response, began)
+                    return await self._read(request.url, here, response, began)
             here = _next(here, target)
-        raise FetchError("too_many_redirects", f"more than {MAX_REDIRECTS} redirects", retryable=False)
+        raise FetchError("too_many_redirects", f"more than {MAX_REDIRECTS} redirects")
 
     async def _read(self, url: str, final_url: str, response: aiohttp.ClientResponse, began: float) -> Page:
         body = Body(",".join(response.headers.getall("Content-Encoding", [])), self._max_body)
@@ -95,9 +114,9 @@ def _next(here: str, target: str) -> str:
     try:
         return urls.parse(ada_url.join_url(here, target)).url
     except UrlError as error:
-        raise FetchError("bad_redirect", f"redirected to where nothing is fetched: {error}", retryable=False) from None
+        raise FetchError("bad_redirect", f"redirected to where nothing is fetched: {error}") from None
     except ValueError:
-        raise FetchError("bad_redirect", f"redirected to what is no URL: {target[:200]!r}", retryable=False) from None
+        raise FetchError("bad_redirect", f"redirected to what is no URL: {target[:200]!r}") from None
 
 
 def _explained(error: aiohttp.ClientError) -> FetchError:
@@ -106,7 +125,8 @@ def _explained(error: aiohttp.ClientError) -> FetchError:
         case aiohttp.ClientConnectorDNSError():
             return FetchError("dns", f"the host name could not be resolved ({error.os_error})")
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
-            return FetchError("tls", f"TLS failed ({text})", retryable=isinstance(error.__cause__, ssl.SSLEOFError))
+            broken_off = isinstance(error.__cause__, ssl.SSLEOFError)
+            return FetchError("tls_broken_off" if broken_off else "tls", f"TLS failed ({text})")
         case aiohttp.ClientConnectorError():
             return FetchError("connection", f"no connection ({error.os_error})")
         case aiohttp.ClientPayloadError():
@@ -114,6 +134,6 @@ def _explained(error: aiohttp.ClientError) -> FetchError:
         case aiohttp.ClientResponseError():
             return FetchError("bad_response", f"the answer is not HTTP ({text})")
         case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
-            return FetchError("bad_url", f"the URL cannot be dialled ({text})", retryable=False)
+            return FetchError("bad_url", f"the URL cannot be dialled ({text})")
         case _:
             return FetchError("connection", f"the connection failed ({text or type(error).__name__})")

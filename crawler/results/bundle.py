@@ -94,8 +94,8 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
     external_id: str | None
 
 
-class Parser(msgspec.Struct, frozen=True):
-    """What made the record."""
+class Maker(msgspec.Struct, frozen=True):
+    """What made the record: a parser, or a site's configuration."""
 
     name: str
     version: str
@@ -119,7 +119,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     priority: Annotated[int, msgspec.Meta(ge=1, le=9)]
     attempts: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
     input: dict[str, Any]
-    parser: Parser
+    site: Maker
+    parser: Maker
     raw: Raw | None
     carried: Carried
 

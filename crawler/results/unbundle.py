@@ -283,10 +283,11 @@ class _Insert:
         )  # fmt: skip
         at = (place.segment, place.offset, place.length) if place else (None, None, None)
         ledger.db.execute(
-            "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
             (task, msgspec.json.encode(record.data).decode(), record.final_url, record.status_code,
              carried.content_type, record.verdict, carried.bytes, record.raw_html_hash, carried.fetch_ms,
-             record.parse_duration_ms, record.parser.name, record.parser.version, *at, record.scraped_at.timestamp()),
+             record.parse_duration_ms, record.parser.name, record.parser.version, *at, record.scraped_at.timestamp(),
+             record.site.name, record.site.version),
         )  # fmt: skip
         ledger.db.execute("INSERT INTO outbox (task, state, created_at) VALUES (?, 'held', ?)", (task, self._now))
         detail: dict[str, Any] = {

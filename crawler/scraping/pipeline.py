@@ -8,15 +8,15 @@ from typing import Any
 
 from crawler.errors import FetchError
 from crawler.fetch import charset
-from crawler.models import Outcome, Page, Task, TaskStatus
+from crawler.fetch.http import Request
+from crawler.models import Outcome, Page, RetryClass, Task, TaskStatus
+from crawler.resilience import retry
 from crawler.sites import structured
 from crawler.sites.depth import check_depth
 
-RETRY_DELAYS_S = (1.0, 5.0)
-"""How long to wait before the second and the third attempt; there is no fourth."""
-_RETRY_STATUS = frozenset({408, 425, 429, *range(500, 600)})
+ATTEMPTS = 3
 
-Fetch = Callable[[str], Awaitable[Page]]
+Fetch = Callable[[Request], Awaitable[Page]]
 Parsing = Callable[[int], AbstractContextManager[None]]
 
 
@@ -32,7 +32,7 @@ async def scrape(
     """One attempt at one task. `parsing` marks the time in which the page is in a parser's hands."""
     page: Page | None = None
     try:
-        page = await fetch(task.url)
+        page = await fetch(Request(url=task.url, loopback=task.loopback))
         judge(page)
         began = time.perf_counter()
         with parsing(task.id):
@@ -48,8 +48,9 @@ async def scrape(
             verdict="ok",
         )
     except FetchError as error:
-        again = error.retryable and task.failures < len(RETRY_DELAYS_S)
-        wait_s = RETRY_DELAYS_S[task.failures] * (0.8 + 0.4 * jitter()) if again else 0.0
+        kind = retry.class_of(error.reason)
+        again = kind not in (RetryClass.GIVE_UP, RetryClass.POISON) and task.failures + 1 < ATTEMPTS
+        wait_s = retry.delay(kind, task.failures, error.retry_after_s, jitter) if again else 0.0
         return Outcome(
             task=task,
             status=TaskStatus.PENDING if again else TaskStatus.FAILED,
@@ -64,10 +65,9 @@ async def scrape(
 def judge(page: Page) -> None:
     """Raise where an answer is not the page that was asked for."""
     if not 200 <= page.status < 300:
-        retryable = page.status in _RETRY_STATUS
-        raise FetchError(f"http_{page.status}", f"the server answered {page.status} {page.reason}".rstrip(), retryable)
+        raise FetchError(f"http_{page.status}", f"the server answered {page.status} {page.reason}".rstrip())
     if not page.body:
-        raise FetchError("empty", f"the server answered {page.status} with nothing in it", retryable=False)
+        raise FetchError("empty", f"the server answered {page.status} with nothing in it")
 
 
 def parse(page: Page) -> tuple[dict[str, Any], tuple[str, str]]:
@@ -77,9 +77,9 @@ def parse(page: Page) -> tuple[dict[str, Any], tuple[str, str]]:
     text, _ = charset.decode(page.body, page.header("content-type"))
     check_depth(text)
     try:
-        return structured.extract(text, page.final_url), (structured.NAME, structured.VERSION)
+        return structured.extract(structured.parse(text), page.final_url), (structured.NAME, structured.VERSION)
     except Exception as error:
-        raise FetchError("parse_error", f"the parser failed ({type(error).__name__}: {error})", False) from error
+        raise FetchError("parse_error", f"the parser failed ({type(error).__name__}: {error})") from error
 
 
 def is_html(page: Page) -> bool:

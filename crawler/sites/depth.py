@@ -58,7 +58,7 @@ def check_depth(html: str | bytes) -> None:
 
 
 def _too_deep(what: str) -> FetchError:
-    return FetchError("too_deep", f"The page is not parsed, because {what}; another try would not help.", False)
+    return FetchError("too_deep", f"The page is not parsed, because {what}; another try would not help.")
 
 
 def _check_attributes(page: bytes) -> None:

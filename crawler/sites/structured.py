@@ -46,9 +46,8 @@ def parse(html: str) -> LexborHTMLParser:
     return LexborHTMLParser(html.replace("\0", ""), options=LexborDocumentOptions.WO_EVENTS)
 
 
-def extract(html: str, url: str) -> Record:
-    """All that is found in a page that `check_depth` let through, as values that JSON can hold."""
-    tree = parse(html)
+def extract(tree: LexborHTMLParser, url: str) -> Record:
+    """All that is found in a page, as values that JSON can hold; takes the invisible parts out of the tree."""
     base = _base(tree, url)
     metas, json_ld, links = list(_metas(tree)), _json_ld(tree), _links(tree, base)
     _remove(tree, _INVISIBLE)

@@ -1,0 +1,1 @@
+"""Verdicts: what a page really is (pure functions)."""

@@ -1,0 +1,101 @@
+"""What one asks before a request and says after it, about a domain that the whole fleet shares.
+
+`RedisRateLimiter` answers for all processes on all machines, `MemoryPermit` for one process; both keep this contract.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from crawler.models import Rule
+
+AHEAD_S = 0.5
+"""How far ahead a request may be booked: what a killed worker has booked is lost to the rate."""
+HEADROOM = 0.97
+"""The share of a rate that is given out, so that late packets do not add up to more than the rate in any window."""
+LEASE_S = 10.0
+"""A request that its worker has not renewed for so long has ended, whatever became of it."""
+OPEN_S, OPEN_MOST_S = 30.0, 600.0
+"""How long a circuit stays open at first and at most; each probe that fails doubles it."""
+RETRY_AFTER_MOST_S = 3600.0
+CRAWL_DELAY_MOST_S = 60.0
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """May so many requests go to the domain?"""
+
+    domain: str
+    rule: Rule
+    wish: int = 1
+    ahead_s: float = AHEAD_S
+    """A page's own redirect may be booked further ahead than a page."""
+    slots: bool = True
+    """False where the request takes the place of one that has just ended, so that none is added at a time."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """In how many seconds each granted request may go; where fewer were granted than wished, when to ask again."""
+
+    starts_s: tuple[float, ...] = ()
+    wait_s: float = 0.0
+    why: str = ""
+    """What limits: `rate`, `at a time`, `open` (the circuit), `retry after`, `just begun` (nothing is known yet)."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a request, or of one that was granted and not made."""
+
+    domain: str
+    rule: Rule
+    slots: int = 1
+    """So many are no longer in flight."""
+    good: bool | None = None
+    """Whether it speaks for the domain (any real answer) or against it; None says nothing."""
+    block: str = ""
+    """The kind of block that it met, such as `captcha` or `http_429`; blocks in a row open the circuit."""
+    latency_s: float = 0.0
+    retry_after_s: float = 0.0
+    crawl_delay_s: float = 0.0
+    unused: int = 0
+    """So many of the last granted requests were not made: their place in the rate is given back if it can be."""
+
+
+class Domain(msgspec.Struct, frozen=True, kw_only=True):
+    """The live state of a domain."""
+
+    domain: str
+    state: str
+    """CLOSED, OPEN or HALF_OPEN."""
+    failures: int
+    opened_at: float | None
+    open_until: float | None
+    last_block: str
+    in_flight: int
+    slowed: float
+    """By what factor requests are slowed down for now; 1.0 means not at all."""
+    crawl_delay_s: float
+    not_before: float | None
+    """The end of a `Retry-After`."""
+
+
+class Permit(Protocol):
+    """The seam between workers and the limits; every method is one round trip at most."""
+
+    def ask(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Book requests, some domains at a time; what is granted counts as in flight until it is reported."""
+
+    def report(self, reports: Sequence[Report]) -> None:
+        """Say what became of requests."""
+
+    def renew(self, domains: Sequence[str]) -> None:
+        """This holder's requests at these domains are still in flight."""
+
+    def forget(self, domain: str, holder: str) -> None:
+        """A holder has died: what it had in flight at a domain has ended."""
+
+    def domains(self) -> list[Domain]:
+        """What is known of every domain."""
+
+    def reset(self, domain: str) -> bool:
+        """Forget all that is known of a domain; False where nothing is."""

@@ -1,0 +1,60 @@
+"""One table from what went wrong to what is done about it, and how long to wait."""
+
+import random
+from collections.abc import Callable
+from email.utils import parsedate_to_datetime
+
+from crawler.models import RetryClass
+from crawler.resilience.permit import RETRY_AFTER_MOST_S
+
+_S, _L, _D, _G = RetryClass.SOON, RetryClass.LATER, RetryClass.SLOW_DOWN, RetryClass.GIVE_UP
+CLASSES = {
+    "connection": _S,
+    "timeout": _S,
+    "truncated": _S,
+    "bad_response": _S,
+    "bad_encoding": _S,
+    "tls_broken_off": _S,
+    "http_408": _S,
+    "http_425": _S,
+    "http_500": _S,
+    "dns": _L,
+    "robots_unreachable": _L,
+    "http_429": _D,
+    "http_503": _D,
+    "poison": RetryClass.POISON,
+}
+"""What is not here: other 5xx are tried again soon, verdicts bring their own class, and all else is given up."""
+
+BASE_S = {_S: 1.0, _L: 15.0, _D: 5.0}
+CAP_S = 600.0
+
+
+def class_of(reason: str) -> RetryClass:
+    """The class of a reason code."""
+    if reason in CLASSES:
+        return CLASSES[reason]
+    return _S if reason.startswith("http_5") else _G
+
+
+def delay(
+    kind: RetryClass, failures: int, retry_after_s: float | None = None, jitter: Callable[[], float] = random.random
+) -> float:
+    """How long to wait after so many failures: anything up to a bound that doubles (full jitter); a server's own
+    wish is kept, and spread a little, so that what waited for it does not come back in one wave."""
+    if retry_after_s:
+        return min(retry_after_s, RETRY_AFTER_MOST_S) + jitter() * min(5.0, retry_after_s)
+    bound: float = min(CAP_S, BASE_S.get(kind, 0.0) * 2**failures)
+    return jitter() * bound
+
+
+def retry_after(header: str, now: float) -> float | None:
+    """The seconds that a `Retry-After` header means, as a number or a date, within reason; None where it means none."""
+    text = header.strip()
+    if text.isdecimal():
+        return min(float(text[:12]), RETRY_AFTER_MOST_S) or None
+    try:
+        wait_s: float = parsedate_to_datetime(text).timestamp() - now
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return min(wait_s, RETRY_AFTER_MOST_S) if wait_s > 0 else None
