@@ -19,6 +19,7 @@ from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Job
 from crawler.resilience.slots import PER_DOMAIN
+from crawler.sites import config as sites
 
 
 def _job_name(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -81,7 +82,7 @@ def import_(
     """
     settings = config.load()
     if dry_run:
-        return _show(file, queue, as_json)
+        return _show(settings, file, queue, as_json)
     seen = None
     if kernel.is_other(settings.data_dir):
         from crawler import inbox
@@ -138,9 +139,9 @@ def say_forecast(settings: Settings, job: Job) -> Forecast | None:
     return seen
 
 
-def _show(file: Path, queue: str, as_json: bool) -> int:
+def _show(settings: Settings, file: Path, queue: str, as_json: bool) -> int:
     good = bad = 0
-    for item in rows.read(file):
+    for item in rows.read(file, sites.load(settings.config_dir, settings.rate)):
         if isinstance(item, rows.Row):
             good += 1
             if good <= 5 and not as_json:
