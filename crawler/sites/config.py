@@ -456,25 +456,25 @@ def _hosts(key: str, value: Value) -> tuple[str, ...]:
 
 
 def _host_name(key: str, value: Value) -> str:
+    from crawler.urls import parse
+
     text = _text(key, value)
     star, name = ("*.", text[2:]) if text.startswith("*.") else ("", text)
-    if not re.search(r"[/?#@\s*\\{}%]", name):
-        from crawler.urls import parse
-
+    bare = name if name.startswith("[") or name.count(":") < 2 else f"[{name}]"
+    with_port = not bare.endswith("]") and ":" in bare
+    if not with_port and not re.search(r"[/?#@\s*\\{}%]", bare):
         try:
-            url = parse(f"http://{name}/").url
+            host = _host(parse(f"http://{bare}/").url)
         except UrlError:
-            url = ""
-        authority = url.removeprefix("http://").removesuffix("/")
-        host = _host(url)
-        if host and "." in host.strip(".") and not re.search(r":\d+$", authority.rpartition("]")[2]):
+            host = ""
+        if host and not (star and _is_address(host)):
             return star + host
-        if host and ":" in host and not star and authority.endswith("]"):
-            return host
-        if host == authority and not star:  # a name of this network, such as localhost
-            return host
     hint = "without https:// and without a path" if "/" in text else "without a port; *.example.org for all below it"
     raise _Wrong(f"{key}: {text[:100]!r} is not a host name; write it as county.example.org, {hint}", value.line)
+
+
+def _is_address(host: str) -> bool:
+    return ":" in host or host.replace(".", "").isdigit()
 
 
 def _retry(key: str, value: Value) -> dict[str, Any]:
@@ -522,7 +522,7 @@ def _template(key: str, value: Value) -> str:
     if not names:
         raise _Wrong(f"{key} has no placeholder, such as {{parcel_id}}: every row would get the same URL", value.line)
     scheme, _, rest = text.partition("://")
-    if "{" in scheme or "{" in re.split(r"[/?#\\]", rest, maxsplit=1)[0]:
+    if rest and ("{" in scheme or "{" in re.split(r"[/?#\\]", rest, maxsplit=1)[0]):
         raise _Wrong(f"{key}: the host must be the same for all rows; placeholders stand behind it", value.line)
     try:
         address = parse(bare)

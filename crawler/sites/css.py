@@ -115,7 +115,8 @@ def compile(text: str) -> Selector:
         raise ValueError("the selector holds a character that cannot be printed")
     parts = [part for part in _PARTS.findall(text) if not part.startswith("/*")]
     known = "".join("lexbor-contains" if _is_contains(parts, at) else part for at, part in enumerate(parts))
-    _check(known, text)
+    if not _whole(parts) or not _known(known):
+        raise ValueError(f"{text!r} is not a CSS selector")
     return _selector(known)
 
 
@@ -123,11 +124,26 @@ def _is_contains(parts: list[str], at: int) -> bool:
     return parts[at].lower() == "contains" and parts[at - 1 : at] == [":"] and parts[at + 1 : at + 2] == ["("]
 
 
-def _check(known: str, text: str) -> None:
+def _whole(parts: list[str]) -> bool:
+    """Whether all that is opened is closed: CSS would close it where the text ends, wherever it was meant to end."""
+    opened: list[str] = []
+    for at, part in enumerate(parts):
+        if part in ("(", "["):
+            opened.append(part)
+        elif part in (")", "]"):
+            if not opened or opened.pop() + part not in ("()", "[]"):
+                return False
+        elif part in ('"', "'", "\\") or "".join(parts[at : at + 2]).startswith("/*"):
+            return False
+    return not opened
+
+
+def _known(text: str) -> bool:
     try:
-        LexborHTMLParser("").css(known)
+        LexborHTMLParser("").css(text)
     except (SelectolaxError, UnicodeEncodeError):
-        raise ValueError(f"{text!r} is not a CSS selector") from None
+        return False
+    return True
 
 
 def _selector(text: str) -> Selector:
@@ -176,6 +192,8 @@ def _complex(parts: list[str]) -> Complex:
             combinator, compound = " ", []
         if part in _COMBINATORS:
             combinator = part
+    if not steps:
+        raise ValueError("a part of the selector is empty")
     return tuple(steps)
 
 
@@ -186,6 +204,8 @@ def _step(combinator: str, parts: list[str]) -> Step:
     while at < len(parts):
         if parts[at] == ":":
             end = _end(parts, at)
+            if end < at + 2:
+                raise ValueError("a colon in the selector stands alone")
             kept, added = _pseudo(parts[at + 1].lower(), "".join(parts[at + 3 : end - 1]), "".join(parts[at:end]))
             base.append(kept)
             filters += added
@@ -194,7 +214,10 @@ def _step(combinator: str, parts: list[str]) -> Step:
             end = _end(parts, at - 1) if parts[at] == "[" else at + 1
             base += parts[at:end]
             at = end
-    return Step(combinator, "".join(base) or "*", tuple(filters))
+    alone = "".join(base) or "*"
+    if not _known(alone):
+        raise ValueError(f"{''.join(parts)!r} cannot be selected")
+    return Step(combinator, alone, tuple(filters))
 
 
 def _end(parts: list[str], at: int) -> int:

@@ -5,18 +5,21 @@ import sys
 import time
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from crawler import config, urls
-from crawler.cli.output import data_dir_option, json_option, print_json, say
+from crawler.cli.output import data_dir_option, json_option, print_json, say, stored
 from crawler.config import Settings
 from crawler.errors import UsageError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import NewTask, TaskStatus
 from crawler.results import whole_file
+
+if TYPE_CHECKING:
+    from crawler.scraping.stored import Difference
 
 LIMIT_S = 240.0
 """Three attempts at the longest page, and the pauses between them."""
@@ -25,17 +28,24 @@ LIMIT_S = 240.0
 @click.command()
 @click.argument("url")
 @click.option("--local", is_flag=True, help="In this process, even where a stack runs.")
+@click.option("--stored", "again", is_flag=True, help="Fetch nothing: read the stored page again, and compare.")
 @json_option
 @data_dir_option
-def scrape(url: str, local: bool, as_json: bool) -> int:
+def scrape(url: str, local: bool, again: bool, as_json: bool) -> int:
     """Fetch URL now, always, and show its record: through the queue where a stack runs, else in this process.
+
+    With --stored the page that is in the store is read with the present configuration, and what would be other than
+    in its result is shown; nothing is changed. It exits with 1 where the page cannot be read, 2 where there is none.
 
     \b
     Example:
       python -m crawler scrape http://county.example/parcel/123
+      python -m crawler scrape http://county.example/parcel/123 --stored
     """
     settings = config.load()
     address = urls.parse(url)
+    if again:
+        return _read_again(settings, address, as_json)
     lpm = LocalPersistenceManager(settings.data_dir)
     call_id = str(uuid.uuid4())
     task = lpm.persist_call(NewTask(address=address, priority=1, external_id=call_id), loopback=True)
@@ -90,14 +100,74 @@ def _show(report: dict[str, Any]) -> None:
         print(f"task {report['task_id']}, {report['attempts']} attempts")
         return
     print(f"{report['status_code']} {printable(report['final_url'])}  (task {report['task_id']})")
-    for name, value in report["data"].items():
-        text = value if isinstance(value, str) else _brief(value)
-        print(f"  {name:12} {printable(text)[:200]}")
+    _show_fields(report["data"])
     print(f"The whole record: python -m crawler results show '{report['url']}'")
     print(f"The page itself:  python -m crawler raw '{report['url']}' --open")
 
 
+def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int:
+    """Read the stored page with the present configuration, and show the difference to its result."""
+    from crawler.errors import FetchError
+    from crawler.scraping import stored as again
+    from crawler.sites import config as sites
+
+    known = sites.load(settings.config_dir, settings.rate)
+    try:
+        with stored() as lpm:
+            found = again.find(lpm, address.url, address.key)
+        site = known.of(found.page.url)
+        record, parser = again.parse(found.page, site)
+    except FetchError as error:
+        print(f"the stored page cannot be read: {printable(error.message)} ({error.reason})", file=sys.stderr)
+        return 1
+    before = found.result["data"] if found.result else None
+    other = again.difference(before or {}, record)
+    facts = {
+        "url": found.page.url,
+        "task_id": found.task_id,
+        "status_code": found.page.status,
+        "site": {"name": site.name, "version": site.version},
+        "parser": {"name": parser[0], "version": parser[1]},
+        "stored": before,
+        "now": record,
+        "difference": other,
+    }
+    if as_json:
+        print_json(facts)
+        return 0
+    print(f"{found.page.status} {printable(found.page.final_url)}  (stored by task {found.task_id})")
+    print(f"read with site {site.name}, version {site.version}")
+    _show_fields(record)
+    if before is None:
+        print("There is no record to compare with: the task of this page failed.")
+    else:
+        _show_difference(other)
+    return 0
+
+
+def _show_difference(other: "Difference") -> None:
+    if not other:
+        print("Nothing differs from what was stored.")
+        return
+    print("The difference to what was stored:")
+    for sign, fields in (("+", other.added), ("-", other.removed)):
+        for name, value in fields.items():
+            print(f"  {sign} {printable(name)}: {printable(_brief(value))[:200]}")
+    for name, (old, new) in other.changed.items():
+        print(f"  ~ {printable(name)}: {printable(_brief(old))[:100]} → {printable(_brief(new))[:100]}")
+
+
+def _show_fields(record: dict[str, Any]) -> None:
+    width = min(24, max([12, *map(len, record)]))
+    for name, value in record.items():
+        print(f"  {printable(name):{width}} {printable(_brief(value))[:200]}")
+
+
 def _brief(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
         return f"{len(value)}: " + "; ".join(str(item) for item in value[:3])
     if isinstance(value, dict):
