@@ -11,7 +11,7 @@ from crawler.config import Settings, failpoint
 from crawler.errors import InputError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job, NewTask
+from crawler.models import Job, JobOptions, NewTask
 
 COMMIT_ROWS = 5000
 """Rows a commit: a kill in the middle costs at most these, and the same command brings them again."""
@@ -39,6 +39,8 @@ def import_file(
     fresh_for_s: float | None = None,
     job_name: str | None = None,
     deadline: float | None = None,
+    how: JobOptions = JobOptions(),
+    session: Session | None = None,
     watched: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Summary, Job]:
@@ -64,6 +66,7 @@ def import_file(
                 now=lpm.now(),
                 watched=watched,
                 deadline=deadline,
+                options=how if how != JobOptions() else None,
             )
         with rows.RejectsFile(file) as rejects:
             while batch := list(islice(items, COMMIT_ROWS)):

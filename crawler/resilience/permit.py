@@ -8,12 +8,10 @@ from typing import Protocol
 
 import msgspec
 
-from crawler.models import Rule
+from crawler.models import HEADROOM, Rule
 
 AHEAD_S = 0.5
 """How far ahead a request may be booked: what a killed worker has booked is lost to the rate."""
-HEADROOM = 0.97
-"""The share of a rate that is given out, so that late packets do not add up to more than the rate in any window."""
 LEASE_S = 10.0
 """A request that its worker has not renewed for so long has ended, whatever became of it."""
 OPEN_S, OPEN_MOST_S = 30.0, 600.0
