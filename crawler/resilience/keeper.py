@@ -10,11 +10,7 @@ from msgspec.structs import replace
 
 from crawler.errors import NotNow
 from crawler.models import Rule
-from crawler.resilience.permit import Ask, Permit, Report
-
-LATE_S = 0.025
-"""A request that goes out later than booked by more than this could add up with later ones: it is booked anew."""
-
+from crawler.resilience.permit import LATE_S, Ask, Permit, Report
 
 class Booking(msgspec.Struct, frozen=True, kw_only=True):
     """A request that may go to a domain at a time of this process's clock, give or take an answer's way from Redis."""
