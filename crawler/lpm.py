@@ -155,7 +155,7 @@ class LocalPersistenceManager:
         now = self._clock()
         with self.errors():
             self.ledger.wake(now)
-            places = [Place(due, limit, lambda job: True) for queue in queues for due in self.ledger.due(queue)]
+            places = (Place(due, limit, lambda job: True) for queue in queues for due in self.ledger.due(queue))
             return self.ledger.claim(owner, places, limit, now)[0]
 
     # Results

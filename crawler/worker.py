@@ -22,7 +22,7 @@ from crawler.db.owners import Owner
 from crawler.errors import NotNow, StoreError
 from crawler.fetch.http import Client
 from crawler.fetch.robots import Robots
-from crawler.fetch.session import Session, Sessions
+from crawler.fetch.session import LiveSession, Sessions
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import JobOptions, Outcome, Rule, Task, TaskStatus
 from crawler.resilience.keeper import Booking, Keeper
@@ -59,7 +59,7 @@ class Errand(NamedTuple):
     """How the pages of a job are asked for."""
 
     options: JobOptions
-    session: Session | None
+    session: LiveSession | None
 
 
 class Worker:
@@ -83,7 +83,7 @@ class Worker:
         alone = MemoryPermit(self._owner.id, settings.circuit_breaker_fail_max, fresh=False)
         self._keeper = Keeper(permit(self._owner.id) if permit else alone, self._sites.key)
         self._robots = Robots(self._lpm.run / "robots")
-        self._sessions = Sessions(self._lpm.folder)
+        self._sessions = Sessions(self._lpm.folder / "sessions")
         self._given = given or Errand(JobOptions(), None)
         self._jobs: dict[int | None, tuple[Errand, float]] = {}
         self._claims = ThreadPoolExecutor(1, "claims")
@@ -172,7 +172,7 @@ class Worker:
     async def _live(self) -> None:
         self._finish = asyncio.Event()
         self._page_ended = asyncio.Event()
-        async with Client(self._settings.max_body) as self._client:
+        async with Client.of(self._settings) as self._client:
             beats = [asyncio.create_task(self._rearm_watchdog()), asyncio.create_task(self._renew_permits())]
             self._ready.set_result(None)
             await self._finish.wait()

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -83,7 +84,9 @@ def crawl(folder: Folder, server: Server, given: argparse.Namespace) -> int:
     file = folder.write("pages.txt", [f"http://127.0.0.1:{server.port}/page/{n}" for n in range(pages)])
     done = folder.crawler("bulk", "import", str(file), "--rate", f"{given.rate}/s")
     print(done.stderr.strip(), file=sys.stderr)
-    folder.crawler("up", "--workers", str(given.processes))
+    folder.crawler("up", "--workers", str(given.processes // 2))
+    folder.env["REDIS_URL"] = json.loads((folder.data / "run" / "stack.json").read_text())["redis_url"]
+    folder.worker(concurrency=given.processes - given.processes // 2)
     wait_for(lambda: len(server.asked) > 2 * given.rate, 60, "the first pages")
     began = time.monotonic()
     strikes = (
@@ -118,7 +121,7 @@ def strike(folder: Folder, kind: str) -> None:
     elif kind == "child":
         os.kill(folder.children()[0], signal.SIGKILL)
     else:
-        [worker] = folder.status()["pids"]["workers"]
+        worker = folder.status()["pids"]["workers"][0]
         for pid in (worker["pid"], *worker["children"]):
             os.kill(pid, signal.SIGKILL)
 

@@ -9,6 +9,8 @@ import msgspec
 from crawler.bulk import rows
 from crawler.config import Settings, failpoint
 from crawler.errors import InputError
+from crawler.fetch import session as sessions
+from crawler.fetch.session import Session
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobOptions, NewTask

@@ -42,7 +42,7 @@ class Bookkeeping:
     def stand(self, id_: int) -> tuple[TaskStatus, float, str, int | None]:
         """A task's status, the time it waits for, its domain and its job."""
         [(status, *about)] = self.db.all("SELECT status, not_before, domain, job_id FROM tasks WHERE id = ?", (id_,))
-        return TaskStatus(status), *about  # type: ignore[return-value]  # as the columns are
+        return TaskStatus(status), *about
 
     def event(self, task: int, kind: str, detail: dict[str, Any], now: float) -> None:
         """Note one thing that happened to a task."""

@@ -234,12 +234,15 @@ class Ledger(Acts):
             [(at,)] = self.db.all(first)
         return at  # type: ignore[no-any-return]  # the column holds numbers
 
-    def claim(self, owner: str, places: Sequence[Place], limit: int, now: float) -> tuple[list[Task], bool]:
+    def claim(self, owner: str, places: Iterable[Place], limit: int, now: float) -> tuple[list[Task], bool]:
         """Lease up to `limit` tasks from these places, in their order; says too if more are due there."""
         ids: list[int] = []
         more = False
         with writing(self.db):
             for due, most, fits in places:
+                if len(ids) >= limit:
+                    more = True
+                    break
                 count = min(most, limit - len(ids))
                 rows = self._due_rows(due, count + 1)
                 fitting = [id_ for id_, _ in takewhile(lambda row: fits(row[1]), rows)]

@@ -8,9 +8,10 @@ from typing import Protocol
 
 import msgspec
 
-from crawler.models import HEADROOM as HEADROOM  # one of these values, which forecasts need too
+from crawler import models
 from crawler.models import Rule
 
+HEADROOM = models.HEADROOM
 AHEAD_S = 0.5
 """How far ahead a request may be booked: what a killed worker has booked is lost to the rate."""
 LATE_S = 0.02

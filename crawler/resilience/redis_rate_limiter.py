@@ -55,11 +55,8 @@ def address(url: str, db: int) -> str:
     parts = urlsplit(url)
     socket = parts.scheme in ("redis+socket", "unix")
     query = [(key, value) for key, value in parse_qsl(parts.query) if key not in ("db", "virtual_host")]
-    return parts._replace(
-        scheme="unix" if socket else parts.scheme,
-        path=parts.path if socket else "",
-        query=urlencode([*query, ("db", str(db))]),
-    ).geturl()
+    scheme, path = ("unix", parts.path) if socket else (parts.scheme, "")
+    return f"{scheme}://{parts.netloc}{path}?{urlencode([*query, ('db', str(db))])}"
 
 
 class Offset:
@@ -110,6 +107,7 @@ class RedisRateLimiter:
         self._guard = threading.Lock()
         self._held: Counter[str] = Counter()
         self._offset = Offset()
+        self._sent = self._received = 0.0
         self._intervals: dict[str, float] = {}
         self._closed_until: dict[str, tuple[float, str]] = {}
         self._twin: MemoryPermit | None = None
@@ -204,10 +202,8 @@ class RedisRateLimiter:
         # What is in flight is said with each call, so a domain that is asked about twice must hear of the first answer.
         first = {each.domain: number for number, each in reversed(list(enumerate(asks)))}
         chosen = sorted(first.values())
-        sent = self._monotonic()
         replies = self._run([self._asking(asks[number]) for number in chosen])
-        received = self._monotonic()
-        answers = {n: self._answer(asks[n], reply, sent, received) for n, reply in zip(chosen, replies, strict=True)}
+        answers = {number: self._answer(asks[number], reply) for number, reply in zip(chosen, replies, strict=True)}
         if others := [number for number in range(len(asks)) if number not in answers]:
             answers |= zip(others, self._shared([asks[number] for number in others]), strict=True)
         return [answers[number] for number in range(len(asks))]
@@ -254,12 +250,14 @@ class RedisRateLimiter:
             pipeline.script_load(self._script)
         for call in calls:
             pipeline.evalsha(self._sha, 2, *call)
+        self._sent = self._monotonic()
         replies: list[Any] = pipeline.execute(raise_on_error=False)
+        self._received = self._monotonic()
         return replies[1:] if load else replies
 
-    def _answer(self, ask: Ask, reply: list[bytes], sent: float, received: float) -> Answer:
+    def _answer(self, ask: Ask, reply: list[bytes]) -> Answer:
         now, why, wait_s, step_s, *starts = (_text(part) for part in reply)
-        behind_s = 0.0 if self._clock else self._offset.behind(float(now), sent, received)
+        behind_s = 0.0 if self._clock else self._offset.behind(float(now), self._sent, self._received)
         in_time = tuple(max(0.0, float(start) - behind_s) for start in starts if float(start) >= behind_s - LATE_S)
         self._remember(ask, why, float(wait_s), float(step_s) * HEADROOM)
         if ask.slots and in_time:

@@ -13,7 +13,7 @@ from crawler.errors import FetchError, NotNow
 from crawler.fetch import charset
 from crawler.fetch.http import USER_AGENT, Gate, Request
 from crawler.fetch.robots import MAX_BYTES, Robots
-from crawler.fetch.session import Session
+from crawler.fetch.session import LiveSession
 from crawler.judge import Verdict, judge
 from crawler.models import UNCHANGED, Outcome, Page, RetryClass, Rule, Task, TaskStatus
 from crawler.resilience import retry
@@ -32,7 +32,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     task: Task
     site: Site
     rule: Rule = Rule()
-    session: Session | None = None
+    session: LiveSession | None = None
     respect_robots: bool = True
 
     @property

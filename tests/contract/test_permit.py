@@ -1,18 +1,17 @@
 """The permit's contract, kept by Redis and by its twin in memory."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from crawler.models import Rule
-from crawler.resilience.memory import Book, MemoryPermit
 from crawler.resilience.permit import (
     AHEAD_S,
     BATCH_S,
@@ -25,64 +24,10 @@ from crawler.resilience.permit import (
     SLOWED_MOST,
     Answer,
     Ask,
-    Domain,
-    Permit,
-    Report,
 )
-from crawler.resilience.redis_circuit_breaker import RedisCircuitBreaker
-from crawler.resilience.redis_rate_limiter import RedisRateLimiter, address
+from tests.contract.fleet import BEGIN, Fleet
 
-BEGIN = 1_800_000_000.0
-FAST = Rule(interval_s=0.05, at_a_time=0)
 CALM = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
-
-
-class Fleet:
-    """Some holders of permits that share what they know, and the clock of all of them."""
-
-    def __init__(self, redis_url: str | None, fail_max: int = 3) -> None:
-        self.now = BEGIN
-        self._url, self._fail_max = redis_url, fail_max
-        self._book = Book(BEGIN)
-        self._members: dict[str, Permit] = {}
-        self.client: redis.Redis | None = None
-        if redis_url:
-            self.client = redis.Redis.from_url(address(redis_url, 2))
-            self.client.flushdb()
-        self["nobody"].ask([Ask(domain="first.example", rule=Rule())])
-
-    def __getitem__(self, holder: str) -> Permit:
-        if holder not in self._members:
-            self._members[holder] = self._permit(holder)
-        return self._members[holder]
-
-    def _permit(self, holder: str) -> Permit:
-        if self._url:
-            return RedisRateLimiter(self._url, 2, holder, self._fail_max, clock=lambda: self.now)
-        return MemoryPermit(holder, self._fail_max, clock=lambda: self.now, book=self._book)
-
-    def die(self, holder: str) -> None:
-        """What the holder knew of itself is gone; a new one takes its name."""
-        self._members.pop(holder, None)
-
-    def settle(self) -> "Fleet":
-        """Let so much time pass that nothing can be on its way."""
-        self.now += 3600
-        return self
-
-    def ask(self, holder: str = "a", domain: str = "x.example", rule: Rule = FAST, **more: Any) -> Answer:
-        return self[holder].ask([Ask(domain=domain, rule=rule, **more)])[0]
-
-    def report(self, holder: str = "a", domain: str = "x.example", rule: Rule = FAST, **more: Any) -> None:
-        self[holder].report([Report(domain=domain, rule=rule, **more)])
-
-    def domain(self, name: str = "x.example") -> Domain:
-        return next(known for known in self["a"].domains() if known.domain == name)
-
-    def open(self, holder: str = "a", block: str = "captcha") -> None:
-        """Open the circuit by as many blocks as it takes."""
-        for _ in range(self._fail_max):
-            self.report(holder, slots=0, good=False, block=block)
 
 
 Fleets = Callable[[], Fleet]
@@ -197,7 +142,8 @@ def test_a_clock_that_is_set_back_does_not_stop_a_domain(fleet: Fleet) -> None:
     fleet.now += OPEN_S
     granted = fleet.ask(rule=Rule(interval_s=0.4))
 
-    assert (refused.why, refused.wait_s) == ("open", pytest.approx(OPEN_S))
+    assert refused.why == "open"
+    assert refused.wait_s == pytest.approx(OPEN_S)
     assert granted.starts_s == (0.0,)
     assert other.starts_s or other.wait_s < 1
 
@@ -605,7 +551,7 @@ class Limits(RuleBasedStateMachine):
         if not hasattr(self, "sent"):
             return
         starts = sorted(self.sent)
-        for before, after in zip(starts, starts[1:], strict=False):
+        for before, after in itertools.pairwise(starts):
             assert after - before >= self.rule.interval_s - 1e-6
 
 
@@ -661,110 +607,13 @@ def _replay(fleet: Fleet, step: tuple[Any, ...]) -> object:
         case "ask", holder, domain, rule_, more:
             return fleet.ask(holder, domain, rule_, **more)
         case "report", holder, domain, rule_, more:
-            return fleet.report(holder, domain, rule_, **more)
+            fleet.report(holder, domain, rule_, **more)
         case "renew", holder:
-            return fleet[holder].renew(["x", "y"])
+            fleet[holder].renew(["x", "y"])
         case "forget", holder, domain:
-            return fleet["a"].forget(domain, holder)
+            fleet["a"].forget(domain, holder)
         case "die", holder:
-            return fleet.die(holder)
+            fleet.die(holder)
         case "reset", domain:
             return fleet["a"].reset(domain)
     return None
-
-
-# With a real Redis
-
-
-def test_a_call_is_one_round_trip_and_survives_a_forgotten_script(redis_url: str) -> None:
-    """Many domains are one pipeline of one EVALSHA each; a Redis that forgot the script gets it in the same call."""
-    fleet = Fleet(redis_url).settle()
-    assert fleet.client
-    many = [Ask(domain=f"d{number}.example", rule=FAST) for number in range(50)]
-    fleet["a"].ask(many[:1])
-    before = fleet.client.info("commandstats")["cmdstat_evalsha"]["calls"]
-    fleet["a"].ask(many)
-    once = fleet.client.info("commandstats")["cmdstat_evalsha"]["calls"]
-    fleet.client.script_flush()
-    fleet.client.flushdb()
-    answers = fleet["a"].ask(many)
-    fleet.client.script_flush()
-    fleet["a"].report([Report(domain="d1.example", rule=FAST, block="captcha")])
-
-    assert once - before == 50
-    assert all(answer.why == "just begun" or answer.starts_s for answer in answers)
-    assert fleet.domain("d1.example").last_block == "captcha"
-
-
-def test_the_clock_is_that_of_redis(redis_url: str) -> None:
-    """Without a clock of the test's own, times are Redis's, and idle hashes end one day."""
-    Fleet(redis_url)
-    permit = RedisRateLimiter(redis_url, 2, "a", 1)
-    permit.nothing_booked()
-    client = redis.Redis.from_url(address(redis_url, 2))
-    client.delete("permit-epoch")
-    permit.nothing_booked()
-    seconds_, _ = client.time()
-    answer = permit.ask([Ask(domain="x.example", rule=FAST)])[0]
-    permit.report([Report(domain="x.example", rule=FAST, good=False, block="captcha")])
-    [known] = [known for known in permit.domains() if known.domain == "x.example"]
-
-    assert answer.starts_s == (0.0,)
-    assert abs((known.opened_at or 0) - seconds_) < 60
-    assert 3600 < client.ttl("permit:x.example") < 86400
-    assert client.ttl("permit-epoch") == -1
-
-
-def test_places_are_known_again_soon_after_redis_was_emptied(redis_url: str) -> None:
-    """Each call says what its holder has in flight, so that nothing is counted wrongly for long."""
-    fleet, rule_ = Fleet(redis_url).settle(), Rule(at_a_time=5)
-    assert fleet.client
-    fleet.ask("a", rule=rule_, wish=2)
-    fleet.ask("b", rule=rule_, wish=2)
-    fleet.client.flushdb()
-    fleet["a"].renew(["x.example"])
-    fleet["b"].renew(["x.example"])
-    answer = fleet.ask("c", rule=rule_, wish=5)
-
-    assert len(answer.starts_s) == 1
-    assert fleet.domain().in_flight == 5
-
-
-def test_the_breaker_alone(redis_url: str) -> None:
-    """`RedisCircuitBreaker` has the names of the requirements, on the same hash."""
-    fleet = Fleet(redis_url).settle()
-    one, other = (RedisCircuitBreaker(redis_url, 2, name, 2, clock=lambda: fleet.now) for name in ("one", "other"))
-    assert one.state("x.example") == "CLOSED"
-    assert one.can_request("x.example")
-    one.record_failure("x.example", "http_403")
-    one.record_success("x.example")
-    one.record_failure("x.example", "captcha")
-    other.record_failure("x.example", "login wall")
-
-    assert (one.state("x.example"), fleet.domain().last_block) == ("OPEN", "login wall")
-    assert not one.can_request("x.example")
-    fleet.now += OPEN_S
-    assert [other.can_request("x.example"), one.can_request("x.example")] == [True, False]
-    assert other.state("x.example") == "HALF_OPEN"
-    other.record_success("x.example")
-    assert one.can_request("x.example")
-    one.close()
-    other.close()
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("redis://:secret@127.0.0.1:6380/0", "redis://:secret@127.0.0.1:6380?db=2"),
-        ("redis://host", "redis://host?db=2"),
-        ("rediss://user:p%40ss@host:6380/7?ssl_cert_reqs=required", "rediss://user:p%40ss@host:6380?ssl_cert_reqs=required&db=2"),
-        ("redis+socket:///run/redis.sock?virtual_host=3&password=s", "unix:///run/redis.sock?password=s&db=2"),
-        ("redis+socket://:s@/run/redis.sock", "unix://:s@/run/redis.sock?db=2"),
-    ],
-)  # fmt: skip
-def test_the_database_number_of_any_address_is_replaced(url: str, expected: str) -> None:
-    """The broker's address, however it is spelt, leads to the database of the limits."""
-    told = redis.Redis.from_url(address(url, 2)).connection_pool.connection_kwargs
-
-    assert address(url, 2) == expected
-    assert told["db"] == 2
