@@ -43,6 +43,9 @@ MAX_UNSAVED = 256
 POLL_S, CLOSED_POLL_S = 0.03, 0.25
 """How often to look again for more urgent work, and how often at least while all domains with work are closed."""
 ERRAND_S = 5.0
+SLOW_S, SLOW_TIMES = 2.0, 4
+"""A page that takes longer than this makes room for another, up to so many times the pages of a process: servers that
+hang must not keep it from those that answer."""
 ROOM_S = 1.0
 """How often to look how full the disk is."""
 STOP_GRACE_S = 3.0
@@ -78,7 +81,7 @@ class Worker:
         self._sites = sites.load(settings.config_dir, settings.rate)
         self._lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
         self.ledger_id = self._lpm.ledger.id
-        self._owner = Owner(self._lpm.owners, kind, slots=2 * settings.pages + MAX_UNSAVED)
+        self._owner = Owner(self._lpm.owners, kind, slots=2 * SLOW_TIMES * settings.pages + MAX_UNSAVED)
         self._name = f"{kind}:{os.getpid()}"
         alone = MemoryPermit(self._owner.id, settings.circuit_breaker_fail_max, fresh=False)
         self._keeper = Keeper(permit(self._owner.id) if permit else alone, self._sites.key)
@@ -91,7 +94,7 @@ class Worker:
         self._writer = threading.Thread(target=self._write, name="writer", daemon=True)
         self._pages: set[asyncio.Task[None]] = set()
         self._calls: set[asyncio.Task[Any]] = set()
-        self._fetching = 0
+        self._fetching: dict[int, float] = {}
         self._unsaved = 0
         self._last_domain = ""
         self._store_trouble = self._claim_trouble = False
@@ -226,7 +229,7 @@ class Worker:
 
     async def _claim(self, queues: Sequence[str]) -> tuple[list[Claimed], bool]:
         """Lease only what can begin now: nothing waits in a worker, so urgent work overtakes all but what began."""
-        room = self._settings.pages - self._fetching
+        room = self._room()
         if room <= 0 or self._unsaved >= MAX_UNSAVED or self._store_trouble:
             return [], True
         try:
@@ -240,6 +243,12 @@ class Worker:
             self._claim_trouble = False
             log.warning("the store can be used again; work goes on")
         return claimed
+
+    def _room(self) -> int:
+        """How many more pages may be in flight."""
+        pages, recent = self._settings.pages, time.monotonic() - SLOW_S
+        quick = sum(began > recent for began in self._fetching.values())
+        return min(pages - quick, SLOW_TIMES * pages - len(self._fetching))
 
     def _complain(self, error: StoreError) -> None:
         """One line a minute, whoever meets the trouble."""
@@ -367,7 +376,7 @@ class Worker:
             session=errand.session,
             respect_robots=site.respect_robots and not errand.options.ignore_robots,
         )
-        self._fetching += 1
+        self._fetching[task.id] = time.monotonic()
         try:
             outcome = await pipeline.scrape(
                 order, self._client.fetch, passage, self._robots, worker=self._name, parsing=self._owner.parsing
@@ -380,7 +389,7 @@ class Worker:
             log.exception("an unforeseen error; the task has failed", extra={"task_id": task.task_id})
             outcome = _internal_failure(task, self._name, error)
         finally:
-            self._fetching -= 1
+            self._fetching.pop(task.id, None)
             passage.close()
             self._page_ended.set()
             if not self._calls and not self.stopping:  # nobody claims now, who would pass the report on
