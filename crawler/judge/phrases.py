@@ -185,6 +185,12 @@ GONE_SAYS = (
     *("ha sido movida", "не существует", "неправильно набран", "была удалена", "не съществува", "била преместена"),
     *("não existe", "foi removida", "verifique o link", "nicht mehr", "back to home", "home page", "homepage"),
 )
+GONE_ENDS = (
+    *(" not found", " not available", " no longer available", " does not exist", " nicht gefunden", " introuvable"),
+    *(" no encontrado", " no encontrada", " не найден", " не найдена", " не найдено", " не е намерен"),
+    *(" не е намерена", " не е намерено", " não encontrado", " não encontrada", " non trovata", " niet gevonden"),
+)
+"""How a heading ends that says that a parcel, a listing or a case is not there."""
 PARKED = (
     *("domain is for sale", "domain for sale", "website is for sale", "this site is for sale", "domain may be for sale"),
     *("buy this domain", "own this domain", "domain is parked", "parked domain", "domain name is for sale"),
@@ -225,7 +231,7 @@ _FILLERS = (
     *("leider", "erreur", "fehler", "ошибка", "грешка", "erro", "please", "bitte", "website", "site", "page", "our"),
     *("we can't", "we couldn't", "извините", "съжаляваме", "desculpe", "désolés", "members", "area", "portal", "your"),
 )
-MOST_ELSE = 0.35
+MOST_ELSE = 0.3
 """The share of letters that a title may have beside a phrase and still say only that."""
 _SEGMENTS = re.compile(r" [|–—·•‹›»:-] | ?[|‹›»·] ?")
 _SIGNS = " .,:;!?¡¿…-–—'\"“”«»()[]#/0123456789"

@@ -16,7 +16,7 @@ SHORT_BODY = 2_000
 MARKUP_CHARS = 200_000
 CHALLENGE, SHORT, BRIEF, LONG = 1_200, 600, 300, 2_500
 """The most characters of own text that a wall may have, by how sure its other signs are."""
-RECORD_CELLS, RECORD_PARTS, THIN, BEGINNING = 4, 8, 140, 60
+RECORD_CELLS, RECORD_PARTS, THIN, BEGINNING, SHORT_HEADING = 4, 8, 140, 60, 45
 _DATA_TYPES = ("website", "organization", "breadcrumblist", "searchaction", "imageobject", "webpage")
 
 
@@ -214,10 +214,10 @@ def _rate_limited(case: Case) -> Found | None:
     if case.status == 429:
         return Found("rate_limited", ())
     spoken = holds(case.words, phrases.RATE_LIMITED)
-    if not spoken or case.is_record or not case.little(SHORT):
+    if not spoken or case.is_record or not case.little(BRIEF):
         return None
     said = case.any_lead(phrases.RATE_LIMITED)
-    if said or (case.little(BRIEF) and not case.sight.cells and _opens_with(case, phrases.RATE_LIMITED)):
+    if said or (not case.sight.cells and _opens_with(case, phrases.RATE_LIMITED)):
         return Found("rate_limited", (_quoted("it says", said or spoken), case.amount()))
     return None
 
@@ -311,11 +311,17 @@ def _error(case: Case) -> Found | None:
 def _soft_404(case: Case) -> Found | None:
     if case.is_record or not case.little(LONG if case.both_lead(phrases.GONE) else SHORT):
         return None
-    said = case.any_lead(phrases.GONE)
+    said = case.any_lead(phrases.GONE) or (_missing(case) if case.little(BRIEF) else "")
     says = holds(case.sight.text, phrases.GONE_SAYS)
     if said and (says or case.little(100)):
         return Found("soft_404", (_quoted("title or heading", said), case.amount()))
     return None
+
+
+def _missing(case: Case) -> str:
+    """A short heading such as “Parcel not found”."""
+    lines = [line.rstrip(" .!") for line in (case.sight.title, *case.sight.headings) if len(line) <= SHORT_HEADING]
+    return next((line for line in lines if line.endswith(phrases.GONE_ENDS)), "")
 
 
 def _shell(case: Case) -> Found | None:
