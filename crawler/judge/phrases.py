@@ -124,7 +124,7 @@ ERROR = (
     *("application error", "unexpected error", "bad gateway", "gateway timeout", "service unavailable"),
     *("error establishing a database connection", "database error", "runtime error", "fatal error", "system error"),
     *("unhandled exception", "critical error on this website", "http status 500", "http error 500", "error 500"),
-    *("500 error", "website error", "wordpress › error", "exception report", "server error in", "an error was"),
+    *("500 error", "website error", "wordpress › error", "exception report", "server error in", "error occurred while processing"),
     *("we're having trouble", "technical difficulties", "could not process your request", "oops", "502", "500", "504"),
     *("ein fehler aufgetreten", "fehler aufgetreten", "interner serverfehler", "technischer fehler", "fehler"),
     *("une erreur est survenue", "une erreur s'est produite", "erreur interne", "erreur serveur", "erreur"),
@@ -135,7 +135,7 @@ ERROR = (
 )
 ERROR_SAYS = (
     *("please try again", "try again later", "has been notified", "unexpected condition", "error has occurred"),
-    *("error occurred", "critical error", "contact the administrator", "contact support", "unable to process"),
+    *("error occurred", "critical error", "contact the administrator", "contact support", "unable to process", "contact the website"),
     *("could not be processed", "database connection", "stack trace", "exception", "konnte", "versuchen sie es"),
     *("technischen fehlers", "réessayer", "veuillez réessayer", "inténtelo de nuevo", "inténtalo de nuevo"),
     *("más tarde", "попробуйте", "повторите", "опитайте", "свържете се", "tente novamente", "mais tarde"),

@@ -14,9 +14,9 @@ from crawler.models import Page
 
 SHORT_BODY = 2_000
 MARKUP_CHARS = 200_000
-CHALLENGE, SHORT, BRIEF, LONG = 1_200, 600, 300, 2_500
+CHALLENGE, SHORT, BRIEF, NOTICE, LONG = 1_200, 600, 300, 250, 2_500
 """The most characters of own text that a wall may have, by how sure its other signs are."""
-RECORD_CELLS, RECORD_PARTS, THIN, BEGINNING, SHORT_HEADING = 4, 8, 140, 60, 45
+RECORD_CELLS, RECORD_PARTS, THIN, BEGINNING, SHORT_HEADING, FEW_HEADINGS = 4, 8, 140, 60, 45, 4
 _DATA_TYPES = ("website", "organization", "breadcrumblist", "searchaction", "imageobject", "webpage")
 
 
@@ -68,6 +68,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def lines(self) -> list[str]:
+        """The title and the headings that speak for the whole page."""
+        sight = self.sight
+        return [sight.title, *(sight.headings if len(sight.headings) <= FEW_HEADINGS else [sight.main_heading])]
+
+    @property
     def good(self) -> bool:
         """Whether the server called it a success."""
         return 200 <= self.status < 300
@@ -82,13 +88,16 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return self.sight.own <= most
 
     def lead(self, wanted: tuple[str, ...]) -> str:
-        """What the title or main heading says, if it is one of these phrases and hardly anything else."""
-        return says_only(self.sight.title, wanted) or says_only(self.sight.main_heading, wanted)
+        """What the title or a heading says, if it is one of these phrases and hardly anything else."""
+        return next((said for line in self.lines if (said := says_only(line, wanted))), "")
 
-    def any_lead(self, wanted: tuple[str, ...]) -> str:
-        """The same of the title or any heading."""
-        lines = [self.sight.title, *self.sight.headings]
-        return next((said for line in lines if (said := says_only(line, wanted))), "")
+    def near_lead(self, wanted: tuple[str, ...]) -> str:
+        """A title or heading with one of the longer phrases and more, if it is nearly all that there is."""
+        sight = self.sight
+        if not self.little(NOTICE) or sight.parts > 6 or sight.cells or sight.fields or sight.links > 3:
+            return ""
+        longer = tuple(phrase for phrase in wanted if len(phrase) >= 12)
+        return next((line for line in self.lines if holds(line, longer)), "")
 
     def both_lead(self, wanted: tuple[str, ...]) -> bool:
         """Whether title and main heading say so both."""
@@ -174,7 +183,7 @@ def _vendor_words(case: Case) -> Found | None:
     lead = f"{case.sight.title} | {case.sight.main_heading}"
     for mark, evidence in vendors.by_words(case.words):
         # The words of a vendor in a page of a success could be quoted: then the title is not made of them.
-        if not case.good or mark.sign in lead or case.any_lead(phrases.REFUSED) or case.little(BRIEF):
+        if not case.good or mark.sign in lead or case.lead(phrases.REFUSED) or case.little(BRIEF):
             return Found(mark.name, (evidence, case.amount()), mark.vendor)
     return None
 
@@ -184,7 +193,7 @@ def _captcha(case: Case) -> Found | None:
     sight = case.sight
     if case.is_record or not case.little(SHORT):
         return None
-    said = case.any_lead(phrases.ROBOT)
+    said = case.lead(phrases.ROBOT)
     spoken = holds(case.words, phrases.ROBOT)
     sign, vendor = vendors.widget(case.markup)
     if sign and spoken and sight.fields <= 1 and (said or case.little(BRIEF) or not case.good):
@@ -204,7 +213,7 @@ def _edge(case: Case) -> str:
 def _refused(case: Case) -> Found | None:
     if not case.little(SHORT) or (case.is_record and case.good):
         return None
-    said, why = case.any_lead(phrases.REFUSED), holds(case.words, phrases.REFUSED_WHY)
+    said, why = case.lead(phrases.REFUSED), holds(case.words, phrases.REFUSED_WHY)
     if why and (said or (not case.good and case.little(BRIEF))):
         return Found("blocked", (_quoted("title or heading", said), _quoted("it says", why), case.amount()))
     return None
@@ -216,7 +225,7 @@ def _rate_limited(case: Case) -> Found | None:
     spoken = holds(case.words, phrases.RATE_LIMITED)
     if not spoken or case.is_record or not case.little(BRIEF):
         return None
-    said = case.any_lead(phrases.RATE_LIMITED)
+    said = case.lead(phrases.RATE_LIMITED)
     if said or (not case.sight.cells and _opens_with(case, phrases.RATE_LIMITED)):
         return Found("rate_limited", (_quoted("it says", said or spoken), case.amount()))
     return None
@@ -230,10 +239,11 @@ def _opens_with(case: Case, wanted: tuple[str, ...]) -> bool:
 def _maintenance(case: Case) -> Found | None:
     if case.is_record or not case.little(SHORT) or 400 <= case.status < 500:
         return None
-    said, says = case.any_lead(phrases.MAINTENANCE), holds(case.sight.text, phrases.MAINTENANCE_SAYS)
+    said = case.lead(phrases.MAINTENANCE) or case.near_lead(phrases.MAINTENANCE)
+    says = [phrase for phrase in phrases.MAINTENANCE_SAYS if phrase in case.sight.text]
     spoken = not case.good and "maintenance" in case.words
-    if (said and (says or not case.good)) or spoken:
-        return Found("maintenance", (_quoted("title or heading", said), _quoted("it says", says), case.amount()))
+    if (said and (len(says) >= (1 if case.little(BRIEF) else 3) or not case.good)) or spoken:
+        return Found("maintenance", (_quoted("title or heading", said), _quoted("it says", ", ".join(says)), case.amount()))
     return None
 
 
@@ -242,7 +252,7 @@ def _parked(case: Case) -> Found | None:
         return None
     mark = holds(case.markup, phrases.PARKED_MARKUP)
     lines = [case.sight.title, *case.sight.headings]
-    said = case.any_lead(phrases.PARKED) or next((line for line in lines if holds(line, phrases.PARKED)), "")
+    said = case.lead(phrases.PARKED) or next((line for line in lines if holds(line, phrases.PARKED)), "")
     says = holds(case.sight.text, phrases.PARKED_SAYS + phrases.PARKED)
     signs = [
         _quoted("title or heading", said) if said else "",
@@ -261,7 +271,7 @@ def _login(case: Case) -> Found | None:
     if "samlrequest" in sight.hidden_fields and case.little(BRIEF):
         return Found("login_wall", ("a form with SAMLRequest", case.amount()))
     place = holds(case.place, phrases.LOGIN_PLACES)
-    said, says = case.any_lead(phrases.LOGIN), holds(case.words, phrases.LOGIN_SAYS)
+    said, says = case.lead(phrases.LOGIN), holds(case.words, phrases.LOGIN_SAYS)
     if sight.passwords:
         signs = (_quoted("title or heading", said) if said else "", f"the place {place}" if place else "")
         if case.little(CHALLENGE if (said or (place and case.moved)) else 100) or (says and case.little(SHORT)):
@@ -301,8 +311,9 @@ def _error(case: Case) -> Found | None:
             return Found("error_page", (_quoted("it begins with", sign), case.amount()))
     if case.is_record or not case.little(SHORT):
         return None
-    said, says = case.any_lead(phrases.ERROR), holds(case.words, phrases.ERROR_SAYS)
-    gone = case.any_lead(phrases.GONE)
+    said = case.lead(phrases.ERROR) or case.near_lead(phrases.ERROR)
+    says = holds(case.words, phrases.ERROR_SAYS)
+    gone = case.lead(phrases.GONE)
     if said and not gone and (says or case.little(80)):
         return Found("error_page", (_quoted("title or heading", said), case.amount()))
     return None
@@ -311,7 +322,7 @@ def _error(case: Case) -> Found | None:
 def _soft_404(case: Case) -> Found | None:
     if case.is_record or not case.little(LONG if case.both_lead(phrases.GONE) else SHORT):
         return None
-    said = case.any_lead(phrases.GONE) or (_missing(case) if case.little(BRIEF) else "")
+    said = case.lead(phrases.GONE) or case.near_lead(phrases.GONE) or (_missing(case) if case.little(BRIEF) else "")
     says = holds(case.sight.text, phrases.GONE_SAYS)
     if said and (says or case.little(100)):
         return Found("soft_404", (_quoted("title or heading", said), case.amount()))
