@@ -7,7 +7,7 @@ makes a wall: a rule asks for marks that nothing else has, or for several weak s
 from selectolax.lexbor import LexborHTMLParser
 
 from crawler.judge import phrases, rules
-from crawler.judge.sight import RICH, glance, look
+from crawler.judge.sight import RICH, Sight, glance, look
 from crawler.judge.verdict import DECISIONS, Decision, Verdict, decided
 from crawler.models import Page
 
@@ -27,19 +27,21 @@ def judge(page: Page, text: str, tree: LexborHTMLParser | None) -> Verdict:
     by_header = rules.by_header(headers)
     if by_header and status not in _GONE:
         return _verdict(by_header, status)
-    if not page.body.strip():
+    if not page.body[:4_096].strip() and not page.body.strip():
         return _without_body(status)
     if status in _GONE or 300 <= status < 400:
         return _plain(status)
     if tree is None:
         return _verdict(rules.of_text(page, headers), status) if _is_short_text(page, headers) else _plain(status)
-    if good and (sight := glance(tree)).own >= RICH and not _is_odd(sight.title, sight.headings):
-        return decided("ok", evidence=(f"at least {RICH:,} characters of text under an innocent title",))
-    return _verdict(rules.of_page(rules.Case.of(page, headers, text, tree, look(tree))), status)
+    sight = glance(tree)
+    if good and sight.rich and not _is_odd(sight, text):
+        return decided("ok", evidence=("much to read under an innocent title",))
+    return _verdict(rules.of_page(rules.Case.of(page, headers, text, tree, look(tree, sight))), status)
 
 
-def _is_odd(title: str, headings: list[str]) -> bool:
-    return bool(phrases.holds(" | ".join([title, *headings]), phrases.ALL))
+def _is_odd(sight: Sight, text: str) -> bool:
+    """Whether a page with much to read needs a closer look nevertheless."""
+    return bool(phrases.holds(" | ".join(sight.lines), phrases.ODD)) or (sight.own < RICH and "password" in text)
 
 
 def _is_short_text(page: Page, headers: dict[str, str]) -> bool:

@@ -220,10 +220,11 @@ WAITING = (
     *("javascript", "java script", "loading", "wird geladen", "chargement", "cargando", "загрузка", "зареждане"),
     *("carregando", "please wait", "bitte warten", "laden"),
 )
-ALL = (
-    *(ROBOT + REFUSED + RATE_LIMITED + MAINTENANCE + LOGIN + CONSENT + ERROR + GONE + PARKED),
-    *("pardon our interruption", "access to this site has been limited", "vercel security checkpoint"),
+_EVERY = frozenset(
+    (*ROBOT, *REFUSED, *RATE_LIMITED, *MAINTENANCE, *LOGIN, *CONSENT, *ERROR, *GONE, *GONE_ENDS, *PARKED)
+    + ("pardon our interruption", "access to this site has been limited", "vercel security checkpoint")
 )
+ODD = tuple(sorted(one for one in _EVERY if not any(other in one for other in _EVERY if other != one)))
 """A title or heading with any of these gets a page a close look."""
 
 _FILLERS = (

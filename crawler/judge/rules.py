@@ -16,7 +16,7 @@ SHORT_BODY = 2_000
 MARKUP_CHARS = 200_000
 CHALLENGE, SHORT, BRIEF, NOTICE, LONG = 1_200, 600, 300, 250, 2_500
 """The most characters of own text that a wall may have, by how sure its other signs are."""
-RECORD_CELLS, RECORD_PARTS, THIN, BEGINNING, SHORT_HEADING, FEW_HEADINGS = 4, 8, 140, 60, 45, 4
+RECORD_CELLS, RECORD_PARTS, THIN, BEGINNING, SHORT_HEADING = 4, 8, 140, 60, 45
 _DATA_TYPES = ("website", "organization", "breadcrumblist", "searchaction", "imageobject", "webpage")
 
 
@@ -40,8 +40,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     markup: str
     """The beginning of the page in lower case."""
     sight: Sight
+    heads: str
+    """Title and headings."""
     words: str
-    """Title, headings, own text and frame."""
+    """The same, and all other text."""
     scripts: int
     noscript: str
     data: bool
@@ -52,7 +54,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         cls, page: Page, headers: dict[str, str], text: str, tree: LexborHTMLParser, sight: Sight
     ) -> Self:
         """The case of a page."""
-        own = [sight.title, *sight.headings, sight.text, sight.frame_text]
+        words = [*sight.lines, sight.text, squashed(" ".join(sight.framed))]
         noscripts = [node.text()[:SHORT_BODY] for node in tree.css("noscript")[:20]]
         return cls(
             status=page.status,
@@ -61,17 +63,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             moved=_place(page.final_url) != _place(page.url),
             markup=text[:MARKUP_CHARS].lower(),
             sight=sight,
-            words=" | ".join(part for part in own if part),
+            heads=" | ".join(sight.lines),
+            words=" | ".join(filter(None, words)),
             scripts=len(tree.css("script:not([type*='json' i])")),
             noscript=squashed(" ".join(noscripts))[:SHORT_BODY],
             data=_has_data(tree),
         )
-
-    @property
-    def lines(self) -> list[str]:
-        """The title and the headings that speak for the whole page."""
-        sight = self.sight
-        return [sight.title, *(sight.headings if len(sight.headings) <= FEW_HEADINGS else [sight.main_heading])]
 
     @property
     def good(self) -> bool:
@@ -89,19 +86,21 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     def lead(self, wanted: tuple[str, ...]) -> str:
         """What the title or a heading says, if it is one of these phrases and hardly anything else."""
-        return next((said for line in self.lines if (said := says_only(line, wanted))), "")
+        if not holds(self.heads, wanted):
+            return ""
+        return next((said for line in self.sight.lines if (said := says_only(line, wanted))), "")
 
     def near_lead(self, wanted: tuple[str, ...]) -> str:
         """A title or heading with one of the longer phrases and more, if it is nearly all that there is."""
         sight = self.sight
-        if not self.little(NOTICE) or sight.parts > 6 or sight.cells or sight.fields or sight.links > 3:
+        if not holds(self.heads, wanted) or not self.little(NOTICE) or sight.parts > 6 or sight.cells or sight.fields or sight.links > 3:
             return ""
         longer = tuple(phrase for phrase in wanted if len(phrase) >= 12)
-        return next((line for line in self.lines if holds(line, longer)), "")
+        return next((line for line in sight.lines if holds(line, longer)), "")
 
     def both_lead(self, wanted: tuple[str, ...]) -> bool:
-        """Whether title and main heading say so both."""
-        return bool(says_only(self.sight.title, wanted) and says_only(self.sight.main_heading, wanted))
+        """Whether title and a heading say so both."""
+        return bool(says_only(self.sight.title, wanted)) and any(says_only(h, wanted) for h in self.sight.headings)
 
     def amount(self) -> str:
         """How much there is to read."""
@@ -180,10 +179,9 @@ def _vendor_markup(case: Case) -> Found | None:
 def _vendor_words(case: Case) -> Found | None:
     if not case.little(CHALLENGE):
         return None
-    lead = f"{case.sight.title} | {case.sight.main_heading}"
     for mark, evidence in vendors.by_words(case.words):
         # The words of a vendor in a page of a success could be quoted: then the title is not made of them.
-        if not case.good or mark.sign in lead or case.lead(phrases.REFUSED) or case.little(BRIEF):
+        if not case.good or mark.sign in case.heads or case.lead(phrases.REFUSED) or case.little(BRIEF):
             return Found(mark.name, (evidence, case.amount()), mark.vendor)
     return None
 
@@ -251,8 +249,7 @@ def _parked(case: Case) -> Found | None:
     if not case.little(CHALLENGE) or case.is_record:
         return None
     mark = holds(case.markup, phrases.PARKED_MARKUP)
-    lines = [case.sight.title, *case.sight.headings]
-    said = case.lead(phrases.PARKED) or next((line for line in lines if holds(line, phrases.PARKED)), "")
+    said = holds(case.heads, phrases.PARKED)
     says = holds(case.sight.text, phrases.PARKED_SAYS + phrases.PARKED)
     signs = [
         _quoted("title or heading", said) if said else "",
@@ -289,7 +286,7 @@ def _consent(case: Case) -> Found | None:
     if case.is_record or not case.little(LONG) or holds(sight.title, phrases.ABOUT):
         return None
     place = holds(case.place, phrases.CONSENT_PLACES)
-    said = next((line for line in (sight.title, sight.main_heading) if holds(line, phrases.CONSENT)), "")
+    said = next((line for line in sight.lines[:2] if holds(line, phrases.CONSENT)), "")
     says = holds(case.words, phrases.CONSENT_SAYS)
     button = next((label for label in sight.buttons if label and holds(label, phrases.CONSENT_BUTTONS)), "")
     signs = [
@@ -305,9 +302,9 @@ def _consent(case: Case) -> Found | None:
 
 
 def _error(case: Case) -> Found | None:
-    lines = (case.sight.title, case.sight.main_heading, case.sight.text[:BEGINNING])
+    beginning = f"{case.heads} | {case.sight.text[:BEGINNING]}"
     for sign, also in phrases.TRACES:
-        if any(sign in line for line in lines) and also in case.words:
+        if sign in beginning and also in case.words:
             return Found("error_page", (_quoted("it begins with", sign), case.amount()))
     if case.is_record or not case.little(SHORT):
         return None
@@ -331,7 +328,7 @@ def _soft_404(case: Case) -> Found | None:
 
 def _missing(case: Case) -> str:
     """A short heading such as “Parcel not found”."""
-    lines = [line.rstrip(" .!") for line in (case.sight.title, *case.sight.headings) if len(line) <= SHORT_HEADING]
+    lines = [line.rstrip(" .!") for line in case.sight.lines if len(line) <= SHORT_HEADING]
     return next((line for line in lines if line.endswith(phrases.GONE_ENDS)), "")
 
 
