@@ -76,7 +76,12 @@ LOGIN_SAYS = (
     *("you must be logged in", "you must log in", "you need to log in", "you need to be logged in"),
     *("please log in to", "please login to", "please sign in to", "sign in to continue", "log in to continue"),
     *("you must sign in", "login is required", "login required", "only available to registered"),
-    *("only available to members", "sie müssen angemeldet sein", "sie müssen sich anmelden", "bitte melden sie sich an"),
+    *(
+        "only available to members",
+        "sie müssen angemeldet sein",
+        "sie müssen sich anmelden",
+        "bitte melden sie sich an",
+    ),
     *("nur für registrierte", "nur für angemeldete", "vous devez être connecté", "vous devez vous connecter"),
     *("veuillez vous connecter", "réservé aux abonnés connectés", "debe iniciar sesión", "debes iniciar sesión"),
     *("inicie sesión para", "necesitas iniciar sesión", "необходимо войти", "необходимо авторизоваться"),
@@ -109,7 +114,16 @@ CONSENT_BUTTONS = (
     *("akzeptieren", "zustimmen", "einverstanden", "accepter", "j'accepte", "aceptar", "acepto", "принять"),
     *("согласен", "принимаю", "приемам", "съгласен", "aceitar", "aceito", "concordo", "akkoord", "over 18", "enter"),
 )
-CONSENT_PLACES = ("consent", "disclaimer", "zustimmung", "collectconsent", "privacy-gate", "agegate", "age-gate", "terms")
+CONSENT_PLACES = (
+    "consent",
+    "disclaimer",
+    "zustimmung",
+    "collectconsent",
+    "privacy-gate",
+    "agegate",
+    "age-gate",
+    "terms",
+)
 LOGIN_PLACES = (
     *("login", "log-in", "signin", "sign_in", "sign-in", "logon", "/auth", "/sso", "/saml", "oauth", "/cas/"),
     *("anmelden", "connexion", "account/begin"),
@@ -124,7 +138,14 @@ ERROR = (
     *("application error", "unexpected error", "bad gateway", "gateway timeout", "service unavailable"),
     *("error establishing a database connection", "database error", "runtime error", "fatal error", "system error"),
     *("unhandled exception", "critical error on this website", "http status 500", "http error 500", "error 500"),
-    *("500 error", "website error", "wordpress › error", "exception report", "server error in", "error occurred while processing"),
+    *(
+        "500 error",
+        "website error",
+        "wordpress › error",
+        "exception report",
+        "server error in",
+        "error occurred while processing",
+    ),
     *("we're having trouble", "technical difficulties", "could not process your request", "oops", "502", "500", "504"),
     *("ein fehler aufgetreten", "fehler aufgetreten", "interner serverfehler", "technischer fehler", "fehler"),
     *("une erreur est survenue", "une erreur s'est produite", "erreur interne", "erreur serveur", "erreur"),
@@ -135,7 +156,14 @@ ERROR = (
 )
 ERROR_SAYS = (
     *("please try again", "try again later", "has been notified", "unexpected condition", "error has occurred"),
-    *("error occurred", "critical error", "contact the administrator", "contact support", "unable to process", "contact the website"),
+    *(
+        "error occurred",
+        "critical error",
+        "contact the administrator",
+        "contact support",
+        "unable to process",
+        "contact the website",
+    ),
     *("could not be processed", "database connection", "stack trace", "exception", "konnte", "versuchen sie es"),
     *("technischen fehlers", "réessayer", "veuillez réessayer", "inténtelo de nuevo", "inténtalo de nuevo"),
     *("más tarde", "попробуйте", "повторите", "опитайте", "свържете се", "tente novamente", "mais tarde"),
@@ -148,7 +176,7 @@ TRACES = (
     ("fatal error : uncaught", "stack trace"),
     ("fatal error", "on line"),
     ("parse error", "on line"),
-    ("traceback (most recent call last)", "file \""),
+    ("traceback (most recent call last)", 'file "'),
     ("you're seeing this error because you have debug = true", ""),
     ("exception report", "apache tomcat"),
     ("exception report", "javax.servlet"),
@@ -164,17 +192,39 @@ TRACES = (
 )
 """What only a program that failed says, with what must be there too."""
 GONE = (
-    *("page not found", "page cannot be found", "page could not be found", "page can't be found", "can't find that page"),
+    *(
+        "page not found",
+        "page cannot be found",
+        "page could not be found",
+        "page can't be found",
+        "can't find that page",
+    ),
     *("page you requested was not found", "page doesn't exist", "page does not exist", "page isn't available"),
     *("we couldn't find that page", "we couldn't find the page", "we can't find the page", "file not found"),
-    *("404 not found", "not found", "error 404", "404 error", "http 404", "404", "nothing found", "no longer available"),
+    *(
+        "404 not found",
+        "not found",
+        "error 404",
+        "404 error",
+        "http 404",
+        "404",
+        "nothing found",
+        "no longer available",
+    ),
     *("no longer exists", "has been removed", "listing unavailable", "does not exist", "page unavailable"),
     *("seite nicht gefunden", "seite wurde nicht gefunden", "seite existiert nicht", "nicht gefunden", "fehler 404"),
     *("page introuvable", "page non trouvée", "introuvable", "n'existe pas", "erreur 404", "n'est plus disponible"),
     *("página no encontrada", "no encontrado", "no encontrada", "la página que buscas no existe", "no existe"),
     *("ya no está disponible", "страница не найдена", "не найдена", "не найден", "ошибка 404", "не существует"),
     *("страницата не е намерена", "страницата не съществува", "не е намерен", "не съществува", "грешка 404"),
-    *("página não encontrada", "não encontrada", "não encontrado", "não existe", "erro 404", "não está mais disponível"),
+    *(
+        "página não encontrada",
+        "não encontrada",
+        "não encontrado",
+        "não existe",
+        "erro 404",
+        "não está mais disponível",
+    ),
     *("pagina niet gevonden", "pagina non trovata"),
 )
 GONE_SAYS = (
@@ -192,7 +242,13 @@ GONE_ENDS = (
 )
 """How a heading ends that says that a parcel, a listing or a case is not there."""
 PARKED = (
-    *("domain is for sale", "domain for sale", "website is for sale", "this site is for sale", "domain may be for sale"),
+    *(
+        "domain is for sale",
+        "domain for sale",
+        "website is for sale",
+        "this site is for sale",
+        "domain may be for sale",
+    ),
     *("buy this domain", "own this domain", "domain is parked", "parked domain", "domain name is for sale"),
     *("domain has expired", "domain is registered", "future home of", "is for sale | hugedomains", "account suspended"),
     *("account has been suspended", "welcome to nginx", "apache2 ubuntu default page", "apache2 debian default page"),
@@ -204,7 +260,13 @@ PARKED = (
     *("is for sale", "default page"),
 )
 PARKED_SAYS = (
-    *("domain is for sale", "may be for sale by its owner", "buy this domain", "sponsored listings", "related searches"),
+    *(
+        "domain is for sale",
+        "may be for sale by its owner",
+        "buy this domain",
+        "sponsored listings",
+        "related searches",
+    ),
     *("related links", "domain parking", "parked free", "parked with", "registered at", "make an offer"),
     *("domain expert", "hosting provider", "web server is successfully installed", "further configuration"),
     *("replace this file", "operating correctly", "kann über unseren marktplatz", "angebot abgeben"),
@@ -228,7 +290,19 @@ ODD = tuple(sorted(one for one in _EVERY if not any(other in one for other in _E
 """A title or heading with any of these gets a page a close look."""
 
 _FILLERS = (
-    *("we're sorry", "we are sorry", "sorry", "oops", "http", "status", "error", "lo sentimos", "désolé", "the", "this"),
+    *(
+        "we're sorry",
+        "we are sorry",
+        "sorry",
+        "oops",
+        "http",
+        "status",
+        "error",
+        "lo sentimos",
+        "désolé",
+        "the",
+        "this",
+    ),
     *("leider", "erreur", "fehler", "ошибка", "грешка", "erro", "please", "bitte", "website", "site", "page", "our"),
     *("we can't", "we couldn't", "извините", "съжаляваме", "desculpe", "désolés", "members", "area", "portal", "your"),
 )

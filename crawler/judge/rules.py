@@ -50,9 +50,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it holds a described thing for search engines, such as a product."""
 
     @classmethod
-    def of(
-        cls, page: Page, headers: dict[str, str], text: str, tree: LexborHTMLParser, sight: Sight
-    ) -> Self:
+    def of(cls, page: Page, headers: dict[str, str], text: str, tree: LexborHTMLParser, sight: Sight) -> Self:
         """The case of a page."""
         words = [*sight.lines, sight.text, squashed(" ".join(sight.framed))]
         noscripts = [node.text()[:SHORT_BODY] for node in tree.css("noscript")[:20]]
@@ -93,7 +91,14 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def near_lead(self, wanted: tuple[str, ...]) -> str:
         """A title or heading with one of the longer phrases and more, if it is nearly all that there is."""
         sight = self.sight
-        if not holds(self.heads, wanted) or not self.little(NOTICE) or sight.parts > 6 or sight.cells or sight.fields or sight.links > 3:
+        if (
+            not holds(self.heads, wanted)
+            or not self.little(NOTICE)
+            or sight.parts > 6
+            or sight.cells
+            or sight.fields
+            or sight.links > 3
+        ):
             return ""
         longer = tuple(phrase for phrase in wanted if len(phrase) >= 12)
         return next((line for line in sight.lines if holds(line, longer)), "")
@@ -241,7 +246,9 @@ def _maintenance(case: Case) -> Found | None:
     says = [phrase for phrase in phrases.MAINTENANCE_SAYS if phrase in case.sight.text]
     spoken = not case.good and "maintenance" in case.words
     if (said and (len(says) >= (1 if case.little(BRIEF) else 3) or not case.good)) or spoken:
-        return Found("maintenance", (_quoted("title or heading", said), _quoted("it says", ", ".join(says)), case.amount()))
+        return Found(
+            "maintenance", (_quoted("title or heading", said), _quoted("it says", ", ".join(says)), case.amount())
+        )
     return None
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import msgspec
 
+from crawler.fetch import charset
 from crawler.judge import Verdict, judge
 from crawler.models import Page
 from crawler.scraping.pipeline import is_html
-from crawler.fetch import charset
 from crawler.sites import structured
 
 FOLDER = Path(__file__).parents[1] / "corpus"
