@@ -1,5 +1,6 @@
 """Content codings undone while a body streams in, with a limit on what comes out, whatever the layers."""
 
+import re
 import sys
 import zlib
 from collections.abc import Callable
@@ -95,8 +96,10 @@ _DECODERS: dict[str, Callable[[], Decoder]] = {
 }
 
 
-_NO_CODINGS = frozenset({"", "identity", "none", "binary", "7bit", "8bit", "utf-8", "utf8", "iso-8859-1", "text/html"})
-"""What servers name although it is no coding; browsers pass such bodies on as they are."""
+_NO_CODINGS = frozenset({"", "identity", "none", "binary", "7bit", "8bit"})
+"""What servers name although it is no coding."""
+_BINARY = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
+"""Bytes that no text has: a body in an unknown coding that begins without any is just text with a wrong label."""
 
 
 class _Full(Exception):
@@ -110,9 +113,11 @@ class Body:
     def __init__(self, content_encoding: str, limit: int, *, cut: bool = False) -> None:
         names = [name.strip().lower() for name in content_encoding.split(",")]
         names = [name for name in names if name not in _NO_CODINGS]
-        unknown = [name for name in names if name not in _DECODERS]
-        if unknown or len(names) > MAX_LAYERS:
-            raise FetchError("unknown_encoding", f"cannot read Content-Encoding: {content_encoding[:100]}")
+        self._unknown = content_encoding if any(name not in _DECODERS for name in names) else ""
+        if self._unknown:
+            names = []  # as in browsers: where one layer is unknown, none is undone
+        if len(names) > MAX_LAYERS:
+            raise FetchError("unknown_encoding", f"{len(names)} layers of Content-Encoding are more than {MAX_LAYERS}")
         self._layers = [_DECODERS[name]() for name in reversed(names)]
         self._passed = [0] * len(names)
         self._limit = limit
@@ -154,6 +159,8 @@ class Body:
     def finish(self) -> tuple[bytes, bytes]:
         """The body as received and as decoded; one whose coding breaks off is truncated."""
         raw = bytes(self._raw)
+        if self._unknown and _BINARY.search(raw, 0, 1024):
+            raise FetchError("unknown_encoding", f"cannot read Content-Encoding: {self._unknown[:100]!r}")
         if not self._layers or not raw:
             return raw, raw
         if not self.full and not all(layer.finish() for layer in self._layers):

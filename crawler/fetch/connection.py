@@ -121,28 +121,35 @@ class Connection(asyncio.Protocol):
 
     async def head(self, spent: int = 0) -> tuple[wire.Head, bytearray]:
         """The next head and what came with it; `spent` bytes of other heads count against the limit."""
-        data, searched = bytearray(), 0
-        while (end := wire.end_of_head(data, searched)) < 0:
-            searched = max(0, len(data) - 2)
+        data, start, searched, end = bytearray(), -1, 0, -1
+        while end < 0:
             if len(data) + spent > wire.MAX_HEAD:
                 raise too_much_head()
-            if not wire.may_be_head(data):
-                raise FetchError("bad_response", f"the answer is not HTTP: it begins with {bytes(data[:40])!r}")
             try:
                 data += await self.more()
             except Closed as closed:
                 if not data:
                     raise
+                if start < 0:
+                    raise wire.not_http(data) from None
                 raise FetchError("truncated", "the connection ended within the answer's head") from closed.error
+            start = wire.start_of_head(data)
+            if start >= 0:
+                end = wire.end_of_head(data, max(start, searched))
+                searched = len(data) - 2
+            elif len(data) >= wire.SLOP:
+                raise wire.not_http(data)
         if end + spent > wire.MAX_HEAD:
             raise too_much_head()
-        return wire.parse_head(data[:end]), data[end:]
+        return wire.parse_head(data[start:end]), data[end:]
 
     async def upgrade(self, context: ssl.SSLContext, host: str) -> None:
         """Put TLS upon a connection through a proxy."""
         assert self._transport
         if self._buffer:
             raise FetchError("bad_response", "the proxy sent bytes before TLS began")
+        if self._ended or self._transport.is_closing():
+            raise ConnectionResetError("the connection ended before TLS began")
         loop = asyncio.get_running_loop()
         transport = await loop.start_tls(self._transport, self, context, server_hostname=host)
         if transport is None:

@@ -96,6 +96,8 @@ class Reach(Enum):
 def embedded(address: IPv6Address) -> tuple[IPv4Address, ...]:
     """The IPv4 addresses that packets to an IPv6 address may end at, in every form that embeds one."""
     number = int(address)
+    if number <= 1:
+        return ()  # unspecified and loopback are addresses of their own
     low = IPv4Address(number & 0xFFFFFFFF)
     if address in _MAPPED or address in _TRANSLATED or any(address in net for net in _LOW_32):
         return (low,)
@@ -232,27 +234,18 @@ class Egress:
     async def dial(self, host: str, port: int, reach: Reach = Reach.GLOBAL) -> socket.socket:
         """A socket that is connected to a checked address of the host."""
         infos = [_info(text, port) for text in await self.addresses(host, reach)]
-        dialled = await aiohappyeyeballs.start_connection(
-            infos, happy_eyeballs_delay=ATTEMPT_S, socket_factory=self._factory(host, reach)
-        )
+        for info in infos:
+            self.confirm(host, str(info[4][0]), reach)
+        dialled = await aiohappyeyeballs.start_connection(infos, happy_eyeballs_delay=ATTEMPT_S)
         try:
-            self._confirm(host, str(dialled.getpeername()[0]), reach)
+            self.confirm(host, str(dialled.getpeername()[0]), reach)
         except BaseException:
             dialled.close()
             raise
         return dialled
 
-    def _factory(self, host: str, reach: Reach) -> Callable[[Any], socket.socket]:
-        def make(info: Any) -> socket.socket:
-            self._confirm(host, str(info[4][0]), reach)
-            made = socket.socket(info[0], info[1], info[2])
-            made.setblocking(False)
-            return made
-
-        return make
-
-    def _confirm(self, host: str, address: str, reach: Reach) -> None:
-        """The last check, on what is really connected to, whatever was resolved before."""
+    def confirm(self, host: str, address: str, reach: Reach) -> None:
+        """The last check, on what is really connected to, whatever was resolved before; raises `FetchError`."""
         if problem := self.judge(_parsed(address), reach):
             raise forbidden(host, problem)
 
@@ -332,6 +325,9 @@ def connector(egress: Egress, reach: Reach = Reach.GLOBAL, **options: Any) -> "a
 
     def make(info: Any) -> socket.socket:
         # aiohttp asks no resolver about a literal address, so that this is the only check it passes.
-        return egress._factory(str(info[4][0]), reach)(info)
+        egress.confirm(str(info[4][0]), str(info[4][0]), reach)
+        made = socket.socket(info[0], info[1], info[2])
+        made.setblocking(False)
+        return made
 
     return aiohttp.TCPConnector(resolver=Checked(), socket_factory=make, use_dns_cache=False, **options)

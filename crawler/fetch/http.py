@@ -93,9 +93,7 @@ class _Answer(NamedTuple):
 class Client:
     """A pooled client; it belongs to the event loop it is entered on."""
 
-    def __init__(
-        self, max_body: int, *, egress: Egress | None = None, through: proxies.Proxies | None = None
-    ) -> None:
+    def __init__(self, max_body: int, *, egress: Egress | None = None, through: proxies.Proxies | None = None) -> None:
         self._max_body = max_body
         self._egress = egress or Egress()
         self._proxies = through or proxies.Proxies()
@@ -160,9 +158,7 @@ class Client:
         except OSError as error:
             raise FetchError("connection", f"the connection failed ({error.strerror or error})") from None
 
-    async def _exchange(
-        self, request: Request, first: _Place, here: _Place, reach: Reach, fresh: bool
-    ) -> _Answer:
+    async def _exchange(self, request: Request, first: _Place, here: _Place, reach: Reach, fresh: bool) -> _Answer:
         own = request.session.proxy if request.session else None
         proxy = self._proxies.choose(here.scheme, here.host, here.port, own)
         route = Route(here.scheme, here.host, here.port, reach, proxy)

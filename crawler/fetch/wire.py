@@ -14,15 +14,22 @@ from crawler.errors import FetchError
 MAX_HEAD = 256 * 1024
 """The bytes of a status line and all its headers, and of all the answers before it (Chromium's limit, too)."""
 MAX_CHUNK_LINE = 16 * 1024
-MAX_FRAMING = 2_000_000
+MAX_FRAMING = 500_000
 """What chunk sizes, their extensions and trailers may add up to: a body in chunks of one byte ends here."""
 
+SLOP = 8
+"""A status line that begins within so many bytes is one; what begins otherwise is not HTTP and is not waited for."""
 _END = re.compile(rb"\n\r?\n")
-_STATUS = re.compile(r".{0,4}?HTTP(?:/(\d+)(?:\.(\d+))?)? *(\d*)(.*)", re.IGNORECASE | re.DOTALL)
+_STATUS = re.compile(r"HTTP(?:/(\d+)(?:\.(\d+))?)? *(\d*)(.*)", re.IGNORECASE | re.DOTALL)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_SIZE = re.compile(rb"[0-9A-Fa-f]{1,16}")
+_SIZE = re.compile(rb"0*[0-9A-Fa-f]{1,15}")
 _BLANKS = " \t"
 _NO_BODY = frozenset({204, 205, 304})
+
+
+def not_http(data: bytes | bytearray) -> FetchError:
+    """The error for an answer in another language."""
+    return FetchError("bad_response", f"the answer is not HTTP: it begins with {bytes(data[:40])!r}")
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -43,15 +50,15 @@ class Head(msgspec.Struct, frozen=True):
         return [part.strip().lower() for value in self.all(name) for part in value.split(",") if part.strip()]
 
 
-def end_of_head(data: bytes | bytearray, begin: int = 0) -> int:
+def end_of_head(data: bytes | bytearray, begin: int) -> int:
     """Where the body begins, or -1 while the head is not complete."""
     found = _END.search(data, begin)
     return found.end() if found else -1
 
 
-def may_be_head(data: bytes | bytearray) -> bool:
-    """Whether this can still become a head: what is not HTTP at all need not be waited for."""
-    return len(data) < 8 or b"http" in bytes(data[:8]).lower()
+def start_of_head(data: bytes | bytearray) -> int:
+    """Where the status line begins, or -1 while nothing says so: a few stray bytes may stand before it."""
+    return data[:SLOP].lower().find(b"http")
 
 
 def parse_head(data: bytes | bytearray) -> Head:
@@ -61,9 +68,10 @@ def parse_head(data: bytes | bytearray) -> Head:
     first, *lines = [line for line in data.decode("latin-1").replace("\r", "\n").split("\n") if line] or [""]
     match = _STATUS.fullmatch(first)
     if not match:
-        raise FetchError("bad_response", f"the answer is not HTTP: it begins with {first[:60]!r}")
-    if match[3] == "" or not 100 <= int(match[3][:9]) <= 999:
-        raise FetchError("bad_response", f"the answer has no status: {first[:60]!r}")
+        raise not_http(data)
+    status = int(match[3][:9] or 200)  # browsers take a missing number for 200, too
+    if not 100 <= status <= 999:
+        raise FetchError("bad_response", f"the answer's status is none: {first[:60]!r}")
     fields: list[tuple[str, str]] = []
     for line in lines:
         if line[0] in _BLANKS:
@@ -78,7 +86,7 @@ def parse_head(data: bytes | bytearray) -> Head:
     modern = (int((match[1] or "1")[:4]), int((match[2] or "0")[:4])) >= (1, 1)
     words = [word.strip().lower() for key, text in fields if key.lower() == "connection" for word in text.split(",")]
     persistent = "close" not in words and (modern or "keep-alive" in words)
-    return Head(int(match[3]), match[4].strip(), tuple(fields), persistent)
+    return Head(status, match[4].strip(), tuple(fields), persistent)
 
 
 class Framing(msgspec.Struct, frozen=True):
@@ -142,7 +150,9 @@ class Chunks:
         del self._buffer[: end + 1]
         self._framing += end + 1
         if self._framing > MAX_FRAMING:
-            raise FetchError("bad_response", f"more than {MAX_FRAMING:,} bytes of the body are chunk sizes and trailers")
+            raise FetchError(
+                "bad_response", f"more than {MAX_FRAMING:,} bytes of the body are chunk sizes and trailers"
+            )
         return line.removesuffix(b"\r")
 
     def _size(self) -> bytes | None:
