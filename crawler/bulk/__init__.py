@@ -14,6 +14,8 @@ from crawler.fetch.session import Session
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobOptions, NewTask
+from crawler.sites import config as sites_config
+from crawler.sites.config import Sites
 
 COMMIT_ROWS = 5000
 """Rows a commit: a kill in the middle costs at most these, and the same command brings them again."""
@@ -47,10 +49,11 @@ def import_file(
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Summary, Job]:
     """Read a file into its job; the same file again, while that job is open, continues it."""
+    sites = sites_config.load(settings.config_dir, settings.rate)
     if strict:
-        _check_all(file)
+        _check_all(file, sites)
     key = f"name:{job_name}" if job_name else f"{rows.checksum(file)}:{queue}"
-    items = rows.read(file)
+    items = rows.read(file, sites)
     items = chain([next(items)], items)  # an unusable file is known before anything is written
     lpm = LocalPersistenceManager(settings.data_dir)
     source_file = str(file.absolute()).encode("utf-8", "replace").decode()  # a name may be any bytes
@@ -103,7 +106,7 @@ def _tasks(items: list[rows.Row | rows.Reject]) -> Iterator[NewTask]:
     return (item.task for item in items if isinstance(item, rows.Row))
 
 
-def _check_all(file: Path) -> None:
-    for item in rows.read(file):
+def _check_all(file: Path, sites: Sites) -> None:
+    for item in rows.read(file, sites):
         if isinstance(item, rows.Reject):
             raise InputError(str(file), f"{item.reason}; nothing was imported (--strict)", item.line)

@@ -95,7 +95,7 @@ def import_(
     settings = config.load()
     how = JobOptions(rate=rate, ignore_robots=ignore_robots)
     if dry_run:
-        return _show(file, queue, as_json)
+        return _show(settings, file, queue, as_json)
     seen = None
     if kernel.is_other(settings.data_dir):
         from crawler import inbox
@@ -161,9 +161,9 @@ def say_forecast(settings: Settings, job: Job) -> Forecast | None:
     return seen
 
 
-def _show(file: Path, queue: str, as_json: bool) -> int:
+def _show(settings: Settings, file: Path, queue: str, as_json: bool) -> int:
     good = bad = 0
-    for item in rows.read(file):
+    for item in rows.read(file, sites.load(settings.config_dir, settings.rate)):
         if isinstance(item, rows.Row):
             good += 1
             if good <= 5 and not as_json:
