@@ -6,12 +6,13 @@ import faulthandler
 import logging
 import os
 import queue
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
@@ -84,7 +85,7 @@ class Worker:
         self._owner = Owner(self._lpm.owners, kind, slots=2 * SLOW_TIMES * settings.pages + MAX_UNSAVED)
         self._name = f"{kind}:{os.getpid()}"
         alone = MemoryPermit(self._owner.id, settings.circuit_breaker_fail_max, fresh=False)
-        self._keeper = Keeper(permit(self._owner.id) if permit else alone, self._sites.key)
+        self._keeper = Keeper(permit(self._owner.id) if permit else alone, self._shared_name)
         self._robots = Robots(self._lpm.run / "robots")
         self._sessions = Sessions(self._lpm.folder / "sessions")
         self._given = given or Errand(JobOptions(), None)
@@ -325,6 +326,10 @@ class Worker:
         ]
         return {ask.domain: got for ask, got in zip(asks, self._keeper.book(asks), strict=True)}
 
+    def _shared_name(self, domain: str) -> str:
+        """What a domain's limits are shared under: a server that counts addresses counts each of ours by itself."""
+        return domain if self._sites.limit_per(domain) == "domain" else f"{domain}@{_own_address()}"
+
     def _rule(self, domain: str, job_id: int | None) -> Rule:
         return self._sites.rule(domain, self._errand(job_id).options.rate)
 
@@ -506,6 +511,17 @@ class Worker:
             self._store_trouble = False
         for (_, saved), good in zip(group, stored, strict=True):
             saved.set_result(good)
+
+
+@cache
+def _own_address() -> str:
+    """The address that this machine goes out with, or at least its name."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: it only asks for the route
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
 
 
 def _internal_failure(task: Task, worker: str, error: Exception) -> Outcome:

@@ -73,8 +73,9 @@ def import_file(
                 deadline=deadline,
                 options=how if how != JobOptions() else None,
             )
+        secrets = _Secrets(lpm.folder / "sessions", job.name, session)
         with rows.RejectsFile(file) as rejects:
-            while batch := list(islice(items, COMMIT_ROWS)):
+            while batch := secrets.kept(list(islice(items, COMMIT_ROWS))):
                 bad = [item for item in batch if isinstance(item, rows.Reject)]
                 for item in bad:
                     rejects.add(item)
@@ -100,6 +101,34 @@ def import_file(
     total = accepted + known + rejected
     path = str(rejects.path) if rejected else None
     return Summary(total, accepted, known, rejected, path, job.name, queue), job
+
+
+class _Secrets:
+    """What the job sends along, kept in a file of its own before any task needs it."""
+
+    def __init__(self, folder: Path, job: str, given: Session | None) -> None:
+        self._folder, self._job = folder, job
+        self._session = sessions.load(folder, job) or Session()
+        if given:
+            known = given.credentials | self._session.credentials
+            self._session = msgspec.structs.replace(given, credentials=known)
+            sessions.save(folder, job, self._session)
+
+    def kept(self, items: list[rows.Row | rows.Reject]) -> list[rows.Row | rows.Reject]:
+        """The rows, once the user names and passwords of their URLs are kept; an origin has one of them."""
+        found = dict(self._session.credentials)
+        checked: list[rows.Row | rows.Reject] = []
+        for item in items:
+            if isinstance(item, rows.Row) and item.credentials:
+                origin, secret = item.credentials
+                if found.setdefault(origin, secret) != secret:
+                    reason = f"another row names another user or password for {origin}; import it under another --job"
+                    item = rows.Reject(item.task.line or 0, reason, item.task.address.url)
+            checked.append(item)
+        if found != self._session.credentials:
+            self._session = msgspec.structs.replace(self._session, credentials=found)
+            sessions.save(self._folder, self._job, self._session)
+        return checked
 
 
 def _tasks(items: list[rows.Row | rows.Reject]) -> Iterator[NewTask]:

@@ -92,7 +92,10 @@ _TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE
 
 
 def _columns(db: Database, table: str) -> list[Column]:
-    return [Column(row[1], row[2], bool(row[3]), row[5], row[4] is not None) for row in db.all(f"PRAGMA table_info({table})")]
+    return [
+        Column(row[1], row[2], bool(row[3]), row[5], row[4] is not None)
+        for row in db.all(f"PRAGMA table_info({table})")
+    ]
 
 
 def _copy(damaged: Path, copy: Path) -> None:

@@ -207,7 +207,7 @@ def _row(path: Path, number: int, line: str) -> Cookie:
         raise InputError(str(path), f"has {len(parts)} fields between tabs, not the 7 of a cookie file", number)
     domain, subdomains, where, secure, expires, name, value = parts
     domain = domain.strip().removeprefix(".").lower()
-    if not domain or not domain.isascii() or any(sign in domain for sign in "/ :@") and literal(domain) is None:
+    if not domain or not domain.isascii() or (any(sign in domain for sign in "/ :@") and literal(domain) is None):
         raise InputError(str(path), "the first field is no host name", number)
     for flag, which in ((subdomains, "second"), (secure, "fourth")):
         if flag.strip().upper() not in ("TRUE", "FALSE"):

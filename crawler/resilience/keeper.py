@@ -12,6 +12,7 @@ from crawler.errors import NotNow
 from crawler.models import Rule
 from crawler.resilience.permit import LATE_S, Ask, Permit, Report
 
+
 class Booking(msgspec.Struct, frozen=True, kw_only=True):
     """A request that may go to a domain at a time of this process's clock, give or take an answer's way from Redis."""
 

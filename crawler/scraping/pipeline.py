@@ -99,16 +99,17 @@ async def scrape(
 async def _fetched(order: Order, fetch: Fetch, passage: Passage, robots: Robots) -> Page:
     """The page, with every request on the way to it permitted by its domain and by robots.txt."""
     site = order.site
-    common = {
-        "loopback": order.task.loopback,
-        "timeout_s": site.timeout_s,
-        "connect_timeout_s": site.connect_timeout_s,
-        "headers": site.headers,
-        "session": order.session,
-    }
+    about = Request(
+        url=order.task.url,
+        loopback=order.task.loopback,
+        timeout_s=site.timeout_s,
+        connect_timeout_s=site.connect_timeout_s,
+        headers=site.headers,
+        session=order.session,
+    )
 
     async def robots_txt(url: str) -> Page:
-        return await fetch(Request(url=url, max_body=MAX_BYTES, cut=True, **common), passage.request)
+        return await fetch(replace(about, url=url, max_body=MAX_BYTES, cut=True), passage.request)
 
     @asynccontextmanager
     async def gate(url: str) -> AsyncIterator[None]:
@@ -118,8 +119,7 @@ async def _fetched(order: Order, fetch: Fetch, passage: Passage, robots: Robots)
         async with passage.request(url):
             yield
 
-    common["headers"] = (*site.headers, *order.conditional)
-    page = await fetch(Request(url=order.task.url, **common), gate)
+    page = await fetch(replace(about, headers=(*site.headers, *order.conditional)), gate)
     return replace(page, fetch_s=sum(sent.seconds for sent in passage.sent))
 
 
@@ -133,7 +133,8 @@ def _judged(
     jitter: Callable[[], float],
 ) -> Outcome:
     verdict = read.verdict
-    begun = replace(begun, verdict=verdict.name, evidence=verdict.evidence, quarantine=verdict.quarantine)
+    evidence = () if verdict.name == "ok" else verdict.evidence
+    begun = replace(begun, verdict=verdict.name, evidence=evidence, quarantine=verdict.quarantine)
     passage.good, passage.block = page.status < 500, verdict.block
     if verdict.completed:
         return replace(begun, status=TaskStatus.COMPLETED, record=read.record, parser=read.parser)

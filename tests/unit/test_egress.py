@@ -360,10 +360,9 @@ def test_having_left_this_machine_there_is_no_way_back(site: Site) -> None:
     """A page of this machine that redirects out cannot be redirected back in, not even to where it came from."""
 
     async def work(_: Canaries) -> None:
-        async with _server(lambda: f"{site.url}/page/1") as (outside, port):
-            async with client(f"{outside}/32") as made:
-                url = f"{site.url}/redirect-to?u={quote(f'http://{outside}:{port}/', safe='')}"
-                assert await reason(made, url, loopback=True) == "forbidden_address"
+        async with _server(lambda: f"{site.url}/page/1") as (outside, port), client(f"{outside}/32") as made:
+            url = f"{site.url}/redirect-to?u={quote(f'http://{outside}:{port}/', safe='')}"
+            assert await reason(made, url, loopback=True) == "forbidden_address"
         assert "/page/1" not in site.hits()
 
     run(work)

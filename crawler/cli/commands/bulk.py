@@ -4,6 +4,7 @@ import contextlib
 import time
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -16,12 +17,14 @@ from crawler.cli.types import Deadline, Rate, Span
 from crawler.config import Settings
 from crawler.db import kernel
 from crawler.errors import ServiceError, UsageError
-from crawler.fetch.session import Session
 from crawler.forecast import Forecast, limits_of, of_job, sentence
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Job, JobOptions
 from crawler.sites import config as sites
+
+if TYPE_CHECKING:
+    from crawler.fetch.session import Session
 
 
 def _job_name(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -81,7 +84,7 @@ def import_(
     job_name: str | None,
     rate: str | None,
     ignore_robots: bool,
-    session: Session,
+    session: "Session | None",
     as_json: bool,
 ) -> int:
     """Import FILE (CSV, JSON, JSONL, TXT, also .gz, or XLSX) into the ledger; needs no Redis.

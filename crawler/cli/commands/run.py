@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -31,9 +32,11 @@ from crawler.cli.output import (
 )
 from crawler.cli.session import session_options
 from crawler.config import Settings
-from crawler.fetch.session import Session
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import Books, Job, JobOptions
+
+if TYPE_CHECKING:
+    from crawler.fetch.session import Session
 
 STACK_CHANGES_S = 30.0
 """How long to wait for another process that is just starting or stopping a stack."""
@@ -62,7 +65,7 @@ def run(
     job_name: str | None,
     rate: str | None,
     ignore_robots: bool,
-    session: Session,
+    session: "Session | None",
     as_json: bool,
 ) -> int:
     """Collect every URL of FILE: import, crawl, summary. Safe to interrupt: typed again, it goes on where it was.
