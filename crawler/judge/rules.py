@@ -257,15 +257,21 @@ def _parked(case: Case) -> Found | None:
         return None
     mark = holds(case.markup, phrases.PARKED_MARKUP)
     said = holds(case.heads, phrases.PARKED)
+    named = next((line for line in case.sight.lines if _is_host(line)), "") if case.little(NOTICE) else ""
     says = holds(case.sight.text, phrases.PARKED_SAYS + phrases.PARKED)
     signs = [
         _quoted("title or heading", said) if said else "",
         _quoted("it says", says) if says else "",
         f"{mark} in the markup" if mark and mark not in case.words else "",
+        f"headed by nothing but {named}" if named else "",
     ]
     if sum(map(bool, signs)) >= 2 or (signs[2] and case.little(60)):
         return Found("parked", (*filter(None, signs), case.amount()))
     return None
+
+
+def _is_host(line: str) -> bool:
+    return "." in line[1:-1] and " " not in line and line.replace(".", "").replace("-", "").isalnum()
 
 
 def _login(case: Case) -> Found | None:
@@ -295,13 +301,19 @@ def _consent(case: Case) -> Found | None:
     place = holds(case.place, phrases.CONSENT_PLACES)
     said = next((line for line in sight.lines[:2] if holds(line, phrases.CONSENT)), "")
     says = holds(case.words, phrases.CONSENT_SAYS)
-    button = next((label for label in sight.buttons if label and holds(label, phrases.CONSENT_BUTTONS)), "")
+    # Links that are buttons begin with the word; many others have it somewhere.
+    links = [label for label in map(squashed, sight.labels) if label.startswith(phrases.CONSENT_LINKS)]
+    button = next((label for label in sight.buttons + links if holds(label, phrases.CONSENT_BUTTONS)), "")
     signs = [
         f"the place {place}" if place else "",
         _quoted("title or heading", said) if said else "",
         _quoted("it says", says) if says else "",
     ]
     count = sum(map(bool, signs))
+    banner, terms = holds(button, phrases.COOKIE_BUTTONS), holds(said, phrases.TERMS)
+    # The banner of a page about terms is not the button that accepts them, and a page about cookies is longer.
+    if not place and ((banner and terms) or not case.little(LONG if terms else SHORT)):
+        return None
     if (button and count >= 2 and (place or says)) or (place and count >= 2 and case.little(100)):
         shown = (_quoted("a button", button),) if button else ()
         return Found("consent_wall", (*shown, *filter(None, signs), case.amount()))

@@ -12,19 +12,10 @@ from crawler.models import Page, RetryClass
 from crawler.sites import structured
 from tests.support.corpus import Sample, answer, judged, samples
 
-WALLS = ("captcha", "blocked", "login_wall", "consent_wall", "rate_limited", "error_page", "soft_404", "parked") + (
-    "maintenance",
-    "empty_shell",
-)
-VENDORS = {"cloudflare", "akamai", "datadome", "perimeterx", "recaptcha", "hcaptcha", "turnstile", "imperva"} | {
-    "aws waf",
-    "kasada",
-    "f5",
-    "sucuri",
-    "wordfence",
-    "cloudfront",
-    "vercel",
-}
+WALLS = {"captcha", "blocked", "login_wall", "consent_wall", "rate_limited", "error_page", "soft_404", "parked"}
+WALLS |= {"maintenance", "empty_shell"}
+VENDORS = {"cloudflare", "akamai", "datadome", "perimeterx", "recaptcha", "hcaptcha", "turnstile", "imperva"}
+VENDORS |= {"aws waf", "kasada", "f5", "sucuri", "wordfence", "cloudfront", "vercel"}
 GOOD = ("ok", "thin")
 LONG = "The board met on Tuesday and heard the report of the surveyor on the bridge over the mill race. " * 20
 
@@ -39,7 +30,7 @@ def page(body: str | bytes, status: int = 200, *headers: tuple[str, str], final_
 
 @pytest.mark.parametrize("part", ["", "held-out", "development"])
 def test_walls_are_told_from_good_pages(part: str) -> None:
-    """Of what is called a wall 98 in 100 are, and of all walls 95 in 100 are found, also on pages no rule was made for."""
+    """Of what is called a wall 98 in 100 are, and of all walls 95 in 100 are found."""
     found = [(sample, judged(sample.page)) for sample in samples(part)]
 
     right = sum((it.name, it.vendor) == (verdict.name, verdict.vendor) for it, verdict in found)
@@ -67,7 +58,7 @@ def test_the_corpus_is_wide_enough() -> None:
     assert len(samples("held-out")) >= 60
     assert {name: kinds[name] for name in WALLS if kinds[name] < 8} == {}
     assert kinds["ok"] + kinds["thin"] >= sum(kinds.values()) / 2
-    assert kinds["thin"] and kinds["empty"] and kinds["http_404"] and kinds["http_403"]
+    assert kinds.keys() >= {"thin", "empty", "http_401", "http_403", "http_404", "http_410", "http_500", "http_503"}
     assert vendors >= VENDORS
 
 
@@ -156,7 +147,7 @@ def test_a_marker_that_is_only_spoken_of_is_none(marker: str) -> None:
     assert judged(page(body)).completed
 
 
-@pytest.mark.parametrize("sample", [it for it in samples() if it.name == "ok"][::4], ids=lambda it: it.path)
+@pytest.mark.parametrize("sample", [it for it in samples() if it.name == "ok"], ids=lambda it: it.path)
 def test_a_long_page_stays_good_with_a_captcha_in_it(sample: Sample) -> None:
     """A form with a captcha, a login box and a consent banner below an article take nothing from it."""
     extras = (
