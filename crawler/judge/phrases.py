@@ -75,6 +75,8 @@ LOGIN = (
 LOGIN_SAYS = (
     *("you must be logged in", "you must log in", "you need to log in", "you need to be logged in"),
     *("please log in to", "please login to", "please sign in to", "sign in to continue", "log in to continue"),
+    *("please log in again", "session has expired", "session expired", "sitzung ist abgelaufen", "session a expiré"),
+    *("sesión ha expirado", "sessão expirou", "сессия истекла", "сесията е изтекла"),
     *("you must sign in", "login is required", "login required", "only available to registered"),
     *(
         "only available to members",

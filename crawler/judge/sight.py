@@ -167,7 +167,9 @@ def _note_controls(sight: Sight, tree: LexborHTMLParser, hidden: frozenset[int])
             sight.hidden_fields.append((node.attributes.get("name") or "").lower()[:MOST_HEADING])
         elif not _is_within(node, hidden):
             _note_control(sight, node)
-    sight.images, sight.frames = len(tree.css("img")), len(tree.css("iframe, frame, object, embed"))
+    sight.images = len(tree.css("img"))
+    frames = tree.css("iframe, frame, object, embed")[:MOST_LISTED]
+    sight.frames = sum(not (frame.parent and frame.parent.tag == "noscript") for frame in frames)
     sight.mounts = sum(map(_is_empty, tree.css(_MOUNTS)[:MOST_HEADINGS]))
 
 
