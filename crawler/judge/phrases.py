@@ -75,6 +75,8 @@ LOGIN = (
 LOGIN_SAYS = (
     *("you must be logged in", "you must log in", "you need to log in", "you need to be logged in"),
     *("please log in to", "please login to", "please sign in to", "sign in to continue", "log in to continue"),
+    *("please log in again", "session has expired", "session expired", "sitzung ist abgelaufen", "session a expiré"),
+    *("sesión ha expirado", "sessão expirou", "сессия истекла", "сесията е изтекла"),
     *("you must sign in", "login is required", "login required", "only available to registered"),
     *(
         "only available to members",
@@ -113,6 +115,20 @@ CONSENT_BUTTONS = (
     *("accept", "i agree", "agree", "accept all", "consent", "i understand", "allow all", "reject all", "yes, i"),
     *("akzeptieren", "zustimmen", "einverstanden", "accepter", "j'accepte", "aceptar", "acepto", "принять"),
     *("согласен", "принимаю", "приемам", "съгласен", "aceitar", "aceito", "concordo", "akkoord", "over 18", "enter"),
+)
+TERMS = (
+    *("disclaimer", "terms of use", "terms and conditions", "user agreement", "acceptable use", "haftungsausschluss"),
+    *("nutzungsbedingungen", "conditions d'utilisation", "aviso legal", "términos de uso", "condiciones de uso"),
+    *("условия использования", "условия за ползване", "termos de uso"),
+)
+COOKIE_BUTTONS = (
+    *("cookie", "accept all", "reject all", "allow all", "alle akzeptieren", "alles akzeptieren", "tout accepter"),
+    *("accepter tout", "aceptar todo", "принять все", "приемам всички", "aceitar tudo", "aceitar todos"),
+)
+"""On the buttons of banners that many good pages have."""
+CONSENT_LINKS = (
+    *("accept", "i accept", "i agree", "agree", "akzeptieren", "zustimmen", "accepter", "j'accepte", "aceptar"),
+    *("acepto", "принять", "принимаю", "приемам", "aceitar", "aceito", "concordo", "akkoord", "yes, i"),
 )
 CONSENT_PLACES = (
     "consent",
@@ -225,7 +241,11 @@ GONE = (
         "erro 404",
         "não está mais disponível",
     ),
-    *("pagina niet gevonden", "pagina non trovata"),
+    *("pagina niet gevonden", "pagina non trovata", "nicht mehr verfügbar"),
+    *("nicht mehr online", "existiert nicht mehr"),
+    *("n'est plus en ligne", "n'existe plus", "ya no existe", "больше не доступн", "снято с публикации", "удалено"),
+    *("вече не е активна", "вече не съществува", "não está disponível", "já não existe", "is no longer active"),
+    *("listing has expired", "has been deleted", "page has moved", "page removed", "record not available"),
 )
 GONE_SAYS = (
     *("page you are looking for", "page you're looking for", "page you requested", "may have been moved"),
@@ -234,6 +254,8 @@ GONE_SAYS = (
     *("nicht gefunden", "n'existe", "a été supprimée", "a été déplacée", "no existe", "sido eliminado"),
     *("ha sido movida", "не существует", "неправильно набран", "была удалена", "не съществува", "била преместена"),
     *("não existe", "foi removida", "verifique o link", "nicht mehr", "back to home", "home page", "homepage"),
+    *("entfernt", "gelöscht", "ne correspond", "n'est plus", "ya no", "удален", "удалён", "снят", "вече не", "já não"),
+    *("no longer active", "been deleted", "been taken down", "expired", "check the address", "check the url"),
 )
 GONE_ENDS = (
     *(" not found", " not available", " no longer available", " does not exist", " nicht gefunden", " introuvable"),
@@ -283,8 +305,10 @@ WAITING = (
     *("carregando", "please wait", "bitte warten", "laden"),
 )
 _EVERY = frozenset(
-    (*ROBOT, *REFUSED, *RATE_LIMITED, *MAINTENANCE, *LOGIN, *CONSENT, *ERROR, *GONE, *GONE_ENDS, *PARKED)
-    + ("pardon our interruption", "access to this site has been limited", "vercel security checkpoint")
+    (
+        *(*ROBOT, *REFUSED, *RATE_LIMITED, *MAINTENANCE, *LOGIN, *CONSENT, *ERROR, *GONE, *GONE_ENDS, *PARKED),
+        *("pardon our interruption", "access to this site has been limited", "vercel security checkpoint"),
+    )
 )
 ODD = tuple(sorted(one for one in _EVERY if not any(other in one for other in _EVERY if other != one)))
 """A title or heading with any of these gets a page a close look."""

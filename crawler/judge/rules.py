@@ -14,9 +14,9 @@ from crawler.models import Page
 
 SHORT_BODY = 2_000
 MARKUP_CHARS = 200_000
-CHALLENGE, SHORT, BRIEF, NOTICE, LONG = 1_200, 600, 300, 250, 2_500
+CHALLENGE, SHORT, BRIEF, ANNOUNCEMENT, LONG = 1_200, 600, 300, 150, 2_500
 """The most characters of own text that a wall may have, by how sure its other signs are."""
-RECORD_CELLS, RECORD_PARTS, THIN, BEGINNING, SHORT_HEADING = 4, 8, 140, 60, 45
+RECORD_CELLS, RECORD_PARTS, THIN, BEGINNING, SHORT_HEADING, MENU, SHELL = 4, 8, 140, 60, 45, 15, 200
 _DATA_TYPES = ("website", "organization", "breadcrumblist", "searchaction", "imageobject", "webpage")
 
 
@@ -93,11 +93,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         sight = self.sight
         if (
             not holds(self.heads, wanted)
-            or not self.little(NOTICE)
+            or not self.little(BRIEF)
             or sight.parts > 6
             or sight.cells
             or sight.fields
-            or sight.links > 3
+            or sight.links > MENU
         ):
             return ""
         longer = tuple(phrase for phrase in wanted if len(phrase) >= 12)
@@ -201,9 +201,11 @@ def _captcha(case: Case) -> Found | None:
     sign, vendor = vendors.widget(case.markup)
     if sign and spoken and sight.fields <= 1 and (said or case.little(BRIEF) or not case.good):
         return Found("captcha", (f"a captcha ({sign})", _quoted("it says", spoken), case.amount()), vendor)
-    if sign and vendor and not sight.fields and case.little(60):
+    bare = not (sight.fields or sight.links or sight.images or case.data) and sight.parts <= 3
+    if sign and vendor and bare and case.little(60):
         return Found("captcha", (f"a captcha ({sign}) and nothing else", case.amount()), vendor)
-    if said and not sight.fields and case.little(BRIEF) and sight.links <= 5 and (case.scripts or not case.good):
+    alone = case.little(ANNOUNCEMENT) and not sight.fields and sight.parts <= 5 and sight.links <= 5 and case.scripts
+    if said and (alone or (not case.good and case.little(BRIEF))):
         return Found("captcha", (_quoted("title or heading", said), case.amount()), _edge(case))
     return None
 
@@ -257,15 +259,21 @@ def _parked(case: Case) -> Found | None:
         return None
     mark = holds(case.markup, phrases.PARKED_MARKUP)
     said = holds(case.heads, phrases.PARKED)
+    named = next((line for line in case.sight.lines if _is_host(line)), "") if case.little(SHELL) else ""
     says = holds(case.sight.text, phrases.PARKED_SAYS + phrases.PARKED)
     signs = [
         _quoted("title or heading", said) if said else "",
         _quoted("it says", says) if says else "",
         f"{mark} in the markup" if mark and mark not in case.words else "",
+        f"headed by nothing but {named}" if named else "",
     ]
     if sum(map(bool, signs)) >= 2 or (signs[2] and case.little(60)):
         return Found("parked", (*filter(None, signs), case.amount()))
     return None
+
+
+def _is_host(line: str) -> bool:
+    return "." in line[1:-1] and " " not in line and line.replace(".", "").replace("-", "").isalnum()
 
 
 def _login(case: Case) -> Found | None:
@@ -278,7 +286,10 @@ def _login(case: Case) -> Found | None:
     said, says = case.lead(phrases.LOGIN), holds(case.words, phrases.LOGIN_SAYS)
     if sight.passwords:
         signs = (_quoted("title or heading", said) if said else "", f"the place {place}" if place else "")
-        if case.little(CHALLENGE if (said or (place and case.moved)) else 100) or (says and case.little(SHORT)):
+        led = case.moved and place
+        bare = sight.parts < RECORD_PARTS and sight.linked < 60 and sight.fields <= 2 and not case.data
+        sure = led or case.both_lead(phrases.LOGIN)
+        if case.little(CHALLENGE if sure else BRIEF if said or says else 100 if bare else -1):
             return Found("login_wall", ("a password field", *filter(None, signs), case.amount()))
         return None
     if says and case.little(BRIEF) and sight.parts <= 10:
@@ -295,13 +306,20 @@ def _consent(case: Case) -> Found | None:
     place = holds(case.place, phrases.CONSENT_PLACES)
     said = next((line for line in sight.lines[:2] if holds(line, phrases.CONSENT)), "")
     says = holds(case.words, phrases.CONSENT_SAYS)
-    button = next((label for label in sight.buttons if label and holds(label, phrases.CONSENT_BUTTONS)), "")
+    # Links that are buttons begin with the word; many others have it somewhere.
+    links = [label for label in map(squashed, sight.labels) if label.startswith(phrases.CONSENT_LINKS)]
+    buttons = [label for label in sight.buttons + links if holds(label, phrases.CONSENT_BUTTONS)]
+    button = next((label for label in buttons if not holds(label, phrases.COOKIE_BUTTONS)), "".join(buttons[:1]))
     signs = [
         f"the place {place}" if place else "",
         _quoted("title or heading", said) if said else "",
         _quoted("it says", says) if says else "",
     ]
     count = sum(map(bool, signs))
+    banner, terms = holds(button, phrases.COOKIE_BUTTONS), holds(said, phrases.TERMS)
+    # The banner of a page about terms is not the button that accepts them, and a page about cookies is longer.
+    if not place and ((banner and terms) or not case.little(LONG if terms else SHORT)):
+        return None
     if (button and count >= 2 and (place or says)) or (place and count >= 2 and case.little(100)):
         shown = (_quoted("a button", button),) if button else ()
         return Found("consent_wall", (*shown, *filter(None, signs), case.amount()))
@@ -341,12 +359,12 @@ def _missing(case: Case) -> str:
 
 def _shell(case: Case) -> Found | None:
     sight = case.sight
-    if case.data or sight.cells or not case.scripts or not case.little(120) or sight.parts >= RECORD_PARTS:
+    if case.data or sight.cells or not case.scripts or not case.little(SHELL) or sight.parts >= RECORD_PARTS:
         return None
     asks = "javascript" in case.noscript
-    waits = not sight.own or bool(holds(case.words, phrases.WAITING))
+    waits = sight.parts <= 3 or bool(holds(case.words, phrases.WAITING)) or not sight.headings
     bare = not sight.own and sight.linked < 30 and not sight.images and not sight.frames
-    if (sight.mounts and (waits or asks)) or (asks and case.little(60)) or bare:
+    if (sight.mounts and (waits or asks)) or (asks and case.little(80)) or bare:
         signs = ("an empty element for a script to fill" * bool(sight.mounts), "a request for JavaScript" * asks)
         return Found("empty_shell", (*filter(None, signs), f"{case.scripts} scripts", case.amount()))
     return None

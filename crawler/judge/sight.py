@@ -12,7 +12,7 @@ FULL = 2_400
 MOST_NODES = 20_000
 MOST_TEXT, MOST_PIECE, MOST_HEADING, MOST_LISTED = 6_000, 2_000, 300, 60
 MOST_HEADINGS, MOST_SECOND_HEADINGS = 4, 2
-MOST_INSIDE, MOST_WAITING_WORDS = 100, 60
+MOST_INSIDE, MOST_WAITING_WORDS, MOST_LABEL = 100, 60, 30
 
 _OWN, _FRAME, _CONTROL = range(3)
 _ZONES = {
@@ -51,6 +51,8 @@ class Sight(msgspec.Struct):
     linked: int = 0
     links: int = 0
     """Those outside headers, footers and menus."""
+    labels: list[str] = []
+    """The short ones of their texts, as they are."""
     cells: int = 0
     images: int = 0
     frames: int = 0
@@ -128,7 +130,10 @@ def _walk(sight: Sight, top: LexborNode | None, in_haste: bool, hidden: frozense
         after = node.next
         if tag == "a":
             sight.links += zone == _OWN
-            sight.linked += len(node.text().strip())
+            words = node.text().strip()
+            sight.linked += len(words)
+            if len(words) <= MOST_LABEL and len(sight.labels) < MOST_LISTED:
+                sight.labels.append(words)
             node = after
             continue
         inner = None if tag in _SKIPPED or (hidden and node.mem_id in hidden) else node.child
@@ -162,7 +167,9 @@ def _note_controls(sight: Sight, tree: LexborHTMLParser, hidden: frozenset[int])
             sight.hidden_fields.append((node.attributes.get("name") or "").lower()[:MOST_HEADING])
         elif not _is_within(node, hidden):
             _note_control(sight, node)
-    sight.images, sight.frames = len(tree.css("img")), len(tree.css("iframe, frame, object, embed"))
+    sight.images = len(tree.css("img"))
+    frames = tree.css("iframe, frame, object, embed")[:MOST_LISTED]
+    sight.frames = sum(not (frame.parent and frame.parent.tag == "noscript") for frame in frames)
     sight.mounts = sum(map(_is_empty, tree.css(_MOUNTS)[:MOST_HEADINGS]))
 
 

@@ -96,21 +96,23 @@ WORDS = (
 
 WIDGETS = (
     ("g-recaptcha", "recaptcha"),
-    ("recaptcha/api.js", "recaptcha"),
-    ("recaptcha/enterprise.js", "recaptcha"),
+    ("grecaptcha.render", "recaptcha"),
     ("h-captcha", "hcaptcha"),
-    ("hcaptcha.com/1/api.js", "hcaptcha"),
+    ("hcaptcha.render", "hcaptcha"),
     ("cf-turnstile", "turnstile"),
-    ("challenges.cloudflare.com/turnstile", "turnstile"),
+    ("turnstile.render", "turnstile"),
     ("geetest", "geetest"),
     ("arkoselabs.com", "arkose"),
     ("funcaptcha", "arkose"),
     ("frc-captcha", "friendly captcha"),
     ("mtcaptcha", "mtcaptcha"),
     ("smartcaptcha", "yandex"),
-    ("captcha", ""),
+    ('name="captcha', ""),
+    ('id="captcha', ""),
+    ("captcha_code", ""),
+    ("/captcha", ""),
 )
-"""Captchas that good pages have in their forms too."""
+"""Captchas that a visitor sees; good pages have them in their forms too, and many load a script for one everywhere."""
 
 
 def by_header(headers: dict[str, str]) -> Iterator[tuple[Mark, str]]:
