@@ -88,7 +88,8 @@ def _events(lpm: LocalPersistenceManager, job: Job | None, since: float | None) 
     while True:
         rows = lpm.ledger.db.all(
             """SELECT e.id, t.domain, e.kind, e.detail FROM events e JOIN tasks t ON t.id = e.task
-               WHERE e.id > ?1 AND (?2 IS NULL OR e.at >= ?2) AND (?3 IS NULL OR t.job_id = ?3) ORDER BY e.id LIMIT ?4""",
+               WHERE e.id > ?1 AND (?2 IS NULL OR e.at >= ?2) AND (?3 IS NULL OR t.job_id = ?3)
+               ORDER BY e.id LIMIT ?4""",
             (last, since, job.id if job else None, _EVENTS),
         )
         for _, *row in rows:

@@ -121,7 +121,8 @@ def sentence(seen: Forecast, job: Job, limits: Limits, now: float, tz: tzinfo | 
     share = f"{seen.misses:,} of {seen.tasks:,} will miss the deadline {times.show(job.deadline, now, tz)}"
     if seen.bottleneck:
         cause = (
-            f"{seen.bottleneck} takes {rule if rule.limited else 'too long'}; drop {min(seen.misses, seen.bottleneck_tasks):,} "
+            f"{seen.bottleneck} takes {rule if rule.limited else 'too long'}; drop "
+            f"{min(seen.misses, seen.bottleneck_tasks):,} "
             f"of its {seen.bottleneck_tasks:,} tasks, or move the deadline to {done}"
         )
     else:

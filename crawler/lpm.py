@@ -19,7 +19,19 @@ from crawler.config import failpoint
 from crawler.db import connection, guard, kernel, owners, results, schema, segments
 from crawler.db.ledger import Ledger, Place
 from crawler.errors import StoreError
-from crawler.models import NO_DEADLINE, UNCHANGED, Imported, Job, NewTask, Outcome, Page, Raw, Task, TaskStatus
+from crawler.models import (
+    NO_DEADLINE,
+    UNCHANGED,
+    Imported,
+    Job,
+    NewTask,
+    Outcome,
+    Page,
+    Raw,
+    RetryClass,
+    Task,
+    TaskStatus,
+)
 
 log = logging.getLogger(__name__)
 
@@ -255,8 +267,8 @@ class LocalPersistenceManager:
                    owner = NULL, message_id = iif(?, message_id, NULL), error_type = ?, error_message = ?,
                    completed_at = ?
                WHERE id = ? AND fence = ? AND status = 'processing' RETURNING leased_at""",
-            (outcome.status, bool(outcome.sent), failed, outcome.not_before, final, outcome.error_type, _storable(outcome.error_message),
-             now if final else None, task.id, task.fence),
+            (outcome.status, bool(outcome.sent), failed, outcome.not_before, final, outcome.error_type,
+             _storable(outcome.error_message), now if final else None, task.id, task.fence),
         )  # fmt: skip
         if not live:
             return False  # a late twin: this claim was given up, and another one decides
@@ -272,7 +284,8 @@ class LocalPersistenceManager:
         if outcome.evidence:
             detail["evidence"] = [_storable(text) for text in outcome.evidence]
         if outcome.retry:
-            detail["decision"] = outcome.retry
+            spent = final and outcome.retry not in (RetryClass.GIVE_UP, RetryClass.POISON)
+            detail["decision"] = f"{outcome.retry}, but no attempt is left" if spent else outcome.retry
         if outcome.error_type:
             detail |= {"error": outcome.error_type, "message": _storable(outcome.error_message)}
         if not final:

@@ -306,7 +306,7 @@ class Worker:
         wanted: list[tuple[Due, Rule]] = []
         asked: set[str] = set()
         more = False
-        for due in chain.from_iterable(self._lpm.ledger.due(queue, self._last_domain) for queue in queues):
+        for due in chain.from_iterable(self._lpm.ledger.due(name, self._last_domain) for name in queues):
             if len(wanted) >= room:
                 return wanted, True
             rule = self._rule(due.domain, due.job_id)

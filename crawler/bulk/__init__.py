@@ -43,7 +43,7 @@ def import_file(
     fresh_for_s: float | None = None,
     job_name: str | None = None,
     deadline: float | None = None,
-    how: JobOptions = JobOptions(),
+    how: JobOptions | None = None,
     session: Session | None = None,
     watched: bool = False,
     progress: Callable[[str], None] = lambda line: None,
@@ -119,12 +119,13 @@ class _Secrets:
         found = dict(self._session.credentials)
         checked: list[rows.Row | rows.Reject] = []
         for item in items:
-            if isinstance(item, rows.Row) and item.credentials:
-                origin, secret = item.credentials
-                if found.setdefault(origin, secret) != secret:
-                    reason = f"another row names another user or password for {origin}; import it under another --job"
-                    item = rows.Reject(item.task.line or 0, reason, item.task.address.url)
-            checked.append(item)
+            origin, secret = (isinstance(item, rows.Row) and item.credentials) or ("", "")
+            if origin and found.setdefault(origin, secret) != secret:
+                assert isinstance(item, rows.Row)
+                reason = f"another row names another user or password for {origin}; import it under another --job"
+                checked.append(rows.Reject(item.task.line or 0, reason, item.task.address.url))
+            else:
+                checked.append(item)
         if found != self._session.credentials:
             self._session = msgspec.structs.replace(self._session, credentials=found)
             sessions.save(self._folder, self._job, self._session)

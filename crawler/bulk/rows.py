@@ -36,7 +36,7 @@ _USER_INFO = re.compile(r"""(\bhttps?:[\\/]*|\b[a-z][a-z0-9+.-]{0,20}:[\\/]{2,})
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row that can become a task; `credentials` are the secret that its URL held, by origin, which the task has not."""
+    """A row that can become a task; `credentials` are what its URL held of them, by origin: the task has them not."""
 
     task: NewTask
     credentials: tuple[str, str] | None = None

@@ -76,8 +76,8 @@ class Ledger(Acts):
                     RETURNING {JOB}""",
                 (key, watched, deadline, told),
             ) or self.db.all(
-                f"""INSERT INTO jobs
-                        (name, key, status, queue, source, source_file, batch_size, created_at, watched, deadline, options)
+                f"""INSERT INTO jobs (name, key, status, queue, source, source_file, batch_size, created_at, watched,
+                        deadline, options)
                     VALUES (?, ?, 'importing', ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {JOB}""",
                 (self._free_name(name), key, queue, source, source_file, batch_size, now, watched, deadline, told),
             )
@@ -245,7 +245,7 @@ class Ledger(Acts):
                     break
                 count = min(most, limit - len(ids))
                 rows = self._due_rows(due, count + 1)
-                fitting = [id_ for id_, _ in takewhile(lambda row: fits(row[1]), rows)]
+                fitting = _fitting(rows, fits)
                 more |= len(rows) > count or len(fitting) < len(rows)
                 ids += self.free_to_go(fitting, now)[:count]
             return self._lease(owner, ids, now), more
@@ -398,6 +398,10 @@ class Ledger(Acts):
                        WHERE status = 'pending' AND message_id IN (SELECT value FROM json_each(?))""",
                     (msgspec.json.encode(list(message_ids)).decode(),),
                 )
+
+
+def _fitting(rows: Sequence[tuple[int, int | None]], fits: Callable[[int | None], bool]) -> list[int]:
+    return [id_ for id_, _ in takewhile(lambda row: fits(row[1]), rows)]
 
 
 def _chunks(queue: str, rows: Sequence[tuple[str, int]], slots: int) -> Iterator[Chunk]:

@@ -147,7 +147,7 @@ def test_a_wall_is_never_a_success(folder: Folder, pages: Pages) -> None:
     assert len(list((folder.data / "raw").glob("*-quarantine-*.warc.gz"))) == 1
     timeline = folder.crawler("why", f"{pages.url}/wall").stdout
     assert "cloudflare" in timeline
-    assert "slow the domain down" in timeline or "give up" in timeline
+    assert "decision retry later, but no attempt is left" in timeline
     assert "Just a moment" in folder.crawler("raw", f"{pages.url}/wall").stdout
     assert folder.crawler("doctor").returncode == 0
 

@@ -161,7 +161,8 @@ def test_one_process_asks_for_all_and_a_killed_one_is_replaced(tmp_path: Path) -
          "fcntl.flock(f,fcntl.LOCK_EX)\nprint('held',flush=True)\nsys.stdin.read()"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
-    assert holder.stdout and holder.stdout.readline() == b"held\n"
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
     again = Robots(tmp_path)
 
     async def wait_then_kill() -> float:

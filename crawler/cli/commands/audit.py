@@ -41,7 +41,8 @@ def audit(domain: str | None, job_name: str | None, since: float | None, as_json
         unit = {1.0: "second", 60.0: "minute", 3600.0: "hour"}[each.window_s]
         print(
             f"{printable(each.domain)}: {each.requests:,} requests, {each.rate:.2f}/s on average; at most "
-            f"{each.most_in_window:,} within a {unit} and {each.most_at_a_time:,} at a time (limit: {'; '.join(each.limits)})"
+            f"{each.most_in_window:,} within a {unit} and {each.most_at_a_time:,} at a time "
+            f"(limit: {'; '.join(each.limits)})"
         )
         if each.unrecorded:
             print(f"  and up to {each.unrecorded:,} of killed workers, which nobody noted")
