@@ -290,7 +290,8 @@ class RedisRateLimiter:
         if self._monotonic() < self._tried + RETRY_S:
             return False
         try:
-            self._client.ping()
+            # A server that answers but takes no writes is no better than none.
+            self._client.set(EPOCH, repr(self._now()), nx=True)
         except (RedisError, OSError):
             self._tried = self._monotonic()
             return False

@@ -24,6 +24,7 @@ from crawler.resilience.redis_rate_limiter import (
     address,
 )
 from tests.contract.fleet import FAST, Fleet
+from tests.support.stack import wait_for
 
 
 def test_a_call_is_one_round_trip_and_survives_a_forgotten_script(redis_url: str) -> None:
@@ -146,6 +147,9 @@ class Server:
     def stop(self) -> None:
         self._child.stop(0)
 
+    def client(self) -> redis.Redis:
+        return redis.Redis(port=self.port)
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
@@ -261,6 +265,39 @@ def test_what_was_refused_before_redis_went_is_still_refused(server: Server) -> 
     assert len(slow[0].starts_s) == 1
     assert slow[1].starts_s == ()
     assert slow[1].wait_s >= 5 / HEADROOM - AHEAD_S - 0.001
+
+
+def test_a_redis_that_hangs_does_not_hang_a_worker(server: Server) -> None:
+    """Every call has a deadline; the answer that comes too late confuses nobody."""
+    process = Process(server.url, share=1)
+    process.ask()
+    process.passed += 10
+    server.client().client_pause(4000)
+    hung = process.ask()
+    wait_for(lambda: server.client().ping(), 30, "Redis to go on")
+    process.passed += RETRY_S
+    back = process.ask()
+    process.passed += RETURN_S
+    first, second = process.ask(), process.ask()
+
+    assert hung.why == back.why == "just begun"
+    assert (len(first.starts_s), len(second.starts_s)) == (1, 1)
+    assert second.starts_s[0] - first.starts_s[0] == pytest.approx(0.05 / HEADROOM, abs=1e-6)
+
+
+def test_a_redis_that_takes_no_writes_is_away(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """One line says so, and it is not taken to be back because it answers."""
+    process = Process(server.url, share=1)
+    process.ask()
+    server.client().config_set("maxmemory", 1)
+    with caplog.at_level(logging.WARNING, "crawler"):
+        for _ in range(20):
+            process.ask()
+            process.passed += 1
+    granted = process.ask()
+
+    assert len(caplog.records) == 1
+    assert len(granted.starts_s) == 1
 
 
 def test_facts_need_redis(server: Server) -> None:

@@ -50,8 +50,9 @@ def list_(as_json: bool) -> None:
 
 @domains.command()
 @click.argument("domain")
+@json_option
 @data_dir_option
-def reset(domain: str) -> None:
+def reset(domain: str, as_json: bool) -> None:
     """Close the circuit of DOMAIN and forget its Retry-After, Crawl-delay and slowing; its limits go on to hold.
 
     \b
@@ -64,7 +65,10 @@ def reset(domain: str) -> None:
             near = difflib.get_close_matches(domain, names, n=1, cutoff=0.3)
             hint = f"; did you mean {near[0]}?" if near else "" if names else "; there are none yet"
             raise UsageError(f"nothing is known of a domain {domain}{hint}")
-    print(f"Reset {printable(domain)}: it may be asked again, within its limits")
+    if as_json:
+        print_json({"reset": domain})
+    else:
+        print(f"Reset {printable(domain)}: it may be asked again, within its limits")
 
 
 @contextlib.contextmanager
