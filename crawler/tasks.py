@@ -103,12 +103,17 @@ def annotated_rate() -> str | None:
 
 def fleet_permit(owners_folder: Path, holder: str) -> RedisRateLimiter:
     """The permit that all workers on this Redis share."""
+
+    def living() -> list[str]:
+        return sorted({holder, *(note.id for note in owners.living(owners_folder))})
+
     return RedisRateLimiter(
         broker_url,
         settings.redis_rate_limiter_db,
         holder,
         settings.circuit_breaker_fail_max,
-        share=lambda: max(1, len(owners.living(owners_folder))),
+        share=lambda: len(living()),
+        place=lambda: living().index(holder),
     )
 
 

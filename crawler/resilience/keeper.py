@@ -14,16 +14,15 @@ from crawler.resilience.permit import LATE_S, Ask, Permit, Report
 
 
 class Booking(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that may go to a domain at a time of this process's clock, give or take an answer's way from Redis."""
+    """A request that may go to a domain at a time of this process's clock."""
 
     domain: str
     rule: Rule
     at: float
-    earliest: float
 
     def is_late(self, now: float) -> bool:
         """Whether its time has passed."""
-        return now - self.earliest > LATE_S
+        return now - self.at > LATE_S
 
 
 class Keeper:
@@ -67,14 +66,11 @@ class Keeper:
         self.flush()
         if not asks:
             return []
-        before = self._clock()
         answers = self._permit.ask([replace(ask, domain=self._key(ask.domain)) for ask in asks])
         after = self._clock()
         booked = []
         for ask, answer in zip(asks, answers, strict=True):
-            booked.append(
-                [Booking(domain=ask.domain, rule=ask.rule, at=after + s, earliest=before + s) for s in answer.starts_s]
-            )
+            booked.append([Booking(domain=ask.domain, rule=ask.rule, at=after + start_s) for start_s in answer.starts_s])
             if ask.slots:
                 with self._guard:
                     self._held[ask.domain] += len(answer.starts_s)

@@ -40,7 +40,7 @@ class Folder:
         self.path = path
         self.data = path / "data"
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("CRAWLER_", "REDIS_"))}
-        self.env = clean | {"CRAWLER_RATE": "none"} | env  # the site that tests crawl is their own
+        self.env = clean | {"CRAWLER_RATE": "none", "CRAWLER_PAGES": "4"} | env  # the site is the tests' own
         self._started: list[subprocess.Popen[str]] = []
 
     @property
