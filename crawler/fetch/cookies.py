@@ -163,7 +163,7 @@ def parse(text: str, scheme: str, host: str, path: str, now: float) -> Cookie | 
 
 
 def _may_set(host: str, wanted: str) -> bool:
-    """A cookie may be for the host itself or for a domain above it, but not for what many owners share, such as co.uk."""
+    """A cookie may be for the host itself or a domain above it, but not for what many owners share, such as co.uk."""
     if wanted == host:
         return True
     return literal(host) is None and host.endswith(f".{wanted}") and not urls.is_public_suffix(wanted)
@@ -207,7 +207,7 @@ def _row(path: Path, number: int, line: str) -> Cookie:
         raise InputError(str(path), f"has {len(parts)} fields between tabs, not the 7 of a cookie file", number)
     domain, subdomains, where, secure, expires, name, value = parts
     domain = domain.strip().removeprefix(".").lower()
-    if not domain or not domain.isascii() or any(sign in domain for sign in "/ :@") and literal(domain) is None:
+    if not domain or not domain.isascii() or (any(sign in domain for sign in "/ :@") and literal(domain) is None):
         raise InputError(str(path), "the first field is no host name", number)
     for flag, which in ((subdomains, "second"), (secure, "fourth")):
         if flag.strip().upper() not in ("TRUE", "FALSE"):

@@ -525,7 +525,7 @@ FAKE = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nPOISON"
 
 
 class Odd(NamedTuple):
-    """A fixed misbehaviour: what it is, what a fetch of it comes to, its bytes, and whether the connection ends then."""
+    """A fixed misbehaviour: what it is, what a fetch of it comes to, its bytes, whether the connection ends then."""
 
     description: str
     outcome: str
