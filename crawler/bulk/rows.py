@@ -20,7 +20,8 @@ from crawler.bulk.jsontext import elements, loads
 from crawler.bulk.textfile import KEPT, MAX_LINE, Line, lines, opened, pieces, too_long
 from crawler.errors import InputError, UrlError, UsageError
 from crawler.models import NewTask
-from crawler.urls import parse, without_credentials
+from crawler.sites.config import Sites, expand
+from crawler.urls import credentials, parse, without_credentials
 
 MAX_QUOTED_LINES = 1000
 """A quoted cell over more lines than this counts as a quote that was never closed."""
@@ -35,9 +36,13 @@ _USER_INFO = re.compile(r"""(\bhttps?:[\\/]*|\b[a-z][a-z0-9+.-]{0,20}:[\\/]{2,})
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row that can become a task."""
+    """A row that can become a task; `credentials` are what its URL held of them, by origin: the task has them not."""
 
     task: NewTask
+    credentials: tuple[str, str] | None = None
+
+    def __repr__(self) -> str:
+        return f"Row({self.task})"
 
 
 class Reject(msgspec.Struct, frozen=True):
@@ -51,16 +56,21 @@ class Reject(msgspec.Struct, frozen=True):
 Rows = Iterator[Row | Reject]
 
 
-def read(path: Path) -> Rows:
-    """Every row of a file, good or bad, in its order; raises `InputError` where the file as a whole is unusable."""
+def read(path: Path, sites: Sites | None = None) -> Rows:
+    """Every row of a file, good or bad, in its order; raises `InputError` where the file as a whole is unusable.
+
+    A row without a URL gets it from the `url_template` of the site that its `platform` names.
+    """
+    if sites is not None and not sites.templates:
+        sites = None
     ending, packed = _ending(path)
     if ending == ".xlsx":
-        rows = _sheet_rows(path)
+        rows = _sheet_rows(path, sites)
     else:
         texts = pieces(path, packed=packed)
         first = next(texts)
         _refuse_foreign(path, _READERS[ending], first)
-        rows = _READERS[ending](path, chain((first,), texts))
+        rows = _READERS[ending](path, chain((first,), texts), sites)
     row = next(rows, None)
     if row is None:
         raise InputError(str(path), "there are no rows in it" + (", only a header" if ending in _TABLES else ""))
@@ -142,7 +152,7 @@ def _ending(path: Path) -> tuple[str, bool]:
     return ending, packed
 
 
-def _refuse_foreign(path: Path, reader: Callable[[Path, Iterator[str]], Rows], text: str) -> None:
+def _refuse_foreign(path: Path, reader: "Reader", text: str) -> None:
     """Tell by its beginning a file that is not what its name says, before each of its rows is rejected."""
     start, found = text[:KEPT].lstrip(), None
     if _MARKUP.match(start):
@@ -187,28 +197,52 @@ def _columns(names: tuple[str, ...]) -> _Columns:
     return _Columns(**{field: found[field] for field in _Columns._fields if field in found})
 
 
-def _row(line: int, fields: dict[str, Any], columns: _Columns, text: str) -> Row | Reject:
+def _row(line: int, fields: dict[str, Any], columns: _Columns, text: str, sites: Sites | None) -> Row | Reject:
     if "\0" in text:
         return _reject(line, "there is a NUL byte in this row", text)
     try:
-        return Row(_task(line, fields, columns, text))
+        return _good(line, fields, columns, text, sites)
     except (UrlError, _BadRow) as error:
         return _reject(line, str(error), text)
 
 
-def _task(line: int, fields: dict[str, Any], columns: _Columns, text: str) -> NewTask:
+def _good(line: int, fields: dict[str, Any], columns: _Columns, text: str, sites: Sites | None) -> Row:
     url = fields.get(columns.url)
+    if not url and sites is not None:
+        url = _made_url(fields, sites, text)
     if url is None:
         raise _BadRow(_no_url(list(fields)))
     if not isinstance(url, str):
         raise _BadRow(f"the url is not text but {_kind(url)}")
-    return NewTask(
-        address=parse(url),
+    address, secret = parse(url), credentials(url)
+    task = NewTask(
+        address=address,
         priority=_priority(fields.get(columns.priority)),
-        parcel_id=_parcel_id(fields.get(columns.parcel_id), columns.parcel_id, text),
+        parcel_id=_as_text(fields.get(columns.parcel_id), columns.parcel_id, text),
         line=line,
-        input=fields,
+        input=fields | {columns.url: address.url} if secret else fields,
     )
+    return Row(task, secret)
+
+
+def _made_url(fields: dict[str, Any], sites: Sites, text: str) -> str:
+    """The URL by the template of the row's platform."""
+    columns = {_plain(name): name for name in fields}
+    platform = fields.get(columns.get("platform", ""))
+    if platform is None or not str(platform).strip():
+        raise _BadRow("there is neither a url nor a platform whose url_template could give it")
+    site = sites.named(str(platform))
+    if site is None or site.url_template is None:
+        known = ", ".join(sites.templates)
+        raise _BadRow(f"there is no url, and no site {str(platform)[:60]!r} with a url_template; there are: {known}")
+
+    def column(name: str) -> str | None:
+        return _as_text(fields[columns[name]], columns[name], text) if name in columns else None
+
+    try:
+        return expand(site.url_template, column)
+    except ValueError as error:
+        raise _BadRow(str(error)) from None
 
 
 def _priority(value: Any) -> int:
@@ -220,14 +254,14 @@ def _priority(value: Any) -> int:
     raise _BadRow(f"the priority {text[:50]!r} is not a whole number from 1 to 9")
 
 
-def _parcel_id(value: Any, name: str, text: str) -> str:
+def _as_text(value: Any, name: str, text: str) -> str:
     match value:
         case None:
             return ""
         case str():
             return value.strip()
         case bool() | list() | dict():
-            raise _BadRow(f"the parcel_id is not text but {_kind(value)}")
+            raise _BadRow(f"the {_plain(name)[:60]} is not text but {_kind(value)}")
         case float():  # as it is written: parcel 1.50 is not parcel 1.5
             return bytes(msgspec.json.decode(text, type=dict[str, msgspec.Raw])[name]).decode()
         case _:
@@ -260,7 +294,7 @@ def _redacted(text: str) -> str:
 # TXT and JSON.
 
 
-def _txt_rows(_path: Path, texts: Iterator[str]) -> Rows:
+def _txt_rows(_path: Path, texts: Iterator[str], _sites: Sites | None) -> Rows:
     columns = _Columns()
     for line in lines(texts):
         text = line.text.strip()
@@ -269,45 +303,45 @@ def _txt_rows(_path: Path, texts: Iterator[str]) -> Rows:
         if line.size > MAX_LINE:
             yield _reject(line.number, too_long(line.size), text)
         else:
-            yield _row(line.number, {"url": text}, columns, text)
+            yield _row(line.number, {"url": text}, columns, text, None)
 
 
-def _jsonl_rows(_path: Path, texts: Iterator[str]) -> Rows:
+def _jsonl_rows(_path: Path, texts: Iterator[str], sites: Sites | None) -> Rows:
     for line in lines(texts):
         text = line.text.strip()
         if line.size > MAX_LINE:
             yield _reject(line.number, too_long(line.size), text)
         elif text:
-            yield _object_row(line.number, text)
+            yield _object_row(line.number, text, sites)
 
 
-def _json_rows(path: Path, texts: Iterator[str]) -> Rows:
+def _json_rows(path: Path, texts: Iterator[str], sites: Sites | None) -> Rows:
     for element in elements(path, texts):
         if element.fault:
             yield _reject(element.line, element.fault, element.text)
         else:
-            yield _object_row(element.line, element.text)
+            yield _object_row(element.line, element.text, sites)
 
 
-def _object_row(line: int, text: str) -> Row | Reject:
+def _object_row(line: int, text: str, sites: Sites | None) -> Row | Reject:
     try:
         fields = loads(text)
     except ValueError as error:
         return _reject(line, str(error), text)
     if not isinstance(fields, dict):
         return _reject(line, f"not an object but {_kind(fields)}", text)
-    return _row(line, fields, _columns(tuple(fields)), text)
+    return _row(line, fields, _columns(tuple(fields)), text, sites)
 
 
 # CSV.
 
 
-def _csv_rows(path: Path, texts: Iterator[str]) -> Rows:
+def _csv_rows(path: Path, texts: Iterator[str], sites: Sites | None) -> Rows:
     # One limit for the whole process, 128 KB unless raised; what bounds our rows is `MAX_LINE`.
     csv.field_size_limit(max(csv.field_size_limit(), 2 * MAX_LINE))
     source = _Source(lines(texts))
-    names, delimiter = _header(path, source)
-    return _Table(source, names, delimiter).rows()
+    names, delimiter = _header(path, source, sites)
+    return _Table(source, names, delimiter, sites).rows()
 
 
 class _Source:
@@ -360,7 +394,7 @@ class _Source:
             return None
 
 
-def _header(path: Path, source: _Source) -> tuple[list[str], str]:
+def _header(path: Path, source: _Source, sites: Sites | None) -> tuple[list[str], str]:
     """The columns' names and the delimiter: one that yields a `url`, and of those the one that yields most columns."""
     first = next((line for line in source if line.text.strip()), None)
     if first is None:
@@ -370,18 +404,23 @@ def _header(path: Path, source: _Source) -> tuple[list[str], str]:
         with suppress(csv.Error):
             names, taken = source.record(first, delimiter)
             source.put_back(taken[1:])
-            found.append(("url" in map(_plain, names), len(names), delimiter))
+            found.append((_gives_urls(names, sites), len(names), delimiter))
     if not found:
         raise InputError(str(path), "a quote in the header is not closed", first.number)
     _, width, delimiter = max(found, key=lambda entry: entry[:2])
-    names = _names(path, source.record(first, delimiter)[0], first.number)
+    names = _names(path, source.record(first, delimiter)[0], first.number, sites)
     # A single column has no delimiter: the commas in its URLs belong to them.
     return names, delimiter if width > 1 else _NO_DELIMITER
 
 
-def _names(path: Path, cells: list[str], line: int) -> list[str]:
+def _gives_urls(names: Sequence[str], sites: Sites | None) -> bool:
+    plain = {_plain(name) for name in names}
+    return "url" in plain or (sites is not None and "platform" in plain)
+
+
+def _names(path: Path, cells: list[str], line: int, sites: Sites | None) -> list[str]:
     """What the columns are called by the cells of a header."""
-    if "url" not in map(_plain, cells):
+    if not _gives_urls(cells, sites):
         raise InputError(str(path), _no_url(cells), line)
     names = [name.replace("\ufeff", "") if name.strip() else f"column {n}" for n, name in enumerate(cells, 1)]
     _refuse_twins(path, names, line)
@@ -398,10 +437,10 @@ def _refuse_twins(path: Path, names: list[str], line: int) -> None:
 class _Table:
     """The rows under a header."""
 
-    def __init__(self, source: _Source, names: list[str], delimiter: str) -> None:
-        self._source, self._names, self._delimiter = source, names, delimiter
+    def __init__(self, source: _Source, names: list[str], delimiter: str, sites: Sites | None) -> None:
+        self._source, self._names, self._delimiter, self._sites = source, names, delimiter, sites
         self._columns = _columns(tuple(names))
-        self._url_at = names.index(self._columns.url)
+        self._url_at = names.index(self._columns.url) if self._columns.url in names else -1
 
     def rows(self) -> Rows:
         """Every row, in its order; only those with quotes need the careful way."""
@@ -431,7 +470,7 @@ class _Table:
         return sum(url.startswith("http") and url != own for url in found) * 2 > len(inner)
 
     def _url(self, cells: Sequence[str]) -> str:
-        return cells[self._url_at].strip(' "\r\n') if len(cells) > self._url_at else ""
+        return cells[self._url_at].strip(' "\r\n') if 0 <= self._url_at < len(cells) else ""
 
     def row(self, line: int, cells: list[str], text: str) -> Row | Reject:
         """A row by its cells."""
@@ -439,21 +478,21 @@ class _Table:
             return _reject(line, f"{len(cells)} cells, but the header has {len(self._names)}", text)
         if len(cells) <= self._url_at:
             return _reject(line, f"the row ends after {len(cells)} cells, before its url", text)
-        return _row(line, dict(zip(self._names, cells, strict=False)), self._columns, text)
+        return _row(line, dict(zip(self._names, cells, strict=False)), self._columns, text, self._sites)
 
 
 # XLSX.
 
 
-def _sheet_rows(path: Path) -> Rows:
+def _sheet_rows(path: Path, sites: Sites | None) -> Rows:
     from crawler.bulk import sheet
 
     records = sheet.records(path)
     header = next(records, None)
     if header is None:
         raise InputError(str(path), "there is neither a header nor a row in its first sheet")
-    names = _names(path, header.cells, header.number)
-    table = _Table(_Source(iter(())), names, "\t")
+    names = _names(path, header.cells, header.number, sites)
+    table = _Table(_Source(iter(())), names, "\t", sites)
     for number, cells, size in records:
         text = "\t".join(cells)
         if size > MAX_LINE:
@@ -462,7 +501,8 @@ def _sheet_rows(path: Path) -> Rows:
             yield table.row(number, cells + [""] * (len(names) - len(cells)), text)
 
 
-_READERS: dict[str, Callable[[Path, Iterator[str]], Rows]] = {
+Reader = Callable[[Path, Iterator[str], Sites | None], Rows]
+_READERS: dict[str, Reader] = {
     ".csv": _csv_rows,
     ".tsv": _csv_rows,
     ".json": _json_rows,

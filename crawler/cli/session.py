@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +13,7 @@ from crawler.errors import InputError, UsageError
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
 
-F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 _OPTIONS = (
     click.option(
@@ -33,12 +34,18 @@ _OPTIONS = (
 )
 
 
-def session_options(command: F) -> F:
-    """Give a command --header, --user-agent, --cookie-file and --proxy; it gets `headers`, `user_agent`,
-    `cookie_file` and `proxy`, which are for `session_from`."""
+def session_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Give a command --header, --user-agent, --cookie-file and --proxy; it gets them as `session`."""
+
+    @wraps(command)
+    def with_session(
+        headers: tuple[str, ...], user_agent: str | None, cookie_file: Path | None, proxy: str | None, **others: Any
+    ) -> T:
+        return command(session=session_from(headers, user_agent, cookie_file, proxy), **others)
+
     for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+        with_session = option(with_session)
+    return with_session
 
 
 def session_from(

@@ -146,6 +146,11 @@ class LiveSession:
         return f"LiveSession({self._session}, {self._jars})"
 
     @property
+    def user_agent(self) -> str | None:
+        """The name that the job goes by, if it has one of its own."""
+        return self._session.user_agent
+
+    @property
     def proxy(self) -> Proxy | None:
         """The job's own proxy."""
         return self._session.proxy

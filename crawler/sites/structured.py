@@ -48,14 +48,14 @@ def parse(html: str) -> LexborHTMLParser:
 
 def extract(tree: LexborHTMLParser, url: str) -> Record:
     """All that is found in a page, as values that JSON can hold; takes the invisible parts out of the tree."""
-    base = _base(tree, url)
+    base = base_of(tree, url)
     metas, json_ld, links = list(_metas(tree)), _json_ld(tree), _links(tree, base)
     _remove(tree, _INVISIBLE)
     grids = _grids(tree)
     record: Record = {
         "title": _first_words(tree, "head > title, body > title"),
         "description": next((value for name, value in metas if name == "description"), ""),
-        "canonical": _absolute(base, _first_attribute(tree, 'link[rel~="canonical" i][href]', "href")),
+        "canonical": absolute(base, _first_attribute(tree, 'link[rel~="canonical" i][href]', "href")),
         "language": _first_attribute(tree, "html[lang]", "lang")[:MAX_KEY],
         "headings": _headings(tree),
         "json_ld": json_ld,
@@ -75,10 +75,10 @@ def _remove(tree: LexborHTMLParser, query: str) -> None:
 
 
 def _words(node: LexborNode, limit: int = MAX_STRING) -> str:
-    return _joined(node.text(separator="\0"))[:limit]
+    return joined(node.text(separator="\0"))[:limit]
 
 
-def _joined(text: str) -> str:
+def joined(text: str) -> str:
     """Fold white space, and the marks between text nodes into a space, or nothing: "see <a>this</a>, then"."""
     if "\0" in text:
         for sign in ",.;:)":
@@ -96,7 +96,7 @@ def _excerpt(node: LexborNode) -> str:
             size += len(parts[-1])
             if size > MAX_STRING:
                 break
-    return _joined("\0".join(parts))[:MAX_STRING]
+    return joined("\0".join(parts))[:MAX_STRING]
 
 
 def _attribute(node: LexborNode, name: str) -> str:
@@ -113,11 +113,12 @@ def _first_words(tree: LexborHTMLParser, query: str) -> str:
     return _words(node) if node else ""
 
 
-def _base(tree: LexborHTMLParser, url: str) -> str:
-    return _absolute(url, _first_attribute(tree, "base[href]", "href")) or url
+def base_of(tree: LexborHTMLParser, url: str) -> str:
+    """What the references of a page are relative to."""
+    return absolute(url, _first_attribute(tree, "base[href]", "href")) or url
 
 
-def _absolute(base: str, reference: str) -> str:
+def absolute(base: str, reference: str) -> str:
     """The http(s) URL that a reference means on a page, without its fragment, or nothing."""
     if not reference or len(reference) > MAX_URL:
         return ""
@@ -141,7 +142,7 @@ def _metas(tree: LexborHTMLParser) -> Iterator[Cell]:
     for node in tree.css("meta[content]")[:MAX_METAS]:
         attributes = node.attributes
         name = attributes.get("property") or attributes.get("name") or ""
-        value = _joined(attributes["content"] or "")[:MAX_STRING]
+        value = joined(attributes["content"] or "")[:MAX_STRING]
         if name and value:
             yield name.strip().lower()[:MAX_KEY], value
 
@@ -164,7 +165,7 @@ def _links(tree: LexborHTMLParser, base: str) -> list[str]:
     links: dict[str, None] = {}
     for node in tree.css("a[href], area[href]")[:MAX_ANCHORS]:
         reference = _attribute(node, "href")
-        if not reference.startswith("#") and (link := _absolute(base, reference)):
+        if not reference.startswith("#") and (link := absolute(base, reference)):
             links[link] = None
             if len(links) == MAX_LINKS:
                 break
@@ -306,7 +307,7 @@ def _label_pairs(tree: LexborHTMLParser) -> Iterator[Cell]:
         if not name.endswith(":") and not (after and (after.text_content or "").lstrip().startswith(":")):
             continue
         if len(name) <= MAX_KEY and label.parent and label.parent.tag not in ("td", "th"):
-            yield name, _joined("\0".join(_after(label))).lstrip(": ")[:MAX_STRING]
+            yield name, joined("\0".join(_after(label))).lstrip(": ")[:MAX_STRING]
 
 
 def _after(label: LexborNode) -> Iterator[str]:
@@ -382,10 +383,10 @@ def _adopters(tree: LexborHTMLParser, scopes: dict[int, LexborNode]) -> dict[int
 def _item_value(node: LexborNode, base: str) -> str:
     attributes = node.attributes
     if attributes.get("content"):
-        return _joined(attributes["content"] or "")[:MAX_STRING]
+        return joined(attributes["content"] or "")[:MAX_STRING]
     source = _VALUE_ATTRIBUTES.get(node.tag or "")
     if source and (value := (attributes.get(source) or "").strip()):
-        return (_absolute(base, value) if source in ("src", "href", "data") else "") or value[:MAX_STRING]
+        return (absolute(base, value) if source in ("src", "href", "data") else "") or value[:MAX_STRING]
     return _excerpt(node)
 
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from crawler.cli.session import session_from, session_options
+from crawler.cli.session import session_options
 from crawler.config import Settings
 from crawler.errors import FetchError, InputError, StoreError, UsageError
 from crawler.fetch import cookies, proxy, session
@@ -324,10 +324,9 @@ def test_no_text_holds_a_secret() -> None:
 
 @click.command()
 @session_options
-def command(headers: tuple[str, ...], user_agent: str | None, cookie_file: Path | None, proxy: str | None) -> None:
+def command(session: Session | None) -> None:
     """A command with the options."""
-    made = session_from(headers, user_agent, cookie_file, proxy)
-    click.echo(msgspec.json.encode(made))
+    click.echo(msgspec.json.encode(session))
 
 
 def typed(*arguments: str) -> Session | None:

@@ -1,0 +1,126 @@
+"""The fields that a site's configuration asks for, read out of a page."""
+
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+from crawler.sites import css, structured, values
+from crawler.sites.config import MISSING, Field
+
+MAX_LOOKS = 2_000_000
+"""Elements that may be looked at for all fields of one page, some 1 µs each."""
+MAX_VALUES = 1_000
+"""Values that a field with `all` may have, and elements that are tried for one without."""
+MAX_TEXT, MAX_STRING = structured.MAX_TEXT, structured.MAX_STRING
+MAX_MATCHED, MAX_PATTERN, MAX_PROGRAM = 10_000, 1_000, 10_000
+"""Characters that a regular expression sees, may have itself, and instructions that it may compile to."""
+_SOURCES = {
+    **dict.fromkeys(("a", "area", "link"), "href"),
+    **dict.fromkeys(("audio", "embed", "iframe", "img", "source", "track", "video"), "src"),
+    "form": "action",
+    "object": "data",
+}
+_UNREAD = ("script", "style")
+_READERS = {"number": values.number, "integer": values.integer, "date": values.day, "boolean": values.boolean}
+
+
+@lru_cache(maxsize=10_000)
+def pattern(text: str) -> Any:
+    """A regular expression of RE2, which needs time in proportion to the text whatever is in it; or a `ValueError`."""
+    import re2
+
+    if len(text) > MAX_PATTERN:
+        raise ValueError(f"the regular expression has {len(text):,} characters, more than {MAX_PATTERN:,}")
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        compiled = re2.compile(text, options)
+    except UnicodeEncodeError:
+        raise ValueError("the regular expression holds half of a character") from None
+    except re2.error as error:
+        reason = error.args[0]
+        reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+        looks = "; look-around and back-references are not known to RE2" if "invalid perl op" in reason else ""
+        raise ValueError(f"not a regular expression: {reason}{looks}") from None
+    if compiled.programsize > MAX_PROGRAM:
+        raise ValueError("the regular expression repeats too much")
+    return compiled
+
+
+def extract(tree: LexborHTMLParser, fields: dict[str, Field], url: str) -> dict[str, Any]:
+    """Every field of a page by its name, null (or an empty list) where the page has none; never raises.
+
+    It needs the whole tree, so it comes before `structured.extract`.
+    """
+    if not fields:
+        return {}
+    budget = css.Budget(MAX_LOOKS)
+    base = structured.base_of(tree, url)
+    record: dict[str, Any] = {}
+    search: css.Search | None = None
+    for name, field in fields.items():
+        found: list[Any] = []
+        try:
+            search = search or css.Search(tree, budget)
+            for node in islice(search.find(css.compile(field.css)), MAX_VALUES):
+                value = _value(node, field, base, budget)
+                if value is not None:
+                    found.append(value)
+                    if not field.all:
+                        break
+        except css.TooMuch:
+            pass  # what was found counts; the page is larger than any that is meant to be read
+        record[name] = found if field.all else (found[0] if found else None)
+    missing = [name for name, field in fields.items() if field.required and record[name] in (None, [])]
+    return record | {MISSING: missing} if missing else record
+
+
+def _value(node: LexborNode, field: Field, base: str, budget: css.Budget) -> Any:
+    text = _text(node, field, budget)
+    if field.regex and text:
+        text = _matched(pattern(field.regex), text, budget)
+    if not text:
+        return None
+    if field.type == "url":
+        return structured.absolute(base, text) or None
+    read = _READERS.get(field.type)
+    return read(text[:MAX_STRING]) if read else text
+
+
+def _text(node: LexborNode, field: Field, budget: css.Budget) -> str:
+    limit = MAX_STRING if field.all else MAX_TEXT
+    attribute = field.attr or (_SOURCES.get(node.tag or "", "") if field.type == "url" else "")
+    if attribute:
+        budget.spend(1)
+        return structured.joined((node.attrs.get(attribute) or "")[:MAX_TEXT])[:limit]
+    if field.type == "html":
+        html = node.inner_html or ""
+        budget.spend(1 + len(html) // 50)
+        return html[:limit].strip()
+    return _words(node, limit, budget)
+
+
+def _words(node: LexborNode, limit: int, budget: css.Budget) -> str:
+    """The words in an element; those of scripts only where it is one itself."""
+    parts, size = [], 0
+    own = node.tag in _UNREAD
+    for looks, inner in enumerate(node.traverse(include_text=True)):
+        if looks % 100 == 0:
+            budget.spend(100)
+        if inner.is_text_node and (own or (parent := inner.parent) is None or parent.tag not in _UNREAD):
+            parts.append((inner.text_content or "")[:limit])
+            size += len(parts[-1])
+            if size > 2 * limit:
+                break
+    return structured.joined("\0".join(parts))[:limit]
+
+
+def _matched(compiled: Any, text: str, budget: css.Budget) -> str:
+    text = text[:MAX_MATCHED]
+    budget.spend(1 + len(text) * compiled.programsize // 1000)
+    found = compiled.search(text)
+    if not found:
+        return ""
+    return (found.group(1 if compiled.groups else 0) or "").strip()
