@@ -55,7 +55,7 @@ def parse(text: str) -> Address:
 
 
 def credentials(text: str) -> tuple[str, str] | None:
-    """The origin of a URL and the `user:password` that it holds, for whoever keeps secrets; None where it holds none."""
+    """The origin of a URL and the `user:password` in it, for whoever keeps secrets; None where there is none."""
     if "@" not in text:
         return None
     try:

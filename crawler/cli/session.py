@@ -65,7 +65,7 @@ def session_from(
         headers=tuple(sent),
         user_agent=user_agent,
         cookies=read_file(cookie_file, time.time()) if cookie_file else (),
-        proxy=proxies.parse(proxy) if proxy else None,
+        proxy=proxies.parse(proxy) if proxy is not None else None,
     )
     sessions.check(made)
     return made

@@ -163,7 +163,7 @@ def parse(text: str, scheme: str, host: str, path: str, now: float) -> Cookie | 
 
 
 def _may_set(host: str, wanted: str) -> bool:
-    """A cookie may be for the host itself or for a domain above it, but not for what many owners share, such as co.uk."""
+    """A cookie may be for the host itself or a domain above it, but not for what many owners share, such as co.uk."""
     if wanted == host:
         return True
     return literal(host) is None and host.endswith(f".{wanted}") and not urls.is_public_suffix(wanted)

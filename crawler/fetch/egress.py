@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Ip = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 Lookup = Callable[[str], Awaitable[Sequence[str]]]
-"""From a host name to its addresses as text, with scope ids where they have one; raises `OSError` where there is none."""
+"""From a host name to its addresses as text, with scope ids if they have one; raises `OSError` where there is none."""
 
 DNS_CACHE_S = 30.0
 """How long an answer is kept; whoever uses it judges it anew."""

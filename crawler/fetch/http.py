@@ -169,8 +169,10 @@ class Client:
             connection.send(sent)
             try:
                 head, rest = await _final_head(connection)
-            except Closed:
-                if connection.used:  # the server closed it while it was idle: the request was never seen
+            except (Closed, FetchError) as error:
+                # The server closed it while it was idle, and never saw the request; or rubbish behind the last answer
+                # came too late to be noticed, and says nothing about this page.
+                if connection.used and getattr(error, "reason", "bad_response") == "bad_response":
                     return _Answer(stale=True)
                 raise
             if request.session:

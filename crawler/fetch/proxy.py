@@ -66,7 +66,7 @@ def from_environment(http: str | None, https: str | None, exempt: str | None) ->
 
 
 def _exempts(rule: str, host: str, port: int) -> bool:
-    """Whether an entry of NO_PROXY means a host: `*`, a domain with all below it, a network, each with or without port."""
+    """Whether an entry of NO_PROXY means a host: `*`, a domain and all below it, a network, with or without a port."""
     if rule == "*":
         return True
     address = literal(host)

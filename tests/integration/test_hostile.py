@@ -4,8 +4,8 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 import pytest
 
@@ -14,7 +14,7 @@ from crawler.fetch import proxy
 from crawler.fetch.egress import Egress
 from crawler.fetch.http import Client, Request
 from tests.support.serving import serving
-from tests.support.site import DRIPS, FLOODS, HOSTILE, ODD, ROOT, SLOPPY, STALLS, Site, parcel
+from tests.support.site import DRIPS, FAKE, FLOODS, HOSTILE, ODD, ROOT, SLOPPY, STALLS, Site, parcel
 
 MAX_BODY = 10_000_000
 AT_A_TIME = 16
@@ -41,7 +41,7 @@ WHOLE = {
 
 
 @pytest.fixture(scope="module")
-def running() -> object:
+def running() -> Iterator[Site]:
     """One hostile site for this module, with everything built."""
     with Site() as site:
         site.warm()
@@ -67,9 +67,7 @@ async def outcome(made: Client, url: str, timeout_s: float) -> tuple[str, bytes]
     try:
         page = await made.fetch(Request(url=url, loopback=True, timeout_s=timeout_s))
     except FetchError as error:
-        assert "\x1b" not in error.message
-        assert len(error.message) < 500
-        return error.reason, b""
+        return error.reason if error.message.isprintable() and len(error.message) < 500 else "unprintable", b""
     return "ok", page.body
 
 
@@ -153,16 +151,42 @@ def test_memory_stays_bounded(site: Site) -> None:
     assert hostile - normal < 200_000_000
 
 
-@pytest.mark.parametrize("path", [path for path in HOSTILE if "fake" in path or "behind" in path or "garbage" in path])
+@pytest.mark.parametrize("path", [path for path in HOSTILE if "/fake" in path or "behind" in path or "garbage" in path])
 def test_bytes_that_nobody_asked_for_are_nobody_s_answer(site: Site, path: str) -> None:
-    """What follows a whole answer is not taken for the next one, whenever it comes."""
+    """What follows a whole answer is not taken for the next one."""
 
     async def work() -> None:
         async with client() as made:
             for n in range(5):
                 assert (await outcome(made, site.url + path, LONG_S))[0] == "ok"
-                await asyncio.sleep(0.02 * n)  # so that the fake of /late-fake comes at every moment
                 assert await outcome(made, site.page(n), LONG_S) == ("ok", parcel(n))
+
+    asyncio.run(work())
+
+
+def test_an_answer_that_nobody_asked_for_ends_an_idle_connection() -> None:
+    """A second answer, sent while the connection waits for the next request, closes it and is read by nobody."""
+
+    async def work() -> None:
+        go, gone, opened = asyncio.Event(), asyncio.Event(), 0
+
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal opened
+            opened += 1
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ngood")
+            await go.wait()
+            writer.write(FAKE)
+            with suppress(OSError):
+                assert await reader.read() == b""
+            gone.set()
+
+        async with serving(talk) as port, client() as made:
+            assert await outcome(made, f"http://127.0.0.1:{port}/", LONG_S) == ("ok", b"good")
+            go.set()
+            await gone.wait()
+            assert await outcome(made, f"http://127.0.0.1:{port}/", LONG_S) == ("ok", b"good")
+            assert opened == 2
 
     asyncio.run(work())
 
@@ -242,10 +266,8 @@ def test_the_gate_is_passed_at_every_request(site: Site) -> None:
             assert caught.value.wait_s == 2.5
             assert entered == [f"{site.url}/redirect/{n}" for n in (5, 4, 3)]
 
-            @asynccontextmanager
-            async def failing(_: str) -> AsyncIterator[None]:
+            def failing(_: str) -> AbstractAsyncContextManager[None]:
                 raise ConnectionError("the store of permits is away")
-                yield
 
             with pytest.raises(ConnectionError):
                 await made.fetch(Request(url=site.page(1), loopback=True), failing)
@@ -296,10 +318,11 @@ def test_no_step_before_the_request_outlasts_its_time(where: str, limit: str) ->
             proxies = proxy.from_environment(through, through, None)
             url = {"dns": "http://a.example/", "tls": f"https://127.0.0.1:{port}/"}.get(where, "https://8.8.8.8/")
             lookup = never if where == "dns" else None
-            times = {"connect_timeout_s": 0.3} if limit == "connect" else {"timeout_s": 0.3}
+            connect_s, total_s = (0.3, 60.0) if limit == "connect" else (60.0, 0.3)
+            request = Request(url=url, loopback=True, connect_timeout_s=connect_s, timeout_s=total_s)
             async with Client(1000, egress=Egress((), lookup), through=proxies) as made:
                 with pytest.raises(FetchError) as caught:
-                    await made.fetch(Request(url=url, loopback=True, **times))
+                    await made.fetch(request)
                 assert caught.value.reason == "timeout"
                 assert ("no connection within" in caught.value.message) == (limit == "connect")
 

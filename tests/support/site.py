@@ -525,7 +525,7 @@ FAKE = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nPOISON"
 
 
 class Odd(NamedTuple):
-    """A fixed misbehaviour: what it is, what a fetch of it comes to, its bytes, and whether the connection ends then."""
+    """A fixed misbehaviour: what it is, what a fetch of it comes to, its bytes, whether the connection ends then."""
 
     description: str
     outcome: str
@@ -758,7 +758,7 @@ ODD: dict[str, Odd] = {
     "/odd/gzip-members": Odd(
         "gzip in two members",
         "ok",
-        lambda: coded("gzip", gzip.compress(parcel(1)[:1000]) + gzip.compress(parcel(1)[1000:])),
+        lambda: coded("gzip", gzip.compress(parcel(1)[:1000], mtime=0) + gzip.compress(parcel(1)[1000:], mtime=0)),
     ),
     "/odd/layers-4": Odd("Four layers of gzip", "ok", lambda: layered(4, parcel(1))),
     "/odd/layers-5": Odd("Five layers of gzip", "unknown_encoding", lambda: layered(5, parcel(1))),
@@ -768,12 +768,14 @@ ODD: dict[str, Odd] = {
     "/odd/layered-bomb": Odd(
         "300 MB in three layers of gzip",
         "too_large",
-        lambda: coded("gzip, gzip, gzip", gzip.compress(gzip.compress(zlib_bomb(16 + zlib.MAX_WBITS)))),
+        lambda: coded(
+            "gzip, gzip, gzip", gzip.compress(gzip.compress(zlib_bomb(16 + zlib.MAX_WBITS), mtime=0), mtime=0)
+        ),
     ),
     "/odd/gzip-name": Odd(
         "gzip whose file name does not end, in gzip",
         "too_large",
-        lambda: coded("gzip, gzip", gzip.compress(b"\x1f\x8b\x08\x08" + bytes(6) + b"x" * 60_000_000, 1)),
+        lambda: coded("gzip, gzip", gzip.compress(b"\x1f\x8b\x08\x08" + bytes(6) + b"x" * 60_000_000, 1, mtime=0)),
     ),
     # Redirects
     "/odd/redirect-nowhere": Odd("A redirect without Location", "ok", redirected),
@@ -865,7 +867,7 @@ ODD: dict[str, Odd] = {
     "/odd/robots-bomb": Odd(
         "A robots.txt of 30 MB",
         "too_large",
-        lambda: coded("gzip", gzip.compress(b"User-agent: *\nDisallow: /a\n" * 1_100_000, 1)),
+        lambda: coded("gzip", gzip.compress(b"User-agent: *\nDisallow: /a\n" * 1_100_000, 1, mtime=0)),
     ),
     "/odd/charset-lie": Odd(
         "UTF-16 that claims to be UTF-8", "ok", lambda: response(parcel(1).decode().encode("utf-16"))
