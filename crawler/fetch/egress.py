@@ -1,7 +1,7 @@
 """Where a connection may lead: names are resolved once, each address is judged, and exactly that address is dialled.
 
-The same rule serves every path out of the package. `Egress.dial` gives a connected socket, `connector` an aiohttp
-connector that keeps the rule, and `Egress.addresses` only the judgement.
+The same rule serves every path out of the package: `Egress.dial` gives a connected socket, `Egress.addresses` only the
+judgement.
 """
 
 import asyncio
@@ -15,14 +15,11 @@ from contextlib import suppress
 from enum import Enum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohappyeyeballs
 
 from crawler.errors import FetchError
-
-if TYPE_CHECKING:
-    import aiohttp
 
 Ip = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -304,30 +301,3 @@ def forbidden(host: str, problem: str) -> FetchError:
         "forbidden_address",
         f"{host[:200]} is not fetched from: {problem}; if it is meant, open its network with CRAWLER_ALLOW_NETS",
     )
-
-
-def connector(egress: Egress, reach: Reach = Reach.GLOBAL, **options: Any) -> "aiohttp.TCPConnector":
-    """An aiohttp connector that keeps the rule; each reach has a connector, and so a pool, of its own."""
-    import aiohttp
-    from aiohttp.abc import AbstractResolver, ResolveResult
-
-    class Checked(AbstractResolver):
-        async def resolve(
-            self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-        ) -> list[ResolveResult]:
-            return [
-                ResolveResult(hostname=host, host=text.partition("%")[0], port=port, family=family, proto=0, flags=0)
-                for text in await egress.addresses(host, reach)
-            ]
-
-        async def close(self) -> None:
-            return None
-
-    def make(info: Any) -> socket.socket:
-        # aiohttp asks no resolver about a literal address, so that this is the only check it passes.
-        egress.confirm(str(info[4][0]), str(info[4][0]), reach)
-        made = socket.socket(info[0], info[1], info[2])
-        made.setblocking(False)
-        return made
-
-    return aiohttp.TCPConnector(resolver=Checked(), socket_factory=make, use_dns_cache=False, **options)

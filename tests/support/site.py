@@ -80,9 +80,9 @@ class Site:
         return f"{self.url}/page/{n}" + (f"?latency={latency_s}" if latency_s else "")
 
     def hits(self) -> dict[str, int]:
-        """How often each path, with its query, has been asked for."""
+        """How often each path, with its query, has been asked for; robots.txt left out."""
         hits: dict[str, int] = self.ask("/_stats")["hits"]
-        return hits
+        return {path: count for path, count in hits.items() if path != "/robots.txt"}
 
     def peak(self) -> int:
         """The most page requests that were being served at one time."""

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from urllib.parse import quote
 
-import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -503,32 +502,6 @@ def test_the_message_says_what_to_set() -> None:
                 await made.fetch(Request(url="http://10.0.0.1/"))
             with pytest.raises(FetchError, match=r"leads to 127\.0\.0\.1, which is loopback"):
                 await made.fetch(Request(url="http://[64:ff9b::7f00:1]/"))
-
-    run(work)
-
-
-def test_other_clients_keep_the_rule_by_the_connector() -> None:
-    """A plain aiohttp session on the connector reaches nothing special, by address, name or redirect."""
-
-    async def work(canaries: Canaries) -> None:
-        lookup = names(evil_example=["127.0.0.1"], good_example=["127.0.0.2"])
-        urls = [f"http://{host}:{canaries.port}/" for host in ("127.0.0.1", "[::1]", "0.0.0.0", "evil.example")]
-        async with _server(lambda: f"http://127.0.0.1:{canaries.port}/") as (outside, port):
-            rule = Egress(("127.0.0.2/32", f"{outside}/32"), lookup)
-            async with aiohttp.ClientSession(connector=egress.connector(rule)) as session:
-                for url in [*urls, f"http://{outside}:{port}/"]:
-                    with pytest.raises(FetchError) as caught:
-                        await session.get(url)
-                    assert caught.value.reason == "forbidden_address"
-                assert canaries.seen == []
-                async with session.get(f"http://good.example:{canaries.port}/") as answer:
-                    assert await answer.read() == b"canary"
-            async with (
-                aiohttp.ClientSession(connector=egress.connector(rule, Reach.OPERATOR)) as session,
-                session.get(f"http://127.0.0.1:{canaries.port}/") as answer,
-            ):
-                assert await answer.read() == b"canary"
-        assert canaries.seen == ["127.0.0.2", "127.0.0.1"]
 
     run(work)
 
