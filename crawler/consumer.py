@@ -18,6 +18,9 @@ class Consumer(consumer.Consumer):
         super().__init__(*args, **kwargs)
         self.connection_errors = (*vars(self)["connection_errors"], OutOfMemoryError)
 
+    def bucket_for_task(self, type: Any) -> None:
+        """None: a `rate_limit` is kept for each domain by the permit, not for messages by each worker."""
+
     def on_connection_error_before_connected(self, exc: Exception) -> Any:
         """Celery's own, after a pause where Redis is full: it answers at once, and so would the next try."""
         _pause(exc)

@@ -20,11 +20,10 @@ from crawler.db.connection import reading
 from crawler.demo_site import FAULTS, running_site
 from crawler.errors import StackIsUp
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Books, Job
+from crawler.models import Books, Job, JobOptions
 from crawler.orchestrator import Orchestrator, stop_stale, terminated_by_signal
 from crawler.process import read_stack
 from crawler.redis_client import connect
-from crawler.resilience.slots import PER_DOMAIN
 
 KINDS = ("child", "child", "worker", "redis", "flushall")
 """What strikes hit: each of these once in every five, children twice."""
@@ -168,10 +167,10 @@ def drill(settings: Settings, plan: Plan, workers: int, tell: Callable[[str], No
         with site as base:
             file = folder / "pages.txt"
             file.write_text("".join(f"{url}\n" for url in plan.urls(base)))
-            _, job = import_file(settings, file)
+            _, job = import_file(settings, file, how=JobOptions(rate="none"))
             tell(f"{plan.pages:,} pages are at {base}; starting Redis and {workers} workers …")
             with _running_stack(settings, workers):
-                _Course(score, lpm, job, tell).run()
+                _Course(score, lpm, job, workers * settings.pages, tell).run()
                 tell("stopping Redis and workers …")
         _count(score, lpm, job, plan.urls(base), site.requests)
     return score
@@ -217,8 +216,10 @@ def _running_stack(settings: Settings, workers: int) -> Iterator[None]:
 class _Course:
     """The crawl as it is watched: one loop that looks at the books, strikes when it is time, and sees recoveries."""
 
-    def __init__(self, score: Score, lpm: LocalPersistenceManager, job: Job, tell: Callable[[str], None]) -> None:
-        self._score, self._lpm, self._job, self._tell = score, lpm, job, tell
+    def __init__(
+        self, score: Score, lpm: LocalPersistenceManager, job: Job, at_a_time: int, tell: Callable[[str], None]
+    ) -> None:
+        self._score, self._lpm, self._job, self._at_a_time, self._tell = score, lpm, job, at_a_time, tell
         self._owners = lpm.owners
         self._struck: list[tuple[Strike, float, bytes]] = []
         """Strikes that are not recovered from: with their time, and the tasks that were in flight."""
@@ -303,7 +304,7 @@ class _Course:
 
     def _is_back(self, strike: Strike, struck: float, tasks: bytes, done: int, books: Books) -> bool:
         """Whether Redis answers, what was in flight is done, and a page has come that began after the strike."""
-        if books.open and done <= (strike.done or 0) + PER_DOMAIN:
+        if books.open and done <= (strike.done or 0) + self._at_a_time:
             return False
         if strike.kind in ("redis", "flushall") and not self._redis_answers():
             return False
@@ -342,7 +343,7 @@ def _count(score: Score, lpm: LocalPersistenceManager, job: Job, wanted: list[st
     found = Counter(result["url"] for result in lpm.results())
     score.lost = len(set(wanted) - set(found))
     score.twice = sum(found.values()) - len(found)
-    score.requests = sum(requests.values())
+    score.requests = sum(count for path, count in requests.items() if path != "/robots.txt")
     score.extra_fetches = score.requests - score.pages - score.planned_retries
     with lpm.errors():
         score.failures = {r: n for counts in lpm.ledger.reasons(job).values() for r, n in counts.items()}

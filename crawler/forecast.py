@@ -3,7 +3,7 @@
 import math
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import tzinfo
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from crawler import times
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.db.books import Bookkeeping
-from crawler.models import Job
+from crawler.models import HEADROOM, Job, Rule
 
 PAGE_COST_S = 0.003
 """What a page takes of a process beside its parsing: client, ledger, disk."""
@@ -35,9 +35,9 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What may happen at a time: pages per domain, pages per process, processes."""
+    """What may happen: at each domain, at a time in a process, and how many processes there are."""
 
-    per_domain: int
+    rule: Callable[[str], Rule]
     pages: int
     processes: int
     running: bool = True
@@ -59,7 +59,7 @@ class Forecast(msgspec.Struct, frozen=True):
 def forecast(loads: Sequence[Load], paces: Mapping[str, Pace], limits: Limits, until_s: float = math.inf) -> Forecast:
     """Each domain at its limit, all of them together at what the processes can do."""
     usual = _mean(list(paces.values()))
-    rates = {load.domain: limits.per_domain / paces.get(load.domain, usual).fetch_s for load in loads}
+    rates = {load.domain: _rate(limits, load.domain, paces.get(load.domain, usual)) for load in loads}
     pace = _mean([paces.get(load.domain, usual) for load in loads])
     most = min(
         limits.processes * limits.pages / pace.fetch_s,
@@ -86,10 +86,17 @@ def forecast(loads: Sequence[Load], paces: Mapping[str, Pace], limits: Limits, u
     )
 
 
-def limits_of(settings: Settings, owners_folder: Path, per_domain: int) -> Limits:
+def _rate(limits: Limits, domain: str, pace: Pace) -> float:
+    """How many pages a second a domain gives at most."""
+    rule = limits.rule(domain)
+    by_time = HEADROOM / rule.interval_s if rule.interval_s else math.inf
+    return min(by_time, (rule.at_a_time or limits.processes * limits.pages) / pace.fetch_s)
+
+
+def limits_of(settings: Settings, owners_folder: Path, rule: Callable[[str], Rule]) -> Limits:
     """The limits of the workers that run here, or of those that a start would bring."""
     running = sum(len(children) for children in owners.workers(owners_folder).values())
-    return Limits(per_domain, settings.pages, running or os.cpu_count() or 1, running > 0)
+    return Limits(rule, settings.pages, running or os.cpu_count() or 1, running > 0)
 
 
 def of_job(ledger: Bookkeeping, job: Job, limits: Limits, now: float) -> Forecast:
@@ -104,14 +111,18 @@ def sentence(seen: Forecast, job: Job, limits: Limits, now: float, tz: tzinfo | 
     basis = "" if seen.measured else " (no page of these domains came yet: 0.5 s each is assumed)"
     basis += "" if limits.running else "; no worker runs now: python -m crawler up starts some"
     done = times.show(now + seen.seconds, now, tz)
+    rule = limits.rule(seen.bottleneck)
     if job.deadline is None:
-        return f"about {times.duration(seen.seconds)} for {seen.tasks:,} tasks, done by {done}{basis}"
+        limited = bool(seen.bottleneck) and rule.limited
+        where = f" ({seen.bottleneck_tasks:,} of them at {seen.bottleneck}: {rule})" if limited else ""
+        return f"about {times.duration(seen.seconds)} for {seen.tasks:,} tasks{where}, done by {done}{basis}"
     if not seen.misses:
         return f"done by {done}, {times.duration(job.deadline - now - seen.seconds)} to spare{basis}"
     share = f"{seen.misses:,} of {seen.tasks:,} will miss the deadline {times.show(job.deadline, now, tz)}"
     if seen.bottleneck:
         cause = (
-            f"{seen.bottleneck} takes {limits.per_domain} at a time; drop {min(seen.misses, seen.bottleneck_tasks):,} "
+            f"{seen.bottleneck} takes {rule if rule.limited else 'too long'}; drop "
+            f"{min(seen.misses, seen.bottleneck_tasks):,} "
             f"of its {seen.bottleneck_tasks:,} tasks, or move the deadline to {done}"
         )
     else:

@@ -26,6 +26,7 @@ from crawler.config import Settings, failpoint
 from crawler.db import kernel, owners
 from crawler.errors import CrawlerError, ServiceError, UsageError
 from crawler.lpm import LocalPersistenceManager
+from crawler.models import JobOptions
 from crawler.results import whole_file
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     fresh_for_s: float | None = None
     job_name: str | None = None
     deadline: float | None = None
+    how: JobOptions = JobOptions()
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,6 +188,7 @@ class Inbox:
                 fresh_for_s=options.fresh_for_s,
                 job_name=options.job_name,
                 deadline=options.deadline,
+                how=options.how,
                 watched=True,  # until the receipt is written: killed before that, the job goes on, even if it has ended
                 progress=self._go_on,
             )

@@ -17,9 +17,21 @@ import msgspec
 
 from crawler.config import failpoint
 from crawler.db import connection, guard, kernel, owners, results, schema, segments
-from crawler.db.ledger import Ledger
+from crawler.db.ledger import Ledger, Place
 from crawler.errors import StoreError
-from crawler.models import NO_DEADLINE, Imported, Job, NewTask, Outcome, Page, Raw, Task, TaskStatus
+from crawler.models import (
+    NO_DEADLINE,
+    UNCHANGED,
+    Imported,
+    Job,
+    NewTask,
+    Outcome,
+    Page,
+    Raw,
+    RetryClass,
+    Task,
+    TaskStatus,
+)
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +52,8 @@ class LocalPersistenceManager:
         self._keep_raw = raw
         self._clock = clock
         self._connections: dict[bool, Ledger] = {}
-        self._segment: segments.SegmentWriter | None = None
+        self._segments: dict[bool, segments.SegmentWriter] = {}
+        """Of good pages (False) and of those in quarantine (True)."""
         self._unprojected: list[int] = []
         self._let_go: weakref.finalize[[int], LocalPersistenceManager] | None = None
 
@@ -99,13 +112,13 @@ class LocalPersistenceManager:
 
     def close(self) -> None:
         """Let go of the database and the segment."""
-        ledgers, segment = list(self._connections.values()), self._segment
+        ledgers, writers = list(self._connections.values()), list(self._segments.values())
         self._connections.clear()
-        self._segment = None
+        self._segments.clear()
         for ledger in ledgers:
             ledger.db.close(True)
-        if segment:
-            segment.close()
+        for writer in writers:
+            writer.close()
         if self._let_go:
             self._let_go()
 
@@ -154,7 +167,8 @@ class LocalPersistenceManager:
         now = self._clock()
         with self.errors():
             self.ledger.wake(now)
-            return self.ledger.claim(owner, queues, limit, _Unlimited(), "", now)[0]
+            places = (Place(due, limit, lambda job: True) for queue in queues for due in self.ledger.due(queue))
+            return self.ledger.claim(owner, places, limit, now)[0]
 
     # Results
 
@@ -164,7 +178,7 @@ class LocalPersistenceManager:
         The commit is the truth: what was not committed never happened, and what was can be projected again.
         """
         with self.errors():
-            places = self._append([o.page if self._keeps(o) else None for o in outcomes])
+            places = self._append_outcomes(outcomes)
             failpoint("raw-synced")
             now, stored = self._clock(), []
             with self._committing(now) as ledger:
@@ -194,15 +208,15 @@ class LocalPersistenceManager:
         ledger = self.durable
         with connection.writing(ledger.db):
             yield ledger
-            if self._segment:
+            for writer in self._segments.values():
                 ledger.db.execute(
                     "INSERT INTO raw_segments VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET end = excluded.end",
-                    (self._segment.name, self._segment.end, now),
+                    (writer.name, writer.end, now),
                 )
             failpoint("committing")
         failpoint("committed")
-        if self._segment:
-            self._segment.committed = True
+        for writer in self._segments.values():
+            writer.committed = True
 
     def _project_all(self) -> None:
         """Write what is due to pending/; where that fails it stays due: the commit has decided, not the file."""
@@ -218,17 +232,27 @@ class LocalPersistenceManager:
             self._unprojected.pop()
 
     def _keeps(self, outcome: Outcome) -> bool:
-        if outcome.page is None or self._keep_raw == "none":
+        if outcome.page is None or self._keep_raw == "none" or outcome.verdict == UNCHANGED:
             return False
         return self._keep_raw == "all" or outcome.status is not TaskStatus.COMPLETED
 
-    def _append(self, pages: Sequence[Page | bytes | None]) -> list[Raw | None]:
+    def _append_outcomes(self, outcomes: Sequence[Outcome]) -> list[Raw | None]:
+        kept = [self._keeps(outcome) for outcome in outcomes]
+        good = self._append([o.page if k and not o.quarantine else None for o, k in zip(outcomes, kept, strict=True)])
+        walls = self._append(
+            [o.page if k and o.quarantine else None for o, k in zip(outcomes, kept, strict=True)], quarantine=True
+        )
+        return [place or wall for place, wall in zip(good, walls, strict=True)]
+
+    def _append(self, pages: Sequence[Page | bytes | None], quarantine: bool = False) -> list[Raw | None]:
         kept = [page for page in pages if page is not None]
         if not kept:
             return [None] * len(pages)
-        if self._segment is None:
-            self._segment = segments.SegmentWriter(self.raw, self._committed_end, self._clock)
-        places = iter(self._segment.append(kept))
+        if quarantine not in self._segments:
+            self._segments[quarantine] = segments.SegmentWriter(
+                self.raw, self._committed_end, self._clock, quarantine=quarantine
+            )
+        places = iter(self._segments[quarantine].append(kept))
         return [None if page is None else next(places) for page in pages]
 
     def _committed_end(self, name: str) -> int:
@@ -239,27 +263,37 @@ class LocalPersistenceManager:
         task, page, final = outcome.task, outcome.page, outcome.status is not TaskStatus.PENDING
         failed = outcome.error_type is not None and outcome.charge
         live = ledger.db.all(
-            """UPDATE tasks SET status = ?, attempts = attempts + 1, failures = failures + ?, not_before = ?,
+            """UPDATE tasks SET status = ?, attempts = attempts + ?, failures = failures + ?, not_before = ?,
                    owner = NULL, message_id = iif(?, message_id, NULL), error_type = ?, error_message = ?,
                    completed_at = ?
                WHERE id = ? AND fence = ? AND status = 'processing' RETURNING leased_at""",
-            (outcome.status, failed, outcome.not_before, final, outcome.error_type, _storable(outcome.error_message),
-             now if final else None, task.id, task.fence),
+            (outcome.status, bool(outcome.sent), failed, outcome.not_before, final, outcome.error_type,
+             _storable(outcome.error_message), now if final else None, task.id, task.fence),
         )  # fmt: skip
         if not live:
             return False  # a late twin: this claim was given up, and another one decides
-        detail: dict[str, Any] = {"attempt": task.attempts + 1, "worker": outcome.worker, "claimed_at": live[0][0]}
+        detail: dict[str, Any] = {"worker": outcome.worker, "claimed_at": live[0][0]}
+        if outcome.sent:
+            detail |= {"attempt": task.attempts + 1, "sent": outcome.sent}
+        if outcome.rule.limited:
+            detail["limit"] = outcome.rule
         if page:
             detail |= {"status": page.status, "bytes": len(page.body), "fetch_ms": round(page.fetch_s * 1000, 1)}
         if outcome.verdict:
             detail |= {"verdict": outcome.verdict, "parse_ms": round(outcome.parse_ms, 1)}
+        if outcome.evidence:
+            detail["evidence"] = [_storable(text) for text in outcome.evidence]
+        if outcome.retry:
+            spent = final and outcome.retry not in (RetryClass.GIVE_UP, RetryClass.POISON)
+            detail["decision"] = f"{outcome.retry}, but no attempt is left" if spent else outcome.retry
         if outcome.error_type:
             detail |= {"error": outcome.error_type, "message": _storable(outcome.error_message)}
         if not final:
             detail["not_before"] = outcome.not_before
         if place:
             detail["raw"] = place
-        ledger.event(task.id, "retry" if not final else outcome.status, detail, now)
+        kind = outcome.status if final else "retry" if failed else "postponed" if not outcome.sent else "broken off"
+        ledger.event(task.id, kind, detail, now)
         if page and outcome.status is TaskStatus.COMPLETED:
             results.insert(ledger.db, outcome, page, place, now)
         return True
@@ -392,8 +426,11 @@ class LocalPersistenceManager:
 
     # Deaths
 
-    def bury(self) -> int:
-        """Free what dead owners held and cut their segments; returns how many tasks came back."""
+    def bury(self, forget: Callable[[str, str], None] = lambda domain, owner: None) -> int:
+        """Free what dead owners held and cut their segments; returns how many tasks came back.
+
+        `forget` is told of every domain that a dead owner had tasks of.
+        """
         freed = 0
         with self.errors(), owners.dead(self.owners) as notes:
             gone = {note.id for note in notes}
@@ -401,7 +438,10 @@ class LocalPersistenceManager:
                 if not owners.exists(self.owners, owner):  # its file was lost with the run folder
                     notes.append(owners.Note(owner, {}, "", 0, frozenset(), ""))
             for note in notes:
-                freed += self.durable.free(note, self._clock())
+                domains = self.durable.free(note, self._clock())
+                freed += len(domains)
+                for domain in set(domains):
+                    forget(domain, note.id)
             if notes:
                 segments.mend(self.raw, self._committed_end)
         return freed
@@ -413,14 +453,6 @@ def low_on_disk(folder: Path, least: int) -> str | None:
     if free >= least:
         return None
     return f"only {free / 1e6:,.0f} MB are free in {folder}; nothing more is fetched until {least / 1e6:,.0f} MB are"
-
-
-class _Unlimited:
-    def take(self, domain: str, wish: int) -> int:
-        return wish
-
-    def give(self, domain: str, count: int) -> None:
-        pass
 
 
 def _storable(text: str | None) -> str | None:

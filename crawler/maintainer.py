@@ -47,9 +47,15 @@ class Maintainer:
     """Frees what the dead held, fills the window, publishes again what was lost, ends jobs."""
 
     def __init__(
-        self, lpm: LocalPersistenceManager, broker: Broker, settings: Settings, clock: Callable[[], float] = time.time
+        self,
+        lpm: LocalPersistenceManager,
+        broker: Broker,
+        settings: Settings,
+        forget: Callable[[str, str], None] = lambda domain, owner: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._lpm, self._broker, self._window, self._clock = lpm, broker, settings.window, clock
+        self._forget = forget
         self._zone = times.zone(settings.timezone)
         self._kick = threading.Event()
         self._stop = False
@@ -126,7 +132,7 @@ class Maintainer:
 
     def tick(self) -> float | None:
         """Bring broker and ledger together once; returns when the next waiting task is due."""
-        freed = self._lpm.bury()
+        freed = self._lpm.bury(self._forget)
         if freed:
             log.warning("%d tasks of dead workers are pending again", freed)
         next_due = self._lpm.ledger.wake(self._clock())

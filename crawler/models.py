@@ -10,6 +10,9 @@ from crawler.urls import Address
 NO_DEADLINE = 9e15
 """Stored for a task without one, so that ordering by deadline needs no special case."""
 
+UNCHANGED = "unchanged"
+"""The verdict on a page that the server says is the one that came last time."""
+
 QUEUES = ("urgent", "default")
 """The queues, the more urgent one first."""
 
@@ -43,6 +46,10 @@ class RetryClass(StrEnum):
     POISON = "poison"
 
 
+HEADROOM = 0.97
+"""The share of a rate that is given out, so that late packets do not add up to more than the rate in any window."""
+
+
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """The limits on a domain: seconds between requests, and requests at a time; 0 means no limit."""
 
@@ -54,6 +61,17 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         """Whether there is any limit, and so any need to ask for a permit."""
         return bool(self.interval_s or self.at_a_time)
 
+    @property
+    def window_s(self) -> float:
+        """The window in which the rate is counted: a second, or for slow ones a minute or an hour."""
+        return next((each for each in (1.0, 60.0) if self.interval_s <= each), 3600.0)
+
+    def __str__(self) -> str:
+        unit = {1.0: "s", 60.0: "m", 3600.0: "h"}[self.window_s]
+        said = [f"{self.window_s / self.interval_s:g}/{unit}"] if self.interval_s else []
+        said += [f"{self.at_a_time} at a time"] if self.at_a_time else []
+        return ", ".join(said) or "no limit"
+
 
 class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     """What a door hands in: one URL and all that came with it."""
@@ -64,6 +82,22 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     line: int | None = None
     input: dict[str, Any] = {}
     external_id: str | None = None
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What the last page of a URL said about itself, and what its record was made with."""
+
+    etag: str | None
+    last_modified: str | None
+    site_version: str
+    parser_version: str
+
+
+class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job's pages are asked for, beside its secrets."""
+
+    rate: str | None = None
+    ignore_robots: bool = False
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,9 +116,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Given on this machine's command line: its URL may name loopback."""
     job_id: int | None
     job_size: int | None
-    etag: str | None
-    last_modified: str | None
-    """What the last page of this URL said about itself, to ask whether it has changed."""
+    known: "Known | None" = None
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,6 +226,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     hold: str | None = None
     """`paused` or `cancelled`: nothing more of it is claimed; `resuming`: it is being let go on."""
+    options: JobOptions = JobOptions()
 
     @property
     def state(self) -> str:

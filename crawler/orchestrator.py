@@ -24,6 +24,7 @@ from crawler.errors import CrawlerError, ServiceError, StackIsUp
 from crawler.lpm import LocalPersistenceManager
 from crawler.process import Child, Mark, Stack, end_process, read_stack, redis_program, tail, write_stack
 from crawler.redis_client import check_redis, connect
+from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +112,14 @@ class Orchestrator:
         self._record(redis=server.start(), redis_url=url)
         server.wait_until(lambda: _answers(url), START_LIMIT_S, self._closing.is_set)
 
+    def _permit_at_once(self) -> None:
+        """Tell a Redis that is our own, before anyone works with it, that no request can be on its way."""
+        settings = self._settings
+        number, fail_max = settings.redis_rate_limiter_db, settings.circuit_breaker_fail_max
+        permit = RedisRateLimiter(str(self._stack.redis_url), number, "supervisor", fail_max)
+        with contextlib.closing(permit):
+            permit.nothing_booked()
+
     def start_celery(self) -> None:
         """See that workers run, and wait until they are ready."""
         with self._guard:
@@ -149,6 +158,8 @@ class Orchestrator:
     def start_all(self) -> None:
         """Everything in order, then watched: what dies is started again."""
         self.start_redis()
+        if not self._settings.redis_url and not owners.living(self._data / "run" / "owners"):
+            self._permit_at_once()
         self.start_celery()
         if self._flower_wanted:
             self.start_flower()

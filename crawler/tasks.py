@@ -9,8 +9,11 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import redis
 from celery import signals
 from celery.exceptions import CPendingDeprecationWarning, Reject
@@ -19,6 +22,7 @@ from kombu.exceptions import KombuError
 from crawler import logs, urls
 from crawler.celery_app import app, broker_url, settings
 from crawler.config import failpoint
+from crawler.db import owners
 from crawler.db.ledger import Chunk
 from crawler.errors import CrawlerError, ServiceError
 from crawler.inbox import Inbox
@@ -26,6 +30,7 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.maintainer import BrokerDown, Maintainer
 from crawler.models import QUEUES, Books, Job, NewTask, Outcome, Task, TaskStatus
 from crawler.redis_client import check_redis, connect
+from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from crawler.worker import Worker
 
 __all__ = ["app", "scrape_chunk_task", "scrape_task"]
@@ -85,6 +90,31 @@ def scrape_chunk_task(self: Any, ledger_id: str, task_ids: list[str]) -> int:
 def _consumed_queues() -> list[str]:
     """The queues this worker was started for, the more urgent first."""
     return [name for name in QUEUES if name in app.amqp.queues.consume_from]
+
+
+def annotated_rate() -> str | None:
+    """The rate that Celery's annotations give to `scrape_task`: here it limits each domain, over all workers.
+
+    As Celery has it, it would limit messages, each worker for itself, and hold up other domains' work.
+    """
+    rate = scrape_task.rate_limit
+    return None if rate is None else rate if "/" in str(rate) else f"{rate}/s"
+
+
+def fleet_permit(owners_folder: Path, holder: str) -> RedisRateLimiter:
+    """The permit that all workers on this Redis share."""
+
+    def living() -> list[str]:
+        return sorted({holder, *(note.id for note in owners.living(owners_folder))})
+
+    return RedisRateLimiter(
+        broker_url,
+        settings.redis_rate_limiter_db,
+        holder,
+        settings.circuit_breaker_fail_max,
+        share=lambda: len(living()),
+        place=lambda: living().index(holder),
+    )
 
 
 class RedisBroker:
@@ -255,9 +285,10 @@ class _Child:
         self.deliveries = 0
         self.events = PageEvents(hostname)
         self.inbox = Inbox(settings, give_way)
-        self.worker = Worker(settings, watch=self.events)
+        mine = msgspec.structs.replace(settings, rate=settings.rate or annotated_rate())
         lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
-        self.maintainer = Maintainer(lpm, RedisBroker(broker_url), settings)
+        self.worker = Worker(mine, watch=self.events, permit=partial(fleet_permit, lpm.owners))
+        self.maintainer = Maintainer(lpm, RedisBroker(broker_url), settings, self.worker.forget)
         threading.Thread(target=self.maintainer.run, name="maintainer", daemon=True).start()
         threading.Thread(target=self.inbox.run, name="inbox", daemon=True).start()
         self.worker.watch_stop(_stop_pipe[0])

@@ -4,6 +4,7 @@ import ipaddress
 from functools import cache, lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote
 
 import ada_url
 
@@ -27,7 +28,8 @@ class Address(NamedTuple):
 
 
 def parse(text: str) -> Address:
-    """Read a URL as a browser would; raises `UrlError` with a reason that fits in a rejects file."""
+    """Read a URL as a browser would, without its user name and password (`credentials` has them); raises `UrlError`
+    with a reason that fits in a rejects file."""
     text = text.strip()
     if not text:
         raise UrlError("the URL is empty")
@@ -44,11 +46,25 @@ def parse(text: str) -> Address:
         raise UrlError(f"only http and https are fetched, not {scheme.partition(':')[0][:30]}:")
     authority, _, tail = rest.partition("/")
     if "@" in authority:
-        raise UrlError("the URL holds a user name or a password; secrets are not kept in the store")
+        authority = authority.rpartition("@")[2]
+        href = f"{scheme}://{authority}/{tail}"
     host, _, port = authority.rpartition(":") if authority[-1:].isdigit() and ":" in authority else (authority, "", "")
     if port == "0":
         raise UrlError("port 0 cannot be connected to")
     return Address(href, _key(scheme, authority, tail), domain(host))
+
+
+def credentials(text: str) -> tuple[str, str] | None:
+    """The origin of a URL and the `user:password` in it, for whoever keeps secrets; None where there is none."""
+    if "@" not in text:
+        return None
+    try:
+        url = ada_url.URL(text.strip())
+    except ValueError:
+        return None
+    if url.protocol not in ("http:", "https:") or not (url.username or url.password):
+        return None
+    return url.origin, f"{unquote(url.username)}:{unquote(url.password)}"
 
 
 def _key(scheme: str, authority: str, tail: str) -> bytes:
@@ -71,6 +87,11 @@ def domain(host: str) -> str:
         return str(ipaddress.ip_address(bare))
     except ValueError:
         return _suffixes().privatesuffix(bare.rstrip(".")) or bare
+
+
+def is_public_suffix(name: str) -> bool:
+    """Whether a name is one under which strangers register theirs, such as co.uk."""
+    return bool(_suffixes().is_public(name))
 
 
 @cache

@@ -6,7 +6,7 @@ import msgspec
 
 from crawler.db.acts import HELD
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import NO_DEADLINE
+from crawler.models import NO_DEADLINE, Rule
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -79,6 +79,10 @@ def _events(lpm: LocalPersistenceManager, task: int, facts: dict[str, Any]) -> l
         claimed = detail.pop("claimed_at", None)
         if claimed is not None:
             steps.append(Step(claimed, "claimed", {"waited_s": round(max(0.0, claimed - ready), 3)}))
+        if len(sent := detail.pop("sent", [])) > 1:
+            detail["requests"] = len(sent)
+        if "limit" in detail:
+            detail["limit"] = str(msgspec.convert(detail["limit"], Rule))
         steps.append(Step(at, kind, detail))
         ready = detail.get("not_before") or at
     if facts["published_at"] and facts["status"] == "pending" and facts["message_id"]:
@@ -111,14 +115,32 @@ def _handed_over(lpm: LocalPersistenceManager, task: int) -> list[Step]:
     row = db.one(
         """SELECT r.scraped_at, r.status_code, r.verdict, r.bytes, r.parser || ' ' || r.parser_version, r.body_sha256,
                r.raw_segment, o.state, o.synced_at, o.archived_at, t.job_id,
-               (SELECT max(id) FROM events WHERE task = t.id AND kind = 'completed')
+               (SELECT max(id) FROM events WHERE task = t.id AND kind = 'completed'), r.site || ' ' || r.site_version,
+               (SELECT task_id FROM tasks s WHERE s.id = r.same_as)
            FROM results r JOIN outbox o ON o.task = r.task JOIN tasks t ON t.id = r.task WHERE r.task = ?""",
         (task,),
     )
     if row is None:
         return []
-    scraped_at, status, verdict, size, parser, digest, segment, state, synced_at, archived_at, job_id, event = row
-    facts = {"status": status, "verdict": verdict, "bytes": size, "parser": parser, "sha256": digest}
+    (
+        scraped_at,
+        status,
+        verdict,
+        size,
+        parser,
+        digest,
+        segment,
+        state,
+        synced_at,
+        archived_at,
+        job_id,
+        event,
+        site,
+        same_as,
+    ) = row
+    facts = {"status": status, "verdict": verdict, "bytes": size, "parser": parser, "site": site, "sha256": digest}
+    if same_as:
+        facts["same content as task"] = same_as
     steps = [Step(None, "result", facts | {"raw": segment or "not kept"})]
     exports = db.execute(
         """SELECT at, file, format, results FROM exports WHERE horizon >= ? AND (since IS NULL OR since <= ?)

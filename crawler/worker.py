@@ -6,22 +6,32 @@ import faulthandler
 import logging
 import os
 import queue
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from functools import cache, partial
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
 from crawler.config import Settings, failpoint
 from crawler.db.acts import HELD
+from crawler.db.ledger import Due, Place
 from crawler.db.owners import Owner
-from crawler.errors import StoreError
+from crawler.errors import NotNow, StoreError
 from crawler.fetch.http import Client
+from crawler.fetch.robots import Robots
+from crawler.fetch.session import LiveSession, Sessions
 from crawler.lpm import LocalPersistenceManager, low_on_disk
-from crawler.models import Outcome, Task, TaskStatus
-from crawler.resilience.slots import Slots
+from crawler.models import JobOptions, Outcome, Rule, Task, TaskStatus
+from crawler.resilience.keeper import Booking, Keeper
+from crawler.resilience.memory import MemoryPermit
+from crawler.resilience.permit import LEASE_S, Ask, Permit, Report
 from crawler.scraping import pipeline
+from crawler.scraping.passage import Passage
+from crawler.sites import config as sites
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +41,12 @@ GROUP_SIZE, GROUP_S = 100, 0.03
 """A group of outcomes is committed when it has so many, or is so old."""
 MAX_UNSAVED = 256
 """With so many outcomes waiting for the disk nothing more is claimed."""
-POLL_S = 0.03
-"""How often to look again for slots that other processes free, and for more urgent work."""
+POLL_S, CLOSED_POLL_S = 0.03, 0.25
+"""How often to look again for more urgent work, and how often at least while all domains with work are closed."""
+ERRAND_S = 5.0
+SLOW_S, SLOW_TIMES = 2.0, 4
+"""A page that takes longer than this makes room for another, up to so many times the pages of a process: servers that
+hang must not keep it from those that answer."""
 ROOM_S = 1.0
 """How often to look how full the disk is."""
 STOP_GRACE_S = 3.0
@@ -42,26 +56,50 @@ Watcher = Callable[[Task, Outcome | None], None]
 """Told of every page: once when it begins, and with its outcome when that is committed."""
 
 
+Claimed = tuple[Task, Booking | None]
+
+
+class Errand(NamedTuple):
+    """How the pages of a job are asked for."""
+
+    options: JobOptions
+    session: LiveSession | None
+
+
 class Worker:
     """The loop outlives the messages: a page in flight stays with it when its time slice is over."""
 
-    def __init__(self, settings: Settings, kind: str = "worker", watch: Watcher = lambda task, outcome: None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        kind: str = "worker",
+        watch: Watcher = lambda task, outcome: None,
+        permit: Callable[[str], Permit] | None = None,
+        given: Errand | None = None,
+    ) -> None:
         self._settings = settings
         self._watch = watch
+        self._sites = sites.load(settings.config_dir, settings.rate)
         self._lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
         self.ledger_id = self._lpm.ledger.id
-        self._owner = Owner(self._lpm.owners, kind, slots=2 * settings.pages + MAX_UNSAVED)
+        self._owner = Owner(self._lpm.owners, kind, slots=2 * SLOW_TIMES * settings.pages + MAX_UNSAVED)
         self._name = f"{kind}:{os.getpid()}"
-        self._slots = Slots(self._lpm.run / "slots")
+        alone = MemoryPermit(self._owner.id, settings.circuit_breaker_fail_max, fresh=False)
+        self._keeper = Keeper(permit(self._owner.id) if permit else alone, self._shared_name)
+        self._robots = Robots(self._lpm.run / "robots")
+        self._sessions = Sessions(self._lpm.folder / "sessions")
+        self._given = given or Errand(JobOptions(), None)
+        self._jobs: dict[int | None, tuple[Errand, float]] = {}
         self._claims = ThreadPoolExecutor(1, "claims")
         self._outcomes: queue.SimpleQueue[tuple[Outcome, Future[bool]] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="writer", daemon=True)
         self._pages: set[asyncio.Task[None]] = set()
         self._calls: set[asyncio.Task[Any]] = set()
-        self._fetching = 0
+        self._fetching: dict[int, float] = {}
         self._unsaved = 0
         self._last_domain = ""
         self._store_trouble = self._claim_trouble = False
+        self._pause_s = POLL_S
         self._complained = -60.0
         self._room_seen = -ROOM_S
         self._no_room: str | None = None
@@ -101,6 +139,11 @@ class Worker:
         finally:
             self._owner.holds("")
 
+    def forget(self, domain: str, owner: str) -> None:
+        """A process has died: what it had in flight at a domain has ended."""
+        with contextlib.suppress(RuntimeError):  # stopping: then the lease does it
+            self._claims.submit(self._keeper.forget, domain, owner)
+
     def watch_stop(self, descriptor: int) -> None:
         """Stop when the descriptor becomes readable."""
 
@@ -133,8 +176,8 @@ class Worker:
     async def _live(self) -> None:
         self._finish = asyncio.Event()
         self._page_ended = asyncio.Event()
-        async with Client(self._settings.max_body) as self._client:
-            watchdog = asyncio.create_task(self._rearm_watchdog())
+        async with Client.of(self._settings) as self._client:
+            beats = [asyncio.create_task(self._rearm_watchdog()), asyncio.create_task(self._renew_permits())]
             self._ready.set_result(None)
             await self._finish.wait()
             self.stopping = True
@@ -146,10 +189,11 @@ class Worker:
             await asyncio.gather(*self._calls, *self._pages, return_exceptions=True)
             self._outcomes.put(None)
             await asyncio.to_thread(self._writer.join, 5)
-            watchdog.cancel()
+            await self._loop.run_in_executor(self._claims, self._keeper.flush)
+            for beat in beats:
+                beat.cancel()
         self._claims.shutdown()
         faulthandler.cancel_dump_traceback_later()
-        self._slots.close()
         self._lpm.close()
         self._owner.close()
 
@@ -159,18 +203,23 @@ class Worker:
             faulthandler.dump_traceback_later(self._settings.stall_s, exit=True, file=self._trace)
             await asyncio.sleep(self._settings.stall_s / 4)
 
+    async def _renew_permits(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_S / 3)
+            await self._loop.run_in_executor(self._claims, self._keeper.renew)
+
     async def _slice(self, queues: Sequence[str], message_id: str) -> int:
         end, begun = time.monotonic() + self._settings.slice_s, 0
         while not self.stopping and time.monotonic() < end:
             self._page_ended.clear()
-            tasks, more = await self._claim(queues)
-            for task in tasks:
-                self._begin(task)
-            begun += len(tasks)
+            claimed, more = await self._claim(queues)
+            for task, booking in claimed:
+                self._begin(task, booking)
+            begun += len(claimed)
             if not more:
                 break
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._page_ended.wait(), POLL_S)
+                await asyncio.wait_for(self._page_ended.wait(), self._pause_s)
         with contextlib.suppress(StoreError):  # else the maintainer misses the message, and does the same
             await self._loop.run_in_executor(self._claims, self._unpublish, message_id)
         return begun
@@ -179,9 +228,9 @@ class Worker:
         with self._lpm.errors():
             self._lpm.ledger.unpublish([message_id])
 
-    async def _claim(self, queues: Sequence[str]) -> tuple[list[Task], bool]:
+    async def _claim(self, queues: Sequence[str]) -> tuple[list[Claimed], bool]:
         """Lease only what can begin now: nothing waits in a worker, so urgent work overtakes all but what began."""
-        room = self._settings.pages - self._fetching
+        room = self._room()
         if room <= 0 or self._unsaved >= MAX_UNSAVED or self._store_trouble:
             return [], True
         try:
@@ -195,6 +244,12 @@ class Worker:
             self._claim_trouble = False
             log.warning("the store can be used again; work goes on")
         return claimed
+
+    def _room(self) -> int:
+        """How many more pages may be in flight."""
+        pages, recent = self._settings.pages, time.monotonic() - SLOW_S
+        quick = sum(began > recent for began in self._fetching.values())
+        return min(pages - quick, SLOW_TIMES * pages - len(self._fetching))
 
     def _complain(self, error: StoreError) -> None:
         """One line a minute, whoever meets the trouble."""
@@ -213,7 +268,7 @@ class Worker:
                 log.warning("there is room on the disk again; work goes on")
         return self._no_room is None
 
-    def _claim_now(self, queues: Sequence[str], room: int) -> tuple[list[Task], bool]:
+    def _claim_now(self, queues: Sequence[str], room: int) -> tuple[list[Claimed], bool]:
         now = time.time()
         if not self._has_room():
             return [], True
@@ -221,36 +276,133 @@ class Worker:
             self._lpm.ledger.wake(now)
             if not self._lpm.ledger.has_due(queues):
                 return [], False
-            tasks, more = self._lpm.ledger.claim(self._owner.id, queues, room, self._slots, self._last_domain, now)
+            wanted, more = self._wanted(queues, room)
+            booked = self._book_all(wanted, room)
+            try:
+                places = [
+                    Place(due, len(booked[due.domain]) if rule.limited else room, partial(self._fits, due.domain, rule))
+                    for due, rule in wanted
+                    if not rule.limited or booked[due.domain]
+                ]
+                tasks, left = self._lpm.ledger.claim(self._owner.id, places, room, now)
+                claimed = [(task, booked[task.domain].pop(0) if task.domain in booked else None) for task in tasks]
+            finally:
+                for unused in booked.values():
+                    if unused:
+                        count = len(unused)
+                        about = unused[0]
+                        self._keeper.report(Report(domain=about.domain, rule=about.rule, slots=count, unused=count))
         failpoint("claimed")
         if tasks:
             self._last_domain = tasks[-1].domain
-        return tasks, more
+        # With all that is due at closed domains there is no need to look before the first of them opens.
+        opens_s = self._keeper.opens_s()
+        self._pause_s = POLL_S if wanted or opens_s is None else min(max(opens_s, 0.005), CLOSED_POLL_S)
+        return claimed, more or left or len(places) < len(wanted)
 
-    def _begin(self, task: Task) -> asyncio.Task[None]:
-        page = self._loop.create_task(self._page(task))
+    def _wanted(self, queues: Sequence[str], room: int) -> tuple[list[tuple[Due, Rule]], bool]:
+        """Where tasks are due that may go as far as this process knows, in their order; says too if others are due."""
+        self._keeper.flush()
+        wanted: list[tuple[Due, Rule]] = []
+        asked: set[str] = set()
+        more = False
+        for due in chain.from_iterable(self._lpm.ledger.due(name, self._last_domain) for name in queues):
+            if len(wanted) >= room:
+                return wanted, True
+            rule = self._rule(due.domain, due.job_id)
+            if rule.limited and (due.domain in asked or self._keeper.closed_s(due.domain)):
+                more = True  # what opens meanwhile belongs to what is more urgent there
+                continue
+            if rule.limited:
+                asked.add(due.domain)
+            wanted.append((due, rule))
+        return wanted, more
+
+    def _book_all(self, wanted: Sequence[tuple[Due, Rule]], room: int) -> dict[str, list[Booking]]:
+        asks = [
+            Ask(domain=due.domain, rule=rule, wish=self._lpm.ledger.due_count(due, room))
+            for due, rule in wanted
+            if rule.limited
+        ]
+        return {ask.domain: got for ask, got in zip(asks, self._keeper.book(asks), strict=True)}
+
+    def _shared_name(self, domain: str) -> str:
+        """What a domain's limits are shared under: a server that counts addresses counts each of ours by itself."""
+        return domain if self._sites.limit_per(domain) == "domain" else f"{domain}@{_own_address()}"
+
+    def _rule(self, domain: str, job_id: int | None) -> Rule:
+        return self._sites.rule(domain, self._errand(job_id).options.rate)
+
+    def _fits(self, domain: str, rule: Rule, job_id: int | None) -> bool:
+        return self._rule(domain, job_id) == rule
+
+    def _errand(self, job_id: int | None) -> Errand:
+        """How a job's pages are asked for; looked up anew from time to time, because a job can be continued otherwise.
+
+        Only the thread of claims looks it up; by then the others find it here.
+        """
+        known = self._jobs.get(job_id)
+        if known and known[1] > time.monotonic():
+            return known[0]
+        errand = self._given
+        if job_id is not None:
+            job = self._lpm.ledger.job_by_id(job_id)
+            errand = Errand(job.options, self._sessions.of(job.name))
+        self._jobs[job_id] = (errand, time.monotonic() + ERRAND_S)
+        return errand
+
+    def _begin(self, task: Task, booking: Booking | None) -> asyncio.Task[None]:
+        page = self._loop.create_task(self._page(task, booking))
         self._pages.add(page)
         page.add_done_callback(self._pages.discard)
         return page
 
-    async def _page(self, task: Task) -> None:
-        slot = self._owner.begin(task.id)
-        self._fetching += 1
-        self._watch(task, None)
+    async def _book(self, ask: Ask) -> Booking:
+        [booked] = await self._loop.run_in_executor(self._claims, self._keeper.book, [ask])
+        if not booked:
+            raise self._keeper.refusal(ask.domain)
+        return booked[0]
+
+    async def _page(self, task: Task, booking: Booking | None) -> None:
+        slots: list[int] = []
+
+        def begin() -> None:
+            slots.append(self._owner.begin(task.id))
+            self._watch(task, None)
+
+        errand = self._jobs[task.job_id][0]
+        site = self._sites.of(task.url)
+        rule = partial(self._sites.rule, rate=errand.options.rate)
+        passage = Passage(task.domain, booking, rule, self._book, self._keeper.report, begin)
+        order = pipeline.Order(
+            task=task,
+            site=site,
+            rule=rule(task.domain),
+            session=errand.session,
+            respect_robots=site.respect_robots and not errand.options.ignore_robots,
+        )
+        self._fetching[task.id] = time.monotonic()
         try:
-            outcome = await pipeline.scrape(task, self._client.fetch, worker=self._name, parsing=self._owner.parsing)
+            outcome = await pipeline.scrape(
+                order, self._client.fetch, passage, self._robots, worker=self._name, parsing=self._owner.parsing
+            )
         except asyncio.CancelledError:
-            outcome = Outcome(task=task, status=TaskStatus.PENDING, worker=self._name, charge=False)
+            outcome = Outcome(
+                task=task, status=TaskStatus.PENDING, worker=self._name, charge=False, sent=tuple(passage.sent)
+            )
         except Exception as error:  # a defect here must cost one page, never the worker
             log.exception("an unforeseen error; the task has failed", extra={"task_id": task.task_id})
             outcome = _internal_failure(task, self._name, error)
         finally:
-            self._fetching -= 1
-            self._slots.give(task.domain)
+            self._fetching.pop(task.id, None)
+            passage.close()
             self._page_ended.set()
+            if not self._calls and not self.stopping:  # nobody claims now, who would pass the report on
+                self._loop.run_in_executor(self._claims, self._keeper.flush)
         await self._save(outcome)
-        self._owner.end(slot)
-        self._watch(task, outcome)
+        if slots:
+            self._owner.end(slots[0])
+            self._watch(task, outcome)
 
     async def _save(self, outcome: Outcome) -> bool:
         saved: Future[bool] = Future()
@@ -264,23 +416,38 @@ class Worker:
 
     async def _insist(self, task: int, end: float) -> TaskStatus:
         while True:
-            status, not_before, domain = await self._loop.run_in_executor(self._claims, self._stand, task)
+            status, not_before, domain, job_id = await self._loop.run_in_executor(self._claims, self._stand, task)
             due_s = max(0.0, not_before - time.time()) if not_before < HELD else 0.0  # this one is wanted all the same
             if status not in (TaskStatus.PENDING, TaskStatus.PROCESSING) or time.monotonic() > end or self.stopping:
                 return status
-            if status is TaskStatus.PENDING and due_s <= 0 and self._slots.take(domain, 1):
-                claimed = None
-                try:
-                    claimed = await self._loop.run_in_executor(self._claims, self._claim_one, task)
-                finally:
-                    if claimed is None:
-                        self._slots.give(domain)
-                if claimed:
-                    await self._begin(claimed)
+            if status is TaskStatus.PENDING and due_s <= 0:
+                due_s = await self._try_one(task, domain, job_id)
+                if not due_s:
                     continue
             await asyncio.sleep(min(max(due_s, POLL_S), 0.5))
 
-    def _stand(self, task: int) -> tuple[TaskStatus, float, str]:
+    async def _try_one(self, task: int, domain: str, job_id: int | None) -> float:
+        """Take one task through one attempt; where its domain does not let it, in how many seconds to ask again."""
+        errand = await self._loop.run_in_executor(self._claims, self._errand, job_id)
+        rule = self._sites.rule(domain, errand.options.rate)
+        booking = None
+        if rule.limited:
+            try:
+                booking = await self._book(Ask(domain=domain, rule=rule))
+            except NotNow as error:
+                return error.wait_s
+        claimed = None
+        try:
+            claimed = await self._loop.run_in_executor(self._claims, self._claim_one, task)
+        finally:
+            if claimed is None and booking:
+                self._keeper.report(Report(domain=domain, rule=rule, unused=1))
+        if claimed is None:
+            return POLL_S
+        await self._begin(claimed, booking)
+        return 0.0
+
+    def _stand(self, task: int) -> tuple[TaskStatus, float, str, int | None]:
         with self._lpm.errors():
             return self._lpm.ledger.stand(task)
 
@@ -344,6 +511,17 @@ class Worker:
             self._store_trouble = False
         for (_, saved), good in zip(group, stored, strict=True):
             saved.set_result(good)
+
+
+@cache
+def _own_address() -> str:
+    """The address that this machine goes out with, or at least its name."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: it only asks for the route
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
 
 
 def _internal_failure(task: Task, worker: str, error: Exception) -> Outcome:

@@ -9,9 +9,11 @@ import msgspec
 from crawler.bulk import rows
 from crawler.config import Settings, failpoint
 from crawler.errors import InputError
+from crawler.fetch import session as sessions
+from crawler.fetch.session import Session
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job, NewTask
+from crawler.models import Job, JobOptions, NewTask
 from crawler.sites import config as sites_config
 from crawler.sites.config import Sites
 
@@ -41,6 +43,8 @@ def import_file(
     fresh_for_s: float | None = None,
     job_name: str | None = None,
     deadline: float | None = None,
+    how: JobOptions | None = None,
+    session: Session | None = None,
     watched: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Summary, Job]:
@@ -67,9 +71,11 @@ def import_file(
                 now=lpm.now(),
                 watched=watched,
                 deadline=deadline,
+                options=how if how != JobOptions() else None,
             )
+        secrets = _Secrets(lpm.folder / "sessions", job.name, session)
         with rows.RejectsFile(file) as rejects:
-            while batch := list(islice(items, COMMIT_ROWS)):
+            while batch := secrets.kept(list(islice(items, COMMIT_ROWS))):
                 bad = [item for item in batch if isinstance(item, rows.Reject)]
                 for item in bad:
                     rejects.add(item)
@@ -95,6 +101,35 @@ def import_file(
     total = accepted + known + rejected
     path = str(rejects.path) if rejected else None
     return Summary(total, accepted, known, rejected, path, job.name, queue), job
+
+
+class _Secrets:
+    """What the job sends along, kept in a file of its own before any task needs it."""
+
+    def __init__(self, folder: Path, job: str, given: Session | None) -> None:
+        self._folder, self._job = folder, job
+        self._session = sessions.load(folder, job) or Session()
+        if given:
+            known = given.credentials | self._session.credentials
+            self._session = msgspec.structs.replace(given, credentials=known)
+            sessions.save(folder, job, self._session)
+
+    def kept(self, items: list[rows.Row | rows.Reject]) -> list[rows.Row | rows.Reject]:
+        """The rows, once the user names and passwords of their URLs are kept; an origin has one of them."""
+        found = dict(self._session.credentials)
+        checked: list[rows.Row | rows.Reject] = []
+        for item in items:
+            origin, secret = (isinstance(item, rows.Row) and item.credentials) or ("", "")
+            if origin and found.setdefault(origin, secret) != secret:
+                assert isinstance(item, rows.Row)
+                reason = f"another row names another user or password for {origin}; import it under another --job"
+                checked.append(rows.Reject(item.task.line or 0, reason, item.task.address.url))
+            else:
+                checked.append(item)
+        if found != self._session.credentials:
+            self._session = msgspec.structs.replace(self._session, credentials=found)
+            sessions.save(self._folder, self._job, self._session)
+        return checked
 
 
 def _tasks(items: list[rows.Row | rows.Reject]) -> Iterator[NewTask]:

@@ -21,7 +21,7 @@ from crawler.bulk.textfile import KEPT, MAX_LINE, Line, lines, opened, pieces, t
 from crawler.errors import InputError, UrlError, UsageError
 from crawler.models import NewTask
 from crawler.sites.config import Sites, expand
-from crawler.urls import parse, without_credentials
+from crawler.urls import credentials, parse, without_credentials
 
 MAX_QUOTED_LINES = 1000
 """A quoted cell over more lines than this counts as a quote that was never closed."""
@@ -36,9 +36,13 @@ _USER_INFO = re.compile(r"""(\bhttps?:[\\/]*|\b[a-z][a-z0-9+.-]{0,20}:[\\/]{2,})
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row that can become a task."""
+    """A row that can become a task; `credentials` are what its URL held of them, by origin: the task has them not."""
 
     task: NewTask
+    credentials: tuple[str, str] | None = None
+
+    def __repr__(self) -> str:
+        return f"Row({self.task})"
 
 
 class Reject(msgspec.Struct, frozen=True):
@@ -197,12 +201,12 @@ def _row(line: int, fields: dict[str, Any], columns: _Columns, text: str, sites:
     if "\0" in text:
         return _reject(line, "there is a NUL byte in this row", text)
     try:
-        return Row(_task(line, fields, columns, text, sites))
+        return _good(line, fields, columns, text, sites)
     except (UrlError, _BadRow) as error:
         return _reject(line, str(error), text)
 
 
-def _task(line: int, fields: dict[str, Any], columns: _Columns, text: str, sites: Sites | None) -> NewTask:
+def _good(line: int, fields: dict[str, Any], columns: _Columns, text: str, sites: Sites | None) -> Row:
     url = fields.get(columns.url)
     if not url and sites is not None:
         url = _made_url(fields, sites, text)
@@ -210,13 +214,15 @@ def _task(line: int, fields: dict[str, Any], columns: _Columns, text: str, sites
         raise _BadRow(_no_url(list(fields)))
     if not isinstance(url, str):
         raise _BadRow(f"the url is not text but {_kind(url)}")
-    return NewTask(
-        address=parse(url),
+    address, secret = parse(url), credentials(url)
+    task = NewTask(
+        address=address,
         priority=_priority(fields.get(columns.priority)),
         parcel_id=_as_text(fields.get(columns.parcel_id), columns.parcel_id, text),
         line=line,
-        input=fields,
+        input=fields | {columns.url: address.url} if secret else fields,
     )
+    return Row(task, secret)
 
 
 def _made_url(fields: dict[str, Any], sites: Sites, text: str) -> str:

@@ -129,13 +129,14 @@ class BooksProgress:
         elif self._line:
             say(f"{self._title}: {self._line}")
 
-    def show(self, books: Books, trouble: str = "") -> None:
-        """Show where the books stand; `trouble` is what keeps them from moving."""
+    def show(self, books: Books, trouble: str = "", forbidden: int = 0) -> None:
+        """Show where the books stand; `trouble` is what keeps them from moving, `forbidden` what robots.txt refused."""
         done, now = books.accepted - books.open, time.monotonic()
         self._trend.add(now, done)
         rate = self._trend.rate
         left = f", about {duration(books.open / rate)} left" if rate > 0 and books.open else ""
         bad = "".join(f", {getattr(books, s)} {s}" for s in ("failed", "skipped", "expired") if getattr(books, s))
+        bad += f" ({forbidden:,} by robots.txt)" if forbidden and not books.expired else ""
         self._line = f"{done:,}/{books.accepted:,} done{bad}, {rate:.0f}/s{left}"
         if self._bar and self._task is not None:
             self._bar.update(self._task, total=books.accepted or None, completed=done, line=self._line)

@@ -57,3 +57,17 @@ since_option = click.option(
     "--since", type=Since(), help="Only what was scraped since: 2h or 7d ago, 14:00, or 2026-11-15T14:00."
 )
 only_job_option = click.option("--job", "job_name", help="Only of this job.")
+
+
+class Rate(click.ParamType[str]):
+    """A rate such as `50/s`, or `none`."""
+
+    name = "rate"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text itself, once it is known to be one."""
+        try:
+            config.interval(str(value))
+        except ValueError as error:
+            self.fail(f"{str(value)!r} {error}", param, ctx)
+        return str(value)

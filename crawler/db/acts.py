@@ -178,13 +178,16 @@ class Acts(Bookkeeping):
         )
         return [row[0] for row in rows]
 
-    def free(self, note: Note, now: float) -> int:
-        """Return what a dead owner held; what its parser had in hand gets a strike, two are poison."""
+    def free(self, note: Note, now: float) -> list[str]:
+        """Return what a dead owner held; what its parser had in hand gets a strike, two are poison.
+
+        Gives the domain of each of these tasks.
+        """
         with writing(self.db):
             rows = self.db.all(
-                "SELECT id, strikes, attempts FROM tasks WHERE status = 'processing' AND owner = ?", (note.id,)
+                "SELECT id, strikes, attempts, domain FROM tasks WHERE status = 'processing' AND owner = ?", (note.id,)
             )
-            for id_, strikes, attempts in rows:
+            for id_, strikes, attempts, _ in rows:
                 began, blamed = id_ in note.in_flight, id_ == note.parsing
                 poison = (blamed and strikes + 1 >= POISON_STRIKES) or attempts + began >= MAX_DEATHS
                 message = (
@@ -204,7 +207,7 @@ class Acts(Bookkeeping):
                 if blamed and note.evidence:
                     detail["evidence"] = note.evidence
                 self.event(id_, "poison" if poison else "worker died", detail, now)
-        return len(rows)
+        return [domain for *_, domain in rows]
 
     def owners(self) -> set[str]:
         """Who holds leases, as far as the ledger knows."""

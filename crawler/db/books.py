@@ -11,9 +11,9 @@ import msgspec
 from crawler import urls
 from crawler.db.connection import Database, reading, writing
 from crawler.errors import UsageError
-from crawler.models import NO_DEADLINE, Books, Job, JobStatus, Receipt, TaskStatus
+from crawler.models import NO_DEADLINE, Books, Job, JobOptions, JobStatus, Receipt, TaskStatus
 
-JOB = "id, name, status, queue, source_file, created_at, completed_at, deadline, hold"
+JOB = "id, name, status, queue, source_file, created_at, completed_at, deadline, hold, options"
 
 
 _CHECKS = {
@@ -39,12 +39,10 @@ class Bookkeeping:
         self.db = connection
         [(self.id,)] = connection.all("SELECT value FROM meta WHERE key = 'ledger_id'")
 
-    def stand(self, id_: int) -> tuple[TaskStatus, float, str]:
-        """A task's status, the time it waits for, and its domain."""
-        [(status, not_before, domain)] = self.db.all(
-            "SELECT status, not_before, domain FROM tasks WHERE id = ?", (id_,)
-        )
-        return TaskStatus(status), not_before, domain
+    def stand(self, id_: int) -> tuple[TaskStatus, float, str, int | None]:
+        """A task's status, the time it waits for, its domain and its job."""
+        [(status, *about)] = self.db.all("SELECT status, not_before, domain, job_id FROM tasks WHERE id = ?", (id_,))
+        return TaskStatus(status), *about
 
     def event(self, task: int, kind: str, detail: dict[str, Any], now: float) -> None:
         """Note one thing that happened to a task."""
@@ -139,6 +137,11 @@ class Bookkeeping:
         )
         return {domain: (max(fetch_s, 0.001), parse_s) for domain, fetch_s, parse_s in rows}
 
+    def job_by_id(self, id_: int) -> Job:
+        """The job of that number."""
+        [row] = self.db.all(f"SELECT {JOB} FROM jobs WHERE id = ?", (id_,))
+        return as_job(row)
+
     def find(self, text: str) -> list[int]:
         """The tasks that a person means by an id, by the beginning of one, or by a URL; the newest first."""
         found = []
@@ -190,6 +193,14 @@ class Bookkeeping:
         for status, reason, count in rows:
             reasons.setdefault(status, {})[reason] = count
         return reasons
+
+    def forbidden(self, job: Job | None) -> int:
+        """How many tasks robots.txt has kept from being fetched."""
+        [(count,)] = self.db.all(
+            f"SELECT count(*) FROM tasks WHERE {self._of(job)} AND status = 'skipped' AND error_type = 'robots'",
+            (job.id,) if job else (),
+        )
+        return int(count)
 
     def receipt(self, job: Job) -> Receipt:
         """The books of a job, checked against everything else that the ledger knows of it; of one moment."""
@@ -281,7 +292,9 @@ class Bookkeeping:
 
 
 def as_job(row: tuple[Any, ...]) -> Job:
-    return Job(**{**dict(zip(Job.__struct_fields__, row, strict=True)), "status": JobStatus(row[2])})
+    options = msgspec.json.decode(row[-1], type=JobOptions) if row[-1] else JobOptions()
+    fields = dict(zip(Job.__struct_fields__, row, strict=True))
+    return Job(**{**fields, "status": JobStatus(row[2]), "options": options})
 
 
 def _books(states: Iterable[tuple[str, int]], outbox: Iterable[tuple[str, int]]) -> Books:

@@ -1,33 +1,39 @@
 """The ledger's statements: who comes next, who holds what, what is where."""
 
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain, zip_longest
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import takewhile, zip_longest
+from typing import Any, NamedTuple
 
 import msgspec
 
 from crawler.db.acts import COUNTS_FOR, Acts
 from crawler.db.books import JOB, as_job
 from crawler.db.connection import writing
-from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, NewTask, Task
+from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, JobOptions, Known, NewTask, Task
 
 _TASK = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback, job_id,
-           (SELECT size FROM jobs WHERE jobs.id = tasks.job_id),
-           (SELECT etag FROM validators v WHERE v.url_key = tasks.url_key),
-           (SELECT last_modified FROM validators v WHERE v.url_key = tasks.url_key)"""
+           (SELECT size FROM jobs WHERE jobs.id = tasks.job_id)"""
 _UNHELD = "not_before = iif(not_before = 9e15, 0, not_before)"
 _DUE = "status = 'pending' AND not_before = 0"
 
 
-class Permits(Protocol):
-    """Says how many requests may begin at a domain."""
+class Due(NamedTuple):
+    """A place in the order of due tasks: one domain within one queue, priority and deadline."""
 
-    def take(self, domain: str, wish: int) -> int:
-        """How many of the wished may begin now; they count as begun."""
+    queue: str
+    group: tuple[int, float]
+    domain: str
+    job_id: int | None
+    """The job of its first task."""
 
-    def give(self, domain: str, count: int) -> None:
-        """So many have ended."""
+
+class Place(NamedTuple):
+    """So many of the tasks that are due at a place may be claimed, as long as their jobs fit."""
+
+    due: Due
+    most: int
+    fits: Callable[[int | None], bool]
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -55,23 +61,25 @@ class Ledger(Acts):
         now: float,
         watched: bool = False,
         deadline: float | None = None,
+        options: JobOptions | None = None,
     ) -> Job:
         """The open job known by this key, or a new one under this name or the next free one like it.
 
         `watched` is for whoever waits for the end: where that was killed, the ended job is its own, not a new one.
         """
+        told = msgspec.json.encode(options).decode() if options else None
         with writing(self.db):
             rows = self.db.all(
                 f"""UPDATE jobs SET status = 'importing', completed_at = NULL, watched = max(watched, ?2),
-                        deadline = ifnull(?3, deadline)
+                        deadline = ifnull(?3, deadline), options = ifnull(?4, options)
                     WHERE id = (SELECT max(id) FROM jobs WHERE key = ?1 AND (status <> 'done' OR (?2 AND watched)))
                     RETURNING {JOB}""",
-                (key, watched, deadline),
+                (key, watched, deadline, told),
             ) or self.db.all(
-                f"""INSERT INTO jobs
-                        (name, key, status, queue, source, source_file, batch_size, created_at, watched, deadline)
-                    VALUES (?, ?, 'importing', ?, ?, ?, ?, ?, ?, ?) RETURNING {JOB}""",
-                (self._free_name(name), key, queue, source, source_file, batch_size, now, watched, deadline),
+                f"""INSERT INTO jobs (name, key, status, queue, source, source_file, batch_size, created_at, watched,
+                        deadline, options)
+                    VALUES (?, ?, 'importing', ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {JOB}""",
+                (self._free_name(name), key, queue, source, source_file, batch_size, now, watched, deadline, told),
             )
             job = as_job(rows[0])
             if deadline:  # of a job that is continued, perhaps: then for what it has already
@@ -226,35 +234,21 @@ class Ledger(Acts):
             [(at,)] = self.db.all(first)
         return at  # type: ignore[no-any-return]  # the column holds numbers
 
-    def claim(
-        self, owner: str, queues: Sequence[str], limit: int, permits: Permits, after_domain: str, now: float
-    ) -> tuple[list[Task], bool]:
-        """Lease up to `limit` due tasks whose domains grant it, the most urgent first; says too if others are due."""
-        taken: list[tuple[str, int]] = []
+    def claim(self, owner: str, places: Iterable[Place], limit: int, now: float) -> tuple[list[Task], bool]:
+        """Lease up to `limit` tasks from these places, in their order; says too if more are due there."""
         ids: list[int] = []
-        full: set[str] = set()
-        try:
-            with writing(self.db):
-                for domain, group, queue in chain.from_iterable(self._due_domains(q, after_domain) for q in queues):
-                    if len(ids) >= limit:
-                        full.add(domain)
-                        break
-                    if domain in full:  # a slot that falls free meanwhile belongs to what is more urgent there
-                        continue
-                    granted = permits.take(domain, limit - len(ids))
-                    taken.append((domain, granted))
-                    due = self._due_rows(queue, group, domain, granted + 1)
-                    rows = self.free_to_go(due, now)
-                    taken[-1] = (domain, min(granted, len(rows)))
-                    permits.give(domain, granted - taken[-1][1])
-                    ids += rows[:granted]
-                    if len(due) > granted:
-                        full.add(domain)
-                return self._lease(owner, ids, now), bool(full)
-        except BaseException:
-            for domain, count in taken:
-                permits.give(domain, count)
-            raise
+        more = False
+        with writing(self.db):
+            for due, most, fits in places:
+                if len(ids) >= limit:
+                    more = True
+                    break
+                count = min(most, limit - len(ids))
+                rows = self._due_rows(due, count + 1)
+                fitting = _fitting(rows, fits)
+                more |= len(rows) > count or len(fitting) < len(rows)
+                ids += self.free_to_go(fitting, now)[:count]
+            return self._lease(owner, ids, now), more
 
     def _lease(self, owner: str, ids: Sequence[int], now: float) -> list[Task]:
         if not ids:
@@ -265,7 +259,18 @@ class Ledger(Acts):
             (owner, now, msgspec.json.encode(ids).decode()),
         )
         order = {id_: place for place, id_ in enumerate(ids)}
-        return sorted((_task(row) for row in rows), key=lambda task: order[task.id])
+        known = self._known_pages([row[0] for row in rows])
+        return sorted((_task(row, known.get(row[0])) for row in rows), key=lambda task: order[task.id])
+
+    def _known_pages(self, ids: Sequence[int]) -> dict[int, Known]:
+        """What the last pages of these tasks' URLs said about themselves, where a result of them is still there."""
+        rows = self.db.all(
+            """SELECT t.id, v.etag, v.last_modified, r.site_version, r.parser_version
+               FROM json_each(?) JOIN tasks t ON t.id = value JOIN validators v ON v.url_key = t.url_key
+               JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL""",
+            (msgspec.json.encode(ids).decode(),),
+        )
+        return {id_: Known(*about) for id_, *about in rows}
 
     def claim_one(self, owner: str, id_: int, now: float) -> Task | None:
         """Lease one task if it is pending, due or not."""
@@ -278,21 +283,25 @@ class Ledger(Acts):
         """Whether any task of these queues is due; asked before `claim`, which needs the write lock."""
         return any(self.db.one(f"SELECT 1 FROM tasks WHERE {_DUE} AND queue = ? LIMIT 1", (queue,)) for queue in queues)
 
-    def _due_domains(self, queue: str, after: str) -> Iterator[tuple[str, tuple[int, float], str]]:
-        """The domains with due tasks, by priority and deadline; within these in turn, beginning behind `after`."""
+    def due(self, queue: str, after: str = "") -> Iterator[Due]:
+        """Where tasks are due, by priority and deadline; within these the domains in turn, beginning behind `after`."""
         group = self._next_group(queue, "priority > ?", 0)
         while group:
             for low, high in ((after, None), (None, after)):
-                domain = self._next_domain(queue, group, low or "")
-                while domain is not None and (high is None or domain <= high):
-                    yield domain, group, queue
-                    domain = self._next_domain(queue, group, domain)
+                due = self._next_domain(queue, group, low or "")
+                while due is not None and (high is None or due.domain <= high):
+                    yield due
+                    due = self._next_domain(queue, group, due.domain)
                 if not after:
                     break
             # Two seeks: a comparison of both columns at once would scan the whole priority.
             group = self._next_group(queue, "priority = ? AND deadline > ?", *group) or self._next_group(
                 queue, "priority > ?", group[0]
             )
+
+    def due_count(self, due: Due, limit: int) -> int:
+        """How many tasks are due at a place, as far as one wants to know."""
+        return len(self._due_rows(due, limit))
 
     def _next_group(self, queue: str, behind: str, *values: float) -> tuple[int, float] | None:
         row = self.db.one(
@@ -302,21 +311,21 @@ class Ledger(Acts):
         )
         return (row[0], row[1]) if row else None
 
-    def _next_domain(self, queue: str, group: tuple[int, float], after: str) -> str | None:
+    def _next_domain(self, queue: str, group: tuple[int, float], after: str) -> Due | None:
         row = self.db.one(
-            f"""SELECT domain FROM tasks WHERE {_DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain > ?
-                ORDER BY domain LIMIT 1""",
+            f"""SELECT domain, job_id FROM tasks
+                WHERE {_DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain > ?
+                ORDER BY domain, id LIMIT 1""",
             (queue, *group, after),
         )
-        return row[0] if row else None
+        return Due(queue, group, *row) if row else None
 
-    def _due_rows(self, queue: str, group: tuple[int, float], domain: str, limit: int) -> list[int]:
-        rows = self.db.execute(
-            f"""SELECT id FROM tasks WHERE {_DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain = ?
+    def _due_rows(self, due: Due, limit: int) -> list[tuple[int, int | None]]:
+        return self.db.all(
+            f"""SELECT id, job_id FROM tasks WHERE {_DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain = ?
                 ORDER BY id LIMIT ?""",
-            (queue, *group, domain, limit),
+            (due.queue, *due.group, due.domain, limit),
         )
-        return [row[0] for row in rows]
 
     # The window
 
@@ -348,8 +357,8 @@ class Ledger(Acts):
         picked: list[tuple[str, int]] = []
         groups: dict[tuple[int, float], list[str]] = {}
         if room > 0:
-            for domain, group, _ in self._due_domains(queue, ""):
-                groups.setdefault(group, []).append(domain)
+            for due in self.due(queue):
+                groups.setdefault(due.group, []).append(due.domain)
                 if sum(map(len, groups.values())) >= room:
                     break
         for group, domains in groups.items():
@@ -391,6 +400,10 @@ class Ledger(Acts):
                 )
 
 
+def _fitting(rows: Sequence[tuple[int, int | None]], fits: Callable[[int | None], bool]) -> list[int]:
+    return [id_ for id_, _ in takewhile(lambda row: fits(row[1]), rows)]
+
+
 def _chunks(queue: str, rows: Sequence[tuple[str, int]], slots: int) -> Iterator[Chunk]:
     """Cut rows into messages: at most a job's batch size each, and several for every worker slot."""
     fair = max(1, -(-len(rows) // (slots * 3)))
@@ -407,6 +420,6 @@ def _message_id() -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def _task(row: tuple[Any, ...]) -> Task:
-    names = Task.__struct_fields__
-    return Task(**{**dict(zip(names, row, strict=True)), "loopback": bool(row[9])})
+def _task(row: tuple[Any, ...], known: Known | None) -> Task:
+    fields = dict(zip(Task.__struct_fields__, row, strict=False))
+    return Task(**{**fields, "loopback": bool(fields["loopback"]), "known": known})

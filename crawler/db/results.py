@@ -9,8 +9,10 @@ import msgspec
 
 from crawler.db.connection import Database
 from crawler.errors import StoreError
-from crawler.models import Job, Outcome, Page, Raw
+from crawler.models import UNCHANGED, Job, Outcome, Page, Raw
 
+MAX_VALIDATOR = 512
+"""A longer ETag is not worth keeping."""
 PAGE = 500
 """Results are read so many at a time: a reader that holds one moment of the database lets its log grow."""
 
@@ -37,21 +39,55 @@ _INPUT_ROW = f"""
 
 
 def insert(db: Database, outcome: Outcome, page: Page, place: Raw | None, now: float) -> None:
-    """Store a result and its place in the outbox."""
-    at = (place.segment, place.offset, place.length) if place else (None, None, None)
-    parser = outcome.parser
-    db.execute(
-        "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
-        (outcome.task.id, msgspec.json.encode(outcome.record or {}).decode(), page.final_url, page.status,
-         page.header("content-type"), outcome.verdict or "ok", len(page.body), sha256(page.body).hexdigest(),
-         page.fetch_s * 1000, outcome.parse_ms, parser[0], parser[1], *at, page.fetched_at, *outcome.site),
-    )  # fmt: skip
+    """Store a result and its place in the outbox; one that is unchanged has all but its time from the one before."""
+    if outcome.verdict == UNCHANGED:
+        db.execute(
+            """INSERT INTO results SELECT ?1, record, final_url, ?2, content_type, ?3, bytes, body_sha256, ?4, parse_ms,
+                   parser, parser_version, raw_segment, raw_offset, raw_length, ?5, site, site_version,
+                   ifnull(same_as, task)
+               FROM results WHERE task = (SELECT v.task FROM validators v JOIN tasks t ON t.url_key = v.url_key
+                                          WHERE t.id = ?1)""",
+            (outcome.task.id, page.status, UNCHANGED, page.fetch_s * 1000, page.fetched_at),
+        )
+        if not db.changes():
+            raise LookupError("the page is unchanged, but the result that it is the same as has gone")
+    else:
+        _insert(db, outcome, page, place)
+        etag, last_modified = _header(page, "etag"), _header(page, "last-modified")
+        if etag or last_modified:
+            db.execute(
+                "INSERT OR REPLACE INTO validators SELECT url_key, ?, ?, id FROM tasks WHERE id = ?",
+                (etag, last_modified, outcome.task.id),
+            )
+        else:
+            db.execute(
+                "DELETE FROM validators WHERE url_key = (SELECT url_key FROM tasks WHERE id = ?)", (outcome.task.id,)
+            )
     # Standalone work is held: only an explicit command may ever send it to a Gateway.
     db.execute(
         """INSERT INTO outbox (task, state, created_at)
            SELECT id, iif(source = 'gateway', 'ready', 'held'), ? FROM tasks WHERE id = ?""",
         (now, outcome.task.id),
     )
+
+
+def _insert(db: Database, outcome: Outcome, page: Page, place: Raw | None) -> None:
+    at = (place.segment, place.offset, place.length) if place else (None, None, None)
+    digest = sha256(page.body).hexdigest()
+    db.execute(
+        """INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+               (SELECT ifnull(same_as, task) FROM results
+                WHERE substr(body_sha256, 1, 12) = ? AND body_sha256 = ? LIMIT 1))""",
+        (outcome.task.id, msgspec.json.encode(outcome.record or {}).decode(), page.final_url, page.status,
+         page.header("content-type"), outcome.verdict or "ok", len(page.body), digest,
+         page.fetch_s * 1000, outcome.parse_ms, *outcome.parser, *at, page.fetched_at, *outcome.site,
+         digest[:12], digest),
+    )  # fmt: skip
+
+
+def _header(page: Page, name: str) -> str | None:
+    value = page.header(name)
+    return value if 0 < len(value) <= MAX_VALIDATOR and value.isprintable() else None
 
 
 def read(
@@ -117,7 +153,8 @@ def iso(at: float) -> str:
 
 def _as_dict(row: tuple[Any, ...]) -> dict[str, Any]:
     (_, task_id, parcel_id, row_input, record, scraped_at, parse_ms, digest, url, final_url, status, verdict,
-     job, queue, priority, attempts, parser, parser_version, segment, offset, length, site, site_version, same_as) = row  # fmt: skip
+     job, queue, priority, attempts, parser, parser_version, segment, offset, length,
+     site, site_version, same_as) = row  # fmt: skip
     given = _decoded(task_id, row_input) if row_input else {}
     return {
         "task_id": task_id,
@@ -138,10 +175,10 @@ def _as_dict(row: tuple[Any, ...]) -> dict[str, Any]:
         "priority": priority,
         "attempts": attempts,
         "input": given,
-        "site": {"name": site, "version": site_version} if site else None,
-        "same_as": same_as,
         "parser": {"name": parser, "version": parser_version} if parser else None,
         "raw": {"segment": segment, "offset": offset, "length": length} if segment else None,
+        "site": {"name": site, "version": site_version} if site else None,
+        "same_as": same_as,
     }
 
 

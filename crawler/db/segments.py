@@ -21,6 +21,8 @@ from crawler.models import Page, Raw
 SEGMENT_LIMIT = 1 << 30
 SEGMENT_AGE_S = 86400.0
 """No page goes into a segment older than a day, so that `prune` can remove whole ones."""
+_QUARANTINE = "-quarantine-"
+"""In the name of a segment of walls and error pages, which no reader of good ones should meet."""
 _STAMP = "%Y%m%dT%H%M%S"
 _DROPPED = frozenset({"transfer-encoding"})
 """Headers that speak of the connection, not of the body that is stored."""
@@ -29,12 +31,17 @@ _DROPPED = frozenset({"transfer-encoding"})
 class SegmentWriter:
     """Appends pages to a segment that no other process writes to."""
 
-    def __init__(self, folder: Path, committed: Callable[[str], int], clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        committed: Callable[[str], int],
+        clock: Callable[[], float] = time.time,
+        quarantine: bool = False,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._clock = clock
-        adopted = _adopt(folder, committed, clock())
-        self.name, self._fd, self.end = adopted or _create(folder, clock())
+        self._folder, self._clock, self._quarantine = folder, clock, quarantine
+        adopted = _adopt(folder, committed, clock(), quarantine)
+        self.name, self._fd, self.end = adopted or _create(folder, clock(), quarantine)
         self.committed = adopted is not None
         """Whether the ledger knows the segment; one that it does not know goes when it is closed."""
 
@@ -45,7 +52,7 @@ class SegmentWriter:
         """
         now = self._clock()
         if self.end >= SEGMENT_LIMIT or not _young(self.name, now):
-            fresh = _create(self._folder, now)
+            fresh = _create(self._folder, now, self._quarantine)
             self.close()
             self.name, self._fd, self.end = fresh
             self.committed = False
@@ -168,9 +175,10 @@ def _young(name: str, now: float) -> bool:
     return begun is not None and now - begun < SEGMENT_AGE_S
 
 
-def _adopt(folder: Path, committed: Callable[[str], int], now: float) -> tuple[str, int, int] | None:
+def _adopt(folder: Path, committed: Callable[[str], int], now: float, quarantine: bool) -> tuple[str, int, int] | None:
     for path in _segments(folder):
-        fd = _lock(path) if _young(path.name, now) else None
+        fits = _young(path.name, now) and (_QUARANTINE in path.name) == quarantine
+        fd = _lock(path) if fits else None
         if fd is None:
             continue
         end = committed(path.name)
@@ -181,8 +189,9 @@ def _adopt(folder: Path, committed: Callable[[str], int], now: float) -> tuple[s
     return None
 
 
-def _create(folder: Path, now: float) -> tuple[str, int, int]:
-    name = f"{datetime.fromtimestamp(now, UTC):{_STAMP}}-{uuid.uuid4().hex[:8]}.warc.gz"
+def _create(folder: Path, now: float, quarantine: bool) -> tuple[str, int, int]:
+    kind = _QUARANTINE if quarantine else "-"
+    name = f"{datetime.fromtimestamp(now, UTC):{_STAMP}}{kind}{uuid.uuid4().hex[:8]}.warc.gz"
     hidden = folder / f".{name}"  # until it is locked nobody may take it for a dead writer's
     fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:

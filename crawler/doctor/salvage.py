@@ -31,6 +31,8 @@ class Column(msgspec.Struct, frozen=True):
     type: str
     required: bool
     key: int
+    given: bool
+    """Whether it has a value of its own where none is given."""
 
 
 def salvage(damaged: Path, target: Path, pending: Path, raw: Path, now: float) -> tuple[dict[str, int], dict[str, int]]:
@@ -90,7 +92,10 @@ _TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE
 
 
 def _columns(db: Database, table: str) -> list[Column]:
-    return [Column(row[1], row[2], bool(row[3]), row[5]) for row in db.all(f"PRAGMA table_info({table})")]
+    return [
+        Column(row[1], row[2], bool(row[3]), row[5], row[4] is not None)
+        for row in db.all(f"PRAGMA table_info({table})")
+    ]
 
 
 def _copy(damaged: Path, copy: Path) -> None:
@@ -138,7 +143,7 @@ def _fits(columns: list[Column], values: list[leaves.Value]) -> bool:
         bool(values)
         and values[0] is None  # the place of the rowid
         and len(values) <= len(columns)
-        and not any(column.required for column in columns[len(values) :])
+        and not any(column.required and not column.given for column in columns[len(values) :])
         and all(
             not column.required if value is None else isinstance(value, _TYPES[column.type])
             for column, value in zip(columns[1:], values[1:], strict=False)
@@ -216,6 +221,7 @@ class Projected(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 1
     input: dict[str, Any] = {}
     parser: Parser = Parser("none", "1")
+    site: Parser = Parser("default", "")
     raw: Raw | None = None
 
 
@@ -237,17 +243,19 @@ def _put_back(db: Database, raw: Path, result: Projected) -> bool:
         return False
     place = (result.raw.segment, result.raw.offset, result.raw.length) if result.raw else (None, None, None)
     if row is None:
-        at_place = "SELECT task, task IN (SELECT id FROM tasks) FROM results WHERE raw_segment = ? AND raw_offset = ?"
-        row = db.one(at_place, place[:2]) or (_free_id(db), False)
+        # An unchanged page is at the place of the one it is the same as.
+        at_place = """SELECT task, task IN (SELECT id FROM tasks) FROM results
+                      WHERE raw_segment = ? AND raw_offset = ? AND 'unchanged' NOT IN (verdict, ?)"""
+        row = db.one(at_place, (*place[:2], result.verdict)) or (_free_id(db), False)
         if row[1]:
             return False  # it is there, under another name: that of its task was damaged
         _make_task(db, row[0], result)
     kind, size = _about(raw, result.raw)
     db.execute(
-        "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
         (row[0], msgspec.json.encode(result.data).decode(), result.final_url, result.status_code, kind, result.verdict,
          size, result.raw_html_hash, 0.0, result.parse_duration_ms, result.parser.name, result.parser.version, *place,
-         result.scraped_at.timestamp()),
+         result.scraped_at.timestamp(), result.site.name, result.site.version),
     )  # fmt: skip
     return True
 

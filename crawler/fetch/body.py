@@ -1,5 +1,6 @@
 """Content codings undone while a body streams in, with a limit on what comes out, whatever the layers."""
 
+import re
 import sys
 import zlib
 from collections.abc import Callable
@@ -95,29 +96,47 @@ _DECODERS: dict[str, Callable[[], Decoder]] = {
 }
 
 
-class Body:
-    """A body as it arrives: `raw` as received, `decoded` without its content codings, both at most `limit` bytes."""
+_NO_CODINGS = frozenset({"", "identity", "none", "binary", "7bit", "8bit"})
+"""What servers name although it is no coding."""
+_BINARY = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
+"""Bytes that no text has: a body in an unknown coding that begins without any is just text with a wrong label."""
 
-    def __init__(self, content_encoding: str, limit: int) -> None:
+
+class _Full(Exception):
+    """A body that may be cut has come to its limit."""
+
+
+class Body:
+    """A body as it arrives: `raw` as received, `decoded` without its content codings, both at most `limit` bytes; what
+    is larger is an error, or is `cut` there."""
+
+    def __init__(self, content_encoding: str, limit: int, *, cut: bool = False) -> None:
         names = [name.strip().lower() for name in content_encoding.split(",")]
-        names = [name for name in names if name and name != "identity"]
-        unknown = [name for name in names if name not in _DECODERS]
-        if unknown or len(names) > MAX_LAYERS:
-            raise FetchError("unknown_encoding", f"cannot read Content-Encoding: {content_encoding[:100]}")
+        names = [name for name in names if name not in _NO_CODINGS]
+        self._unknown = content_encoding if any(name not in _DECODERS for name in names) else ""
+        if self._unknown:
+            names = []  # as in browsers: where one layer is unknown, none is undone
+        if len(names) > MAX_LAYERS:
+            raise FetchError("unknown_encoding", f"{len(names)} layers of Content-Encoding are more than {MAX_LAYERS}")
         self._layers = [_DECODERS[name]() for name in reversed(names)]
         self._passed = [0] * len(names)
         self._limit = limit
+        self.cut = cut
+        self.full = False
+        """Whether no more is wanted."""
         self._raw = bytearray()
         self._decoded = bytearray()
 
     def feed(self, data: bytes) -> None:
         """Take what the server sent."""
-        self._raw += data
-        self._check(len(self._raw), "as sent")
-        if not self._layers:
-            return
         try:
-            self._pass(data, 0)
+            self._raw += data
+            self._check(len(self._raw), "as sent")
+            if self._layers and data:
+                self._pass(data, 0)
+        except _Full:
+            self.full = True
+            del self._raw[self._limit :], self._decoded[self._limit :]
         except (zlib.error, brotli.error, ZstdError, EOFError) as error:
             coding = type(self._layers[0]).__name__.strip("_").lower()
             raise FetchError("bad_encoding", f"the body is not what its {coding} coding says ({error})") from None
@@ -132,15 +151,19 @@ class Body:
         self._layers[depth].feed(data, lambda out: self._pass(out, depth + 1))
 
     def _check(self, size: int, what: str) -> None:
+        if size > self._limit and self.cut:
+            raise _Full
         if size > self._limit:
             raise FetchError("too_large", f"the page is larger than {self._limit:,} bytes {what}")
 
     def finish(self) -> tuple[bytes, bytes]:
         """The body as received and as decoded; one whose coding breaks off is truncated."""
         raw = bytes(self._raw)
+        if self._unknown and _BINARY.search(raw, 0, 1024):
+            raise FetchError("unknown_encoding", f"cannot read Content-Encoding: {self._unknown[:100]!r}")
         if not self._layers or not raw:
             return raw, raw
-        if not all(layer.finish() for layer in self._layers):
+        if not self.full and not all(layer.finish() for layer in self._layers):
             raise FetchError("truncated", "the compressed body ends before its end")
         return raw, bytes(self._decoded)
 

@@ -1,4 +1,4 @@
-"""The HTTP client: one page for one URL, within a total time and a total size."""
+"""The HTTP client: one page for one URL, within a total time and a total size, whatever the server does."""
 
 import asyncio
 import ssl
@@ -6,22 +6,34 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import ada_url
-import aiohttp
 import msgspec
-from yarl import URL
 
 from crawler import __version__, urls
+from crawler.config import Settings
 from crawler.errors import FetchError, UrlError
+from crawler.fetch import proxy as proxies
+from crawler.fetch import wire
 from crawler.fetch.body import ACCEPTED, Body
+from crawler.fetch.connection import Closed, Connection, Pool, Route, proxy_headers, too_much_head
+from crawler.fetch.egress import Egress, Reach, names_loopback
+from crawler.fetch.session import LiveSession, harmless, header_problem
 from crawler.models import Page
 
 MAX_REDIRECTS = 10
+MAX_INTERIM = 100
+"""So many answers of the 100s may come before the real one."""
 USER_AGENT = f"Mozilla/5.0 (compatible; crawler/{__version__})"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_READ = 1 << 16
+_PORTS = {"http": 80, "https": 443}
+_ALWAYS = {
+    "user-agent": ("User-Agent", USER_AGENT),
+    "accept": ("Accept", "text/html,application/xhtml+xml,*/*;q=0.8"),
+    "accept-language": ("Accept-Language", "en,*;q=0.5"),
+    "accept-encoding": ("Accept-Encoding", ACCEPTED),
+}
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,109 +43,301 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     loopback: bool = False
     """Whether the URL came from this machine's own command line: then it may name loopback."""
     timeout_s: float = 60.0
+    """The whole time of all its requests, without what the gate takes."""
+    connect_timeout_s: float = 10.0
+    """The time for a name, a connection, a proxy's consent and TLS, of each request."""
     headers: tuple[tuple[str, str], ...] = ()
+    """The site's own."""
+    session: LiveSession | None = None
+    """What the job sends along, and its cookies."""
+    max_body: int | None = None
+    """How many bytes are read, where that is not what the client's own limit says."""
+    cut: bool = False
+    """Whether a larger body is cut there, instead of being an error."""
+
+    def __repr__(self) -> str:
+        return f"Request({urls.without_credentials(self.url)!r})"
 
 
 Gate = Callable[[str], AbstractAsyncContextManager[None]]
 """Entered around every single request, redirects included, with its URL; raises `NotNow` where it may not go now."""
 
 
+class _Place(NamedTuple):
+    """A URL, cut into what a request needs."""
+
+    url: str
+    scheme: str
+    authority: str
+    host: str
+    port: int
+    target: str
+
+    @property
+    def origin(self) -> tuple[str, str]:
+        return self.scheme, self.authority
+
+    @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+
+class _Answer(NamedTuple):
+    """What one request came to: a page, a redirect, or a connection that was stale before the server saw it."""
+
+    page: Page | None = None
+    location: str = ""
+    stale: bool = False
+
+
 class Client:
     """A pooled client; it belongs to the event loop it is entered on."""
 
-    def __init__(self, max_body: int) -> None:
+    def __init__(self, max_body: int, *, egress: Egress | None = None, through: proxies.Proxies | None = None) -> None:
         self._max_body = max_body
+        self._egress = egress or Egress()
+        self._proxies = through or proxies.Proxies()
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The client that the environment's settings describe."""
+        through = proxies.from_environment(settings.http_proxy, settings.https_proxy, settings.no_proxy)
+        return cls(settings.max_body, egress=Egress(settings.allow_nets), through=through)
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=5),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None),
-            headers={
-                "User-Agent": USER_AGENT,
-                "Accept": "text/html,application/xhtml+xml,*/*;q=0.8",
-                "Accept-Language": "en,*;q=0.5",
-                "Accept-Encoding": ACCEPTED,
-            },
-            auto_decompress=False,
-            max_line_size=32_768,
-            max_field_size=32_768,
-        )
+        self._pool = Pool(self._egress)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._session.close()
+        self._pool.close()
+        self._egress.close()
+        await asyncio.sleep(0)  # so that the transports see their end before the loop does
 
     async def fetch(self, request: Request, gate: Gate = lambda url: nullcontext()) -> Page:
         """Get the page, whatever its status; raises `FetchError` where there is none."""
         began = time.monotonic()
+        here = first = _place(request.url)
+        reach = Reach.LOOPBACK if request.loopback and names_loopback(first.host) else Reach.GLOBAL
+        left_s, redirects, fresh = request.timeout_s, 0, False
+        while True:
+            async with gate(here.url):
+                since = time.monotonic()
+                answer = await self._ask(request, first, here, reach, left_s, fresh)
+                left_s -= time.monotonic() - since
+            if answer.page:
+                return msgspec.structs.replace(answer.page, url=request.url, fetch_s=time.monotonic() - began)
+            fresh = answer.stale
+            if answer.stale:
+                continue
+            redirects += 1
+            if redirects > MAX_REDIRECTS:
+                raise FetchError("too_many_redirects", f"more than {MAX_REDIRECTS} redirects")
+            if left_s <= 0:
+                raise _too_slow(request)
+            there = _next(here, answer.location)
+            if reach is Reach.LOOPBACK and (there.host, there.port) != (first.host, first.port):
+                reach = Reach.GLOBAL  # for good: what lies beyond this server may not lead back into this machine
+            here = there
+
+    async def _ask(
+        self, request: Request, first: _Place, here: _Place, reach: Reach, left_s: float, fresh: bool
+    ) -> _Answer:
+        """One request, with everything that can go wrong put into the reason codes of `FetchError`."""
         try:
-            async with asyncio.timeout(request.timeout_s):
-                return await self._follow(request, gate, began)
+            async with asyncio.timeout(left_s):
+                return await self._exchange(request, first, here, reach, fresh)
         except TimeoutError:
-            raise FetchError("timeout", f"the page took longer than {request.timeout_s:g} s") from None
-        except aiohttp.ClientError as error:
-            raise _explained(error) from None
-        except (OSError, ValueError, asyncio.IncompleteReadError) as error:
-            raise FetchError("connection", f"the connection failed ({error or type(error).__name__})") from None
+            raise _too_slow(request) from None
+        except Closed as closed:
+            why = f" ({closed.error})" if closed.error else ""
+            raise FetchError("connection", f"the server ended the connection without an answer{why}") from None
+        except ssl.SSLError as error:
+            raise _tls_failed(error) from None
+        except OSError as error:
+            raise FetchError("connection", f"the connection failed ({error.strerror or error})") from None
 
-    async def _follow(self, request: Request, gate: Gate, began: float) -> Page:
-        here = request.url
-        for _ in range(MAX_REDIRECTS + 1):
-            async with (
-                gate(here),
-                self._session.get(URL(here, encoded=True), headers=request.headers, allow_redirects=False) as response,
-            ):
-                target = response.headers.get("Location", "")
-                if response.status not in _REDIRECTS or not target:
-                    return await self._read(request.url, here, response, began)
-            here = _next(here, target)
-        raise FetchError("too_many_redirects", f"more than {MAX_REDIRECTS} redirects")
+    async def _exchange(self, request: Request, first: _Place, here: _Place, reach: Reach, fresh: bool) -> _Answer:
+        own = request.session.proxy if request.session else None
+        proxy = self._proxies.choose(here.scheme, here.host, here.port, own)
+        route = Route(here.scheme, here.host, here.port, reach, proxy)
+        sent = self._request(request, first, here, route)
+        connection = await self._connect(route, request.connect_timeout_s, fresh)
+        keep = False
+        try:
+            connection.send(sent)
+            try:
+                head, rest = await _final_head(connection)
+            except (Closed, FetchError) as error:
+                # The server closed it while it was idle, and never saw the request; or rubbish behind the last answer
+                # came too late to be noticed, and says nothing about this page.
+                if connection.used and getattr(error, "reason", "bad_response") == "bad_response":
+                    return _Answer(stale=True)
+                raise
+            if request.session:
+                request.session.take(here.scheme, here.host, here.path, head.all("set-cookie"))
+            locations = set(head.all("location"))
+            if head.status in _REDIRECTS and locations - {""}:
+                if len(locations) > 1:
+                    raise FetchError("bad_redirect", f"redirected to {len(locations)} places at once")
+                keep = head.persistent and wire.framing(head).length == len(rest)
+                return _Answer(location=locations.pop())
+            limit = self._max_body if request.max_body is None else request.max_body
+            body = Body(",".join(head.all("content-encoding")), limit, cut=request.cut)
+            keep = await _read(connection, head, rest, body, limit)
+            raw, decoded = body.finish()
+            return _Answer(page=_page(here, head, raw, decoded))
+        finally:
+            if keep:
+                self._pool.give(route, connection)
+            else:
+                connection.close()
 
-    async def _read(self, url: str, final_url: str, response: aiohttp.ClientResponse, began: float) -> Page:
-        body = Body(",".join(response.headers.getall("Content-Encoding", [])), self._max_body)
-        async for data in response.content.iter_chunked(_READ):
-            body.feed(data)
-        raw, decoded = body.finish()
-        return Page(
-            url=url,
-            final_url=final_url,
-            status=response.status,
-            reason=(response.reason or "").encode("utf-8", "surrogateescape").decode("latin-1"),
-            headers=tuple((k.decode("latin-1"), v.decode("latin-1")) for k, v in response.raw_headers),
-            body=decoded,
-            raw=raw,
-            fetched_at=time.time(),
-            fetch_s=time.monotonic() - began,
-        )
+    async def _connect(self, route: Route, within_s: float, fresh: bool) -> Connection:
+        if not (fresh or route.proxy) and (kept := self._pool.take(route)):
+            return kept
+        try:
+            async with asyncio.timeout(within_s):
+                if route.proxy:
+                    await self._check_behind_proxy(route)
+                    if not fresh and (kept := self._pool.take(route)):
+                        return kept
+                return await self._pool.open(route)
+        except TimeoutError:
+            raise FetchError("timeout", f"there was no connection within {within_s:g} s") from None
+        except (ConnectionError, ssl.SSLEOFError) as error:
+            if route.scheme == "https" and not isinstance(error, ConnectionRefusedError):
+                raise FetchError("tls_broken_off", f"the server ended the connection within TLS ({error})") from None
+            raise
+
+    async def _check_behind_proxy(self, route: Route) -> None:
+        """Judge what is handed to a proxy, at each request, because it resolves the name each time: every address must
+        be good, as the proxy chooses; a name that is unknown here is its own affair."""
+        try:
+            await self._egress.addresses(route.host, route.reach, every=True)
+        except FetchError as error:
+            if error.reason != "dns":
+                raise
+
+    def _request(self, request: Request, first: _Place, here: _Place, route: Route) -> bytes:
+        """The bytes of a request; a later header of the same name takes an earlier one's place."""
+        home = here.origin == first.origin
+        site = {name.lower(): (name, value) for name, value in request.headers}
+        headers = dict(_ALWAYS) | (site if home else harmless(site))
+        if request.session:
+            headers |= request.session.headers(here.scheme, here.authority, here.host, here.path, home)
+        for name, value in headers.values():
+            if problem := header_problem(name, value):
+                raise FetchError("bad_request", problem)
+        target, extra = here.target, []
+        if route.proxy and here.scheme == "http":
+            target, extra = f"http://{here.authority}{here.target}", proxy_headers(route.proxy)
+        lines = [f"GET {target} HTTP/1.1", f"Host: {here.authority}"]
+        lines += [f"{name}: {value}" for name, value in headers.values()]
+        return ("\r\n".join([*lines, *extra]) + "\r\n\r\n").encode("utf-8", "replace")
 
 
-def _next(here: str, target: str) -> str:
+async def _final_head(connection: Connection) -> tuple[wire.Head, bytearray]:
+    """The head of the real answer: those that only announce it are passed over, but not without end."""
+    head, rest = await connection.head()
+    spent = 0
+    for _ in range(MAX_INTERIM):
+        if head.status >= 200:
+            return head, rest
+        if head.status == 101:
+            raise FetchError("bad_response", "the server changes to a protocol that nobody asked for")
+        connection.unread(rest)
+        spent += 64 + sum(len(name) + len(value) + 4 for name, value in head.headers)
+        if spent > wire.MAX_HEAD:
+            raise too_much_head()
+        try:
+            head, rest = await connection.head(spent)
+        except Closed as closed:
+            raise FetchError("truncated", "the connection ended before the real answer") from closed.error
+    raise FetchError("bad_response", f"more than {MAX_INTERIM} answers came before the real one")
+
+
+async def _read(connection: Connection, head: wire.Head, rest: bytearray, body: Body, limit: int) -> bool:
+    """Read a body to its end; whether the connection is fit for another request."""
+    framing = wire.framing(head)
+    if framing.length is not None:
+        return await _read_length(connection, framing.length, rest, body, limit) and head.persistent
+    chunks = wire.Chunks() if framing.chunked else None
+    data = rest
+    while True:
+        body.feed(chunks.feed(data) if chunks else bytes(data))
+        if body.full:
+            return False
+        if chunks and chunks.done:
+            return head.persistent and not chunks.rest
+        try:
+            data = await connection.more()
+        except Closed as closed:
+            if chunks or closed.error:
+                raise FetchError("truncated", "the connection ended before the body") from None
+            return False
+
+
+async def _read_length(connection: Connection, length: int, rest: bytearray, body: Body, limit: int) -> bool:
+    if length > limit and not body.cut:
+        raise FetchError("too_large", f"the page is larger than {limit:,} bytes: it has {length:,}")
+    data, left = rest, length
+    while True:
+        body.feed(bytes(data[:left]))
+        left -= min(left, len(data))
+        if body.full:
+            return False
+        if not left:
+            # What comes behind the body would be taken for the next answer.
+            return len(data) <= length
+        try:
+            data = await connection.more()
+        except Closed:
+            raise FetchError("truncated", f"the connection ended {left:,} bytes before the body's end") from None
+
+
+def _page(here: _Place, head: wire.Head, raw: bytes, decoded: bytes) -> Page:
+    return Page(
+        url=here.url,
+        final_url=here.url,
+        status=head.status,
+        reason=head.reason,
+        headers=head.headers,
+        body=decoded,
+        raw=raw,
+        fetched_at=time.time(),
+        fetch_s=0.0,
+    )
+
+
+def _place(url: str) -> _Place:
     try:
-        return urls.parse(ada_url.join_url(here, target)).url
+        url = urls.parse(url).url
+    except UrlError as error:
+        raise FetchError("bad_url", f"the URL cannot be dialled: {error}") from None
+    scheme, _, rest = url.partition("://")
+    authority, _, tail = rest.partition("/")
+    host, _, port = authority.rpartition(":") if authority[-1:].isdigit() and ":" in authority else (authority, "", "")
+    return _Place(url, scheme, authority, host, int(port or _PORTS[scheme]), f"/{tail}")
+
+
+def _next(here: _Place, target: str) -> _Place:
+    # Browsers read the bytes of a header as UTF-8 where they are.
+    text = target.encode("latin-1").decode("utf-8", "replace")
+    try:
+        return _place(urls.parse(ada_url.join_url(here.url, text)).url)
     except UrlError as error:
         raise FetchError("bad_redirect", f"redirected to where nothing is fetched: {error}") from None
     except ValueError:
-        raise FetchError("bad_redirect", f"redirected to what is no URL: {target[:200]!r}") from None
+        shown = urls.without_credentials(text)[:200]
+        raise FetchError("bad_redirect", f"redirected to what is no URL: {shown!r}") from None
 
 
-def _explained(error: aiohttp.ClientError) -> FetchError:
-    text = " ".join(str(error).split())[:200]
-    match error:
-        case aiohttp.ClientConnectorDNSError():
-            return FetchError("dns", f"the host name could not be resolved ({error.os_error})")
-        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
-            broken_off = isinstance(error.__cause__, ssl.SSLEOFError)
-            return FetchError("tls_broken_off" if broken_off else "tls", f"TLS failed ({text})")
-        case aiohttp.ClientConnectorError():
-            return FetchError("connection", f"no connection ({error.os_error})")
-        case aiohttp.ClientPayloadError():
-            return FetchError("truncated", f"the body ended before its end ({text})")
-        case aiohttp.ClientResponseError():
-            return FetchError("bad_response", f"the answer is not HTTP ({text})")
-        case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
-            return FetchError("bad_url", f"the URL cannot be dialled ({text})")
-        case _:
-            return FetchError("connection", f"the connection failed ({text or type(error).__name__})")
+def _too_slow(request: Request) -> FetchError:
+    return FetchError("timeout", f"the page took longer than {request.timeout_s:g} s")
+
+
+def _tls_failed(error: ssl.SSLError) -> FetchError:
+    why = getattr(error, "verify_message", "") or error.reason or str(error)
+    return FetchError("tls", f"TLS failed ({why})")

@@ -8,18 +8,35 @@ from typing import Protocol
 
 import msgspec
 
+from crawler import models
 from crawler.models import Rule
 
+HEADROOM = models.HEADROOM
 AHEAD_S = 0.5
 """How far ahead a request may be booked: what a killed worker has booked is lost to the rate."""
-HEADROOM = 0.97
-"""The share of a rate that is given out, so that late packets do not add up to more than the rate in any window."""
+LATE_S = 0.02
+"""A request that cannot go within this time of its start must not go at all, but be asked for again: late ones would
+come together with those behind them, which is what the headroom does not cover."""
 LEASE_S = 10.0
 """A request that its worker has not renewed for so long has ended, whatever became of it."""
 OPEN_S, OPEN_MOST_S = 30.0, 600.0
 """How long a circuit stays open at first and at most; each probe that fails doubles it."""
+PROBE_WAIT_S = 1.0
+"""While one probe is under way, others ask so often how it went."""
 RETRY_AFTER_MOST_S = 3600.0
 CRAWL_DELAY_MOST_S = 60.0
+BATCH_S = 0.1
+"""One ask gets at most what the rate gives in this time, so that a killed worker takes little with it."""
+SPREAD_S = 2.0
+"""Refused askers are told turns of their own, within so much time after the next booking gets possible."""
+BUSY_S, BUSY_STEPS = 0.05, 5
+"""Where all places are taken, askers come back after one to so many of these steps, one after the other."""
+SLOWED_MOST, SLOWED_BY_BLOCK, SLOWED_BY_LATENCY, RECOVERY = 8.0, 1.5, 1.2, 0.9
+"""The factors of adaptive slowing: its bound, per failure, per slow answer, and per good answer back towards 1."""
+SLOW_S, SLOW_TIMES, BASELINE_SHARE = 1.0, 3.0, 0.05
+"""An answer is slow above both: so many seconds, and so many times the moving baseline."""
+KEEP_S = 6 * 3600.0
+"""What nobody has touched for so long is forgotten; longer than any circuit or `Retry-After` lasts."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,8 +74,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     latency_s: float = 0.0
     retry_after_s: float = 0.0
     crawl_delay_s: float = 0.0
+    """What robots.txt asks for; below 0 it asks for nothing any more, 0 says nothing."""
     unused: int = 0
-    """So many of the last granted requests were not made: their place in the rate is given back if it can be."""
+    """So many of this holder's last granted requests, the latest ones, were not made: their place in the rate is given
+    back if nobody has booked behind them and all of them are still to come."""
 
 
 class Domain(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +96,9 @@ class Domain(msgspec.Struct, frozen=True, kw_only=True):
     crawl_delay_s: float
     not_before: float | None
     """The end of a `Retry-After`."""
+    interval_s: float
+    at_a_time: int
+    """The rule that was asked with last; 0 means no limit."""
 
 
 class Permit(Protocol):

@@ -26,8 +26,10 @@ CLASSES = {
 }
 """What is not here: other 5xx are tried again soon, verdicts bring their own class, and all else is given up."""
 
-BASE_S = {_S: 1.0, _L: 15.0, _D: 5.0}
-CAP_S = 600.0
+BLOCKS = frozenset({"connection", "timeout", "http_429", "http_503"})
+"""Reasons that speak against the whole domain; so many in a row open its circuit. Walls are another kind."""
+_TIMES = {_S: 1.0, _L: 15.0, _D: 5.0}
+"""How much longer than soon the first wait of a class is."""
 
 
 def class_of(reason: str) -> RetryClass:
@@ -38,13 +40,20 @@ def class_of(reason: str) -> RetryClass:
 
 
 def delay(
-    kind: RetryClass, failures: int, retry_after_s: float | None = None, jitter: Callable[[], float] = random.random
+    kind: RetryClass,
+    failures: int,
+    retry_after_s: float | None,
+    base_s: float,
+    cap_s: float,
+    jitter: Callable[[], float] = random.random,
 ) -> float:
-    """How long to wait after so many failures: anything up to a bound that doubles (full jitter); a server's own
-    wish is kept, and spread a little, so that what waited for it does not come back in one wave."""
+    """How long to wait after so many failures: anything up to a bound that doubles (full jitter).
+
+    A server's own wish is kept, and spread a little, so that what waited for it does not come back in one wave.
+    """
     if retry_after_s:
         return min(retry_after_s, RETRY_AFTER_MOST_S) + jitter() * min(5.0, retry_after_s)
-    bound: float = min(CAP_S, BASE_S.get(kind, 0.0) * 2**failures)
+    bound: float = min(cap_s, base_s * _TIMES.get(kind, 0.0) * 2**failures)
     return jitter() * bound
 
 

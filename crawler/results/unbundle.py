@@ -53,6 +53,10 @@ class Unbundled(msgspec.Struct, frozen=True):
     checksum: str
 
 
+def _addresses(record: Record) -> Iterator[object]:
+    yield from (record.url, record.final_url, *record.input.values())
+
+
 def unbundle(lpm: LocalPersistenceManager, path: Path, max_body: int) -> Unbundled:
     """Store the results of a bundle that this ledger does not have yet, after all of it was found to be sound."""
     try:
@@ -185,6 +189,8 @@ class _Reader:
         try:
             record = msgspec.json.decode(line, type=Record)
             urls.parse(record.url)
+            if any(isinstance(text, str) and urls.credentials(text) for text in _addresses(record)):
+                raise UrlError("a URL holds a user name or a password; secrets are not kept in the store")
         except (msgspec.DecodeError, ValueError, UrlError, RecursionError) as error:
             raise self._bad(f"{name}, line {place}: {error}") from None
         return record

@@ -1,28 +1,69 @@
-"""The way of one page: fetch, judge, parse. What comes out is stored by whoever called."""
+"""The way of one page: permit, fetch, judge, parse. What comes out is stored by whoever called."""
 
 import random
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
-from crawler.errors import FetchError
+import msgspec
+from msgspec.structs import replace
+
+from crawler.errors import FetchError, NotNow
 from crawler.fetch import charset
-from crawler.fetch.http import Request
-from crawler.models import Outcome, Page, RetryClass, Task, TaskStatus
+from crawler.fetch.http import USER_AGENT, Gate, Request
+from crawler.fetch.robots import MAX_BYTES, Robots
+from crawler.fetch.session import LiveSession
+from crawler.judge import Verdict, judge
+from crawler.models import UNCHANGED, Outcome, Page, RetryClass, Rule, Task, TaskStatus
 from crawler.resilience import retry
-from crawler.sites import structured
+from crawler.scraping.passage import Passage
+from crawler.sites import selectors, structured
+from crawler.sites.config import Site
 from crawler.sites.depth import check_depth
 
-ATTEMPTS = 3
-
-Fetch = Callable[[Request], Awaitable[Page]]
+Fetch = Callable[[Request, Gate], Awaitable[Page]]
 Parsing = Callable[[int], AbstractContextManager[None]]
 
 
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """A claimed task, and how its page is to be asked for."""
+
+    task: Task
+    site: Site
+    rule: Rule = Rule()
+    session: LiveSession | None = None
+    respect_robots: bool = True
+
+    @property
+    def user_agent(self) -> str:
+        """The name that this program goes by there."""
+        given = {name.lower(): value for name, value in self.site.headers}
+        return (self.session and self.session.user_agent) or given.get("user-agent") or USER_AGENT
+
+    @property
+    def conditional(self) -> tuple[tuple[str, str], ...]:
+        """The headers that ask whether the page has changed, where its last record would be made the same way today."""
+        known = self.task.known
+        if known is None or (known.site_version, known.parser_version) != (self.site.version, _parser(self.site)[1]):
+            return ()
+        asked = (("If-None-Match", known.etag), ("If-Modified-Since", known.last_modified))
+        return tuple((name, value) for name, value in asked if value)
+
+
+class Read(msgspec.Struct, frozen=True, kw_only=True):
+    """What was made of a page."""
+
+    verdict: Verdict
+    record: dict[str, Any]
+    parser: tuple[str, str]
+
+
 async def scrape(
-    task: Task,
+    order: Order,
     fetch: Fetch,
+    passage: Passage,
+    robots: Robots,
     *,
     worker: str,
     parsing: Parsing = lambda task: nullcontext(),
@@ -30,56 +71,143 @@ async def scrape(
     jitter: Callable[[], float] = random.random,
 ) -> Outcome:
     """One attempt at one task. `parsing` marks the time in which the page is in a parser's hands."""
+    site = order.site
+    begun = Outcome(
+        task=order.task, status=TaskStatus.FAILED, worker=worker, site=(site.name, site.version), rule=order.rule
+    )
     page: Page | None = None
     try:
-        page = await fetch(Request(url=task.url, loopback=task.loopback))
-        judge(page)
-        began = time.perf_counter()
-        with parsing(task.id):
-            record, parser = parse(page)
-        return Outcome(
-            task=task,
-            status=TaskStatus.COMPLETED,
-            worker=worker,
-            page=page,
-            record=record,
-            parser=parser,
-            parse_ms=(time.perf_counter() - began) * 1000,
-            verdict="ok",
-        )
+        page = await _fetched(order, fetch, passage, robots)
+        begun = replace(begun, page=page)
+        if page.status == 304 and order.conditional:
+            passage.good = True
+            ended = replace(begun, status=TaskStatus.COMPLETED, verdict=UNCHANGED)
+        else:
+            began = time.perf_counter()
+            with parsing(order.task.id):
+                read = examine(page, site)
+            begun = replace(begun, parse_ms=(time.perf_counter() - began) * 1000)
+            ended = _judged(begun, page, read, order, passage, clock, jitter)
+    except NotNow as error:
+        ended = _postponed(begun, error, clock)
     except FetchError as error:
-        kind = retry.class_of(error.reason)
-        again = kind not in (RetryClass.GIVE_UP, RetryClass.POISON) and task.failures + 1 < ATTEMPTS
-        wait_s = retry.delay(kind, task.failures, error.retry_after_s, jitter) if again else 0.0
-        return Outcome(
-            task=task,
-            status=TaskStatus.PENDING if again else TaskStatus.FAILED,
-            worker=worker,
-            page=page,
-            error_type=error.reason,
-            error_message=error.message,
-            not_before=clock() + wait_s if again else 0.0,
-        )
+        passage.good = None if page is None else page.status < 500
+        ended = _failed(begun, error, retry.class_of(error.reason), order, passage, clock, jitter)
+    return replace(ended, sent=tuple(passage.sent))
 
 
-def judge(page: Page) -> None:
-    """Raise where an answer is not the page that was asked for."""
-    if not 200 <= page.status < 300:
-        raise FetchError(f"http_{page.status}", f"the server answered {page.status} {page.reason}".rstrip())
-    if not page.body:
-        raise FetchError("empty", f"the server answered {page.status} with nothing in it")
+async def _fetched(order: Order, fetch: Fetch, passage: Passage, robots: Robots) -> Page:
+    """The page, with every request on the way to it permitted by its domain and by robots.txt."""
+    site = order.site
+    about = Request(
+        url=order.task.url,
+        loopback=order.task.loopback,
+        timeout_s=site.timeout_s,
+        connect_timeout_s=site.connect_timeout_s,
+        headers=site.headers,
+        session=order.session,
+    )
+
+    async def robots_txt(url: str) -> Page:
+        return await fetch(replace(about, url=url, max_body=MAX_BYTES, cut=True), passage.request)
+
+    @asynccontextmanager
+    async def gate(url: str) -> AsyncIterator[None]:
+        if order.respect_robots:
+            delay_s = await robots.check(url, order.user_agent, robots_txt)
+            passage.crawl_delay_s = max(passage.crawl_delay_s, delay_s)
+        async with passage.request(url):
+            yield
+
+    page = await fetch(replace(about, headers=(*site.headers, *order.conditional)), gate)
+    return replace(page, fetch_s=sum(sent.seconds for sent in passage.sent))
 
 
-def parse(page: Page) -> tuple[dict[str, Any], tuple[str, str]]:
-    """The record of a page and the name and version of what made it; what is not HTML is kept raw only."""
-    if not is_html(page):
-        return {}, ("none", "1")
-    text, _ = charset.decode(page.body, page.header("content-type"))
-    check_depth(text)
+def _judged(
+    begun: Outcome,
+    page: Page,
+    read: Read,
+    order: Order,
+    passage: Passage,
+    clock: Callable[[], float],
+    jitter: Callable[[], float],
+) -> Outcome:
+    verdict = read.verdict
+    evidence = () if verdict.name == "ok" else verdict.evidence
+    begun = replace(begun, verdict=verdict.name, evidence=evidence, quarantine=verdict.quarantine)
+    passage.good, passage.block = page.status < 500, verdict.block
+    if verdict.completed:
+        return replace(begun, status=TaskStatus.COMPLETED, record=read.record, parser=read.parser)
+    message = f"the server answered {page.status} {page.reason}".rstrip()
+    if not verdict.name.startswith("http_"):
+        message = f"{message} with a page that is {verdict.name.replace('_', ' ')}"
+        message += f" of {verdict.vendor}" if verdict.vendor else ""
+    wait_s = retry.retry_after(page.header("retry-after"), clock())
+    error = FetchError(verdict.name, message, wait_s)
+    return _failed(begun, error, verdict.retry or retry.class_of(verdict.name), order, passage, clock, jitter)
+
+
+def _failed(
+    begun: Outcome,
+    error: FetchError,
+    kind: RetryClass,
+    order: Order,
+    passage: Passage,
+    clock: Callable[[], float],
+    jitter: Callable[[], float],
+) -> Outcome:
+    """What is done about a failure: by its class, by the attempts that are left, and by what the server asked for."""
+    passage.block = passage.block or (error.reason if error.reason in retry.BLOCKS else "")
+    passage.retry_after_s = error.retry_after_s or 0.0
+    policy, failures = order.site.retry, order.task.failures
+    again = kind not in (RetryClass.GIVE_UP, RetryClass.POISON) and failures + 1 < policy.attempts
+    wait_s = retry.delay(kind, failures, error.retry_after_s, policy.base_s, policy.cap_s, jitter) if again else 0.0
+    ended = TaskStatus.SKIPPED if error.reason == "robots" else TaskStatus.FAILED
+    return replace(
+        begun,
+        status=TaskStatus.PENDING if again else ended,
+        error_type=error.reason,
+        error_message=error.message,
+        retry=kind,
+        not_before=clock() + wait_s if again else 0.0,
+    )
+
+
+def _postponed(begun: Outcome, error: NotNow, clock: Callable[[], float]) -> Outcome:
+    return replace(
+        begun,
+        status=TaskStatus.PENDING,
+        error_message=str(error),
+        not_before=clock() + error.wait_s,
+        charge=False,
+    )
+
+
+def examine(page: Page, site: Site) -> Read:
+    """What a page is and what it says; needs nothing but the page, so that a stored one can be read again."""
+    text = charset.decode(page.body, page.header("content-type"))[0] if page.body and is_html(page) else ""
+    if not text:
+        return Read(verdict=judge(page, "", None), record={}, parser=("none", "1"))
     try:
-        return structured.extract(structured.parse(text), page.final_url), (structured.NAME, structured.VERSION)
+        check_depth(text)
+    except FetchError:
+        if 200 <= page.status < 300:
+            raise
+        return Read(verdict=judge(page, "", None), record={}, parser=("none", "1"))
+    try:
+        tree = structured.parse(text)
+        verdict = judge(page, text, tree)
+        record: dict[str, Any] = {}
+        if verdict.completed:
+            fields = selectors.extract(tree, site.fields, page.final_url) if site.fields else {}
+            record = structured.extract(tree, page.final_url) | fields
+        return Read(verdict=verdict, record=record, parser=_parser(site))
     except Exception as error:
         raise FetchError("parse_error", f"the parser failed ({type(error).__name__}: {error})") from error
+
+
+def _parser(site: Site) -> tuple[str, str]:
+    return (site.name, site.version) if site.fields else (structured.NAME, structured.VERSION)
 
 
 def is_html(page: Page) -> bool:

@@ -173,6 +173,10 @@ class Sites:
         found = self._of_domain(domain)
         return found.site.rule if rate is None else _rule(found.own, {}, interval(rate))
 
+    def limit_per(self, domain: str) -> str:
+        """Whether the limits on a domain are for all of the fleet (`domain`), or for each of its addresses (`ip`)."""
+        return self._of_domain(domain).site.limit_per
+
     def _of_domain(self, domain: str) -> _Described:
         return self._domains.get(domain) or self._of_host(domain)
 

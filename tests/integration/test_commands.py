@@ -76,7 +76,7 @@ def test_what_is_not_html_is_kept_raw_only(folder: Folder, site: Site) -> None:
     ("args", "code"),
     [
         (("scrape", "ftp://a.example/"), 2),
-        (("scrape", "http://user:geheim@a.example/"), 2),
+        (("scrape", "http://user:geheim@a.example:0/"), 2),
         (("raw", "http://a.example/never"), 2),
         (("results", "export", "--output", "x.json"), 2),
         (("bulk", "import"), 2),

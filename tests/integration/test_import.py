@@ -65,7 +65,7 @@ def test_a_dry_run_imports_nothing(folder: Folder) -> None:
 def test_bad_rows_are_set_aside_and_the_sum_is_right(folder: Folder) -> None:
     """Good rows go in, bad ones into the rejects file, the summary adds up, and the exit code is 1."""
     file = folder.path / "mixed.txt"
-    file.write_text("http://a.example/1\nnonsense\nhttp://a.example/1\nhttp://user:geheim@a.example/\n")
+    file.write_text("http://a.example/1\nnonsense\nhttp://a.example/1\nhttp://user:geheim@a.example:0/\n")
 
     done = folder.crawler("bulk", "import", str(file), "--json")
 

@@ -31,7 +31,7 @@ def main(data_dir: Path, site: str, first: int) -> None:
     """Import and crawl batches of 100 pages for as long as there is power."""
     lpm = LocalPersistenceManager(data_dir)
     lpm.bury()
-    worker = Worker(Settings(data_dir=data_dir, slice_s=5, min_free=0), watch=say)
+    worker = Worker(Settings(data_dir=data_dir, slice_s=5, min_free=0, rate="none"), watch=say)
     for begin in count(first, 100):
         lpm.persist_tasks([new(f"{site}/page/{n}", parcel_id=str(n)) for n in range(begin, begin + 100)])
         ids = lpm.ledger.db.all("SELECT task_id FROM tasks WHERE CAST(parcel_id AS INTEGER) >= ?", (begin,))

@@ -39,7 +39,8 @@ class Folder:
     def __init__(self, path: Path, **env: str) -> None:
         self.path = path
         self.data = path / "data"
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("CRAWLER_", "REDIS_"))} | env
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("CRAWLER_", "REDIS_"))}
+        self.env = clean | {"CRAWLER_RATE": "none", "CRAWLER_PAGES": "4"} | env  # the site is the tests' own
         self._started: list[subprocess.Popen[str]] = []
 
     @property

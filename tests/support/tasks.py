@@ -5,7 +5,7 @@ from typing import Any
 
 from crawler import urls
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Job, NewTask, Outcome, Page, Task, TaskStatus
+from crawler.models import Job, NewTask, Outcome, Page, Sent, Task, TaskStatus
 
 
 def new(url: str, **fields: Any) -> NewTask:
@@ -43,6 +43,7 @@ def done(task: Task, **fields: Any) -> Outcome:
         "page": page(task.url),
         "record": {"title": "x"},
         "verdict": "ok",
+        "sent": (Sent(task.domain, time.time(), 0.01),),
     }
     return Outcome(task=task, worker="test", **(values | fields))
 

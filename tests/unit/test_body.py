@@ -39,6 +39,10 @@ def endless_name(size: int) -> bytes:
         ("deflate", zlib.compress(PAGE)[2:-4]),
         ("br", brotli.compress(PAGE)),
         (" GZIP , br", brotli.compress(gzip.compress(PAGE))),
+        ("none", PAGE),
+        ("gzip, identity, ,", gzip.compress(PAGE)),
+        ("UTF-8", PAGE),
+        ("gzip, sugar", PAGE),
     ],
 )
 def test_codings_are_undone(encoding: str, data: bytes) -> None:
@@ -73,8 +77,9 @@ def test_a_layer_that_swallows_everything_is_stopped_too() -> None:
         ("br", b"\xff" * 100, "bad_encoding"),
         ("gzip", gzip.compress(PAGE)[:50], "truncated"),
         ("br", brotli.compress(PAGE)[:10], "truncated"),
-        ("compress", PAGE, "bad_encoding"),
-        ("gzip, gzip, gzip, gzip, gzip", PAGE, "bad_encoding"),
+        ("compress", gzip.compress(PAGE), "unknown_encoding"),
+        ("gzip, compress", gzip.compress(PAGE), "unknown_encoding"),
+        ("gzip, gzip, gzip, gzip, gzip", PAGE, "unknown_encoding"),
     ],
 )
 def test_broken_codings_are_named(encoding: str, data: bytes, reason: str) -> None:
@@ -82,3 +87,40 @@ def test_broken_codings_are_named(encoding: str, data: bytes, reason: str) -> No
     with pytest.raises(FetchError) as caught:
         read(encoding, data)
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data"),
+    [
+        ("", PAGE),
+        ("gzip", gzip.compress(PAGE)),
+        ("br", brotli.compress(PAGE)),
+        ("gzip, gzip", gzip.compress(gzip.compress(PAGE))),
+    ],
+)
+def test_a_body_can_be_cut(encoding: str, data: bytes) -> None:
+    """Where the beginning will do, exactly so much of it is there, and nothing more is wanted."""
+    body = Body(encoding, 5000, cut=True)
+    fed = 0
+    while not body.full and fed < len(data):
+        body.feed(data[fed : fed + 10])
+        fed += 10
+    raw, decoded = body.finish()
+
+    assert body.full
+    assert decoded == PAGE[:5000]
+    assert data.startswith(raw)
+
+
+def test_a_small_body_is_not_cut() -> None:
+    """What fits is whole, and still truncated where its coding breaks off."""
+    body = Body("gzip", 20_000, cut=True)
+    body.feed(gzip.compress(PAGE))
+    assert body.finish()[1] == PAGE
+    assert not body.full
+
+    body = Body("gzip", 20_000, cut=True)
+    body.feed(gzip.compress(PAGE)[:30])
+    with pytest.raises(FetchError) as caught:
+        body.finish()
+    assert caught.value.reason == "truncated"

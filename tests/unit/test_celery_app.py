@@ -86,7 +86,11 @@ ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and i
 @pytest.mark.parametrize("kind", ERRORS)
 def test_errors_can_be_rebuilt_on_the_other_side(kind: type[errors.CrawlerError]) -> None:
     """Every error survives the way through a queue with all it says."""
-    arguments = {errors.InputError: ("f.csv", "reason", 3), errors.FetchError: ("timeout", "too slow", True)}
+    arguments = {
+        errors.InputError: ("f.csv", "reason", 3),
+        errors.FetchError: ("timeout", "too slow", 2.5),
+        errors.NotNow: ("a.example", "rate", 2.5),
+    }
     error = kind(*arguments.get(kind, ("message",)))
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), vars(again)) == (kind, str(error), vars(error))

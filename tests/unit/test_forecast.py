@@ -7,11 +7,11 @@ import pytest
 
 from crawler import times
 from crawler.forecast import Forecast, Limits, Load, Pace, Trend, forecast, sentence, slip
-from crawler.models import Job, JobStatus
+from crawler.models import Job, JobStatus, Rule
 
 SOFIA = ZoneInfo("Europe/Sofia")
 NOW = 1_794_812_400.0  # 2026-11-16 09:00 in Sofia
-LIMITS = Limits(per_domain=8, pages=32, processes=2)
+LIMITS = Limits(lambda domain: Rule(at_a_time=8), pages=32, processes=2)
 
 
 def job(deadline: float | None) -> Job:
@@ -28,6 +28,16 @@ def test_one_slow_domain_takes_as_long_as_its_limit_says() -> None:
 
     assert seen.seconds == pytest.approx(200)
     assert (seen.tasks, seen.misses, seen.bottleneck, seen.measured) == (1610, 0, "slow", True)
+
+
+def test_a_rate_limits_however_fast_pages_are() -> None:
+    """5,000 pages at 2/s: about 43 minutes, and the sentence says why."""
+    limits = Limits(lambda domain: Rule(interval_s=0.5, at_a_time=2), pages=32, processes=2)
+    seen = forecast([Load("d", 5000)], {"d": Pace(0.01)}, limits)
+
+    assert seen.seconds == pytest.approx(2500 / 0.97)
+    words = "about 43 min for 5,000 tasks (5,000 of them at d: 2/s, 2 at a time), done by 09:42 EET"
+    assert sentence(seen, job(None), limits, NOW, SOFIA) == words
 
 
 def test_work_that_goes_first_counts_too() -> None:

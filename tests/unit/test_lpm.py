@@ -18,7 +18,7 @@ from crawler.db.connection import retry_on_busy
 from crawler.db.owners import Owner
 from crawler.errors import StoreError, StoreFull
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Imported, Outcome, TaskStatus
+from crawler.models import Imported, Outcome, Sent, TaskStatus
 from tests.support.tasks import done, new, open_job, page
 
 
@@ -70,7 +70,7 @@ def test_a_result_has_the_documented_shape(lpm: LocalPersistenceManager) -> None
     assert list(result) == [
         "task_id", "parcel_id", "platform", "state", "county", "data", "scraped_at", "parse_duration_ms",
         "raw_html_hash", "url", "final_url", "status_code", "verdict", "job", "queue", "priority", "attempts", "input",
-        "parser", "raw",
+        "parser", "raw", "site", "same_as",
     ]  # fmt: skip
     assert path.stem == result["task_id"]
     assert (result["county"], result["state"], result["input"], result["job"]) == ("Bay", "FL", row, "job")
@@ -152,7 +152,12 @@ def test_retries_wait_in_the_ledger(lpm: LocalPersistenceManager) -> None:
     lpm.persist_tasks([new("http://a.example/1")])
     [task] = lpm.get_next_pending("owner")
     later = Outcome(
-        task=task, status=TaskStatus.PENDING, worker="w", error_type="timeout", not_before=time.time() + 3600
+        task=task,
+        status=TaskStatus.PENDING,
+        worker="w",
+        error_type="timeout",
+        not_before=time.time() + 3600,
+        sent=(Sent("a.example", time.time(), 60.0),),
     )
     lpm.save_result(later)
 
@@ -167,9 +172,22 @@ def test_a_broken_off_fetch_is_an_attempt_but_no_failure(lpm: LocalPersistenceMa
     """A stop costs a page nothing of its budget."""
     lpm.persist_tasks([new("http://a.example/1")])
     [task] = lpm.get_next_pending("owner")
-    lpm.save_result(Outcome(task=task, status=TaskStatus.PENDING, worker="w", charge=False))
+    sent = (Sent("a.example", time.time(), 0.1),)
+    lpm.save_result(Outcome(task=task, status=TaskStatus.PENDING, worker="w", charge=False, sent=sent))
 
     assert lpm.ledger.db.all("SELECT attempts, failures, status FROM tasks") == [(1, 0, "pending")]
+
+
+def test_a_wait_for_a_permit_is_neither_an_attempt_nor_a_failure(lpm: LocalPersistenceManager) -> None:
+    """What never began waits in the ledger, and its timeline says so."""
+    lpm.persist_tasks([new("http://a.example/1")])
+    [task] = lpm.get_next_pending("owner")
+    waits = Outcome(task=task, status=TaskStatus.PENDING, worker="w", charge=False, not_before=time.time() + 3600)
+    lpm.save_result(waits)
+
+    assert lpm.ledger.db.all("SELECT attempts, failures, status FROM tasks") == [(0, 0, "pending")]
+    assert lpm.ledger.db.all("SELECT kind FROM events") == [("postponed",)]
+    assert lpm.get_next_pending("owner") == []
 
 
 def test_a_killed_owners_tasks_come_back_at_once(lpm: LocalPersistenceManager) -> None:

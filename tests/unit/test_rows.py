@@ -220,14 +220,32 @@ def test_bad_urls_reject_their_row_only(write: Write) -> None:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("a.txt", "http://user:hunter2@a.example/"),
-        ("a.txt", "http:user:hunter2@a.example/"),
+        ("a.txt", "http://ada:hunter2@a.example/1"),
+        ("a.txt", "http:ada:hunter2@a.example/1"),
+        ("a.csv", "note,url\nx,http://ada:hunter2@a.example/1\n"),
+        ("a.jsonl", r'{"URL": "http:\/\/ada:hunter2@a.example\/1"}'),
+    ],
+)
+def test_credentials_move_out_of_urls(write: Write, name: str, content: str) -> None:
+    """A row with a user name and a password is good, and neither its URL nor its input holds them any more."""
+    (row,) = read(write(name, content))
+
+    assert isinstance(row, Row)
+    assert row.task.address.url == "http://a.example/1"
+    assert row.credentials == ("http://a.example", "ada:hunter2")
+    assert "hunter2" not in f"{row} {row.task}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
         ("a.txt", "http://user:hunter2@a b.example/"),
+        ("a.txt", "http:user:hunter2@a.example:0/"),
         ("a.txt", "ftp://user:hunter2@a.example/"),
-        ("a.csv", "note,url\nhttp://x.example/,http://user:hunter2@a.example/\n"),
-        ("a.jsonl", r'{"url": "http:\/\/user:hunter2@a.example\/"}'),
+        ("a.csv", "priority,url\nx,http://user:hunter2@a.example/\n"),
+        ("a.jsonl", r'{"url": "http:\/\/user:hunter2@a.example\/", "priority": "x"}'),
         ("a.json", r'[{"url": "http:\/\/user:hunter2@a.example\/", }]'),
-        ("a.txt", "http://user:" + "x" * 1010 + "hunter2@a.example/"),
+        ("a.txt", "http://user:" + "x" * 1010 + "hunter2@a.example:0/"),
     ],
 )
 def test_rejects_hold_no_passwords(write: Write, name: str, content: str) -> None:

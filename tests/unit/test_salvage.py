@@ -202,10 +202,7 @@ def test_a_row_that_makes_no_sense_is_damage(tmp_path: Path) -> None:
     """A flipped byte inside a record is nothing to SQLite, but is found, and the result comes back from pending/."""
     crawl(tmp_path, 20, 20)
     before = {file: file.read_bytes() for file in (tmp_path / "pending").iterdir()}
-    path = tmp_path / "lpm.db"
-    data = path.read_bytes()
-    assert b'{"title":"x"}' in data
-    path.write_bytes(data.replace(b'{"title":"x"}', b'{"title"!"x"}', 1))
+    change(tmp_path, """UPDATE results SET record = '{"title"!"x"}' WHERE task = 3""")
 
     assert "1 rows of results make no sense" in of(look(tmp_path), "ledger", "wrong")[0]
     assert exit_code(look(tmp_path, repair=True)) == 0

@@ -20,7 +20,7 @@ import brotli
 import pytest
 
 from crawler import demo_site
-from tests.support.site import BULGARIAN, GERMAN, PATHS, ROOT, SLOPPY, Site
+from tests.support.site import BULGARIAN, GERMAN, ODD, PATHS, ROOT, SLOPPY, Site
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -374,6 +374,37 @@ def test_bad_headers(site: Site, kind: str) -> None:
 
     assert all(line in answer for line in SLOPPY[kind or "mixed"])
     assert answer.endswith(page(site))
+
+
+@pytest.mark.parametrize("path", [path for path in ODD if "bomb" not in path])
+def test_odd_answers(site: Site, path: str) -> None:
+    """Each misbehaviour of the table puts its bytes on the wire, and ends the connection where it says so."""
+    assert wire(site.url, path) == ODD[path].make()
+
+
+def test_floods_and_stalls(site: Site) -> None:
+    """A flood goes on for megabytes, a stall says its beginning and then nothing, a drip goes on."""
+    assert len(wire(site.url, "/flood/header", limit=5_000_000)) >= 5_000_000
+    assert wire(site.url, "/stall/in-head", limit=40).endswith(b"Content-Type: text/html\r\n")
+    assert wire(site.url, "/drip-of/hints", limit=60).count(b"HTTP/1.1 103") == 3
+
+
+def test_hang_ups(site: Site) -> None:
+    """The connection is reset, or ends on one side."""
+    with pytest.raises(ConnectionResetError):
+        wire(site.url, "/hang-up/reset")
+    assert wire(site.url, "/hang-up/half") == b""
+    assert wire(site.url, "/half-close").endswith(page(site))
+
+
+def test_requests_are_shown(site: Site) -> None:
+    """The request comes back as it was, cookies are set as told, and redirects grow."""
+    assert get(site.url, "/echo?a=1").body.startswith(b"GET /echo?a=1 HTTP/1.1\r\nHost: ")
+    answer = get(site.url, "/set-cookie?c=a%3D1&c=b%3D2&to=/echo")
+    assert answer.headers.get_all("Set-Cookie") == ["a=1", "b=2"]
+    assert (answer.status, answer.headers["Location"]) == (302, "/echo")
+    assert get(site.url, "/redirect-grow?n=4").headers["Location"] == "/redirect-grow?n=5"
+    assert "user:geheim@" in get(site.url, "/redirect-user").headers["Location"]
 
 
 def statuses(base: str, numbers: Iterable[int]) -> list[int]:

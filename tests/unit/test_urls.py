@@ -18,6 +18,8 @@ from crawler.errors import UrlError
         ("http://бг.example/п", "http://xn--90ae.example/%D0%BF", "xn--90ae.example"),
         ("http://localhost/", "http://localhost/", "localhost"),
         ("http:\\\\example.com\\x", "http://example.com/x", "example.com"),
+        ("http://user:geheim@example.com/a@b", "http://example.com/a@b", "example.com"),
+        ("https://user@[::1]:8080?q=@", "https://[::1]:8080/?q=@", "::1"),
     ],
 )
 def test_urls_are_read_as_a_browser_reads_them(text: str, url: str, domain: str) -> None:
@@ -35,7 +37,9 @@ def test_urls_are_read_as_a_browser_reads_them(text: str, url: str, domain: str)
         ("javascript:alert(1)", "only http and https"),
         ("file:///etc/passwd", "only http and https"),
         ("http://", "not a URL"),
-        ("http://user:geheim@example.com/", "user name or a password"),
+        ("http://user:geheim@exa mple.com/", "not a URL"),
+        ("ftp://user:geheim@example.com/", "only http and https"),
+        ("http://user:geheim@example.com:0/", "port 0"),
         ("http://exa mple.com/", "not a URL"),
         ("http://example.com:99999/", "not a URL"),
         ("http://example.com:0/", "port 0"),
@@ -69,6 +73,33 @@ def test_no_text_breaks_the_parser(text: str) -> None:
         except UrlError:
             continue
         assert urls.parse(address.url) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("http://user:geheim@Example.com/x", ("http://example.com", "user:geheim")),
+        (" https://user:p%40ss%3A%D1%8F@example.com:8443/ ", ("https://example.com:8443", "user:p@ss:я")),
+        ("https://user@example.com:443/", ("https://example.com", "user:")),
+        ("http://:geheim@example.com/", ("http://example.com", ":geheim")),
+        ("http://a:b@c:d@example.com/", ("http://example.com", "a:b@c:d")),
+        ("http://user:geheim@[::1]:80/", ("http://[::1]", "user:geheim")),
+        ("http://@example.com/", None),
+        ("http://example.com/user:geheim@b", None),
+        ("ftp://user:geheim@example.com/", None),
+        ("user:geheim@example.com", None),
+        ("http://user:geheim@exa mple.com/", None),
+        ("", None),
+    ],
+)
+def test_credentials_move_out_of_urls(text: str, found: tuple[str, str] | None) -> None:
+    """User name and password are found with the origin they are for, and the address has none of them."""
+    assert urls.credentials(text) == found
+    if found:
+        address = urls.parse(text)
+        assert "geheim" not in address.url
+        assert address.url.startswith(f"{found[0]}/")
+        assert address.key == urls.parse(address.url).key
 
 
 def test_credentials_are_taken_out_of_messages() -> None:

@@ -2,7 +2,9 @@
 
 import contextlib
 import time
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -10,16 +12,19 @@ import msgspec
 from crawler import config, times
 from crawler.bulk import import_file, rows
 from crawler.cli.output import data_dir_option, json_option, print_json, say
-from crawler.cli.types import Deadline, Span
+from crawler.cli.session import session_options
+from crawler.cli.types import Deadline, Rate, Span
 from crawler.config import Settings
 from crawler.db import kernel
-from crawler.errors import ServiceError
+from crawler.errors import ServiceError, UsageError
 from crawler.forecast import Forecast, limits_of, of_job, sentence
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import QUEUES, Job
-from crawler.resilience.slots import PER_DOMAIN
+from crawler.models import QUEUES, Job, JobOptions
 from crawler.sites import config as sites
+
+if TYPE_CHECKING:
+    from crawler.fetch.session import Session
 
 
 def _job_name(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -35,6 +40,10 @@ fresh_option = click.option(
 deadline_option = click.option(
     "--deadline", type=Deadline(), help="Have it done by then: 17:00, 45m or 2026-11-15T17:00; the rest expires."
 )
+rate_option = click.option(
+    "--rate", type=Rate(), help="Requests to each domain, as 50/s or 30/m, or none: for servers of your own."
+)
+robots_option = click.option("--ignore-robots", is_flag=True, help="Fetch what robots.txt forbids, too.")
 queue_option = click.option("--queue", type=click.Choice(QUEUES), default="default", show_default=True)
 
 
@@ -59,6 +68,9 @@ def bulk() -> None:
 @fresh_option
 @deadline_option
 @job_option
+@rate_option
+@robots_option
+@session_options
 @json_option
 @data_dir_option
 def import_(
@@ -70,6 +82,9 @@ def import_(
     fresh_for: float | None,
     deadline: float | None,
     job_name: str | None,
+    rate: str | None,
+    ignore_robots: bool,
+    session: "Session | None",
     as_json: bool,
 ) -> int:
     """Import FILE (CSV, JSON, JSONL, TXT, also .gz, or XLSX) into the ledger; needs no Redis.
@@ -81,6 +96,7 @@ def import_(
       python -m crawler bulk import auction_parcels.csv --queue=urgent --deadline 17:00
     """
     settings = config.load()
+    how = JobOptions(rate=rate, ignore_robots=ignore_robots)
     if dry_run:
         return _show(settings, file, queue, as_json)
     seen = None
@@ -95,7 +111,13 @@ def import_(
             fresh_for_s=fresh_for,
             job_name=job_name,
             deadline=deadline,
+            how=how,
         )
+        if session:
+            raise UsageError(
+                "headers, cookies and a proxy cannot be handed over to a stack on another kernel: "
+                "import where that stack runs"
+            )
         summary = inbox.deliver(settings, file, options, say)
     else:
         summary, job = import_file(
@@ -107,6 +129,8 @@ def import_(
             fresh_for_s=fresh_for,
             job_name=job_name,
             deadline=deadline,
+            how=how,
+            session=session,
             progress=say,
         )
         _fill_window(settings)
@@ -129,7 +153,8 @@ def say_forecast(settings: Settings, job: Job) -> Forecast | None:
     now, tz = time.time(), times.zone(settings.timezone)
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm), lpm.errors():
-        limits = limits_of(settings, lpm.owners, PER_DOMAIN)
+        rule = partial(sites.load(settings.config_dir, settings.rate).rule, rate=job.options.rate)
+        limits = limits_of(settings, lpm.owners, rule)
         seen = of_job(lpm.ledger, job, limits, now)
     if job.deadline:
         say(f"deadline {times.until(job.deadline, now, tz)}")

@@ -15,6 +15,7 @@ from crawler.cli.commands.run import crawl, report
 from crawler.cli.commands.stack import workers_option
 from crawler.cli.output import data_dir_option, say
 from crawler.lpm import LocalPersistenceManager
+from crawler.models import JobOptions
 
 
 @click.command()
@@ -43,7 +44,7 @@ def demo(workers: int | None) -> int:
             writer.writeheader()
             writer.writerows(rows)
         say(f"a site with {len(rows)} parcels runs at {base}; its list is {file}")
-        _, job = import_file(settings, file)
+        _, job = import_file(settings, file, how=JobOptions(rate="none"))
         books = crawl(settings, workers, job)
     report(settings, books, job, as_json=False)
     _show_examples(settings.data_dir)

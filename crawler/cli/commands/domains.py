@@ -1,13 +1,136 @@
-"""`domains`."""
+"""`domains`: the live state of each domain, as all workers share it, and how to forget it."""
+
+import contextlib
+import difflib
+import time
+from collections.abc import Iterator
+from datetime import tzinfo
+from typing import TYPE_CHECKING
 
 import click
 
+from crawler import config, times
+from crawler.cli.output import data_dir_option, json_option, print_json
+from crawler.errors import UsageError
+from crawler.logs import printable
 
-@click.command()
-def domains() -> None:
-    """To be written.
+if TYPE_CHECKING:
+    from crawler.resilience.permit import Domain
+    from crawler.resilience.redis_rate_limiter import RedisRateLimiter
+
+
+@click.group(invoke_without_command=True)
+@json_option
+@data_dir_option
+@click.pass_context
+def domains(context: click.Context, as_json: bool) -> None:
+    """What is known of each domain: limits, requests in flight, circuit, and what its server asked for.
 
     \b
     Example:
       python -m crawler domains
+      python -m crawler domains reset county.example
     """
+    if context.invoked_subcommand is None:
+        _list(as_json)
+
+
+@domains.command("list")
+@json_option
+@data_dir_option
+def list_(as_json: bool) -> None:
+    """List all domains, those in trouble first; an idle one is forgotten after some hours.
+
+    \b
+    Example:
+      python -m crawler domains list --json
+    """
+    _list(as_json)
+
+
+@domains.command()
+@click.argument("domain")
+@json_option
+@data_dir_option
+def reset(domain: str, as_json: bool) -> None:
+    """Close the circuit of DOMAIN and forget its Retry-After, Crawl-delay and slowing; its limits go on to hold.
+
+    \b
+    Example:
+      python -m crawler domains reset county.example
+    """
+    with _permit() as permit:
+        if not permit.reset(domain):
+            names = [known.domain for known in permit.domains()]
+            near = difflib.get_close_matches(domain, names, n=1, cutoff=0.3)
+            hint = f"; did you mean {near[0]}?" if near else "" if names else "; there are none yet"
+            raise UsageError(f"nothing is known of a domain {domain}{hint}")
+    if as_json:
+        print_json({"reset": domain})
+    else:
+        print(f"Reset {printable(domain)}: it may be asked again, within its limits")
+
+
+@contextlib.contextmanager
+def _permit() -> Iterator["RedisRateLimiter"]:
+    from crawler.process import redis_address
+    from crawler.resilience.redis_rate_limiter import RedisRateLimiter
+
+    settings = config.load()
+    permit = RedisRateLimiter(
+        redis_address(settings), settings.redis_rate_limiter_db, "command", settings.circuit_breaker_fail_max
+    )
+    with contextlib.closing(permit):
+        yield permit
+
+
+def _list(as_json: bool) -> None:
+    with _permit() as permit:
+        found = permit.domains()
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        print("Nothing is known of any domain yet, or all was forgotten; workers note here what they meet")
+        return
+    now, tz = time.time(), times.zone(config.load().timezone)
+    found.sort(key=lambda each: (each.state == "CLOSED", each.not_before is None, each.domain))
+    rows = [(printable(e.domain), _limits(e), str(e.in_flight), "; ".join(_state(e, now, tz))) for e in found]
+    heads = ("domain", "limits", "in flight", "state")
+    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(3)]
+    for name, limit, in_flight, state in [heads, *rows]:
+        print(f"{name:{widths[0]}}  {limit:{widths[1]}}  {in_flight:>{widths[2]}}  {state}")
+    if any(each.state != "CLOSED" for each in found):
+        print("A circuit closes by itself when a probe succeeds; sooner with: python -m crawler domains reset DOMAIN")
+
+
+def _limits(known: "Domain") -> str:
+    """The limits of a domain in words."""
+    parts = [_pace(known.interval_s)] if known.interval_s else []
+    parts += [f"{known.at_a_time} at a time"] if known.at_a_time else []
+    parts += [f"Crawl-delay {known.crawl_delay_s:g} s"] if known.crawl_delay_s else []
+    return ", ".join(parts) or "none"
+
+
+def _pace(interval_s: float) -> str:
+    for unit, seconds in (("s", 1), ("m", 60), ("h", 3600)):
+        if interval_s <= seconds:
+            return f"{seconds / interval_s:.4g}/{unit}"
+    return f"one in {times.duration(interval_s)}"
+
+
+def _state(known: "Domain", now: float, tz: tzinfo | None) -> list[str]:
+    """What the matter is, if anything is."""
+    because = f" because {printable(known.last_block)}" if known.last_block else ""
+    parts = []
+    if known.state == "OPEN" and known.open_until is not None:
+        parts.append(f"circuit open until {times.until(known.open_until, now, tz)},{because}".rstrip(","))
+    elif known.state == "HALF_OPEN":
+        parts.append(f"circuit half open: one probe at a time,{because}".rstrip(","))
+    elif known.failures:
+        parts.append(f"{known.failures} blocks in a row, the last {printable(known.last_block)}")
+    if known.not_before is not None:
+        parts.append(f"its server said Retry-After: until {times.until(known.not_before, now, tz)}")
+    if known.slowed > 1.005:
+        parts.append(f"slowed down {known.slowed:.2g} times")
+    return parts or ["well"]

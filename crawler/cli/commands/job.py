@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import click
@@ -72,7 +73,7 @@ def show(name: str, as_json: bool) -> None:
       python -m crawler job show parcels.csv
     """
     from crawler.forecast import limits_of, of_job, sentence
-    from crawler.resilience.slots import PER_DOMAIN
+    from crawler.sites import config as sites
 
     settings = config.load()
     tz = times.zone(settings.timezone)
@@ -80,7 +81,8 @@ def show(name: str, as_json: bool) -> None:
         each = lpm.ledger.job(name)
         receipt = lpm.ledger.receipt(each)
         examples = list(lpm.ledger.tasks(each, _FINAL, limit=5))
-        limits = limits_of(settings, lpm.owners, PER_DOMAIN)
+        rule = partial(sites.load(settings.config_dir, settings.rate).rule, rate=each.options.rate)
+        limits = limits_of(settings, lpm.owners, rule)
         seen = of_job(lpm.ledger, each, limits, lpm.now()) if receipt.books.open else None
         now = lpm.now()
     if as_json:

@@ -5,11 +5,20 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from crawler import config
-from crawler.cli.commands.bulk import deadline_option, fresh_option, job_option, queue_option, say_forecast
+from crawler.cli.commands.bulk import (
+    deadline_option,
+    fresh_option,
+    job_option,
+    queue_option,
+    rate_option,
+    robots_option,
+    say_forecast,
+)
 from crawler.cli.commands.stack import workers_option
 from crawler.cli.output import (
     UNACCOUNTED,
@@ -21,9 +30,13 @@ from crawler.cli.output import (
     print_receipt,
     say,
 )
+from crawler.cli.session import session_options
 from crawler.config import Settings
 from crawler.lpm import LocalPersistenceManager, low_on_disk
-from crawler.models import Books, Job
+from crawler.models import Books, Job, JobOptions
+
+if TYPE_CHECKING:
+    from crawler.fetch.session import Session
 
 STACK_CHANGES_S = 30.0
 """How long to wait for another process that is just starting or stopping a stack."""
@@ -38,6 +51,9 @@ STACK_GONE_S = 5.0
 @fresh_option
 @deadline_option
 @job_option
+@rate_option
+@robots_option
+@session_options
 @json_option
 @data_dir_option
 def run(
@@ -47,6 +63,9 @@ def run(
     fresh_for: float | None,
     deadline: float | None,
     job_name: str | None,
+    rate: str | None,
+    ignore_robots: bool,
+    session: "Session | None",
     as_json: bool,
 ) -> int:
     """Collect every URL of FILE: import, crawl, summary. Safe to interrupt: typed again, it goes on where it was.
@@ -65,6 +84,8 @@ def run(
         fresh_for_s=fresh_for,
         job_name=job_name,
         deadline=deadline,
+        how=JobOptions(rate=rate, ignore_robots=ignore_robots),
+        session=session,
         watched=True,
         progress=say,
     )
@@ -154,7 +175,8 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
             with lpm.errors():
                 began = time.monotonic()
                 books = lpm.ledger.progress(job)
-                progress.show(books, _paused(lpm, job) or low_on_disk(lpm.folder, settings.min_free) or "")
+                trouble = _paused(lpm, job) or low_on_disk(lpm.folder, settings.min_free) or ""
+                progress.show(books, trouble, lpm.ledger.forbidden(job) if books.skipped else 0)
                 if not books.open:
                     lpm.ledger.finalise(lpm.now())  # the maintainer would, but may be stopped before it has seen it
                     return books

@@ -64,6 +64,8 @@ def _words(step: Step, tz: Any) -> str:
     for name, value in step.detail.items():
         if name in ("not_before", "until", "deadline") and value:
             parts.append(f"{name.replace('_', ' ')} {datetime.fromtimestamp(value, tz).astimezone(tz):%H:%M:%S}")
+        elif name == "evidence" and isinstance(value, list):
+            parts.append("because " + "; ".join(value))
         elif name == "evidence":
             parts.append("\n" + "\n".join(f"      {line}" for line in str(value).splitlines()))
         elif isinstance(value, dict):

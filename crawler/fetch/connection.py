@@ -1,0 +1,307 @@
+"""Connections to servers: opened within the egress rule, directly or through a proxy, and kept for a moment."""
+
+import asyncio
+import base64
+import select
+import ssl
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from crawler.errors import FetchError
+from crawler.fetch import wire
+from crawler.fetch.egress import Egress, Reach
+from crawler.fetch.proxy import Proxy
+
+KEEP_S = 5.0
+"""How long a connection waits for the next request."""
+MAX_IDLE = 256
+_HIGH_WATER = 256 * 1024
+
+
+class Route(msgspec.Struct, frozen=True):
+    """What a connection is opened for; one that was opened for another route is never used, however alike."""
+
+    scheme: str
+    host: str
+    port: int
+    reach: Reach
+    proxy: Proxy | None = None
+
+
+class Closed(Exception):
+    """The other side ended the connection, cleanly or not."""
+
+    def __init__(self, error: Exception | None) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Connection(asyncio.Protocol):
+    """One connection: bytes in the order they came, never more of them than a few hundred kilobytes at a time."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._waiter: asyncio.Future[None] | None = None
+        self._ended = False
+        self._error: Exception | None = None
+        self._asked = True
+        self._paused = False
+        self._transport: asyncio.Transport | None = None
+        self.used = False
+        """Whether it has served a request before."""
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection, or TLS upon it, stands."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came; those that nobody asked for would be taken for the next answer."""
+        if not self._asked:
+            self.close()
+            return
+        self._buffer += data
+        if len(self._buffer) > _HIGH_WATER and not self._paused and self._transport:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> bool:
+        """The other side will send no more."""
+        self._ended = True
+        self._wake()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._ended = True
+        self._error = self._error or exc
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # What the client calls
+
+    def send(self, data: bytes) -> None:
+        """Send a request; from now on bytes are expected."""
+        assert self._transport
+        self._asked = True
+        self._transport.write(data)
+
+    async def more(self) -> bytearray:
+        """What has come since, at least a byte; raises `Closed` at the end."""
+        while not self._buffer:
+            if self._ended:
+                raise Closed(self._error)
+            self._resume()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        data, self._buffer = self._buffer, bytearray()
+        self._resume()
+        return data
+
+    def _resume(self) -> None:
+        if self._paused and self._transport and not self._ended:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def unread(self, data: bytearray) -> None:
+        """Put back what belongs to the next answer."""
+        self._buffer[:0] = data
+
+    async def head(self, spent: int = 0) -> tuple[wire.Head, bytearray]:
+        """The next head and what came with it; `spent` bytes of other heads count against the limit."""
+        data, start, searched, end = bytearray(), -1, 0, -1
+        while end < 0:
+            if len(data) + spent > wire.MAX_HEAD:
+                raise too_much_head()
+            try:
+                data += await self.more()
+            except Closed as closed:
+                if not data:
+                    raise
+                if start < 0:
+                    raise wire.not_http(data) from None
+                raise FetchError("truncated", "the connection ended within the answer's head") from closed.error
+            start = wire.start_of_head(data)
+            if start >= 0:
+                end = wire.end_of_head(data, max(start, searched))
+                searched = len(data) - 2
+            elif len(data) >= wire.SLOP:
+                raise wire.not_http(data)
+        if end + spent > wire.MAX_HEAD:
+            raise too_much_head()
+        return wire.parse_head(data[start:end]), data[end:]
+
+    async def upgrade(self, context: ssl.SSLContext, host: str) -> None:
+        """Put TLS upon a connection through a proxy."""
+        assert self._transport
+        if self._buffer:
+            raise FetchError("bad_response", "the proxy sent bytes before TLS began")
+        if self._ended or self._transport.is_closing():
+            raise ConnectionResetError("the connection ended before TLS began")
+        loop = asyncio.get_running_loop()
+        transport = await loop.start_tls(self._transport, self, context, server_hostname=host)
+        if transport is None:
+            raise ConnectionResetError("the connection ended before TLS began")
+        self._transport = transport
+
+    def rest(self) -> bool:
+        """Stop expecting bytes; whether the connection can serve another request."""
+        self._asked, self.used = False, True
+        return not (self._buffer or self._ended or self._transport is None or self._transport.is_closing())
+
+    def is_quiet(self) -> bool:
+        """Whether an idle connection still stands and nothing has come meanwhile, not even unread by the loop."""
+        if self._transport is None or self._transport.is_closing() or self._ended or self._buffer:
+            return False
+        plain = self._transport.get_extra_info("socket")
+        poll = select.poll()
+        poll.register(plain.fileno(), select.POLLIN)
+        return not poll.poll(0)
+
+    def close(self) -> None:
+        """End it at once."""
+        self._ended = True
+        if self._transport:
+            self._transport.abort()
+
+
+def too_much_head() -> FetchError:
+    """The error for headers without measure."""
+    return FetchError("headers_too_large", f"the answer's headers are larger than {wire.MAX_HEAD:,} bytes")
+
+
+class Pool:
+    """Connections by their route."""
+
+    def __init__(self, egress: Egress) -> None:
+        self._egress = egress
+        self._idle: OrderedDict[Connection, tuple[Route, asyncio.TimerHandle]] = OrderedDict()
+        self._by_route: dict[Route, list[Connection]] = {}
+        self._context: ssl.SSLContext | None = None
+
+    def take(self, route: Route) -> Connection | None:
+        """An idle connection of a route, the one used last."""
+        while kept := self._by_route.get(route):
+            connection = kept[-1]
+            self._forget(connection)
+            if connection.is_quiet():
+                return connection
+            connection.close()
+        return None
+
+    def give(self, route: Route, connection: Connection) -> None:
+        """Keep a connection for a moment."""
+        if not connection.rest():
+            connection.close()
+            return
+        timer = asyncio.get_running_loop().call_later(KEEP_S, self._expire, connection)
+        self._idle[connection] = (route, timer)
+        self._by_route.setdefault(route, []).append(connection)
+        if len(self._idle) > MAX_IDLE:
+            self._expire(next(iter(self._idle)))
+
+    def _expire(self, connection: Connection) -> None:
+        self._forget(connection)
+        connection.close()
+
+    def _forget(self, connection: Connection) -> None:
+        route, timer = self._idle.pop(connection)
+        timer.cancel()
+        kept = self._by_route[route]
+        kept.remove(connection)
+        if not kept:
+            del self._by_route[route]
+
+    async def open(self, route: Route) -> Connection:
+        """A new connection, with TLS where the route says so."""
+        connection = Connection()
+        try:
+            await self._open(route, connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    async def _open(self, route: Route, connection: Connection) -> None:
+        proxy = route.proxy
+        if proxy is None:
+            await self._dial(connection, route.host, route.port, route.reach, route.scheme == "https")
+            return
+        try:
+            await self._dial(connection, proxy.host, proxy.port, Reach.OPERATOR, tls=False)
+        except OSError as error:
+            raise FetchError("connection", f"the proxy {proxy} cannot be reached ({error})") from None
+        if route.scheme == "https":
+            await self._tunnel(connection, route, proxy)
+
+    async def _dial(self, connection: Connection, host: str, port: int, reach: Reach, tls: bool) -> None:
+        loop = asyncio.get_running_loop()
+        context = await self._tls() if tls else None
+        dialled = await self._egress.dial(host, port, reach)
+        factory: Callable[[], Connection] = lambda: connection  # noqa: E731 - what asyncio wants is a factory
+        try:
+            await loop.create_connection(
+                factory, sock=dialled, ssl=context, server_hostname=server_name(host) if context else None
+            )
+        except BaseException:
+            with suppress(OSError):
+                dialled.close()
+            raise
+
+    async def _tunnel(self, connection: Connection, route: Route, proxy: Proxy) -> None:
+        target = f"{route.host}:{route.port}"
+        lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", *proxy_headers(proxy), "", ""]
+        connection.send("\r\n".join(lines).encode("latin-1"))
+        try:
+            head, rest = await connection.head()
+        except Closed as closed:
+            raise FetchError("connection", f"the proxy {proxy} ended the connection") from closed.error
+        if not 200 <= head.status < 300:
+            passing = head.status >= 500 or head.status in (408, 429)
+            raise FetchError(
+                "connection" if passing else "proxy", f"the proxy {proxy} answered {head.status} {head.reason[:100]!r}"
+            )
+        if rest:
+            raise FetchError("bad_response", f"the proxy {proxy} sent bytes before TLS began")
+        await connection.upgrade(await self._tls(), server_name(route.host))
+
+    async def _tls(self) -> ssl.SSLContext:
+        if self._context is None:
+            self._context = await asyncio.to_thread(_verified)  # reads the certificates of the system
+        return self._context
+
+    def close(self) -> None:
+        """End all idle connections."""
+        for connection in list(self._idle):
+            self._expire(connection)
+
+
+def _verified() -> ssl.SSLContext:
+    """TLS as it must be: certificates checked against the system's, or those of SSL_CERT_FILE and SSL_CERT_DIR."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def server_name(host: str) -> str:
+    """The name that a certificate must bear."""
+    return host.strip("[]").rstrip(".")
+
+
+def proxy_headers(proxy: Proxy) -> list[str]:
+    """What a proxy wants to hear beside the request."""
+    if not proxy.user_password:
+        return []
+    return [f"Proxy-Authorization: Basic {base64.b64encode(proxy.user_password.encode()).decode()}"]

@@ -1,0 +1,167 @@
+"""robots.txt as RFC 9309 has it: asked for once per host and machine, kept for a while, obeyed."""
+
+import asyncio
+import fcntl
+import logging
+import os
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+from protego import Protego
+
+from crawler.errors import FetchError
+from crawler.fetch import charset
+from crawler.models import Page
+
+MAX_BYTES = 500_000
+"""What is read of a robots.txt; what lies behind that does not count."""
+FRESH_S, UNREACHABLE_S = 3600.0, 60.0
+"""How long rules hold, and how long a server in trouble is not asked again."""
+MAX_HOSTS = 2_000
+LOOK_S = 0.05
+PRODUCT = "crawler"
+_AWAY = frozenset({"connection", "timeout", "dns", "tls", "tls_broken_off", "truncated", "bad_response"})
+"""What keeps the page itself from being fetched, too, and is its failure."""
+
+Fetch = Callable[[str], Awaitable[Page]]
+
+logging.getLogger("protego").setLevel(logging.WARNING)
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host's robots.txt says, as it is kept in a file: `text` is empty where all is allowed."""
+
+    origin: str
+    at: float
+    status: int
+    text: str = ""
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether the server could not tell: then nothing is allowed for now. A missing file allows everything."""
+        return self.status >= 500 or self.status == 429
+
+    def is_fresh(self, now: float) -> bool:
+        """Whether it still holds."""
+        return 0 <= now - self.at < (UNREACHABLE_S if self.unreachable else FRESH_S)
+
+
+class Rules:
+    """A robots.txt, ready to be asked."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self._parsed = Protego.parse(answer.text) if answer.text else None
+
+    def allow(self, url: str, agent: str) -> bool:
+        """Whether this program may fetch the URL under that name."""
+        return self._parsed is None or self._parsed.can_fetch(url, agent)
+
+    def crawl_delay_s(self, agent: str) -> float:
+        """The seconds between requests that it asks for; 0 where it asks for none."""
+        return float((self._parsed.crawl_delay(agent) if self._parsed else None) or 0.0)
+
+
+class Robots:
+    """The robots.txt of all hosts, shared by the processes of this machine through a folder."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self._folder, self._clock = folder, clock
+        self._rules: OrderedDict[str, Rules] = OrderedDict()
+        self._asked: dict[str, asyncio.Task[Rules]] = {}
+
+    async def check(self, url: str, user_agent: str, fetch: Fetch) -> float:
+        """Raise where robots.txt does not let the URL be fetched; returns the Crawl-delay that it asks for."""
+        agent = product(user_agent)
+        origin = "{0.scheme}://{0.netloc}".format(urlsplit(url))
+        rules = self.known(origin) or await self._learn(origin, fetch)
+        if rules.answer.unreachable:
+            status = rules.answer.status
+            raise FetchError("robots_unreachable", f"{origin}/robots.txt answered {status}, so nothing is fetched yet")
+        if not rules.allow(url, agent):
+            raise FetchError("robots", f"{origin}/robots.txt does not let {agent} fetch this page")
+        return rules.crawl_delay_s(agent)
+
+    def known(self, origin: str) -> Rules | None:
+        """What this process knows of a host already, if it still holds."""
+        rules = self._rules.get(origin)
+        return rules if rules and rules.answer.is_fresh(self._clock()) else None
+
+    async def _learn(self, origin: str, fetch: Fetch) -> Rules:
+        """Once at a time for each host in this process: whoever comes second waits for the first."""
+        task = self._asked.get(origin)
+        if task is None:
+            task = self._asked[origin] = asyncio.ensure_future(self._find(origin, fetch))
+            task.add_done_callback(lambda _: self._asked.pop(origin, None))
+        return await asyncio.shield(task)
+
+    async def _find(self, origin: str, fetch: Fetch) -> Rules:
+        path = self._folder / sha256(origin.encode()).hexdigest()[:32]
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while True:
+                mine = _try_lock(lock)  # one process of the machine asks, and the kernel frees the lock of a killed one
+                answer = _read(path, origin)
+                if answer is not None and answer.is_fresh(self._clock()):
+                    break
+                if mine:
+                    answer = await self._ask(origin, fetch)
+                    _write(path, answer)
+                    break
+                await asyncio.sleep(LOOK_S)
+        finally:
+            os.close(lock)
+        rules = self._rules[origin] = Rules(answer)
+        self._rules.move_to_end(origin)
+        if len(self._rules) > MAX_HOSTS:
+            self._rules.popitem(last=False)
+        return rules
+
+    async def _ask(self, origin: str, fetch: Fetch) -> Answer:
+        try:
+            page = await fetch(f"{origin}/robots.txt")
+        except FetchError as error:
+            if error.reason in _AWAY:
+                raise
+            return Answer(origin=origin, at=self._clock(), status=404)  # a file that cannot be had, such as in a loop
+        text = ""
+        if 200 <= page.status < 300:
+            text = charset.decode(page.body[:MAX_BYTES], "text/plain; charset=utf-8")[0].removeprefix("\ufeff")
+        return Answer(origin=origin, at=self._clock(), status=page.status, text=text)
+
+
+def product(user_agent: str) -> str:
+    """The name that rules are looked up by: of our own agent ours, else the first word of what was given."""
+    if PRODUCT in user_agent:
+        return PRODUCT
+    match = re.match(r"[A-Za-z_-]+", user_agent)
+    return match[0] if match else PRODUCT
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read(path: Path, origin: str) -> Answer | None:
+    try:
+        answer = msgspec.json.decode(path.read_bytes(), type=Answer)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return answer if answer.origin == origin else None
+
+
+def _write(path: Path, answer: Answer) -> None:
+    hidden = path.with_suffix(f".{os.getpid()}")
+    hidden.write_bytes(msgspec.json.encode(answer))
+    hidden.rename(path)

@@ -1,0 +1,210 @@
+"""What a visitor would see of a page: its title and headings, its own words, its forms; all of it bounded."""
+
+from itertools import islice
+
+import msgspec
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+RICH = 1_200
+"""So many characters of own text make a page that is looked at no further, unless its title or a heading is odd."""
+FULL = 2_400
+"""The same for text and links together."""
+MOST_NODES = 20_000
+MOST_TEXT, MOST_PIECE, MOST_HEADING, MOST_LISTED = 6_000, 2_000, 300, 60
+MOST_HEADINGS, MOST_SECOND_HEADINGS = 4, 2
+MOST_INSIDE, MOST_WAITING_WORDS, MOST_LABEL = 100, 60, 30
+
+_OWN, _FRAME, _CONTROL = range(3)
+_ZONES = {
+    "header": _FRAME,
+    **dict.fromkeys(("label", "button", "select", "option", "textarea", "legend"), _CONTROL),
+}
+_UNSEEN = frozenset({"script", "style", "noscript", "template", "svg", "math"})
+_SKIPPED = _UNSEEN | {"nav", "footer", "aside", "menu", "iframe", "object", "canvas", "video", "audio"}
+_CELLS = frozenset({"td", "dd", "dt"})
+# Servers that stream put what comes late into hidden parts (S:0, S:1 …), which a script then moves to their places.
+_HIDDEN = '[hidden]:not([id^="S:"]), [style*="display:none" i], [style*="display: none" i]'
+_BUTTON_TYPES = frozenset({"submit", "button", "image"})
+_SILENT_TYPES = frozenset({"hidden", "checkbox", "radio", "reset", "search"})
+_MOUNTS = ", ".join(
+    [f"#{name}" for name in ("root", "app", "__next", "__nuxt", "___gatsby", "svelte", "react-root", "app-root")]
+    + [f"#{name}" for name in ("application", "main-app", "q-app", "ember-app", "viewDiv", "jimu-layout-manager")]
+    + [f"#{name}" for name in ("app-container", "react-app", "vue-app", "contentMain", "main")]
+    + ["app-root", "app-component", "ion-app", "my-app"]
+)
+
+
+class Sight(msgspec.Struct):
+    """What is seen, growing while the page is walked; texts are in lower case with single spaces."""
+
+    title: str = ""
+    headings: list[str] = []
+    """Those that speak for the whole page: the highest, and a second order of which there are few."""
+    pieces: list[str] = []
+    """The page's own words, outside menus, links and controls."""
+    own: int = 0
+    """Their number of characters."""
+    parts: int = 0
+    """In how many pieces of text they are."""
+    framed: list[str] = []
+    """What stands in headers, but in no link."""
+    linked: int = 0
+    links: int = 0
+    """Those outside headers, footers and menus."""
+    labels: list[str] = []
+    """The short ones of their texts, as they are."""
+    cells: int = 0
+    images: int = 0
+    frames: int = 0
+    buttons: list[str] = []
+    fields: int = 0
+    """What a visitor can fill in, passwords and searches apart."""
+    passwords: int = 0
+    hidden_fields: list[str] = []
+    mounts: int = 0
+    """Elements that a script is to fill, and that are empty."""
+
+    @property
+    def lines(self) -> list[str]:
+        """Title and headings."""
+        return [self.title, *self.headings]
+
+    @property
+    def text(self) -> str:
+        """The beginning of the page's own words."""
+        return squashed(" ".join(self.pieces))[:MOST_TEXT]
+
+    @property
+    def rich(self) -> bool:
+        """Whether there is so much to read that only a title can make it a wall."""
+        return self.own >= RICH or self.own + self.linked >= FULL
+
+
+def squashed(text: str) -> str:
+    """Lower case, single spaces, and one kind of apostrophe."""
+    return " ".join(text.lower().replace("’", "'").replace("‘", "'").split())
+
+
+def glance(tree: LexborHTMLParser) -> Sight:
+    """A look that ends as soon as the page has shown enough to read."""
+    title = tree.css_first("head > title, body > title")
+    sight = Sight(title=squashed(title.text()[:MOST_HEADING]) if title else "", headings=_headings(tree, frozenset()))
+    _walk(sight, tree.body, True, frozenset())
+    return sight
+
+
+def look(tree: LexborHTMLParser, glanced: Sight) -> Sight:
+    """A look at the whole page, hidden parts left out."""
+    hidden = frozenset(node.mem_id for node in tree.css(_HIDDEN))
+    sight = glanced
+    if hidden or glanced.rich:
+        sight = Sight(title=glanced.title, headings=_headings(tree, hidden))
+        _walk(sight, tree.body, False, hidden)
+    _note_controls(sight, tree, hidden)
+    return sight
+
+
+def _headings(tree: LexborHTMLParser, hidden: frozenset[int]) -> list[str]:
+    first, second = tree.css("h1")[:MOST_HEADINGS], tree.css("h2")
+    nodes = first + (second if len(second) <= MOST_SECOND_HEADINGS or not first else [])[:MOST_HEADINGS]
+    nodes = nodes or tree.css("h3, h4, h5")[:MOST_HEADINGS]
+    return [squashed(node.text()[:MOST_HEADING]) for node in nodes if not _is_within(node, hidden)]
+
+
+def _walk(sight: Sight, top: LexborNode | None, in_haste: bool, hidden: frozenset[int]) -> None:
+    """Read the body's text, piece by piece."""
+    stack: list[tuple[LexborNode, int]] = []
+    node, zone = top.child if top else None, _OWN
+    for _ in range(MOST_NODES):
+        while node is None:
+            if not stack:
+                return
+            node, zone = stack.pop()
+        tag = node.tag or ""
+        if tag == "-text":
+            _read(sight, node.text_content or "", zone)
+            if in_haste and sight.rich:
+                return
+            node = node.next
+            continue
+        after = node.next
+        if tag == "a":
+            sight.links += zone == _OWN
+            words = node.text().strip()
+            sight.linked += len(words)
+            if len(words) <= MOST_LABEL and len(sight.labels) < MOST_LISTED:
+                sight.labels.append(words)
+            node = after
+            continue
+        inner = None if tag in _SKIPPED or (hidden and node.mem_id in hidden) else node.child
+        if inner is not None:
+            if after is not None:
+                stack.append((after, zone))
+            sight.cells += tag in _CELLS
+            if zone <= _FRAME:
+                zone = _ZONES.get(tag, zone)
+            after = inner
+        node = after
+
+
+def _read(sight: Sight, words: str, zone: int) -> None:
+    words = " ".join(words[:MOST_PIECE].split())
+    if not words:
+        return
+    if zone == _OWN:
+        sight.own += len(words)
+        sight.parts += 1
+        if sight.own < MOST_TEXT or sight.parts < MOST_LISTED:
+            sight.pieces.append(words)
+    elif zone == _FRAME and len(sight.framed) < MOST_LISTED:
+        sight.framed.append(words[:MOST_HEADING])
+
+
+def _note_controls(sight: Sight, tree: LexborHTMLParser, hidden: frozenset[int]) -> None:
+    """Take down what a visitor can fill in, press or look at."""
+    for node in tree.css("input, button, textarea, select")[:MOST_LISTED]:
+        if node.tag == "input" and (node.attributes.get("type") or "").lower() == "hidden":
+            sight.hidden_fields.append((node.attributes.get("name") or "").lower()[:MOST_HEADING])
+        elif not _is_within(node, hidden):
+            _note_control(sight, node)
+    sight.images = len(tree.css("img"))
+    frames = tree.css("iframe, frame, object, embed")[:MOST_LISTED]
+    sight.frames = sum(not (frame.parent and frame.parent.tag == "noscript") for frame in frames)
+    sight.mounts = sum(map(_is_empty, tree.css(_MOUNTS)[:MOST_HEADINGS]))
+
+
+def _note_control(sight: Sight, node: LexborNode) -> None:
+    kind = (node.attributes.get("type") or "text").lower()
+    if node.tag == "button":
+        sight.buttons.append(squashed(node.text()[:MOST_HEADING]))
+    elif node.tag != "input":
+        sight.fields += 1
+    elif kind == "password":
+        sight.passwords += 1
+    elif kind in _BUTTON_TYPES:
+        sight.buttons.append(squashed((node.attributes.get("value") or "")[:MOST_HEADING]))
+    elif kind not in _SILENT_TYPES:
+        sight.fields += 1
+
+
+def _is_within(node: LexborNode, hidden: frozenset[int]) -> bool:
+    """Whether an element lies in one of these."""
+    if not hidden:
+        return False
+    outer: LexborNode | None = node
+    for _ in range(MOST_INSIDE):
+        if outer is None:
+            return False
+        if outer.mem_id in hidden:
+            return True
+        outer = outer.parent
+    return False
+
+
+def _is_empty(node: LexborNode) -> bool:
+    """Whether there is nothing in it but perhaps a word or two, such as “Loading”."""
+    size = 0
+    for inner in islice(node.traverse(include_text=True), MOST_INSIDE):
+        if inner.is_text_node and not ((parent := inner.parent) and parent.tag in _UNSEEN):
+            size += len((inner.text_content or "").strip())
+    return size <= MOST_WAITING_WORDS

@@ -1,0 +1,303 @@
+-- One permit, asked for or reported, in one atomic step; `memory.py` is its twin, step by step.
+--
+-- permit:$domain
+--   A hash with all that the fleet shares about a domain. Times are seconds since 1970 by the server's own clock.
+--     seen                  when the hash was touched last; a clock that was set back is noticed by it
+--     tat                   when the next request may be booked for, at the earliest
+--     cursor                the turn that the next refused asker is told
+--     busy                  how many askers were refused because all places were taken
+--     last, last_n, step    whose the last bookings are, how many in a row, and how far apart
+--     interval, at_a_time   the rule that was asked with last
+--     held:$holder          "count expiry": requests in flight and the end of the lease on them
+--     state                 CLOSED (or absent), OPEN or HALF_OPEN
+--     failures, last_block  blocks in a row, and the kind of the last
+--     opened_at, open_until, open_for
+--                           when the circuit opened, when it lets a probe through, how long that takes this time
+--     probe, probe_until    who has the only probe, and until when it is believed to be alive
+--     slowed, baseline      the factor of adaptive slowing, and the moving average of latencies
+--     crawl_delay           seconds between requests that robots.txt asks for
+--     not_before            the end of a Retry-After
+--
+-- permit-epoch
+--   When this database was first asked for a permit. While it is young, requests may be on their way that were
+--   booked before Redis was emptied.
+--
+-- ARGV: verb, holder, requests of the holder in flight, now (empty: the server's clock), then by verb
+--   ask     interval, at_a_time, wish, ahead, 1 if places are taken else 0
+--   report  interval, fail_max, good (1, 0 or empty), block, latency, retry_after, crawl_delay, ended (1 or 0), unused
+--   renew, reset, forget (the holder in question is `holder`)
+-- Names in capitals are the constants of `permit.py`; they are put before this text.
+
+local key, epoch_key = KEYS[1], KEYS[2]
+local verb, holder, held, given = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+
+local now = tonumber(given)
+if not now then
+  local time = redis.call('TIME')
+  now = tonumber(time[1]) + tonumber(time[2]) / 1e6
+end
+
+local fields, puts, drops = {}, {}, {}
+local flat = redis.call('HGETALL', key)
+for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
+local known = #flat > 0
+
+local function text(number) return string.format('%.17g', number) end
+local function number(name, default) return tonumber(fields[name]) or default end
+local function put(name, value)
+  value = type(value) == 'number' and text(value) or value
+  fields[name] = value
+  puts[name], drops[name] = value, nil
+end
+local function drop(...)
+  for _, name in ipairs({...}) do
+    if fields[name] then
+      fields[name] = nil
+      puts[name], drops[name] = nil, true
+    end
+  end
+end
+
+local leases = {}
+for name, value in pairs(fields) do
+  local who = string.match(name, '^held:(.*)$')
+  if who then
+    local count, expiry = string.match(value, '^(%S+) (%S+)$')
+    leases[who] = {tonumber(count), tonumber(expiry)}
+  end
+end
+
+-- A clock that is set back must not make the domain wait for the time to come round again.
+local back = number('seen', now) - now
+if back > 0 then
+  for _, name in ipairs({'tat', 'cursor', 'opened_at', 'open_until', 'probe_until', 'not_before'}) do
+    if fields[name] then put(name, number(name) - back) end
+  end
+  for who, lease in pairs(leases) do
+    lease[2] = lease[2] - back
+    put('held:' .. who, lease[1] .. ' ' .. text(lease[2]))
+  end
+end
+for who, lease in pairs(leases) do
+  if lease[2] <= now then
+    leases[who] = nil
+    drop('held:' .. who)
+  end
+end
+
+local function hold(count)
+  if count > 0 then
+    put('held:' .. holder, count .. ' ' .. text(now + LEASE_S))
+  else
+    drop('held:' .. holder)
+  end
+end
+
+local function write()
+  put('seen', now)
+  local gone, set = {}, {}
+  for name in pairs(drops) do gone[#gone + 1] = name end
+  for name, value in pairs(puts) do
+    set[#set + 1] = name
+    set[#set + 1] = value
+  end
+  if #gone > 0 then redis.call('HDEL', key, unpack(gone)) end
+  redis.call('HSET', key, unpack(set))
+  redis.call('PEXPIRE', key, string.format('%.0f', (KEEP_S + math.max(0, number('tat', now) - now)) * 1000))
+end
+
+local function spacing(interval)
+  local seconds = math.max(interval, number('crawl_delay', 0)) / HEADROOM
+  if interval > 0 then seconds = seconds * number('slowed', 1) end
+  return seconds
+end
+
+-- When the database began, as far as anyone knows.
+local function epoch()
+  local began = tonumber(redis.call('GET', epoch_key))
+  if not began or began > now then
+    began = now
+    redis.call('SET', epoch_key, text(now))
+  end
+  return began
+end
+
+local function ask(interval, at_a_time, wish, ahead, takes)
+  local starts, step = {}, spacing(interval)
+  local function answer(why, wait)
+    hold(takes and held + #starts or held)
+    put('interval', interval)
+    put('at_a_time', at_a_time)
+    write()
+    local reply = {text(now), why, text(wait), text(step)}
+    for i = 1, #starts do reply[i + 4] = text(starts[i]) end
+    return reply
+  end
+
+  local began = epoch()
+  local state, probing = fields.state or 'CLOSED', false
+  if state == 'OPEN' then
+    if now < number('open_until', 0) then return answer('open', number('open_until') - now) end
+    probing = true
+  elseif state == 'HALF_OPEN' then
+    local alive = fields.probe and number('probe_until', 0) > now
+    -- A request that takes the place of the probe belongs to it: a redirect.
+    if alive and (takes or fields.probe ~= holder) then return answer('open', PROBE_WAIT_S) end
+    probing = true
+  end
+  if now < number('not_before', 0) then return answer('retry after', number('not_before') - now) end
+
+  local most, why = wish, ''
+  if probing and most > 1 then most, why = 1, 'open' end
+  if at_a_time > 0 and takes then
+    local free = at_a_time - held
+    for who, lease in pairs(leases) do
+      if who ~= holder then free = free - lease[1] end
+    end
+    if free < most then most, why = math.max(free, 0), 'at a time' end
+  end
+
+  local tat, just_begun = number('tat'), false
+  if step > 0 then
+    if not tat then
+      -- What was booked before Redis was emptied ends by then.
+      tat = began + AHEAD_S + step
+      just_begun = tat > now
+    end
+    local batch = math.max(1, math.floor(BATCH_S / step))
+    if most > batch then most, why = batch, 'rate' end
+    for _ = 1, most do
+      local start = math.max(now, tat)
+      if start - now > ahead then
+        why = just_begun and 'just begun' or 'rate'
+        break
+      end
+      starts[#starts + 1] = start - now
+      tat = start + step
+    end
+    if #starts > 0 then
+      local same = fields.last == holder and number('step') == step
+      put('last_n', (same and number('last_n') or 0) + #starts)
+      put('last', holder)
+      put('step', step)
+      put('tat', tat)
+    end
+  else
+    for i = 1, most do starts[i] = 0 end
+  end
+
+  if probing and #starts > 0 then
+    put('state', 'HALF_OPEN')
+    put('probe', holder)
+    put('probe_until', now + LEASE_S)
+  end
+  if #starts == wish then return answer('', 0) end
+  if why == 'open' then return answer(why, PROBE_WAIT_S) end
+  if why == 'at a time' then
+    local busy = number('busy', 0)
+    put('busy', (busy + 1) % BUSY_STEPS)
+    return answer(why, BUSY_S * (busy + 1))
+  end
+  -- Each refused asker gets a turn of its own, so that they do not all come for the one request that gets free.
+  local free = math.max(now, tat - ahead)
+  local wanted = math.min(wish - #starts, math.max(1, math.floor(BATCH_S / step)))
+  local turn = math.max(number('cursor', 0), free) + math.min((wanted - 1) * step, ahead / 2)
+  if turn > free + SPREAD_S then return answer(why, free + SPREAD_S - now) end
+  put('cursor', turn + step)
+  return answer(why, turn - now)
+end
+
+local function open(seconds)
+  put('state', 'OPEN')
+  put('opened_at', now)
+  put('open_until', now + seconds)
+  put('open_for', seconds)
+  drop('probe', 'probe_until')
+end
+
+-- Whether the report counts: one of a request that ended after the circuit opened says nothing new.
+local function judge(fail_max, good, block, ended)
+  local state = fields.state or 'CLOSED'
+  local failures = number('failures', 0)
+  if state == 'CLOSED' then
+    if block ~= '' then
+      put('failures', failures + 1)
+      put('last_block', block)
+      if failures + 1 >= fail_max then open(OPEN_S) end
+    elseif good == '1' then
+      put('failures', 0)
+    end
+    return true
+  end
+  if state ~= 'HALF_OPEN' or fields.probe ~= holder then return false end
+  if block ~= '' or good == '0' then
+    put('failures', failures + 1)
+    if block ~= '' then put('last_block', block) end
+    open(math.min(number('open_for', OPEN_S) * 2, OPEN_MOST_S))
+  elseif good == '1' then
+    drop('state', 'failures', 'last_block', 'opened_at', 'open_until', 'open_for', 'probe', 'probe_until')
+  elseif ended then
+    drop('probe', 'probe_until')
+  end
+  return true
+end
+
+local function adapt(good, block, latency)
+  local slowed, baseline = number('slowed', 1), number('baseline', 0)
+  if block ~= '' or good == '0' then
+    slowed = math.min(SLOWED_MOST, slowed * SLOWED_BY_BLOCK)
+  elseif good == '1' then
+    if baseline > 0 and latency > math.max(SLOW_S, SLOW_TIMES * baseline) then
+      slowed = math.min(SLOWED_MOST, slowed * SLOWED_BY_LATENCY)
+    else
+      slowed = math.max(1, slowed * RECOVERY)
+    end
+    if latency > 0 then
+      put('baseline', baseline > 0 and baseline + BASELINE_SHARE * (latency - baseline) or latency)
+    end
+  end
+  put('slowed', slowed)
+end
+
+local function report(interval, fail_max, good, block, latency, retry_after, crawl_delay, ended, unused)
+  hold(held)
+  local tat, step = number('tat', 0), number('step', 0)
+  if unused > 0 and fields.last == holder and unused <= number('last_n', 0) and tat - unused * step >= now then
+    put('tat', tat - unused * step)
+    put('last_n', number('last_n') - unused)
+  end
+  if judge(fail_max, good, block, ended) and interval > 0 then adapt(good, block, latency) end
+  if retry_after > 0 then put('not_before', math.max(number('not_before', 0), now + retry_after)) end
+  if crawl_delay > 0 then put('crawl_delay', crawl_delay) elseif crawl_delay < 0 then drop('crawl_delay') end
+  write()
+  return 1
+end
+
+-- Forgets what is known, but neither what is in flight nor what is booked: the limits hold during a reset too.
+local function reset()
+  if not known then return 0 end
+  drop('state', 'failures', 'last_block', 'opened_at', 'open_until', 'open_for', 'probe', 'probe_until')
+  drop('slowed', 'baseline', 'crawl_delay', 'not_before')
+  if next(leases) == nil and number('tat', 0) <= now then redis.call('DEL', key) else write() end
+  return 1
+end
+
+if verb == 'ask' then
+  return ask(tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9] == '1')
+elseif verb == 'report' then
+  return report(tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]),
+    tonumber(ARGV[11]), ARGV[12] == '1', tonumber(ARGV[13]))
+elseif verb == 'reset' then
+  return reset()
+elseif verb == 'forget' then
+  if known then
+    hold(0)
+    if fields.probe == holder then drop('probe', 'probe_until') end
+    write()
+  end
+elseif held > 0 then -- renew, also where Redis was emptied meanwhile
+  hold(held)
+  if fields.probe == holder then put('probe_until', now + LEASE_S) end
+  write()
+end
+return 1

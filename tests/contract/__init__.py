@@ -1,0 +1,1 @@
+"""One suite per seam, over all that keep its contract."""

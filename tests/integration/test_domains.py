@@ -1,0 +1,73 @@
+"""`crawler domains`: live state in words and as facts, and how to forget it."""
+
+import json
+
+import pytest
+import redis
+
+from crawler.models import Rule
+from crawler.resilience.permit import Ask, Report
+from crawler.resilience.redis_rate_limiter import RedisRateLimiter, address
+from tests.support.stack import Folder
+
+
+@pytest.fixture
+def permit(folder: Folder, redis_url: str) -> RedisRateLimiter:
+    """A worker's permit on an empty Redis, which the commands of the folder see."""
+    redis.Redis.from_url(address(redis_url, 2)).flushdb()
+    folder.env["REDIS_URL"] = redis_url
+    permit = RedisRateLimiter(redis_url, 2, "worker", 2)
+    permit.nothing_booked()
+    return permit
+
+
+def test_domains_shows_limits_and_troubles(folder: Folder, permit: RedisRateLimiter) -> None:
+    """Those in trouble come first, with the reason and the time; the same as facts with --json."""
+    rule = Rule(interval_s=0.05, at_a_time=8)
+    empty = folder.crawler("domains")
+    permit.ask([Ask(domain="a.example", rule=rule), Ask(domain="b.example", rule=Rule(interval_s=30))])
+    permit.report([Report(domain="b.example", rule=rule, slots=0, crawl_delay_s=45, retry_after_s=120, good=False)])
+    permit.report([Report(domain="z.example", rule=Rule(), slots=0, block="captcha")] * 2)
+    shown = folder.crawler("domains")
+    facts = json.loads(folder.crawler("domains", "list", "--json").stdout)
+    short = json.loads(folder.crawler("domains", "--json").stdout)
+
+    assert empty.returncode == 0
+    assert empty.stdout.startswith("Nothing is known")
+    lines = shown.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["z.example", "b.example", "a.example"]
+    assert "circuit open until" in lines[1]
+    assert lines[1].endswith("because captcha")
+    assert "2/m, Crawl-delay 45 s" in lines[2]
+    assert "Retry-After: until" in lines[2]
+    assert "slowed down 1.5 times" in lines[2]
+    assert "20/s, 8 at a time" in lines[3]
+    assert lines[3].split()[-2:] == ["1", "well"]
+    assert [known["domain"] for known in facts] == ["a.example", "b.example", "z.example"]
+    assert facts[2]["state"] == "OPEN"
+    assert (facts[2]["last_block"], facts[2]["failures"]) == ("captcha", 2)
+    assert {known["domain"] for known in short} == {known["domain"] for known in facts}
+
+
+def test_a_reset_lets_a_domain_be_asked_again(folder: Folder, permit: RedisRateLimiter) -> None:
+    """The circuit is closed at once; a name that is not known gets the nearest one that is."""
+    permit.report([Report(domain="county.example", rule=Rule(), slots=0, block="captcha")] * 2)
+    wrong = folder.crawler("domains", "reset", "county.exmaple")
+    before = permit.can_request("county.example")
+    done = folder.crawler("domains", "reset", "county.example")
+    after = permit.can_request("county.example")
+
+    assert wrong.returncode == 2
+    assert "did you mean county.example?" in wrong.stderr
+    assert (before, done.returncode, after) == (False, 0, True)
+    assert "county.example" in done.stdout
+
+
+def test_without_redis_one_line_says_so(folder: Folder) -> None:
+    """Where Redis does not answer, the command ends with 3 and one clear line."""
+    for words in (["domains"], ["domains", "list", "--json"], ["domains", "reset", "x.example"]):
+        done = folder.crawler(*words, REDIS_URL="redis://127.0.0.1:1/0")
+
+        assert done.returncode == 3
+        assert done.stderr.startswith("Error: Redis does not answer")
+        assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,243 @@
+"""The web as it is, through the whole corridor: robots.txt, limits, walls, unchanged pages, sessions."""
+
+import json
+import stat
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.pages import Answer, Pages, parcel
+from tests.support.stack import Folder, wait_for
+
+
+@pytest.fixture
+def pages() -> Iterator[Pages]:
+    """A site with ten good pages."""
+    with Pages() as site:
+        site.answers |= {f"/page/{n}": Answer(parcel(n)) for n in range(10)}
+        yield site
+
+
+def urls(pages: Pages, count: int = 10) -> list[str]:
+    """The URLs of the first good pages."""
+    return [f"{pages.url}/page/{n}" for n in range(count)]
+
+
+def test_what_robots_txt_forbids_is_skipped_and_said(folder: Folder, pages: Pages) -> None:
+    """Its refusals are recorded as such and shown; the file is asked for once, and can be ignored on demand."""
+    pages.answers["/robots.txt"] = Answer("User-agent: *\nDisallow: /page/3\n", headers={"Content-Type": "text/plain"})
+    file = folder.write("pages.txt", urls(pages))
+
+    done = folder.crawler("run", str(file), "--workers", "2")
+
+    assert done.returncode == 1, done.stderr
+    assert "1 skipped (1 by robots.txt)" in done.stderr
+    assert "1 skipped: robots" in done.stdout
+    assert sorted(pages.paths()) == sorted(f"/page/{n}" for n in range(10) if n != 3)
+    assert [asked.path for asked in pages.asked].count("/robots.txt") == 1
+    assert "does not let crawler fetch this page" in folder.crawler("why", f"{pages.url}/page/3").stdout
+
+    done = folder.crawler("run", str(file), "--job", "again", "--ignore-robots")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "/page/3" in pages.paths()
+
+
+def test_a_rate_is_kept_over_processes_and_the_audit_proves_it(folder: Folder, pages: Pages) -> None:
+    """Three processes on one domain at 5/s: the server's own log never shows more, and nor does the audit."""
+    pages.answers |= {f"/page/{n}": Answer(parcel(n)) for n in range(30)}
+    file = folder.write("pages.txt", urls(pages, 30))
+
+    done = folder.crawler("run", str(file), "--workers", "3", "--rate", "5/s")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "30 of them at 127.0.0.1: 5/s, 5 at a time" in done.stderr
+    asked = [each.at for each in pages.asked]
+    assert len(asked) == 31  # with robots.txt
+    assert max(sum(begin <= at < begin + 2 for at in asked) for begin in asked) <= 10
+    audit = folder.crawler("audit", "127.0.0.1")
+    assert audit.returncode == 0, audit.stdout
+    assert "31 requests" in audit.stdout
+    assert "No limit was broken." in audit.stdout
+
+
+def test_the_default_is_polite(folder: Folder, pages: Pages) -> None:
+    """Without a word about it, a domain gets two requests a second."""
+    del folder.env["CRAWLER_RATE"]
+    file = folder.write("pages.txt", urls(pages, 4))
+
+    done = folder.crawler("run", str(file), "--workers", "2")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    asked = [each.at for each in pages.asked]
+    assert asked[-1] - asked[0] >= 1.9  # robots.txt and four pages
+    [facts] = json.loads(folder.crawler("audit", "--json").stdout)
+    assert (facts["limits"], facts["breaches"]) == (["2/s, 2 at a time"], [])
+
+
+def test_a_redirect_takes_a_permit_too(folder: Folder, pages: Pages) -> None:
+    """Pages that each redirect once are asked for at half the pace: the server counts every request."""
+    for n in range(5):
+        pages.answers[f"/old/{n}"] = Answer("", 302, {"Location": f"/page/{n}"})
+    file = folder.write("pages.txt", [f"{pages.url}/old/{n}" for n in range(5)])
+
+    done = folder.crawler("run", str(file), "--rate", "5/s", "--ignore-robots")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    asked = [each.at for each in pages.asked]
+    assert len(asked) == 10
+    assert asked[-1] - asked[0] >= 1.7
+    [facts] = json.loads(folder.crawler("audit", "--json").stdout)
+    assert (facts["requests"], facts["breaches"]) == (10, [])
+
+
+def test_an_unchanged_page_is_stored_as_such(folder: Folder, pages: Pages) -> None:
+    """With its ETag known one asks for changes; 304 keeps the earlier record and stores no body."""
+    pages.answers["/page/1"] = Answer(parcel(1), headers={"ETag": '"one"'})
+    pages.answers["/page/2"] = Answer(parcel(2), headers={"ETag": '"two"'})
+    file = folder.write("pages.txt", urls(pages, 3))
+    assert folder.crawler("run", str(file)).returncode == 0
+    first = {result["url"]: result for result in folder.results()}
+
+    pages.answers["/page/2"] = Answer(parcel(2, "Otto Lindgren"), headers={"ETag": '"three"'})
+    assert folder.crawler("run", str(file)).returncode == 0
+
+    again = {result["url"]: result for result in folder.results()[3:]}
+    same, changed, plain = (again[url] for url in (urls(pages)[1], urls(pages)[2], urls(pages)[0]))
+    assert (same["verdict"], same["status_code"]) == ("unchanged", 304)
+    assert same["data"] == first[same["url"]]["data"]
+    assert same["raw"] == first[same["url"]]["raw"]
+    assert same["same_as"] == first[same["url"]]["task_id"]
+    assert (changed["verdict"], changed["data"]["fields"]["Owner"]) == ("ok", "Otto Lindgren")
+    assert (plain["verdict"], plain["same_as"]) == ("ok", first[plain["url"]]["task_id"])
+    timeline = folder.crawler("why", same["task_id"]).stdout
+    assert "verdict unchanged" in timeline
+    assert folder.crawler("doctor").returncode == 0
+
+
+def test_the_same_content_is_noted_and_kept(folder: Folder, pages: Pages) -> None:
+    """Two addresses with the same page are two results, and the second says so."""
+    pages.answers["/copy"] = Answer(parcel(1))
+    file = folder.write("pages.txt", [f"{pages.url}/page/1", f"{pages.url}/copy"])
+
+    assert folder.crawler("run", str(file)).returncode == 0
+
+    results = folder.results()
+    noted = [result["same_as"] for result in results]
+    assert len(results) == 2
+    assert noted.count(None) == 1
+    assert {result["task_id"] for result in results} >= {each for each in noted if each}
+
+
+def test_a_wall_is_never_a_success(folder: Folder, pages: Pages) -> None:
+    """A challenge dressed as 200 fails with its vendor, goes to quarantine, and leaves good pages alone."""
+    challenge = (
+        "<!DOCTYPE html><html><head><title>Just a moment...</title></head><body>"
+        "<h1>county.example</h1><p>Verifying you are human. This may take a few seconds.</p>"
+        '<script src="/cdn-cgi/challenge-platform/h/b/orchestrate/chl_page/v1"></script></body></html>'
+    )
+    pages.answers["/wall"] = Answer(challenge, 200, {"Server": "cloudflare"})
+    file = folder.write("pages.txt", [*urls(pages, 2), f"{pages.url}/wall"])
+    (folder.path / "config" / "sites").mkdir(parents=True)
+    (folder.path / "config" / "scraping_defaults.yaml").write_text("retry:\n  attempts: 1\n")
+
+    done = folder.crawler("run", str(file))
+
+    assert done.returncode == 1
+    assert "1 failed: captcha" in done.stdout
+    assert len(list((folder.data / "raw").glob("*-quarantine-*.warc.gz"))) == 1
+    timeline = folder.crawler("why", f"{pages.url}/wall").stdout
+    assert "cloudflare" in timeline
+    assert "decision retry later, but no attempt is left" in timeline
+    assert "Just a moment" in folder.crawler("raw", f"{pages.url}/wall").stdout
+    assert folder.crawler("doctor").returncode == 0
+
+
+def test_retry_after_is_kept_and_told(folder: Folder, pages: Pages) -> None:
+    """A 429 that asks for two seconds gets them, and the timeline says so."""
+    pages.answers["/page/1"] = Answer("busy", 429, {"Retry-After": "2"})
+    file = folder.write("pages.txt", urls(pages, 2))
+    run = folder.start("crawler", "run", str(file))
+    wait_for(lambda: "/page/1" in pages.paths(), 60, "the first attempt")
+    pages.answers["/page/1"] = Answer(parcel(1))
+
+    assert run.wait(60) == 0, folder.log(run)
+
+    first, second = (asked.at for asked in pages.asked if asked.path == "/page/1")
+    assert second - first >= 2
+    assert "slow the domain down" in folder.crawler("why", f"{pages.url}/page/1").stdout
+
+
+def test_headers_cookies_and_credentials_reach_the_page_and_nothing_else(folder: Folder, pages: Pages) -> None:
+    """They are sent to the page's own origin, kept in a file for its owner's eyes, and in no database or log."""
+    jar = folder.path / "cookies.txt"
+    jar.write_text("# Netscape HTTP Cookie File\n127.0.0.1\tFALSE\t/\tFALSE\t0\tsid\tcrumb-secret\n")
+    given = pages.url.replace("http://", "http://ada:pass-secret@")
+    file = folder.write("pages.txt", [f"{given}/page/{n}" for n in range(3)])
+
+    done = folder.crawler(
+        "run", str(file), "--header", "X-Key: header-secret", "--user-agent", "ParcelBot/1", "--cookie-file", str(jar)
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    asked = [each for each in pages.asked if each.path.startswith("/page/")]
+    assert len(asked) == 3
+    for each in asked:
+        assert each.headers["x-key"] == "header-secret"
+        assert each.headers["user-agent"] == "ParcelBot/1"
+        assert each.headers["cookie"] == "sid=crumb-secret"
+        assert each.headers["authorization"] == "Basic YWRhOnBhc3Mtc2VjcmV0"
+    [session] = (folder.data / "sessions").glob("*.json")
+    assert stat.S_IMODE(session.stat().st_mode) == 0o600
+    folder.results()
+    for path in folder.path.rglob("*"):
+        if path.is_file() and path not in (session, jar, file):
+            content = path.read_bytes()
+            for secret in (b"header-secret", b"crumb-secret", b"pass-secret", b"YWRhOnBhc3Mtc2VjcmV0"):
+                assert secret not in content, path
+    assert "secret" not in done.stdout + done.stderr
+
+
+def test_loopback_is_reached_only_where_the_command_line_names_it(folder: Folder, pages: Pages) -> None:
+    """A page on this machine may not lead to another server on it, unless that network is opened."""
+    with Pages() as other:
+        other.answers["/inner"] = Answer(parcel(99))
+        pages.answers["/out"] = Answer("", 302, {"Location": f"{other.url}/inner"})
+        file = folder.write("pages.txt", [f"{pages.url}/out"])
+
+        done = folder.crawler("run", str(file), "--ignore-robots")
+        assert done.returncode == 1
+        assert "forbidden_address" in done.stdout
+        assert "CRAWLER_ALLOW_NETS" in done.stdout
+        assert other.asked == []
+
+        done = folder.crawler("run", str(file), "--ignore-robots", CRAWLER_ALLOW_NETS="127.0.0.0/8")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert [asked.path for asked in other.asked] == ["/inner"]
+
+
+def test_a_site_file_decides_how_its_pages_are_asked_for_and_read(folder: Folder, pages: Pages) -> None:
+    """Headers and fields apply to its hosts, its version goes with every result, and `--stored` shows a change."""
+    sites = folder.path / "config" / "sites"
+    sites.mkdir(parents=True)
+    site = sites / "county.yaml"
+    site.write_text("hosts: [127.0.0.1]\nheaders: {X-County: alder}\nfields:\n  owner: td.owner\n")
+    file = folder.write("pages.txt", urls(pages, 2))
+
+    assert folder.crawler("run", str(file)).returncode == 0
+
+    results = folder.results()
+    assert [result["data"]["owner"] for result in results] == ["Nora Whitfield"] * 2
+    assert {result["site"]["name"] for result in results} == {"county"}
+    assert {asked.headers["x-county"] for asked in pages.asked} == {"alder"}
+    count = len(pages.asked)
+
+    site.write_text("hosts: [127.0.0.1]\nheaders: {X-County: alder}\nfields:\n  holder: td.owner\n")
+    again = json.loads(folder.crawler("scrape", f"{pages.url}/page/1", "--stored", "--json").stdout)
+    assert again["now"]["holder"] == "Nora Whitfield"
+    assert len(pages.asked) == count
+
+    site.write_text("hosts: [127.0.0.1]\nconcurency: 2\n")
+    bad = folder.crawler("run", str(file))
+    assert bad.returncode == 2
+    assert "county.yaml, line 2" in bad.stderr
+    assert "concurrency" in bad.stderr

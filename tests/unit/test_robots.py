@@ -1,0 +1,214 @@
+"""robots.txt: who is asked, what is obeyed, and what trouble with it means."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from crawler.errors import FetchError, NotNow
+from crawler.fetch.http import USER_AGENT
+from crawler.fetch.robots import FRESH_S, MAX_BYTES, UNREACHABLE_S, Robots, product
+from crawler.models import Page
+
+ORIGIN = "https://county.example"
+
+
+class Server:
+    """Answers for robots.txt as it is told to, and counts."""
+
+    def __init__(self, text: str = "", status: int = 200, error: Exception | None = None) -> None:
+        self.text, self.status, self.error = text, status, error
+        self.asked: list[str] = []
+
+    async def fetch(self, url: str) -> Page:
+        """The page behind any URL."""
+        self.asked.append(url)
+        await asyncio.sleep(0)
+        if self.error:
+            raise self.error
+        body = self.text.encode()
+        return Page(
+            url=url, final_url=url, status=self.status, reason="", headers=(), body=body, raw=body,
+            fetched_at=0.0, fetch_s=0.0,
+        )  # fmt: skip
+
+
+def check(robots: Robots, server: Server, path: str, agent: str = USER_AGENT) -> str | float:
+    """The Crawl-delay where the path may be fetched, else the reason why not."""
+    try:
+        return asyncio.run(robots.check(ORIGIN + path, agent, server.fetch))
+    except FetchError as error:
+        return error.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "outcome"),
+    [
+        ("", "/a", 0.0),
+        ("User-agent: *\nDisallow: /private", "/private/1", "robots"),
+        ("User-agent: *\nDisallow: /private", "/public", 0.0),
+        ("User-agent: *\nDisallow: /a\nAllow: /a/b", "/a/b/c", 0.0),
+        ("User-agent: *\nDisallow: /*.pdf$", "/deed.pdf", "robots"),
+        ("User-agent: *\nDisallow: /*.pdf$", "/deed.pdf?x=1", 0.0),
+        ("User-agent: crawler\nDisallow:\n\nUser-agent: *\nDisallow: /", "/a", 0.0),
+        ("User-agent: crawler\nDisallow: /\n\nUser-agent: *\nDisallow:", "/a", "robots"),
+        ("User-agent: crawler2\nDisallow: /", "/a", 0.0),
+        ("User-agent: *\nCrawl-delay: 7\nDisallow: /x", "/a", 7.0),
+        ("User-agent: *\nCrawl-delay: -1e400", "/a", 0.0),
+        ("\ufeffUser-agent: *\r\nDisallow: /a", "/a", "robots"),
+        ("<html>not found</html>", "/a", 0.0),
+        ("\0\0\0User-agent", "/a", 0.0),
+    ],
+)
+def test_its_rules_are_obeyed(tmp_path: Path, text: str, path: str, outcome: str | float) -> None:
+    """The most specific rule of the group that names us, else of the group for all."""
+    assert check(Robots(tmp_path), Server(text), path) == outcome
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        (200, "robots"), (204, "robots"), (301, 0.0), (400, 0.0), (401, 0.0), (403, 0.0), (404, 0.0), (410, 0.0),
+        (429, "robots_unreachable"), (500, "robots_unreachable"), (503, "robots_unreachable"),
+    ],
+)  # fmt: skip
+def test_a_missing_file_allows_all_and_a_server_in_trouble_nothing(
+    tmp_path: Path, status: int, outcome: str | float
+) -> None:
+    """As RFC 9309 has it: 4xx is unavailable, 5xx is unreachable."""
+    assert check(Robots(tmp_path), Server("User-agent: *\nDisallow: /", status), "/a") == outcome
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (FetchError("connection", "refused"), "connection"),
+        (FetchError("dns", "no such host"), "dns"),
+        (FetchError("timeout", "too slow"), "timeout"),
+        (FetchError("too_many_redirects", "a loop"), 0.0),
+        (FetchError("forbidden_address", "leads home"), 0.0),
+    ],
+)
+def test_what_keeps_robots_txt_away_keeps_the_page_away(
+    tmp_path: Path, error: FetchError, outcome: str | float
+) -> None:
+    """A server that cannot be reached fails the page by its own reason; a file that cannot be had is a missing one."""
+    assert check(Robots(tmp_path), Server(error=error), "/a") == outcome
+
+
+def test_a_host_that_must_wait_is_no_refusal(tmp_path: Path) -> None:
+    """The permit's word passes through, nothing is remembered, and the next one asks again."""
+    robots, server = Robots(tmp_path), Server(error=NotNow("county.example", "rate", 3.0))
+    for _ in range(2):
+        with pytest.raises(NotNow):
+            asyncio.run(robots.check(f"{ORIGIN}/a", USER_AGENT, server.fetch))
+
+    assert len(server.asked) == 2
+
+
+def test_it_is_asked_for_once_and_again_when_it_is_old(tmp_path: Path) -> None:
+    """Rules hold for an hour, also for another process that shares the folder; trouble holds for a minute."""
+    now = [1000.0]
+    server = Server("User-agent: *\nDisallow: /a")
+
+    def fresh() -> Robots:
+        return Robots(tmp_path, lambda: now[0])
+
+    first = fresh()
+    assert [check(first, server, "/a"), check(first, server, "/b"), check(fresh(), server, "/a")] == [
+        "robots",
+        0,
+        "robots",
+    ]
+    assert server.asked == [f"{ORIGIN}/robots.txt"]
+
+    now[0] += FRESH_S + 1
+    server.status = 500
+    assert check(first, server, "/b") == "robots_unreachable"
+    now[0] += UNREACHABLE_S / 2
+    assert check(fresh(), server, "/b") == "robots_unreachable"
+    assert len(server.asked) == 2
+    now[0] += UNREACHABLE_S
+    server.status = 200
+    assert check(first, server, "/b") == 0.0
+
+
+def test_pages_that_come_together_ask_once(tmp_path: Path) -> None:
+    """A hundred pages of one host wait for one robots.txt."""
+    robots, server = Robots(tmp_path), Server("User-agent: *\nDisallow: /5")
+
+    async def all_at_once() -> list[float | BaseException]:
+        checks = [robots.check(f"{ORIGIN}/{n}", USER_AGENT, server.fetch) for n in range(100)]
+        return await asyncio.gather(*checks, return_exceptions=True)
+
+    answers = asyncio.run(all_at_once())
+    assert len(server.asked) == 1
+    assert sum(isinstance(answer, FetchError) for answer in answers) == 11
+
+
+def test_one_process_asks_for_all_and_a_killed_one_is_replaced(tmp_path: Path) -> None:
+    """While another process holds the lock one waits for its answer; where it dies, one asks oneself."""
+    robots, server = Robots(tmp_path), Server("User-agent: *\nDisallow: /a")
+    assert check(robots, server, "/b") == 0.0
+    [answer] = [path for path in tmp_path.iterdir() if not path.suffix]
+    answer.unlink()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", f"import fcntl,sys\nf=open({str(answer.with_suffix('.lock'))!r})\n"
+         "fcntl.flock(f,fcntl.LOCK_EX)\nprint('held',flush=True)\nsys.stdin.read()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    again = Robots(tmp_path)
+
+    async def wait_then_kill() -> float:
+        checking = asyncio.ensure_future(again.check(f"{ORIGIN}/b", USER_AGENT, server.fetch))
+        done, _ = await asyncio.wait([checking], timeout=0.3)
+        assert not done
+        holder.kill()
+        return await asyncio.wait_for(checking, 10)
+
+    assert asyncio.run(wait_then_kill()) == 0.0
+    assert len(server.asked) == 2
+    holder.communicate()
+
+
+def test_a_hostile_file_costs_little(tmp_path: Path) -> None:
+    """Half a megabyte counts, wildcards match in linear time, and what lies behind the limit is ignored."""
+    many = "User-agent: *\n" + "Disallow: /" + "*a" * 1000 + "b\n"
+    filler = "#" * 70 + "\n"
+    text = many + filler * ((MAX_BYTES - len(many)) // len(filler) + 1) + "Disallow: /\n"
+    began = time.process_time()
+
+    assert check(Robots(tmp_path), Server(text), "/" + "a" * 8000) == 0.0
+    assert time.process_time() - began < 20  # a limit on hanging, not a speed
+
+
+def test_a_damaged_answer_is_asked_for_again(tmp_path: Path) -> None:
+    """What lies in the folder is only a memory."""
+    server = Server("User-agent: *\nDisallow: /a")
+    check(Robots(tmp_path), server, "/b")
+    for path in tmp_path.iterdir():
+        if not path.suffix:
+            path.write_bytes(os.urandom(100))
+
+    assert check(Robots(tmp_path), server, "/a") == "robots"
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("agent", "name"),
+    [
+        (USER_AGENT, "crawler"),
+        ("ParcelBot/2.1 (+https://us.example)", "ParcelBot"),
+        ("", "crawler"),
+        ("123", "crawler"),
+    ],
+)
+def test_rules_are_looked_up_by_the_product(agent: str, name: str) -> None:
+    """By our own name, or by that which was given on the command line."""
+    assert product(agent) == name

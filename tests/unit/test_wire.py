@@ -1,0 +1,111 @@
+"""HTTP on the wire: whatever the bytes and however they are cut, an answer is read the same way or has a reason."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crawler.errors import FetchError
+from crawler.fetch import wire
+from crawler.fetch.http import Client, Request
+from tests.support.serving import serving
+
+REASONS = {"bad_response", "truncated", "connection", "too_large", "unknown_encoding", "bad_encoding", "bad_redirect"}
+PIECES = [
+    b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 204\r\n", b"http/1.0 404 No\n", b"\r\n", b"\n",
+    b"Content-Length: 5\r\n", b"Content-Length: -1\r\n", b"Transfer-Encoding: chunked\r\n", b"Location: //\xff\r\n",
+    b"Content-Encoding: gzip\r\n", b"Connection: close\r\n", b" folded\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n", b"hello",
+    b"\0", b"\x1f\x8b", b":", b"Set-Cookie: a=b; Domain=\xff\r\n", b"HTTP/1.1 302 Found\r\n", b"\xff" * 10, b";ext",
+]  # fmt: skip
+
+
+def head(text: bytes) -> wire.Head:
+    """The head of an answer."""
+    start = wire.start_of_head(text)
+    return wire.parse_head(text[start : wire.end_of_head(text, start)])
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "reason", "persistent"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", 200, "OK", True),
+        (b"HTTP/1.1 200 OK\r\nConnection: Keep-Alive, Close\r\n\r\n", 200, "OK", False),
+        (b"HTTP/1.0 200 OK\r\n\r\n", 200, "OK", False),
+        (b"HTTP/1.0 200 OK\nconnection: keep-alive\n\n", 200, "OK", True),
+        (b"\r\nHTTP/1.1 404 Nicht da\r\n\r\n", 404, "Nicht da", True),
+        (b"http/1.1  503\r\n\r\n", 503, "", True),
+        (b"HTTP 200\r\n\r\n", 200, "", False),
+        (b"HTTP/1.1 abc\r\n\r\n", 200, "abc", True),
+        (b"HTTP/1.1 200 Sch\xf6n\r\n\r\n", 200, "Schön", True),
+    ],
+)
+def test_status_lines(text: bytes, status: int, reason: str, persistent: bool) -> None:
+    """Status, reason and whether the connection stays, as browsers understand them."""
+    found = head(text)
+    assert (found.status, found.reason, found.persistent) == (status, reason, persistent)
+
+
+def test_headers() -> None:
+    """Names keep case and order, values lose their blanks, folds become one line, what is no header is left out."""
+    found = head(
+        b"HTTP/1.1 200 OK\r\n stray\r\nB:  2 \r\nA : 1\r\nno colon\r\n: no name\r\nBad Name: 3\r\nb: 3,\r\n\t4\r\n\r\n"
+    )
+    assert found.headers == (("B", "2"), ("A", "1"), ("b", "3, 4"))
+    assert found.all("b") == ["2", "3, 4"]
+    assert found.list("b") == ["2", "3", "4"]
+
+
+@given(st.lists(st.binary(max_size=50), max_size=8), st.integers(1, 40))
+def test_chunks_are_the_same_however_they_arrive(parts: list[bytes], step: int) -> None:
+    """A body in chunks comes out whole, in whatever pieces it comes in; what follows it is noticed."""
+    whole = b"".join(b"%x;e=1\r\n%s\r\n" % (len(part), part) for part in parts if part) + b"0\r\nX: 1\r\n\r\n"
+    chunks, out = wire.Chunks(), b""
+    for begin in range(0, len(whole), step):
+        assert not chunks.done
+        out += chunks.feed(whole[begin : begin + step])
+    assert chunks.done
+    assert out == b"".join(parts)
+    assert not chunks.rest
+    again = wire.Chunks()
+    again.feed(whole + b"x")
+    assert again.rest
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_break_the_parsers(data: bytes) -> None:
+    """Whatever comes, there is a head or body, or a `FetchError`."""
+    for text in (data, b"HTTP/1.1 200 OK\r\n" + data + b"\r\n\r\n", b"HTTP" + data + b"\n\n"):
+        try:
+            wire.framing(wire.parse_head(text))
+        except FetchError as error:
+            assert error.message.isprintable()  # noqa: PT017 - either outcome is right
+        try:
+            wire.Chunks().feed(text)
+        except FetchError as error:
+            assert error.message.isprintable()  # noqa: PT017 - either outcome is right
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join), min_size=1, max_size=20))
+def test_no_server_breaks_the_client(answers: list[bytes]) -> None:
+    """Whatever a server says before it hangs up, a fetch ends with a page or a reason, and so does the next one."""
+
+    async def work() -> set[str]:
+        left = list(answers)
+
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(left.pop() if left else b"")
+            await writer.drain()
+
+        found = set()
+        async with serving(talk) as port, Client(10_000) as made:
+            for _ in range(len(answers)):
+                try:
+                    await made.fetch(Request(url=f"http://127.0.0.1:{port}/", loopback=True, timeout_s=20))
+                except FetchError as error:
+                    found.add(error.reason)
+        return found
+
+    assert asyncio.run(work()) <= REASONS
