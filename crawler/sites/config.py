@@ -528,6 +528,8 @@ def _template(key: str, value: Value) -> str:
     scheme, _, rest = text.partition("://")
     if rest and ("{" in scheme or "{" in re.split(r"[/?#\\]", rest, maxsplit=1)[0]):
         raise _Wrong(f"{key}: the host must be the same for all rows; placeholders stand behind it", value.line)
+    if "@" in re.split(r"[/?#\\]", rest, maxsplit=1)[0]:
+        raise _Wrong(f"{key} holds a user name or a password; secrets have no place in it", value.line)
     try:
         address = parse(bare)
     except UrlError as error:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from crawler.models import Page, TaskStatus
+from tests.support.pages import Answer, Pages
 from tests.support.site import Site
 from tests.support.stack import Folder
 from tests.support.tasks import done, new, page
@@ -146,11 +147,17 @@ def test_the_body_is_decoded_as_its_headers_say(folder: Folder) -> None:
 
 def test_not_modified_means_the_page_before(folder: Folder) -> None:
     """An answer 304 has no page of its own: the one that it confirms is read."""
-    store(folder, good(), good(b"", record={}, status=304))
-    configure(folder)
+    with Pages() as server:
+        server.answers["/7"] = Answer(BODY, headers={"ETag": '"1"'})
+        url = f"{server.url}/7"
+        for command in (("scrape", url, "--local"), ("run", str(folder.write("urls.txt", [url])))):
+            fetched = folder.crawler(*command)
+            assert fetched.returncode == 0, fetched.stderr
+    configure(folder, SITE.replace("county.example", "127.0.0.1"))
 
-    code, facts, _ = again(folder)
+    code, facts, _ = again(folder, url)
 
+    assert [result["verdict"] for result in folder.results()] == ["thin", "unchanged"]
     assert (code, facts["status_code"], facts["now"]["owner"]) == (0, 200, "Jane Roe")
 
 
@@ -166,7 +173,9 @@ def test_a_good_page_goes_before_a_later_wall(folder: Folder) -> None:
     shown = folder.crawler("scrape", f"{URL}8", "--stored").stdout
 
     assert first["stored"] == {"title": "Parcel 7"}
-    assert (code, second["status_code"], second["stored"], second["now"]) == (0, 403, None, {"title": "Denied"})
+    assert (code, second["status_code"], second["stored"], second["now"]) == (0, 403, None, {})
+    assert second["verdict"]["name"] != "ok"
+    assert f"verdict {second['verdict']['name']}\n  because " in shown
     assert "the task of this page failed" in shown
 
 

@@ -109,6 +109,7 @@ def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int
     """Read the stored page with the present configuration, and show the difference to its result."""
     from crawler.errors import FetchError
     from crawler.scraping import stored as again
+    from crawler.scraping.pipeline import examine
     from crawler.sites import config as sites
 
     known = sites.load(settings.config_dir, settings.rate)
@@ -116,28 +117,31 @@ def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int
         with stored() as lpm:
             found = again.find(lpm, address.url, address.key)
         site = known.of(found.page.url)
-        record, parser = again.parse(found.page, site)
+        read = examine(found.page, site)
     except FetchError as error:
         print(f"the stored page cannot be read: {printable(error.message)} ({error.reason})", file=sys.stderr)
         return 1
     before = found.result["data"] if found.result else None
-    other = again.difference(before or {}, record)
+    other = again.difference(before or {}, read.record)
     facts = {
         "url": found.page.url,
         "task_id": found.task_id,
         "status_code": found.page.status,
         "site": {"name": site.name, "version": site.version},
-        "parser": {"name": parser[0], "version": parser[1]},
+        "parser": dict(zip(("name", "version"), read.parser, strict=True)),
+        "verdict": {"name": read.verdict.name, "evidence": read.verdict.evidence},
         "stored": before,
-        "now": record,
+        "now": read.record,
         "difference": other,
     }
     if as_json:
         print_json(facts)
         return 0
     print(f"{found.page.status} {printable(found.page.final_url)}  (stored by task {found.task_id})")
-    print(f"read with site {site.name}, version {site.version}")
-    _show_fields(record)
+    print(f"read with site {site.name}, version {site.version}; verdict {read.verdict.name}")
+    for line in () if read.verdict.name == "ok" else read.verdict.evidence:
+        print(f"  because {printable(line)}")
+    _show_fields(read.record)
     if before is None:
         print("There is no record to compare with: the task of this page failed.")
     else:
