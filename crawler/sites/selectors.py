@@ -119,7 +119,7 @@ def _words(node: LexborNode, limit: int, budget: css.Budget) -> str:
 
 def _matched(compiled: Any, text: str, budget: css.Budget) -> str:
     text = text[:MAX_MATCHED]
-    budget.spend(1 + len(text) * compiled.programsize // 1000)
+    budget.spend(1 + len(text) * compiled.programsize // 100)
     found = compiled.search(text)
     if not found:
         return ""
