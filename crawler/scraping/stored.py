@@ -4,15 +4,10 @@ from typing import Any
 
 import msgspec
 
-from crawler.errors import FetchError, UsageError
-from crawler.fetch import charset
+from crawler.errors import UsageError
 from crawler.fetch.body import decoded
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Page
-from crawler.scraping.pipeline import is_html
-from crawler.sites import selectors, structured
-from crawler.sites.config import Site
-from crawler.sites.depth import check_depth
 
 MAX_BODY = 1 << 30
 """What was stored was within the limits of its day: those of today do not matter."""
@@ -97,21 +92,6 @@ def page_of(head: str, raw: bytes, url: str, final_url: str | None = None) -> Pa
         fetched_at=0.0,
         fetch_s=0.0,
     )
-
-
-def parse(page: Page, site: Site) -> tuple[dict[str, Any], tuple[str, str]]:
-    """The record of a page by a site's configuration, and the name and version of what made it."""
-    if not is_html(page):
-        return {}, ("none", "1")
-    text, _ = charset.decode(page.body, page.header("content-type"))
-    check_depth(text)
-    try:
-        tree = structured.parse(text)
-        fields = selectors.extract(tree, site.fields, page.final_url)
-        record = structured.extract(tree, page.final_url) | fields
-    except Exception as error:
-        raise FetchError("parse_error", f"the parser failed ({type(error).__name__}: {error})") from error
-    return record, ((site.name, site.version) if site.fields else (structured.NAME, structured.VERSION))
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> Difference:
