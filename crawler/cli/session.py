@@ -34,6 +34,9 @@ _OPTIONS = (
 )
 
 
+robots_option = click.option("--ignore-robots", is_flag=True, help="Fetch what robots.txt forbids, too.")
+
+
 def session_options(command: Callable[..., T]) -> Callable[..., T]:
     """Give a command --header, --user-agent, --cookie-file and --proxy; it gets them as `session`."""
 

@@ -70,9 +70,7 @@ class Keeper:
         after = self._clock()
         booked = []
         for ask, answer in zip(asks, answers, strict=True):
-            booked.append(
-                [Booking(domain=ask.domain, rule=ask.rule, at=after + start_s) for start_s in answer.starts_s]
-            )
+            booked.append([Booking(domain=ask.domain, rule=ask.rule, at=after + s) for s in answer.starts_s])
             if ask.slots:
                 with self._guard:
                     self._held[ask.domain] += len(answer.starts_s)

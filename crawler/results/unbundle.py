@@ -53,8 +53,10 @@ class Unbundled(msgspec.Struct, frozen=True):
     checksum: str
 
 
-def _addresses(record: Record) -> Iterator[object]:
-    yield from (record.url, record.final_url, *record.input.values())
+def _refuse_secrets(record: Record) -> None:
+    for text in (record.url, record.final_url, *record.input.values()):
+        if isinstance(text, str) and urls.credentials(text):
+            raise UrlError("a URL holds a user name or a password; secrets are not kept in the store")
 
 
 def unbundle(lpm: LocalPersistenceManager, path: Path, max_body: int) -> Unbundled:
@@ -189,8 +191,7 @@ class _Reader:
         try:
             record = msgspec.json.decode(line, type=Record)
             urls.parse(record.url)
-            if any(isinstance(text, str) and urls.credentials(text) for text in _addresses(record)):
-                raise UrlError("a URL holds a user name or a password; secrets are not kept in the store")
+            _refuse_secrets(record)
         except (msgspec.DecodeError, ValueError, UrlError, RecursionError) as error:
             raise self._bad(f"{name}, line {place}: {error}") from None
         return record

@@ -12,7 +12,7 @@ import msgspec
 from crawler import config, times
 from crawler.bulk import import_file, rows
 from crawler.cli.output import data_dir_option, json_option, print_json, say
-from crawler.cli.session import session_options
+from crawler.cli.session import robots_option, session_options
 from crawler.cli.types import Deadline, Rate, Span
 from crawler.config import Settings
 from crawler.db import kernel
@@ -43,7 +43,6 @@ deadline_option = click.option(
 rate_option = click.option(
     "--rate", type=Rate(), help="Requests to each domain, as 50/s or 30/m, or none: for servers of your own."
 )
-robots_option = click.option("--ignore-robots", is_flag=True, help="Fetch what robots.txt forbids, too.")
 queue_option = click.option("--queue", type=click.Choice(QUEUES), default="default", show_default=True)
 
 

@@ -16,7 +16,6 @@ from crawler.cli.commands.bulk import (
     job_option,
     queue_option,
     rate_option,
-    robots_option,
     say_forecast,
 )
 from crawler.cli.commands.stack import workers_option
@@ -30,7 +29,7 @@ from crawler.cli.output import (
     print_receipt,
     say,
 )
-from crawler.cli.session import session_options
+from crawler.cli.session import robots_option, session_options
 from crawler.config import Settings
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import Books, Job, JobOptions

@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from crawler import config, urls
 from crawler.cli.output import data_dir_option, json_option, print_json, say, stored
+from crawler.cli.session import robots_option, session_options
 from crawler.config import Settings
 from crawler.errors import UsageError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import NewTask, TaskStatus
+from crawler.models import JobOptions, NewTask, TaskStatus
 from crawler.results import whole_file
 
 if TYPE_CHECKING:
+    from crawler.fetch.session import Session
     from crawler.scraping.stored import Difference
 
 LIMIT_S = 240.0
@@ -29,10 +32,15 @@ LIMIT_S = 240.0
 @click.argument("url")
 @click.option("--local", is_flag=True, help="In this process, even where a stack runs.")
 @click.option("--stored", "again", is_flag=True, help="Fetch nothing: read the stored page again, and compare.")
+@robots_option
+@session_options
 @json_option
 @data_dir_option
-def scrape(url: str, local: bool, again: bool, as_json: bool) -> int:
+def scrape(url: str, local: bool, again: bool, ignore_robots: bool, session: "Session | None", as_json: bool) -> int:
     """Fetch URL now, always, and show its record: through the queue where a stack runs, else in this process.
+
+    What is sent along (headers, cookies, a proxy, a password in the URL) is not kept, so that such a page is fetched in
+    this process.
 
     With --stored the page that is in the store is read with the present configuration, and what would be other than
     in its result is shown; nothing is changed. It exits with 1 where the page cannot be read, 2 where there is none.
@@ -49,8 +57,13 @@ def scrape(url: str, local: bool, again: bool, as_json: bool) -> int:
     lpm = LocalPersistenceManager(settings.data_dir)
     call_id = str(uuid.uuid4())
     task = lpm.persist_call(NewTask(address=address, priority=1, external_id=call_id), loopback=True)
+    if secret := urls.credentials(url):
+        from crawler.fetch.session import Session
+
+        session = msgspec.structs.replace(session or Session(), credentials=dict([secret]))
+    local = local or ignore_robots or session is not None
     if local or not _through_queue(settings, lpm, address.url, call_id, task):
-        _in_this_process(settings, lpm, task)
+        _in_this_process(settings, lpm, task, JobOptions(ignore_robots=ignore_robots), session)
     report = lpm.report(task)
     lpm.close()
     if as_json:
@@ -60,13 +73,25 @@ def scrape(url: str, local: bool, again: bool, as_json: bool) -> int:
     return 0 if report["status"] == TaskStatus.COMPLETED else 1
 
 
-def _in_this_process(settings: Settings, lpm: LocalPersistenceManager, task: int) -> None:
+def _in_this_process(
+    settings: Settings, lpm: LocalPersistenceManager, task: int, how: JobOptions, session: "Session | None"
+) -> None:
     from crawler import logs
-    from crawler.worker import Worker
+    from crawler.fetch.session import LiveSession
+    from crawler.process import read_stack, redis_address
+    from crawler.resilience.permit import Permit
+    from crawler.worker import Errand, Worker
+
+    def fleet(holder: str) -> Permit:
+        from crawler.resilience.redis_rate_limiter import RedisRateLimiter
+
+        number, fail_max = settings.redis_rate_limiter_db, settings.circuit_breaker_fail_max
+        return RedisRateLimiter(redis_address(settings), number, holder, fail_max)
 
     logs.setup("warning")
     lpm.bury()
-    worker = Worker(settings, kind="cli")
+    shared = settings.redis_url or read_stack(settings.data_dir).up
+    worker = Worker(settings, "cli", permit=fleet if shared else None, given=Errand(how, LiveSession(session)))
     try:
         worker.scrape(task, LIMIT_S)
     finally:
@@ -128,8 +153,8 @@ def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int
         "task_id": found.task_id,
         "status_code": found.page.status,
         "site": {"name": site.name, "version": site.version},
-        "parser": dict(zip(("name", "version"), read.parser, strict=True)),
-        "verdict": {"name": read.verdict.name, "evidence": read.verdict.evidence},
+        "parser": {"name": read.parser[0], "version": read.parser[1]},
+        "verdict": read.verdict.name,
         "stored": before,
         "now": read.record,
         "difference": other,
@@ -138,9 +163,9 @@ def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int
         print_json(facts)
         return 0
     print(f"{found.page.status} {printable(found.page.final_url)}  (stored by task {found.task_id})")
-    print(f"read with site {site.name}, version {site.version}; verdict {read.verdict.name}")
-    for line in () if read.verdict.name == "ok" else read.verdict.evidence:
-        print(f"  because {printable(line)}")
+    print(f"read with site {site.name}, version {site.version}")
+    if not read.verdict.completed:
+        print(f"it is {read.verdict.name}: {printable('; '.join(read.verdict.evidence))}")
     _show_fields(read.record)
     if before is None:
         print("There is no record to compare with: the task of this page failed.")
