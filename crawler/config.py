@@ -65,8 +65,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """With fewer free bytes than this on the disk nothing more is fetched, until there are."""
     pages: int = 32
     """How many pages a worker process has in flight at a time."""
-    timeout_s: float = 60.0
-    """The whole time that one page may take."""
     max_body: int = 10_000_000
     """How many bytes of a page are read, after decompression."""
     stall_s: float = 20.0
@@ -108,7 +106,6 @@ _MINIMUM = {
     "redis_rate_limiter_db": 0,
     "min_free": 0,
     "pages": 1,
-    "timeout_s": 0.1,
     "max_body": 1000,
     "stall_s": 1.0,
     "slice_s": 0.1,

@@ -25,6 +25,7 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.process import Child, Mark, Stack, end_process, read_stack, redis_program, tail, write_stack
 from crawler.redis_client import check_redis, connect
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
+from crawler.sites import config as sites
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +154,7 @@ class Orchestrator:
     def _environment(self) -> dict[str, str]:
         """What children see: this data folder, this Redis or none, and a folder for what the killed ones leave."""
         env = {"CRAWLER_DATA_DIR": str(self._data), "REDIS_URL": self._settings.redis_url or ""}
+        env["CRAWLER_CONFIG_DIR"] = str(self._settings.config_dir.absolute())
         return os.environ | env | {"TMPDIR": str(self._data / "run" / "tmp")}
 
     def start_all(self) -> None:
@@ -257,11 +259,13 @@ def spawn_supervisor(settings: Settings, workers: int | None, flower: bool) -> S
     """Start a supervisor in the background and wait until its stack is ready."""
     data = settings.data_dir.absolute()
     LocalPersistenceManager(data).close_after_check()
+    sites.load(settings.config_dir, settings.rate)
     argv = [sys.executable, "-m", "crawler", "supervise"]
     argv += ["--workers", str(workers)] if workers else []
     argv += ["--flower"] if flower else []
     log = data / "logs" / "supervisor.log"
-    child = Child("the supervisor", argv, log, os.environ | {"CRAWLER_DATA_DIR": str(data)})
+    env = {"CRAWLER_DATA_DIR": str(data), "CRAWLER_CONFIG_DIR": str(settings.config_dir.absolute())}
+    child = Child("the supervisor", argv, log, os.environ | env)
     began = log.stat().st_size if log.exists() else 0
     mark = child.start()
     end = time.monotonic() + 2 * START_LIMIT_S

@@ -31,6 +31,7 @@ from crawler.maintainer import BrokerDown, Maintainer
 from crawler.models import QUEUES, Books, Job, NewTask, Outcome, Task, TaskStatus
 from crawler.redis_client import check_redis, connect
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
+from crawler.sites import config as sites
 from crawler.worker import Worker
 
 __all__ = ["app", "scrape_chunk_task", "scrape_task"]
@@ -329,6 +330,7 @@ def _check_before_start(sender: Any, **_: Any) -> None:
         if sender.pool_cls.__module__ != "celery.concurrency.prefork":
             raise ServiceError("only the prefork pool can survive a page that hangs its parser; leave -P away")
         LocalPersistenceManager(settings.data_dir).close_after_check()
+        sites.load(settings.config_dir, settings.rate)
         try:
             check_redis(connect(broker_url))
         except redis.RedisError:

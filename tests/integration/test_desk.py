@@ -150,12 +150,12 @@ def test_a_deadline_is_echoed_forecast_and_kept(folder: Folder, site: Site) -> N
     file = folder.write("auction.txt", [site.page(n, 0.5) for n in range(600)])
 
     told = folder.crawler("bulk", "import", str(file), "--deadline", "2h30m", CRAWLER_TIMEZONE="Europe/Sofia")
-    done = folder.crawler("run", str(file), "--workers", "2", "--deadline", "12s", CRAWLER_TIMEZONE="Europe/Sofia")
+    done = folder.crawler("run", str(file), "--rate", "16/s", "--deadline", "12s", CRAWLER_TIMEZONE="Europe/Sofia")
 
     assert "EET, in 2 h 30 min" in told.stderr
     assert "to spare" in told.stderr
     assert "will miss the deadline" in done.stderr
-    assert "127.0.0.1 takes 8 at a time" in done.stderr
+    assert "127.0.0.1 takes 16/s, 16 at a time" in done.stderr
     assert done.returncode == 1
     books = folder.books()
     assert books.completed > 0
