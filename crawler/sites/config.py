@@ -534,8 +534,6 @@ def _template(key: str, value: Value) -> str:
         address = parse(bare)
     except UrlError as error:
         raise _Wrong(f"{key}: {error}", value.line) from None
-    if credentials(bare):
-        raise _Wrong(f"{key}: the URL holds a user name or a password; secrets are not kept here", value.line)
     # Written as a browser would: what is checked is what is dialled.
     origin = "/".join(address.url.split("/")[:3])
     tail = text.partition("://")[2]
