@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.pages import Answer, Pages, parcel
+from tests.support.site import ROOT
 from tests.support.stack import Folder, wait_for
 
 
@@ -72,6 +73,44 @@ def test_the_default_is_polite(folder: Folder, pages: Pages) -> None:
     assert asked[-1] - asked[0] >= 1.9  # robots.txt and four pages
     [facts] = json.loads(folder.crawler("audit", "--json").stdout)
     assert (facts["limits"], facts["breaches"]) == (["2/s, 2 at a time"], [])
+
+
+def test_a_rate_limit_of_celery_limits_domains(folder: Folder, pages: Pages, redis_url: str) -> None:
+    """An annotation `rate_limit` is the default rate of each domain, over all processes; no message waits for it."""
+    folder.env |= {"REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)}
+    del folder.env["CRAWLER_RATE"]
+    folder.redis().flushall()
+    folder.start("celery", "-A", "tests.support.annotated", "worker", "-Q", "urgent,default", "-c", "2")
+    wait_for(lambda: len(folder.children()) == 2, 60, "the worker's children")
+
+    folder.crawler("bulk", "import", str(folder.write("pages.txt", urls(pages, 6))))
+    folder.wait_until_done(6, 60)
+
+    [facts] = json.loads(folder.crawler("audit", "--json").stdout)
+    assert facts["limits"] == ["5/s, 5 at a time"]
+    assert (facts["requests"], facts["breaches"]) == (7, [])
+
+
+def test_a_domain_that_blocks_is_left_alone(folder: Folder, pages: Pages) -> None:
+    """Some blocks in a row open its circuit: nothing more is asked, tasks wait without failing, and `domains` says so."""
+    for n in range(10):
+        pages.answers[f"/page/{n}"] = Answer("no", 503)
+    folder.crawler("up", "--workers", "2", CRAWLER_RATE="20/s", CIRCUIT_BREAKER_FAIL_MAX="3")
+    folder.crawler("bulk", "import", str(folder.write("pages.txt", urls(pages))), "--ignore-robots")
+
+    opened = wait_for(lambda: "circuit open until" in folder.crawler("domains").stdout, 60, "an open circuit")
+
+    assert opened
+    assert len(pages.paths()) < 10
+    books = folder.books()
+    assert (books.failed, books.open) == (0, 10)
+    assert "because http_503" in folder.crawler("domains").stdout
+    assert folder.crawler("domains", "reset", "127.0.0.1").returncode == 0
+    asked = len(pages.paths())
+    for n in range(10):
+        pages.answers[f"/page/{n}"] = Answer(parcel(n))
+    wait_for(lambda: len(pages.paths()) > asked, 60, "requests after the reset")
+    folder.wait_until_done(10, 90)
 
 
 def test_a_redirect_takes_a_permit_too(folder: Folder, pages: Pages) -> None:
