@@ -40,7 +40,7 @@ def test_a_call_killed_between_commit_and_acknowledgement_is_not_fetched_again(
 ) -> None:
     """The redelivered call finds its result and returns it."""
     # Given a call whose worker dies right after its commit
-    folder.env["REDIS_URL"] = redis_url
+    folder.env |= {"REDIS_URL": redis_url, "CRAWLER_ALLOW_NETS": "127.0.0.0/8"}
     folder.redis().flushall()
     url = site.page(1)
     dying = folder.worker(concurrency=1, CRAWLER_FAILPOINT="committed-call:1")

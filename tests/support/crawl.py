@@ -33,7 +33,8 @@ def main(data_dir: Path, site: str, first: int) -> None:
     lpm.bury()
     worker = Worker(Settings(data_dir=data_dir, slice_s=5, min_free=0, rate="none"), watch=say)
     for begin in count(first, 100):
-        lpm.persist_tasks([new(f"{site}/page/{n}", parcel_id=str(n)) for n in range(begin, begin + 100)])
+        tasks = [new(f"{site}/page/{n}", parcel_id=str(n)) for n in range(begin, begin + 100)]
+        lpm.persist_tasks(tasks, loopback=True)
         ids = lpm.ledger.db.all("SELECT task_id FROM tasks WHERE CAST(parcel_id AS INTEGER) >= ?", (begin,))
         for (task_id,) in ids:
             acknowledge("imported", task_id)
