@@ -373,7 +373,7 @@ class Worker:
         errand = self._jobs[task.job_id][0]
         site = self._sites.of(task.url)
         rule = partial(self._sites.rule, rate=errand.options.rate)
-        passage = Passage(task.domain, booking, rule, self._book, self._keeper.report, begin)
+        passage = Passage(task.domain, booking, rule, self._book, self._keeper, begin)
         order = pipeline.Order(
             task=task,
             site=site,
@@ -441,7 +441,7 @@ class Worker:
             claimed = await self._loop.run_in_executor(self._claims, self._claim_one, task)
         finally:
             if claimed is None and booking:
-                self._keeper.report(Report(domain=domain, rule=rule, unused=1))
+                self._keeper.report(Report(domain=domain, rule=rule, unused=int(self._keeper.is_latest(booking))))
         if claimed is None:
             return POLL_S
         await self._begin(claimed, booking)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from crawler.errors import NotNow
 from crawler.models import Rule
-from crawler.resilience.permit import LATE_S, Ask, Permit, Report
+from crawler.resilience.permit import Ask, Permit, Report
 
 
 class Booking(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,10 +19,6 @@ class Booking(msgspec.Struct, frozen=True, kw_only=True):
     domain: str
     rule: Rule
     at: float
-
-    def is_late(self, now: float) -> bool:
-        """Whether its time has passed."""
-        return now - self.at > LATE_S
 
 
 class Keeper:
@@ -40,6 +36,7 @@ class Keeper:
         self._permit, self._key, self._clock = permit, key, clock
         self._closed: dict[str, float] = {}
         self._why: dict[str, str] = {}
+        self._latest: dict[str, float] = {}
         self._held: Counter[str] = Counter()
         self._reports: list[Report] = []
         self._guard = threading.Lock()
@@ -71,6 +68,8 @@ class Keeper:
         booked = []
         for ask, answer in zip(asks, answers, strict=True):
             booked.append([Booking(domain=ask.domain, rule=ask.rule, at=after + s) for s in answer.starts_s])
+            if answer.starts_s:
+                self._latest[ask.domain] = booked[-1][-1].at
             if ask.slots:
                 with self._guard:
                     self._held[ask.domain] += len(answer.starts_s)
@@ -78,6 +77,10 @@ class Keeper:
                 self._closed[ask.domain] = after + answer.wait_s
                 self._why[ask.domain] = answer.why
         return booked
+
+    def is_latest(self, booking: Booking) -> bool:
+        """Whether nothing was booked by this process behind it: only such a one can be given back."""
+        return self._latest.get(booking.domain) == booking.at
 
     def report(self, report: Report) -> None:
         """Leave word of a request's end; it goes with the next call."""

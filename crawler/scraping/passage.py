@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 from crawler import urls
 from crawler.models import Rule, Sent
-from crawler.resilience.keeper import Booking
-from crawler.resilience.permit import Ask, Report
+from crawler.resilience.keeper import Booking, Keeper
+from crawler.resilience.permit import LATE_S, Ask, Report
 
 HOP_AHEAD_S = 10.0
 """A page that has begun may wait so long for the permit of its next request; others wait in the ledger."""
@@ -26,12 +26,12 @@ class Passage:
         booking: Booking | None,
         rule: Callable[[str], Rule],
         book: Book,
-        report: Callable[[Report], None],
+        keeper: Keeper,
         begin: Callable[[], None],
     ) -> None:
         self._domain, self._booking = domain, booking
         self._holds = booking is not None
-        self._rule, self._book, self._report, self._begin = rule, book, report, begin
+        self._rule, self._book, self._keeper, self._begin = rule, book, keeper, begin
         self.sent: list[Sent] = []
         # How it went, as far as it is known by its end
         self.good: bool | None = None
@@ -56,7 +56,7 @@ class Passage:
         finally:
             self.sent[place] = Sent(domain, round(began, 4), round(time.monotonic() - since, 4))
             if rule.limited and domain != self._domain:
-                self._report(Report(domain=domain, rule=rule))
+                self._keeper.report(Report(domain=domain, rule=rule))
 
     async def _wait(self, domain: str, rule: Rule) -> None:
         booking, self._booking = self._booking, None
@@ -64,15 +64,22 @@ class Passage:
             if booking is not None:
                 self._booking = booking  # the page's own, which it still has
             booking = await self._book(self._ask(domain, rule))
+        late_s = LATE_S
         while True:
             await asyncio.sleep(max(0.0, booking.at - time.monotonic()))
-            if not booking.is_late(time.monotonic()):
+            if time.monotonic() - booking.at <= late_s:
                 return
+            # A late one could add up with those behind it. Where this process is always late, it is let go in the end.
+            late_s *= 2
             booking = await self._book(self._ask(domain, rule))
 
     def _ask(self, domain: str, rule: Rule) -> Ask:
         # The page has its place at its own domain; at another it takes one for this request.
         return Ask(domain=domain, rule=rule, ahead_s=HOP_AHEAD_S, slots=domain != self._domain)
+
+    @property
+    def _given_back(self) -> bool:
+        return self._booking is not None and self._keeper.is_latest(self._booking)
 
     def close(self) -> None:
         """Tell the last domain how it went, and give the page's own place back."""
@@ -83,7 +90,7 @@ class Passage:
             if not rule.limited:
                 continue
             told = domain == last and bool(self.sent)
-            self._report(
+            self._keeper.report(
                 Report(
                     domain=domain,
                     rule=rule,
@@ -93,6 +100,6 @@ class Passage:
                     latency_s=latency_s if told else 0.0,
                     retry_after_s=self.retry_after_s if told else 0.0,
                     crawl_delay_s=self.crawl_delay_s if domain == self._domain else 0.0,
-                    unused=int(domain == self._domain and self._booking is not None),
+                    unused=int(domain == self._domain and self._given_back),
                 )
             )

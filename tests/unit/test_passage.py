@@ -1,0 +1,169 @@
+"""The requests of one page, each with its permit, and a process's own book about permits."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from crawler.errors import NotNow
+from crawler.models import Rule
+from crawler.resilience.keeper import Booking, Keeper
+from crawler.resilience.memory import MemoryPermit
+from crawler.resilience.permit import Ask, Report
+from crawler.scraping.passage import Passage
+
+TEN_A_SECOND = Rule(interval_s=0.1, at_a_time=2)
+
+
+class Clock:
+    """A time that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that stands still."""
+    return Clock()
+
+
+def keeper(clock: Callable[[], float]) -> tuple[Keeper, MemoryPermit]:
+    """A process's book, and the permit behind it."""
+    permit = MemoryPermit("me", 5, clock=clock, fresh=False)
+    return Keeper(permit, clock=clock), permit
+
+
+def test_a_domain_that_refused_is_not_asked_before_its_time(clock: Clock) -> None:
+    """Until then it is closed, and the soonest of all closed ones is known."""
+    book, _ = keeper(clock)
+    asks = [
+        Ask(domain="a.example", rule=TEN_A_SECOND, wish=5),
+        Ask(domain="b.example", rule=Rule(interval_s=5), wish=2),
+    ]
+
+    first, second = book.book(asks)
+
+    assert (len(first), len(second)) == (1, 1)
+    assert 0 < book.closed_s("a.example") < book.closed_s("b.example")
+    assert book.opens_s() == pytest.approx(book.closed_s("a.example"))
+    assert book.refusal("b.example").wait_s == pytest.approx(book.closed_s("b.example"))
+    clock.now += 60
+    assert (book.closed_s("a.example"), book.opens_s()) == (0.0, None)
+
+
+def test_a_place_that_falls_free_opens_its_domain(clock: Clock) -> None:
+    """Where requests at a time are what limits, the end of one is the time to ask again."""
+    book, permit = keeper(clock)
+    rule = Rule(at_a_time=2)
+    [booked] = book.book([Ask(domain="a.example", rule=rule, wish=5)])
+    assert len(booked) == 2
+    assert book.closed_s("a.example") > 0
+
+    book.report(Report(domain="a.example", rule=rule, good=True))
+    book.flush()
+
+    assert book.closed_s("a.example") == 0
+    assert permit.domains()[0].in_flight == 1
+
+
+def test_limits_by_address_have_a_name_of_their_own(clock: Clock) -> None:
+    """Two addresses of a fleet do not count for each other."""
+    permit = MemoryPermit("me", 5, clock=clock, fresh=False)
+    book = Keeper(permit, key=lambda domain: f"{domain}@10.0.0.1", clock=clock)
+
+    [[booking]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    book.report(Report(domain="a.example", rule=TEN_A_SECOND))
+    book.flush()
+
+    assert booking.domain == "a.example"
+    assert [domain.domain for domain in permit.domains()] == ["a.example@10.0.0.1"]
+
+
+def passage(book: Keeper, booking: Booking | None, begun: list[str]) -> Passage:
+    """A page of a.example, whose hops are booked as they come."""
+
+    async def more(ask: Ask) -> Booking:
+        [booked] = book.book([ask])
+        if not booked:
+            raise book.refusal(ask.domain)
+        return booked[0]
+
+    return Passage("a.example", booking, lambda domain: TEN_A_SECOND, more, book, lambda: begun.append("begun"))
+
+
+def test_every_request_is_booked_and_noted() -> None:
+    """The first uses what was booked for the page; a redirect takes its own, at another domain a place, too."""
+    book, permit = keeper(time.monotonic)
+    [[booking]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    begun: list[str] = []
+    page = passage(book, booking, begun)
+
+    async def go() -> None:
+        for url in ("http://a.example/", "http://a.example/2", "http://b.example/"):
+            async with page.request(url):
+                assert permit.domains()[-1].in_flight == 1
+
+    began = time.monotonic()
+    asyncio.run(go())
+    page.good = True
+    page.close()
+    book.flush()
+
+    assert [sent.domain for sent in page.sent] == ["a.example", "a.example", "b.example"]
+    assert page.sent[1].began - page.sent[0].began >= 0.09
+    assert time.monotonic() - began >= 0.1
+    assert begun == ["begun"]
+    assert [domain.in_flight for domain in permit.domains()] == [0, 0]
+
+
+def test_a_page_that_was_never_asked_for_gives_its_booking_back() -> None:
+    """Refused by robots.txt from memory, it costs the rate nothing; but only what was booked last can be given back."""
+    for latest in (True, False):
+        book, permit = keeper(time.monotonic)
+        [[booking]] = book.book([Ask(domain="a.example", rule=Rule(interval_s=2.0))])
+        if not latest:
+            book.book([Ask(domain="a.example", rule=Rule(interval_s=2.0), ahead_s=10)])
+        passage(book, booking, []).close()
+        book.flush()
+        [[again]] = book.book([Ask(domain="a.example", rule=Rule(interval_s=2.0), ahead_s=10)])
+
+        assert (again.at - booking.at < 1) is latest
+        assert permit.domains()[0].in_flight == 1 + (not latest)
+
+
+def test_a_request_that_is_late_is_booked_anew() -> None:
+    """What was booked for a moment that has passed does not go out together with those behind it."""
+    book, _ = keeper(time.monotonic)
+    [[booking]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    page = passage(book, booking, [])
+
+    async def go() -> None:
+        time.sleep(0.05)  # the loop stands still
+        async with page.request("http://a.example/"):
+            pass
+
+    asyncio.run(go())
+    assert page.sent[0].began > 0
+    [[following]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND, ahead_s=5)])
+    assert following.at - booking.at > 0.2
+
+
+def test_a_hop_that_cannot_be_had_is_not_a_failure() -> None:
+    """The domain's own word is passed on."""
+    book, permit = keeper(time.monotonic)
+    permit.report([Report(domain="b.example", rule=TEN_A_SECOND, slots=0, retry_after_s=600)])
+    page = passage(book, None, [])
+
+    async def go() -> None:
+        async with page.request("http://b.example/"):
+            pass
+
+    with pytest.raises(NotNow) as caught:
+        asyncio.run(go())
+    assert caught.value.wait_s > 500
+    assert page.sent == []
