@@ -92,7 +92,7 @@ def test_a_rate_limit_of_celery_limits_domains(folder: Folder, pages: Pages, red
 
 
 def test_a_domain_that_blocks_is_left_alone(folder: Folder, pages: Pages) -> None:
-    """Some blocks in a row open its circuit: nothing more is asked, tasks wait without failing, and `domains` says so."""
+    """Some blocks in a row open its circuit: nothing more is asked, tasks wait unfailed, and `domains` says so."""
     for n in range(10):
         pages.answers[f"/page/{n}"] = Answer("no", 503)
     folder.crawler("up", "--workers", "2", CRAWLER_RATE="20/s", CIRCUIT_BREAKER_FAIL_MAX="3")
