@@ -16,6 +16,10 @@ MAX_VALIDATOR = 512
 PAGE = 500
 """Results are read so many at a time: a reader that holds one moment of the database lets its log grow."""
 
+SAME_CONTENT = """(SELECT ifnull(same_as, task) FROM results
+                  WHERE substr(body_sha256, 1, 12) = ? AND body_sha256 = ? LIMIT 1)"""
+"""The first task with the same content; its values are the beginning of the hash, and the hash."""
+
 _FIELDS = """r.record, r.scraped_at, r.parse_ms, r.body_sha256, t.url,
            r.final_url, r.status_code, r.verdict, (SELECT name FROM jobs WHERE jobs.id = t.job_id), t.queue, t.priority,
            t.attempts, r.parser, r.parser_version, r.raw_segment, r.raw_offset, r.raw_length,
@@ -75,9 +79,7 @@ def _insert(db: Database, outcome: Outcome, page: Page, place: Raw | None) -> No
     at = (place.segment, place.offset, place.length) if place else (None, None, None)
     digest = sha256(page.body).hexdigest()
     db.execute(
-        """INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-               (SELECT ifnull(same_as, task) FROM results
-                WHERE substr(body_sha256, 1, 12) = ? AND body_sha256 = ? LIMIT 1))""",
+        f"INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {SAME_CONTENT})",
         (outcome.task.id, msgspec.json.encode(outcome.record or {}).decode(), page.final_url, page.status,
          page.header("content-type"), outcome.verdict or "ok", len(page.body), digest,
          page.fetch_s * 1000, outcome.parse_ms, *outcome.parser, *at, page.fetched_at, *outcome.site,

@@ -11,6 +11,7 @@ import msgspec
 
 from crawler import urls
 from crawler.config import failpoint
+from crawler.db import results
 from crawler.db.ledger import Ledger
 from crawler.errors import InputError, UrlError
 from crawler.logs import printable
@@ -290,11 +291,11 @@ class _Insert:
         )  # fmt: skip
         at = (place.segment, place.offset, place.length) if place else (None, None, None)
         ledger.db.execute(
-            "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+            f"INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {results.SAME_CONTENT})",
             (task, msgspec.json.encode(record.data).decode(), record.final_url, record.status_code,
              carried.content_type, record.verdict, carried.bytes, record.raw_html_hash, carried.fetch_ms,
              record.parse_duration_ms, record.parser.name, record.parser.version, *at, record.scraped_at.timestamp(),
-             record.site.name, record.site.version),
+             record.site.name, record.site.version, record.raw_html_hash[:12], record.raw_html_hash),
         )  # fmt: skip
         ledger.db.execute("INSERT INTO outbox (task, state, created_at) VALUES (?, 'held', ?)", (task, self._now))
         detail: dict[str, Any] = {

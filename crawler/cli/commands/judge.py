@@ -121,7 +121,7 @@ def _head(head: str) -> tuple[int, tuple[tuple[str, str], ...]]:
 async def _fetched(settings: Settings, url: str) -> Page:
     from crawler.fetch.http import Client, Request
 
-    async with Client(settings.max_body) as client:
+    async with Client.of(settings) as client:
         return await client.fetch(Request(url=url, loopback=True))
 
 
