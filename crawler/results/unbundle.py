@@ -11,8 +11,8 @@ import msgspec
 
 from crawler import urls
 from crawler.config import failpoint
-from crawler.db import results
 from crawler.db.ledger import Ledger
+from crawler.db.results import SAME_CONTENT
 from crawler.errors import InputError, UrlError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
@@ -291,7 +291,7 @@ class _Insert:
         )  # fmt: skip
         at = (place.segment, place.offset, place.length) if place else (None, None, None)
         ledger.db.execute(
-            f"INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {results.SAME_CONTENT})",
+            f"INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {SAME_CONTENT})",
             (task, msgspec.json.encode(record.data).decode(), record.final_url, record.status_code,
              carried.content_type, record.verdict, carried.bytes, record.raw_html_hash, carried.fetch_ms,
              record.parse_duration_ms, record.parser.name, record.parser.version, *at, record.scraped_at.timestamp(),
