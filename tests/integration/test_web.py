@@ -105,10 +105,10 @@ def test_a_domain_that_blocks_is_left_alone(folder: Folder, pages: Pages) -> Non
     books = folder.books()
     assert (books.failed, books.open) == (0, 10)
     assert "because http_503" in folder.crawler("domains").stdout
-    assert folder.crawler("domains", "reset", "127.0.0.1").returncode == 0
     asked = len(pages.paths())
     for n in range(10):
         pages.answers[f"/page/{n}"] = Answer(parcel(n))
+    assert folder.crawler("domains", "reset", "127.0.0.1").returncode == 0
     wait_for(lambda: len(pages.paths()) > asked, 60, "requests after the reset")
     folder.wait_until_done(10, 90)
 
