@@ -16,7 +16,9 @@ from crawler.fetch.egress import literal
 MAX_SIZE = 4096
 """The bytes of a name and its value; a larger cookie is ignored, as browsers do."""
 MAX_COOKIES, MAX_BYTES = 180, 16_384
-"""Per domain; servers refuse requests whose cookies are larger than this anyway."""
+"""Per domain."""
+MAX_HEADER = 8_000
+"""The cookies of one request: servers refuse more, so that a flood of them would shut us out."""
 MAX_JARS = 1000
 MAX_SET = 200
 """So many Set-Cookie headers of one answer are looked at."""
@@ -67,8 +69,11 @@ class Jars:
     def __repr__(self) -> str:
         return f"Jars({len(self._jars)} domains)"
 
-    def header(self, scheme: str, host: str, path: str) -> str:
-        """The value of the `Cookie` header for a request, longer paths first; empty where there is none."""
+    def header(self, scheme: str, host: str, path: str, room: int = MAX_HEADER) -> str:
+        """The value of the `Cookie` header for a request, longer paths first; empty where there is none.
+
+        Where there are more than have room, the operator's own go first, then those that came last.
+        """
         host = host.rstrip(".")
         jar = self._jar(urls.domain(host), create=False)
         if not jar:
@@ -82,8 +87,14 @@ class Jars:
             and (host == cookie.domain or (cookie.subdomains and host.endswith(f".{cookie.domain}")))
             and _path_fits(path, cookie.path)
         ]
-        fitting.sort(key=lambda cookie: -len(cookie.path))
-        return "; ".join(f"{cookie.name}={cookie.value}" if cookie.name else cookie.value for cookie in fitting)
+        sent = []
+        for cookie in sorted(reversed(fitting), key=lambda cookie: not cookie.given):
+            room -= cookie.size + 3
+            if room >= 0:
+                sent.append(cookie)
+        order = {cookie.key: place for place, cookie in enumerate(fitting)}
+        sent.sort(key=lambda cookie: (-len(cookie.path), order[cookie.key]))
+        return "; ".join(f"{cookie.name}={cookie.value}" if cookie.name else cookie.value for cookie in sent)
 
     def take(self, scheme: str, host: str, path: str, headers: Iterable[str]) -> None:
         """Keep what an answer's `Set-Cookie` headers say, as far as it may say it."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from crawler.errors import StoreError, StoreFull, UsageError
-from crawler.fetch.cookies import Cookie, Jars
+from crawler.fetch.cookies import MAX_HEADER, Cookie, Jars
 from crawler.fetch.proxy import Proxy
 
 MAX_HEADERS, MAX_VALUE = 100, 8192
@@ -165,8 +165,8 @@ class LiveSession:
         secret = session.credentials.get(f"{scheme}://{authority}")
         if secret is not None and "authorization" not in sent:
             sent["authorization"] = ("Authorization", f"Basic {base64.b64encode(secret.encode()).decode()}")
-        if crumbs := self._jars.header(scheme, host, path):
-            own = sent["cookie"][1] if "cookie" in sent else ""
+        own = sent["cookie"][1] if "cookie" in sent else ""
+        if crumbs := self._jars.header(scheme, host, path, MAX_HEADER - len(own)):
             sent["cookie"] = ("Cookie", f"{own}; {crumbs}" if own else crumbs)
         return sent
 
