@@ -88,7 +88,7 @@ class Jars:
             and _path_fits(path, cookie.path)
         ]
         sent = []
-        for cookie in sorted(reversed(fitting), key=lambda cookie: not cookie.given):
+        for cookie in sorted(fitting[::-1], key=lambda cookie: not cookie.given):
             room -= cookie.size + 3
             if room >= 0:
                 sent.append(cookie)
