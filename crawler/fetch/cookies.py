@@ -88,7 +88,8 @@ class Jars:
             and _path_fits(path, cookie.path)
         ]
         sent = []
-        for cookie in sorted(fitting[::-1], key=lambda cookie: not cookie.given):
+        by_age = list(enumerate(fitting))
+        for _, cookie in sorted(by_age, key=lambda item: (not item[1].given, -item[0])):
             room -= cookie.size + 3
             if room >= 0:
                 sent.append(cookie)

@@ -26,7 +26,9 @@ FRESH_S, UNREACHABLE_S = 3600.0, 60.0
 MAX_HOSTS = 2_000
 LOOK_S = 0.05
 PRODUCT = "crawler"
-_AWAY = frozenset({"connection", "timeout", "dns", "tls", "tls_broken_off", "truncated", "bad_response"})
+_AWAY = frozenset(
+    {"connection", "timeout", "dns", "tls", "tls_broken_off", "truncated", "bad_response", "forbidden_address", "proxy"}
+)
 """What keeps the page itself from being fetched, too, and is its failure."""
 
 Fetch = Callable[[str], Awaitable[Page]]

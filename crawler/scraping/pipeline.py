@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
@@ -109,7 +110,9 @@ async def _fetched(order: Order, fetch: Fetch, passage: Passage, robots: Robots)
     )
 
     async def robots_txt(url: str) -> Page:
-        return await fetch(replace(about, url=url, max_body=MAX_BYTES, cut=True), passage.request)
+        # Of this machine only what the input itself names may be asked: a redirect's robots.txt is not.
+        named = about.loopback and urlsplit(url).netloc == urlsplit(about.url).netloc
+        return await fetch(replace(about, url=url, loopback=named, max_body=MAX_BYTES, cut=True), passage.request)
 
     @asynccontextmanager
     async def gate(url: str) -> AsyncIterator[None]:

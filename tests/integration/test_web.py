@@ -243,11 +243,12 @@ def test_loopback_is_reached_only_where_the_command_line_names_it(folder: Folder
         pages.answers["/out"] = Answer("", 302, {"Location": f"{other.url}/inner"})
         file = folder.write("pages.txt", [f"{pages.url}/out"])
 
-        done = folder.crawler("run", str(file), "--ignore-robots")
-        assert done.returncode == 1
-        assert "forbidden_address" in done.stdout
-        assert "CRAWLER_ALLOW_NETS" in done.stdout
-        assert other.asked == []
+        for options in ((), ("--ignore-robots",)):
+            done = folder.crawler("run", str(file), *options)
+            assert done.returncode == 1
+            assert "forbidden_address" in done.stdout
+            assert "CRAWLER_ALLOW_NETS" in done.stdout
+            assert other.asked == []
 
         done = folder.crawler("run", str(file), "--ignore-robots", CRAWLER_ALLOW_NETS="127.0.0.0/8")
         assert done.returncode == 0, done.stdout + done.stderr

@@ -90,7 +90,7 @@ def test_a_missing_file_allows_all_and_a_server_in_trouble_nothing(
         (FetchError("dns", "no such host"), "dns"),
         (FetchError("timeout", "too slow"), "timeout"),
         (FetchError("too_many_redirects", "a loop"), 0.0),
-        (FetchError("forbidden_address", "leads home"), 0.0),
+        (FetchError("forbidden_address", "leads home"), "forbidden_address"),
     ],
 )
 def test_what_keeps_robots_txt_away_keeps_the_page_away(
