@@ -126,6 +126,8 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         if environ.get(name, "").strip()
     }
     settings = Settings(**given)
+    if "config_dir" in given and not settings.config_dir.is_dir():
+        raise ConfigError(f"CRAWLER_CONFIG_DIR={settings.config_dir}: there is no such folder")
     if settings.redis_circuit_breaker_db != settings.redis_rate_limiter_db:
         raise ConfigError(
             f"REDIS_CIRCUIT_BREAKER_DB={settings.redis_circuit_breaker_db} and "

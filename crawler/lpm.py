@@ -157,10 +157,10 @@ class LocalPersistenceManager:
                 [(job.id, line, reason, _storable(text)) for line, reason, text in rejects],
             )
 
-    def persist_call(self, task: NewTask, *, loopback: bool) -> int:
+    def persist_call(self, task: NewTask, *, loopback: bool, held: bool = False) -> int:
         """Put a single URL into the ledger under the id of its call, or find what that call made before."""
         with self.errors():
-            return self.durable.add_call(task, loopback=loopback, now=self._clock())
+            return self.durable.add_call(task, loopback=loopback, now=self._clock(), held=held)
 
     def get_next_pending(self, owner: str, limit: int = 1, queues: Sequence[str] = ("urgent", "default")) -> list[Task]:
         """Lease the most urgent due tasks for an owner, without asking for permits."""
@@ -267,14 +267,16 @@ class LocalPersistenceManager:
                    owner = NULL, message_id = iif(?, message_id, NULL), error_type = ?, error_message = ?,
                    completed_at = ?
                WHERE id = ? AND fence = ? AND status = 'processing' RETURNING leased_at""",
-            (outcome.status, bool(outcome.sent), failed, outcome.not_before, final, outcome.error_type,
+            (outcome.status, bool(outcome.sent) or failed, failed, outcome.not_before, final, outcome.error_type,
              _storable(outcome.error_message), now if final else None, task.id, task.fence),
         )  # fmt: skip
         if not live:
             return False  # a late twin: this claim was given up, and another one decides
         detail: dict[str, Any] = {"worker": outcome.worker, "claimed_at": live[0][0]}
+        if outcome.sent or failed:
+            detail["attempt"] = task.attempts + 1
         if outcome.sent:
-            detail |= {"attempt": task.attempts + 1, "sent": outcome.sent}
+            detail["sent"] = outcome.sent
         if outcome.rule.limited:
             detail["limit"] = outcome.rule
         if page:

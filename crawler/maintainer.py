@@ -139,6 +139,8 @@ class Maintainer:
         self._lpm.ledger.go_on_with_holds(self._clock())
         self._finalise()
         living = owners.living(self._lpm.owners)
+        if not any(note.about.get("kind") == "cli" for note in living):
+            self._lpm.ledger.release_calls()
         self._find_missing({note.message_id for note in living})
         self.fill(sum(note.about.get("kind") == "worker" for note in living))
         return next_due

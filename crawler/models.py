@@ -91,6 +91,8 @@ class Known(msgspec.Struct, frozen=True):
     last_modified: str | None
     site_version: str
     parser_version: str
+    task: int
+    final_url: str
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -154,7 +154,7 @@ class Orchestrator:
     def _environment(self) -> dict[str, str]:
         """What children see: this data folder, this Redis or none, and a folder for what the killed ones leave."""
         env = {"CRAWLER_DATA_DIR": str(self._data), "REDIS_URL": self._settings.redis_url or ""}
-        env["CRAWLER_CONFIG_DIR"] = str(self._settings.config_dir.absolute())
+        env |= _config_folder(self._settings)
         return os.environ | env | {"TMPDIR": str(self._data / "run" / "tmp")}
 
     def start_all(self) -> None:
@@ -255,6 +255,12 @@ def terminated_by_signal() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _config_folder(settings: Settings) -> dict[str, str]:
+    """For processes that may have another working folder."""
+    folder = settings.config_dir.absolute()
+    return {"CRAWLER_CONFIG_DIR": str(folder)} if folder.is_dir() else {}
+
+
 def spawn_supervisor(settings: Settings, workers: int | None, flower: bool) -> Stack:
     """Start a supervisor in the background and wait until its stack is ready."""
     data = settings.data_dir.absolute()
@@ -264,7 +270,7 @@ def spawn_supervisor(settings: Settings, workers: int | None, flower: bool) -> S
     argv += ["--workers", str(workers)] if workers else []
     argv += ["--flower"] if flower else []
     log = data / "logs" / "supervisor.log"
-    env = {"CRAWLER_DATA_DIR": str(data), "CRAWLER_CONFIG_DIR": str(settings.config_dir.absolute())}
+    env = {"CRAWLER_DATA_DIR": str(data)} | _config_folder(settings)
     child = Child("the supervisor", argv, log, os.environ | env)
     began = log.stat().st_size if log.exists() else 0
     mark = child.start()

@@ -105,6 +105,8 @@ def without_credentials(text: str) -> str:
     """The text with whatever stands between `://` and `@` taken out, for rejects and messages."""
     scheme, separator, rest = text.partition("://") if "://" in text else ("", "", text)
     authority, slash, path = rest.partition("/")
+    if "@" in path and not ada_url.check_url(text.strip()):  # what is no URL may have a slash in its password
+        authority, slash, path = rest, "", ""
     if "@" in authority:
         authority = "***@" + authority.rpartition("@")[2]
     return scheme + separator + authority + slash + path

@@ -16,6 +16,8 @@ from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from crawler.config import Settings, failpoint
 from crawler.db.acts import HELD
 from crawler.db.ledger import Due, Place
@@ -89,6 +91,8 @@ class Worker:
         self._robots = Robots(self._lpm.run / "robots")
         self._sessions = Sessions(self._lpm.folder / "sessions")
         self._given = given or Errand(JobOptions(), None)
+        self._alone = given is not None
+        self._resumes = 0.0
         self._jobs: dict[int | None, tuple[Errand, float]] = {}
         self._claims = ThreadPoolExecutor(1, "claims")
         self._outcomes: queue.SimpleQueue[tuple[Outcome, Future[bool]] | None] = queue.SimpleQueue()
@@ -285,7 +289,10 @@ class Worker:
                     if not rule.limited or booked[due.domain]
                 ]
                 tasks, left = self._lpm.ledger.claim(self._owner.id, places, room, now)
-                claimed = [(task, booked[task.domain].pop(0) if task.domain in booked else None) for task in tasks]
+                claimed = [
+                    (task, booked[task.domain].pop(0) if self._rule(task.domain, task.job_id).limited else None)
+                    for task in tasks
+                ]
             finally:
                 for unused in booked.values():
                     if unused:
@@ -397,8 +404,10 @@ class Worker:
             self._fetching.pop(task.id, None)
             passage.close()
             self._page_ended.set()
-            if not self._calls and not self.stopping:  # nobody claims now, who would pass the report on
+            if order.rule.limited and not self.stopping:  # others want to know
                 self._loop.run_in_executor(self._claims, self._keeper.flush)
+        if outcome.status is TaskStatus.PENDING and self._alone:  # what is sent along is known here only
+            self._resumes, outcome = outcome.not_before, msgspec.structs.replace(outcome, not_before=HELD)
         await self._save(outcome)
         if slots:
             self._owner.end(slots[0])
@@ -417,7 +426,8 @@ class Worker:
     async def _insist(self, task: int, end: float) -> TaskStatus:
         while True:
             status, not_before, domain, job_id = await self._loop.run_in_executor(self._claims, self._stand, task)
-            due_s = max(0.0, not_before - time.time()) if not_before < HELD else 0.0  # this one is wanted all the same
+            # A held one is wanted all the same.
+            due_s = max(0.0, (not_before if not_before < HELD else self._resumes) - time.time())
             if status not in (TaskStatus.PENDING, TaskStatus.PROCESSING) or time.monotonic() > end or self.stopping:
                 return status
             if status is TaskStatus.PENDING and due_s <= 0:

@@ -72,31 +72,28 @@ def crawl(site: Site, pages: list[str], given: argparse.Namespace, name: str) ->
             folder.crawler("bulk", "import", "pages.txt")
             lpm = folder.lpm()
             count = sum(url.startswith(site.url + "/page/") for url in pages)
-            began, peak, seconds, rate = time.monotonic(), 0, 0.0, 0.0
+            began, peak = time.monotonic(), 0
             folder.crawler("up", "--workers", str(given.workers))
-            sql = "SELECT count(*), ifnull(max(completed_at), 0) FROM tasks WHERE status = 'completed' AND url LIKE ?"
             like = f"{site.url}/page/%"
-            first = 0.0
             while True:
-                [(done, last)] = lpm.ledger.db.all(sql, (like,))
-                first = first or (last if done else 0.0)
                 for pid in folder.children():
                     try:
                         peak = max(peak, psutil.Process(pid).memory_info().rss)
                     except psutil.NoSuchProcess:
                         continue
-                if done == count and not rate:
-                    rate = count / (last - first)
                 if not lpm.ledger.books().open or time.monotonic() - began > 900:
                     break
                 time.sleep(0.2)
             seconds = time.monotonic() - began
             assert_balanced(folder.status())
+            sql = "SELECT min(completed_at), max(completed_at) FROM tasks WHERE status = 'completed' AND url LIKE ?"
+            [(first, last)] = lpm.ledger.db.all(sql, (like,))
+            rate = count / (last - first)
             rows = lpm.ledger.db.all("SELECT url, status, error_type, attempts FROM tasks")
             lpm.close()
             print(f"{name}: {json.dumps(Counter(row[1] for row in rows))} in {seconds:.0f} s", file=sys.stderr)
             lost = count - sum(1 for url, status, *_ in rows if status == "completed" and url.startswith(like[:-1]))
-            return {"rate": rate or 1e-9, "peak": peak, "lost": lost, "seconds": seconds, "tasks": rows}
+            return {"rate": rate, "peak": peak, "lost": lost, "seconds": seconds, "tasks": rows}
         finally:
             folder.stop()
 

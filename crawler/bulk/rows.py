@@ -32,7 +32,9 @@ _PRIORITIES = {"": 5} | {str(number): number for number in range(1, 10)}
 _WHOLE = re.compile(r"\+?0*([1-9])(?:\.0*)?")
 _MARKUP = re.compile(r"<(?:!doctype|!--|\?xml|html|head|body|script)", re.IGNORECASE)
 _ARRAY = re.compile(r"\[\s*(?:\{|\n|$)")
-_USER_INFO = re.compile(r"""(\bhttps?:[\\/]*|\b[a-z][a-z0-9+.-]{0,20}:[\\/]{2,})[^\\/"\r\n]*@""", re.IGNORECASE)
+_USER_INFO = re.compile(
+    r"""(\bhttps?:[\\/]*|\b[a-z][a-z0-9+.-]{0,20}:[\\/]{2,}|(?<![\w:])[\\/]{2,})[^"\r\n,]*@""", re.IGNORECASE
+)
 
 
 class Row(msgspec.Struct, frozen=True):

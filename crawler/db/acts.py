@@ -64,6 +64,13 @@ class Acts(Bookkeeping):
             elif job.hold == "cancelled":
                 self.hold(job, "cancelled", now)
 
+    def release_calls(self) -> None:
+        """Make due what single calls held for themselves; for when none of these is there any more."""
+        held = "job_id IS NULL AND status = 'pending' AND not_before = 9e15"
+        if self.db.one(f"SELECT 1 FROM tasks WHERE {held} LIMIT 1"):
+            with writing(self.db):
+                self.db.execute(f"UPDATE tasks SET not_before = 0 WHERE {held}")
+
     def _pending_ids(self, job: Job, condition: str, after: int) -> list[int]:
         rows = self.db.execute(
             f"""SELECT id FROM tasks WHERE {self._of(job)} AND status = 'pending' AND {condition} AND id > ?

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from crawler.db.acts import COUNTS_FOR, Acts
+from crawler.db.acts import COUNTS_FOR, HELD, Acts
 from crawler.db.books import JOB, as_job
 from crawler.db.connection import writing
 from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, JobOptions, Known, NewTask, Task
@@ -194,8 +194,11 @@ class Ledger(Acts):
                 "INSERT OR IGNORE INTO job_links VALUES (?, ?, ?, ?)", (job_id, id_, task.line or 0, row_input)
             )
 
-    def add_call(self, task: NewTask, *, loopback: bool, now: float) -> int:
-        """The task that this call has made before, the open one for its URL, or a new one."""
+    def add_call(self, task: NewTask, *, loopback: bool, now: float, held: bool = False) -> int:
+        """The task that this call has made before, the open one for its URL, or a new one.
+
+        `held` keeps a new one from everybody but who asks for it by its number.
+        """
         address = task.address
         with writing(self.db):
             rows = (
@@ -207,11 +210,11 @@ class Ledger(Acts):
                 )
                 or self.db.all(
                     """INSERT INTO tasks (task_id, external_id, url, url_key, domain, parcel_id, queue, priority,
-                           deadline, source, input, loopback, imported_at)
-                       VALUES (?, ?, ?, ?, ?, ?, 'urgent', ?, ?, 'call', ?, ?, ?) RETURNING id""",
+                           deadline, source, input, loopback, imported_at, not_before)
+                       VALUES (?, ?, ?, ?, ?, ?, 'urgent', ?, ?, 'call', ?, ?, ?, ?) RETURNING id""",
                     (secrets.token_hex(16), task.external_id, address.url, address.key, address.domain, task.parcel_id,
                      task.priority, NO_DEADLINE, msgspec.json.encode(task.input).decode() if task.input else None,
-                     loopback, now),
+                     loopback, now, HELD if held else 0.0),
                 )
             )  # fmt: skip
         return int(rows[0][0])
@@ -265,9 +268,10 @@ class Ledger(Acts):
     def _known_pages(self, ids: Sequence[int]) -> dict[int, Known]:
         """What the last pages of these tasks' URLs said about themselves, where a result of them is still there."""
         rows = self.db.all(
-            """SELECT t.id, v.etag, v.last_modified, r.site_version, r.parser_version
+            """SELECT t.id, v.etag, v.last_modified, r.site_version, r.parser_version, r.task, r.final_url
                FROM json_each(?) JOIN tasks t ON t.id = value JOIN validators v ON v.url_key = t.url_key
-               JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL""",
+               JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL
+               AND (r.raw_segment IS NULL OR EXISTS (SELECT 1 FROM raw_segments s WHERE s.name = r.raw_segment))""",
             (msgspec.json.encode(ids).decode(),),
         )
         return {id_: Known(*about) for id_, *about in rows}

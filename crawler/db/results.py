@@ -49,9 +49,15 @@ def insert(db: Database, outcome: Outcome, page: Page, place: Raw | None, now: f
             """INSERT INTO results SELECT ?1, record, final_url, ?2, content_type, ?3, bytes, body_sha256, ?4, parse_ms,
                    parser, parser_version, raw_segment, raw_offset, raw_length, ?5, site, site_version,
                    ifnull(same_as, task)
-               FROM results WHERE task = (SELECT v.task FROM validators v JOIN tasks t ON t.url_key = v.url_key
-                                          WHERE t.id = ?1)""",
-            (outcome.task.id, page.status, UNCHANGED, page.fetch_s * 1000, page.fetched_at),
+               FROM results WHERE task = ?6""",
+            (
+                outcome.task.id,
+                page.status,
+                UNCHANGED,
+                page.fetch_s * 1000,
+                page.fetched_at,
+                outcome.task.known.task if outcome.task.known else None,
+            ),
         )
         if not db.changes():
             raise LookupError("the page is unchanged, but the result that it is the same as has gone")

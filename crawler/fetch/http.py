@@ -54,6 +54,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """How many bytes are read, where that is not what the client's own limit says."""
     cut: bool = False
     """Whether a larger body is cut there, instead of being an error."""
+    home: str | None = None
+    """The origin that may get the site's and the session's headers, where that is not the URL's own."""
 
     def __repr__(self) -> str:
         return f"Request({urls.without_credentials(self.url)!r})"
@@ -222,7 +224,7 @@ class Client:
 
     def _request(self, request: Request, first: _Place, here: _Place, route: Route) -> bytes:
         """The bytes of a request; a later header of the same name takes an earlier one's place."""
-        home = here.origin == first.origin
+        home = "://".join(here.origin) == (request.home or "://".join(first.origin))
         site = {name.lower(): (name, value) for name, value in request.headers}
         headers = dict(_ALWAYS) | (site if home else harmless(site))
         if request.session:

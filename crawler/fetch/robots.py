@@ -28,6 +28,7 @@ LOOK_S = 0.05
 PRODUCT = "crawler"
 _AWAY = frozenset(
     {"connection", "timeout", "dns", "tls", "tls_broken_off", "truncated", "bad_response", "forbidden_address", "proxy"}
+    | {"bad_request"}
 )
 """What keeps the page itself from being fetched, too, and is its failure."""
 
@@ -47,7 +48,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unreachable(self) -> bool:
         """Whether the server could not tell: then nothing is allowed for now. A missing file allows everything."""
-        return self.status >= 500 or self.status == 429
+        return self.status >= 500 or self.status in (407, 429)
 
     def is_fresh(self, now: float) -> bool:
         """Whether it still holds."""
@@ -84,10 +85,13 @@ class Robots:
         origin = "{0.scheme}://{0.netloc}".format(urlsplit(url))
         rules = self.known(origin) or await self._learn(origin, fetch)
         if rules.answer.unreachable:
-            status = rules.answer.status
-            raise FetchError("robots_unreachable", f"{origin}/robots.txt answered {status}, so nothing is fetched yet")
+            status, left_s = rules.answer.status, rules.answer.at + UNREACHABLE_S - self._clock()
+            message = f"{origin}/robots.txt answered {status}, so nothing is fetched from there yet"
+            raise FetchError("robots_unreachable", message, max(1.0, left_s))
         if not rules.allow(url, agent):
-            raise FetchError("robots", f"{origin}/robots.txt does not let {agent} fetch this page")
+            raise FetchError(
+                "robots", f"{origin}/robots.txt does not let {agent} fetch this page (--ignore-robots would)"
+            )
         return rules.crawl_delay_s(agent)
 
     def known(self, origin: str) -> Rules | None:

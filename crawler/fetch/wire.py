@@ -14,8 +14,9 @@ from crawler.errors import FetchError
 MAX_HEAD = 256 * 1024
 """The bytes of a status line and all its headers, and of all the answers before it (Chromium's limit, too)."""
 MAX_CHUNK_LINE = 16 * 1024
-MAX_FRAMING = 500_000
-"""What chunk sizes, their extensions and trailers may add up to: a body in chunks of one byte ends here."""
+MAX_FRAMING = 64 * 1024
+"""What chunk sizes, their extensions and trailers may add up to beyond the body itself: one in chunks of one byte, each
+of which costs as much as one of a megabyte, ends here."""
 
 SLOP = 8
 """A status line that begins within so many bytes is one; what begins otherwise is not HTTP and is not waited for."""
@@ -119,7 +120,7 @@ class Chunks:
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._left = 0
-        self._framing = 0
+        self._framing = self._held = 0
         self._step: Callable[[], bytes | None] = self._size
         self.done = False
 
@@ -132,6 +133,7 @@ class Chunks:
             if piece is None:
                 break
             if piece:
+                self._held += len(piece)
                 out.append(piece)
         return b"".join(out)
 
@@ -149,10 +151,8 @@ class Chunks:
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         self._framing += end + 1
-        if self._framing > MAX_FRAMING:
-            raise FetchError(
-                "bad_response", f"more than {MAX_FRAMING:,} bytes of the body are chunk sizes and trailers"
-            )
+        if self._framing > MAX_FRAMING + self._held:
+            raise FetchError("bad_response", "more of the body are chunk sizes and trailers than what they hold")
         return line.removesuffix(b"\r")
 
     def _size(self) -> bytes | None:

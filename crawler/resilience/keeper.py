@@ -12,6 +12,9 @@ from crawler.errors import NotNow
 from crawler.models import Rule
 from crawler.resilience.permit import Ask, Permit, Report
 
+LOOK_S = 2.0
+"""A closed domain is asked again at least so often: somebody may have reset it."""
+
 
 class Booking(msgspec.Struct, frozen=True, kw_only=True):
     """A request that may go to a domain at a time of this process's clock."""
@@ -36,6 +39,7 @@ class Keeper:
         self._permit, self._key, self._clock = permit, key, clock
         self._closed: dict[str, float] = {}
         self._why: dict[str, str] = {}
+        self._waits: dict[str, float] = {}
         self._latest: dict[str, float] = {}
         self._held: Counter[str] = Counter()
         self._reports: list[Report] = []
@@ -56,7 +60,7 @@ class Keeper:
 
     def refusal(self, domain: str) -> NotNow:
         """What stands in the way of one more request there."""
-        return NotNow(domain, self._why.get(domain, "rate"), max(self.closed_s(domain), 0.05))
+        return NotNow(domain, self._why.get(domain, "rate"), max(self._waits.get(domain, 0.0), 0.05))
 
     def book(self, asks: Sequence[Ask]) -> list[list[Booking]]:
         """Ask for requests; where fewer than wished are granted, the domain counts as closed for as long as it says."""
@@ -74,7 +78,8 @@ class Keeper:
                 with self._guard:
                     self._held[ask.domain] += len(answer.starts_s)
             if answer.wait_s and len(answer.starts_s) < ask.wish:
-                self._closed[ask.domain] = after + answer.wait_s
+                self._closed[ask.domain] = after + min(answer.wait_s, LOOK_S)
+                self._waits[ask.domain] = answer.wait_s
                 self._why[ask.domain] = answer.why
         return booked
 

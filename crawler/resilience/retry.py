@@ -26,7 +26,7 @@ CLASSES = {
 }
 """What is not here: other 5xx are tried again soon, verdicts bring their own class, and all else is given up."""
 
-BLOCKS = frozenset({"connection", "timeout", "http_429", "http_503"})
+BLOCKS = frozenset({"http_429", "http_503"})
 """Reasons that speak against the whole domain; so many in a row open its circuit. Walls are another kind."""
 _TIMES = {_S: 1.0, _L: 15.0, _D: 5.0}
 """How much longer than soon the first wait of a class is."""

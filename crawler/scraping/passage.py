@@ -6,12 +6,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from crawler import urls
+from crawler.errors import FetchError, NotNow
 from crawler.models import Rule, Sent
 from crawler.resilience.keeper import Booking, Keeper
 from crawler.resilience.permit import LATE_S, Ask, Report
 
-HOP_AHEAD_S = 10.0
+HOP_AHEAD_S = 120.0
 """A page that has begun may wait so long for the permit of its next request; others wait in the ledger."""
+_BUSY = frozenset({"rate", "at a time", "just begun"})
+_NEVER_SENT = frozenset({"forbidden_address", "bad_request", "bad_url", "dns"})
+"""Reasons for which nothing has reached the domain."""
 
 Book = Callable[[Ask], Awaitable[Booking]]
 """Books one request; raises `NotNow` where it cannot be had."""
@@ -31,13 +35,14 @@ class Passage:
     ) -> None:
         self._domain, self._booking = domain, booking
         self._holds = booking is not None
+        self._begun = False
         self._rule, self._book, self._keeper, self._begin = rule, book, keeper, begin
         self.sent: list[Sent] = []
         # How it went, as far as it is known by its end
         self.good: bool | None = None
         self.block = ""
         self.retry_after_s = 0.0
-        self.crawl_delay_s = 0.0
+        self._delays: dict[str, float] = {}
 
     @asynccontextmanager
     async def request(self, url: str) -> AsyncIterator[None]:
@@ -46,60 +51,82 @@ class Passage:
         rule = self._rule(domain)
         if rule.limited:
             await self._wait(domain, rule)
-        if not self.sent:
+        if not self._begun:
+            self._begun = True
             self._begin()
         began, since = time.time(), time.monotonic()
         self.sent.append(Sent(domain, began, 0.0))
         place = len(self.sent) - 1
         try:
             yield
+        except FetchError as error:
+            if error.reason in _NEVER_SENT:
+                del self.sent[place]
+            raise
         finally:
-            self.sent[place] = Sent(domain, round(began, 4), round(time.monotonic() - since, 4))
+            if place < len(self.sent):
+                self.sent[place] = Sent(domain, round(began, 4), round(time.monotonic() - since, 4))
             if rule.limited and domain != self._domain:
                 self._keeper.report(Report(domain=domain, rule=rule))
 
+    def obey(self, url: str, crawl_delay_s: float) -> None:
+        """Note what the robots.txt of a URL's host says about delays; none takes an earlier one back."""
+        domain = urls.parse(url).domain
+        self._delays[domain] = max(self._delays.get(domain, -1.0), crawl_delay_s or -1.0)
+
     async def _wait(self, domain: str, rule: Rule) -> None:
-        booking, self._booking = self._booking, None
-        if booking is None or booking.domain != domain:
-            if booking is not None:
-                self._booking = booking  # the page's own, which it still has
-            booking = await self._book(self._ask(domain, rule))
-        late_s = LATE_S
+        """Have a booking, and be there in time; elsewhere it comes with a place, which the request gives back."""
+        booking: Booking | None = None
+        if self._booking is not None and self._booking.domain == domain:
+            booking, self._booking = self._booking, None
+        elsewhere, holds, late_s = domain != self._domain, False, LATE_S
+        try:
+            while True:
+                if booking is None:
+                    booking = await self._have(domain, rule, slots=elsewhere and not holds)
+                    holds = elsewhere
+                await asyncio.sleep(max(0.0, booking.at - time.monotonic()))
+                if time.monotonic() - booking.at <= late_s:
+                    return
+                # A late one could add up with those behind it. Where this process is always late, it may go in the end.
+                booking, late_s = None, 2 * late_s
+        except BaseException:
+            if holds:
+                self._keeper.report(Report(domain=domain, rule=rule))
+            raise
+
+    async def _have(self, domain: str, rule: Rule, slots: bool) -> Booking:
+        """Book; where the domain is only busy, try again for a while: else the page would begin from the beginning."""
+        ask = Ask(domain=domain, rule=rule, ahead_s=max(HOP_AHEAD_S, 3 * rule.interval_s), slots=slots)
+        end = time.monotonic() + HOP_AHEAD_S
         while True:
-            await asyncio.sleep(max(0.0, booking.at - time.monotonic()))
-            if time.monotonic() - booking.at <= late_s:
-                return
-            # A late one could add up with those behind it. Where this process is always late, it is let go in the end.
-            late_s *= 2
-            booking = await self._book(self._ask(domain, rule))
-
-    def _ask(self, domain: str, rule: Rule) -> Ask:
-        # The page has its place at its own domain; at another it takes one for this request.
-        return Ask(domain=domain, rule=rule, ahead_s=HOP_AHEAD_S, slots=domain != self._domain)
-
-    @property
-    def _given_back(self) -> bool:
-        return self._booking is not None and self._keeper.is_latest(self._booking)
+            try:
+                return await self._book(ask)
+            except NotNow as refusal:
+                if refusal.why not in _BUSY or time.monotonic() + refusal.wait_s > end:
+                    raise
+                await asyncio.sleep(refusal.wait_s)
 
     def close(self) -> None:
-        """Tell the last domain how it went, and give the page's own place back."""
-        last = self.sent[-1].domain if self.sent else self._domain
-        latency_s = self.sent[-1].seconds if self.sent else 0.0
-        for domain in {self._domain, last}:
+        """Tell each domain how it went: that of the last request how the page ended, others that they answered."""
+        last = self.sent[-1] if self.sent else None
+        for domain in {self._domain, *self._delays, *(sent.domain for sent in self.sent)}:
             rule = self._rule(domain)
             if not rule.limited:
                 continue
-            told = domain == last and bool(self.sent)
+            own, told = domain == self._domain, last is not None and domain == last.domain
+            answered = any(sent.domain == domain for sent in self.sent)
+            unused = own and self._booking is not None and self._keeper.is_latest(self._booking)
             self._keeper.report(
                 Report(
                     domain=domain,
                     rule=rule,
-                    slots=int(domain == self._domain and self._holds),
-                    good=self.good if told else None,
+                    slots=int(own and self._holds),
+                    good=self.good if told else True if answered else None,
                     block=self.block if told else "",
-                    latency_s=latency_s if told else 0.0,
+                    latency_s=last.seconds if last and told else 0.0,
                     retry_after_s=self.retry_after_s if told else 0.0,
-                    crawl_delay_s=self.crawl_delay_s if domain == self._domain else 0.0,
-                    unused=int(domain == self._domain and self._given_back),
+                    crawl_delay_s=self._delays.get(domain, 0.0),
+                    unused=int(unused),
                 )
             )

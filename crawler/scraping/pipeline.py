@@ -90,7 +90,13 @@ async def scrape(
             begun = replace(begun, parse_ms=(time.perf_counter() - began) * 1000)
             ended = _judged(begun, page, read, order, passage, clock, jitter)
     except NotNow as error:
-        ended = _postponed(begun, error, clock)
+        if passage.sent:  # what was asked for already would be asked for again and again
+            refused = FetchError(
+                "refused_on_the_way", f"the page leads to where nothing may go now: {error}", error.wait_s
+            )
+            ended = _failed(begun, refused, RetryClass.LATER, order, passage, clock, jitter)
+        else:
+            ended = _postponed(begun, error, clock)
     except FetchError as error:
         passage.good = None if page is None else page.status < 500
         ended = _failed(begun, error, retry.class_of(error.reason), order, passage, clock, jitter)
@@ -110,19 +116,22 @@ async def _fetched(order: Order, fetch: Fetch, passage: Passage, robots: Robots)
     )
 
     async def robots_txt(url: str) -> Page:
-        # Of this machine only what the input itself names may be asked: a redirect's robots.txt is not.
-        named = about.loopback and urlsplit(url).netloc == urlsplit(about.url).netloc
-        return await fetch(replace(about, url=url, loopback=named, max_body=MAX_BYTES, cut=True), passage.request)
+        # A redirect's robots.txt is another origin's: it gets no secrets, and is not to be found on this machine.
+        home = "{0.scheme}://{0.netloc}".format(urlsplit(about.url))
+        named = about.loopback and url.startswith(f"{home}/")
+        request = replace(about, url=url, home=home, loopback=named, max_body=MAX_BYTES, cut=True)
+        return await fetch(request, passage.request)
 
     @asynccontextmanager
     async def gate(url: str) -> AsyncIterator[None]:
         if order.respect_robots:
-            delay_s = await robots.check(url, order.user_agent, robots_txt)
-            passage.crawl_delay_s = max(passage.crawl_delay_s, delay_s)
+            passage.obey(url, await robots.check(url, order.user_agent, robots_txt))
         async with passage.request(url):
             yield
 
     page = await fetch(replace(about, headers=(*site.headers, *order.conditional)), gate)
+    if page.status == 304 and order.task.known and page.final_url != order.task.known.final_url:
+        page = await fetch(about, gate)  # another page than the one that is known has not changed
     return replace(page, fetch_s=sum(sent.seconds for sent in passage.sent))
 
 
@@ -143,8 +152,8 @@ def _judged(
         return replace(begun, status=TaskStatus.COMPLETED, record=read.record, parser=read.parser)
     message = f"the server answered {page.status} {page.reason}".rstrip()
     if not verdict.name.startswith("http_"):
-        message = f"{message} with a page that is {verdict.name.replace('_', ' ')}"
-        message += f" of {verdict.vendor}" if verdict.vendor else ""
+        message += f", and the page is: {verdict.name.replace('_', ' ')}"
+        message += f" ({verdict.vendor})" if verdict.vendor else ""
     wait_s = retry.retry_after(page.header("retry-after"), clock())
     error = FetchError(verdict.name, message, wait_s)
     return _failed(begun, error, verdict.retry or retry.class_of(verdict.name), order, passage, clock, jitter)

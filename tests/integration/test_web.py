@@ -236,6 +236,77 @@ def test_headers_cookies_and_credentials_reach_the_page_and_nothing_else(folder:
     assert "secret" not in done.stdout + done.stderr
 
 
+def test_secrets_do_not_follow_a_redirect_to_another_origin(folder: Folder, pages: Pages) -> None:
+    """Neither the page there nor its robots.txt is asked with what was meant for the first one."""
+    folder.env["CRAWLER_ALLOW_NETS"] = "127.0.0.0/8"
+    with Pages("127.0.0.2") as other:
+        other.answers["/inner"] = Answer(parcel(99))
+        pages.answers["/out"] = Answer("", 302, {"Location": f"{other.url}/inner"})
+        given = f"{pages.url}/out".replace("//", "//ada:secret@")
+
+        done = folder.crawler("scrape", given, "--header", "Authorization: secret", "--header", "X-Key: secret")
+
+        assert done.returncode == 0, done.stdout
+        assert [asked.path for asked in other.asked] == ["/robots.txt", "/inner"]
+        assert "secret" not in str(other.asked)
+        assert "secret" in str(pages.asked)
+
+
+def test_what_one_call_sends_along_is_sent_beside_a_running_stack(folder: Folder, pages: Pages) -> None:
+    """The stack does not take such a call away; a retry of it is made by the same process, too."""
+    folder.crawler("up", "--workers", "2")
+    pages.answers["/page/2"] = Answer("later", 500)
+
+    first = folder.crawler("scrape", f"{pages.url}/page/1", "--header", "X-Key: one")
+    second = folder.crawler("scrape", f"{pages.url}/page/2", "--user-agent", "Fred/1")
+
+    assert (first.returncode, second.returncode) == (0, 1)
+    agents = [asked.headers["user-agent"] for asked in pages.asked if asked.path == "/page/2"]
+    assert agents == ["Fred/1"] * 3
+    assert [asked.headers.get("x-key") for asked in pages.asked if asked.path == "/page/1"] == ["one"]
+
+
+def test_jobs_with_and_without_a_limit_share_a_domain(folder: Folder, pages: Pages) -> None:
+    """Each keeps to its own word, and both come to their end."""
+    pages.answers |= {f"/page/{n}": Answer(parcel(n)) for n in range(60)}
+    slow = folder.write("slow.txt", urls(pages, 20))
+    quick = folder.path / "quick.csv"
+    quick.write_text("url,priority\n" + "".join(f"{url},3\n" for url in urls(pages, 60)[20:]))
+    folder.crawler("bulk", "import", str(slow), "--rate", "10/s")
+    folder.crawler("bulk", "import", str(quick), "--rate", "none")
+
+    done = folder.crawler("resume", "--workers", "2")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert folder.books().completed == 60
+    assert "Error" not in (folder.data / "logs" / "worker.log").read_text()
+
+
+def test_a_redirect_at_a_slow_rate_arrives(folder: Folder, pages: Pages) -> None:
+    """Its second request waits for its own permit, and the first is not made again."""
+    pages.answers["/old"] = Answer("", 302, {"Location": "/page/1"})
+    file = folder.write("one.txt", [f"{pages.url}/old"])
+
+    done = folder.crawler("run", str(file), "--rate", "5/m", "--ignore-robots")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert pages.paths() == ["/old", "/page/1"]
+
+
+def test_another_page_that_has_not_changed_is_not_this_one(folder: Folder, pages: Pages) -> None:
+    """A 304 from where a URL leads now says nothing about the page that it led to before."""
+    pages.answers["/page/1"] = Answer(parcel(1), headers={"ETag": '"one"'})
+    file = folder.write("pages.txt", urls(pages, 2)[1:])
+    assert folder.crawler("run", str(file)).returncode == 0
+    pages.answers["/page/1"] = Answer("", 302, {"Location": "/page/5"})
+    pages.answers["/page/5"] = Answer(parcel(5, "Rosa Delgado"), headers={"ETag": '"one"'})
+
+    assert folder.crawler("run", str(file)).returncode == 0
+
+    second = folder.results()[1]
+    assert (second["verdict"], second["data"]["fields"]["Owner"]) == ("ok", "Rosa Delgado")
+
+
 def test_loopback_is_reached_only_where_the_command_line_names_it(folder: Folder, pages: Pages) -> None:
     """A page on this machine may not lead to another server on it, unless that network is opened."""
     with Pages() as other:

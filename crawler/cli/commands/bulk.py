@@ -147,13 +147,14 @@ def import_(
     return 1 if summary.rejected else 0
 
 
-def say_forecast(settings: Settings, job: Job) -> Forecast | None:
-    """Tell when the job will be done, and what will miss its deadline."""
+def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast | None:
+    """Tell when the job will be done, and what will miss its deadline; `starts` says that workers are about to."""
     now, tz = time.time(), times.zone(settings.timezone)
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm), lpm.errors():
         rule = partial(sites.load(settings.config_dir, settings.rate).rule, rate=job.options.rate)
         limits = limits_of(settings, lpm.owners, rule)
+        limits = msgspec.structs.replace(limits, running=limits.running or starts)
         seen = of_job(lpm.ledger, job, limits, now)
     if job.deadline:
         say(f"deadline {times.until(job.deadline, now, tz)}")

@@ -91,7 +91,7 @@ def run(
     say(f"job {job.name}: {summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected")
     if summary.rejects_file:
         say(f"rejected rows are in {summary.rejects_file}")
-    say_forecast(settings, job)
+    say_forecast(settings, job, starts=True)
     return report(settings, crawl(settings, workers, job), job, as_json)
 
 
@@ -196,7 +196,7 @@ def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> 
     """What was collected, what was not and why; the job's end counts as told. Returns the exit code."""
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm), lpm.errors():
-        receipt = lpm.ledger.receipt(job) if job else None
+        receipt = lpm.ledger.receipt(lpm.ledger.job(job.name)) if job else None
         reasons = receipt.reasons if receipt else lpm.ledger.reasons(None)
         examples = list(lpm.ledger.tasks(job, ("failed", "skipped", "expired"), limit=5))
         if job:

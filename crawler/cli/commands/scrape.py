@@ -4,6 +4,8 @@ import contextlib
 import sys
 import time
 import uuid
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,14 +58,16 @@ def scrape(url: str, local: bool, again: bool, ignore_robots: bool, session: "Se
         return _read_again(settings, address, as_json)
     lpm = LocalPersistenceManager(settings.data_dir)
     call_id = str(uuid.uuid4())
-    task = lpm.persist_call(NewTask(address=address, priority=1, external_id=call_id), loopback=True)
     if secret := urls.credentials(url):
         from crawler.fetch.session import Session
 
         session = msgspec.structs.replace(session or Session(), credentials=dict([secret]))
     local = local or ignore_robots or session is not None
-    if local or not _through_queue(settings, lpm, address.url, call_id, task):
-        _in_this_process(settings, lpm, task, JobOptions(ignore_robots=ignore_robots), session)
+    new = NewTask(address=address, priority=1, external_id=call_id)
+    call = partial(lpm.persist_call, new, loopback=True, held=local)
+    task = None if local else call()
+    if task is None or not _through_queue(settings, lpm, address.url, call_id, task):
+        task = _in_this_process(settings, lpm, call, JobOptions(ignore_robots=ignore_robots), session)
     report = lpm.report(task)
     lpm.close()
     if as_json:
@@ -74,8 +78,13 @@ def scrape(url: str, local: bool, again: bool, ignore_robots: bool, session: "Se
 
 
 def _in_this_process(
-    settings: Settings, lpm: LocalPersistenceManager, task: int, how: JobOptions, session: "Session | None"
-) -> None:
+    settings: Settings,
+    lpm: LocalPersistenceManager,
+    call: Callable[[], int],
+    how: JobOptions,
+    session: "Session | None",
+) -> int:
+    """Have a worker of our own before the call is made: what it holds for itself is released where there is none."""
     from crawler import logs
     from crawler.fetch.session import LiveSession
     from crawler.process import read_stack, redis_address
@@ -93,9 +102,11 @@ def _in_this_process(
     shared = settings.redis_url or read_stack(settings.data_dir).up
     worker = Worker(settings, "cli", permit=fleet if shared else None, given=Errand(how, LiveSession(session)))
     try:
+        task = call()
         worker.scrape(task, LIMIT_S)
     finally:
         worker.stop()
+    return task
 
 
 def _through_queue(settings: Settings, lpm: LocalPersistenceManager, url: str, call_id: str, task: int) -> bool:
