@@ -171,37 +171,36 @@ def test_a_hop_that_cannot_be_had_is_not_a_failure() -> None:
     assert page.sent == []
 
 
-def test_a_late_request_elsewhere_keeps_one_place_and_gives_it_back() -> None:
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_late_request_elsewhere_keeps_one_place_and_gives_it_back(refused: bool) -> None:
     """However often it must be booked anew, and also where that is refused in the end, no place is left behind."""
-    for refused in (False, True):
-        book, permit = keeper(time.monotonic)
-        begun: list[str] = []
-        count = [0]
+    book, permit = keeper(time.monotonic)
+    asks: list[Ask] = []
 
-        async def more(ask: Ask) -> Booking:
-            count[0] += 1
-            if refused and count[0] == 2:
-                raise NotNow(ask.domain, "open", 30.0)
-            [booked] = book.book([ask])
-            if count[0] == 1:
-                time.sleep(0.05)  # noqa: ASYNC251 - the loop is to stand still
-            return booked[0]
+    async def more(ask: Ask) -> Booking:
+        asks.append(ask)
+        if refused and len(asks) == 2:
+            raise NotNow(ask.domain, "open", 30.0)
+        [booked] = book.book([ask])
+        if len(asks) == 1:
+            time.sleep(0.05)  # noqa: ASYNC251 - the loop is to stand still
+        return booked[0]
 
-        page = Passage("a.example", None, lambda domain: TEN_A_SECOND, more, book, lambda: begun.append("begun"))
+    page = Passage("a.example", None, lambda domain: TEN_A_SECOND, more, book, lambda: None)
 
-        async def go() -> None:
-            async with page.request("http://b.example/"):
-                assert permit.domains()[0].in_flight == 1
+    async def go() -> None:
+        async with page.request("http://b.example/"):
+            assert permit.domains()[0].in_flight == 1
 
-        if refused:
-            with pytest.raises(NotNow):
-                asyncio.run(go())
-        else:
+    if refused:
+        with pytest.raises(NotNow):
             asyncio.run(go())
-        book.flush()
+    else:
+        asyncio.run(go())
+    book.flush()
 
-        assert count[0] == 2
-        assert permit.domains()[0].in_flight == 0
+    assert len(asks) == 2
+    assert permit.domains()[0].in_flight == 0
 
 
 def test_each_domain_hears_of_its_own_delay_and_answer() -> None:
