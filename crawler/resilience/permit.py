@@ -14,7 +14,7 @@ from crawler.models import Rule
 HEADROOM = models.HEADROOM
 AHEAD_S = 0.5
 """How far ahead a request may be booked: what a killed worker has booked is lost to the rate."""
-LATE_S = 0.02
+LATE_S = 0.014
 """A request that cannot go within this time of its start must not go at all, but be asked for again: late ones would
 come together with those behind them, which is what the headroom does not cover."""
 LEASE_S = 10.0
