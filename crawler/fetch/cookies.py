@@ -15,7 +15,7 @@ from crawler.fetch.egress import literal
 
 MAX_SIZE = 4096
 """The bytes of a name and its value; a larger cookie is ignored, as browsers do."""
-MAX_COOKIES, MAX_BYTES = 180, 16_384
+MAX_COOKIES, MAX_BYTES = 60, 16_384
 """Per domain."""
 MAX_HEADER = 8_000
 """The cookies of one request: servers refuse more, so that a flood of them would shut us out."""
