@@ -3,11 +3,13 @@
 import json
 import os
 import pty
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -185,10 +187,19 @@ def test_the_live_view(crawled: Folder) -> None:
         [sys.executable, "-m", "crawler", "status", "--watch", "--interval", "0.2"],
         cwd=crawled.path, env=crawled.env | {"COLUMNS": "80", "TERM": "xterm"}, stdout=terminal,
     )  # fmt: skip
-    seen = ""
-    while "free in" not in seen:
-        seen += os.read(screen, 4096).decode()
+    parts: list[str] = []
+
+    def look() -> None:
+        while live.poll() is None:  # to its end: a terminal that nobody reads from stops who writes to it
+            if select.select([screen], [], [], 0.1)[0]:
+                parts.append(os.read(screen, 4096).decode())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    wait_for(lambda: "free in" in "".join(parts), 20, "a whole picture")
     live.send_signal(signal.SIGINT)
+    looking.join(20)
+    seen = "".join(parts)
 
     assert plain.wait(10) == 0
     assert json.loads(crawled.log(lines).splitlines()[0])["job_facts"]["parcels.csv"]["state"] == "done"
