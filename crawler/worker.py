@@ -282,6 +282,7 @@ class Worker:
                 return [], False
             wanted, more = self._wanted(queues, room)
             booked = self._book_all(wanted, room)
+            claimed: list[Claimed] = []
             try:
                 places = [
                     Place(due, len(booked[due.domain]) if rule.limited else room, partial(self._fits, due.domain, rule))
@@ -289,10 +290,10 @@ class Worker:
                     if not rule.limited or booked[due.domain]
                 ]
                 tasks, left = self._lpm.ledger.claim(self._owner.id, places, room, now)
-                claimed = [
-                    (task, booked[task.domain].pop(0) if self._rule(task.domain, task.job_id).limited else None)
-                    for task in tasks
-                ]
+                for task in tasks:
+                    limited = self._rule(task.domain, task.job_id).limited
+                    mine = booked.get(task.domain) if limited else None
+                    claimed.append((task, mine.pop(0) if mine else None))
             finally:
                 for unused in booked.values():
                     if unused:
