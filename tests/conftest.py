@@ -1,5 +1,6 @@
 """What tests share: the site and folders with commands in them."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,10 @@ import pytest
 
 from tests.support.site import Site
 from tests.support.stack import Folder
+
+
+# A shell starts what is to run in the background deaf to Ctrl-C, and so would be all that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
