@@ -9,7 +9,6 @@ import pytest
 from tests.support.site import Site
 from tests.support.stack import Folder
 
-
 # A shell starts what is to run in the background deaf to Ctrl-C, and so would be all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
