@@ -194,7 +194,7 @@ def test_the_live_view(crawled: Folder) -> None:
             if select.select([screen], [], [], 0.1)[0]:
                 parts.append(os.read(screen, 4096).decode())
 
-    looking = threading.Thread(target=look)
+    looking = threading.Thread(target=look, daemon=True)
     looking.start()
     wait_for(lambda: "free in" in "".join(parts), 20, "a whole picture")
     live.send_signal(signal.SIGINT)
