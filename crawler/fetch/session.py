@@ -22,7 +22,7 @@ MAX_LIVE = 100
 """The jobs whose cookies a process keeps at a time."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-_OURS = frozenset(
+RESERVED = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade", "expect"}
     | {"proxy-connection", "proxy-authorization", "referer", "http2-settings"}
 )
@@ -59,7 +59,7 @@ def header_problem(name: str, value: str) -> str:
     """Why a header cannot be sent; empty where it can. The value is not repeated."""
     if not _TOKEN.fullmatch(name):
         return f"{name[:60]!r} is not the name of a header"
-    if name.lower() in _OURS:
+    if name.lower() in RESERVED:
         return f"the header {name} is not for you to set"
     if _CONTROL.search(value):
         return f"the value of the header {name} holds a line break or another control character"

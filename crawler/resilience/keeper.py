@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -24,6 +25,14 @@ class Booking(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
+class _Refused(NamedTuple):
+    """A domain that gave less than was asked for: when it is looked at again, and what it said."""
+
+    until: float
+    wait_s: float
+    why: str
+
+
 class Keeper:
     """All calls to the permit go through here, on one thread; reports may be left by any.
 
@@ -37,9 +46,7 @@ class Keeper:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._permit, self._key, self._clock = permit, key, clock
-        self._closed: dict[str, float] = {}
-        self._why: dict[str, str] = {}
-        self._waits: dict[str, float] = {}
+        self._closed: dict[str, _Refused] = {}
         self._latest: dict[str, float] = {}
         self._held: Counter[str] = Counter()
         self._reports: list[Report] = []
@@ -47,20 +54,20 @@ class Keeper:
 
     def closed_s(self, domain: str) -> float:
         """For how long the domain need not be asked; 0 where it may be."""
-        left = self._closed.get(domain, 0.0) - self._clock()
-        if left <= 0:
-            self._closed.pop(domain, None)
-        return max(0.0, left)
+        refused = self._closed.get(domain)
+        return max(0.0, refused.until - self._clock()) if refused else 0.0
 
     def opens_s(self) -> float | None:
         """In how many seconds the first closed domain may be asked again; None where none is closed."""
         now = self._clock()
-        self._closed = {domain: until for domain, until in self._closed.items() if until > now}
-        return min(self._closed.values()) - now if self._closed else None
+        self._closed = {domain: refused for domain, refused in self._closed.items() if refused.until > now}
+        self._latest = {domain: at for domain, at in self._latest.items() if at > now}
+        return min(refused.until for refused in self._closed.values()) - now if self._closed else None
 
     def refusal(self, domain: str) -> NotNow:
         """What stands in the way of one more request there."""
-        return NotNow(domain, self._why.get(domain, "rate"), max(self._waits.get(domain, 0.0), 0.05))
+        refused = self._closed.get(domain, _Refused(0.0, 0.0, "rate"))
+        return NotNow(domain, refused.why, max(refused.wait_s, 0.05))
 
     def book(self, asks: Sequence[Ask]) -> list[list[Booking]]:
         """Ask for requests; where fewer than wished are granted, the domain counts as closed for as long as it says."""
@@ -78,9 +85,8 @@ class Keeper:
                 with self._guard:
                     self._held[ask.domain] += len(answer.starts_s)
             if answer.wait_s and len(answer.starts_s) < ask.wish:
-                self._closed[ask.domain] = after + min(answer.wait_s, LOOK_S)
-                self._waits[ask.domain] = answer.wait_s
-                self._why[ask.domain] = answer.why
+                until = after + min(answer.wait_s, LOOK_S)
+                self._closed[ask.domain] = _Refused(until, answer.wait_s, answer.why)
         return booked
 
     def is_latest(self, booking: Booking) -> bool:
@@ -102,8 +108,9 @@ class Keeper:
         if reports:
             self._permit.report([replace(report, domain=self._key(report.domain)) for report in reports])
             for report in reports:
-                if self._why.get(report.domain) == "at a time":
-                    self._closed.pop(report.domain, None)
+                refused = self._closed.get(report.domain)
+                if refused and refused.why == "at a time":
+                    del self._closed[report.domain]
 
     def forget(self, domain: str, holder: str) -> None:
         """A holder has died."""

@@ -130,7 +130,8 @@ async def _fetched(order: Order, fetch: Fetch, passage: Passage, robots: Robots)
             yield
 
     page = await fetch(replace(about, headers=(*site.headers, *order.conditional)), gate)
-    if page.status == 304 and order.task.known and page.final_url != order.task.known.final_url:
+    known = order.task.known
+    if page.status == 304 and order.conditional and known and page.final_url != known.final_url:
         page = await fetch(about, gate)  # another page than the one that is known has not changed
     return replace(page, fetch_s=sum(sent.seconds for sent in passage.sent))
 

@@ -30,21 +30,6 @@ _FIELD_NAME = re.compile(r"\w[\w -]{0,99}")
 _ATTRIBUTE = re.compile(r"[^\s\"'<>/=\x00-\x1f]{1,100}")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-_OF_THE_CONNECTION = frozenset(
-    (
-        "host",
-        "content-length",
-        "transfer-encoding",
-        "connection",
-        "keep-alive",
-        "proxy-connection",
-        "proxy-authorization",
-        "te",
-        "trailer",
-        "upgrade",
-        "expect",
-    )
-)
 _LIMITS = ("rate", "delay_s", "concurrency", "limit_per")
 
 
@@ -490,6 +475,8 @@ def _retry(key: str, value: Value) -> dict[str, Any]:
 
 def _headers(key: str, value: Value) -> dict[str, str | None]:
     """Headers by name; one without a value takes that of the defaults away. No message ever shows a value."""
+    from crawler.fetch.session import RESERVED  # with the client behind it, which no command needs that sets no header
+
     found = _mapping(key, value)
     headers: dict[str, str | None] = {}
     if len(found.items) > MAX_HEADERS:
@@ -502,7 +489,7 @@ def _headers(key: str, value: Value) -> dict[str, str | None]:
         if name.lower() in seen:
             raise _Wrong(f"{key}: {name} is here again; it was in line {seen[name.lower()]}", line)
         seen[name.lower()] = line
-        if name.lower() in _OF_THE_CONNECTION:
+        if name.lower() in RESERVED:
             raise _Wrong(f"{key}: {name} is set by the program itself, for each request", line)
         if not isinstance(item, Text):
             raise _Wrong(f"{key}: the value of {name} must be a single text, not {_kind(item)}", item.line)

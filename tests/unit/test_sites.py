@@ -288,6 +288,7 @@ def test_two_sites_on_one_domain_share_its_limits(write: Write) -> None:
         ("hosts: a.example\nheaders:\n  A b: c", 3, "'A b' is not a header's name"),
         ("hosts: a.example\nheaders:\n  Host: c", 3, "Host is set by the program itself"),
         ("hosts: a.example\nheaders:\n  transfer-ENCODING: c", 3, "is set by the program itself"),
+        ("hosts: a.example\nheaders:\n  Referer: c", 3, "is set by the program itself"),
         ("hosts: a.example\nheaders:\n  X-A: b\n  x-a: c", 4, "x-a is here again; it was in line 3"),
         ("hosts: a.example\nheaders:\n  X-A: [b]", 3, "the value of X-A must be a single text, not a list"),
         ("hosts: a.example\nfields: h1", 2, "fields must be a mapping"),

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,10 @@ def _of_file(settings: Settings, target: str, status: int, headers: tuple[str, .
     pairs = [_header(line) for line in headers]
     if target.lower().endswith((".html", ".htm")) and not any(name.lower() == "content-type" for name, _ in pairs):
         pairs.append(("content-type", "text/html"))
-    return _page("", "", status, tuple(pairs), body)
+    return Page(
+        url="", final_url="", status=status, reason="", headers=tuple(pairs), body=body, raw=body,
+        fetched_at=0.0, fetch_s=0.0,
+    )  # fmt: skip
 
 
 def _read(target: str, most: int) -> bytes:
@@ -100,22 +102,13 @@ def _of_url(settings: Settings, url: str) -> tuple[str, Page]:
 
 
 def _stored(lpm: LocalPersistenceManager, address: urls.Address) -> Page | None:
-    from crawler.fetch.body import decoded
+    from crawler.scraping.stored import page_of
 
     for task in lpm.ledger.tasks_of(address.key):
         raw = lpm.raw_page(task)
         if raw:
-            status, pairs = _head(raw[0])
-            final_url = (lpm.result(task) or {}).get("final_url") or address.url
-            return _page(address.url, final_url, status, pairs, decoded(*raw, limit=1 << 30))
+            return page_of(*raw, address.url, (lpm.result(task) or {}).get("final_url"))
     return None
-
-
-def _head(head: str) -> tuple[int, tuple[tuple[str, str], ...]]:
-    """Status and headers of a stored header block."""
-    first, *lines = head.splitlines()
-    pairs = (line.partition(":") for line in lines)
-    return int(first.split(" ", 2)[1]), tuple((name, value.strip()) for name, colon, value in pairs if colon)
 
 
 async def _fetched(settings: Settings, url: str) -> Page:
@@ -123,20 +116,6 @@ async def _fetched(settings: Settings, url: str) -> Page:
 
     async with Client.of(settings) as client:
         return await client.fetch(Request(url=url, loopback=True))
-
-
-def _page(url: str, final_url: str, status: int, headers: tuple[tuple[str, str], ...], body: bytes) -> Page:
-    return Page(
-        url=url,
-        final_url=final_url,
-        status=status,
-        reason="",
-        headers=headers,
-        body=body,
-        raw=body,
-        fetched_at=time.time(),
-        fetch_s=0.0,
-    )
 
 
 def _judged(page: Page, path: str) -> Verdict:
