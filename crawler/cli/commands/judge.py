@@ -46,7 +46,7 @@ def judge(target: str, status: int | None, headers: tuple[str, ...], as_json: bo
         source, page = _of_url(settings, target)
     else:
         source, page = "file", _of_file(settings, target, status or 200, headers)
-    verdict = _judged(page, target if source == "file" else "")
+    verdict = _judged(settings, page, target if source == "file" else "")
     if as_json:
         print_json(_facts(source, page, verdict))
     else:
@@ -118,23 +118,17 @@ async def _fetched(settings: Settings, url: str) -> Page:
         return await client.fetch(Request(url=url, loopback=True))
 
 
-def _judged(page: Page, path: str) -> Verdict:
-    from crawler.fetch import charset
-    from crawler.judge import judge
-    from crawler.scraping.pipeline import is_html
-    from crawler.sites import structured
-    from crawler.sites.depth import check_depth
+def _judged(settings: Settings, page: Page, path: str) -> Verdict:
+    from crawler.scraping.pipeline import examine
+    from crawler.sites import config as sites
 
-    if not is_html(page):
-        return judge(page, "", None)
-    text, _ = charset.decode(page.body, page.header("content-type"))
+    known = sites.load(settings.config_dir, settings.rate)
     try:
-        check_depth(text)
+        return examine(page, known.of(page.url) if page.url else known.default).verdict
     except FetchError as error:
         if path:
             raise InputError(path, str(error)) from None
         raise
-    return judge(page, text, structured.parse(text))
 
 
 def _decides(verdict: Verdict) -> dict[str, Any]:
