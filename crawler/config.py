@@ -16,7 +16,7 @@ import msgspec
 
 from crawler.errors import ConfigError
 
-_ADDRESSES = ("redis_url", "http_proxy", "https_proxy")
+_SECRETS = ("redis_url", "http_proxy", "https_proxy", "gateway_url", "gateway_token")
 _KINDS = {"int": "a whole number", "float": "a number"}
 
 
@@ -32,11 +32,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     gateway_sync: Literal["enabled", "disabled"] = "enabled"
     """`disabled` says the same as STANDALONE=true."""
     gateway_url: str | None = None
-    """The Gateway's address."""
+    """The Gateway's address; https, unless it is on this machine."""
     gateway_token: str | None = None
     """The Gateway's secret."""
     gateway_token_file: Path | None = None
-    """A file that holds it."""
+    """A file that holds it, for where GATEWAY_TOKEN is not set; it may be replaced while work goes on."""
     window: int = 2000
     """How many tasks are in Redis at a time; the ledger holds all of them."""
     raw: Literal["all", "failed", "none"] = "all"
@@ -154,7 +154,7 @@ def _read(name: str, text: str, field: msgspec.structs.FieldInfo) -> object:
         raise ConfigError(f"{name}={text}: must be at least {minimum}")
     check = _CHECKS.get(field.name)
     if check and (problem := check(text)):
-        shown = name if field.name in _ADDRESSES else f"{name}={text}"  # an address may hold a password
+        shown = name if field.name in _SECRETS else f"{name}={text}"  # an address may hold a password
         raise ConfigError(f"{shown}: {problem}")
     return value
 
@@ -210,6 +210,23 @@ def _bad_redis_url(text: str) -> str | None:
     return None if good else "must begin with redis://, rediss:// or redis+socket://"
 
 
+def _bad_gateway(text: str) -> str | None:
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        good = None
+    if not good:
+        return "is not an address; write https://host or https://host/path"
+    if parts.username or parts.password:
+        return "must hold no user name or password; the secret is GATEWAY_TOKEN"
+    return "must have neither a query nor a fragment" if parts.query or parts.fragment else None
+
+
+def _bad_token(text: str) -> str | None:
+    return None if re.fullmatch(r"[!-~]{1,4096}", text) else "must be printable ASCII without spaces"
+
+
 def _bad_proxy(text: str) -> str | None:
     try:
         parts = urlsplit(text)
@@ -227,6 +244,8 @@ _CHECKS = {
     "rate": _bad_rate,
     "timezone": _bad_timezone,
     "redis_url": _bad_redis_url,
+    "gateway_url": _bad_gateway,
+    "gateway_token": _bad_token,
     "http_proxy": _bad_proxy,
     "https_proxy": _bad_proxy,
     "failpoint": _bad_failpoint,

@@ -6,6 +6,9 @@ CrawlerError
 │   ├── InputError          an input file, by name, line and reason
 │   └── StackIsUp           somebody else has a stack in this data folder
 ├── ServiceError            Redis does not answer, or is not fit for use
+│   └── GatewayError        the Gateway does not answer as it should; what was to be said is said again later
+│       └── GatewayDenied   … because it does not accept our token
+├── GatewayRefused          what the Gateway will not take, however often it is sent
 ├── StoreError              the data folder cannot be used
 │   └── StoreFull           … because there is no room, or no permission to write
 ├── UrlError                not a URL that may be fetched
@@ -50,6 +53,32 @@ class ServiceError(CrawlerError):
     """Redis does not answer, or is set up so that it could lose messages."""
 
     exit_code = 3
+
+
+class GatewayError(ServiceError):
+    """The Gateway did not answer as it should; `retry_after_s` is how long it asked to be left alone."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s)
+        self.message, self.retry_after_s = message, retry_after_s
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class GatewayDenied(GatewayError):
+    """The Gateway does not accept our token; nothing is wrong with what was sent."""
+
+
+class GatewayRefused(CrawlerError):
+    """The Gateway will not take this, however often it is sent; `status` is that of its answer."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(status, message)
+        self.status, self.message = status, message
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class StoreError(CrawlerError):

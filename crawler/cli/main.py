@@ -31,13 +31,17 @@ _COMMANDS = {
     "audit": ("audit", "The true request rate of each domain, and any breach of its limit."),
     "judge": ("judge", "What a page really is, and by what one can tell."),
     "drill": ("drill", "The crash test, on this machine: kill things and count what is lost."),
+    "ondemand": ("ondemand", "Work for a Gateway: take its tasks, deliver their results."),
+    "sync": ("sync", "What a Gateway has got, is to get and has refused; and how to send it."),
+    "gateway": ("gateway", "Run a Gateway, for a fleet of machines or for tests."),
     "up": ("stack", "Start Redis and workers in the background."),
     "down": ("stack", "Stop what `up` has started."),
     "worker": ("stack", "Run a worker in this terminal."),
     "demo": ("demo", "Crawl a small site on this machine, to see it work."),
     "supervise": ("stack", ""),
+    "agent": ("ondemand", ""),
 }
-_HIDDEN = {"supervise"}
+_HIDDEN = {"supervise", "agent"}
 
 
 class LazyGroup(click.Group):

@@ -126,6 +126,7 @@ class Acts(Bookkeeping):
                     f"""UPDATE tasks AS t SET deadline = ifnull(
                             (SELECT min(ifnull(j.deadline, 9e15)) FROM jobs j
                              WHERE {COUNTS_FOR} AND ifnull(j.deadline, 9e15) > ?1
+                             AND (t.source <> 'gateway' OR j.id <> t.job_id)
                              AND ifnull(j.hold, '') <> 'cancelled'), deadline)
                         WHERE t.id IN (SELECT value FROM json_each(?2))""",
                     (now, _json(ids)),

@@ -149,7 +149,7 @@ class Ledger(Acts):
     def _known(self, task: NewTask, job_id: int | None, fresh_after: float) -> tuple[Any, ...] | None:
         """The task that this row means if it is open, in the same job, or collected lately."""
         rows = self.db.all(
-            """SELECT id, job_id, source_line, queue, priority, deadline, status, completed_at FROM tasks
+            """SELECT id, job_id, source_line, queue, priority, deadline, source, status, completed_at FROM tasks
                WHERE url_key = ? AND parcel_id = ?""",
             (task.address.key, task.parcel_id),
         )
@@ -174,12 +174,13 @@ class Ledger(Acts):
         row_input: str | None,
         now: float,
     ) -> None:
-        id_, its_job, its_line, its_queue, its_priority, its_deadline, status, _ = found
+        id_, its_job, its_line, its_queue, its_priority, its_deadline, source, status, _ = found
         its_place = (QUEUES.index(its_queue), its_priority, its_deadline)
         place = (
             min(QUEUES.index(queue), its_place[0]),
             min(task.priority, its_priority),
-            its_deadline if its_job is None else min(deadline, its_deadline),  # a call of its own has none
+            # A call of its own has none, and a Gateway's task keeps the Gateway's.
+            its_deadline if its_job is None or source == "gateway" else min(deadline, its_deadline),
         )
         if status == "pending":  # held for a paused job, it goes on for this one
             self.db.execute(f"UPDATE tasks SET {_UNHELD} WHERE id = ?", (id_,))
@@ -202,10 +203,13 @@ class Ledger(Acts):
         address = task.address
         with writing(self.db):
             rows = (
-                self.db.all("SELECT id FROM tasks WHERE external_id = ? ORDER BY id LIMIT 1", (task.external_id,))
+                self.db.all(
+                    "SELECT id FROM tasks WHERE external_id = ? AND source <> 'gateway' ORDER BY id LIMIT 1",
+                    (task.external_id,),
+                )
                 or self.db.all(
                     f"""UPDATE tasks SET external_id = coalesce(external_id, ?), priority = 1, {_UNHELD}
-                       WHERE url_key = ? AND parcel_id = ? AND is_open RETURNING id""",
+                       WHERE url_key = ? AND parcel_id = ? AND is_open AND source <> 'gateway' RETURNING id""",
                     (task.external_id, address.key, task.parcel_id),
                 )
                 or self.db.all(

@@ -175,6 +175,46 @@ MIGRATIONS = (
         task          INTEGER NOT NULL           -- whose result the page is
     ) WITHOUT ROWID;
     """,
+    """
+    -- A Gateway's task is known by the Gateway's own id: each gets its own answer, whatever URL it shares with others.
+    DROP INDEX tasks_by_url;
+    CREATE UNIQUE INDEX tasks_by_url ON tasks(url_key, parcel_id, is_open, iif(source = 'gateway', external_id, ''));
+    CREATE INDEX tasks_of_gateway ON tasks(status) WHERE source = 'gateway';
+
+    ALTER TABLE outbox ADD COLUMN batch TEXT;        -- the request that it is sent in, again and again, until answered
+    ALTER TABLE outbox ADD COLUMN raw_sent_at REAL;  -- the Gateway has confirmed the page
+    ALTER TABLE outbox ADD COLUMN late INTEGER NOT NULL DEFAULT 0; -- its deadline had passed when it was first sent
+    ALTER TABLE outbox ADD COLUMN tries INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE outbox ADD COLUMN not_before REAL NOT NULL DEFAULT 0;
+    ALTER TABLE outbox ADD COLUMN code INTEGER;      -- the Gateway's last refusal: its status …
+    ALTER TABLE outbox ADD COLUMN problem TEXT;      -- … and its words; a fourth state is `rejected`
+    DROP INDEX outbox_ready;
+    CREATE INDEX outbox_ready ON outbox(created_at, task) WHERE state = 'ready';
+
+    -- What a Gateway is to hear of its tasks that ended without a result.
+    CREATE TABLE reports (
+        task       INTEGER PRIMARY KEY,
+        state      TEXT NOT NULL,                    -- ready, synced, rejected
+        created_at REAL NOT NULL,
+        synced_at  REAL,
+        tries      INTEGER NOT NULL DEFAULT 0,
+        not_before REAL NOT NULL DEFAULT 0,
+        code       INTEGER,
+        problem    TEXT
+    );
+    CREATE INDEX reports_ready ON reports(created_at, task) WHERE state = 'ready';
+    CREATE TRIGGER report AFTER UPDATE OF status ON tasks
+    WHEN new.source = 'gateway' AND new.status IN ('failed', 'skipped', 'expired')
+    BEGIN
+        INSERT OR REPLACE INTO reports (task, state, created_at) VALUES (new.id, 'ready', ifnull(new.completed_at, 0));
+    END;
+    CREATE TRIGGER report_no_more AFTER UPDATE OF status ON tasks
+    WHEN new.source = 'gateway' AND old.status IN ('failed', 'skipped', 'expired')
+         AND new.status IN ('pending', 'completed')
+    BEGIN
+        DELETE FROM reports WHERE task = new.id;
+    END;
+    """,
 )
 
 

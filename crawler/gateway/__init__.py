@@ -1,0 +1,1 @@
+"""Work for a Gateway, and a Gateway to work for."""
