@@ -118,6 +118,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Given on this machine's command line: its URL may name loopback."""
     job_id: int | None
     job_size: int | None
+    platform: str | None = None
+    """The site that a Gateway's task names."""
     known: "Known | None" = None
 
 

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -48,14 +48,19 @@ daemonize no
 class Orchestrator:
     """A context manager: what it has started is stopped at its end, Celery before Redis."""
 
-    def __init__(self, settings: Settings, workers: int | None = None, flower: bool = False) -> None:
+    def __init__(
+        self, settings: Settings, workers: int | None = None, flower: bool = False, agent: Sequence[str] = ()
+    ) -> None:
+        """`agent` are the arguments of the command that speaks to a Gateway, where one is wanted."""
         self._settings = settings
         self._data = settings.data_dir.absolute()
         self._workers = workers or os.cpu_count() or 1
         self._flower_wanted = flower
+        self._agent_wanted = list(agent)
         self._redis: Child | None = None
         self._celery: Child | None = None
         self._flower: Child | None = None
+        self._agent: Child | None = None
         self._stack = Stack()
         self._guard = threading.RLock()
         self._closing = threading.Event()
@@ -137,6 +142,18 @@ class Orchestrator:
                 lambda: mark.pid in owners.workers(self._data / "run" / "owners"), START_LIMIT_S, self._closing.is_set
             )
 
+    def start_agent(self) -> None:
+        """Start what speaks to the Gateway; it may be away, so nothing is waited for."""
+        with self._guard:
+            argv = [sys.executable, "-m", "crawler", "agent", *self._agent_wanted]
+            self._agent = Child("the agent", argv, self._data / "logs" / "agent.log", self._environment())
+            self._record(agent=self._agent.start())
+
+    @property
+    def drained(self) -> bool:
+        """Whether the Gateway wants no more, and has got everything."""
+        return self._agent is not None and self._agent.succeeded
+
     def start_flower(self) -> str:
         """Start Flower on loopback; returns its address."""
         with self._guard:
@@ -165,6 +182,8 @@ class Orchestrator:
         self.start_celery()
         if self._flower_wanted:
             self.start_flower()
+        if self._agent_wanted:
+            self.start_agent()
         self._record(ready=True)
         if not self._watcher.is_alive():
             self._watcher.start()
@@ -173,7 +192,13 @@ class Orchestrator:
         """Everything down: Celery before Redis, so that nothing is on its way when Redis goes."""
         self._closing.set()
         with self._guard:
-            for child, grace_s in ((self._flower, 1.0), (self._celery, WORKER_GRACE_S), (self._redis, REDIS_GRACE_S)):
+            order = (
+                (self._agent, 1.0),
+                (self._flower, 1.0),
+                (self._celery, WORKER_GRACE_S),
+                (self._redis, REDIS_GRACE_S),
+            )
+            for child, grace_s in order:
                 if child:
                     child.stop(grace_s)
             if self._lock >= 0:
@@ -191,7 +216,7 @@ class Orchestrator:
     def kill_all(self) -> None:
         """Everything down at once: leases fall with their processes."""
         self._closing.set()
-        for child in (self._flower, self._celery, self._redis):
+        for child in (self._agent, self._flower, self._celery, self._redis):
             if child:
                 child.stop(0)
 
@@ -216,6 +241,7 @@ class Orchestrator:
             dead_redis = self._redis is not None and not self._redis.alive
             dead_celery = self._celery is not None and not self._celery.alive
             dead_flower = self._flower is not None and not self._flower.alive
+            dead_agent = self._agent is not None and not self._agent.alive and not self.drained
             if dead_redis:
                 log.warning("Redis has died and is started again; the ledger fills it")
                 self.start_redis()
@@ -224,7 +250,10 @@ class Orchestrator:
                 self.start_celery()
             if dead_flower:
                 self.start_flower()
-            return dead_redis or dead_celery or dead_flower
+            if dead_agent:
+                log.warning("the agent has died and is started again; what it had begun is sent again")
+                self.start_agent()
+            return dead_redis or dead_celery or dead_flower or dead_agent
 
     def _record(self, **changes: object) -> None:
         self._stack = msgspec.structs.replace(self._stack, **changes)
@@ -233,7 +262,7 @@ class Orchestrator:
 
 def stop_stale(data_dir: Path, stack: Stack) -> int:
     """End what a stack has left, known by pid and begin, and nothing of a stranger's or a newer stack's."""
-    found = [mark.find() for mark in (stack.flower, stack.worker, stack.redis) if mark]
+    found = [mark.find() for mark in (stack.agent, stack.flower, stack.worker, stack.redis) if mark]
     for process in found:
         end_process(process, WORKER_GRACE_S)
     if not read_stack(data_dir).up and not kernel.is_other(data_dir):

@@ -45,6 +45,8 @@ class Stack(msgspec.Struct, frozen=True):
     redis: Mark | None = None
     redis_url: str | None = None
     worker: Mark | None = None
+    agent: Mark | None = None
+    """What speaks to a Gateway."""
     flower: Mark | None = None
     flower_url: str | None = None
     ready: bool = False
@@ -143,6 +145,11 @@ class Child:
     def alive(self) -> bool:
         """Whether it runs."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it has ended by itself, and well."""
+        return self._process is not None and self._process.poll() == 0
 
     def wait_until(
         self, healthy: Callable[[], bool], limit_s: float, given_up: Callable[[], bool] = lambda: False

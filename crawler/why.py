@@ -52,7 +52,7 @@ def timeline(lpm: LocalPersistenceManager, task: int) -> Timeline:
         )
     ]
     steps += _events(lpm, task, facts)
-    steps += _handed_over(lpm, task)
+    steps += _handed_over(lpm, task) or _reported(lpm, task)
     return Timeline(facts["task_id"], facts["url"], facts["status"], facts["error_type"], facts["error_message"], steps)
 
 
@@ -62,7 +62,7 @@ def _origin(facts: dict[str, Any]) -> dict[str, Any]:
         "file": facts["source_file"],
         "line": facts["source_line"],
         "job": facts["job"],
-        "call": facts["external_id"],
+        "their task" if facts["source"] in ("gateway", "bundle") else "call": facts["external_id"],
         "queue": facts["queue"],
         "priority": facts["priority"],
         "parcel": facts["parcel_id"] or None,
@@ -116,7 +116,7 @@ def _handed_over(lpm: LocalPersistenceManager, task: int) -> list[Step]:
         """SELECT r.scraped_at, r.status_code, r.verdict, r.bytes, r.parser || ' ' || r.parser_version, r.body_sha256,
                r.raw_segment, o.state, o.synced_at, o.archived_at, t.job_id,
                (SELECT max(id) FROM events WHERE task = t.id AND kind = 'completed'), r.site || ' ' || r.site_version,
-               (SELECT task_id FROM tasks s WHERE s.id = r.same_as)
+               (SELECT task_id FROM tasks s WHERE s.id = r.same_as), o.late, o.code, o.problem
            FROM results r JOIN outbox o ON o.task = r.task JOIN tasks t ON t.id = r.task WHERE r.task = ?""",
         (task,),
     )
@@ -137,6 +137,9 @@ def _handed_over(lpm: LocalPersistenceManager, task: int) -> list[Step]:
         event,
         site,
         same_as,
+        late,
+        code,
+        problem,
     ) = row
     facts = {"status": status, "verdict": verdict, "bytes": size, "parser": parser, "site": site, "sha256": digest}
     if same_as:
@@ -151,13 +154,25 @@ def _handed_over(lpm: LocalPersistenceManager, task: int) -> list[Step]:
     steps += [Step(at, "exported", {"file": file, "format": form, "with": count}) for at, file, form, count in exports]
     if archived_at:
         steps.append(Step(archived_at, "archived"))
-    if synced_at:
-        steps.append(Step(synced_at, "synced"))
-    elif state == "held":
+    told = _without_none({"late": "its deadline had passed" if late else None, "code": code, "because": problem})
+    if state == "held":
         steps.append(Step(None, "held", {"because": "standalone results go to a Gateway only by an explicit command"}))
     else:
-        steps.append(Step(None, "to be synced"))
+        steps.append(Step(synced_at if state == "synced" else None, _DELIVERY[state], told))
     return steps
+
+
+_DELIVERY = {"ready": "to be synced", "synced": "synced", "rejected": "rejected"}
+
+
+def _reported(lpm: LocalPersistenceManager, task: int) -> list[Step]:
+    """What a Gateway has heard of an end without a result."""
+    row = lpm.ledger.db.one("SELECT state, synced_at, code, problem FROM reports WHERE task = ?", (task,))
+    if row is None:
+        return []
+    state, synced_at, code, problem = row
+    what = {"ready": "to be reported", "synced": "reported", "rejected": "rejected"}[state]
+    return [Step(synced_at, what, _without_none({"code": code, "because": problem}))]
 
 
 def _without_none(detail: dict[str, Any]) -> dict[str, Any]:

@@ -379,7 +379,7 @@ class Worker:
             self._watch(task, None)
 
         errand = self._jobs[task.job_id][0]
-        site = self._sites.of(task.url)
+        site = self._sites.of(task.url, task.platform)
         rule = partial(self._sites.rule, rate=errand.options.rate)
         passage = Passage(task.domain, booking, rule, self._book, self._keeper, begin)
         order = pipeline.Order(

@@ -73,9 +73,9 @@ def import_file(
                 deadline=deadline,
                 options=how if how != JobOptions() else None,
             )
-        secrets = _Secrets(lpm.folder / "sessions", job.name, session)
+        secrets = Secrets(lpm.folder / "sessions", job.name, session)
         with rows.RejectsFile(file) as rejects:
-            while batch := secrets.kept(list(islice(items, COMMIT_ROWS))):
+            while batch := _kept(list(islice(items, COMMIT_ROWS)), secrets):
                 bad = [item for item in batch if isinstance(item, rows.Reject)]
                 for item in bad:
                     rejects.add(item)
@@ -103,33 +103,43 @@ def import_file(
     return Summary(total, accepted, known, rejected, path, job.name, queue), job
 
 
-class _Secrets:
+class Secrets:
     """What the job sends along, kept in a file of its own before any task needs it."""
 
-    def __init__(self, folder: Path, job: str, given: Session | None) -> None:
+    def __init__(self, folder: Path, job: str, given: Session | None = None) -> None:
         self._folder, self._job = folder, job
         self._session = sessions.load(folder, job) or Session()
         if given:
             known = given.credentials | self._session.credentials
             self._session = msgspec.structs.replace(given, credentials=known)
             sessions.save(folder, job, self._session)
+        self._found = dict(self._session.credentials)
 
-    def kept(self, items: list[rows.Row | rows.Reject]) -> list[rows.Row | rows.Reject]:
-        """The rows, once the user names and passwords of their URLs are kept; an origin has one of them."""
-        found = dict(self._session.credentials)
-        checked: list[rows.Row | rows.Reject] = []
-        for item in items:
-            origin, secret = (isinstance(item, rows.Row) and item.credentials) or ("", "")
-            if origin and found.setdefault(origin, secret) != secret:
-                assert isinstance(item, rows.Row)
-                reason = f"another row names another user or password for {origin}; import it under another --job"
-                checked.append(rows.Reject(item.task.line or 0, reason, item.task.address.url))
-            else:
-                checked.append(item)
-        if found != self._session.credentials:
-            self._session = msgspec.structs.replace(self._session, credentials=found)
-            sessions.save(self._folder, self._job, self._session)
-        return checked
+    def take(self, secret: tuple[str, str] | None) -> bool:
+        """Take a URL's user name and password; False where its origin has others already."""
+        return secret is None or self._found.setdefault(secret[0], secret[1]) == secret[1]
+
+    def save(self) -> bool:
+        """Keep what was taken; says whether there was anything new."""
+        if self._found == self._session.credentials:
+            return False
+        self._session = msgspec.structs.replace(self._session, credentials=dict(self._found))
+        sessions.save(self._folder, self._job, self._session)
+        return True
+
+
+def _kept(items: list[rows.Row | rows.Reject], secrets: Secrets) -> list[rows.Row | rows.Reject]:
+    """The rows, once the user names and passwords of their URLs are kept; an origin has one of them."""
+    checked: list[rows.Row | rows.Reject] = []
+    for item in items:
+        if isinstance(item, rows.Row) and item.credentials and not secrets.take(item.credentials):
+            origin = item.credentials[0]
+            reason = f"another row names another user or password for {origin}; import it under another --job"
+            checked.append(rows.Reject(item.task.line or 0, reason, item.task.address.url))
+        else:
+            checked.append(item)
+    secrets.save()
+    return checked
 
 
 def _tasks(items: list[rows.Row | rows.Reject]) -> Iterator[NewTask]:

@@ -143,8 +143,16 @@ class Bookkeeping:
         return as_job(row)
 
     def find(self, text: str) -> list[int]:
-        """The tasks that a person means by an id, by the beginning of one, or by a URL; the newest first."""
-        found = []
+        """The tasks that a person means by an id, the beginning of one, a Gateway's id or a URL; the newest first."""
+        found = [
+            row[0]
+            for row in self.db.all(
+                "SELECT id FROM tasks WHERE external_id = ? AND source IN ('gateway', 'bundle') ORDER BY id DESC",
+                (text,),
+            )
+        ]
+        if found:
+            return found
         if re.fullmatch(r"[0-9a-f]{6,32}", text):
             rows = self.db.all("SELECT id FROM tasks WHERE task_id GLOB ? || '*' LIMIT 2", (text,))
             if len(rows) > 1:

@@ -13,7 +13,7 @@ from crawler.db.connection import writing
 from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, JobOptions, Known, NewTask, Task
 
 _TASK = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback, job_id,
-           (SELECT size FROM jobs WHERE jobs.id = tasks.job_id)"""
+           (SELECT size FROM jobs WHERE jobs.id = tasks.job_id), platform"""
 _UNHELD = "not_before = iif(not_before = 9e15, 0, not_before)"
 _DUE = "status = 'pending' AND not_before = 0"
 

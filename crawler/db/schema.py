@@ -179,6 +179,7 @@ MIGRATIONS = (
     -- A Gateway's task is known by the Gateway's own id: each gets its own answer, whatever URL it shares with others.
     DROP INDEX tasks_by_url;
     CREATE UNIQUE INDEX tasks_by_url ON tasks(url_key, parcel_id, is_open, iif(source = 'gateway', external_id, ''));
+    ALTER TABLE tasks ADD COLUMN platform TEXT;      -- the site that a Gateway's task names
     CREATE INDEX tasks_of_gateway ON tasks(status) WHERE source = 'gateway';
 
     ALTER TABLE outbox ADD COLUMN batch TEXT;        -- the request that it is sent in, again and again, until answered

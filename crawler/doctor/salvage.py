@@ -184,6 +184,13 @@ def settle(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]
         )
         done["results put into the outbox again"] = db.changes()
         db.execute("DELETE FROM outbox WHERE task NOT IN (SELECT task FROM results)")
+        db.execute(
+            """INSERT INTO reports (task, state, created_at) SELECT id, 'ready', ? FROM tasks
+               WHERE source = 'gateway' AND status IN ('failed', 'skipped', 'expired')
+               AND id NOT IN (SELECT task FROM reports)""",
+            (now,),
+        )
+        done["ends of a Gateway's tasks to be reported again"] = db.changes()
         done["tasks pending again, their results being lost"] = _reopen(ledger, now)
         db.execute(
             """UPDATE tasks SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0

@@ -2,7 +2,7 @@
 
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -60,8 +60,16 @@ def _refuse_secrets(record: Record) -> None:
             raise UrlError("a URL holds a user name or a password; secrets are not kept in the store")
 
 
-def unbundle(lpm: LocalPersistenceManager, path: Path, max_body: int) -> Unbundled:
-    """Store the results of a bundle that this ledger does not have yet, after all of it was found to be sound."""
+def unbundle(
+    lpm: LocalPersistenceManager,
+    path: Path,
+    max_body: int,
+    stored: Callable[[list[str]], None] = lambda task_ids: None,
+) -> Unbundled:
+    """Store the results of a bundle that this ledger does not have yet, after all of it was found to be sound.
+
+    `stored` is told of each part's tasks once they are here, whether they were new or known.
+    """
     try:
         if not path.is_file():
             raise InputError(str(path), "is not a file" if path.exists() else "there is no such file")
@@ -69,7 +77,7 @@ def unbundle(lpm: LocalPersistenceManager, path: Path, max_body: int) -> Unbundl
             reader = _Reader(str(path), file, max_body)
             reader.verify()
             with keeping(lpm):
-                return _store(lpm, path, reader)
+                return _store(lpm, path, reader, stored)
     except OSError as error:
         raise InputError(str(path), f"cannot be read ({error.strerror or error})") from None
 
@@ -223,7 +231,7 @@ def _exactly(tar: ZstdFile, size: int) -> bytes:
     return data
 
 
-def _store(lpm: LocalPersistenceManager, path: Path, reader: _Reader) -> Unbundled:
+def _store(lpm: LocalPersistenceManager, path: Path, reader: _Reader, stored: Callable[[list[str]], None]) -> Unbundled:
     source, manifest, ledger = printable(str(path.absolute())), reader.manifest, lpm.durable
     key = f"bundle:{reader.checksum}"
     begun = ledger.db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,)) is not None
@@ -246,6 +254,7 @@ def _store(lpm: LocalPersistenceManager, path: Path, reader: _Reader) -> Unbundl
             insert = _Insert([record for record, _ in fresh.values()], job, source, reader, lpm.now())
             lpm.save_carried([page for _, page in fresh.values()], insert)
             failpoint("unbundled")
+        stored([record.task_id for record, _ in batch])
         new += len(fresh)
     if job:
         lpm.durable.close_import(job)

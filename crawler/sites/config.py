@@ -139,14 +139,23 @@ class Sites:
         """The site of every host that no file names."""
         return self._default.site
 
-    def of(self, url: str) -> Site:
-        """The site of a URL."""
-        return self._of_host(_host(url)).site
+    def of(self, url: str, platform: str | None = None) -> Site:
+        """The site of a URL; where no file names its host, the one that its task names, but without its headers:
+        these may be secrets, and are for its own hosts only."""
+        found = self._of_host(_host(url))
+        if platform and found is self._default and (named := self.named(platform)):
+            return msgspec.structs.replace(named, headers=self.default.headers)
+        return found.site
 
     def named(self, name: str) -> Site | None:
         """The site whose file has that name."""
         found = self._named.get(name.strip().lower())
         return found.site if found else None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the sites that files describe."""
+        return list(self._named)
 
     @property
     def templates(self) -> list[str]:

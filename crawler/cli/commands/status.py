@@ -88,6 +88,7 @@ def _pids(settings: Settings) -> dict[str, Any]:
     return {
         "supervisor": stack.supervisor.pid if stack.supervisor and stack.supervisor.find() else None,
         "redis": stack.redis.pid if stack.redis and stack.redis.find() else None,
+        "agent": stack.agent.pid if stack.agent and stack.agent.find() else None,
         "flower": stack.flower.pid if stack.flower and stack.flower.find() else None,
         "workers": [{"pid": pid, "children": sorted(children)} for pid, children in sorted(workers.items())],
     }

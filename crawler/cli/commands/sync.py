@@ -1,0 +1,245 @@
+"""`sync`: what a Gateway has got, what it is to get, and what it has refused."""
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from crawler import config, times
+from crawler.cli.commands.ondemand import moved_option
+from crawler.cli.output import data_dir_option, json_option, print_json, say, stored
+from crawler.config import Settings
+from crawler.db import exchange
+from crawler.errors import ServiceError
+from crawler.logs import printable
+from crawler.lpm import LocalPersistenceManager
+
+SAY_S = 5.0
+PATIENCE_S = 30.0
+"""How long a command waits for a Gateway that does not answer."""
+
+
+@click.group()
+def sync() -> None:
+    """What a Gateway has got, is to get and has refused; and how to send it.
+
+    \b
+    Example:
+      python -m crawler sync status
+      python -m crawler sync push --job parcels.csv
+    """
+
+
+@sync.command()
+@json_option
+@data_dir_option
+def status(as_json: bool) -> None:
+    """Show what is held, to be delivered, delivered and rejected.
+
+    \b
+    Example:
+      python -m crawler sync status --json
+    """
+    settings = config.load()
+    with stored() as lpm:
+        facts = _facts(lpm, settings)
+    if as_json:
+        print_json(facts)
+        return
+    results, reports = facts["results"], facts["reports"]
+    print("results  " + ", ".join(f"{count:,} {state}" for state, count in results.items()))
+    print("reports  " + ", ".join(f"{count:,} {state}" for state, count in reports.items()))
+    if facts["oldest"] is not None:
+        print(f"the oldest of what is to be delivered waits for {times.duration(time.time() - facts['oldest'])}")
+    if facts["gateway"]:
+        heard = facts["heard_at"]
+        ago = f"heard of {times.duration(time.time() - heard)} ago" if heard else "never heard of"
+        print(f"Gateway {printable(facts['gateway'])}, {ago}" + (f": {facts['trouble']}" if facts["trouble"] else ""))
+    if results["held"]:
+        print("held are results of standalone work; they go only by: python -m crawler sync push")
+    if results["rejected"] or reports["rejected"]:
+        print("what was rejected, and why: python -m crawler sync rejected")
+
+
+def _facts(lpm: LocalPersistenceManager, settings: Settings) -> dict[str, Any]:
+    db = lpm.ledger.db
+    stand, heard = exchange.stand(db), exchange.get_note(db, "heard")
+    return {
+        "enabled": settings.gateway_enabled,
+        "gateway": exchange.get_note(db, "url"),
+        "worker_id": exchange.get_note(db, "worker_id"),
+        "heard_at": float(heard) if heard else None,
+        "trouble": exchange.get_note(db, "trouble"),
+        "order": exchange.get_note(db, "order"),
+        "results": {
+            name: getattr(stand, name) for name in ("held", "ready", "synced", "rejected", "late", "without_page")
+        },
+        "reports": {name: getattr(stand, f"reports_{name}") for name in ("ready", "synced", "rejected")},
+        "oldest": stand.oldest,
+    }
+
+
+@sync.command()
+@click.option("--job", "job_name", help="Of this job only.")
+@click.option("--bundle", type=click.Path(path_type=Path), help="The results in this file, which are taken in first.")
+@moved_option
+@json_option
+@data_dir_option
+def push(job_name: str | None, bundle: Path | None, moved: bool, as_json: bool) -> int:
+    """Send to the Gateway of GATEWAY_URL what it has not got yet, standalone results too.
+
+    Results of standalone work are held, and this is the only command that lets them go: all of them, those of a job,
+    or those that another machine has put into a bundle. Broken off, it can be typed again: nothing counts as
+    delivered before the Gateway has said so.
+
+    \b
+    Example:
+      python -m crawler sync push --job parcels.csv
+      python -m crawler sync push --bundle parcels.crawlbundle.tar.zst
+    """
+    from crawler.gateway.agent import bind
+    from crawler.gateway.client import GatewayClient
+    from crawler.orchestrator import terminated_by_signal
+
+    settings = config.load()
+    GatewayClient(settings, "check")
+    if job_name and bundle:
+        raise click.UsageError("--job and --bundle do not go together")
+    with terminated_by_signal(), contextlib.ExitStack() as exits:
+        if bundle:
+            lpm = LocalPersistenceManager(settings.data_dir)
+            exits.callback(lpm.close)
+            exits.enter_context(lpm.errors())
+        else:
+            lpm = exits.enter_context(stored())
+        worker_id = bind(lpm, settings, moved)
+        released = _release(lpm, settings, job_name, bundle)
+        say(f"{released:,} held results are let go; {exchange.unsent(lpm.ledger.db):,} are to be delivered")
+        before = exchange.stand(lpm.ledger.db)
+        _deliver(lpm, settings, worker_id)
+        after = exchange.stand(lpm.ledger.db)
+    done = {
+        "released": released,
+        "results": after.synced - before.synced,
+        "reports": after.reports_synced - before.reports_synced,
+        "rejected": after.rejected + after.reports_rejected,
+        "unsent": after.unsent,
+    }
+    if as_json:
+        print_json(done)
+    else:
+        print(f"Delivered {done['results']:,} results and {done['reports']:,} reports to {settings.gateway_url}")
+        if done["rejected"]:
+            print(f"{done['rejected']:,} were rejected, and are kept; why: python -m crawler sync rejected")
+    return 1 if done["rejected"] else 0
+
+
+def _release(lpm: LocalPersistenceManager, settings: Settings, job_name: str | None, bundle: Path | None) -> int:
+    """Let held results go."""
+    if not bundle:
+        return exchange.release(lpm.durable.db, lpm.ledger.job(job_name) if job_name else None)
+    from crawler.results.unbundle import unbundle
+
+    released = 0
+
+    def let_go(task_ids: list[str]) -> None:
+        nonlocal released
+        released += exchange.release(lpm.durable.db, task_ids=task_ids)
+
+    done = unbundle(lpm, bundle, settings.max_body, stored=let_go)
+    say(f"{bundle}: {done.results:,} results, {done.new:,} new here")
+    return released
+
+
+def _deliver(lpm: LocalPersistenceManager, settings: Settings, worker_id: str) -> None:
+    """Have all delivered that is to be: by this process, unless an agent does it already."""
+    from crawler.errors import StackIsUp
+    from crawler.gateway.agent import only_one
+
+    while exchange.unsent(lpm.ledger.db):
+        try:
+            with only_one(lpm):
+                asyncio.run(_send_all(settings, worker_id))
+                return
+        except StackIsUp:
+            _watch(lpm)
+
+
+async def _send_all(settings: Settings, worker_id: str) -> None:
+    from crawler.gateway.client import GatewayClient
+    from crawler.gateway.sync import Sync
+
+    async with GatewayClient(settings, worker_id) as client:
+        sender, said, answered = Sync(settings, client), time.monotonic(), time.monotonic()
+        with contextlib.closing(sender):
+            while left := sender.unsent():
+                if not await sender.sent_some():
+                    await asyncio.sleep(0.2)
+                if sender.trouble.now is None:
+                    answered = time.monotonic()
+                elif time.monotonic() - answered > PATIENCE_S:
+                    raise ServiceError(
+                        f"{sender.trouble.now}; {left:,} are still to be delivered: type the same command again later"
+                    )
+                if time.monotonic() - said > SAY_S:
+                    said = time.monotonic()
+                    say(f"{left:,} to be delivered" + (f": {sender.trouble.now}" if sender.trouble.now else ""))
+
+
+def _watch(lpm: LocalPersistenceManager) -> None:
+    """Wait while an agent delivers; it has all the patience that it takes."""
+    left = exchange.unsent(lpm.ledger.db)
+    say(f"`ondemand` is up in this folder and delivers: {left:,} left")
+    end = time.monotonic() + SAY_S
+    while exchange.unsent(lpm.ledger.db) and time.monotonic() < end:
+        time.sleep(0.2)
+
+
+@sync.command()
+@click.argument("task_ids", nargs=-1, metavar="[TASK_ID]…")
+@json_option
+@data_dir_option
+def retry(task_ids: tuple[str, ...], as_json: bool) -> int:
+    """Deliver again what was rejected: these tasks, or all but what the Gateway wants no more (409, 410).
+
+    A running `ondemand` sends them at once; without one, `sync push` does.
+
+    \b
+    Example:
+      python -m crawler sync retry
+      python -m crawler sync retry t-17
+    """
+    with stored() as lpm:
+        count = exchange.retry(lpm.durable.db, task_ids)
+        left = len(exchange.rejected(lpm.ledger.db))
+    if as_json:
+        print_json({"again": count, "rejected": left})
+    else:
+        print(f"{count:,} are to be delivered again; {left:,} stay rejected")
+    return 1 if task_ids and count < len(task_ids) else 0
+
+
+@sync.command()
+@json_option
+@data_dir_option
+def rejected(as_json: bool) -> int:
+    """List what the Gateway has refused, and why; it is kept.
+
+    \b
+    Example:
+      python -m crawler sync rejected --json
+    """
+    with stored() as lpm:
+        found = exchange.rejected(lpm.ledger.db)
+    if as_json:
+        print_json(found)
+        return 0
+    for item in found:
+        why = f"{item['code']}: {item['problem']}"
+        print(f"{item['kind']} {printable(item['task_id'])}  {printable(item['url'])}\n  {printable(why)}")
+    if not found:
+        print("Nothing was rejected")
+    return 0

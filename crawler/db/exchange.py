@@ -1,0 +1,383 @@
+"""What a Gateway gave and what it is to get: tasks under its own ids, results, and reports of those that have none."""
+
+import secrets
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from crawler.db.connection import Database, writing
+from crawler.db.ledger import Ledger
+from crawler.models import NO_DEADLINE, Job, Raw
+from crawler.urls import Address
+
+GATEWAY = "gateway"
+"""The source of its tasks, and the key of the job that they make up."""
+FINAL = (409, 410)
+"""Refusals that are not asked for again, unless a result is named: the Gateway wants it no more."""
+_PLACES = {1: ("urgent", 1), 2: ("default", 2), 3: ("default", 5), 4: ("default", 8)}
+_NO_ADDRESS = Address("", b"", "")
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """A Gateway's task; `refusal` says why it cannot be worked on."""
+
+    external_id: str
+    address: Address = _NO_ADDRESS
+    priority: int = 3
+    """As the Gateway counts: 1 is the most urgent, 4 the least."""
+    platform: str | None = None
+    parcel_id: str = ""
+    deadline: float = NO_DEADLINE
+    input: dict[str, Any] = {}
+    refusal: str | None = None
+
+
+class Assigned(NamedTuple):
+    """What became of tasks that were handed out: new, or known (then perhaps to be done, or answered, again)."""
+
+    accepted: int
+    refused: int
+    known: int
+
+
+class Parcel(msgspec.Struct, frozen=True, kw_only=True):
+    """A result on its way: `task_id` is what the Gateway knows it by."""
+
+    task: int
+    own_id: str
+    task_id: str
+    late: bool
+    batch: str | None
+    tries: int
+    raw: Raw | None
+    """Where its page is, if it has one and the Gateway has not confirmed it."""
+    sha256: str
+    content_type: str
+    url: str
+    scraped_at: float
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a task without a result."""
+
+    task: int
+    task_id: str
+    tries: int
+    reason: str
+    error_type: str
+    attempts: int
+
+
+class Stand(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the exchange with the Gateway has come."""
+
+    held: int = 0
+    """Results of standalone work, which only a command sends."""
+    ready: int = 0
+    synced: int = 0
+    rejected: int = 0
+    late: int = 0
+    """Of those sent, the ones whose deadline had passed by then."""
+    without_page: int = 0
+    """Of those sent, the ones whose page could not be sent."""
+    reports_ready: int = 0
+    reports_synced: int = 0
+    reports_rejected: int = 0
+    oldest: float | None = None
+    """Since when the oldest of what is to be sent waits."""
+
+    @property
+    def unsent(self) -> int:
+        """All that is to be sent."""
+        return self.ready + self.reports_ready
+
+
+def get_note(db: Database, name: str) -> str | None:
+    """What was noted under this name about the Gateway."""
+    row = db.one("SELECT value FROM meta WHERE key = ?", (f"gateway_{name}",))
+    return str(row[0]) if row else None
+
+
+def set_note(db: Database, name: str, value: str | None) -> None:
+    """Note something about the Gateway, or that it holds no more."""
+    with writing(db):
+        _set_note(db, name, value)
+
+
+def _set_note(db: Database, name: str, value: str | None) -> None:
+    if value is None:
+        db.execute("DELETE FROM meta WHERE key = ?", (f"gateway_{name}",))
+    else:
+        db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"gateway_{name}", value))
+
+
+# Tasks
+
+
+def poll_key(db: Database) -> str:
+    """The name of the next question for work: the same until an answer to it was stored."""
+    key = get_note(db, "poll")
+    if key is None:
+        key = secrets.token_hex(16)
+        set_note(db, "poll", key)
+    return key
+
+
+def assign(
+    ledger: Ledger, job: Job, tasks: Sequence[Assignment], unnamed: Iterable[tuple[str, str]], now: float
+) -> Assigned:
+    """Put a Gateway's tasks into the ledger, all that one answer held, and be done with its question.
+
+    `unnamed` are those without a usable id, by reason and beginning: nobody can be told of them, but they are kept.
+    """
+    accepted = refused = known = 0
+    with writing(ledger.db):
+        for task in tasks:
+            row = ledger.db.one(
+                "SELECT id, status FROM tasks WHERE external_id = ? AND source = 'gateway'", (task.external_id,)
+            )
+            if row is None:
+                id_ = _insert(ledger.db, job, task, now)
+                accepted, refused = accepted + (task.refusal is None), refused + (task.refusal is not None)
+            else:
+                known += 1
+                id_, status = row
+                if not _again(ledger.db, id_, status, task):
+                    continue
+                ledger.event(id_, "handed out again", {}, now)
+            if task.refusal is not None:
+                ledger.end_without_result([id_], "failed", "bad_task", task.refusal, now)
+        ledger.db.execute("UPDATE jobs SET size = size + ? WHERE id = ?", (accepted + refused, job.id))
+        for reason, text in unnamed:
+            ledger.db.execute(
+                """INSERT INTO rejected_rows SELECT ?1, ifnull(max(source_line), 0) + 1, ?2, ?3
+                   FROM rejected_rows WHERE job_id = ?1""",
+                (job.id, reason, text),
+            )
+        _set_note(ledger.db, "poll", None)
+    return Assigned(accepted, refused, known)
+
+
+def _insert(db: Database, job: Job, task: Assignment, now: float) -> int:
+    queue, priority = _PLACES[task.priority]
+    [(id_,)] = db.all(
+        """INSERT INTO tasks (task_id, external_id, job_id, url, url_key, domain, parcel_id, queue, priority, deadline,
+               source, platform, input, imported_at)
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'gateway', ?, ?, ?) RETURNING id""",
+        (secrets.token_hex(16), task.external_id, job.id, *task.address, task.parcel_id, queue, priority,
+         task.deadline, task.platform, msgspec.json.encode(task.input).decode(), now),
+    )  # fmt: skip
+    return int(id_)
+
+
+def _again(db: Database, id_: int, status: str, task: Assignment) -> bool:
+    """A task that is handed out again: open, it goes on; with a result, that is sent again; else it is done again, but
+    only where the Gateway had heard of its end. True where it is pending now."""
+    if status == "completed":
+        db.execute(
+            """UPDATE outbox SET state = 'ready', batch = NULL, raw_sent_at = NULL, tries = 0, not_before = 0,
+                   code = NULL, problem = NULL
+               WHERE task = ? AND state IN ('synced', 'rejected')""",
+            (id_,),
+        )
+        return False
+    if not db.one("SELECT 1 FROM reports WHERE task = ? AND state <> 'ready'", (id_,)):
+        return False
+    queue, priority = _PLACES[task.priority]
+    db.execute(
+        """UPDATE tasks SET status = 'pending', url = ?, url_key = ?, domain = ?, parcel_id = ?, queue = ?,
+               priority = ?, deadline = ?, platform = ?, input = ?, not_before = 0, failures = 0, strikes = 0,
+               error_type = NULL, error_message = NULL, completed_at = NULL, message_id = NULL
+           WHERE id = ?""",
+        (*task.address, task.parcel_id, queue, priority, task.deadline, task.platform,
+         msgspec.json.encode(task.input).decode(), id_),
+    )  # fmt: skip
+    return True
+
+
+def open_count(db: Database) -> int:
+    """How many of the Gateway's tasks are here and not done."""
+    [(count,)] = db.all("SELECT count(*) FROM tasks WHERE source = 'gateway' AND status IN ('pending', 'processing')")
+    return int(count)
+
+
+def states(db: Database) -> dict[str, int]:
+    """How many of the Gateway's tasks are in each state."""
+    return dict(db.all("SELECT status, count(*) FROM tasks WHERE source = 'gateway' GROUP BY status"))
+
+
+def ended(db: Database, since: float) -> dict[str, int]:
+    """How many of the Gateway's tasks have ended since, by their state; of the last 20,000 events."""
+    return dict(
+        db.all(
+            """SELECT kind, count(*) FROM (SELECT task, at, kind FROM events ORDER BY id DESC LIMIT 20000) e
+               JOIN tasks t ON t.id = e.task
+               WHERE at > ? AND kind IN ('completed', 'failed', 'skipped', 'expired', 'poison') AND source = 'gateway'
+               GROUP BY kind""",
+            (since,),
+        )
+    )
+
+
+# Results and reports
+
+_PARCEL = """
+    SELECT o.task, t.task_id, iif(t.source IN ('gateway', 'bundle'), ifnull(t.external_id, t.task_id), t.task_id),
+           iif(o.batch IS NULL, t.deadline <= ?1, o.late), o.batch, o.tries, r.raw_segment, r.raw_offset, r.raw_length,
+           o.raw_sent_at, r.body_sha256, r.content_type, r.final_url, r.scraped_at
+    FROM outbox o JOIN tasks t ON t.id = o.task JOIN results r ON r.task = o.task"""
+_DUE = "o.state = 'ready' AND o.not_before <= ?1"
+
+
+def parcels(db: Database, limit: int, now: float) -> list[Parcel]:
+    """The results to be sent next, in the order in which they were made: a request that was begun, else new ones."""
+    begun = db.one(
+        f"SELECT batch FROM outbox o WHERE {_DUE} AND batch IS NOT NULL ORDER BY created_at, task LIMIT 1", (now,)
+    )
+    which, value = ("o.batch = ?2", begun[0]) if begun else ("o.batch IS NULL AND ?2 IS NULL", None)
+    rows = db.all(f"{_PARCEL} WHERE {_DUE} AND {which} ORDER BY o.created_at, o.task LIMIT ?3", (now, value, limit))
+    return [_parcel(row) for row in rows]
+
+
+def _parcel(row: tuple[Any, ...]) -> Parcel:
+    task, own_id, task_id, late, batch, tries, *place, raw_sent_at, sha256, content_type, url, scraped_at = row
+    return Parcel(
+        task=task,
+        own_id=own_id,
+        task_id=task_id,
+        late=bool(late),
+        batch=batch,
+        tries=tries,
+        raw=Raw(segment=place[0], offset=place[1], length=place[2]) if place[0] and raw_sent_at is None else None,
+        sha256=sha256,
+        content_type=content_type,
+        url=url,
+        scraped_at=scraped_at,
+    )
+
+
+def raw_sent(db: Database, task: int, now: float, problem: str | None = None) -> None:
+    """The Gateway has confirmed a result's page; with a problem: there is none that could be sent."""
+    with writing(db):
+        db.execute(
+            "UPDATE outbox SET raw_sent_at = ?, problem = ? WHERE task = ?", (0 if problem else now, problem, task)
+        )
+
+
+def begin_batches(db: Database, batches: Sequence[Sequence[Parcel]]) -> None:
+    """Fix which results go in one request, so that it can be repeated byte for byte."""
+    with writing(db):
+        for batch in batches:
+            name = secrets.token_hex(8)
+            for parcel in batch:
+                db.execute("UPDATE outbox SET batch = ?, late = ? WHERE task = ?", (name, parcel.late, parcel.task))
+
+
+def reports(db: Database, limit: int, now: float) -> list[Report]:
+    """The ends without a result that the Gateway is to hear of next."""
+    rows = db.all(
+        """SELECT o.task, t.external_id, o.tries, ifnull(t.error_message, t.status), ifnull(t.error_type, t.status),
+               t.attempts
+           FROM reports o JOIN tasks t ON t.id = o.task WHERE o.state = 'ready' AND o.not_before <= ?
+           ORDER BY o.created_at, o.task LIMIT ?""",
+        (now, limit),
+    )
+    return [Report(**dict(zip(Report.__struct_fields__, row, strict=True))) for row in rows]
+
+
+def reported(db: Database, task: int, now: float) -> None:
+    """The Gateway has heard of a task's end."""
+    with writing(db):
+        db.execute("UPDATE reports SET state = 'synced', synced_at = ?, problem = NULL WHERE task = ?", (now, task))
+
+
+def refused(db: Database, item: Parcel | Report, code: int, problem: str, not_before: float | None) -> None:
+    """The Gateway did not take this: it is sent again later, or (with no time for that) kept as rejected."""
+    table = "outbox" if isinstance(item, Parcel) else "reports"
+    batch = ", batch = NULL" if isinstance(item, Parcel) else ""
+    with writing(db):
+        db.execute(
+            f"""UPDATE {table} SET state = ?, tries = tries + 1, not_before = ?, code = ?, problem = ?{batch}
+                WHERE task = ? AND state = 'ready'""",
+            ("rejected" if not_before is None else "ready", not_before or 0, code, problem, item.task),
+        )
+
+
+def release(db: Database, job: Job | None = None, task_ids: Collection[str] | None = None) -> int:
+    """Let held results go to the Gateway: all, those of a job, or these; returns how many."""
+    conditions = ["state = 'held'"]
+    values: list[Any] = []
+    if job:
+        conditions.append(
+            "task IN (SELECT id FROM tasks WHERE job_id = ?1 UNION SELECT task FROM job_links WHERE job_id = ?1)"
+        )
+        values.append(job.id)
+    elif task_ids is not None:
+        conditions.append("task IN (SELECT id FROM tasks WHERE task_id IN (SELECT value FROM json_each(?1)))")
+        values.append(msgspec.json.encode(list(task_ids)).decode())
+    with writing(db):
+        db.execute(f"UPDATE outbox SET state = 'ready' WHERE {' AND '.join(conditions)}", tuple(values))
+        return int(db.changes())
+
+
+def retry(db: Database, task_ids: Collection[str]) -> int:
+    """Send what was rejected again: these (by either id), or with none all but what the Gateway wants no more."""
+    wanted = """task IN (SELECT id FROM tasks WHERE task_id IN (SELECT value FROM json_each(?1))
+                OR (external_id IN (SELECT value FROM json_each(?1)) AND source IN ('gateway', 'bundle')))"""
+    condition = wanted if task_ids else f"?1 = '[]' AND code NOT IN {FINAL}"
+    count = 0
+    with writing(db):
+        for table in ("outbox", "reports"):
+            db.execute(
+                f"""UPDATE {table} SET state = 'ready', tries = 0, not_before = 0
+                    WHERE state = 'rejected' AND {condition}""",
+                (msgspec.json.encode(list(task_ids)).decode(),),
+            )
+            count += db.changes()
+    return count
+
+
+def rejected(db: Database) -> list[dict[str, Any]]:
+    """What the Gateway has refused for good, and why."""
+    names = ("kind", "task_id", "own_id", "url", "code", "problem", "tries", "at")
+    rows = db.all(
+        """SELECT kind, iif(source IN ('gateway', 'bundle'), ifnull(external_id, task_id), task_id), task_id, url, code,
+               problem, tries, created_at
+           FROM (SELECT 'result' AS kind, task, code, problem, tries, created_at FROM outbox WHERE state = 'rejected'
+                 UNION ALL SELECT 'report', task, code, problem, tries, created_at FROM reports
+                 WHERE state = 'rejected') JOIN tasks ON id = task
+           ORDER BY created_at, task"""
+    )
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def stand(db: Database) -> Stand:
+    """How far the exchange has come."""
+    results, told = (
+        dict(db.all(f"SELECT state, count(*) FROM {table} GROUP BY state")) for table in ("outbox", "reports")
+    )
+    [(late, without_page)] = db.all(
+        """SELECT ifnull(sum(late), 0), ifnull(sum(raw_sent_at = 0), 0) FROM outbox
+           WHERE state <> 'held' AND (late OR raw_sent_at = 0)"""
+    )
+    [(oldest,)] = db.all(
+        """SELECT min(at) FROM (SELECT min(created_at) AS at FROM outbox WHERE state = 'ready'
+           UNION ALL SELECT min(created_at) FROM reports WHERE state = 'ready')"""
+    )
+    return Stand(
+        **results,
+        **{f"reports_{state}": count for state, count in told.items()},
+        late=late,
+        without_page=without_page,
+        oldest=oldest,
+    )
+
+
+def unsent(db: Database) -> int:
+    """How much is to be sent; cheap enough to ask again and again."""
+    [(count,)] = db.all(
+        """SELECT (SELECT count(*) FROM outbox WHERE state = 'ready')
+                + (SELECT count(*) FROM reports WHERE state = 'ready')"""
+    )
+    return int(count)

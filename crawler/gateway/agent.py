@@ -1,0 +1,165 @@
+"""The agent: collector, sync and heartbeat in one process, each on a thread and a loop of its own."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from crawler.config import Settings
+from crawler.db import exchange, owners
+from crawler.errors import StackIsUp, UsageError
+from crawler.gateway.client import GatewayClient
+from crawler.gateway.collector import Collector
+from crawler.gateway.heartbeat import Heartbeat
+from crawler.gateway.sync import Sync
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job
+from crawler.sites import config as sites
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 5.0
+STOP_S = 3.0
+
+
+class Service(Protocol):
+    """Something that runs until it is cancelled."""
+
+    async def run(self) -> None:
+        """Run."""
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+
+
+class Services:
+    """Threads with a loop each: what one of them waits for holds up no other."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        self._running: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = {}
+        self._stopping = threading.Event()
+
+    def start(self, name: str, client: GatewayClient, make: Callable[[GatewayClient], Service]) -> None:
+        """Run a service, again and again whatever happens to it."""
+
+        def live() -> None:
+            with contextlib.suppress(asyncio.CancelledError):
+                asyncio.run(self._live(name, client, make))
+
+        self._threads.append(threading.Thread(target=live, name=name, daemon=True))
+        self._threads[-1].start()
+
+    async def _live(self, name: str, client: GatewayClient, make: Callable[[GatewayClient], Service]) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._running[name] = (asyncio.get_running_loop(), task)
+        while not self._stopping.is_set():
+            try:
+                async with client:
+                    service = make(client)
+                    with contextlib.closing(service):
+                        await service.run()
+            except Exception:  # a defect must not end what else the agent does
+                log.exception("%s has failed, and begins anew in %g s", name, AGAIN_S)
+                await asyncio.sleep(AGAIN_S)
+
+    def stop(self) -> None:
+        """End all of them at once: whatever is on its way can be sent again."""
+        self._stopping.set()
+        for loop, task in list(self._running.values()):
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                loop.call_soon_threadsafe(task.cancel)
+        for thread in self._threads:
+            thread.join(STOP_S)
+
+
+@contextlib.contextmanager
+def only_one(lpm: LocalPersistenceManager) -> Iterator[None]:
+    """Nobody else speaks to the Gateway for this store meanwhile."""
+    lpm.run.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(lpm.run / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if not owners.try_lock(lock):
+            raise StackIsUp(f"something speaks to the Gateway already for the store in {lpm.folder}")
+        yield
+    finally:
+        os.close(lock)
+
+
+def bind(lpm: LocalPersistenceManager, settings: Settings, moved: bool = False) -> str:
+    """The name of this worker for its Gateway, and only for that one: what one gave is never told to another."""
+    with lpm.errors():
+        db, url = lpm.durable.db, (settings.gateway_url or "").rstrip("/")
+        known = exchange.get_note(db, "url")
+        if known not in (None, url) and not moved and (count := exchange.open_count(db) + exchange.unsent(db)):
+            raise UsageError(
+                f"this store has {count:,} tasks and results for the Gateway at {known}, but GATEWAY_URL is {url}; "
+                "if that is the same Gateway at a new address, add --moved; else use another --data-dir"
+            )
+        exchange.set_note(db, "url", url)
+        name = exchange.get_note(db, "worker_id")
+        if name is None:
+            host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100] or "worker"
+            name = f"{host}-{lpm.ledger.id[:8]}"
+            exchange.set_note(db, "worker_id", name)
+        return name
+
+
+def open_job(lpm: LocalPersistenceManager) -> Job:
+    """The job that the Gateway's tasks make up; it is open for as long as an agent runs."""
+    with lpm.errors():
+        return lpm.durable.open_job(
+            key=exchange.GATEWAY,
+            name=exchange.GATEWAY,
+            queue="default",
+            source=exchange.GATEWAY,
+            source_file=None,
+            batch_size=100,
+            now=lpm.now(),
+        )
+
+
+def run(settings: Settings, platforms: Sequence[str], capacity: int, stopping: threading.Event) -> bool:
+    """Work for the Gateway until told to stop, or until all is done after it said `drain`: then true."""
+    lpm = LocalPersistenceManager(settings.data_dir)
+    with contextlib.closing(lpm), only_one(lpm):
+        worker_id, described = bind(lpm, settings), sites.load(settings.config_dir, settings.rate)
+        job = open_job(lpm)
+
+        def client() -> GatewayClient:
+            return GatewayClient(settings, worker_id)
+
+        services = Services()
+        log.info("this is worker %s of the Gateway at %s", worker_id, settings.gateway_url)
+        services.start("heartbeat", client(), lambda c: Heartbeat(settings, job, c, platforms or described.names))
+        services.start("sync", client(), lambda c: Sync(settings, c))
+        services.start(
+            "collector",
+            client(),
+            lambda c: Collector(settings, job, described, c, platforms=platforms, capacity=capacity),
+        )
+        try:
+            while not stopping.wait(0.5):
+                if _drained(lpm):
+                    return True
+        finally:
+            services.stop()
+            with lpm.errors():
+                lpm.durable.close_import(job)  # from now on it ends with its last task
+        return False
+
+
+def _drained(lpm: LocalPersistenceManager) -> bool:
+    """Whether the Gateway wanted no more of this worker, and all that it had is done and delivered."""
+    with lpm.errors():
+        db = lpm.durable.db
+        if exchange.get_note(db, "order") != "drain" or exchange.open_count(db) or exchange.unsent(db):
+            return False
+        exchange.set_note(db, "order", None)
+        return True

@@ -1,0 +1,103 @@
+"""The heartbeat: tells the Gateway every half minute how this worker stands, and does what it answers."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import psutil
+
+from crawler.config import Settings
+from crawler.db import exchange
+from crawler.errors import CrawlerError
+from crawler.gateway.client import GatewayClient
+from crawler.gateway.trouble import Trouble
+from crawler.logs import printable
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 30.0
+
+
+class Heartbeat:
+    """Sent also while the queue is full, paused or draining."""
+
+    def __init__(self, settings: Settings, job: Job, client: GatewayClient, platforms: Sequence[str] = ()) -> None:
+        self._job, self._client, self._platforms = job, client, platforms
+        self._lpm = LocalPersistenceManager(settings.data_dir)
+        self._trouble = Trouble("the heartbeat")
+        psutil.cpu_percent()  # the first answer is of no use: it is the time since this call that counts
+
+    async def run(self) -> None:
+        """Beat for as long as this lasts."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + EVERY_S
+            key = secrets.token_hex(16)
+            while not await self._told(key) and loop.time() < due:
+                pass
+            await asyncio.sleep(max(0.0, due - loop.time()))
+
+    async def _told(self, key: str) -> bool:
+        """Beat once; where that fails, wait, and say so."""
+        try:
+            await self.beat(key)
+        except CrawlerError as error:
+            wait_s = self._trouble.met(error)
+            self._note(trouble=str(error))
+            await asyncio.sleep(min(wait_s, EVERY_S))
+            return False
+        self._trouble.over()
+        return True
+
+    async def beat(self, key: str) -> None:
+        """Tell how things stand, and obey; the same key asks for the same commands again."""
+        with self._lpm.errors():
+            body = msgspec.json.encode(self.facts())
+        commands = await self._client.heartbeat(body, key)
+        self._note(heard=f"{self._lpm.now():.3f}", trouble=None)
+        for command in commands:
+            with self._lpm.errors():
+                self.obey(command)
+
+    def _note(self, **notes: str | None) -> None:
+        with self._lpm.errors():
+            for name, value in notes.items():
+                exchange.set_note(self._lpm.ledger.db, name, value)
+
+    def facts(self) -> dict[str, Any]:
+        """The counts of the contract, of the Gateway's tasks."""
+        db = self._lpm.ledger.db
+        states, ended = exchange.states(db), exchange.ended(db, self._lpm.now() - 60)
+        queue = {name: states.get(name, 0) for name in ("pending", "processing", "completed", "failed")}
+        return {
+            "active_tasks": queue["processing"],
+            "completed_last_minute": ended.pop("completed", 0),
+            "failed_last_minute": sum(ended.values()),
+            "platforms": list(self._platforms),
+            "cpu_percent": psutil.cpu_percent(),
+            "memory_percent": psutil.virtual_memory().percent,
+            "queue": queue | {"unsynced": exchange.unsent(db)},
+        }
+
+    def obey(self, command: str) -> None:
+        """Do what the Gateway says: `pause` puts its tasks aside, `drain` takes no more and ends when all is done."""
+        ledger, now = self._lpm.ledger, self._lpm.now()
+        match command:
+            case "pause":
+                ledger.hold(self._job, "paused", now)
+            case "resume" | "drain":
+                ledger.release(self._job)
+                exchange.set_note(ledger.db, "order", "drain" if command == "drain" else None)
+            case _:
+                log.warning("the Gateway says %r, which means nothing here", printable(command)[:100])
+                return
+        log.warning("the Gateway says: %s", command)
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._lpm.close()

@@ -1,0 +1,37 @@
+"""A Gateway that does not answer: said once, waited for longer and longer, and said once more when it is back."""
+
+import logging
+import random
+from collections.abc import Callable
+
+from crawler.errors import CrawlerError, GatewayError
+
+log = logging.getLogger(__name__)
+
+FIRST_S, LONGEST_S = 0.5, 30.0
+
+
+class Trouble:
+    """What one service knows of the Gateway's failures in a row."""
+
+    def __init__(self, service: str, jitter: Callable[[], float] = random.random) -> None:
+        self._service, self._jitter = service, jitter
+        self._failures = 0
+        self.now: str | None = None
+        """What is wrong at the moment."""
+
+    def met(self, error: CrawlerError) -> float:
+        """Note a failure; returns how long to wait: as long as the Gateway asks for, or twice as long each time."""
+        if self.now is None:
+            log.warning("%s waits: %s", self._service, error)
+        self.now = str(error)
+        wait_s: float = min(LONGEST_S, FIRST_S * 2 ** min(self._failures, 10)) * (0.5 + 0.5 * self._jitter())
+        self._failures += 1
+        asked_s = error.retry_after_s if isinstance(error, GatewayError) else None
+        return max(wait_s, asked_s or 0.0)
+
+    def over(self) -> None:
+        """Note an answer as it should be."""
+        if self.now is not None:
+            log.warning("%s goes on: the Gateway answers again", self._service)
+        self.now, self._failures = None, 0

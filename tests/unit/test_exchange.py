@@ -1,0 +1,277 @@
+"""What a Gateway gave and what it is to get, in the ledger."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crawler import urls
+from crawler.config import Settings
+from crawler.db import exchange
+from crawler.db.exchange import Assignment
+from crawler.errors import UsageError
+from crawler.gateway.agent import bind, open_job
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import NO_DEADLINE, Task, TaskStatus
+from tests.support.tasks import collect, done, new
+
+
+@pytest.fixture
+def lpm(tmp_path: Path) -> LocalPersistenceManager:
+    """A store."""
+    return LocalPersistenceManager(tmp_path)
+
+
+def given(external_id: str, url: str = "http://a.example/1", **fields: Any) -> Assignment:
+    """A Gateway's task that can be worked on."""
+    return Assignment(external_id=external_id, address=urls.parse(url), **fields)
+
+
+def assign(lpm: LocalPersistenceManager, *tasks: Assignment, unnamed: Any = ()) -> exchange.Assigned:
+    """Put these into the ledger as a collector does."""
+    return exchange.assign(lpm.durable, open_job(lpm), tasks, unnamed, time.time())
+
+
+def claim(lpm: LocalPersistenceManager, count: int = 100) -> list[Task]:
+    """Lease what is due."""
+    return lpm.get_next_pending("owner", count)
+
+
+def fail(lpm: LocalPersistenceManager, task: Task) -> None:
+    """End a task without a result."""
+    outcome = done(task, status=TaskStatus.FAILED, page=None, error_type="http_404", error_message="not there")
+    assert lpm.save_result(outcome) == [True]
+
+
+def rows(lpm: LocalPersistenceManager, sql: str) -> list[tuple[Any, ...]]:
+    """What a statement gives."""
+    return lpm.ledger.db.all(sql)
+
+
+def test_each_of_a_gateways_tasks_gets_its_own_answer(lpm: LocalPersistenceManager) -> None:
+    """Two of them with one URL, and a file's row with the same, are three tasks: each id is answered by itself."""
+    lpm.persist_tasks([new("http://a.example/1")])
+    assert assign(lpm, given("t-1"), given("t-2")) == (2, 0, 0)
+
+    lpm.save_result(*(done(task) for task in claim(lpm)))
+
+    assert rows(lpm, "SELECT state, count(*) FROM outbox GROUP BY 1 ORDER BY 1") == [("held", 1), ("ready", 2)]
+    assert [p.task_id for p in exchange.parcels(lpm.ledger.db, 10, time.time())] == ["t-1", "t-2"]
+
+
+def test_a_row_of_a_file_joins_a_gateways_open_task(lpm: LocalPersistenceManager) -> None:
+    """A file's row for a URL that is open already is that task, and leaves the Gateway's deadline as it is."""
+    assign(lpm, given("t-1", deadline=time.time() + 1000))
+    before = rows(lpm, "SELECT deadline FROM tasks")
+    job = lpm.durable.open_job(
+        key="k", name="file", queue="default", source="file", source_file=None, batch_size=1, now=0,
+        deadline=time.time() + 10,
+    )  # fmt: skip
+
+    assert lpm.persist_tasks([new("http://a.example/1")], job=job).known == 1
+
+    assert rows(lpm, "SELECT deadline FROM tasks") == before
+
+
+def test_a_task_handed_out_twice_is_one_task(lpm: LocalPersistenceManager) -> None:
+    """Open, it goes on; within one answer too."""
+    assert assign(lpm, given("t-1"), given("t-1")) == (1, 0, 1)
+    assert assign(lpm, given("t-1")) == (0, 0, 1)
+
+    assert rows(lpm, "SELECT count(*), (SELECT size FROM jobs) FROM tasks") == [(1, 1)]
+
+
+def test_a_task_with_a_result_is_answered_again(lpm: LocalPersistenceManager) -> None:
+    """Handed out again after it was delivered, it is not fetched again: the Gateway gets the same result once more."""
+    assign(lpm, given("t-1"))
+    lpm.save_result(*(done(task) for task in claim(lpm)))
+    [parcel] = exchange.parcels(lpm.ledger.db, 10, time.time())
+    lpm.mark_synced([parcel.own_id])
+    assert not exchange.unsent(lpm.ledger.db)
+
+    assign(lpm, given("t-1"))
+
+    assert claim(lpm) == []
+    [again] = exchange.parcels(lpm.ledger.db, 10, time.time())
+    assert (again.task_id, again.sha256) == ("t-1", parcel.sha256)
+
+
+def test_a_failed_task_is_done_again_where_the_gateway_had_heard_of_it(lpm: LocalPersistenceManager) -> None:
+    """Before its report was delivered the report answers; after it, another handing out is a wish to try again."""
+    assign(lpm, given("t-1"))
+    [task] = claim(lpm)
+    fail(lpm, task)
+    assign(lpm, given("t-1"))
+    assert claim(lpm) == []
+    [report] = exchange.reports(lpm.ledger.db, 10, time.time())
+    exchange.reported(lpm.ledger.db, report.task, time.time())
+
+    assign(lpm, given("t-1", "http://b.example/corrected"))
+
+    [again] = claim(lpm)
+    assert again.url == "http://b.example/corrected"
+    assert rows(lpm, "SELECT count(*) FROM reports") == [(0,)]
+
+
+def test_every_end_without_a_result_is_to_be_reported(lpm: LocalPersistenceManager) -> None:
+    """A failure, a cancelled job, a deadline and poison each leave a report; other doors' tasks leave none."""
+    now = time.time()
+    assign(lpm, given("failed", "http://a.example/a"))
+    [task] = claim(lpm)
+    fail(lpm, task)
+    assign(lpm, given("late", "http://a.example/b", deadline=now - 1))
+    lpm.ledger.wake(now)
+    assign(lpm, given("cancelled", "http://a.example/c"))
+    lpm.persist_tasks([new("http://a.example/d")])
+    lpm.ledger.hold(open_job(lpm), "cancelled", now)
+
+    found = {report.task_id: (report.error_type, report.attempts) for report in exchange.reports(lpm.ledger.db, 9, now)}
+
+    assert found == {"failed": ("http_404", 1), "late": ("deadline", 0), "cancelled": ("cancelled", 0)}
+
+
+def test_a_report_that_is_outdated_is_not_sent(lpm: LocalPersistenceManager) -> None:
+    """An operator's retry before the report went makes it void."""
+    assign(lpm, given("t-1"))
+    [task] = claim(lpm)
+    fail(lpm, task)
+
+    assert lpm.ledger.retry(["failed"], None, None, time.time()) == (1, 0)
+
+    assert exchange.reports(lpm.ledger.db, 9, time.time()) == []
+
+
+def test_a_task_that_cannot_be_worked_on_is_kept_and_reported(lpm: LocalPersistenceManager) -> None:
+    """A refused one is a failed task with its reason; one without an id is kept as a rejected row."""
+    bad = Assignment(external_id="t-9", input={"task": {"target": 1}}, refusal="the target is not an object")
+
+    assert assign(lpm, bad, given("t-1"), unnamed=[("it is no object", "17")]) == (1, 1, 0)
+
+    [report] = exchange.reports(lpm.ledger.db, 9, time.time())
+    assert (report.task_id, report.error_type, report.reason) == ("t-9", "bad_task", "the target is not an object")
+    receipt = lpm.ledger.receipt(open_job(lpm))
+    assert (receipt.rows, receipt.rejected, receipt.books.failed, receipt.problems) == (3, 1, 1, [])
+
+
+def test_the_gateways_priorities_have_places_in_the_queues(lpm: LocalPersistenceManager) -> None:
+    """1 goes first, in `urgent`; the others follow in their order, whatever the order of their handing out."""
+    assign(lpm, *(given(f"t-{n}", f"http://a{n}.example/", priority=n) for n in (4, 2, 3, 1)))
+
+    assert [task.url for task in claim(lpm)] == [f"http://a{n}.example/" for n in (1, 2, 3, 4)]
+
+
+def test_a_question_keeps_its_key_until_its_answer_is_stored(lpm: LocalPersistenceManager) -> None:
+    """So that the same question can be asked again, by another process too, and another one afterwards."""
+    key = exchange.poll_key(lpm.durable.db)
+    assert exchange.poll_key(LocalPersistenceManager(lpm.folder).durable.db) == key
+
+    assign(lpm, given("t-1"))
+
+    assert exchange.poll_key(lpm.durable.db) != key
+
+
+def test_a_deadline_of_the_gateways_ends_a_task_that_only_it_wants(lpm: LocalPersistenceManager) -> None:
+    """A file's job without a deadline that wants the same page lets it go on."""
+    now = time.time()
+    assign(
+        lpm,
+        given("alone", "http://a.example/1", deadline=now - 1),
+        given("both", "http://a.example/2", deadline=now - 1),
+    )
+    job = lpm.durable.open_job(
+        key="k", name="file", queue="default", source="file", source_file=None, batch_size=1, now=0
+    )
+    lpm.persist_tasks([new("http://a.example/2")], job=job)
+
+    lpm.ledger.wake(now)
+
+    assert dict(rows(lpm, "SELECT external_id, status FROM tasks")) == {"alone": "expired", "both": "pending"}
+
+
+def test_a_result_made_or_sent_too_late_is_marked(lpm: LocalPersistenceManager) -> None:
+    """It is delivered all the same; once it was offered, what was said about it stays."""
+    now = time.time()
+    assign(lpm, given("t-1", deadline=now + 100), given("t-2", "http://a.example/2"))
+    lpm.save_result(*(done(task) for task in claim(lpm)))
+
+    assert [p.late for p in exchange.parcels(lpm.ledger.db, 9, now)] == [False, False]
+    assert [p.late for p in exchange.parcels(lpm.ledger.db, 9, now + 200)] == [True, False]
+    exchange.begin_batches(lpm.ledger.db, [exchange.parcels(lpm.ledger.db, 9, now)])
+    assert [p.late for p in exchange.parcels(lpm.ledger.db, 9, now + 200)] == [False, False]
+
+
+def test_a_request_that_was_begun_is_repeated_before_new_ones(lpm: LocalPersistenceManager) -> None:
+    """The results of a request are fixed when it is first sent, and taken apart only by an answer."""
+    assign(lpm, *(given(f"t-{n}", f"http://a.example/{n}") for n in range(5)))
+    lpm.save_result(*(done(task) for task in claim(lpm)))
+    first = exchange.parcels(lpm.ledger.db, 3, time.time())
+    exchange.begin_batches(lpm.ledger.db, [first])
+
+    again = exchange.parcels(lpm.ledger.db, 100, time.time())
+    assert [p.task_id for p in again] == [p.task_id for p in first] == ["t-0", "t-1", "t-2"]
+    exchange.begin_batches(lpm.ledger.db, [again[:1], again[1:]])
+
+    assert [p.task_id for p in exchange.parcels(lpm.ledger.db, 100, time.time())] == ["t-0"]
+
+
+def test_what_was_rejected_is_kept_and_can_be_sent_again(lpm: LocalPersistenceManager) -> None:
+    """All but what the Gateway wants no more, and that too where it is named."""
+    assign(lpm, *(given(f"t-{n}", f"http://a.example/{n}") for n in range(3)))
+    lpm.save_result(*(done(task) for task in claim(lpm)))
+    for parcel, code in zip(exchange.parcels(lpm.ledger.db, 9, time.time()), (422, 410, 200), strict=True):
+        exchange.refused(lpm.ledger.db, parcel, code, "no", None if code != 200 else time.time() + 1000)
+
+    stand = exchange.stand(lpm.ledger.db)
+    assert (stand.ready, stand.rejected, stand.synced) == (1, 2, 0)
+    assert [(r["task_id"], r["code"]) for r in exchange.rejected(lpm.ledger.db)] == [("t-0", 422), ("t-1", 410)]
+    assert exchange.parcels(lpm.ledger.db, 9, time.time()) == []
+    assert exchange.retry(lpm.ledger.db, []) == 1
+    assert exchange.retry(lpm.ledger.db, ["t-1", "t-7"]) == 1
+    assert [p.task_id for p in exchange.parcels(lpm.ledger.db, 9, time.time())] == ["t-0", "t-1"]
+
+
+def test_standalone_results_are_held_until_they_are_let_go(lpm: LocalPersistenceManager) -> None:
+    """By job or all; under our own ids."""
+    collect(lpm, "first", 2)
+    collect(lpm, "second", 3)
+    assert exchange.unsent(lpm.ledger.db) == 0
+
+    assert exchange.release(lpm.durable.db, lpm.ledger.job("first")) == 2
+    assert exchange.release(lpm.durable.db) == 3
+
+    sent = exchange.parcels(lpm.ledger.db, 9, time.time())
+    assert [p.task_id for p in sent] == [p.own_id for p in sent]
+    assert len(sent) == 5
+
+
+def test_a_store_speaks_to_the_gateway_that_its_tasks_came_from(lpm: LocalPersistenceManager) -> None:
+    """To another one only where nothing is open, or where the operator says that it has moved."""
+    here, there = Settings(gateway_url="https://one.example/"), Settings(gateway_url="https://two.example")
+    name = bind(lpm, here)
+    assert bind(lpm, there) == name
+    assign(lpm, given("t-1"))
+
+    with pytest.raises(UsageError, match=r"1 tasks and results for the Gateway at https://two\.example"):
+        bind(lpm, here)
+
+    assert bind(lpm, here, moved=True) == name
+    assert bind(lpm, here) == name
+
+
+def test_a_call_for_a_gateways_url_is_a_task_of_its_own(lpm: LocalPersistenceManager) -> None:
+    """`scrape_task` for a URL that is open for the Gateway neither takes nor changes that task."""
+    assign(lpm, given("t-1", priority=4))
+
+    call = lpm.persist_call(new("http://a.example/1", external_id="t-1"), loopback=False)
+
+    found = rows(lpm, "SELECT id, source, priority FROM tasks ORDER BY id")
+    assert found == [(1, "gateway", 8), (call, "call", 5)]
+    assert lpm.persist_call(new("http://a.example/1", external_id="t-1"), loopback=False) == call
+
+
+def test_no_deadline_is_no_deadline(lpm: LocalPersistenceManager) -> None:
+    """A task without one never expires and is never late."""
+    assign(lpm, given("t-1"))
+    lpm.ledger.wake(time.time() + 1e9)
+    assert rows(lpm, "SELECT status, deadline FROM tasks") == [("pending", NO_DEADLINE)]
