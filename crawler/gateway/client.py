@@ -1,4 +1,4 @@
-"""The Gateway's wire contract from the worker's side, and nothing else: what is asked, what is answered, what is wrong."""
+"""The Gateway's wire contract from the worker's side, and nothing else."""
 
 import asyncio
 import hashlib
@@ -111,9 +111,12 @@ class GatewayClient:
         kind, form = _form(name, body, msgspec.json.encode(metadata))
         headers = (("Content-Type", kind),)
         call = self._call("POST", "/internal/raw-files", headers, form, timeout_s=self._limits.raw_s)
-        answer = _answer(call, await self._send(call))
+        page = await self._send(call)
+        answer = _answer(call, page)
         if answer.get("status") != "ok":
-            raise call.failed(f"the Gateway did not keep {name}: {call.shown(answer.get('message') or answer)}")
+            raise GatewayRefused(
+                page.status, f"{call.what}: the Gateway did not keep it: {call.shown(answer.get('message') or answer)}"
+            )
 
     async def send_results(self, body: bytes, *, late: bool = False) -> Stored:
         """Hand over a JSON array of results; the answer counts them, and rarely says which of them failed."""

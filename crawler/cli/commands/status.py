@@ -155,7 +155,8 @@ def describe(facts: dict[str, Any]) -> list[str]:
     workers = ", ".join(f"{w['pid']} with {len(w['children'])} children" for w in pids["workers"]) or "none"
     messages = redis.get("messages", {})
     redis_is = f"up ({sum(messages.values()):,} messages)" if redis["up"] else "down"
-    lines = [f"supervisor {pids['supervisor'] or 'none'} · redis {redis_is} · workers {workers}"]
+    agent = f" · agent {pids['agent']}" if pids["agent"] else ""
+    lines = [f"supervisor {pids['supervisor'] or 'none'} · redis {redis_is} · workers {workers}{agent}"]
     if "store" in facts:
         store = facts["store"]
         parts = ", ".join(f"{name} {size_of(size)}" for name, size in store["bytes"].items() if size)

@@ -1,0 +1,341 @@
+"""Sync: pages first, each result once, nothing marked that the Gateway has not confirmed."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crawler.config import Settings, load
+from crawler.db import exchange
+from crawler.errors import GatewayError
+from crawler.gateway.client import GatewayClient
+from crawler.gateway.sync import MAX_TRIES, Sync
+from crawler.lpm import LocalPersistenceManager
+from tests.support.scripted import TOKEN, Answer, Call, ScriptedGateway
+from tests.support.tasks import collect, done, page
+from tests.unit.test_exchange import assign, claim, fail, given
+
+
+@pytest.fixture
+def gateway() -> Iterator[ScriptedGateway]:
+    """A Gateway that a test can script."""
+    with ScriptedGateway() as scripted:
+        yield scripted
+
+
+@pytest.fixture
+def lpm(tmp_path: Path) -> LocalPersistenceManager:
+    """A store."""
+    return LocalPersistenceManager(tmp_path)
+
+
+def settings(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> Settings:
+    """A worker's settings."""
+    return load(gateway.env | {"CRAWLER_DATA_DIR": str(lpm.folder)})
+
+
+def ready(lpm: LocalPersistenceManager, count: int, **fields: Any) -> list[str]:
+    """So many results for the Gateway; their ids."""
+    ids = [f"t-{n}" for n in range(count)]
+    assign(lpm, *(given(id_, f"http://a.example/{id_}", **fields) for id_ in ids))
+    tasks = sorted(claim(lpm, count), key=lambda task: task.id)
+    lpm.save_result(*(done(task, page=page(task.url, f"<p>{task.url}</p>".encode())) for task in tasks))
+    return ids
+
+
+def rounds(lpm: LocalPersistenceManager, gateway: ScriptedGateway, most: int = 500) -> int:
+    """Send until nothing is due; how many rounds that took."""
+
+    async def send() -> int:
+        async with GatewayClient(settings(lpm, gateway), "worker") as client:
+            sync = Sync(settings(lpm, gateway), client)
+            try:
+                for number in range(most):
+                    if not await sync.round():
+                        return number
+            finally:
+                sync.close()
+            return most
+
+    return asyncio.run(send())
+
+
+def stand(lpm: LocalPersistenceManager) -> exchange.Stand:
+    """How far the exchange has come."""
+    return exchange.stand(lpm.ledger.db)
+
+
+def refusing(gateway: ScriptedGateway, *ids: str, answer: Answer | None = None) -> Any:
+    """A rule by which results with these ids are not stored; the others of the same request are."""
+
+    def rule(call: Call) -> Answer | None:
+        if "/results" not in call.path:
+            return None
+        items = call.json
+        bad = [item for item in items if item["task_id"] in ids]
+        if not bad:
+            return None
+        if answer:
+            return answer
+        good = [item for item in items if item["task_id"] not in ids]
+        _, counts = gateway.store(call._replace(body=json.dumps(good).encode()))[:2]
+        return 200, counts | {"failed": len(bad), "errors": ["a value is too long"]}
+
+    return rule
+
+
+def test_pages_go_first_and_results_in_batches(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """In the order in which they were made, with nothing but the contract's fields, each under the Gateway's id."""
+    ids = ready(lpm, 250)
+
+    rounds(lpm, gateway)
+
+    sent = [item["task_id"] for call in gateway.asked("/internal/results") for item in call.json]
+    assert sent == ids
+    assert [len(call.json) for call in gateway.asked("/internal/results")] == [100, 100, 50]
+    assert all(gateway.order.index(f"raw {id_}") < gateway.order.index(f"result {id_}") for id_ in ids)
+    first = gateway.results["t-0"]
+    assert list(first) == ["task_id", "parcel_id", "platform", "state", "county", "data", "scraped_at",
+                           "parse_duration_ms", "raw_html_hash"]  # fmt: skip
+    assert (stand(lpm).synced, stand(lpm).unsent) == (250, 0)
+    assert list(lpm.pending.iterdir()) == []
+
+
+def test_a_page_has_a_name_that_no_other_worker_gives(
+    tmp_path: Path, lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """Two workers with the same task deliver two files; what is in them has the hash that the results say."""
+    other = LocalPersistenceManager(tmp_path / "other")
+    for store in (lpm, other):
+        ready(store, 3)
+        rounds(store, gateway)
+
+    assert len(gateway.raw) == 6
+    assert {sha256(content).hexdigest() for content in gateway.raw.values()} == {
+        result["raw_html_hash"] for result in gateway.results.values()
+    }
+    assert all(len(name) <= 200 and name.isascii() and "/" not in name for name in gateway.raw)
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        (500, {}), (503, b"", {"Retry-After": "1"}), (429, {}), (408, {}), (200, b"<html>busy</html>"), (200, b""),
+        (200, {"inserted": "many"}), (200, [1]), (401, {"error": {"message": "who?"}}), (301, b"", {"Location": "/x"}),
+    ],
+)  # fmt: skip
+def test_nothing_is_synced_or_rejected_by_an_answer_that_says_neither(
+    trouble: Answer, lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """It is sent again, byte for byte and under the same key, until it is confirmed."""
+    ready(lpm, 3)
+    gateway.rules = [lambda call: trouble if "/results" in call.path else None]
+    for _ in range(2):
+        with pytest.raises(GatewayError, match="/internal/results"):
+            rounds(lpm, gateway)
+    assert (stand(lpm).ready, stand(lpm).synced, stand(lpm).rejected) == (3, 0, 0)
+    ready_again = {"t-9"}
+    assign(lpm, given("t-9", "http://a.example/9"))
+    lpm.save_result(*(done(task) for task in claim(lpm)))
+
+    gateway.rules = []
+    rounds(lpm, gateway)
+
+    first, second, third, fourth = gateway.asked("/internal/results")
+    assert first.body == second.body == third.body
+    assert len({call.headers["idempotency-key"] for call in (first, second, third)}) == 1
+    assert {item["task_id"] for item in fourth.json} == ready_again
+    assert stand(lpm).synced == 4
+
+
+def test_a_partial_failure_is_taken_apart(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """Those that were stored are synced, whatever the errors say; the others are offered some times more, then kept."""
+    ready(lpm, 100)
+    gateway.rules = [refusing(gateway, "t-17", "t-18", "t-99")]
+
+    _until_settled(lpm, gateway)
+
+    assert (stand(lpm).synced, stand(lpm).rejected, stand(lpm).ready) == (97, 3, 0)
+    found = exchange.rejected(lpm.ledger.db)
+    assert [(item["task_id"], item["problem"], item["tries"]) for item in found] == [
+        (id_, "a value is too long", MAX_TRIES) for id_ in ("t-17", "t-18", "t-99")
+    ]
+    assert set(gateway.results) == {f"t-{n}" for n in range(100)} - {"t-17", "t-18", "t-99"}
+    assert (lpm.pending / f"{found[0]['own_id']}.json").exists()
+
+
+def test_a_passing_failure_of_one_result_is_no_rejection(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """The same results again, a moment later, and all are stored."""
+    ready(lpm, 10)
+    gateway.rules = [refusing(gateway, "t-3")]
+    rounds(lpm, gateway)
+    assert (stand(lpm).synced, stand(lpm).ready) == (9, 1)
+
+    gateway.rules = []
+    _until_settled(lpm, gateway)
+
+    assert (stand(lpm).synced, stand(lpm).rejected) == (10, 0)
+
+
+def _until_settled(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """As if all the waits were over."""
+    while stand(lpm).unsent:
+        lpm.durable.db.execute("UPDATE outbox SET not_before = 0")
+        lpm.durable.db.execute("UPDATE reports SET not_before = 0")
+        rounds(lpm, gateway)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"inserted": 0, "updated": 0, "failed": 0},
+        {"inserted": 1, "updated": 0, "failed": 0},
+        {"inserted": 3, "updated": 3, "failed": 0},
+        {"inserted": 3, "updated": 0, "failed": 1},
+    ],
+)
+def test_counts_that_do_not_add_up_confirm_nothing(
+    counts: dict[str, int], lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """Three were sent: only an answer that speaks of three stored ones is one."""
+    ready(lpm, 3)
+    gateway.rules = [lambda call: (200, counts) if "/results" in call.path and len(call.json) == 3 else None]
+
+    rounds(lpm, gateway)
+
+    assert stand(lpm).synced == 3
+    assert [len(call.json) for call in gateway.asked("/internal/results")] == [3, 1, 2]
+
+
+@pytest.mark.parametrize("status", [400, 404, 409, 410, 413, 422])
+def test_what_will_never_be_taken_is_rejected_with_its_reason(
+    status: int, lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """At once, alone, and visibly; its neighbours in the request are delivered."""
+    ready(lpm, 8)
+    gateway.rules = [refusing(gateway, "t-5", answer=(status, {"error": {"code": "NO", "message": "not this one"}}))]
+
+    rounds(lpm, gateway)
+
+    assert (stand(lpm).synced, stand(lpm).rejected) == (7, 1)
+    [item] = exchange.rejected(lpm.ledger.db)
+    assert (item["task_id"], item["code"]) == ("t-5", status)
+    assert "not this one" in item["problem"]
+
+
+def test_a_result_waits_for_its_page(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """A page that the Gateway could not keep is offered again, and the result only behind it."""
+    ready(lpm, 3)
+    turns = iter([True, True, False])
+    gateway.rules = [
+        lambda call: (
+            (200, {"status": "error", "message": "disk full"})
+            if "/raw-files" in call.path and b'"t-1"' in call.body and next(turns)
+            else None
+        )
+    ]
+
+    rounds(lpm, gateway)
+    assert (stand(lpm).synced, stand(lpm).ready) == (2, 1)
+    _until_settled(lpm, gateway)
+
+    assert stand(lpm).synced == 3
+    assert gateway.order.index("raw t-1") < gateway.order.index("result t-1")
+
+
+def test_a_page_that_is_too_large_or_gone_does_not_hold_up_its_result(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """The result goes without it, and that is told."""
+    ready(lpm, 3)
+    gateway.rules = [
+        lambda call: (413, {}) if "/raw-files" in call.path and b'"t-1"' in call.body else None,
+    ]
+    for segment in lpm.raw.glob("*.warc.gz"):
+        data = bytearray(segment.read_bytes())
+        place = lpm.ledger.db.all("SELECT raw_offset FROM results WHERE task = 3")[0][0]
+        data[place : place + 20] = bytes(20)
+        segment.write_bytes(data)
+
+    rounds(lpm, gateway)
+
+    assert (stand(lpm).synced, stand(lpm).without_page) == (3, 2)
+    assert len(gateway.raw) == 1
+
+
+def test_ends_without_a_result_are_reported_once(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """With reason, type and attempts; ids of any kind arrive as they are."""
+    odd = "a/b?c=#%2e/..;ü"
+    assign(lpm, given(odd), given("t-2", "http://a.example/2"))
+    for task in claim(lpm):
+        fail(lpm, task)
+    gateway.rules = [lambda call: (500, {}) if "t-2" in call.path else None]
+
+    with pytest.raises(GatewayError, match="500"):
+        rounds(lpm, gateway)
+    gateway.rules = []
+    rounds(lpm, gateway)
+
+    said = {"reason": "not there", "error_type": "http_404", "attempts": 1}
+    assert gateway.failed == {odd: said, "t-2": said}
+    assert stand(lpm).reports_synced == 2
+
+
+def test_a_report_that_is_refused_is_kept(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """The Gateway knows better: the task is another's, or done."""
+    assign(lpm, given("t-1"))
+    fail(lpm, claim(lpm)[0])
+    gateway.rules = [lambda call: (409, {"error": {"message": "it is done"}}) if "/fail" in call.path else None]
+
+    rounds(lpm, gateway)
+
+    [item] = exchange.rejected(lpm.ledger.db)
+    assert (item["kind"], item["task_id"], item["code"]) == ("report", "t-1", 409)
+    assert "it is done" in item["problem"]
+
+
+def test_late_results_are_delivered_and_marked(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """On the wire by a header, because the contract's fields are fixed; here in the outbox."""
+    ready(lpm, 2, deadline=time.time() + 0.2)
+    assign(lpm, given("on-time", "http://a.example/x"))
+    lpm.save_result(*(done(task) for task in claim(lpm)))
+    time.sleep(0.25)  # the deadline itself is what is waited for
+
+    rounds(lpm, gateway)
+
+    late, rest = gateway.asked("/internal/results")
+    assert [item["task_id"] for item in late.json] == ["t-0", "t-1"]
+    assert late.headers["x-results-late"] == "true"
+    assert "x-results-late" not in rest.headers
+    assert stand(lpm).late == 2
+
+
+def test_held_results_stay_and_go_only_when_let_go(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """No round of a running agent ever touches them."""
+    collect(lpm, "job", 5)
+    assert rounds(lpm, gateway) == 0
+    assert gateway.calls == []
+
+    exchange.release(lpm.durable.db)
+    rounds(lpm, gateway)
+
+    assert len(gateway.results) == 5
+
+
+def test_the_token_is_in_no_row_and_on_every_call(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """Neither in the store nor in a body."""
+    ready(lpm, 2)
+    rounds(lpm, gateway)
+
+    assert all(call.headers["x-worker-token"] == TOKEN for call in gateway.calls)
+    assert all(TOKEN.encode() not in call.body for call in gateway.calls)
+    lpm.bound_wal(0)
+    assert all(TOKEN.encode() not in path.read_bytes() for path in lpm.folder.glob("lpm.db*"))
+    assert json.dumps(gateway.results).count(TOKEN) == 0
