@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import os
 import select
 import ssl
 from collections import OrderedDict
@@ -19,6 +20,8 @@ KEEP_S = 5.0
 """How long a connection waits for the next request."""
 MAX_IDLE = 256
 _HIGH_WATER = 256 * 1024
+_PIECE = 64 * 1024
+"""What is sent of a request's body at a time, once the other side has taken what went before."""
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -50,6 +53,10 @@ class Connection(asyncio.Protocol):
         self._asked = True
         self._paused = False
         self._transport: asyncio.Transport | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._pouring: asyncio.Task[None] | None = None
+        self.sent_all = True
+        """Whether the whole request is on its way; no server can have it before that."""
         self.used = False
         """Whether it has served a request before."""
 
@@ -79,9 +86,32 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
+        if exc and not self.sent_all:
+            self._buffer += self._last_words()
         self._ended = True
         self._error = self._error or exc
         self._wake()
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        """The other side does not take what was sent."""
+        self._room = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        """There is room again, or will never be."""
+        if self._room and not self._room.done():
+            self._room.set_result(None)
+        self._room = None
+
+    def _last_words(self) -> bytes:
+        """What came before sending failed: a server that refuses a body may answer and hang up while it still comes,
+        and asyncio gives a connection up at the first failure without reading on. Within TLS there is no such way."""
+        assert self._transport
+        if self._transport.get_extra_info("ssl_object"):
+            return b""
+        with suppress(OSError):
+            return os.read(self._transport.get_extra_info("socket").fileno(), _HIGH_WATER)
+        return b""
 
     def _wake(self) -> None:
         if self._waiter and not self._waiter.done():
@@ -89,11 +119,26 @@ class Connection(asyncio.Protocol):
 
     # What the client calls
 
-    def send(self, data: bytes) -> None:
-        """Send a request; from now on bytes are expected."""
+    def send(self, data: bytes, body: bytes = b"") -> None:
+        """Send a request; from now on bytes are expected. A large body goes out while they are waited for."""
         assert self._transport
         self._asked = True
-        self._transport.write(data)
+        self._transport.write(data + body[:_PIECE])
+        if len(body) > _PIECE:
+            self.sent_all = False
+            self._pouring = asyncio.get_running_loop().create_task(self._pour(memoryview(body)))
+
+    async def _pour(self, body: memoryview) -> None:
+        """Send what is left of a body no faster than it is taken; where the connection ends, the reader says so."""
+        assert self._transport
+        for start in range(_PIECE, len(body), _PIECE):
+            await asyncio.sleep(0)  # an answer may have come meanwhile
+            while self._room:
+                await self._room
+            if self._ended:
+                return
+            self._transport.write(body[start : start + _PIECE])
+        self.sent_all = True
 
     async def more(self) -> bytearray:
         """What has come since, at least a byte; raises `Closed` at the end."""
@@ -159,7 +204,9 @@ class Connection(asyncio.Protocol):
     def rest(self) -> bool:
         """Stop expecting bytes; whether the connection can serve another request."""
         self._asked, self.used = False, True
-        return not (self._buffer or self._ended or self._transport is None or self._transport.is_closing())
+        return self.sent_all and not (
+            self._buffer or self._ended or self._transport is None or self._transport.is_closing()
+        )
 
     def is_quiet(self) -> bool:
         """Whether an idle connection still stands and nothing has come meanwhile, not even unread by the loop."""
@@ -173,6 +220,8 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """End it at once."""
         self._ended = True
+        if self._pouring:
+            self._pouring.cancel()
         if self._transport:
             self._transport.abort()
 

@@ -1,12 +1,13 @@
 """The HTTP client: one page for one URL, within a total time and a total size, whatever the server does."""
 
 import asyncio
+import re
 import ssl
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import ada_url
 import msgspec
@@ -56,6 +57,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a larger body is cut there, instead of being an error."""
     home: str | None = None
     """The origin that may get the site's and the session's headers, where that is not the URL's own."""
+    method: Literal["GET", "POST"] = "GET"
+    body: bytes | None = None
+    """What is sent; what it is, `headers` say. It may be sent twice, where a kept connection turns out to be dead."""
+    follow: bool = True
+    """Whether a redirect is followed, instead of being the page; that of anything but a GET never is."""
+    exact: bool = False
+    """Whether path and query go out letter by letter, also where a browser would read `..` or `%2e` as a step up."""
 
     def __repr__(self) -> str:
         return f"Request({urls.without_credentials(self.url)!r})"
@@ -120,7 +128,7 @@ class Client:
     async def fetch(self, request: Request, gate: Gate = lambda url: nullcontext()) -> Page:
         """Get the page, whatever its status; raises `FetchError` where there is none."""
         began = time.monotonic()
-        here = first = _place(request.url)
+        here = first = _place(request.url) if not request.exact else _exact_place(request.url)
         reach = Reach.LOOPBACK if request.loopback and names_loopback(first.host) else Reach.GLOBAL
         left_s, redirects, fresh = request.timeout_s, 0, False
         while True:
@@ -168,7 +176,7 @@ class Client:
         connection = await self._connect(route, request.connect_timeout_s, fresh)
         keep = False
         try:
-            connection.send(sent)
+            connection.send(sent, request.body or b"")
             try:
                 head, rest = await _final_head(connection)
             except (Closed, FetchError) as error:
@@ -177,10 +185,13 @@ class Client:
                 if connection.used and getattr(error, "reason", "bad_response") == "bad_response":
                     return _Answer(stale=True)
                 raise
+            if head.status < 300 and not connection.sent_all:
+                raise FetchError("bad_response", f"the server answered {head.status} before it had the whole request")
             if request.session:
                 request.session.take(here.scheme, here.host, here.path, head.all("set-cookie"))
             locations = set(head.all("location"))
-            if head.status in _REDIRECTS and locations - {""}:
+            follow = request.follow and request.method == "GET"
+            if follow and head.status in _REDIRECTS and locations - {""}:
                 if len(locations) > 1:
                     raise FetchError("bad_redirect", f"redirected to {len(locations)} places at once")
                 keep = head.persistent and wire.framing(head).length == len(rest)
@@ -235,7 +246,9 @@ class Client:
         target, extra = here.target, []
         if route.proxy and here.scheme == "http":
             target, extra = f"http://{here.authority}{here.target}", proxy_headers(route.proxy)
-        lines = [f"GET {target} HTTP/1.1", f"Host: {here.authority}"]
+        lines = [f"{request.method} {target} HTTP/1.1", f"Host: {here.authority}"]
+        if request.body is not None or request.method != "GET":
+            extra.append(f"Content-Length: {len(request.body or b'')}")
         lines += [f"{name}: {value}" for name, value in headers.values()]
         return ("\r\n".join([*lines, *extra]) + "\r\n\r\n").encode("utf-8", "replace")
 
@@ -322,6 +335,13 @@ def _place(url: str) -> _Place:
     authority, _, tail = rest.partition("/")
     host, _, port = authority.rpartition(":") if authority[-1:].isdigit() and ":" in authority else (authority, "", "")
     return _Place(url, scheme, authority, host, int(port or _PORTS[scheme]), f"/{tail}")
+
+
+def _exact_place(url: str) -> _Place:
+    tail = re.fullmatch(r'\w+://[^/?]+(/[!-"$-~]*)', url)
+    if not tail:
+        raise FetchError("bad_url", "the URL cannot be sent letter by letter")
+    return _place(url)._replace(target=tail[1])
 
 
 def _next(here: _Place, target: str) -> _Place:

@@ -1,0 +1,125 @@
+"""What a Gateway's answers say, read without trust; nothing here waits."""
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import msgspec
+
+from crawler.resilience import retry
+
+MAX_WAIT_S = 600.0
+"""No Gateway keeps us waiting longer."""
+MAX_ERRORS, MAX_ERROR = 100, 500
+MAX_COMMANDS, MAX_COMMAND = 100, 100
+MAX_MESSAGE = 300
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What the Gateway handed out; the tasks are decoded, and nothing about them is checked."""
+
+    tasks: list[Any]
+    wait_s: float
+    """How long it asked to be left alone."""
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """What the Gateway says became of results; whether that fits what was sent is for the sender to see."""
+
+    stored: int
+    failed: int
+    errors: tuple[str, ...]
+
+
+class NotTheContract(Exception):
+    """An answer says something else than it should."""
+
+
+class _Results(msgspec.Struct):
+    inserted: _Count
+    updated: _Count
+    failed: _Count
+    errors: list[Any] | None = None
+
+
+def read(body: bytes) -> dict[str, Any]:
+    """The JSON object of an answer; raises `NotTheContract`."""
+    try:
+        value = _decoded(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise NotTheContract(f"is not JSON ({str(error)[:100]})" if body else "is empty") from None
+    if not isinstance(value, dict):
+        raise NotTheContract("is not a JSON object")
+    return value
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, ValueError):
+        # NaN, half a surrogate pair or a stray byte in one task must not cost its neighbours: all of them are ours.
+        value = json.loads(body.decode("utf-8", "replace"), strict=False, parse_constant=lambda _: None)
+        return msgspec.json.decode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def work(answer: dict[str, Any], asked_s: float) -> Work:
+    """The tasks of an answer; raises `NotTheContract`."""
+    tasks = answer.get("tasks")
+    if not isinstance(tasks, list):
+        raise NotTheContract("has no list of tasks")
+    return Work(tasks, asked_s)
+
+
+def stored(answer: dict[str, Any], secret: str) -> Stored:
+    """The counts of an answer, and its words on what failed; raises `NotTheContract`."""
+    try:
+        counts = msgspec.convert(answer, _Results)
+    except msgspec.ValidationError as error:
+        raise NotTheContract(f"does not count what was stored ({error})") from None
+    errors = tuple(shown(text, MAX_ERROR, secret) for text in (counts.errors or ())[:MAX_ERRORS])
+    return Stored(counts.inserted + counts.updated, counts.failed, errors)
+
+
+def commands(answer: dict[str, Any], secret: str) -> list[str]:
+    """The commands of an answer, as far as they are texts."""
+    given = answer.get("commands")
+    texts = [text for text in given if isinstance(text, str)] if isinstance(given, list) else []
+    return [shown(text, MAX_COMMAND, secret) for text in texts[:MAX_COMMANDS]]
+
+
+def message(body: bytes, secret: str) -> str:
+    """The Gateway's own words on what went wrong, if it has any; FastAPI's and others' way to say it count as well."""
+    try:
+        answer = read(body)
+    except NotTheContract:
+        return ""
+    error = answer.get("error")
+    found = error.get("message") if isinstance(error, dict) else error
+    found = next((text for text in (found, answer.get("message"), answer.get("detail")) if text), "")
+    return shown(found, MAX_MESSAGE, secret)
+
+
+def shown(value: object, most: int, secret: str) -> str:
+    """A foreign text as one printable line of so many characters; never the secret, nor its beginning."""
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    line = " ".join("".join(sign if sign.isprintable() else " " for sign in text[: 100 * most]).split())
+    return "(not shown: it repeats the token)" if secret[:8] in line else line[:most]
+
+
+def longest(headers: Iterable[str], value: object, now: float) -> float:
+    """The longest wait that `Retry-After` headers and a body's `retry_after` ask for, within reason; 0 for none."""
+    asked = [_seconds(text) or retry.retry_after(text, now) or 0.0 for text in headers]
+    return min(MAX_WAIT_S, max([0.0, _seconds(value), *asked]))
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        return 0.0
+    return float(min(value, MAX_WAIT_S))
