@@ -12,9 +12,7 @@ def token(settings: Settings) -> str:
         return _usable(settings.gateway_token, "GATEWAY_TOKEN")
     path = settings.gateway_token_file
     if path is None:
-        raise ConfigError(
-            "there is no token for the Gateway; set GATEWAY_TOKEN, or GATEWAY_TOKEN_FILE to a file's name"
-        )
+        raise ConfigError("there is no token for the Gateway; set GATEWAY_TOKEN, or GATEWAY_TOKEN_FILE to a file")
     try:
         text = path.read_text("utf-8", "replace")
     except OSError as error:

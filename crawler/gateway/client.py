@@ -1,4 +1,4 @@
-"""The Gateway's wire contract from the worker's side, and nothing else."""
+"""The Gateway's wire contract from the worker's side, and nothing else: what is asked, answered, or wrong."""
 
 import asyncio
 import hashlib
@@ -29,7 +29,7 @@ from crawler.gateway import answers, token
 from crawler.gateway.answers import MAX_WAIT_S, NotTheContract, Stored, Work
 from crawler.models import Page
 
-__all__ = ["MAX_WAIT_S", "GatewayClient", "Limits", "Stored", "Work"]
+__all__ = ["LIMITS", "MAX_WAIT_S", "GatewayClient", "Limits", "Stored", "Work"]
 
 MAX_REDIRECTS = 3
 _PASSING = frozenset({408, 425, 429})
@@ -48,6 +48,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     raw_s: float = 120.0
     work_bytes: int = 16 * 2**20
     other_bytes: int = 2**20
+
+
+LIMITS = Limits()
 
 
 class _Call:
@@ -77,7 +80,7 @@ class GatewayClient:
         settings: Settings,
         worker_id: str,
         *,
-        limits: Limits = Limits(),  # noqa: B008 - it is frozen
+        limits: Limits = LIMITS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._base = _base(settings)
@@ -267,9 +270,7 @@ def _onward(call: _Call, request: Request, page: Page) -> str:
     """Where a redirect leads; raises where it may not lead."""
     locations = {value for name, value in page.headers if name.lower() == "location" and value}
     if page.status not in _REDIRECTS[request.method] or len(locations) != 1:
-        raise call.failed(
-            f"the Gateway answered {page.status}, a redirect that cannot be followed; is GATEWAY_URL right?"
-        )
+        raise call.failed(f"the Gateway answered {page.status}, which leads nowhere; is GATEWAY_URL right?")
     text = locations.pop().encode("latin-1").decode("utf-8", "replace")
     try:
         there = urls.parse(ada_url.join_url(request.url, text)).url

@@ -4,9 +4,7 @@ import asyncio
 import base64
 import json
 import re
-import ssl
 import stat
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +22,7 @@ from crawler.fetch.cookies import Cookie, Jars
 from crawler.fetch.egress import Egress
 from crawler.fetch.http import Client, Request
 from crawler.fetch.session import LiveSession, Session, Sessions
+from tests.support import tls
 from tests.support.serving import serving
 from tests.support.site import Site
 
@@ -606,46 +605,10 @@ def test_proxies_are_read(text: str, expected: proxy.Proxy) -> None:
 # TLS
 
 
-def openssl(folder: Path, *arguments: str) -> None:
-    """Make keys and certificates."""
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, and certificates of it: good, for another host, expired; and one that signs itself."""
-    folder = tmp_path_factory.mktemp("tls")
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    authority = "basicConstraints=critical,CA:TRUE"
-    usage = "keyUsage=critical,keyCertSign,cRLSign"
-    openssl(folder, "req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=Test CA",
-            "-addext", authority, "-addext", usage)  # fmt: skip
-    (folder / "index.txt").write_text("")
-    (folder / "ca.cnf").write_text(
-        "[ca]\ndefault_ca=d\n[d]\ndatabase=index.txt\nnew_certs_dir=.\nrand_serial=yes\ndefault_md=sha256\n"
-        "policy=p\ncopy_extensions=copy\nunique_subject=no\n[p]\ncommonName=supplied\n"
-    )
-    spans = {"good": ("20200101000000Z", "20991231000000Z"), "expired": ("20200101000000Z", "20210101000000Z")}
-    for name, names in (
-        ("good", "DNS:localhost,DNS:a.localhost,IP:127.0.0.1"),
-        ("other", "DNS:other.example"),
-        ("expired", "DNS:localhost,IP:127.0.0.1"),
-    ):
-        begin, end = spans.get(name, spans["good"])
-        openssl(folder, "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}",
-                "-addext", f"subjectAltName={names}")  # fmt: skip
-        openssl(folder, "ca", "-batch", "-config", "ca.cnf", "-cert", "ca.pem", "-keyfile", "ca.key", "-in",
-                f"{name}.csr", "-out", f"{name}.pem", "-startdate", begin, "-enddate", end, "-notext")  # fmt: skip
-    openssl(folder, "req", "-x509", *key, "-keyout", "self.key", "-out", "self.pem", "-days", "2", "-subj", "/CN=self",
-            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")  # fmt: skip
-    return folder
-
-
-def identity(folder: Path, name: str) -> ssl.SSLContext:
-    """A server's side of TLS."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
-    return context
+    """An authority, and certificates of it and of none."""
+    return tls.make(tmp_path_factory.mktemp("tls"))
 
 
 async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -682,7 +645,7 @@ def test_tls_is_verified(trusted: Path, name: str, host: str, reason: str) -> No
     """Only a certificate of a trusted authority, for this host and of today, is good; SSL_CERT_FILE is honoured."""
 
     async def work() -> str:
-        async with serving(greet, tls=identity(trusted, name)) as port, Client(1000) as made:
+        async with serving(greet, tls=tls.identity(trusted, name)) as port, Client(1000) as made:
             try:
                 for _ in range(2):
                     page = await made.fetch(Request(url=f"https://{host}:{port}/x", loopback=True, timeout_s=10))
@@ -700,7 +663,7 @@ def test_an_unknown_authority_is_not_trusted(certificates: Path, monkeypatch: py
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
 
     async def work() -> None:
-        async with serving(greet, tls=identity(certificates, "good")) as port, Client(1000) as made:
+        async with serving(greet, tls=tls.identity(certificates, "good")) as port, Client(1000) as made:
             with pytest.raises(FetchError, match="unable to get local issuer") as caught:
                 await made.fetch(Request(url=f"https://localhost:{port}/", loopback=True, timeout_s=10))
             assert caught.value.reason == "tls"
@@ -735,7 +698,7 @@ def test_https_through_a_proxy(trusted: Path) -> None:
         return ["127.0.0.1"]
 
     async def work(name: str) -> bytes:
-        async with serving(tunnel) as proxy_port, serving(greet, tls=identity(trusted, name)) as port:
+        async with serving(tunnel) as proxy_port, serving(greet, tls=tls.identity(trusted, name)) as port:
             own = Session(proxy=proxy.parse(f"http://user:geheim@127.0.0.1:{proxy_port}"))
             async with Client(1000, egress=Egress(("127.0.0.0/8",), resolve)) as made:
                 page = None
