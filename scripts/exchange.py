@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.support.gateway import Gateway
 
 from crawler.db import exchange
+from crawler.gateway.books import Books
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 
@@ -73,7 +75,7 @@ def faults(path: Path, site: Site, given: argparse.Namespace) -> int:
             if kind == "all":
                 run = folder.start("crawler", "ondemand", "--workers", "2", "--capacity", "400")
         wait_for(lambda: folder.books().completed >= count, LIMIT_S, "all pages")
-        gateway.end_faults()
+        gateway.set_faults(0)
         calm = time.monotonic()
         wait_for(lambda: folder.books().synced >= count, 120, "convergence")
         settled = time.monotonic() - calm
@@ -83,6 +85,13 @@ def faults(path: Path, site: Site, given: argparse.Namespace) -> int:
     finally:
         folder.stop()
         gateway.stop()
+
+
+def there(gateway: Gateway) -> int:
+    """How many results the Gateway has."""
+    with closing(Books(gateway.store)) as books:
+        [(count,)] = books.db.all("SELECT count(*) FROM results")
+    return int(count)
 
 
 def strike(folder: Folder, run: "subprocess.Popen[str]", kind: str, chance: random.Random) -> None:
@@ -121,11 +130,11 @@ def judge(gateway: Gateway, folders: Sequence[Folder], count: int, settled: floa
         print(f"{folder.path.name}: {lpm.ledger.books()} {stand}")
         lpm.close()
     fetched_twice = sum(n - 1 for n in mine.values())
-    health = gateway.health()
-    print(f"{count:,} tasks, {took:.0f} s; faults: {json.dumps(health.get('faults'))}")
+    print(f"{count:,} tasks, {took:.0f} s; faults: {json.dumps(gateway.faults())}")
     print(
         f"{missing} lost, {twice} twice, applied: {dict(applied)}, {raw_after} without their page before them, "
-        f"{false} marked synced that are not there, {fetched_twice} done by two; settled {settled:.1f} s after the faults"
+        f"{false} marked synced that are not there, {fetched_twice} done by two; "
+        f"settled {settled:.1f} s after the faults"
     )
     return int(bool(missing or twice or set(applied) != {1} or raw_after or false or fetched_twice))
 
@@ -139,7 +148,7 @@ def fleet(path: Path, site: Site, given: argparse.Namespace) -> int:
     began = time.monotonic()
     try:
         runs = [f.start("crawler", "ondemand", "--workers", "1", "--capacity", "200") for f in folders]
-        wait_for(lambda: len(gateway.results()) >= count, LIMIT_S, "all results")
+        wait_for(lambda: there(gateway) >= count, LIMIT_S, "all results")
         took = time.monotonic() - began
         wait_for(lambda: sum(f.books().synced for f in folders) >= count, 60, "their books")
         for run in runs:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, NoReturn, Self
+from typing import Any, BinaryIO, NamedTuple, NoReturn, Self, cast
 
 import msgspec
 
@@ -55,7 +55,23 @@ class Reject(msgspec.Struct, frozen=True):
     text: str
 
 
+class Fields(msgspec.Struct, frozen=True):
+    """A row as it is, for whoever makes something other than a crawler's task of it."""
+
+    line: int
+    fields: dict[str, Any]
+    text: str
+
+
+class _Form(NamedTuple):
+    """What rows are read for: tasks, whose URL the sites' templates may give, or fields with these known among them."""
+
+    sites: Sites | None = None
+    known: frozenset[str] = frozenset()
+
+
 Rows = Iterator[Row | Reject]
+_Items = Iterator[Row | Fields | Reject]
 
 
 def read(path: Path, sites: Sites | None = None) -> Rows:
@@ -65,14 +81,27 @@ def read(path: Path, sites: Sites | None = None) -> Rows:
     """
     if sites is not None and not sites.templates:
         sites = None
+    return cast(Rows, _items(path, _Form(sites)))
+
+
+def read_fields(path: Path, known: frozenset[str]) -> Iterator[Fields | Reject]:
+    """Every row of a file as its fields, good or bad; as `read`, but no row needs a URL.
+
+    The known columns go by these names, however their case is in the file, and their numbers are text as it is written
+    there; a table must have one of them.
+    """
+    return cast(Iterator[Fields | Reject], _items(path, _Form(known=known)))
+
+
+def _items(path: Path, form: _Form) -> _Items:
     ending, packed = _ending(path)
     if ending == ".xlsx":
-        rows = _sheet_rows(path, sites)
+        rows = _sheet_rows(path, form)
     else:
         texts = pieces(path, packed=packed)
         first = next(texts)
         _refuse_foreign(path, _READERS[ending], first)
-        rows = _READERS[ending](path, chain((first,), texts), sites)
+        rows = _READERS[ending](path, chain((first,), texts), form)
     row = next(rows, None)
     if row is None:
         raise InputError(str(path), "there are no rows in it" + (", only a header" if ending in _TABLES else ""))
@@ -84,6 +113,11 @@ def checksum(path: Path) -> str:
     """The SHA-256 of a file as it lies there."""
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def rejected(row: Fields, reason: str) -> Reject:
+    """A row that its reader could make nothing of."""
+    return _reject(row.line, reason, row.text)
 
 
 class RejectsFile:
@@ -199,13 +233,27 @@ def _columns(names: tuple[str, ...]) -> _Columns:
     return _Columns(**{field: found[field] for field in _Columns._fields if field in found})
 
 
-def _row(line: int, fields: dict[str, Any], columns: _Columns, text: str, sites: Sites | None) -> Row | Reject:
+def _row(line: int, fields: dict[str, Any], columns: _Columns, text: str, form: _Form) -> Row | Fields | Reject:
     if "\0" in text:
         return _reject(line, "there is a NUL byte in this row", text)
     try:
-        return _good(line, fields, columns, text, sites)
+        if form.known:
+            return Fields(line, _known(fields, text, form.known), text)
+        return _good(line, fields, columns, text, form.sites)
     except (UrlError, _BadRow) as error:
         return _reject(line, str(error), text)
+
+
+def _known(fields: dict[str, Any], text: str, known: frozenset[str]) -> dict[str, Any]:
+    """The fields, with the known ones under their own names and as text where they are numbers."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        plain = _plain(name) if _plain(name) in known else name
+        if plain in found:
+            raise _BadRow(f"there are two fields {plain[:60]!r}")
+        number = plain in known and isinstance(value, int | float) and not isinstance(value, bool)
+        found[plain] = _as_text(value, name, text) if number else value
+    return found
 
 
 def _good(line: int, fields: dict[str, Any], columns: _Columns, text: str, sites: Sites | None) -> Row:
@@ -296,7 +344,7 @@ def _redacted(text: str) -> str:
 # TXT and JSON.
 
 
-def _txt_rows(_path: Path, texts: Iterator[str], _sites: Sites | None) -> Rows:
+def _txt_rows(_path: Path, texts: Iterator[str], form: _Form) -> _Items:
     columns = _Columns()
     for line in lines(texts):
         text = line.text.strip()
@@ -305,45 +353,45 @@ def _txt_rows(_path: Path, texts: Iterator[str], _sites: Sites | None) -> Rows:
         if line.size > MAX_LINE:
             yield _reject(line.number, too_long(line.size), text)
         else:
-            yield _row(line.number, {"url": text}, columns, text, None)
+            yield _row(line.number, {"url": text}, columns, text, form)
 
 
-def _jsonl_rows(_path: Path, texts: Iterator[str], sites: Sites | None) -> Rows:
+def _jsonl_rows(_path: Path, texts: Iterator[str], form: _Form) -> _Items:
     for line in lines(texts):
         text = line.text.strip()
         if line.size > MAX_LINE:
             yield _reject(line.number, too_long(line.size), text)
         elif text:
-            yield _object_row(line.number, text, sites)
+            yield _object_row(line.number, text, form)
 
 
-def _json_rows(path: Path, texts: Iterator[str], sites: Sites | None) -> Rows:
+def _json_rows(path: Path, texts: Iterator[str], form: _Form) -> _Items:
     for element in elements(path, texts):
         if element.fault:
             yield _reject(element.line, element.fault, element.text)
         else:
-            yield _object_row(element.line, element.text, sites)
+            yield _object_row(element.line, element.text, form)
 
 
-def _object_row(line: int, text: str, sites: Sites | None) -> Row | Reject:
+def _object_row(line: int, text: str, form: _Form) -> Row | Fields | Reject:
     try:
         fields = loads(text)
     except ValueError as error:
         return _reject(line, str(error), text)
     if not isinstance(fields, dict):
         return _reject(line, f"not an object but {_kind(fields)}", text)
-    return _row(line, fields, _columns(tuple(fields)), text, sites)
+    return _row(line, fields, _columns(tuple(fields)), text, form)
 
 
 # CSV.
 
 
-def _csv_rows(path: Path, texts: Iterator[str], sites: Sites | None) -> Rows:
+def _csv_rows(path: Path, texts: Iterator[str], form: _Form) -> _Items:
     # One limit for the whole process, 128 KB unless raised; what bounds our rows is `MAX_LINE`.
     csv.field_size_limit(max(csv.field_size_limit(), 2 * MAX_LINE))
     source = _Source(lines(texts))
-    names, delimiter = _header(path, source, sites)
-    return _Table(source, names, delimiter, sites).rows()
+    names, delimiter = _header(path, source, form)
+    return _Table(source, names, delimiter, form).rows()
 
 
 class _Source:
@@ -396,7 +444,7 @@ class _Source:
             return None
 
 
-def _header(path: Path, source: _Source, sites: Sites | None) -> tuple[list[str], str]:
+def _header(path: Path, source: _Source, form: _Form) -> tuple[list[str], str]:
     """The columns' names and the delimiter: one that yields a `url`, and of those the one that yields most columns."""
     first = next((line for line in source if line.text.strip()), None)
     if first is None:
@@ -406,31 +454,31 @@ def _header(path: Path, source: _Source, sites: Sites | None) -> tuple[list[str]
         with suppress(csv.Error):
             names, taken = source.record(first, delimiter)
             source.put_back(taken[1:])
-            found.append((_gives_urls(names, sites), len(names), delimiter))
+            found.append((_gives_urls(names, form), len(names), delimiter))
     if not found:
         raise InputError(str(path), "a quote in the header is not closed", first.number)
     _, width, delimiter = max(found, key=lambda entry: entry[:2])
-    names = _names(path, source.record(first, delimiter)[0], first.number, sites)
+    names = _names(path, source.record(first, delimiter)[0], first.number, form)
     # A single column has no delimiter: the commas in its URLs belong to them.
     return names, delimiter if width > 1 else _NO_DELIMITER
 
 
-def _gives_urls(names: Sequence[str], sites: Sites | None) -> bool:
+def _gives_urls(names: Sequence[str], form: _Form) -> bool:
     plain = {_plain(name) for name in names}
-    return "url" in plain or (sites is not None and "platform" in plain)
+    return "url" in plain or bool(plain & form.known) or (form.sites is not None and "platform" in plain)
 
 
-def _names(path: Path, cells: list[str], line: int, sites: Sites | None) -> list[str]:
+def _names(path: Path, cells: list[str], line: int, form: _Form) -> list[str]:
     """What the columns are called by the cells of a header."""
-    if not _gives_urls(cells, sites):
+    if not _gives_urls(cells, form):
         raise InputError(str(path), _no_url(cells), line)
     names = [name.replace("\ufeff", "") if name.strip() else f"column {n}" for n, name in enumerate(cells, 1)]
-    _refuse_twins(path, names, line)
+    _refuse_twins(path, names, line, form.known.union(_Columns._fields))
     return names
 
 
-def _refuse_twins(path: Path, names: list[str], line: int) -> None:
-    meanings = Counter(_plain(name) if _plain(name) in _Columns._fields else name for name in names)
+def _refuse_twins(path: Path, names: list[str], line: int, known: frozenset[str]) -> None:
+    meanings = Counter(_plain(name) if _plain(name) in known else name for name in names)
     name, count = meanings.most_common(1)[0]
     if count > 1:
         raise InputError(str(path), f"there are {count} columns {name[:60]!r}", line)
@@ -439,12 +487,12 @@ def _refuse_twins(path: Path, names: list[str], line: int) -> None:
 class _Table:
     """The rows under a header."""
 
-    def __init__(self, source: _Source, names: list[str], delimiter: str, sites: Sites | None) -> None:
-        self._source, self._names, self._delimiter, self._sites = source, names, delimiter, sites
+    def __init__(self, source: _Source, names: list[str], delimiter: str, form: _Form) -> None:
+        self._source, self._names, self._delimiter, self._form = source, names, delimiter, form
         self._columns = _columns(tuple(names))
         self._url_at = names.index(self._columns.url) if self._columns.url in names else -1
 
-    def rows(self) -> Rows:
+    def rows(self) -> _Items:
         """Every row, in its order; only those with quotes need the careful way."""
         for line in self._source:
             if line.size > MAX_LINE:
@@ -455,7 +503,7 @@ class _Table:
                 text = line.text.rstrip("\r\n")
                 yield self.row(line.number, text.split(self._delimiter), text)
 
-    def _quoted_row(self, line: Line) -> Row | Reject:
+    def _quoted_row(self, line: Line) -> Row | Fields | Reject:
         try:
             cells, taken = self._source.record(line, self._delimiter)
         except csv.Error:
@@ -474,27 +522,27 @@ class _Table:
     def _url(self, cells: Sequence[str]) -> str:
         return cells[self._url_at].strip(' "\r\n') if 0 <= self._url_at < len(cells) else ""
 
-    def row(self, line: int, cells: list[str], text: str) -> Row | Reject:
+    def row(self, line: int, cells: list[str], text: str) -> Row | Fields | Reject:
         """A row by its cells."""
         if len(cells) > len(self._names):
             return _reject(line, f"{len(cells)} cells, but the header has {len(self._names)}", text)
-        if len(cells) <= self._url_at:
+        if len(cells) <= self._url_at and not self._form.known:
             return _reject(line, f"the row ends after {len(cells)} cells, before its url", text)
-        return _row(line, dict(zip(self._names, cells, strict=False)), self._columns, text, self._sites)
+        return _row(line, dict(zip(self._names, cells, strict=False)), self._columns, text, self._form)
 
 
 # XLSX.
 
 
-def _sheet_rows(path: Path, sites: Sites | None) -> Rows:
+def _sheet_rows(path: Path, form: _Form) -> _Items:
     from crawler.bulk import sheet
 
     records = sheet.records(path)
     header = next(records, None)
     if header is None:
         raise InputError(str(path), "there is neither a header nor a row in its first sheet")
-    names = _names(path, header.cells, header.number, sites)
-    table = _Table(_Source(iter(())), names, "\t", sites)
+    names = _names(path, header.cells, header.number, form)
+    table = _Table(_Source(iter(())), names, "\t", form)
     for number, cells, size in records:
         text = "\t".join(cells)
         if size > MAX_LINE:
@@ -503,7 +551,7 @@ def _sheet_rows(path: Path, sites: Sites | None) -> Rows:
             yield table.row(number, cells + [""] * (len(names) - len(cells)), text)
 
 
-Reader = Callable[[Path, Iterator[str], Sites | None], Rows]
+Reader = Callable[[Path, Iterator[str], _Form], _Items]
 _READERS: dict[str, Reader] = {
     ".csv": _csv_rows,
     ".tsv": _csv_rows,

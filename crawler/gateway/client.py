@@ -63,6 +63,10 @@ class _Call:
         """The error for what may get better."""
         return GatewayError(f"{self.what}: {why}", retry_after_s)
 
+    def not_taken(self, answer: dict[str, Any]) -> GatewayRefused:
+        """The error for an answer 200 that says otherwise."""
+        return GatewayRefused(200, f"{self.what}: the Gateway says: {self.shown(answer.get('message') or answer)}")
+
     def shown(self, text: object) -> str:
         """Foreign words, fit for an error."""
         return answers.shown(text, answers.MAX_MESSAGE, self.secret)
@@ -114,12 +118,11 @@ class GatewayClient:
         kind, form = _form(name, body, msgspec.json.encode(metadata))
         headers = (("Content-Type", kind),)
         call = self._call("POST", "/internal/raw-files", headers, form, timeout_s=self._limits.raw_s)
-        page = await self._send(call)
-        answer = _answer(call, page)
+        answer = _answer(call, await self._send(call))
+        if answer.get("status") == "error":
+            raise call.not_taken(answer)
         if answer.get("status") != "ok":
-            raise GatewayRefused(
-                page.status, f"{call.what}: the Gateway did not keep it: {call.shown(answer.get('message') or answer)}"
-            )
+            raise call.failed("the Gateway's answer does not say whether it was kept")
 
     async def send_results(self, body: bytes, *, late: bool = False) -> Stored:
         """Hand over a JSON array of results; the answer counts them, and rarely says which of them failed."""
@@ -135,7 +138,7 @@ class GatewayClient:
         call = self._call("POST", f"/internal/tasks/{segment}/fail", _JSON, body, what="/internal/tasks/…/fail")
         answer = _answer(call, await self._send(call))
         if answer.get("status") == "error" or answer.get("success") is False:
-            raise call.failed(f"the Gateway did not take the report: {call.shown(answer.get('message') or answer)}")
+            raise call.not_taken(answer)
 
     async def heartbeat(self, body: bytes, key: str) -> list[str]:
         """Say that we live, and hear what we are told to do."""

@@ -1,0 +1,66 @@
+"""The contents of raw files: each once, under its SHA-256, whole or not at all."""
+
+import hashlib
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import BinaryIO
+
+from crawler.db.connection import store_errors
+
+
+class Contents:
+    """A folder of contents in raw/<first two digits>/<sha256>."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "raw"
+        with store_errors(self._folder):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for part in self._folder.glob(".*.part"):  # of a server that was killed
+                part.unlink(missing_ok=True)
+
+    def place(self, sha256: str) -> Path:
+        """Where a content lies, or would."""
+        return self._folder / sha256[:2] / sha256
+
+    def store(self, content: BinaryIO, sha256: str) -> Path:
+        """Put a content in its place; when this returns, it and its name are on the disk."""
+        target = self.place(sha256)
+        with store_errors(self._folder):
+            if not target.exists():
+                self._write(content, target)
+            _sync(target.parent)  # also where another upload has just put it there
+        return target
+
+    def _write(self, content: BinaryIO, target: Path) -> None:
+        if not target.parent.is_dir():
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+            _sync(self._folder)
+        part = self._folder / f".{secrets.token_hex(8)}.part"
+        try:
+            with part.open("wb") as out:
+                shutil.copyfileobj(content, out, 1 << 20)
+                out.flush()
+                os.fsync(out.fileno())
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def checksum(content: BinaryIO) -> str:
+    """The SHA-256 of a content, which is then at its beginning again."""
+    content.seek(0)
+    digest = hashlib.sha256()
+    while piece := content.read(1 << 20):
+        digest.update(piece)
+    content.seek(0)
+    return digest.hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,148 @@
+"""Rows of a file into tasks to be handed out."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, tzinfo
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from crawler import times
+from crawler.bulk import rows
+from crawler.errors import UsageError
+from crawler.gateway.books import Books, NewTask
+from crawler.urls import credentials, parse
+
+COMMIT_ROWS = 5000
+DEFAULT_PRIORITY = 3
+MAX_TEXT = 200
+"""Characters of an id, a platform or a type."""
+
+_TARGET = ("parcel_id", "state", "county", "url")
+_KNOWN = frozenset({"task_id", "type", "platform", "priority", "deadline", "target", "created_at", *_TARGET})
+_PRIORITIES = {"": DEFAULT_PRIORITY} | {str(number): number for number in range(1, 5)}
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What became of a file's rows; the first is the sum of the next three."""
+
+    rows: int
+    accepted: int
+    known: int
+    rejected: int
+    rejects_file: str | None
+
+
+def import_file(
+    books: Books,
+    file: Path,
+    *,
+    tz: tzinfo | None,
+    clock: Callable[[], float],
+    progress: Callable[[str], None] = lambda line: None,
+) -> Summary:
+    """Take every good row of a file in as a task; the same file again gives the same tasks."""
+    accepted = known = rejected = 0
+    items = _tasks(file, tz, clock)
+    with rows.RejectsFile(file) as rejects:
+        while batch := list(islice(items, COMMIT_ROWS)):
+            bad = [item for item in batch if isinstance(item, rows.Reject)]
+            for item in bad:
+                rejects.add(item)
+            with books.writing():
+                new, old = books.add(item for item in batch if isinstance(item, NewTask))
+            accepted, known, rejected = accepted + new, known + old, rejected + len(bad)
+            if accepted + known + rejected > COMMIT_ROWS:
+                progress(f"{accepted + known + rejected:,} rows read")
+    total = accepted + known + rejected
+    return Summary(total, accepted, known, rejected, str(rejects.path) if rejected else None)
+
+
+def _tasks(file: Path, tz: tzinfo | None, clock: Callable[[], float]) -> Iterator[NewTask | rows.Reject]:
+    for row in rows.read_fields(file, _KNOWN):
+        if isinstance(row, rows.Reject):
+            yield row
+            continue
+        try:
+            yield task(row.fields, tz, clock())
+        except UsageError as error:
+            yield rows.rejected(row, str(error))
+
+
+def task(fields: dict[str, Any], tz: tzinfo | None, now: float) -> NewTask:
+    """The task that a row describes; raises `UsageError` with the reason why there is none."""
+    target = _target(fields)
+    platform = _text(fields, "platform")
+    others = {name: value for name, value in fields.items() if name not in _KNOWN and value not in ("", None)}
+    if "url" not in target and not (platform and (target or others)):
+        raise UsageError("there is no url, nor a platform and a field that could give it")
+    priority, deadline = _priority(fields), _moment(fields, "deadline", tz, now)
+    task_id = _text(fields, "task_id") or f"row-{_checksum(fields)[:24]}"
+    body = others | {
+        "task_id": task_id,
+        "type": _text(fields, "type") or "parcel",
+        "platform": platform or None,
+        "target": target,
+        "priority": priority,
+        "created_at": _iso(_moment(fields, "created_at", tz, now) or now),
+    }
+    body |= {"deadline": _iso(deadline)} if deadline is not None else {}
+    return NewTask(task_id, platform, priority, deadline, msgspec.json.encode(body).decode())
+
+
+def _target(fields: dict[str, Any]) -> dict[str, Any]:
+    """What a task is about: an object of its own, as the Gateway's tasks have it, or columns."""
+    given = fields.get("target") or {}
+    if not isinstance(given, dict):
+        raise UsageError("the target is not an object")
+    target = {name: value for name, value in given.items() if value not in ("", None)}
+    target |= {name: text for name in _TARGET if (text := _text(fields, name, MAX_TEXT * 50))}
+    if "url" in target:
+        url = target["url"]
+        if not isinstance(url, str):
+            raise UsageError("the url is not text")
+        if credentials(url):
+            raise UsageError("the url holds a user name or a password, which no worker must be told")
+        target["url"] = parse(url).url
+    return target
+
+
+def _text(fields: dict[str, Any], name: str, limit: int = MAX_TEXT) -> str:
+    value = fields.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UsageError(f"the {name} is not text")
+    value = value.strip()
+    if len(value) > limit:
+        raise UsageError(f"the {name} has {len(value):,} characters, more than {limit:,}")
+    if not value.isprintable():
+        raise UsageError(f"there are control characters in the {name}")
+    return value
+
+
+def _priority(fields: dict[str, Any]) -> int:
+    text = _text(fields, "priority")
+    if text not in _PRIORITIES:
+        raise UsageError(f"the priority {text[:50]!r} is not a whole number from 1 to 4")
+    return _PRIORITIES[text]
+
+
+def _moment(fields: dict[str, Any], name: str, tz: tzinfo | None, now: float) -> float | None:
+    text = _text(fields, name)
+    if not text:
+        return None
+    at = times.moment(text, now, tz)
+    if at is None or not 0 <= at < 1e11:
+        raise UsageError(f"the {name} {text[:50]!r} is no time such as 2026-11-15T17:00:00Z")
+    return at
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).hexdigest()
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

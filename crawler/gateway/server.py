@@ -1,0 +1,300 @@
+"""The reference Gateway's application: the contract's exchanges over the books."""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request, Response, Security
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.security import APIKeyHeader
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from crawler import __version__
+from crawler.errors import GatewayRefused, StoreError
+from crawler.gateway import incoming, openapi
+from crawler.gateway.bodies import (
+    MAX_BODY,
+    Failure,
+    Health,
+    Heartbeat,
+    Kept,
+    Orders,
+    Problem,
+    Refusal,
+    Reported,
+    Stored,
+    Success,
+    Work,
+    Worker,
+)
+from crawler.gateway.books import Books
+from crawler.gateway.commit import Committer
+from crawler.gateway.contents import Contents, checksum
+from crawler.gateway.faults import LEFT_OUT, Dice, left_out
+from crawler.logs import printable
+
+log = logging.getLogger("crawler.gateway")
+T = TypeVar("T")
+
+SURROUNDINGS = 1 << 20
+"""How much may stand around a raw file in its body."""
+_VISIBLE = r"^[!-~]{1,200}$"
+
+WorkerId = Annotated[
+    str, Header(alias="X-Worker-ID", pattern=_VISIBLE, description="The worker's stable name.", examples=["desk-1"])
+]
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern=_VISIBLE,
+        description="The same key again gets the same answer again, for a day.",
+    ),
+]
+TaskId = Annotated[str, Path(min_length=1, max_length=200, examples=["t-1"])]
+Late = Annotated[
+    Literal["true", "false"],
+    Header(alias="X-Results-Late", description="Whether the results' deadline had passed when they were ready."),
+]
+Capacity = Annotated[int, Query(ge=1, le=100, description="How many tasks at most.")]
+Platform = Annotated[str, Query(min_length=1, max_length=200)]
+Platforms = Annotated[
+    list[Platform], Query(max_length=1000, description="Only tasks of these platforms; of any where there is none.")
+]
+Token = Annotated[str | None, Security(APIKeyHeader(name="X-Worker-Token", auto_error=False))]
+
+
+class Service:
+    """The exchanges; what is written goes through the committer, so that no answer is ahead of the disk."""
+
+    def __init__(self, books: Books, token: str, dice: Dice | None = None) -> None:
+        self._token = token.encode()
+        self._committer = Committer(books)
+        self._contents = Contents(books.folder)
+        self._threads = ThreadPoolExecutor(8, "contents")
+        self.dice = dice
+
+    def close(self) -> None:
+        """Finish what was begun."""
+        self._threads.shutdown()
+        self._committer.close()
+
+    async def _done(self, do: Callable[[Books], T]) -> T:
+        return await asyncio.wrap_future(self._committer.submit(do))
+
+    async def _aside(self, do: Callable[[], T]) -> T:
+        """Do what takes its time, or waits for a disk, beside the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, do)
+
+    async def authorise(self, token: Token = None) -> None:
+        """Let nobody in without the token; the time that this takes tells nothing about it."""
+        if not hmac.compare_digest((token or "").encode("latin-1", "replace"), self._token):
+            raise GatewayRefused(401, "the token is missing" if token is None else "the token is wrong")
+
+    async def work(self, worker: WorkerId, capacity: Capacity, platforms: Platforms = [], key: Key = None) -> Response:  # noqa: B006 # FastAPI copies it
+        """Hand out tasks, the most urgent first; they are the worker's until it is not heard of any more."""
+        return _json(await self._done(lambda books: books.give(worker, capacity, platforms, key)))
+
+    async def results(self, request: Request, worker: WorkerId, late: Late = "false", key: Key = None) -> Response:
+        """Store results; each completes its task. The same result again changes nothing."""
+        body = await _body(request)
+        items, sha256 = await self._aside(lambda: (incoming.results(body), hashlib.sha256(body).hexdigest()))
+        seed = request.scope.get(LEFT_OUT)
+        missing = frozenset[int]() if seed is None else left_out(seed, len(items))
+        how: dict[str, Any] = {"late": late == "true", "key": key, "sha256": sha256, "left_out": missing}
+        answer = await self._done(lambda books: books.deliver(worker, items, **how))
+        return _json(msgspec.Raw(answer.body), {"Idempotent-Replay": "true"} if answer.again else {})
+
+    async def raw_file(self, request: Request, worker: WorkerId) -> Response:
+        """Keep a raw file; another content under the same name replaces it."""
+        limited = Request(request.scope, _limited(request, MAX_BODY + SURROUNDINGS))
+        async with limited.form(max_files=1, max_fields=10) as form:
+            file, about = form.getlist("file"), form.getlist("metadata")
+            if len(file) != 1 or not isinstance(file[0], UploadFile):
+                raise GatewayRefused(422, "the part 'file' with a file name is missing")
+            if len(about) != 1 or not isinstance(about[0], str):
+                raise GatewayRefused(422, "the part 'metadata' is missing")
+            if (file[0].size or 0) > MAX_BODY:
+                raise GatewayRefused(413, "the file has more than 32 MiB")
+            try:
+                return _json(await self._kept(worker, file[0], about[0]))
+            except ValueError as error:
+                return _json(Kept("error", message=str(error)))
+
+    async def _kept(self, worker: str, file: UploadFile, about: str) -> Kept:
+        name, content = file.filename or "", file.file
+        incoming.check_name(name)
+        metadata = incoming.metadata(about)
+        sha256 = await self._aside(lambda: checksum(content))
+        incoming.check_sha256(metadata, sha256)
+        await self._aside(lambda: self._contents.store(content, sha256))
+        await self._done(lambda books: books.keep(worker, name, sha256, file.size or 0, metadata))
+        return Kept("ok", f"raw/{sha256[:2]}/{sha256}")
+
+    async def complete(self, worker: WorkerId, task_id: TaskId) -> Response:
+        """End a task of this worker's; a result does that by itself."""
+        await self._done(lambda books: books.complete(worker, task_id))
+        return _json(Success())
+
+    async def fail(self, request: Request, worker: WorkerId, task_id: TaskId) -> Response:
+        """Note that a task of this worker's has ended without a result."""
+        why = incoming.read(await _body(request), Failure)
+        await self._done(lambda books: books.fail(worker, task_id, why))
+        return _json(Reported(task_id))
+
+    async def heartbeat(self, request: Request, worker: WorkerId, key: Key = None) -> Response:
+        """Note how a worker is, and give it what its operator wants; each command once."""
+        beat = msgspec.json.encode(incoming.read(await _body(request), Heartbeat)).decode()
+        commands = await self._done(lambda books: books.beat(worker, beat, key))
+        return _json({"acknowledged": True, "commands": commands})
+
+    async def health(self, token: Token = None) -> Response:
+        """Say that the Gateway is there; with the token, also what it has."""
+        if token is None:
+            return _json(Health("ok"))
+        await self.authorise(token)
+        counts = await self._done(Books.counts)
+        return _json(Health("ok", counts=counts, faults=dict(self.dice.counts) if self.dice else None))
+
+    async def workers(self) -> Response:
+        """List the workers, with what they hold and how they are."""
+        return _json(await self._done(Books.workers))
+
+    async def set_faults(self, request: Request) -> Response:
+        """Play faults with another probability from now on."""
+        assert self.dice is not None
+        wanted = incoming.read(await _body(request), dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]])
+        if set(wanted) != {"probability"}:
+            raise GatewayRefused(422, "the body: it must be an object with a probability and nothing else")
+        self.dice.probability = wanted["probability"]
+        return _json(wanted)
+
+
+def application(service: Service) -> FastAPI:
+    """The application of a service, described in /openapi.json."""
+    app = FastAPI(title="crawler gateway", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.include_router(_doors(service))
+    described = openapi.components()
+
+    def describe() -> dict[str, Any]:
+        if not app.openapi_schema:
+            app.openapi_schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            app.openapi_schema["components"]["schemas"] = described
+        return app.openapi_schema
+
+    app.openapi = describe  # type: ignore[method-assign]
+    for kind, answer in _ANSWERS.items():
+        app.add_exception_handler(kind, answer)
+    return app
+
+
+def _doors(service: Service) -> APIRouter:
+    doors, guard = APIRouter(), [Depends(service.authorise)]
+    say, get, post = openapi.responses, partial(doors.get, dependencies=guard), partial(doors.post, dependencies=guard)
+    get("/internal/work", responses=say(Work, 401, 422, 503))(service.work)
+    replay = {"Idempotent-Replay": "`true` where this answer was given before, and nothing was applied."}
+    post(
+        "/internal/results",
+        responses=say(Stored, 401, 413, 422, 503, headers=replay),
+        openapi_extra=openapi.results_body(),
+    )(service.results)
+    post("/internal/raw-files", responses=say(Kept, 400, 401, 413, 422, 503), openapi_extra=openapi.file_body())(
+        service.raw_file
+    )
+    task = "/internal/tasks/{task_id:path}"  # an id may have slashes in it
+    post(f"{task}/complete", responses=say(Success, 401, 404, 409, 422, 503))(service.complete)
+    post(
+        f"{task}/fail",
+        responses=say(Reported, 401, 404, 409, 413, 422, 503),
+        openapi_extra=openapi.body(Failure),
+    )(service.fail)
+    post("/internal/heartbeat", responses=say(Orders, 401, 413, 422, 503), openapi_extra=openapi.body(Heartbeat))(
+        service.heartbeat
+    )
+    doors.get("/health", responses=say(Health, 401, 503))(service.health)
+    get("/workers", responses=say(Worker, 401, 503))(service.workers)
+    if service.dice:
+        post("/faults", include_in_schema=False)(service.set_faults)
+    return doors
+
+
+def _json(value: Any, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
+
+
+async def _body(request: Request) -> bytes:
+    """A request's whole body, unless it is too large."""
+    return await Request(request.scope, _limited(request, MAX_BODY)).body()
+
+
+def _limited(request: Request, limit: int) -> Callable[[], Awaitable[Any]]:
+    """What a request consists of, up to a limit that is watched while it arrives."""
+    size = 0
+
+    async def receive() -> Any:
+        nonlocal size
+        message = await request.receive()
+        size += len(message.get("body", b""))
+        if size > limit:
+            raise GatewayRefused(413, "the body has more than 32 MiB")
+        return message
+
+    return receive
+
+
+# What is not a success.
+
+
+def _refused(request: Request, status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    request_id = secrets.token_hex(8)
+    about = {"status": status, "method": request.method, "path": printable(request.url.path)[:300]}
+    about |= {"worker": printable(request.headers.get("X-Worker-ID", ""))[:200], "request_id": request_id}
+    log.warning("a call was refused: %s", message[:500], extra=about)
+    refusal = Refusal(Problem(openapi.CODES.get(status, f"HTTP_{status}"), message), request_id)
+    return Response(msgspec.json.encode(refusal), status, headers, "application/json")
+
+
+async def _on_refusal(request: Request, error: Any) -> Response:
+    return _refused(request, error.status, error.message)
+
+
+async def _on_full_disk(request: Request, error: Any) -> Response:
+    log.error("%s", error)
+    return _refused(request, 503, "the Gateway cannot write to its store; try again later", {"Retry-After": "5"})
+
+
+async def _on_invalid(request: Request, error: Any) -> Response:
+    problems = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+    return _refused(request, 422, printable("; ".join(problems))[:1000])
+
+
+async def _on_http(request: Request, error: Any) -> Response:
+    return _refused(request, error.status_code, str(error.detail), error.headers)
+
+
+async def _on_defect(request: Request, error: Any) -> Response:
+    return _refused(request, 500, "the Gateway made a mistake, which is in its log")
+
+
+async def _on_farewell(request: Request, error: Any) -> Response:
+    return Response(status_code=400)  # nobody is there to read it
+
+
+_ANSWERS: dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]] = {
+    GatewayRefused: _on_refusal,
+    StoreError: _on_full_disk,
+    RequestValidationError: _on_invalid,
+    HTTPException: _on_http,
+    ClientDisconnect: _on_farewell,
+    Exception: _on_defect,
+}

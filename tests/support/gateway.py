@@ -1,0 +1,152 @@
+"""The reference Gateway as a process of its own: started, killed, started again, asked for what it has."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import closing
+from http.client import HTTPException
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from crawler.gateway.books import Books
+from crawler.gateway.intake import task
+from tests.support.stack import wait_for
+
+TOKEN = "open-sesame-7"
+
+
+class Gateway:
+    """A server on a free port over the store in a folder; it keeps its port over restarts."""
+
+    token = TOKEN
+
+    def __init__(
+        self, folder: Path, faults: float = 0.0, seed: int = 7, lease_s: float = 300.0, **options: object
+    ) -> None:
+        self.store = folder / "gateway"
+        self.log = folder / "gateway.log"
+        self._folder = folder
+        self._port = _free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._argv = ["--store", str(self.store), "--port", str(self._port), "--lease", str(lease_s)]
+        self._argv += ["--faults", str(faults), "--seed", str(seed)] if faults else []
+        for name, value in options.items():
+            self._argv += [f"--{name.replace('_', '-')}", str(value)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a worker of this Gateway has in its environment."""
+        return {"GATEWAY_URL": self.url, "GATEWAY_TOKEN": self.token}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the server, and wait until it answers."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("CRAWLER_", "GATEWAY_"))}
+        with self.log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "crawler", "gateway", "serve", *self._argv],
+                env=clean | {"GATEWAY_TOKEN": self.token},
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        wait_for(self._answers, 30, f"the gateway's first word; its log: {self.log}")
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log.read_text()
+        try:
+            return bool(self.health()["status"] == "ok")
+        except (OSError, HTTPException):
+            return False
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End the server in order; gives its exit code."""
+        if self._process is None:
+            return 0
+        process, self._process = self._process, None
+        if process.poll() is None:
+            process.send_signal(number)
+        try:
+            return process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(5)
+            raise
+
+    def kill(self) -> None:
+        """End the server as a power cut of its process does."""
+        self.stop(signal.SIGKILL)
+
+    def health(self, **headers: str) -> dict[str, Any]:
+        """What /health says; with the token, everything."""
+        request = urllib.request.Request(f"{self.url}/health", headers=headers)
+        with closing(urllib.request.urlopen(request, timeout=10)) as answer:
+            facts: dict[str, Any] = json.load(answer)
+        return facts
+
+    def counts(self) -> dict[str, int]:
+        """How many there are of everything."""
+        counts: dict[str, int] = self.health(**{"X-Worker-Token": self.token})["counts"]
+        return counts
+
+    def faults(self) -> dict[str, int]:
+        """How often each kind of fault was played."""
+        counts: dict[str, int] = self.health(**{"X-Worker-Token": self.token})["faults"]
+        return counts
+
+    def set_faults(self, probability: float) -> None:
+        """Play faults with another probability from now on."""
+        body = json.dumps({"probability": probability}).encode()
+        request = urllib.request.Request(f"{self.url}/faults", data=body, headers={"X-Worker-Token": self.token})
+        urllib.request.urlopen(request, timeout=10).close()
+
+    def import_tasks(self, tasks: list[dict[str, Any]]) -> None:
+        """Take tasks in, given as the rows of a file would be."""
+        import time
+
+        with closing(Books(self.store)) as books, books.writing():
+            new, _ = books.add(task(_texts(fields), None, time.time()) for fields in tasks)
+        assert new == len(tasks), "some of these tasks were there already"
+
+    def results(self) -> list[dict[str, Any]]:
+        """Every result, as an export gives it."""
+        with closing(Books(self.store)) as books, books.reading():
+            return list(books.results())
+
+    def tasks(self) -> list[dict[str, Any]]:
+        """Every task's state, who has it or ended it, and the reason of its failure."""
+        names = ("task_id", "state", "holder", "reason", "error_type", "attempts")
+        with closing(Books(self.store)) as books, books.reading():
+            rows = books.db.all(f"SELECT {', '.join(names)} FROM tasks ORDER BY id")
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def tell(self, worker: str, command: str) -> None:
+        """Leave a command for a worker."""
+        with closing(Books(self.store)) as books, books.writing():
+            books.tell(worker, command)
+
+
+def _texts(fields: dict[str, Any]) -> dict[str, Any]:
+    """Numbers as text, as the reader of a file gives them."""
+    return {name: str(value) if type(value) in (int, float) else value for name, value in fields.items()}
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
