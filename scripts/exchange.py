@@ -18,10 +18,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.support.gateway import Gateway
-
 from crawler.db import exchange
 from crawler.gateway.books import Books
+from tests.support.gateway import Gateway
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 

@@ -74,17 +74,16 @@ class Sync:
         with self._lpm.errors():
             now, db = self._lpm.now(), self._lpm.ledger.db
             parcels, reports = exchange.parcels(db, BATCH, now), exchange.reports(db, BATCH, now)
-        if parcels:
-            await self._send(parcels)
-        if reports:
-            await _all(self._report, reports)
+        sent = await _all(self._send_page, parcels)
+        if ready := [parcel for parcel, good in zip(parcels, sent, strict=True) if good is True]:
+            await self._send(ready)
+        sent += await _all(self._report, reports)
+        for outcome in sent:
+            if isinstance(outcome, BaseException):
+                raise outcome  # only now: what could be sent was
         return bool(parcels or reports)
 
-    async def _send(self, parcels: Sequence[Parcel]) -> None:
-        with_pages = await _all(self._send_page, parcels)
-        ready = [parcel for parcel, good in zip(parcels, with_pages, strict=True) if good]
-        if not ready:
-            return
+    async def _send(self, ready: Sequence[Parcel]) -> None:
         with self._lpm.errors():
             batch, body = self._request(ready)
         failpoint("pages-sent")
@@ -93,6 +92,7 @@ class Sync:
         except GatewayRefused as error:
             self._refused(batch, error.status, error.message)
             return
+        self.trouble.heard()
         failpoint("delivered-results")
         if stored.failed == 0 and stored.stored == len(batch):
             self._lpm.mark_synced([parcel.own_id for parcel in batch])
@@ -139,6 +139,7 @@ class Sync:
         try:
             body = decoded(*segments.read(self._lpm.raw, parcel.raw), MAX_RAW)
             await self._client.send_raw(_file_name(parcel), body, _about(parcel))
+            self.trouble.heard()
         except GatewayRefused as error:
             if error.status != _TOO_LARGE:
                 self._refuse(parcel, error.status, f"its page was refused: {error}")
@@ -160,6 +161,7 @@ class Sync:
         except GatewayRefused as error:
             self._refuse(report, error.status, error.message)
             return False
+        self.trouble.heard()
         with self._lpm.errors():
             exchange.reported(self._lpm.durable.db, report.task, self._lpm.now())
         return True
@@ -174,19 +176,15 @@ class Sync:
         self._lpm.close()
 
 
-async def _all(send: Callable[[Item], Awaitable[bool]], items: Sequence[Item]) -> list[bool]:
-    """Send some at a time; all are awaited before the first error is raised, so that what was sent is noted."""
+async def _all(send: Callable[[Item], Awaitable[bool]], items: Sequence[Item]) -> list[bool | BaseException]:
+    """Send some at a time; each has its own outcome."""
     room = asyncio.Semaphore(AT_ONCE)
 
     async def one(item: Item) -> bool:
         async with room:
             return await send(item)
 
-    done = await asyncio.gather(*(one(item) for item in items), return_exceptions=True)
-    for outcome in done:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return [outcome for outcome in done if isinstance(outcome, bool)]
+    return await asyncio.gather(*(one(item) for item in items), return_exceptions=True)
 
 
 def _together(ready: Sequence[Parcel], texts: dict[int, bytes]) -> Sequence[Parcel]:

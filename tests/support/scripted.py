@@ -130,5 +130,7 @@ def _form(call: Call) -> tuple[str, bytes, dict[str, Any]]:
         for part in BytesParser(policy=HTTP).parsebytes(head + call.body).iter_parts()
     }
     file = parts["file"]
-    content: bytes = file.get_payload(decode=True)
-    return str(file.get_filename()), content, json.loads(parts["metadata"].get_payload(decode=True))
+    content, about = (parts[name].get_payload(decode=True) for name in ("file", "metadata"))
+    assert isinstance(content, bytes)
+    assert isinstance(about, bytes)
+    return str(file.get_filename()), content, json.loads(about)
