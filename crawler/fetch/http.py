@@ -185,7 +185,7 @@ class Client:
                 if connection.used and getattr(error, "reason", "bad_response") == "bad_response":
                     return _Answer(stale=True)
                 raise
-            if head.status < 300 and not await connection.all_sent():
+            if head.status < 300 and not (connection.sent_all or await connection.all_sent()):
                 raise FetchError(
                     "bad_response", f"the server answered {head.status} and did not take the whole request"
                 )
