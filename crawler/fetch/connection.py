@@ -140,6 +140,12 @@ class Connection(asyncio.Protocol):
             self._transport.write(body[start : start + _PIECE])
         self.sent_all = True
 
+    async def all_sent(self) -> bool:
+        """Wait until the whole request is on its way, or cannot be any more; whether it is."""
+        if self._pouring and not self.sent_all:
+            await self._pouring
+        return self.sent_all
+
     async def more(self) -> bytearray:
         """What has come since, at least a byte; raises `Closed` at the end."""
         while not self._buffer:

@@ -185,8 +185,10 @@ class Client:
                 if connection.used and getattr(error, "reason", "bad_response") == "bad_response":
                     return _Answer(stale=True)
                 raise
-            if head.status < 300 and not connection.sent_all:
-                raise FetchError("bad_response", f"the server answered {head.status} before it had the whole request")
+            if head.status < 300 and not (connection.sent_all or await connection.all_sent()):
+                raise FetchError(
+                    "bad_response", f"the server answered {head.status} and did not take the whole request"
+                )
             if request.session:
                 request.session.take(here.scheme, here.host, here.path, head.all("set-cookie"))
             locations = set(head.all("location"))
