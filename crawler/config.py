@@ -76,6 +76,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     failpoint: str | None = None
     """`name:n` kills the process at the n-th passage of a named step, for tests."""
 
+    def __repr__(self) -> str:
+        """Without what may hold a secret."""
+        shown = {
+            name: "***" if value and name in _SECRETS else value for name, value in msgspec.structs.asdict(self).items()
+        }
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
     @property
     def gateway_enabled(self) -> bool:
         """Whether anything may speak to a Gateway at all."""

@@ -139,6 +139,8 @@ class GatewayClient:
         answer = _answer(call, await self._send(call))
         if answer.get("status") == "error" or answer.get("success") is False:
             raise call.not_taken(answer)
+        if answer.get("success") is not True and not isinstance(answer.get("status"), str):
+            raise call.failed("the Gateway's answer does not say whether it was heard")
 
     async def heartbeat(self, body: bytes, key: str) -> list[str]:
         """Say that we live, and hear what we are told to do."""

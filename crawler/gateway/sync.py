@@ -14,7 +14,7 @@ from crawler.db.exchange import Parcel, Report
 from crawler.errors import CrawlerError, FetchError, GatewayRefused, StoreError
 from crawler.fetch.body import decoded
 from crawler.gateway.client import GatewayClient
-from crawler.gateway.trouble import Trouble
+from crawler.gateway.trouble import LONGEST_S, Trouble
 from crawler.lpm import LocalPersistenceManager
 
 log = logging.getLogger(__name__)
@@ -38,10 +38,11 @@ Item = TypeVar("Item", Parcel, Report)
 class Sync:
     """Sends what is ready, in order; one at a time for a store."""
 
-    def __init__(self, settings: Settings, client: GatewayClient) -> None:
+    def __init__(self, settings: Settings, client: GatewayClient, longest_s: float = LONGEST_S) -> None:
+        """`longest_s` is how long to wait at most before a Gateway that does not answer is tried again."""
         self._client = client
         self._lpm = LocalPersistenceManager(settings.data_dir)
-        self.trouble = Trouble("sync")
+        self.trouble = Trouble("sync", longest_s)
 
     async def run(self) -> None:
         """Send for as long as this lasts: what is new at once, what had to wait in its time."""

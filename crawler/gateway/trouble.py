@@ -14,8 +14,8 @@ FIRST_S, LONGEST_S = 0.5, 30.0
 class Trouble:
     """What one service knows of the Gateway's failures in a row."""
 
-    def __init__(self, service: str, jitter: Callable[[], float] = random.random) -> None:
-        self._service, self._jitter = service, jitter
+    def __init__(self, service: str, longest_s: float = LONGEST_S, jitter: Callable[[], float] = random.random) -> None:
+        self._service, self._longest_s, self._jitter = service, longest_s, jitter
         self._failures = 0
         self.now: str | None = None
         """What is wrong at the moment."""
@@ -25,7 +25,7 @@ class Trouble:
         if self.now is None:
             log.warning("%s waits: %s", self._service, error)
         self.now = str(error)
-        wait_s: float = min(LONGEST_S, FIRST_S * 2 ** min(self._failures, 10)) * (0.5 + 0.5 * self._jitter())
+        wait_s: float = min(self._longest_s, FIRST_S * 2 ** min(self._failures, 10)) * (0.5 + 0.5 * self._jitter())
         self._failures += 1
         asked_s = error.retry_after_s if isinstance(error, GatewayError) else None
         return max(wait_s, asked_s or 0.0)

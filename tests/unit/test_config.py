@@ -59,3 +59,11 @@ def test_gateway_sync_disabled_says_the_same_as_standalone() -> None:
     """Either of the two switches silences the Gateway side."""
     assert load({}).gateway_enabled
     assert not load({"GATEWAY_SYNC": "disabled"}).gateway_enabled
+
+
+def test_settings_do_not_show_secrets() -> None:
+    """However they get into a log or a traceback."""
+    settings = load({"GATEWAY_TOKEN": "hush", "REDIS_URL": "redis://:hush@127.0.0.1/0", "CRAWLER_WINDOW": "5"})
+
+    assert "hush" not in repr(settings)
+    assert "window=5" in repr(settings)

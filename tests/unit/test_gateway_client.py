@@ -546,8 +546,8 @@ WRONG: dict[str, Sequence[bytes]] = {
         b'{"inserted": 99999999999999999999, "updated": 0, "failed": 0}',
         b'{"inserted": 1, "updated": 0, "failed": 0, "errors": "none"}',
     ),
-    "raw": (b"{}", b'{"status": "error", "message": "disk full"}', b'{"status": null}', b'{"status": ["ok"]}'),
-    "fail": (b'{"status": "error"}', b'{"success": false}'),
+    "raw": (b"{}", b'{"status": null}', b'{"status": ["ok"]}'),
+    "fail": (b"{}", b'{"status": null}', b'{"detail": "busy"}'),
     "heartbeat": (),
 }
 NO_JSON = (
@@ -574,11 +574,17 @@ def test_answers_that_are_not_the_contracts(name: str, body: bytes) -> None:
     assert type(found) is GatewayError
 
 
-def test_what_a_file_failed_of_is_said() -> None:
-    """`200 {"status": "error"}` comes with the Gateway's words."""
-    found = error(CALLS["raw"], answer({"status": "error", "message": "disk full"}))
+@pytest.mark.parametrize(
+    "body", [{"status": "error", "message": "disk full"}, {"success": False, "message": "disk full"}]
+)
+def test_a_good_status_that_says_otherwise_is_told_apart(body: dict[str, Any]) -> None:
+    """`200 {"status": "error"}` speaks of this one file or report, in the Gateway's words, and not of the Gateway."""
+    for name in ("raw", "fail") if "status" in body else ("fail",):
+        found = error(CALLS[name], answer(body))
 
-    assert "did not keep w1.t-1.html: disk full" in str(found)
+        assert isinstance(found, GatewayRefused)
+        assert found.status == 200
+        assert "the Gateway says: disk full" in str(found)
 
 
 def test_results_without_errors_are_counted() -> None:

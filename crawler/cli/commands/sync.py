@@ -18,8 +18,8 @@ from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 
 SAY_S = 5.0
-PATIENCE_S = 30.0
-"""How long a command waits for a Gateway that does not answer."""
+PATIENCE_S, AGAIN_S = 20.0, 3.0
+"""How long a command waits for a Gateway that does not answer, and how long at most between two attempts."""
 
 
 @click.group()
@@ -173,7 +173,7 @@ async def _send_all(settings: Settings, worker_id: str) -> None:
     from crawler.gateway.sync import Sync
 
     async with GatewayClient(settings, worker_id) as client:
-        sender, said, answered = Sync(settings, client), time.monotonic(), time.monotonic()
+        sender, said, answered = Sync(settings, client, AGAIN_S), time.monotonic(), time.monotonic()
         with contextlib.closing(sender):
             while left := sender.unsent():
                 if not await sender.sent_some():
