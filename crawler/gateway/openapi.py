@@ -153,18 +153,16 @@ def file_body() -> dict[str, Any]:
     """The body with a raw file."""
     schema = {
         "type": "object",
-        "required": ["file", "metadata"],
+        "required": ["file"],
         "properties": {
             "file": {"type": "string", "format": "binary", "description": "With a file name that is unique."},
             "metadata": {
-                "type": "string",
-                "contentMediaType": "application/json",
-                "contentSchema": _ref(bodies.Page),
-                "description": "A JSON object.",
+                "anyOf": [_ref(bodies.Page), {}],
+                "description": "A JSON object. Without it, or with anything else, the answer's status is `error`.",
             },
         },
     }
-    about = '{"task_id": "t-1", "url": "https://county.example/parcel/123", "content_type": "text/html"}'
+    about = {"task_id": "t-1", "url": "https://county.example/parcel/123", "content_type": "text/html"}
     return _body("multipart/form-data", schema, {"file": "<!doctype html>…", "metadata": about})
 
 
