@@ -312,7 +312,7 @@ class Books:
             assert row is not None
             tasks.append(msgspec.Raw(row[0].encode()))
             if key and again is None:
-                self.db.execute("INSERT INTO handouts VALUES (?, ?, ?, ?)", (worker, key, number, now))
+                self.db.execute("INSERT OR REPLACE INTO handouts VALUES (?, ?, ?, ?)", (worker, key, number, now))
         more = bool(self._next(1, platforms))
         retry_after = 0 if more else SOON_S if chosen else self._idle_s
         return Given(tasks, retry_after)

@@ -145,7 +145,8 @@ def body(kind: type) -> dict[str, Any]:
 
 def results_body() -> dict[str, Any]:
     """The body with results; an element that is none is counted as failed, and keeps no other from being stored."""
-    schema = {"type": "array", "items": {"anyOf": [_ref(bodies.Result), {}]}}
+    items = {"description": "As the schema `Result` has it; anything else is counted as failed."}
+    schema = {"type": "array", "items": items}
     return _body("application/json", schema, [_RESULT])
 
 
@@ -157,8 +158,7 @@ def file_body() -> dict[str, Any]:
         "properties": {
             "file": {"type": "string", "format": "binary", "description": "With a file name that is unique."},
             "metadata": {
-                "anyOf": [_ref(bodies.Page), {}],
-                "description": "A JSON object. Without it, or with anything else, the answer's status is `error`.",
+                "description": "JSON as the schema `Page` has it; with anything else the answer's status is `error`.",
             },
         },
     }

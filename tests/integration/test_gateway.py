@@ -473,6 +473,8 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
             (["--store", str(tmp_path / "x"), "--port", port], "secret", "cannot be listened"),
             (["--store", str(tmp_path / "x"), "--host", "no such host"], "secret", "cannot be listened"),
             (["--store", str(gateway.store), "--port", "0"], "secret", "serves"),
+            (["--store", str(tmp_path / "x"), "--lease", "nan"], "secret", "must be a number"),
+            (["--store", str(tmp_path / "x"), "--faults", "2"], "secret", "not in the range"),
         ):
             done = subprocess.run(
                 [sys.executable, "-m", "crawler", "gateway", "serve", *args],
@@ -484,7 +486,9 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
             )
             assert done.returncode == 2
             assert reason in done.stderr
-            assert done.stderr.count("\n") == 1
+            assert [line for line in done.stderr.splitlines() if line.startswith("Error: ")] == [
+                done.stderr.splitlines()[-1]
+            ]
 
 
 def test_the_token_may_be_in_a_file(tmp_path: Path) -> None:
