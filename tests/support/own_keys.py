@@ -13,5 +13,5 @@ _numbers = count()
 def before_call(ctx: Any, case: Any, **kwargs: Any) -> None:
     """Make a valid key unique; one that is not valid stays so."""
     key = (case.headers or {}).get("Idempotency-Key")
-    if key and re.fullmatch("[!-~]{1,180}", key):
-        case.headers["Idempotency-Key"] = f"{key}-{next(_numbers)}"
+    if key and re.fullmatch("[!-~]{1,200}", key):
+        case.headers["Idempotency-Key"] = f"{key[:180]}-{next(_numbers)}"
