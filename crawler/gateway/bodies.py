@@ -12,7 +12,8 @@ MAX_ERRORS = 10
 MAX_NUMBER = 2**53
 """Beyond this a whole number is not the same number everywhere."""
 
-Count = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+# JSON knows no difference between 3 and 3.0.
+Count = Annotated[int, Meta(ge=0, le=MAX_NUMBER)] | Annotated[float, Meta(ge=0, le=MAX_NUMBER, multiple_of=1)]
 Text = Annotated[str, Meta(max_length=10_000)]
 TaskId = Annotated[str, Meta(min_length=1, max_length=200)]
 Command = Literal["pause", "resume", "drain"]

@@ -208,10 +208,14 @@ class Books:
 
     # Workers.
 
-    def hear(self, worker: str) -> None:
-        """A worker is alive: it has called."""
-        now = self._clock()
+    def note(self, worker: str) -> None:
+        """A worker has called, so its lease begins anew; needs no transaction, and may be called from any thread."""
         self._heard[worker] = self._ticks()
+
+    def hear(self, worker: str) -> None:
+        """A worker has called, and everybody may know it."""
+        now = self._clock()
+        self.note(worker)
         self.db.execute(
             "INSERT INTO workers (name, heard_at) VALUES (?, ?) ON CONFLICT DO UPDATE SET heard_at = excluded.heard_at",
             (worker, now),
@@ -299,34 +303,38 @@ class Books:
         self._free_silent()
         chosen = self._next(capacity, platforms) if again is None else again
         now = self._clock()
-        for number, _ in chosen:
-            self.db.execute(
-                "UPDATE tasks SET state = 'held', holder = ?, held_at = ? WHERE id = ?", (worker, now, number)
+        tasks = []
+        for number in chosen:
+            row = self.db.one(
+                "UPDATE tasks SET state = 'held', holder = ?, held_at = ? WHERE id = ? RETURNING body",
+                (worker, now, number),
             )
+            assert row is not None
+            tasks.append(msgspec.Raw(row[0].encode()))
             if key and again is None:
-                self.db.execute("INSERT INTO handouts VALUES (?, ?, ?, ?)", (worker, key, number, now))
+                self.db.execute("INSERT OR REPLACE INTO handouts VALUES (?, ?, ?, ?)", (worker, key, number, now))
         more = bool(self._next(1, platforms))
         retry_after = 0 if more else SOON_S if chosen else self._idle_s
-        return Given([msgspec.Raw(body.encode()) for _, body in chosen], retry_after)
+        return Given(tasks, retry_after)
 
-    def _given_before(self, worker: str, key: str) -> list[tuple[int, str]] | None:
+    def _given_before(self, worker: str, key: str) -> list[int] | None:
         """What this key was answered with and is still this worker's, or nobody's; None for a new key."""
         rows = self.db.all(
-            "SELECT tasks.id, body, state = 'available' OR (state = 'held' AND holder = ?1) FROM handouts "
+            "SELECT tasks.id, state = 'available' OR (state = 'held' AND holder = ?1) FROM handouts "
             "JOIN tasks ON tasks.id = task WHERE worker = ?1 AND key = ?2 AND at >= ?3 ORDER BY priority, tasks.id",
             (worker, key, self._clock() - KEYS_KEPT_S),
         )
-        return [(number, body) for number, body, its in rows if its] if rows else None
+        return [number for number, its in rows if its] if rows else None
 
-    def _next(self, count: int, platforms: Sequence[str]) -> list[tuple[int, str]]:
+    def _next(self, count: int, platforms: Sequence[str]) -> list[int]:
         """The first tasks in the order of priority and import; each platform is asked through its own index."""
-        query = "SELECT priority, id, body FROM tasks WHERE state = 'available' {} ORDER BY priority, id LIMIT ?"
+        query = "SELECT priority, id FROM tasks WHERE state = 'available' {} ORDER BY priority, id LIMIT ?"
         if not platforms:
             found = self.db.all(query.format(""), (count,))
         else:
             own = query.format("AND platform = ?")
             found = [row for name in dict.fromkeys(platforms) for row in self.db.all(own, (name, count))]
-        return [(number, body) for _, number, body in sorted(found)[:count]]
+        return [number for _, number in sorted(found)[:count]]
 
     def _free_silent(self) -> None:
         """Take from workers that were not heard of for long what they have not answered."""
@@ -351,7 +359,7 @@ class Books:
         """Note why a task of this worker's has failed; the same words again change nothing."""
         self.hear(worker)
         state, holder = self._task(task_id)
-        words = (why.reason, why.error_type, why.attempts)
+        words = (why.reason, why.error_type, int(why.attempts))
         if (state, holder) == ("failed", worker):
             noted = self.db.one("SELECT reason, error_type, attempts FROM tasks WHERE task_id = ?", (task_id,))
             if noted == words:

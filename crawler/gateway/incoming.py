@@ -1,7 +1,7 @@
 """What workers send, from bytes to values: each part is judged alone, so that a bad result costs no good one."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -44,9 +44,11 @@ def _result(place: int, raw: bytes) -> NewResult | str:
     )
 
 
-def metadata(text: str) -> dict[str, Any]:
-    """What is known of a raw file; raises `ValueError` where it is no JSON object, or its fields are no text."""
-    fields = loads(text.encode().decode())  # half of a surrogate pair ends here
+def metadata(parts: Sequence[object]) -> dict[str, Any]:
+    """What is known of a raw file; raises `ValueError` where it is not one JSON object whose fields are text."""
+    if len(parts) != 1 or not isinstance(parts[0], str):
+        raise ValueError("the part 'metadata' is missing, or there are several")
+    fields = loads(parts[0].encode().decode())  # half of a surrogate pair ends here
     if not isinstance(fields, dict):
         raise ValueError("the metadata is not a JSON object")  # noqa: TRY004 # one kind of error for all of it
     msgspec.convert(fields, Page)

@@ -145,7 +145,8 @@ def body(kind: type) -> dict[str, Any]:
 
 def results_body() -> dict[str, Any]:
     """The body with results; an element that is none is counted as failed, and keeps no other from being stored."""
-    schema = {"type": "array", "items": {"anyOf": [_ref(bodies.Result), {}]}}
+    items = {"description": "As the schema `Result` has it; anything else is counted as failed."}
+    schema = {"type": "array", "items": items}
     return _body("application/json", schema, [_RESULT])
 
 
@@ -153,18 +154,15 @@ def file_body() -> dict[str, Any]:
     """The body with a raw file."""
     schema = {
         "type": "object",
-        "required": ["file", "metadata"],
+        "required": ["file"],
         "properties": {
             "file": {"type": "string", "format": "binary", "description": "With a file name that is unique."},
             "metadata": {
-                "type": "string",
-                "contentMediaType": "application/json",
-                "contentSchema": _ref(bodies.Page),
-                "description": "A JSON object.",
+                "description": "JSON as the schema `Page` has it; with anything else the answer's status is `error`.",
             },
         },
     }
-    about = '{"task_id": "t-1", "url": "https://county.example/parcel/123", "content_type": "text/html"}'
+    about = {"task_id": "t-1", "url": "https://county.example/parcel/123", "content_type": "text/html"}
     return _body("multipart/form-data", schema, {"file": "<!doctype html>…", "metadata": about})
 
 

@@ -81,6 +81,8 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"--host {host} --port {port}: it cannot be listened there ({reason})") from None
     with listener:
+        # Connections inherit it: asyncio does not know that this is TCP, and the second half of an answer would wait.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield listener
 
 

@@ -78,7 +78,7 @@ class Service:
     """The exchanges; what is written goes through the committer, so that no answer is ahead of the disk."""
 
     def __init__(self, books: Books, token: str, dice: Dice | None = None) -> None:
-        self._token = token.encode()
+        self._books, self._token = books, token.encode()
         self._committer = Committer(books)
         self._contents = Contents(books.folder)
         self._threads = ThreadPoolExecutor(8, "contents")
@@ -96,10 +96,12 @@ class Service:
         """Do what takes its time, or waits for a disk, beside the loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, do)
 
-    async def authorise(self, token: Token = None) -> None:
-        """Let nobody in without the token; the time that this takes tells nothing about it."""
+    async def authorise(self, request: Request, token: Token = None) -> None:
+        """Let nobody in without the token; the time that this takes tells nothing about it. Who calls is alive."""
         if not hmac.compare_digest((token or "").encode("latin-1", "replace"), self._token):
             raise GatewayRefused(401, "the token is missing" if token is None else "the token is wrong")
+        if worker := request.headers.get("X-Worker-ID"):
+            self._books.note(worker)
 
     async def work(self, worker: WorkerId, capacity: Capacity, platforms: Platforms = [], key: Key = None) -> Response:  # noqa: B006 # FastAPI copies it
         """Hand out tasks, the most urgent first; they are the worker's until it is not heard of any more."""
@@ -118,23 +120,20 @@ class Service:
     async def raw_file(self, request: Request, worker: WorkerId) -> Response:
         """Keep a raw file; another content under the same name replaces it."""
         limited = Request(request.scope, _limited(request, MAX_BODY + SURROUNDINGS))
-        async with limited.form(max_files=1, max_fields=10) as form:
-            file, about = form.getlist("file"), form.getlist("metadata")
-            if len(file) != 1 or not isinstance(file[0], UploadFile):
+        async with limited.form(max_files=1) as form:
+            file, about = form.get("file"), form.getlist("metadata")
+            if not isinstance(file, UploadFile):
                 raise GatewayRefused(422, "the part 'file' with a file name is missing")
-            if len(about) != 1 or not isinstance(about[0], str):
-                raise GatewayRefused(422, "the part 'metadata' is missing")
-            if (file[0].size or 0) > MAX_BODY:
+            if (file.size or 0) > MAX_BODY:
                 raise GatewayRefused(413, "the file has more than 32 MiB")
             try:
-                return _json(await self._kept(worker, file[0], about[0]))
+                return _json(await self._kept(worker, file, incoming.metadata(about)))
             except ValueError as error:
                 return _json(Kept("error", message=str(error)))
 
-    async def _kept(self, worker: str, file: UploadFile, about: str) -> Kept:
+    async def _kept(self, worker: str, file: UploadFile, metadata: dict[str, Any]) -> Kept:
         name, content = file.filename or "", file.file
         incoming.check_name(name)
-        metadata = incoming.metadata(about)
         sha256 = await self._aside(lambda: checksum(content))
         incoming.check_sha256(metadata, sha256)
         await self._aside(lambda: self._contents.store(content, sha256))
@@ -158,11 +157,11 @@ class Service:
         commands = await self._done(lambda books: books.beat(worker, beat, key))
         return _json({"acknowledged": True, "commands": commands})
 
-    async def health(self, token: Token = None) -> Response:
+    async def health(self, request: Request, token: Token = None) -> Response:
         """Say that the Gateway is there; with the token, also what it has."""
         if token is None:
             return _json(Health("ok"))
-        await self.authorise(token)
+        await self.authorise(request, token)
         counts = await self._done(Books.counts)
         return _json(Health("ok", counts=counts, faults=dict(self.dice.counts) if self.dice else None))
 
@@ -221,7 +220,8 @@ def _doors(service: Service) -> APIRouter:
     post("/internal/heartbeat", responses=say(Orders, 401, 413, 422, 503), openapi_extra=openapi.body(Heartbeat))(
         service.heartbeat
     )
-    doors.get("/health", responses=say(Health, 401, 503))(service.health)
+    without = {"security": list[Any]([{}])}  # beside the token, nothing will do, too
+    doors.get("/health", responses=say(Health, 401, 503), openapi_extra=without)(service.health)
     get("/workers", responses=say(Worker, 401, 503))(service.workers)
     if service.dice:
         post("/faults", include_in_schema=False)(service.set_faults)

@@ -1,6 +1,7 @@
 """`gateway`: run a Gateway, for a fleet of machines or for tests."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,14 @@ from crawler.times import duration
 
 if TYPE_CHECKING:
     from crawler.gateway.books import Books
+
+
+def _number(_context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    """Let `nan` through no range."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("it must be a number", param=option)
+    return value
+
 
 store_option: Callable[[Any], Any] = click.option(
     "--store",
@@ -55,6 +64,7 @@ def gateway() -> None:
 @click.option(
     "--lease",
     type=click.FloatRange(0.1, 1e9),
+    callback=_number,
     default=300.0,
     show_default=True,
     metavar="S",
@@ -63,12 +73,15 @@ def gateway() -> None:
 @click.option(
     "--idle",
     type=click.FloatRange(0, 1e6),
+    callback=_number,
     default=30.0,
     show_default=True,
     metavar="S",
     help="When a worker that got no tasks is to ask again.",
 )
-@click.option("--faults", type=click.FloatRange(0, 1), metavar="P", help="Let this part of all exchanges fail.")
+@click.option(
+    "--faults", type=click.FloatRange(0, 1), callback=_number, metavar="P", help="Let this part of all exchanges fail."
+)
 @click.option("--seed", type=int, default=7, show_default=True, help="What the faults are drawn by.")
 @store_option
 def serve(host: str, port: int, lease: float, idle: float, faults: float | None, seed: int, store: Path) -> None:
