@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from crawler.db import exchange
-from crawler.gateway.books import Books
+from crawler.gateway.reference.books import Books
 from tests.support.gateway import Gateway
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for

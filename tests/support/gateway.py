@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from crawler.gateway.books import Books
-from crawler.gateway.intake import task
+from crawler.gateway.reference.books import Books
+from crawler.gateway.reference.intake import task
 from tests.support.stack import wait_for
 
 TOKEN = "open-sesame-7"

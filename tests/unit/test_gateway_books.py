@@ -13,12 +13,13 @@ import pytest
 
 from crawler.config import Settings
 from crawler.errors import ConfigError, GatewayRefused, StoreError, UsageError
-from crawler.gateway import incoming, token
-from crawler.gateway.bodies import Failure
-from crawler.gateway.books import KEYS_KEPT_S, Answer, Books, NewResult
-from crawler.gateway.commit import Committer
-from crawler.gateway.faults import KINDS, Dice, left_out
-from crawler.gateway.intake import task
+from crawler.gateway import token
+from crawler.gateway.reference import incoming
+from crawler.gateway.reference.bodies import Failure
+from crawler.gateway.reference.books import KEYS_KEPT_S, Answer, Books, NewResult
+from crawler.gateway.reference.commit import Committer
+from crawler.gateway.reference.faults import KINDS, Dice, left_out
+from crawler.gateway.reference.intake import task
 
 NOW = 1_900_000_000.0
 

@@ -16,7 +16,7 @@ from crawler.logs import printable
 from crawler.times import duration
 
 if TYPE_CHECKING:
-    from crawler.gateway.books import Books
+    from crawler.gateway.reference.books import Books
 
 
 def _number(_context: click.Context, option: click.Parameter, value: float | None) -> float | None:
@@ -37,7 +37,7 @@ store_option: Callable[[Any], Any] = click.option(
 
 @contextlib.contextmanager
 def _books(store: Path, create: bool = False) -> Iterator["Books"]:
-    from crawler.gateway.books import Books
+    from crawler.gateway.reference.books import Books
 
     if not create and not Books.exists(store):
         raise UsageError(f"there is no Gateway's store in {store.absolute()}; gateway import or gateway serve make one")
@@ -99,7 +99,7 @@ def serve(host: str, port: int, lease: float, idle: float, faults: float | None,
     secret = token(settings)
     logs.setup(settings.log_level)
     with terminated_by_signal():
-        from crawler.gateway.serve import serve as run
+        from crawler.gateway.reference.serve import serve as run
 
         run(store, secret, host=host, port=port, lease_s=lease, idle_s=idle, faults=faults, seed=seed)
 
@@ -121,7 +121,7 @@ def import_(file: Path, as_json: bool, store: Path) -> int:
     """
     import msgspec
 
-    from crawler.gateway.intake import import_file
+    from crawler.gateway.reference.intake import import_file
 
     tz = times.zone(config.load().timezone)
     with _books(store, create=True) as books:

@@ -8,8 +8,8 @@ import msgspec
 
 from crawler.bulk.jsontext import loads
 from crawler.errors import GatewayRefused
-from crawler.gateway.bodies import Page, Result
-from crawler.gateway.books import NewResult
+from crawler.gateway.reference.bodies import Page, Result
+from crawler.gateway.reference.books import NewResult
 
 MAX_NAME = 200
 T = TypeVar("T")

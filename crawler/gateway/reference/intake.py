@@ -12,7 +12,7 @@ import msgspec
 from crawler import times
 from crawler.bulk import rows
 from crawler.errors import UsageError
-from crawler.gateway.books import Books, NewTask
+from crawler.gateway.reference.books import Books, NewTask
 from crawler.urls import credentials, parse
 
 COMMIT_ROWS = 5000

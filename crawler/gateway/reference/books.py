@@ -16,7 +16,7 @@ import msgspec
 from crawler.db import connection
 from crawler.db.connection import Database, store_errors
 from crawler.errors import GatewayRefused, StoreError, UsageError
-from crawler.gateway.bodies import MAX_ERRORS, Counts, Failure, Heartbeat, Stored, Worker
+from crawler.gateway.reference.bodies import MAX_ERRORS, Counts, Failure, Heartbeat, Stored, Worker
 
 APPLICATION_ID = 0x47415445
 KEYS_KEPT_S = 86_400.0

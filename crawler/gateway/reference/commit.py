@@ -11,7 +11,7 @@ import apsw
 from crawler.db import connection
 from crawler.db.connection import store_errors
 from crawler.errors import CrawlerError, StoreError
-from crawler.gateway.books import Books
+from crawler.gateway.reference.books import Books
 
 T = TypeVar("T")
 TOGETHER = 200

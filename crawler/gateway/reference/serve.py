@@ -14,9 +14,9 @@ from starlette.types import ASGIApp
 from crawler import logs
 from crawler.db.connection import store_errors
 from crawler.errors import UsageError
-from crawler.gateway.books import Books
-from crawler.gateway.faults import Dice, Faults
-from crawler.gateway.server import Service, application
+from crawler.gateway.reference.books import Books
+from crawler.gateway.reference.faults import Dice, Faults
+from crawler.gateway.reference.server import Service, application
 
 log = logging.getLogger("crawler.gateway")
 

@@ -21,8 +21,8 @@ from starlette.requests import ClientDisconnect
 
 from crawler import __version__
 from crawler.errors import GatewayRefused, StoreError
-from crawler.gateway import incoming, openapi
-from crawler.gateway.bodies import (
+from crawler.gateway.reference import incoming, openapi
+from crawler.gateway.reference.bodies import (
     MAX_BODY,
     Failure,
     Health,
@@ -37,10 +37,10 @@ from crawler.gateway.bodies import (
     Work,
     Worker,
 )
-from crawler.gateway.books import Books
-from crawler.gateway.commit import Committer
-from crawler.gateway.contents import Contents, checksum
-from crawler.gateway.faults import LEFT_OUT, Dice, left_out
+from crawler.gateway.reference.books import Books
+from crawler.gateway.reference.commit import Committer
+from crawler.gateway.reference.contents import Contents, checksum
+from crawler.gateway.reference.faults import LEFT_OUT, Dice, left_out
 from crawler.logs import printable
 
 log = logging.getLogger("crawler.gateway")

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from crawler.gateway import bodies
+from crawler.gateway.reference import bodies
 
 _DESCRIBED = (
     bodies.Work,
