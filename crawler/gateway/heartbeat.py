@@ -1,6 +1,7 @@
 """The heartbeat: tells the Gateway every half minute how this worker stands, and does what it answers."""
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import psutil
 
 from crawler.config import Settings
 from crawler.db import exchange
-from crawler.errors import CrawlerError
+from crawler.errors import CrawlerError, StoreError
 from crawler.gateway.client import GatewayClient
 from crawler.gateway.trouble import Trouble
 from crawler.logs import printable
@@ -21,6 +22,8 @@ from crawler.models import Job
 log = logging.getLogger(__name__)
 
 EVERY_S = 30.0
+PATIENCE_S = 120.0
+"""No Gateway may ask for a longer silence: at 300 s it takes a worker for dead."""
 
 
 class Heartbeat:
@@ -33,26 +36,20 @@ class Heartbeat:
         psutil.cpu_percent()  # the first answer is of no use: it is the time since this call that counts
 
     async def run(self) -> None:
-        """Beat for as long as this lasts."""
-        loop = asyncio.get_running_loop()
+        """Beat for as long as this lasts; a beat that failed is tried again under the same key."""
+        loop, key = asyncio.get_running_loop(), _key()
         while True:
             due = loop.time() + EVERY_S
-            key = secrets.token_hex(16)
-            while not await self._told(key) and loop.time() < due:
-                pass
-            await asyncio.sleep(max(0.0, due - loop.time()))
-
-    async def _told(self, key: str) -> bool:
-        """Beat once; where that fails, wait, and say so."""
-        try:
-            await self.beat(key)
-        except CrawlerError as error:
-            wait_s = self._trouble.met(error)
-            self._note(trouble=str(error))
-            await asyncio.sleep(min(wait_s, EVERY_S))
-            return False
-        self._trouble.over()
-        return True
+            try:
+                await self.beat(key)
+            except CrawlerError as error:
+                wait_s = min(self._trouble.met(error), PATIENCE_S)
+                with contextlib.suppress(StoreError):
+                    self._note(trouble=str(error))
+            else:
+                self._trouble.over()
+                key, wait_s = _key(), due - loop.time()
+            await asyncio.sleep(wait_s)
 
     async def beat(self, key: str) -> None:
         """Tell how things stand, and obey; the same key asks for the same commands again."""
@@ -101,3 +98,7 @@ class Heartbeat:
     def close(self) -> None:
         """Let go of the store."""
         self._lpm.close()
+
+
+def _key() -> str:
+    return secrets.token_hex(16)

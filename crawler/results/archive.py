@@ -223,7 +223,7 @@ def _wanted(lpm: LocalPersistenceManager) -> set[str]:
         name
         for (name,) in lpm.ledger.db.execute(
             """SELECT DISTINCT r.raw_segment FROM outbox o JOIN results r ON r.task = o.task
-               WHERE o.state = 'ready' AND r.raw_segment IS NOT NULL"""
+               WHERE o.state IN ('ready', 'rejected') AND r.raw_segment IS NOT NULL"""
         )
     }
 

@@ -84,9 +84,10 @@ def _follow(settings: Settings, stack: "Orchestrator") -> None:
     with contextlib.closing(lpm):
         while not stack.drained:
             if time.monotonic() >= due:
-                due = time.monotonic() + SAY_S
+                began = time.monotonic()
                 with lpm.errors():
                     line = _line(lpm, settings)
+                due = began + max(SAY_S, 50 * (time.monotonic() - began))  # counting a million must not be the work
                 if line != said:
                     say(line)
                 said = line
