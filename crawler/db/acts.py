@@ -177,8 +177,9 @@ class Acts(Bookkeeping):
             )
 
     def _ended_ids(self, statuses: Collection[str], reason: str | None, job: Job | None, after: int) -> list[int]:
+        """Those that can be tried again: not a Gateway's without a URL."""
         rows = self.db.all(
-            """SELECT id FROM tasks t WHERE id > ?1 AND status IN (SELECT value FROM json_each(?2))
+            """SELECT id FROM tasks t WHERE id > ?1 AND url <> '' AND status IN (SELECT value FROM json_each(?2))
                AND (?3 IS NULL OR error_type = ?3)
                AND (?4 IS NULL OR job_id = ?4 OR EXISTS (SELECT 1 FROM job_links WHERE task = t.id AND job_id = ?4))
                ORDER BY id LIMIT ?5""",

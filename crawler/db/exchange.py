@@ -15,6 +15,10 @@ GATEWAY = "gateway"
 """The source of its tasks, and the key of the job that they make up."""
 FINAL = (409, 410)
 """Refusals that are not asked for again, unless a result is named: the Gateway wants it no more."""
+SLICE = 2000
+"""Tasks a transaction: others want to write too."""
+AHEAD_S = 120.0
+"""Nothing is put off for longer: a time beyond that is of a clock that was wrong."""
 _PLACES = {1: ("urgent", 1), 2: ("default", 2), 3: ("default", 5), 4: ("default", 8)}
 _NO_ADDRESS = Address("", b"", "")
 
@@ -29,6 +33,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     platform: str | None = None
     parcel_id: str = ""
     deadline: float = NO_DEADLINE
+    not_before: float = 0.0
     input: dict[str, Any] = {}
     refusal: str | None = None
 
@@ -51,7 +56,7 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
     batch: str | None
     tries: int
     raw: Raw | None
-    """Where its page is, if it has one and the Gateway has not confirmed it."""
+    """Where its page is, if it has one."""
     sha256: str
     content_type: str
     url: str
@@ -64,6 +69,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     task: int
     task_id: str
     tries: int
+    since: float
     reason: str
     error_type: str
     attempts: int
@@ -91,6 +97,16 @@ class Stand(msgspec.Struct, frozen=True, kw_only=True):
     def unsent(self) -> int:
         """All that is to be sent."""
         return self.ready + self.reports_ready
+
+
+def of_gateway(db: Database) -> int:
+    """How much here is a Gateway's own, or was or is to be sent to one: no other may ever hear of it."""
+    [(count,)] = db.all(
+        """SELECT (SELECT count(*) FROM tasks WHERE source = 'gateway')
+                + (SELECT count(*) FROM outbox JOIN tasks ON id = task
+                   WHERE source <> 'gateway' AND state IN ('ready', 'rejected'))"""
+    )
+    return int(count)
 
 
 def get_note(db: Database, name: str) -> str | None:
@@ -131,6 +147,17 @@ def assign(
 
     `unnamed` are those without a usable id, by reason and beginning: nobody can be told of them, but they are kept.
     """
+    first, rest = tasks[:SLICE], tasks[SLICE:]
+    done = _assign(ledger, job, first, unnamed, now, last=not rest)
+    if not rest:
+        return done
+    more = assign(ledger, job, rest, (), now)
+    return Assigned(*(sum(pair) for pair in zip(done, more, strict=True)))
+
+
+def _assign(
+    ledger: Ledger, job: Job, tasks: Sequence[Assignment], unnamed: Iterable[tuple[str, str]], now: float, last: bool
+) -> Assigned:
     accepted = refused = known = 0
     with writing(ledger.db):
         for task in tasks:
@@ -155,7 +182,8 @@ def assign(
                    FROM rejected_rows WHERE job_id = ?1""",
                 (job.id, reason, text),
             )
-        _set_note(ledger.db, "poll", None)
+        if last:
+            _set_note(ledger.db, "poll", None)
     return Assigned(accepted, refused, known)
 
 
@@ -163,10 +191,10 @@ def _insert(db: Database, job: Job, task: Assignment, now: float) -> int:
     queue, priority = _PLACES[task.priority]
     [(id_,)] = db.all(
         """INSERT INTO tasks (task_id, external_id, job_id, url, url_key, domain, parcel_id, queue, priority, deadline,
-               source, platform, input, imported_at)
-           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'gateway', ?, ?, ?) RETURNING id""",
+               not_before, source, platform, input, imported_at)
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'gateway', ?, ?, ?) RETURNING id""",
         (secrets.token_hex(16), task.external_id, job.id, *task.address, task.parcel_id, queue, priority,
-         task.deadline, task.platform, msgspec.json.encode(task.input).decode(), now),
+         task.deadline, task.not_before, task.platform, msgspec.json.encode(task.input).decode(), now),
     )  # fmt: skip
     return int(id_)
 
@@ -187,11 +215,11 @@ def _again(db: Database, id_: int, status: str, task: Assignment) -> bool:
     queue, priority = _PLACES[task.priority]
     db.execute(
         """UPDATE tasks SET status = 'pending', url = ?, url_key = ?, domain = ?, parcel_id = ?, queue = ?,
-               priority = ?, deadline = ?, platform = ?, input = ?, not_before = 0, failures = 0, strikes = 0,
+               priority = ?, deadline = ?, platform = ?, input = ?, not_before = ?, failures = 0, strikes = 0,
                error_type = NULL, error_message = NULL, completed_at = NULL, message_id = NULL
            WHERE id = ?""",
         (*task.address, task.parcel_id, queue, priority, task.deadline, task.platform,
-         msgspec.json.encode(task.input).decode(), id_),
+         msgspec.json.encode(task.input).decode(), task.not_before, id_),
     )  # fmt: skip
     return True
 
@@ -225,23 +253,36 @@ def ended(db: Database, since: float) -> dict[str, int]:
 _PARCEL = """
     SELECT o.task, t.task_id, iif(t.source IN ('gateway', 'bundle'), ifnull(t.external_id, t.task_id), t.task_id),
            iif(o.batch IS NULL, t.deadline <= ?1, o.late), o.batch, o.tries, r.raw_segment, r.raw_offset, r.raw_length,
-           o.raw_sent_at, r.body_sha256, r.content_type, r.final_url, r.scraped_at
+           r.body_sha256, r.content_type, r.final_url, r.scraped_at
     FROM outbox o JOIN tasks t ON t.id = o.task JOIN results r ON r.task = o.task"""
-_DUE = "o.state = 'ready' AND o.not_before <= ?1"
+_DUE = f"o.state = 'ready' AND (o.not_before <= ?1 OR o.not_before > ?1 + {AHEAD_S})"
+_NOT_LATER = "NOT IN (SELECT value FROM json_each(?2))"
 
 
-def parcels(db: Database, limit: int, now: float) -> list[Parcel]:
-    """The results to be sent next, in the order in which they were made: a request that was begun, else new ones."""
+def pages(db: Database, limit: int, now: float, later: Collection[int] = ()) -> list[Parcel]:
+    """The results whose pages are to be sent next, in the order in which they were made, but for some."""
+    rows = db.all(
+        f"""{_PARCEL} WHERE {_DUE} AND o.raw_sent_at IS NULL AND o.task {_NOT_LATER}
+            ORDER BY o.created_at, o.task LIMIT ?3""",
+        (now, msgspec.json.encode(list(later)).decode(), limit),
+    )
+    return [_parcel(row) for row in rows]
+
+
+def parcels(db: Database, limit: int, now: float, later: Collection[str] = ()) -> list[Parcel]:
+    """The results to be sent next, their pages being there: a request that was begun (but for some), else new ones."""
+    known = f"{_DUE} AND o.raw_sent_at IS NOT NULL"
     begun = db.one(
-        f"SELECT batch FROM outbox o WHERE {_DUE} AND batch IS NOT NULL ORDER BY created_at, task LIMIT 1", (now,)
+        f"SELECT batch FROM outbox o WHERE {known} AND batch {_NOT_LATER} ORDER BY created_at, task LIMIT 1",
+        (now, msgspec.json.encode(list(later)).decode()),
     )
     which, value = ("o.batch = ?2", begun[0]) if begun else ("o.batch IS NULL AND ?2 IS NULL", None)
-    rows = db.all(f"{_PARCEL} WHERE {_DUE} AND {which} ORDER BY o.created_at, o.task LIMIT ?3", (now, value, limit))
+    rows = db.all(f"{_PARCEL} WHERE {known} AND {which} ORDER BY o.created_at, o.task LIMIT ?3", (now, value, limit))
     return [_parcel(row) for row in rows]
 
 
 def _parcel(row: tuple[Any, ...]) -> Parcel:
-    task, own_id, task_id, late, batch, tries, *place, raw_sent_at, sha256, content_type, url, scraped_at = row
+    task, own_id, task_id, late, batch, tries, *place, sha256, content_type, url, scraped_at = row
     return Parcel(
         task=task,
         own_id=own_id,
@@ -249,7 +290,7 @@ def _parcel(row: tuple[Any, ...]) -> Parcel:
         late=bool(late),
         batch=batch,
         tries=tries,
-        raw=Raw(segment=place[0], offset=place[1], length=place[2]) if place[0] and raw_sent_at is None else None,
+        raw=Raw(segment=place[0], offset=place[1], length=place[2]) if place[0] else None,
         sha256=sha256,
         content_type=content_type,
         url=url,
@@ -261,7 +302,8 @@ def raw_sent(db: Database, task: int, now: float, problem: str | None = None) ->
     """The Gateway has confirmed a result's page; with a problem: there is none that could be sent."""
     with writing(db):
         db.execute(
-            "UPDATE outbox SET raw_sent_at = ?, problem = ? WHERE task = ?", (0 if problem else now, problem, task)
+            "UPDATE outbox SET raw_sent_at = ?, problem = ? WHERE task = ? AND state = 'ready'",
+            (0 if problem else now, problem, task),
         )
 
 
@@ -274,33 +316,38 @@ def begin_batches(db: Database, batches: Sequence[Sequence[Parcel]]) -> None:
                 db.execute("UPDATE outbox SET batch = ?, late = ? WHERE task = ?", (name, parcel.late, parcel.task))
 
 
-def reports(db: Database, limit: int, now: float) -> list[Report]:
-    """The ends without a result that the Gateway is to hear of next."""
+def reports(db: Database, limit: int, now: float, later: Collection[int] = ()) -> list[Report]:
+    """The ends without a result that the Gateway is to hear of next, but for some."""
     rows = db.all(
-        """SELECT o.task, t.external_id, o.tries, ifnull(t.error_message, t.status), ifnull(t.error_type, t.status),
+        f"""SELECT o.task, t.external_id, o.tries, o.created_at, ifnull(t.error_message, t.status), ifnull(t.error_type, t.status),
                t.attempts
-           FROM reports o JOIN tasks t ON t.id = o.task WHERE o.state = 'ready' AND o.not_before <= ?
-           ORDER BY o.created_at, o.task LIMIT ?""",
-        (now, limit),
+           FROM reports o JOIN tasks t ON t.id = o.task WHERE {_DUE} AND o.task {_NOT_LATER}
+           ORDER BY o.created_at, o.task LIMIT ?3""",
+        (now, msgspec.json.encode(list(later)).decode(), limit),
     )
     return [Report(**dict(zip(Report.__struct_fields__, row, strict=True))) for row in rows]
 
 
-def reported(db: Database, task: int, now: float) -> None:
-    """The Gateway has heard of a task's end."""
+def reported(db: Database, report: Report, now: float) -> None:
+    """The Gateway has heard of a task's end: of this one, and of none that came behind it."""
     with writing(db):
-        db.execute("UPDATE reports SET state = 'synced', synced_at = ?, problem = NULL WHERE task = ?", (now, task))
+        db.execute(
+            """UPDATE reports SET state = 'synced', synced_at = ?, problem = NULL
+               WHERE task = ? AND state = 'ready' AND created_at = ?""",
+            (now, report.task, report.since),
+        )
 
 
 def refused(db: Database, item: Parcel | Report, code: int, problem: str, not_before: float | None) -> None:
     """The Gateway did not take this: it is sent again later, or (with no time for that) kept as rejected."""
     table = "outbox" if isinstance(item, Parcel) else "reports"
     batch = ", batch = NULL" if isinstance(item, Parcel) else ""
+    which, values = ("", ()) if isinstance(item, Parcel) else (" AND created_at = ?", (item.since,))
     with writing(db):
         db.execute(
             f"""UPDATE {table} SET state = ?, tries = tries + 1, not_before = ?, code = ?, problem = ?{batch}
-                WHERE task = ? AND state = 'ready'""",
-            ("rejected" if not_before is None else "ready", not_before or 0, code, problem, item.task),
+                WHERE task = ? AND state = 'ready'{which}""",
+            ("rejected" if not_before is None else "ready", not_before or 0, code, problem, item.task, *values),
         )
 
 

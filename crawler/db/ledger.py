@@ -149,8 +149,8 @@ class Ledger(Acts):
     def _known(self, task: NewTask, job_id: int | None, fresh_after: float) -> tuple[Any, ...] | None:
         """The task that this row means if it is open, in the same job, or collected lately."""
         rows = self.db.all(
-            """SELECT id, job_id, source_line, queue, priority, deadline, source, status, completed_at FROM tasks
-               WHERE url_key = ? AND parcel_id = ?""",
+            """SELECT id, job_id, source_line, queue, priority, deadline, status, completed_at FROM tasks
+               WHERE url_key = ? AND parcel_id = ? AND source <> 'gateway'""",
             (task.address.key, task.parcel_id),
         )
         for row in rows:
@@ -174,13 +174,12 @@ class Ledger(Acts):
         row_input: str | None,
         now: float,
     ) -> None:
-        id_, its_job, its_line, its_queue, its_priority, its_deadline, source, status, _ = found
+        id_, its_job, its_line, its_queue, its_priority, its_deadline, status, _ = found
         its_place = (QUEUES.index(its_queue), its_priority, its_deadline)
         place = (
             min(QUEUES.index(queue), its_place[0]),
             min(task.priority, its_priority),
-            # A call of its own has none, and a Gateway's task keeps the Gateway's.
-            its_deadline if its_job is None or source == "gateway" else min(deadline, its_deadline),
+            its_deadline if its_job is None else min(deadline, its_deadline),  # a call of its own has none
         )
         if status == "pending":  # held for a paused job, it goes on for this one
             self.db.execute(f"UPDATE tasks SET {_UNHELD} WHERE id = ?", (id_,))

@@ -183,14 +183,15 @@ MIGRATIONS = (
     CREATE INDEX tasks_of_gateway ON tasks(status) WHERE source = 'gateway';
 
     ALTER TABLE outbox ADD COLUMN batch TEXT;        -- the request that it is sent in, again and again, until answered
-    ALTER TABLE outbox ADD COLUMN raw_sent_at REAL;  -- the Gateway has confirmed the page
+    ALTER TABLE outbox ADD COLUMN raw_sent_at REAL;  -- the Gateway has confirmed the page; 0: there is none to be sent
     ALTER TABLE outbox ADD COLUMN late INTEGER NOT NULL DEFAULT 0; -- its deadline had passed when it was first sent
     ALTER TABLE outbox ADD COLUMN tries INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE outbox ADD COLUMN not_before REAL NOT NULL DEFAULT 0;
     ALTER TABLE outbox ADD COLUMN code INTEGER;      -- the Gateway's last refusal: its status …
     ALTER TABLE outbox ADD COLUMN problem TEXT;      -- … and its words; a fourth state is `rejected`
     DROP INDEX outbox_ready;
-    CREATE INDEX outbox_ready ON outbox(created_at, task) WHERE state = 'ready';
+    CREATE INDEX outbox_ready ON outbox(created_at, task) WHERE state = 'ready' AND raw_sent_at IS NOT NULL;
+    CREATE INDEX outbox_pages ON outbox(created_at, task) WHERE state = 'ready' AND raw_sent_at IS NULL;
 
     -- What a Gateway is to hear of its tasks that ended without a result.
     CREATE TABLE reports (

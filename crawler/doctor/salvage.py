@@ -310,15 +310,25 @@ def _make_task(db: Database, id_: int, result: Projected) -> None:
     except UrlError:  # damaged, too; nobody dials it any more
         address = urls.Address(result.url, result.url.encode("utf-8", "replace"), "")
     at = result.scraped_at.timestamp()
+    source, theirs = _origin(db, result)
     given = msgspec.json.encode(result.input).decode() if result.input else None
     db.execute(
         """INSERT INTO tasks (id, task_id, job_id, url, url_key, domain, parcel_id, status, queue, priority, deadline,
-               attempts, source, input, imported_at, completed_at)
-           VALUES (?, ?, (SELECT id FROM jobs WHERE name = ?), ?, ?, ?, ?, 'completed', ?, ?, ?, ?, 'salvage', ?, ?, ?)
+               attempts, source, external_id, input, imported_at, completed_at)
+           VALUES (?, ?, (SELECT id FROM jobs WHERE name = ?), ?, ?, ?, ?, 'completed', ?, ?, ?, ?, ?, ?, ?, ?, ?)
         """,
         (id_, result.task_id, result.job, address.url, address.key, address.domain, result.parcel_id or "",
-         result.queue, result.priority, NO_DEADLINE, result.attempts, given, at, at),
+         result.queue, result.priority, NO_DEADLINE, result.attempts, source, theirs, given, at, at),
     )  # fmt: skip
+
+
+def _origin(db: Database, result: Projected) -> tuple[str, str | None]:
+    """Where a task came from: a Gateway's result tells its id there, which that Gateway waits to hear of."""
+    theirs = result.input.get("task")
+    id_ = theirs.get("task_id") if isinstance(theirs, dict) else None
+    known = db.one("SELECT 1 FROM jobs WHERE name = ? AND source = 'gateway'", (result.job,))
+    taken = db.one("SELECT 1 FROM tasks WHERE external_id = ? AND source = 'gateway'", (str(id_),))
+    return ("gateway", str(id_)) if id_ is not None and known and not taken else ("salvage", None)
 
 
 def _remake_tasks(db: Database) -> int:
