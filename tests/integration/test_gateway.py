@@ -171,6 +171,7 @@ def test_nobody_is_let_in_without_the_token(firm: Gateway, token: str | None) ->
         ("/internal/work?capacity=101", {}),
         ("/internal/work?capacity=99999999999999999999", {}),
         ("/internal/work?capacity=5&platforms=", {}),
+        ("/internal/work?capacity=5" + "&platforms=a" * 101, {}),
         ("/internal/work?capacity=5", {"X_Worker_ID": None}),
         ("/internal/work?capacity=5", {"X_Worker_ID": "two words"}),
         ("/internal/work?capacity=5", {"X_Worker_ID": "é"}),
@@ -184,6 +185,15 @@ def test_bad_requests_for_work_are_refused(firm: Gateway, path: str, headers: di
 
     assert (answer.status, answer.json["error"]["code"]) == (422, "INVALID")
     assert unchanged(firm)
+
+
+def test_a_worker_may_name_a_hundred_platforms(firm: Gateway) -> None:
+    """However long their names are when they are written as a URL has it."""
+    names = "".join(f"&platforms={n}{'%F0%9D%84%9E' * 197}" for n in range(100, 200))
+
+    answer = Caller(firm).call("GET", f"/internal/work?capacity=5{names}")
+
+    assert (answer.status, answer.json["tasks"]) == (200, [])
 
 
 @pytest.mark.parametrize(

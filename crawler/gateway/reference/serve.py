@@ -61,6 +61,7 @@ def _config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="h11",  # the faults' resets are cut to its measure
+        h11_max_incomplete_event_size=1 << 20,  # a hundred platforms, each sign of their names as twelve
         ws="none",
         lifespan="off",
         log_config=None,

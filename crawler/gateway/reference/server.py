@@ -69,7 +69,7 @@ Late = Annotated[
 Capacity = Annotated[int, Query(ge=1, le=100, description="How many tasks at most.")]
 Platform = Annotated[str, Query(min_length=1, max_length=200)]
 Platforms = Annotated[
-    list[Platform], Query(max_length=1000, description="Only tasks of these platforms; of any where there is none.")
+    list[Platform], Query(max_length=100, description="Only tasks of these platforms; of any where there is none.")
 ]
 Token = Annotated[str | None, Security(APIKeyHeader(name="X-Worker-Token", auto_error=False))]
 
