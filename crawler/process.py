@@ -164,6 +164,11 @@ class Child:
                 raise ServiceError(f"{self.name} {what}; its log {self.log} ends with:\n{tail(self.log)}")
             time.sleep(0.02)
 
+    def ask_to_end(self) -> None:
+        """Ask it to end, and do not wait for that."""
+        if self._process is not None and self.alive:
+            self._process.terminate()
+
     def stop(self, grace_s: float) -> None:
         """Ask it to end, and end it with all its children if it does not within its time."""
         if self._process is not None:

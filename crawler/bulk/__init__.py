@@ -119,13 +119,16 @@ class Secrets:
         """Take a URL's user name and password; False where its origin has others already."""
         return secret is None or self._found.setdefault(secret[0], secret[1]) == secret[1]
 
-    def save(self) -> bool:
-        """Keep what was taken; says whether there was anything new."""
-        if self._found == self._session.credentials:
-            return False
-        self._session = msgspec.structs.replace(self._session, credentials=dict(self._found))
-        sessions.save(self._folder, self._job, self._session)
-        return True
+    @property
+    def unsaved(self) -> bool:
+        """Whether anything new was taken."""
+        return self._found != self._session.credentials
+
+    def save(self) -> None:
+        """Keep what was taken."""
+        if self.unsaved:
+            self._session = msgspec.structs.replace(self._session, credentials=dict(self._found))
+            sessions.save(self._folder, self._job, self._session)
 
 
 def _kept(items: list[rows.Row | rows.Reject], secrets: Secrets) -> list[rows.Row | rows.Reject]:

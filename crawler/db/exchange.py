@@ -273,7 +273,8 @@ def parcels(db: Database, limit: int, now: float, later: Collection[str] = ()) -
     """The results to be sent next, their pages being there: a request that was begun (but for some), else new ones."""
     known = f"{_DUE} AND o.raw_sent_at IS NOT NULL"
     begun = db.one(
-        f"SELECT batch FROM outbox o WHERE {known} AND batch {_NOT_LATER} ORDER BY created_at, task LIMIT 1",
+        f"""SELECT batch FROM outbox o WHERE {known} AND batch IS NOT NULL AND batch {_NOT_LATER}
+            ORDER BY created_at, task LIMIT 1""",
         (now, msgspec.json.encode(list(later)).decode()),
     )
     which, value = ("o.batch = ?2", begun[0]) if begun else ("o.batch IS NULL AND ?2 IS NULL", None)
@@ -307,20 +308,21 @@ def raw_sent(db: Database, task: int, now: float, problem: str | None = None) ->
         )
 
 
-def begin_batches(db: Database, batches: Sequence[Sequence[Parcel]]) -> None:
-    """Fix which results go in one request, so that it can be repeated byte for byte."""
+def begin_batches(db: Database, batches: Sequence[Sequence[Parcel]]) -> list[str]:
+    """Fix which results go in one request, so that it can be repeated byte for byte; returns their names."""
+    names = [secrets.token_hex(8) for _ in batches]
     with writing(db):
-        for batch in batches:
-            name = secrets.token_hex(8)
+        for name, batch in zip(names, batches, strict=True):
             for parcel in batch:
                 db.execute("UPDATE outbox SET batch = ?, late = ? WHERE task = ?", (name, parcel.late, parcel.task))
+    return names
 
 
 def reports(db: Database, limit: int, now: float, later: Collection[int] = ()) -> list[Report]:
     """The ends without a result that the Gateway is to hear of next, but for some."""
     rows = db.all(
-        f"""SELECT o.task, t.external_id, o.tries, o.created_at, ifnull(t.error_message, t.status), ifnull(t.error_type, t.status),
-               t.attempts
+        f"""SELECT o.task, t.external_id, o.tries, o.created_at, ifnull(t.error_message, t.status),
+               ifnull(t.error_type, t.status), t.attempts
            FROM reports o JOIN tasks t ON t.id = o.task WHERE {_DUE} AND o.task {_NOT_LATER}
            ORDER BY o.created_at, o.task LIMIT ?3""",
         (now, msgspec.json.encode(list(later)).decode(), limit),

@@ -45,8 +45,8 @@ class Services:
         self._running: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = {}
         self._stopping = threading.Event()
 
-    def start(self, name: str, client: GatewayClient, make: Callable[[GatewayClient], Service]) -> None:
-        """Run a service, again and again whatever happens to it."""
+    def start(self, name: str, client: Callable[[], GatewayClient], make: Callable[[GatewayClient], Service]) -> None:
+        """Run a service, again and again whatever happens to it, each time with a client of its own."""
 
         def live() -> None:
             with contextlib.suppress(asyncio.CancelledError):
@@ -55,14 +55,16 @@ class Services:
         self._threads.append(threading.Thread(target=live, name=name, daemon=True))
         self._threads[-1].start()
 
-    async def _live(self, name: str, client: GatewayClient, make: Callable[[GatewayClient], Service]) -> None:
+    async def _live(
+        self, name: str, client: Callable[[], GatewayClient], make: Callable[[GatewayClient], Service]
+    ) -> None:
         task = asyncio.current_task()
         assert task
         self._running[name] = (asyncio.get_running_loop(), task)
         while not self._stopping.is_set():
             try:
-                async with client:
-                    service = make(client)
+                async with client() as mine:
+                    service = make(mine)
                     with contextlib.closing(service):
                         await service.run()
             except Exception:  # a defect must not end what else the agent does
@@ -97,9 +99,9 @@ def bind(lpm: LocalPersistenceManager, settings: Settings, moved: bool = False) 
     with lpm.errors():
         db, url = lpm.durable.db, (settings.gateway_url or "").rstrip("/")
         known = exchange.get_note(db, "url")
-        if known not in (None, url) and not moved and (count := exchange.open_count(db) + exchange.unsent(db)):
+        if known not in (None, url) and not moved and (count := exchange.of_gateway(db)):
             raise UsageError(
-                f"this store has {count:,} tasks and results for the Gateway at {known}, but GATEWAY_URL is {url}; "
+                f"this store has {count:,} tasks or results of the Gateway at {known}, but GATEWAY_URL is {url}; "
                 "if that is the same Gateway at a new address, add --moved; else use another --data-dir"
             )
         exchange.set_note(db, "url", url)
@@ -128,25 +130,28 @@ def open_job(lpm: LocalPersistenceManager) -> Job:
 def run(settings: Settings, platforms: Sequence[str], capacity: int, stopping: threading.Event) -> bool:
     """Work for the Gateway until told to stop, or until all is done after it said `drain`: then true."""
     lpm = LocalPersistenceManager(settings.data_dir)
+    GatewayClient(settings, "check")  # before anything is written
     with contextlib.closing(lpm), only_one(lpm):
         worker_id, described = bind(lpm, settings), sites.load(settings.config_dir, settings.rate)
-        job = open_job(lpm)
+        job, asking = open_job(lpm), threading.Event()
+        if exchange.get_note(lpm.durable.db, "order") == "pause":
+            lpm.durable.hold(job, "paused", lpm.now())  # the Gateway has not said otherwise since
 
         def client() -> GatewayClient:
             return GatewayClient(settings, worker_id)
 
         services = Services()
         log.info("this is worker %s of the Gateway at %s", worker_id, settings.gateway_url)
-        services.start("heartbeat", client(), lambda c: Heartbeat(settings, job, c, platforms or described.names))
-        services.start("sync", client(), lambda c: Sync(settings, c))
+        services.start("heartbeat", client, lambda c: Heartbeat(settings, job, c, platforms or described.names))
+        services.start("sync", client, lambda c: Sync(settings, c))
         services.start(
             "collector",
-            client(),
-            lambda c: Collector(settings, job, described, c, platforms=platforms, capacity=capacity),
+            client,
+            lambda c: Collector(settings, job, described, c, platforms=platforms, capacity=capacity, asking=asking),
         )
         try:
             while not stopping.wait(0.5):
-                if _drained(lpm):
+                if not asking.is_set() and _drained(lpm):
                     return True
         finally:
             services.stop()

@@ -5,11 +5,13 @@ import logging
 import math
 import random
 import re
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from crawler import urls
 from crawler.bulk import Secrets
@@ -34,6 +36,8 @@ IDLE_S = 5.0
 """When to ask again where there was no work, and no word about that."""
 SESSIONS_S = 5.0
 """Workers look that often whether a job's secrets have changed."""
+LAST_WORDS_S = 2.5
+"""How long a stop waits for the answer to a question: the tasks in it are ours, and nobody else's."""
 MAX_ID, MAX_TASK = 500, 64_000
 _TEXTS = ("parcel_id", "state", "county")
 _MOMENTS = ("deadline", "expires_at", "lease_until")
@@ -59,7 +63,7 @@ def read(item: Any, sites: Sites, secrets: Secrets, now: float) -> Assignment | 
     task_id = item.get("task_id")
     if isinstance(task_id, int) and not isinstance(task_id, bool):
         task_id = str(task_id)
-    if not isinstance(task_id, str) or not task_id.strip() or len(task_id) > MAX_ID or not _storable(task_id):
+    if not isinstance(task_id, str) or not 0 < len(task_id) <= MAX_ID or "\0" in task_id:
         return _unnamed(f"its task_id is not a text of 1 to {MAX_ID} characters", text)
     try:
         if len(text) > MAX_TASK:
@@ -72,10 +76,6 @@ def read(item: Any, sites: Sites, secrets: Secrets, now: float) -> Assignment | 
 
 def _unnamed(reason: str, text: str) -> Unnamed:
     return Unnamed(reason, urls.without_credentials(text)[:1000])
-
-
-def _storable(text: str) -> bool:
-    return "\0" not in text and text.isprintable()
 
 
 def _assignment(task_id: str, item: dict[str, Any], sites: Sites, secrets: Secrets, now: float) -> Assignment:
@@ -178,12 +178,15 @@ class Collector:
         *,
         platforms: Sequence[str] = (),
         capacity: int = 200,
+        asking: threading.Event | None = None,
     ) -> None:
+        """`asking` is set while a question is on its way."""
         self._settings, self._job, self._sites, self._client = settings, job, sites, client
         self._platforms, self._capacity = platforms, capacity
         self._lpm = LocalPersistenceManager(settings.data_dir)
         self._secrets = Secrets(self._lpm.folder / "sessions", job.name)
         self._trouble = Trouble("the collector")
+        self.asking = asking or threading.Event()
         self._no_room = False
 
     async def run(self) -> None:
@@ -191,18 +194,32 @@ class Collector:
         while True:
             try:
                 free = self.free()
-                wait_s = await self.ask(free) if free > 0 else LOOK_S
+                wait_s = await self._answered(free) if free > 0 else LOOK_S
                 if free > 0:
                     self._trouble.over()
             except CrawlerError as error:
                 wait_s = self._trouble.met(error)
             await asyncio.sleep(min(wait_s, MAX_WAIT_S) * (1 + 0.1 * random.random()))
 
+    async def _answered(self, free: int) -> float:
+        """Ask, and see the answer stored even if this is to end meanwhile."""
+        self.asking.set()
+        asking = asyncio.ensure_future(self.ask(free))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            await asyncio.wait([asking], timeout=LAST_WORDS_S)
+            raise
+        finally:
+            if asking.done() and not asking.cancelled():
+                asking.exception()
+            self.asking.clear()
+
     def free(self) -> int:
         """How many tasks there is room for now; a few are not worth a question, unless hardly any is here."""
         with self._lpm.errors():
             db = self._lpm.ledger.db
-            if self._lpm.ledger.job_by_id(self._job.id).hold or exchange.get_note(db, "order") == "drain":
+            if self._lpm.ledger.job_by_id(self._job.id).hold or exchange.get_note(db, "order"):
                 return 0
             free = self._capacity - exchange.open_count(db)
         trouble = low_on_disk(self._lpm.folder, self._settings.min_free)
@@ -219,8 +236,9 @@ class Collector:
         work = await self._client.work(min(MOST_AT_ONCE, free), self._platforms, key)
         failpoint("handed-out")
         tasks = [read(item, self._sites, self._secrets, now) for item in work.tasks]
-        if self._secrets.save():
-            await asyncio.sleep(SESSIONS_S)  # a worker that has not seen them yet would be sent away
+        if self._secrets.unsaved:  # a worker that has not seen them yet would be sent away
+            later = now + SESSIONS_S
+            tasks = [replace(task, not_before=later) if isinstance(task, Assignment) else task for task in tasks]
         unnamed = [task for task in tasks if isinstance(task, Unnamed)]
         for task in unnamed:
             log.error("the Gateway handed out what cannot be answered: %s: %s", task.reason, task.text[:200])
@@ -233,9 +251,10 @@ class Collector:
                 self._lpm.now(),
             )
         failpoint("assigned")
+        self._secrets.save()
         if done.refused:
             log.warning("%d of %d tasks cannot be worked on; the Gateway is told why", done.refused, len(tasks))
-        return max(LOOK_S, work.wait_s or (0.0 if tasks else IDLE_S))
+        return max(LOOK_S, work.wait_s) if work.wait_s or done.accepted else IDLE_S
 
     def close(self) -> None:
         """Let go of the store."""

@@ -36,30 +36,37 @@ class Heartbeat:
         psutil.cpu_percent()  # the first answer is of no use: it is the time since this call that counts
 
     async def run(self) -> None:
-        """Beat for as long as this lasts; a beat that failed is tried again under the same key."""
-        loop, key = asyncio.get_running_loop(), _key()
+        """Beat for as long as this lasts."""
+        loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + EVERY_S
             try:
-                await self.beat(key)
+                await self.beat()
             except CrawlerError as error:
                 wait_s = min(self._trouble.met(error), PATIENCE_S)
                 with contextlib.suppress(StoreError):
                     self._note(trouble=str(error))
             else:
                 self._trouble.over()
-                key, wait_s = _key(), due - loop.time()
+                wait_s = due - loop.time()
             await asyncio.sleep(wait_s)
 
-    async def beat(self, key: str) -> None:
-        """Tell how things stand, and obey; the same key asks for the same commands again."""
+    async def beat(self) -> None:
+        """Tell how things stand, and obey; under the same key until its commands were obeyed, so that none is lost."""
         with self._lpm.errors():
-            body = msgspec.json.encode(self.facts())
+            body, key = msgspec.json.encode(self.facts()), self._key()
         commands = await self._client.heartbeat(body, key)
-        self._note(heard=f"{self._lpm.now():.3f}", trouble=None)
-        for command in commands:
-            with self._lpm.errors():
+        with self._lpm.errors():
+            for command in commands:
                 self.obey(command)
+        self._note(beat=None, heard=f"{self._lpm.now():.3f}", trouble=None)
+
+    def _key(self) -> str:
+        key = exchange.get_note(self._lpm.durable.db, "beat")
+        if key is None:
+            key = secrets.token_hex(16)
+            self._note(beat=key)
+        return key
 
     def _note(self, **notes: str | None) -> None:
         with self._lpm.errors():
@@ -82,23 +89,23 @@ class Heartbeat:
         }
 
     def obey(self, command: str) -> None:
-        """Do what the Gateway says: `pause` puts its tasks aside, `drain` takes no more and ends when all is done."""
-        ledger, now = self._lpm.ledger, self._lpm.now()
-        match command:
-            case "pause":
-                ledger.hold(self._job, "paused", now)
-            case "resume" | "drain":
-                ledger.release(self._job)
-                exchange.set_note(ledger.db, "order", "drain" if command == "drain" else None)
-            case _:
-                log.warning("the Gateway says %r, which means nothing here", printable(command)[:100])
-                return
+        """Do what the Gateway says: `pause` puts its tasks aside, `drain` takes no more and ends when all is done.
+
+        What an operator has paused or cancelled is the operator's.
+        """
+        ledger = self._lpm.durable
+        if command not in ("pause", "resume", "drain"):
+            log.warning("the Gateway says %r, which means nothing here", printable(command)[:100])
+            return
+        before = exchange.get_note(ledger.db, "order")
+        exchange.set_note(ledger.db, "order", None if command == "resume" else command)
+        hold = ledger.job_by_id(self._job.id).hold
+        if command == "pause" and hold is None:
+            ledger.hold(self._job, "paused", self._lpm.now())
+        elif command != "pause" and before == "pause" and hold == "paused":
+            ledger.release(self._job)
         log.warning("the Gateway says: %s", command)
 
     def close(self) -> None:
         """Let go of the store."""
         self._lpm.close()
-
-
-def _key() -> str:
-    return secrets.token_hex(16)

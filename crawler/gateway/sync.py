@@ -1,9 +1,15 @@
-"""Sync: what the outbox holds goes to the Gateway, pages first, and is synced only once the Gateway has said so."""
+"""Sync: what the outbox holds goes to the Gateway, pages first, and is synced only once the Gateway has said so.
+
+Pages, results and reports go their own ways, so that none waits for the slowest of another kind. What fails is put off,
+longer each time, and what came behind it passes; only a Gateway that answers nobody is waited for by all.
+"""
 
 import asyncio
+import contextlib
 import logging
+import random
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -11,7 +17,7 @@ from crawler.config import Settings, failpoint
 from crawler.db import exchange, segments
 from crawler.db import results as rows
 from crawler.db.exchange import Parcel, Report
-from crawler.errors import CrawlerError, FetchError, GatewayRefused, StoreError
+from crawler.errors import CrawlerError, FetchError, GatewayError, GatewayRefused, StoreError
 from crawler.fetch.body import decoded
 from crawler.gateway.client import GatewayClient
 from crawler.gateway.trouble import LONGEST_S, Trouble
@@ -21,107 +27,280 @@ log = logging.getLogger(__name__)
 
 BATCH, BATCH_BYTES = 100, 8_000_000
 """How much goes in one request."""
-AT_ONCE = 8
-"""Pages and reports on their way at a time."""
+PAGES_AT_ONCE, REPORTS_AT_ONCE = 8, 4
 MAX_RAW = 32 * 1024 * 1024
 MAX_TRIES = 6
-"""So often a single result is offered that the Gateway says it could not store."""
+"""So often something is offered that the Gateway says it could not store."""
 LOOK_S, SWEEP_S = 0.1, 5.0
 """How often one looks whether the store has changed, and how often even if it has not."""
+FIRST_LATER_S, LONGEST_LATER_S = 0.5, 60.0
+"""How long something that failed is put off, at first and at most."""
+FORGET_S = 300.0
+ALONE = 3
+"""So many failures with no good answer between them mean that the Gateway is away."""
+SUSPECT = 6
+"""A request that has failed so often in a row is taken apart, although it may be the Gateway's own trouble."""
 _TOO_LARGE = 413
 _FIELDS = ("parcel_id", "platform", "state", "county", "data", "scraped_at", "parse_duration_ms", "raw_html_hash")
 _ENDINGS = {"html": "html", "xml": "xml", "json": "json", "pdf": "pdf", "csv": "csv", "plain": "txt"}
 
-Item = TypeVar("Item", Parcel, Report)
+Item = TypeVar("Item")
+
+
+class Lane(Generic[Item]):
+    """One kind of thing to send, so many at a time, and what of it is put off."""
+
+    def __init__(
+        self,
+        most: int,
+        due: Callable[[int, Sequence[Any]], Sequence[Item]],
+        key: Callable[[Item], int | str],
+        send: Callable[[Item], Awaitable[None]],
+    ) -> None:
+        self.most = most
+        self._due: Callable[[int, Sequence[Any]], Sequence[Item]] = due
+        self._key: Callable[[Item], int | str] = key
+        self.send: Callable[[Item], Awaitable[None]] = send
+        self._later: dict[int | str, tuple[int, float]] = {}
+        self._busy: set[int | str] = set()
+
+    def begin(self, now: float) -> Sequence[Item]:
+        """What may be sent now, as far as there is room; it is on its way from now on."""
+        room = self.most - len(self._busy)
+        if room <= 0:
+            return ()
+        self._later = {key: entry for key, entry in self._later.items() if entry[1] > now - FORGET_S}
+        not_now = [*self._busy, *(key for key, (_, until) in self._later.items() if until > now)]
+        items = self._due(room, not_now)
+        self._busy |= {self._key(item) for item in items}
+        return items
+
+    def end(self, item: Item, now: float, failed: bool) -> int:
+        """Note what came of it; returns how often it has failed in a row."""
+        key = self._key(item)
+        self._busy.discard(key)
+        failures = self._later.pop(key, (0, 0.0))[0] + 1 if failed else 0
+        if failures:
+            wait_s = min(LONGEST_LATER_S, FIRST_LATER_S * 2 ** min(failures - 1, 10)) * (0.5 + 0.5 * random.random())
+            self._later[key] = (failures, now + wait_s)
+        return failures
+
+    def opens_s(self, now: float) -> float:
+        """In how many seconds the first of what was put off is due again."""
+        return min((until - now for _, until in self._later.values()), default=SWEEP_S)
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """The results of one request: the same for as long as it is not taken apart."""
+
+    name: str
+    parcels: tuple[Parcel, ...]
+    body: bytes
 
 
 class Sync:
     """Sends what is ready, in order; one at a time for a store."""
 
     def __init__(self, settings: Settings, client: GatewayClient, longest_s: float = LONGEST_S) -> None:
-        """`longest_s` is how long to wait at most before a Gateway that does not answer is tried again."""
+        """`longest_s` is how long to wait at most before a Gateway that answers nobody is tried again."""
         self._client = client
         self._lpm = LocalPersistenceManager(settings.data_dir)
-        self.trouble = Trouble("sync", longest_s)
+        self._trouble = Trouble("sync", longest_s)
+        self._failures = 0
+        self._good = 0
+        self._blamed: dict[str, int] = {}
+        """How many good answers there had been when a batch first failed."""
+        self._open_at = 0.0
+        self.lanes: tuple[Lane[Any], ...] = (
+            Lane[Parcel](PAGES_AT_ONCE, self._pages, lambda parcel: parcel.task, self._send_page),
+            Lane[Batch](1, self._batches, lambda batch: batch.name, self._send_batch),
+            Lane[Report](REPORTS_AT_ONCE, self._reports, lambda report: report.task, self._send_report),
+        )
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong with the Gateway, if it answers nobody."""
+        return self._trouble.now
+
+    @property
+    def good(self) -> int:
+        """How many good answers there were."""
+        return self._good
 
     async def run(self) -> None:
         """Send for as long as this lasts: what is new at once, what had to wait in its time."""
+        async with asyncio.TaskGroup() as group:
+            for lane in self.lanes:
+                group.create_task(self._drive(lane))
+
+    async def _drive(self, lane: Lane[Any]) -> None:
+        loop, sending = asyncio.get_running_loop(), set[asyncio.Task[None]]()
         while True:
-            if not await self.sent_some():
-                await self._change()
+            await asyncio.sleep(max(0.0, self._open_at - loop.time()))
+            try:
+                with self._lpm.errors():
+                    items = lane.begin(loop.time())
+            except StoreError as error:
+                await asyncio.sleep(self._trouble.met(error))
+                continue
+            sending |= {loop.create_task(self._attempt(lane, item)) for item in items}
+            if sending:
+                done, sending = await asyncio.wait(sending, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()  # a defect ends the service, which begins anew
+            elif not items:
+                await self._change(lane.opens_s(loop.time()))
 
-    async def sent_some(self) -> bool:
-        """Send what is due; False where nothing is. Trouble is waited for in here."""
-        try:
-            busy = await self.round()
-        except CrawlerError as error:
-            await asyncio.sleep(self.trouble.met(error))
-            return True
-        if busy:
-            self.trouble.over()
-        return busy
-
-    async def _change(self) -> None:
-        """Wait until another process has written to the store, or for the next sweep."""
+    async def _change(self, within_s: float) -> None:
+        """Wait until another process has written to the store, or until something is due again."""
         db = self._lpm.ledger.db
         before = db.pragma("data_version")
-        for _ in range(round(SWEEP_S / LOOK_S)):
+        for _ in range(max(1, round(min(within_s, SWEEP_S) / LOOK_S))):
             await asyncio.sleep(LOOK_S)
             if db.pragma("data_version") != before:
                 return
 
-    async def round(self) -> bool:
-        """Send the next results and reports; says whether there were any."""
-        with self._lpm.errors():
-            now, db = self._lpm.now(), self._lpm.ledger.db
-            parcels, reports = exchange.parcels(db, BATCH, now), exchange.reports(db, BATCH, now)
-        sent = await _all(self._send_page, parcels)
-        if ready := [parcel for parcel, good in zip(parcels, sent, strict=True) if good is True]:
-            await self._send(ready)
-        sent += await _all(self._report, reports)
-        for outcome in sent:
-            if isinstance(outcome, BaseException):
-                raise outcome  # only now: what could be sent was
-        return bool(parcels or reports)
-
-    async def _send(self, ready: Sequence[Parcel]) -> None:
-        with self._lpm.errors():
-            batch, body = self._request(ready)
-        failpoint("pages-sent")
+    async def _attempt(self, lane: Lane[Any], item: Any) -> None:
+        """Send one thing; where that fails it is put off, or, where nothing else succeeds either, all are."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
         try:
-            stored = await self._client.send_results(body, late=batch[0].late)
-        except GatewayRefused as error:
-            self._refused(batch, error.status, error.message)
-            return
-        self.trouble.heard()
-        failpoint("delivered-results")
-        if stored.failed == 0 and stored.stored == len(batch):
-            self._lpm.mark_synced([parcel.own_id for parcel in batch])
-            return
-        said = "; ".join(stored.errors) or f"{stored.failed} failed, {stored.stored} stored, of {len(batch)}"
-        self._refused(batch, 200, said)
+            await lane.send(item)
+        except CrawlerError as error:
+            failures = lane.end(item, loop.time(), failed=True)
+            if isinstance(item, Batch):
+                self._suspect(item, failures)
+            self._failures += 1
+            asked_s = error.retry_after_s if isinstance(error, GatewayError) else None
+            if asked_s or (self._failures >= ALONE and begun >= self._open_at):
+                self._open_at = max(self._open_at, loop.time() + self._trouble.met(error))
+        except BaseException:
+            lane.end(item, loop.time(), failed=True)
+            raise
+        else:
+            lane.end(item, loop.time(), failed=False)
 
-    def _request(self, ready: Sequence[Parcel]) -> tuple[Sequence[Parcel], bytes]:
-        """The results of one request and its body: the same for those that were fixed before."""
+    def _answered(self) -> None:
+        """The Gateway has given a good answer: it is there."""
+        self._good += 1
+        self._failures = 0
+        self._trouble.over()
+
+    def _suspect(self, batch: Batch, failures: int) -> None:
+        """Take a request apart that fails again while others do not: one of its results may be what is not borne."""
+        before = self._blamed.setdefault(batch.name, self._good)
+        suspicious = failures >= SUSPECT or (failures > 1 and self._good > before)
+        if suspicious and len(batch.parcels) > 1:
+            del self._blamed[batch.name]
+            with contextlib.suppress(StoreError):
+                self._take_apart(batch)
+
+    # Pages
+
+    def _pages(self, room: int, later: Sequence[int]) -> Sequence[Parcel]:
+        return exchange.pages(self._lpm.ledger.db, room, self._lpm.now(), later)
+
+    async def _send_page(self, parcel: Parcel) -> None:
+        """See that the Gateway has a result's page; a page that cannot be had does not hold up its result."""
+        problem = None
+        try:
+            body = self._page(parcel)
+            await self._client.send_raw(_file_name(parcel), body, _about(parcel))
+            self._answered()
+        except _NoPage as error:
+            problem = str(error)
+        except GatewayRefused as error:
+            self._answered()
+            if error.status != _TOO_LARGE:
+                self._refuse(parcel, error.status, f"its page was refused: {error}")
+                return
+            problem = f"its page was not sent: {error}"
+        with self._lpm.errors():
+            exchange.raw_sent(self._lpm.ledger.db, parcel.task, self._lpm.now(), problem)
+
+    def _page(self, parcel: Parcel) -> bytes:
+        """A result's page, decoded; raises `_NoPage` where there is none and will be none."""
+        if parcel.raw is None:
+            raise _NoPage("its page was not kept, or was pruned")
+        try:
+            return decoded(*segments.read(self._lpm.raw, parcel.raw), MAX_RAW)
+        except FetchError as error:
+            raise _NoPage(f"its page cannot be sent: {error}") from error
+        except StoreError as error:
+            gone = isinstance(error.__cause__, FileNotFoundError) and self._lpm.raw.is_dir()
+            if isinstance(error.__cause__, OSError) and not gone:
+                raise  # a disk that fails may come back
+            raise _NoPage(f"its page cannot be sent: {error}") from error
+
+    # Results
+
+    def _batches(self, room: int, later: Sequence[str]) -> Sequence[Batch]:
+        db, now = self._lpm.ledger.db, self._lpm.now()
+        ready: Sequence[Parcel] = exchange.parcels(db, BATCH, now, later)
+        if not ready:
+            return ()
         found = dict(self._read(ready))
         texts = {p.task: msgspec.json.encode(_as_sent(p, found[p.task])) for p in ready}
-        if ready[0].batch is None:
+        name = ready[0].batch
+        if name is None:
             ready = _together(ready, texts)
-            exchange.begin_batches(self._lpm.ledger.db, [ready])
-        return ready, b"[" + b",".join(texts[parcel.task] for parcel in ready) + b"]"
+            [name] = exchange.begin_batches(db, [ready])
+        body = b"[" + b",".join(texts[parcel.task] for parcel in ready) + b"]"
+        return (Batch(name, tuple(ready), body),)
 
     def _read(self, parcels: Sequence[Parcel]) -> list[tuple[int, dict[str, Any]]]:
         tasks = msgspec.json.encode([parcel.task for parcel in parcels]).decode()
         return list(rows.read(self._lpm.ledger.db, "r.task IN (SELECT value FROM json_each(?))", (tasks,), None))
 
-    def _refused(self, batch: Sequence[Parcel], code: int, problem: str) -> None:
+    async def _send_batch(self, batch: Batch) -> None:
+        """Deliver results; those that the Gateway has confirmed, and only those, are synced."""
+        failpoint("pages-sent")
+        try:
+            stored = await self._client.send_results(batch.body, late=batch.parcels[0].late)
+        except GatewayRefused as error:
+            self._answered()
+            self._not_stored(batch, error.status, error.message)
+            return
+        self._answered()
+        self._blamed.pop(batch.name, None)
+        failpoint("delivered-results")
+        if stored.failed == 0 and stored.stored == len(batch.parcels):
+            self._lpm.mark_synced([parcel.own_id for parcel in batch.parcels])
+            return
+        said = "; ".join(stored.errors)
+        counted = f"{stored.failed} failed, {stored.stored} stored, of {len(batch.parcels)}"
+        self._not_stored(batch, 200, said or counted)
+
+    def _not_stored(self, batch: Batch, code: int, problem: str) -> None:
         """Take a request apart until it is known which result the Gateway does not take."""
+        if len(batch.parcels) == 1:
+            self._refuse(batch.parcels[0], code, problem)
+        else:
+            self._take_apart(batch)
+
+    def _take_apart(self, batch: Batch) -> None:
+        middle = len(batch.parcels) // 2
         with self._lpm.errors():
-            db = self._lpm.ledger.db
-            if len(batch) == 1:
-                self._refuse(batch[0], code, problem)
-            else:
-                exchange.begin_batches(db, [batch[: len(batch) // 2], batch[len(batch) // 2 :]])
+            exchange.begin_batches(self._lpm.ledger.db, [batch.parcels[:middle], batch.parcels[middle:]])
+
+    # Reports
+
+    def _reports(self, room: int, later: Sequence[int]) -> Sequence[Report]:
+        return exchange.reports(self._lpm.ledger.db, room, self._lpm.now(), later)
+
+    async def _send_report(self, report: Report) -> None:
+        """Tell of an end without a result."""
+        try:
+            await self._client.fail(
+                report.task_id, reason=report.reason, error_type=report.error_type, attempts=report.attempts
+            )
+        except GatewayRefused as error:
+            self._answered()
+            self._refuse(report, error.status, error.message)
+            return
+        self._answered()
+        with self._lpm.errors():
+            exchange.reported(self._lpm.durable.db, report, self._lpm.now())
 
     def _refuse(self, item: Parcel | Report, code: int, problem: str) -> None:
         """Keep what was refused for good; what the Gateway merely could not store is offered some times more."""
@@ -131,41 +310,6 @@ class Sync:
             log.error("the Gateway does not take task %s: %s", item.task_id, problem)
         with self._lpm.errors():
             exchange.refused(self._lpm.durable.db, item, code, problem, not_before)
-
-    async def _send_page(self, parcel: Parcel) -> bool:
-        """See that the Gateway has a result's page; False where the result must wait, or was refused with it."""
-        if parcel.raw is None:
-            return True
-        problem = None
-        try:
-            body = decoded(*segments.read(self._lpm.raw, parcel.raw), MAX_RAW)
-            await self._client.send_raw(_file_name(parcel), body, _about(parcel))
-            self.trouble.heard()
-        except GatewayRefused as error:
-            if error.status != _TOO_LARGE:
-                self._refuse(parcel, error.status, f"its page was refused: {error}")
-                return False
-            problem = f"its page was not sent: {error}"
-        except (FetchError, StoreError) as error:
-            problem = f"its page could not be sent: {error}"
-        if problem:
-            log.warning("a result goes without its page: task %s: %s", parcel.task_id, problem)
-        with self._lpm.errors():
-            exchange.raw_sent(self._lpm.ledger.db, parcel.task, self._lpm.now(), problem)
-        return True
-
-    async def _report(self, report: Report) -> bool:
-        try:
-            await self._client.fail(
-                report.task_id, reason=report.reason, error_type=report.error_type, attempts=report.attempts
-            )
-        except GatewayRefused as error:
-            self._refuse(report, error.status, error.message)
-            return False
-        self.trouble.heard()
-        with self._lpm.errors():
-            exchange.reported(self._lpm.durable.db, report.task, self._lpm.now())
-        return True
 
     def unsent(self) -> int:
         """How much is still to be sent."""
@@ -177,15 +321,8 @@ class Sync:
         self._lpm.close()
 
 
-async def _all(send: Callable[[Item], Awaitable[bool]], items: Sequence[Item]) -> list[bool | BaseException]:
-    """Send some at a time; each has its own outcome."""
-    room = asyncio.Semaphore(AT_ONCE)
-
-    async def one(item: Item) -> bool:
-        async with room:
-            return await send(item)
-
-    return await asyncio.gather(*(one(item) for item in items), return_exceptions=True)
+class _NoPage(Exception):
+    """Why a result goes without its page."""
 
 
 def _together(ready: Sequence[Parcel], texts: dict[int, bytes]) -> Sequence[Parcel]:

@@ -30,12 +30,8 @@ class Trouble:
         asked_s = error.retry_after_s if isinstance(error, GatewayError) else None
         return max(wait_s, asked_s or 0.0)
 
-    def heard(self) -> None:
-        """Note one good answer among others: the Gateway is there, and need not be waited for ever longer."""
-        self._failures = 0
-
     def over(self) -> None:
-        """Note that all is as it should be."""
+        """Note a good answer."""
         if self.now is not None:
             log.warning("%s goes on: the Gateway answers again", self._service)
         self.now, self._failures = None, 0

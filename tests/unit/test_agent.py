@@ -70,7 +70,7 @@ def beat(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
 
     async def once(client: GatewayClient) -> None:
         heart = Heartbeat(told, agent.open_job(lpm), client, ["beacon"])
-        await heart.beat("key")
+        await heart.beat()
         heart.close()
 
     with_client(told, once)
@@ -236,14 +236,14 @@ def test_trouble_is_said_once_and_waited_for_longer_and_longer(caplog: pytest.Lo
     assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, LONGEST_S]
     assert trouble.met(GatewayError("busy", 120.0)) == 120
     assert trouble.met(StoreError("disk full")) == LONGEST_S
-    trouble.heard()
+    trouble.over()
+    trouble.over()
     assert trouble.met(GatewayDenied("who are you?")) == 0.5
-    trouble.over()
-    trouble.over()
 
     assert [record.message for record in caplog.records] == [
         "sync waits: no answer",
         "sync goes on: the Gateway answers again",
+        "sync waits: who are you?",
     ]
 
 
@@ -270,6 +270,6 @@ def test_a_service_that_fails_begins_anew(
             pass
 
     services = agent.Services()
-    services.start("broken", GatewayClient(settings(lpm, gateway), "worker"), lambda client: Broken())
+    services.start("broken", lambda: GatewayClient(settings(lpm, gateway), "worker"), lambda client: Broken())
     wait_for(lambda: len(begun) > 3, 10, "several attempts")
     services.stop()

@@ -105,7 +105,7 @@ def test_a_malformed_task_is_refused_with_its_reason(
 @pytest.mark.parametrize(
     "item",
     [5, None, [], "x", {}, {"task_id": None}, {"task_id": ""}, {"task_id": "x" * 501}, {"task_id": True},
-     {"task_id": ["a"]}, {"task_id": "a\0b"}, {"task_id": "a\nb"}],
+     {"task_id": ["a"]}, {"task_id": "a\0b"}],
 )  # fmt: skip
 def test_what_has_no_usable_id_is_kept_apart(item: Any, described: Sites, secrets: Secrets) -> None:
     """Nobody can be told of its end."""
@@ -153,7 +153,8 @@ def test_a_password_in_a_url_is_kept_apart(tmp_path: Path, described: Sites, sec
     item = TASK | {"target": TASK["target"] | {"url": "https://me:pass@beacon.example/p"}}
 
     found = good(item, described, secrets)
-    assert secrets.save()
+    assert secrets.unsaved
+    secrets.save()
 
     assert "pass" not in repr(found)
     kept = session.load(tmp_path / "sessions", "gateway")

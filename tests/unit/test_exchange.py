@@ -44,6 +44,12 @@ def fail(lpm: LocalPersistenceManager, task: Task) -> None:
     assert lpm.save_result(outcome) == [True]
 
 
+def with_pages(lpm: LocalPersistenceManager) -> None:
+    """As if the Gateway had all the pages."""
+    for parcel in exchange.pages(lpm.ledger.db, 100, time.time()):
+        exchange.raw_sent(lpm.ledger.db, parcel.task, time.time())
+
+
 def rows(lpm: LocalPersistenceManager, sql: str) -> list[tuple[Any, ...]]:
     """What a statement gives."""
     return lpm.ledger.db.all(sql)
@@ -55,23 +61,20 @@ def test_each_of_a_gateways_tasks_gets_its_own_answer(lpm: LocalPersistenceManag
     assert assign(lpm, given("t-1"), given("t-2")) == (2, 0, 0)
 
     lpm.save_result(*(done(task) for task in claim(lpm)))
+    with_pages(lpm)
 
     assert rows(lpm, "SELECT state, count(*) FROM outbox GROUP BY 1 ORDER BY 1") == [("held", 1), ("ready", 2)]
     assert [p.task_id for p in exchange.parcels(lpm.ledger.db, 10, time.time())] == ["t-1", "t-2"]
 
 
-def test_a_row_of_a_file_joins_a_gateways_open_task(lpm: LocalPersistenceManager) -> None:
-    """A file's row for a URL that is open already is that task, and leaves the Gateway's deadline as it is."""
-    assign(lpm, given("t-1", deadline=time.time() + 1000))
-    before = rows(lpm, "SELECT deadline FROM tasks")
-    job = lpm.durable.open_job(
-        key="k", name="file", queue="default", source="file", source_file=None, batch_size=1, now=0,
-        deadline=time.time() + 10,
-    )  # fmt: skip
+def test_a_row_of_a_file_does_not_join_a_gateways_task(lpm: LocalPersistenceManager) -> None:
+    """It would inherit the other's deadline, its pause and what it may not reach."""
+    assign(lpm, given("t-1", deadline=time.time() - 1))
 
-    assert lpm.persist_tasks([new("http://a.example/1")], job=job).known == 1
+    assert lpm.persist_tasks([new("http://a.example/1")], loopback=True).accepted == 1
 
-    assert rows(lpm, "SELECT deadline FROM tasks") == before
+    lpm.ledger.wake(time.time())
+    assert dict(rows(lpm, "SELECT source, status FROM tasks")) == {"gateway": "expired", "file": "pending"}
 
 
 def test_a_task_handed_out_twice_is_one_task(lpm: LocalPersistenceManager) -> None:
@@ -86,6 +89,7 @@ def test_a_task_with_a_result_is_answered_again(lpm: LocalPersistenceManager) ->
     """Handed out again after it was delivered, it is not fetched again: the Gateway gets the same result once more."""
     assign(lpm, given("t-1"))
     lpm.save_result(*(done(task) for task in claim(lpm)))
+    with_pages(lpm)
     [parcel] = exchange.parcels(lpm.ledger.db, 10, time.time())
     lpm.mark_synced([parcel.own_id])
     assert not exchange.unsent(lpm.ledger.db)
@@ -93,6 +97,7 @@ def test_a_task_with_a_result_is_answered_again(lpm: LocalPersistenceManager) ->
     assign(lpm, given("t-1"))
 
     assert claim(lpm) == []
+    with_pages(lpm)
     [again] = exchange.parcels(lpm.ledger.db, 10, time.time())
     assert (again.task_id, again.sha256) == ("t-1", parcel.sha256)
 
@@ -105,7 +110,7 @@ def test_a_failed_task_is_done_again_where_the_gateway_had_heard_of_it(lpm: Loca
     assign(lpm, given("t-1"))
     assert claim(lpm) == []
     [report] = exchange.reports(lpm.ledger.db, 10, time.time())
-    exchange.reported(lpm.ledger.db, report.task, time.time())
+    exchange.reported(lpm.ledger.db, report, time.time())
 
     assign(lpm, given("t-1", "http://b.example/corrected"))
 
@@ -171,29 +176,12 @@ def test_a_question_keeps_its_key_until_its_answer_is_stored(lpm: LocalPersisten
     assert exchange.poll_key(lpm.durable.db) != key
 
 
-def test_a_deadline_of_the_gateways_ends_a_task_that_only_it_wants(lpm: LocalPersistenceManager) -> None:
-    """A file's job without a deadline that wants the same page lets it go on."""
-    now = time.time()
-    assign(
-        lpm,
-        given("alone", "http://a.example/1", deadline=now - 1),
-        given("both", "http://a.example/2", deadline=now - 1),
-    )
-    job = lpm.durable.open_job(
-        key="k", name="file", queue="default", source="file", source_file=None, batch_size=1, now=0
-    )
-    lpm.persist_tasks([new("http://a.example/2")], job=job)
-
-    lpm.ledger.wake(now)
-
-    assert dict(rows(lpm, "SELECT external_id, status FROM tasks")) == {"alone": "expired", "both": "pending"}
-
-
 def test_a_result_made_or_sent_too_late_is_marked(lpm: LocalPersistenceManager) -> None:
     """It is delivered all the same; once it was offered, what was said about it stays."""
     now = time.time()
     assign(lpm, given("t-1", deadline=now + 100), given("t-2", "http://a.example/2"))
     lpm.save_result(*(done(task) for task in claim(lpm)))
+    with_pages(lpm)
 
     assert [p.late for p in exchange.parcels(lpm.ledger.db, 9, now)] == [False, False]
     assert [p.late for p in exchange.parcels(lpm.ledger.db, 9, now + 200)] == [True, False]
@@ -205,6 +193,7 @@ def test_a_request_that_was_begun_is_repeated_before_new_ones(lpm: LocalPersiste
     """The results of a request are fixed when it is first sent, and taken apart only by an answer."""
     assign(lpm, *(given(f"t-{n}", f"http://a.example/{n}") for n in range(5)))
     lpm.save_result(*(done(task) for task in claim(lpm)))
+    with_pages(lpm)
     first = exchange.parcels(lpm.ledger.db, 3, time.time())
     exchange.begin_batches(lpm.ledger.db, [first])
 
@@ -219,8 +208,9 @@ def test_what_was_rejected_is_kept_and_can_be_sent_again(lpm: LocalPersistenceMa
     """All but what the Gateway wants no more, and that too where it is named."""
     assign(lpm, *(given(f"t-{n}", f"http://a.example/{n}") for n in range(3)))
     lpm.save_result(*(done(task) for task in claim(lpm)))
+    with_pages(lpm)
     for parcel, code in zip(exchange.parcels(lpm.ledger.db, 9, time.time()), (422, 410, 200), strict=True):
-        exchange.refused(lpm.ledger.db, parcel, code, "no", None if code != 200 else time.time() + 1000)
+        exchange.refused(lpm.ledger.db, parcel, code, "no", None if code != 200 else time.time() + 100)
 
     stand = exchange.stand(lpm.ledger.db)
     assert (stand.ready, stand.rejected, stand.synced) == (1, 2, 0)
@@ -239,6 +229,7 @@ def test_standalone_results_are_held_until_they_are_let_go(lpm: LocalPersistence
 
     assert exchange.release(lpm.durable.db, lpm.ledger.job("first")) == 2
     assert exchange.release(lpm.durable.db) == 3
+    with_pages(lpm)
 
     sent = exchange.parcels(lpm.ledger.db, 9, time.time())
     assert [p.task_id for p in sent] == [p.own_id for p in sent]
@@ -252,7 +243,7 @@ def test_a_store_speaks_to_the_gateway_that_its_tasks_came_from(lpm: LocalPersis
     assert bind(lpm, there) == name
     assign(lpm, given("t-1"))
 
-    with pytest.raises(UsageError, match=r"1 tasks and results for the Gateway at https://two\.example"):
+    with pytest.raises(UsageError, match=r"1 tasks or results of the Gateway at https://two\.example"):
         bind(lpm, here)
 
     assert bind(lpm, here, moved=True) == name
@@ -268,6 +259,52 @@ def test_a_call_for_a_gateways_url_is_a_task_of_its_own(lpm: LocalPersistenceMan
     found = rows(lpm, "SELECT id, source, priority FROM tasks ORDER BY id")
     assert found == [(1, "gateway", 8), (call, "call", 5)]
     assert lpm.persist_call(new("http://a.example/1", external_id="t-1"), loopback=False) == call
+
+
+def test_a_task_without_a_url_is_not_tried_again(lpm: LocalPersistenceManager) -> None:
+    """A retry of all that failed leaves it alone: there is nothing to fetch, and the Gateway was told."""
+    assign(lpm, Assignment(external_id="t-9", refusal="there is no target"), given("t-1"))
+    fail(lpm, claim(lpm)[0])
+
+    assert lpm.ledger.retry(["failed"], None, None, time.time()) == (1, 0)
+
+    assert [report.task_id for report in exchange.reports(lpm.ledger.db, 9, time.time())] == ["t-9"]
+
+
+def test_an_answer_to_an_old_report_says_nothing_of_a_new_one(lpm: LocalPersistenceManager) -> None:
+    """Tried again and failed again while the first report was on its way: the second is still to be sent."""
+    assign(lpm, given("t-1"))
+    fail(lpm, claim(lpm)[0])
+    [old] = exchange.reports(lpm.ledger.db, 9, time.time())
+    lpm.ledger.retry(["failed"], None, None, time.time())
+    fail(lpm, claim(lpm)[0])
+
+    exchange.reported(lpm.ledger.db, old, time.time())
+    exchange.refused(lpm.ledger.db, old, 409, "no", None)
+
+    assert len(exchange.reports(lpm.ledger.db, 9, time.time())) == 1
+
+
+def test_a_clock_that_was_wrong_puts_nothing_off_for_long(lpm: LocalPersistenceManager) -> None:
+    """What was to be sent again in a second, a year ahead, is sent now."""
+    assign(lpm, given("t-1"))
+    lpm.save_result(*(done(task) for task in claim(lpm)))
+    with_pages(lpm)
+    [parcel] = exchange.parcels(lpm.ledger.db, 9, time.time())
+    exchange.refused(lpm.ledger.db, parcel, 200, "busy", time.time() + 365 * 86400)
+
+    assert exchange.parcels(lpm.ledger.db, 9, time.time()) != []
+
+
+def test_many_tasks_in_one_answer_are_stored_in_slices(lpm: LocalPersistenceManager) -> None:
+    """The question is done with the last of them."""
+    key = exchange.poll_key(lpm.durable.db)
+    tasks = [given(f"t-{n}", f"http://a.example/{n}") for n in range(2 * exchange.SLICE + 5)]
+
+    assert assign(lpm, *tasks).accepted == len(tasks)
+
+    assert exchange.poll_key(lpm.durable.db) != key
+    assert rows(lpm, "SELECT count(*), (SELECT size FROM jobs) FROM tasks") == [(len(tasks), len(tasks))]
 
 
 def test_no_deadline_is_no_deadline(lpm: LocalPersistenceManager) -> None:

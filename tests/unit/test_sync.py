@@ -3,7 +3,8 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -48,21 +49,43 @@ def ready(lpm: LocalPersistenceManager, count: int, **fields: Any) -> list[str]:
     return ids
 
 
-def rounds(lpm: LocalPersistenceManager, gateway: ScriptedGateway, most: int = 500) -> int:
-    """Send until nothing is due; how many rounds that took."""
+def rounds(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> int:
+    """Send one thing after the other until nothing is due; raises the first error. Says how many there were."""
 
     async def send() -> int:
         async with GatewayClient(settings(lpm, gateway), "worker") as client:
-            sync = Sync(settings(lpm, gateway), client)
-            try:
-                for number in range(most):
-                    if not await sync.round():
-                        return number
-            finally:
-                sync.close()
-            return most
+            sync, count = Sync(settings(lpm, gateway), client), -1
+            with closing(sync):
+                sent = 0
+                while sent != count:
+                    count = sent
+                    for lane in sync.lanes:
+                        while items := lane.begin(time.monotonic()):
+                            for item in items:
+                                await lane.send(item)
+                                lane.end(item, time.monotonic(), failed=False)
+                            sent += len(items)
+                return sent
 
     return asyncio.run(send())
+
+
+def running(lpm: LocalPersistenceManager, gateway: ScriptedGateway, until: Callable[[], bool], limit_s: float) -> None:
+    """Let it run as an agent does until something is so."""
+
+    async def send() -> None:
+        async with GatewayClient(settings(lpm, gateway), "worker") as client:
+            sync = Sync(settings(lpm, gateway), client)
+            with closing(sync):
+                going = asyncio.create_task(sync.run())
+                end = time.monotonic() + limit_s
+                while not until() and not going.done():
+                    assert time.monotonic() < end, "it took too long"
+                    await asyncio.sleep(0.02)
+                going.cancel()
+                await asyncio.wait([going])
+
+    asyncio.run(send())
 
 
 def stand(lpm: LocalPersistenceManager) -> exchange.Stand:

@@ -173,20 +173,27 @@ async def _send_all(settings: Settings, worker_id: str) -> None:
     from crawler.gateway.sync import Sync
 
     async with GatewayClient(settings, worker_id) as client:
-        sender, said, answered = Sync(settings, client, AGAIN_S), time.monotonic(), time.monotonic()
-        with contextlib.closing(sender):
+        sender = Sync(settings, client, AGAIN_S)
+        running = asyncio.create_task(sender.run())
+        good, answered, said = 0, time.monotonic(), time.monotonic()
+        try:
             while left := sender.unsent():
-                if not await sender.sent_some():
-                    await asyncio.sleep(0.2)
-                if sender.trouble.now is None:
-                    answered = time.monotonic()
-                elif time.monotonic() - answered > PATIENCE_S:
+                await asyncio.wait([running], timeout=0.1)
+                if running.done():
+                    running.result()
+                if sender.good > good:
+                    good, answered = sender.good, time.monotonic()
+                elif sender.trouble and time.monotonic() - answered > PATIENCE_S:
                     raise ServiceError(
-                        f"{sender.trouble.now}; {left:,} are still to be delivered: type the same command again later"
+                        f"{sender.trouble}; {left:,} are still to be delivered: type the same command again later"
                     )
                 if time.monotonic() - said > SAY_S:
                     said = time.monotonic()
-                    say(f"{left:,} to be delivered" + (f": {sender.trouble.now}" if sender.trouble.now else ""))
+                    say(f"{left:,} to be delivered" + (f": {sender.trouble}" if sender.trouble else ""))
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+            sender.close()
 
 
 def _watch(lpm: LocalPersistenceManager) -> None:
