@@ -128,6 +128,12 @@ def _set_note(db: Database, name: str, value: str | None) -> None:
         db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"gateway_{name}", value))
 
 
+def troubles(db: Database) -> list[str]:
+    """What each service has noted as wrong with the Gateway, each once."""
+    rows = db.all("SELECT value FROM meta WHERE key GLOB 'gateway_trouble_*' ORDER BY key")
+    return list(dict.fromkeys(row[0] for row in rows))
+
+
 # Tasks
 
 
@@ -164,6 +170,9 @@ def _assign(
             row = ledger.db.one(
                 "SELECT id, status FROM tasks WHERE external_id = ? AND source = 'gateway'", (task.external_id,)
             )
+            if row and _is_another(ledger.db, row[0], task):
+                ledger.db.execute("UPDATE tasks SET external_id = external_id || '#' || id WHERE id = ?", (row[0],))
+                row = None
             if row is None:
                 id_ = _insert(ledger.db, job, task, now)
                 accepted, refused = accepted + (task.refusal is None), refused + (task.refusal is not None)
@@ -197,6 +206,19 @@ def _insert(db: Database, job: Job, task: Assignment, now: float) -> int:
          task.deadline, task.not_before, task.platform, msgspec.json.encode(task.input).decode(), now),
     )  # fmt: skip
     return int(id_)
+
+
+def _is_another(db: Database, id_: int, task: Assignment) -> bool:
+    """Whether an id has come back with another page to fetch, its first one being delivered: then it is a new task."""
+    if task.refusal is not None:
+        return False
+    return bool(
+        db.one(
+            """SELECT 1 FROM tasks t JOIN outbox o ON o.task = t.id
+               WHERE t.id = ? AND o.state = 'synced' AND (t.url_key, t.parcel_id) <> (?, ?)""",
+            (id_, task.address.key, task.parcel_id),
+        )
+    )
 
 
 def _again(db: Database, id_: int, status: str, task: Assignment) -> bool:

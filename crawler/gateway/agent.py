@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 5.0
 STOP_S = 3.0
+LINGER_S = 7.0
+"""How long a stop waits at most for what workers finish meanwhile to be delivered."""
 
 
 class Service(Protocol):
@@ -41,9 +44,9 @@ class Services:
     """Threads with a loop each: what one of them waits for holds up no other."""
 
     def __init__(self) -> None:
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[str, threading.Thread] = {}
         self._running: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = {}
-        self._stopping = threading.Event()
+        self._stopped: set[str] = set()
 
     def start(self, name: str, client: Callable[[], GatewayClient], make: Callable[[GatewayClient], Service]) -> None:
         """Run a service, again and again whatever happens to it, each time with a client of its own."""
@@ -52,8 +55,8 @@ class Services:
             with contextlib.suppress(asyncio.CancelledError):
                 asyncio.run(self._live(name, client, make))
 
-        self._threads.append(threading.Thread(target=live, name=name, daemon=True))
-        self._threads[-1].start()
+        self._threads[name] = threading.Thread(target=live, name=name, daemon=True)
+        self._threads[name].start()
 
     async def _live(
         self, name: str, client: Callable[[], GatewayClient], make: Callable[[GatewayClient], Service]
@@ -61,7 +64,7 @@ class Services:
         task = asyncio.current_task()
         assert task
         self._running[name] = (asyncio.get_running_loop(), task)
-        while not self._stopping.is_set():
+        while name not in self._stopped:
             try:
                 async with client() as mine:
                     service = make(mine)
@@ -71,14 +74,15 @@ class Services:
                 log.exception("%s has failed, and begins anew in %g s", name, AGAIN_S)
                 await asyncio.sleep(AGAIN_S)
 
-    def stop(self) -> None:
-        """End all of them at once: whatever is on its way can be sent again."""
-        self._stopping.set()
-        for loop, task in list(self._running.values()):
+    def stop(self, *names: str) -> None:
+        """End these, or all; whatever is on its way can be sent again."""
+        self._stopped |= set(names or self._threads)
+        for name in self._stopped & set(self._running):
+            loop, task = self._running.pop(name)
             with contextlib.suppress(RuntimeError):  # the loop has ended by itself
                 loop.call_soon_threadsafe(task.cancel)
-        for thread in self._threads:
-            thread.join(STOP_S)
+        for name in names or self._threads:
+            self._threads[name].join(STOP_S)
 
 
 @contextlib.contextmanager
@@ -94,6 +98,15 @@ def only_one(lpm: LocalPersistenceManager) -> Iterator[None]:
         os.close(lock)
 
 
+def is_busy(lpm: LocalPersistenceManager) -> bool:
+    """Whether something speaks to the Gateway for this store now."""
+    try:
+        with only_one(lpm):
+            return False
+    except StackIsUp:
+        return True
+
+
 def bind(lpm: LocalPersistenceManager, settings: Settings, moved: bool = False) -> str:
     """The name of this worker for its Gateway, and only for that one: what one gave is never told to another."""
     with lpm.errors():
@@ -104,7 +117,10 @@ def bind(lpm: LocalPersistenceManager, settings: Settings, moved: bool = False) 
                 f"this store has {count:,} tasks or results of the Gateway at {known}, but GATEWAY_URL is {url}; "
                 "if that is the same Gateway at a new address, add --moved; else use another --data-dir"
             )
-        exchange.set_note(db, "url", url)
+        if known != url:
+            for note in ("heard", "trouble_sync", "trouble_collector", "trouble_heartbeat"):
+                exchange.set_note(db, note, None)
+            exchange.set_note(db, "url", url)
         name = exchange.get_note(db, "worker_id")
         if name is None:
             host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100] or "worker"
@@ -124,11 +140,21 @@ def open_job(lpm: LocalPersistenceManager) -> Job:
             source_file=None,
             batch_size=100,
             now=lpm.now(),
+            watched=True,  # nobody reports its end: it is the same job at every start
         )
 
 
-def run(settings: Settings, platforms: Sequence[str], capacity: int, stopping: threading.Event) -> bool:
-    """Work for the Gateway until told to stop, or until all is done after it said `drain`: then true."""
+def run(
+    settings: Settings,
+    platforms: Sequence[str],
+    capacity: int,
+    stopping: threading.Event,
+    ending: threading.Event | None = None,
+) -> bool:
+    """Work for the Gateway until told to stop, or until all is done after it said `drain`: then true.
+
+    Told to stop, nothing more is asked for, and what workers still finish is delivered, until `ending` is set too.
+    """
     lpm = LocalPersistenceManager(settings.data_dir)
     GatewayClient(settings, "check")  # before anything is written
     with contextlib.closing(lpm), only_one(lpm):
@@ -153,11 +179,28 @@ def run(settings: Settings, platforms: Sequence[str], capacity: int, stopping: t
             while not stopping.wait(0.5):
                 if not asking.is_set() and _drained(lpm):
                     return True
+            services.stop("collector", "heartbeat")
+            _linger(lpm, ending or threading.Event())
         finally:
             services.stop()
             with lpm.errors():
                 lpm.durable.close_import(job)  # from now on it ends with its last task
         return False
+
+
+def _linger(lpm: LocalPersistenceManager, ending: threading.Event) -> None:
+    """Wait while there is something to deliver, and a Gateway that takes it."""
+    end = time.monotonic() + LINGER_S
+    while time.monotonic() < end:
+        with lpm.errors():
+            db = lpm.ledger.db
+            busy = exchange.unsent(db) or (not ending.is_set() and exchange.states(db).get("processing"))
+            if not busy or exchange.get_note(db, "trouble_sync"):
+                return
+        if ending.is_set():
+            end = min(end, time.monotonic() + 1.0)
+            ending.clear()  # once is enough: the time is running
+        time.sleep(0.1)
 
 
 def _drained(lpm: LocalPersistenceManager) -> bool:

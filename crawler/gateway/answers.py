@@ -1,6 +1,8 @@
 """What a Gateway's answers say, read without trust; nothing here waits."""
 
 import json
+import math
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -14,6 +16,8 @@ MAX_ERRORS, MAX_ERROR = 100, 500
 MAX_COMMANDS, MAX_COMMAND = 100, 100
 MAX_MESSAGE = 300
 
+_SIGNS = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],]', re.DOTALL)
+"""What separates the elements of an array; whole texts, so that nothing in them does."""
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
 
@@ -58,10 +62,63 @@ def read(body: bytes) -> dict[str, Any]:
 def _decoded(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
-    except (msgspec.MsgspecError, ValueError):
-        # NaN, half a surrogate pair or a stray byte in one task must not cost its neighbours: all of them are ours.
-        value = json.loads(body.decode("utf-8", "replace"), strict=False, parse_constant=lambda _: None)
-        return msgspec.json.decode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        # One odd value in one task must not cost its neighbours: all of them are ours, and nobody else's.
+        return _forgiving(body)
+
+
+def _forgiving(body: bytes) -> Any:
+    """An answer whose tasks are read one by one; of one that cannot be read, its id is kept."""
+    text = body.decode("utf-8-sig", "replace")
+    begin = re.search(r'"tasks"\s*:\s*\[', text)
+    if begin is None:
+        return _loads(text)
+    pieces, end = _elements(text, begin.end())
+    answer = _loads(text[: begin.end()] + text[end:])
+    if not isinstance(answer, dict) or answer.get("tasks") != []:
+        return _loads(text)  # they are somebody else's tasks, deeper within
+    return answer | {"tasks": [_task(piece) for piece in pieces]}
+
+
+def _loads(text: str) -> Any:
+    """JSON as leniently as it can be read: what is no number is nothing, half a character is a question mark."""
+    value = json.loads(text, strict=False, parse_constant=lambda _: None, parse_float=_float, parse_int=_int)
+    return msgspec.json.decode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _float(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _int(text: str) -> int | None:
+    return int(text) if len(text) < 300 else None
+
+
+def _task(piece: str) -> Any:
+    try:
+        return _loads(piece)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        name = re.search(r'"task_id"\s*:\s*("(?:[^"\\]|\\.){0,2000}"|\d{1,100})', piece)
+        return {"task_id": _loads(name[1]), "target": "cannot be read"} if name else "cannot be read"
+
+
+def _elements(text: str, begin: int) -> tuple[list[str], int]:
+    """The elements of the array that begins there, as text, and where it ends; `ValueError` where it does not."""
+    depth, start, found = 0, begin, []
+    for sign in _SIGNS.finditer(text, begin):
+        match sign[0][0]:
+            case "{" | "[":
+                depth += 1
+            case "}" | "]" if depth:
+                depth -= 1
+            case "]" | ",":
+                if depth == 0:
+                    found.append(text[start : sign.start()])
+                    start = sign.end()
+                    if sign[0] == "]":
+                        return [piece for piece in found if piece.strip()], sign.start()
+    raise ValueError("the list of tasks has no end")
 
 
 def work(answer: dict[str, Any], asked_s: float) -> Work:

@@ -46,7 +46,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     connect_s: float = 10.0
     call_s: float = 30.0
     raw_s: float = 120.0
-    work_bytes: int = 16 * 2**20
+    work_bytes: int = 64 * 2**20
     other_bytes: int = 2**20
 
 

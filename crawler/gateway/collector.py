@@ -185,9 +185,14 @@ class Collector:
         self._platforms, self._capacity = platforms, capacity
         self._lpm = LocalPersistenceManager(settings.data_dir)
         self._secrets = Secrets(self._lpm.folder / "sessions", job.name)
-        self._trouble = Trouble("the collector")
+        self._trouble = Trouble("the collector", note=self._note)
+        self._note(None)
         self.asking = asking or threading.Event()
         self._no_room = False
+
+    def _note(self, trouble: str | None) -> None:
+        with self._lpm.errors():
+            exchange.set_note(self._lpm.ledger.db, "trouble_collector", trouble)
 
     async def run(self) -> None:
         """Collect for as long as this lasts; whatever goes wrong is said, and waited for."""

@@ -1,7 +1,6 @@
 """The heartbeat: tells the Gateway every half minute how this worker stands, and does what it answers."""
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ import psutil
 
 from crawler.config import Settings
 from crawler.db import exchange
-from crawler.errors import CrawlerError, StoreError
+from crawler.errors import CrawlerError
 from crawler.gateway.client import GatewayClient
 from crawler.gateway.trouble import Trouble
 from crawler.logs import printable
@@ -32,7 +31,8 @@ class Heartbeat:
     def __init__(self, settings: Settings, job: Job, client: GatewayClient, platforms: Sequence[str] = ()) -> None:
         self._job, self._client, self._platforms = job, client, platforms
         self._lpm = LocalPersistenceManager(settings.data_dir)
-        self._trouble = Trouble("the heartbeat")
+        self._trouble = Trouble("the heartbeat", note=lambda text: self._note(trouble_heartbeat=text))
+        self._note(trouble_heartbeat=None)
         psutil.cpu_percent()  # the first answer is of no use: it is the time since this call that counts
 
     async def run(self) -> None:
@@ -44,8 +44,6 @@ class Heartbeat:
                 await self.beat()
             except CrawlerError as error:
                 wait_s = min(self._trouble.met(error), PATIENCE_S)
-                with contextlib.suppress(StoreError):
-                    self._note(trouble=str(error))
             else:
                 self._trouble.over()
                 wait_s = due - loop.time()
@@ -59,7 +57,7 @@ class Heartbeat:
         with self._lpm.errors():
             for command in commands:
                 self.obey(command)
-        self._note(beat=None, heard=f"{self._lpm.now():.3f}", trouble=None)
+        self._note(beat=None, heard=f"{self._lpm.now():.3f}")
 
     def _key(self) -> str:
         key = exchange.get_note(self._lpm.durable.db, "beat")

@@ -36,6 +36,10 @@ LOOK_S, SWEEP_S = 0.1, 5.0
 FIRST_LATER_S, LONGEST_LATER_S = 0.5, 60.0
 """How long something that failed is put off, at first and at most."""
 FORGET_S = 300.0
+GIVE_UP = 10
+"""So often a page is looked for that cannot be read, over some minutes."""
+SOON_S, HEARD_S = 2.0, 90.0
+"""How long all wait at most while heartbeats are answered, and until when the last one counts."""
 ALONE = 3
 """So many failures with no good answer between them mean that the Gateway is away."""
 SUSPECT = 6
@@ -70,9 +74,13 @@ class Lane(Generic[Item]):
         if room <= 0:
             return ()
         self._later = {key: entry for key, entry in self._later.items() if entry[1] > now - FORGET_S}
-        not_now = [*self._busy, *(key for key, (_, until) in self._later.items() if until > now)]
-        items = self._due(room, not_now)
+        items = list(self._due(room, [*self._busy, *self._later]))  # what has not failed yet goes first
         self._busy |= {self._key(item) for item in items}
+        if len(items) < room and any(until <= now for _, until in self._later.values()):
+            waiting = [key for key, (_, until) in self._later.items() if until > now]
+            again = self._due(room - len(items), [*self._busy, *waiting])
+            self._busy |= {self._key(item) for item in again}
+            items += again
         return items
 
     def end(self, item: Item, now: float, failed: bool) -> int:
@@ -105,7 +113,8 @@ class Sync:
         """`longest_s` is how long to wait at most before a Gateway that answers nobody is tried again."""
         self._client = client
         self._lpm = LocalPersistenceManager(settings.data_dir)
-        self._trouble = Trouble("sync", longest_s)
+        self._trouble = Trouble("sync", longest_s, note=self._note)
+        self._note(None)
         self._failures = 0
         self._good = 0
         self._blamed: dict[str, int] = {}
@@ -116,6 +125,10 @@ class Sync:
             Lane[Batch](1, self._batches, lambda batch: batch.name, self._send_batch),
             Lane[Report](REPORTS_AT_ONCE, self._reports, lambda report: report.task, self._send_report),
         )
+
+    def _note(self, trouble: str | None) -> None:
+        with self._lpm.errors():
+            exchange.set_note(self._lpm.ledger.db, "trouble_sync", trouble)
 
     @property
     def trouble(self) -> str | None:
@@ -153,11 +166,11 @@ class Sync:
 
     async def _change(self, within_s: float) -> None:
         """Wait until another process has written to the store, or until something is due again."""
-        db = self._lpm.ledger.db
+        db, good = self._lpm.ledger.db, self._good
         before = db.pragma("data_version")
         for _ in range(max(1, round(min(within_s, SWEEP_S) / LOOK_S))):
             await asyncio.sleep(LOOK_S)
-            if db.pragma("data_version") != before:
+            if db.pragma("data_version") != before or self._good != good:
                 return
 
     async def _attempt(self, lane: Lane[Any], item: Any) -> None:
@@ -170,15 +183,26 @@ class Sync:
             failures = lane.end(item, loop.time(), failed=True)
             if isinstance(item, Batch):
                 self._suspect(item, failures)
+            elif isinstance(item, Parcel) and isinstance(error, StoreError) and failures >= GIVE_UP:
+                self._let_go(item, f"its page cannot be sent: {error}")
             self._failures += 1
             asked_s = error.retry_after_s if isinstance(error, GatewayError) else None
             if asked_s or (self._failures >= ALONE and begun >= self._open_at):
-                self._open_at = max(self._open_at, loop.time() + self._trouble.met(error))
+                wait_s = self._trouble.met(error)
+                wait_s = min(wait_s, SOON_S) if not asked_s and self._heart_beats() else wait_s
+                self._open_at = max(self._open_at, loop.time() + wait_s)
         except BaseException:
             lane.end(item, loop.time(), failed=True)
             raise
         else:
             lane.end(item, loop.time(), failed=False)
+
+    def _heart_beats(self) -> bool:
+        """Whether the Gateway has answered a heartbeat of late: then it is these things that it cannot take."""
+        with contextlib.suppress(StoreError), self._lpm.errors():
+            heard = exchange.get_note(self._lpm.ledger.db, "heard")
+            return heard is not None and abs(self._lpm.now() - float(heard)) < HEARD_S
+        return False
 
     def _answered(self) -> None:
         """The Gateway has given a good answer: it is there."""
@@ -188,12 +212,14 @@ class Sync:
 
     def _suspect(self, batch: Batch, failures: int) -> None:
         """Take a request apart that fails again while others do not: one of its results may be what is not borne."""
+        known = batch.name in self._blamed
         before = self._blamed.setdefault(batch.name, self._good)
-        suspicious = failures >= SUSPECT or (failures > 1 and self._good > before)
-        if suspicious and len(batch.parcels) > 1:
-            del self._blamed[batch.name]
+        if failures < SUSPECT and not (known and self._good > before):
+            return
+        del self._blamed[batch.name]
+        if len(batch.parcels) > 1:
             with contextlib.suppress(StoreError):
-                self._take_apart(batch)
+                self._blamed |= dict.fromkeys(self._take_apart(batch), -1)  # it is in one of these
 
     # Pages
 
@@ -215,6 +241,10 @@ class Sync:
                 self._refuse(parcel, error.status, f"its page was refused: {error}")
                 return
             problem = f"its page was not sent: {error}"
+        self._let_go(parcel, problem)
+
+    def _let_go(self, parcel: Parcel, problem: str | None) -> None:
+        """The result may go: its page is there, or there is a reason why it is not."""
         with self._lpm.errors():
             exchange.raw_sent(self._lpm.ledger.db, parcel.task, self._lpm.now(), problem)
 
@@ -227,9 +257,8 @@ class Sync:
         except FetchError as error:
             raise _NoPage(f"its page cannot be sent: {error}") from error
         except StoreError as error:
-            gone = isinstance(error.__cause__, FileNotFoundError) and self._lpm.raw.is_dir()
-            if isinstance(error.__cause__, OSError) and not gone:
-                raise  # a disk that fails may come back
+            if isinstance(error.__cause__, OSError):
+                raise  # a disk that fails, or a folder that is away, may come back
             raise _NoPage(f"its page cannot be sent: {error}") from error
 
     # Results
@@ -278,10 +307,10 @@ class Sync:
         else:
             self._take_apart(batch)
 
-    def _take_apart(self, batch: Batch) -> None:
+    def _take_apart(self, batch: Batch) -> list[str]:
         middle = len(batch.parcels) // 2
         with self._lpm.errors():
-            exchange.begin_batches(self._lpm.ledger.db, [batch.parcels[:middle], batch.parcels[middle:]])
+            return exchange.begin_batches(self._lpm.ledger.db, [batch.parcels[:middle], batch.parcels[middle:]])
 
     # Reports
 

@@ -36,6 +36,8 @@ class ScriptedGateway:
 
     def __init__(self) -> None:
         self.rules: list[Rule] = []
+        self.waits: Callable[[Call], object] = lambda call: None
+        """Called before a request is answered, beside others."""
         self.calls: list[Call] = []
         self.work: list[dict[str, Any]] = []
         self.results: dict[str, dict[str, Any]] = {}
@@ -91,6 +93,7 @@ class ScriptedGateway:
 
     def answer(self, call: Call) -> Answer:
         """Answer by the first rule that wants to, else as the contract has it."""
+        self.waits(call)
         with self._guard:
             self.calls.append(call)
             for rule in self.rules:

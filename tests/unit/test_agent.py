@@ -273,3 +273,121 @@ def test_a_service_that_fails_begins_anew(
     services.start("broken", lambda: GatewayClient(settings(lpm, gateway), "worker"), lambda client: Broken())
     wait_for(lambda: len(begun) > 3, 10, "several attempts")
     services.stop()
+
+
+def test_a_service_that_begins_anew_can_still_find_its_gateway(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name too: what was shut with the old client is not used again."""
+    monkeypatch.setattr(agent, "AGAIN_S", 0.01)
+    named = settings(lpm, gateway, GATEWAY_URL=gateway.url.replace("127.0.0.1", "localhost"))
+    beats: list[int] = []
+
+    class Once:
+        def __init__(self, client: GatewayClient) -> None:
+            self._client = client
+
+        async def run(self) -> None:
+            await self._client.heartbeat(b"{}", "key")
+            await self._client._http._egress._lookup("localhost")
+            beats.append(len(beats))
+            raise RuntimeError("a defect")
+
+        def close(self) -> None:
+            pass
+
+    services = agent.Services()
+    services.start("once", lambda: GatewayClient(named, "worker"), Once)
+    wait_for(lambda: len(beats) > 3, 10, "several lives")
+    services.stop()
+
+
+def test_a_pause_outlasts_a_restart(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """Also where nothing was open when it was said: until the Gateway says otherwise, nothing is asked for."""
+    gateway.commands = ["pause"]
+    beat(lpm, gateway)
+    lpm.durable.close_import(agent.open_job(lpm))
+    lpm.durable.finalise(time.time())
+
+    stop = threading.Event()
+    running = threading.Thread(target=agent.run, args=(settings(lpm, gateway), (), 10, stop))
+    running.start()
+    wait_for(lambda: len(gateway.asked("/internal/heartbeat")) > 1, 10, "a beat")
+    stop.set()
+    running.join(10)
+
+    assert gateway.asked("/internal/work") == []
+    assert [job.name for job in lpm.ledger.jobs()] == ["gateway"]
+
+
+def test_a_command_whose_answer_was_lost_is_asked_for_again(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """Under the same key, by the next process too; once it was obeyed, under another."""
+    gateway.rules = [lambda call: (502, {})]
+    for _ in range(2):
+        with pytest.raises(GatewayError):
+            beat(lpm, gateway)
+    gateway.rules = []
+    beat(lpm, gateway)
+    beat(lpm, gateway)
+
+    *same, other = [call.headers["idempotency-key"] for call in gateway.asked("/internal/heartbeat")]
+    assert len(set(same)) == 1
+    assert other not in same
+
+
+def test_what_an_operator_has_held_is_not_the_gateways_to_release(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """Neither a pause nor a cancellation."""
+    for how in ("paused", "cancelled"):
+        lpm.durable.hold(agent.open_job(lpm), how, time.time())
+        gateway.commands = ["resume", "drain"]
+        beat(lpm, gateway)
+        assert lpm.durable.jobs()[0].hold == how
+
+
+@pytest.mark.parametrize("how", ["stop", "drain"])
+def test_an_answer_on_its_way_is_stored_before_the_end(
+    how: str, lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """A Gateway does not hand out tasks again: those of a question that was asked are ours, whatever comes between."""
+    gateway.work = [task(1)]
+    asked = threading.Event()
+
+    def slowly(call: Any) -> None:
+        if "/work" in call.path:
+            asked.set()
+            time.sleep(1)  # the answer takes its time
+
+    gateway.waits = slowly
+    stop = threading.Event()
+    running = threading.Thread(target=agent.run, args=(settings(lpm, gateway), (), 10, stop))
+    running.start()
+    assert asked.wait(10)
+    if how == "drain":
+        exchange.set_note(lpm.durable.db, "order", "drain")
+    else:
+        stop.set()
+    wait_for(lambda: exchange.open_count(lpm.ledger.db) == 1, 10, "the task")
+    stop.set()
+    running.join(15)
+
+    assert not running.is_alive()
+
+
+def test_new_secrets_are_there_before_the_task_is_due(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """The task is stored at once, and due when every worker has seen the user name and password of its URL."""
+    told = settings(lpm, gateway)
+    gateway.work = [{"task_id": "t-1", "target": {"url": "http://me:pass@a.example/1"}}]
+
+    async def ask(client: GatewayClient) -> None:
+        await collector(lpm, told, client).ask(5)
+
+    with_client(told, ask)
+
+    assert claim(lpm) == []
+    [(not_before, url)] = lpm.ledger.db.all("SELECT not_before, url FROM tasks")
+    assert 3 < not_before - time.time() <= 5
+    assert url == "http://a.example/1"

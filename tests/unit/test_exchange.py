@@ -102,6 +102,21 @@ def test_a_task_with_a_result_is_answered_again(lpm: LocalPersistenceManager) ->
     assert (again.task_id, again.sha256) == ("t-1", parcel.sha256)
 
 
+def test_an_id_that_comes_back_with_another_page_is_another_task(lpm: LocalPersistenceManager) -> None:
+    """Once the first one was delivered: a Gateway that was made anew counts from one again."""
+    assign(lpm, given("t-1"))
+    lpm.save_result(*(done(task) for task in claim(lpm)))
+    assign(lpm, given("t-1", "http://b.example/2"))
+    assert claim(lpm) == []  # the first answer is on its way
+    lpm.mark_synced([row[0] for row in rows(lpm, "SELECT task_id FROM tasks")])
+
+    assign(lpm, given("t-1", "http://b.example/2"))
+
+    [again] = claim(lpm)
+    assert again.url == "http://b.example/2"
+    assert not exchange.unsent(lpm.ledger.db)
+
+
 def test_a_failed_task_is_done_again_where_the_gateway_had_heard_of_it(lpm: LocalPersistenceManager) -> None:
     """Before its report was delivered the report answers; after it, another handing out is a wish to try again."""
     assign(lpm, given("t-1"))

@@ -1104,3 +1104,29 @@ def test_a_post_and_its_redirect_as_pages() -> None:
     assert [(entry.method, entry.target) for entry in heard] == [("POST", "/x"), ("GET", "/x")]
     assert heard[0].headers["content-length"] == "0"
     assert "content-length" not in heard[1].headers
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b'{"task_id": "t-2", "x": 1e400}',
+        b'{"task_id": "t-2", "x": ' + b"9" * 5000 + b"}",
+        b'{"task_id": "t-2", "x": ' + b"[" * 3000 + b"]" * 3000 + b"}",
+        b'{"task_id": "t-2", "x": NaN}',
+        b'{"task_id": "t-2", "x": "\\ud800 \xff ] } ,"}',
+        b'{"task_id": "t-2", "x": }',
+    ],
+    ids=["1e400", "digits", "deep", "nan", "surrogate", "broken"],
+)
+def test_a_task_that_cannot_be_read_at_all_does_not_either(odd: bytes) -> None:
+    """Whatever is in it: the others are read as they are, and its own id is known, so that its end can be reported."""
+    body = (
+        b'\xef\xbb\xbf{"tasks": [{"task_id": "t-1"}, '
+        + odd
+        + b', {"task_id": "t-3", "y": "a,]b"}], "retry_after": 1e400}'
+    )
+
+    found = answers.work(answers.read(body), 0.0)
+
+    assert [task["task_id"] for task in found.tasks] == ["t-1", "t-2", "t-3"]
+    assert found.tasks[2] == {"task_id": "t-3", "y": "a,]b"}

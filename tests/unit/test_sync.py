@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,9 +14,9 @@ import pytest
 
 from crawler.config import Settings, load
 from crawler.db import exchange
-from crawler.errors import GatewayError
+from crawler.errors import GatewayError, StoreError
 from crawler.gateway.client import GatewayClient
-from crawler.gateway.sync import MAX_TRIES, Sync
+from crawler.gateway.sync import MAX_TRIES, PAGES_AT_ONCE, Sync
 from crawler.lpm import LocalPersistenceManager
 from tests.support.scripted import TOKEN, Answer, Call, ScriptedGateway
 from tests.support.tasks import collect, done, page
@@ -362,3 +363,88 @@ def test_the_token_is_in_no_row_and_on_every_call(lpm: LocalPersistenceManager, 
     lpm.bound_wal(0)
     assert all(TOKEN.encode() not in path.read_bytes() for path in lpm.folder.glob("lpm.db*"))
     assert json.dumps(gateway.results).count(TOKEN) == 0
+
+
+def holds(lpm: LocalPersistenceManager, gateway: ScriptedGateway, count: int) -> Callable[[], bool]:
+    """Whether the Gateway has so many results, and the store says so."""
+    return lambda: len(gateway.results) >= count and stand(lpm).synced >= count
+
+
+@pytest.mark.parametrize("status", [500, 403])
+def test_a_result_that_the_gateway_cannot_bear_holds_up_no_other(
+    status: int, lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """Every request with it fails, as if the Gateway were in trouble: it is found out, and the others are delivered."""
+    ready(lpm, 130)
+    gateway.rules = [lambda call: (status, {}) if "/results" in call.path and b'"t-7"' in call.body else None]
+
+    running(lpm, gateway, holds(lpm, gateway, 129), 60)
+
+    assert (stand(lpm).ready, stand(lpm).rejected) == (1, 0)
+    gateway.rules = []
+    rounds(lpm, gateway)
+    assert stand(lpm).synced == 130
+
+
+def test_pages_that_the_gateway_cannot_keep_hold_up_no_others(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """The first hundred fail again and again; what came behind them is delivered."""
+    ready(lpm, 130)
+    exchange.set_note(lpm.durable.db, "heard", str(time.time()))  # by its heart one knows that it is there
+    bad = [f'"t-{n}"'.encode() for n in range(100)]
+    gateway.rules = [
+        lambda call: (500, {}) if "/raw-files" in call.path and any(name in call.body for name in bad) else None
+    ]
+
+    running(lpm, gateway, holds(lpm, gateway, 30), 60)
+
+    assert stand(lpm).ready == 100
+
+
+def test_a_page_that_hangs_delays_only_its_own_result(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """Its connection is open for as long as it likes; results, other pages and reports pass it."""
+    ready(lpm, 20)
+    assign(lpm, given("bad", "http://a.example/bad"))
+    fail(lpm, claim(lpm)[0])
+    gate = threading.Event()
+    gateway.waits = lambda call: gate.wait(30) if b'"t-0"' in call.body and "/raw-files" in call.path else None
+    try:
+        running(lpm, gateway, lambda: len(gateway.results) == 19 and "bad" in gateway.failed, 20)
+    finally:
+        gate.set()
+
+
+def test_a_gateway_that_asks_to_be_left_alone_is(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """429 to one call keeps back all the others that are not on their way already."""
+    ready(lpm, 100)
+    gateway.rules = [lambda call: (429, {}, {"Retry-After": "600"})]
+
+    began = time.monotonic()
+    running(lpm, gateway, lambda: time.monotonic() - began > 2, 10)
+
+    assert 1 <= len(gateway.calls) <= PAGES_AT_ONCE + 1
+
+
+def test_a_disk_that_fails_for_a_moment_costs_no_page(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """The folder of pages is away, and comes back: the result has waited for its page."""
+    ready(lpm, 1)
+    lpm.raw.rename(lpm.folder / "away")
+    with pytest.raises(StoreError):
+        rounds(lpm, gateway)
+    (lpm.folder / "away").rename(lpm.raw)
+
+    rounds(lpm, gateway)
+
+    assert (len(gateway.raw), stand(lpm).synced, stand(lpm).without_page) == (1, 1, 0)
+
+
+def test_a_pruned_page_is_counted_as_missing(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """A result of long ago goes without it, and that is told."""
+    collect(lpm, "job", 1)
+    lpm.durable.db.execute("UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL")
+    exchange.release(lpm.durable.db)
+
+    rounds(lpm, gateway)
+
+    assert (stand(lpm).synced, stand(lpm).without_page) == (1, 1)

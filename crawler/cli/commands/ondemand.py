@@ -58,74 +58,92 @@ def ondemand(platforms: tuple[str, ...], capacity: int, workers: int | None, mov
     from crawler.sites import config as sites
 
     settings = config.load()
-    sites.load(settings.config_dir, settings.rate)
+    described = sites.load(settings.config_dir, settings.rate)
     GatewayClient(settings, "check")  # what is missing or wrong is said here, and not in a log
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm):
         worker_id = bind(lpm, settings, moved)
+    for platform in platforms:
+        if described.named(platform) is None:
+            say(f"warning: no site {platform!r} is configured; its tasks need a url, and are read like any page")
     agent = [*(part for platform in platforms for part in ("--platform", platform)), "--capacity", str(capacity)]
-    with terminated_by_signal(), Orchestrator(settings, workers, agent=agent) as stack:
-        say(f"starting Redis and workers; this is worker {worker_id} of {settings.gateway_url}")
-        try:
-            stack.start_all()
-            _follow(settings, stack)
-            return _summary(settings, as_json)
-        except (KeyboardInterrupt, SystemExit):
-            say("stopping; type the same command again to go on (once more to stop at once)")
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda *_: stack.kill_all())
-            _summary(settings, as_json)
-            raise
+    try:
+        with terminated_by_signal(), Orchestrator(settings, workers, agent=agent) as stack:
+            say(f"starting Redis and workers; this is worker {worker_id} of {settings.gateway_url}")
+            try:
+                stack.start_all()
+                _follow(settings, stack)
+            except (KeyboardInterrupt, SystemExit):
+                say("stopping; type the same command again to go on (once more to stop at once)")
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(number, lambda *_: stack.kill_all())
+                raise
+    finally:
+        _summarise(settings, as_json)
+    return 0
 
 
 def _follow(settings: Settings, stack: "Orchestrator") -> None:
-    said, due = "", 0.0
+    """Say where things stand whenever that has changed, until the Gateway wants no more."""
+    said, due = [""], 0.0
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm):
         while not stack.drained:
             if time.monotonic() >= due:
                 began = time.monotonic()
                 with lpm.errors():
-                    line = _line(lpm, settings)
+                    lines = [_line(lpm), *_remarks(lpm, settings)]
+                for line in lines:
+                    if line not in said:
+                        say(line)
+                said = lines
                 due = began + max(SAY_S, 50 * (time.monotonic() - began))  # counting a million must not be the work
-                if line != said:
-                    say(line)
-                said = line
             time.sleep(0.2)
     say("the Gateway wants no more, and has got everything")
 
 
-def _line(lpm: LocalPersistenceManager, settings: Settings) -> str:
+def _line(lpm: LocalPersistenceManager) -> str:
+    """In a line of a terminal, as long as there are not millions."""
     from crawler.db import exchange
 
     db = lpm.ledger.db
     states, stand = exchange.states(db), exchange.stand(db)
-    ended = "".join(f", {states[name]:,} {name}" for name in ("failed", "skipped", "expired") if states.get(name))
-    line = (
-        f"{sum(states.values()):,} tasks taken, {exchange.open_count(db):,} open, {states.get('completed', 0):,} "
-        f"completed{ended} · {stand.unsent:,} to be delivered, {stand.synced + stand.reports_synced:,} delivered"
-    )
-    if refused := stand.rejected + stand.reports_rejected:
-        line += f", {refused:,} rejected (python -m crawler sync rejected)"
-    held = exchange.get_note(db, "order") or next(
-        (job.hold for job in lpm.ledger.jobs() if job.name == exchange.GATEWAY and job.hold), None
-    )
-    trouble = exchange.get_note(db, "trouble") or low_on_disk(lpm.folder, settings.min_free)
-    return line + (f" · {held}" if held else "") + (f" · {trouble}" if trouble else "")
+    counts = {"taken": sum(states.values()), "open": exchange.open_count(db)}
+    counts |= {name: states[name] for name in ("completed", "failed", "skipped", "expired") if states.get(name)}
+    sent = {"to deliver": stand.unsent, "delivered": stand.synced + stand.reports_synced}
+    sent |= {"rejected": refused} if (refused := stand.rejected + stand.reports_rejected) else {}
+    return " · ".join(", ".join(f"{count:,} {what}" for what, count in part.items()) for part in (counts, sent))
 
 
-def _summary(settings: Settings, as_json: bool) -> int:
+def _remarks(lpm: LocalPersistenceManager, settings: Settings) -> list[str]:
+    """What keeps the counts from moving."""
+    from crawler.db import exchange
+
+    db = lpm.ledger.db
+    order = {"pause": "the Gateway has said: pause", "drain": "the Gateway has said: drain"}
+    found = [order.get(exchange.get_note(db, "order") or "")]
+    job = next((job for job in lpm.ledger.jobs() if job.name == exchange.GATEWAY), None)
+    if job and job.hold and not found[0]:
+        found.append(f"the job {job.name} is {job.hold}: no work is asked for")
+    found += [*exchange.troubles(db), low_on_disk(lpm.folder, settings.min_free)]
+    return [text for text in found if text]
+
+
+def _summarise(settings: Settings, as_json: bool) -> None:
+    """What was done, once nothing changes it any more."""
     from crawler.db import exchange
 
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm), lpm.errors():
-        states, stand = exchange.states(lpm.ledger.db), exchange.stand(lpm.ledger.db)
-        line = _line(lpm, settings)
+        states, stand, line = exchange.states(lpm.ledger.db), exchange.stand(lpm.ledger.db), _line(lpm)
     if as_json:
         print_json({"tasks": states, "exchange": stand})
-    else:
-        print(line)
-    return 1 if stand.rejected or stand.reports_rejected else 0
+        return
+    print(line)
+    if stand.unsent:
+        print(f"{stand.unsent:,} wait for the next start, or for: python -m crawler sync push")
+    if stand.rejected or stand.reports_rejected:
+        print("what was rejected, and why: python -m crawler sync rejected")
 
 
 @click.command(hidden=True)
@@ -137,7 +155,7 @@ def agent(platforms: tuple[str, ...], capacity: int) -> int:
 
     settings = config.load()
     logs.setup(settings.log_level)
-    stopping = threading.Event()
+    stopping, ending = threading.Event(), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
-    return 0 if run(settings, platforms, capacity, stopping) else 128 + signal.SIGTERM
+        signal.signal(number, lambda *_: (ending if stopping.is_set() else stopping).set())
+    return 0 if run(settings, platforms, capacity, stopping, ending) else 128 + signal.SIGTERM

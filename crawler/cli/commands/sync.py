@@ -57,7 +57,11 @@ def status(as_json: bool) -> None:
     if facts["gateway"]:
         heard = facts["heard_at"]
         ago = f"heard of {times.duration(time.time() - heard)} ago" if heard else "never heard of"
-        print(f"Gateway {printable(facts['gateway'])}, {ago}" + (f": {facts['trouble']}" if facts["trouble"] else ""))
+        print(f"worker {facts['worker_id']} of the Gateway {printable(facts['gateway'])}, {ago}")
+    if facts["order"]:
+        print(f"the Gateway has said: {facts['order']}")
+    for trouble in facts["troubles"]:
+        print(printable(trouble))
     if results["held"]:
         print("held are results of standalone work; they go only by: python -m crawler sync push")
     if results["rejected"] or reports["rejected"]:
@@ -65,6 +69,8 @@ def status(as_json: bool) -> None:
 
 
 def _facts(lpm: LocalPersistenceManager, settings: Settings) -> dict[str, Any]:
+    from crawler.gateway.agent import is_busy
+
     db = lpm.ledger.db
     stand, heard = exchange.stand(db), exchange.get_note(db, "heard")
     return {
@@ -72,7 +78,7 @@ def _facts(lpm: LocalPersistenceManager, settings: Settings) -> dict[str, Any]:
         "gateway": exchange.get_note(db, "url"),
         "worker_id": exchange.get_note(db, "worker_id"),
         "heard_at": float(heard) if heard else None,
-        "trouble": exchange.get_note(db, "trouble"),
+        "troubles": exchange.troubles(db) if is_busy(lpm) else [],
         "order": exchange.get_note(db, "order"),
         "results": {
             name: getattr(stand, name) for name in ("held", "ready", "synced", "rejected", "late", "without_page")
@@ -125,7 +131,7 @@ def push(job_name: str | None, bundle: Path | None, moved: bool, as_json: bool) 
         "released": released,
         "results": after.synced - before.synced,
         "reports": after.reports_synced - before.reports_synced,
-        "rejected": after.rejected + after.reports_rejected,
+        "rejected": after.rejected + after.reports_rejected - before.rejected - before.reports_rejected,
         "unsent": after.unsent,
     }
     if as_json:
@@ -159,13 +165,19 @@ def _deliver(lpm: LocalPersistenceManager, settings: Settings, worker_id: str) -
     from crawler.errors import StackIsUp
     from crawler.gateway.agent import only_one
 
-    while exchange.unsent(lpm.ledger.db):
+    moved = time.monotonic()
+    while left := exchange.unsent(lpm.ledger.db):
         try:
             with only_one(lpm):
                 asyncio.run(_send_all(settings, worker_id))
                 return
         except StackIsUp:
             _watch(lpm)
+        now_left, trouble = exchange.unsent(lpm.ledger.db), exchange.get_note(lpm.ledger.db, "trouble_sync")
+        if now_left < left or not trouble:
+            moved = time.monotonic()
+        elif time.monotonic() - moved > PATIENCE_S:
+            raise ServiceError(f"{trouble}; {now_left:,} are still to be delivered, by `ondemand`, which is up here")
 
 
 async def _send_all(settings: Settings, worker_id: str) -> None:
@@ -197,7 +209,7 @@ async def _send_all(settings: Settings, worker_id: str) -> None:
 
 
 def _watch(lpm: LocalPersistenceManager) -> None:
-    """Wait while an agent delivers; it has all the patience that it takes."""
+    """Wait a little while an agent delivers."""
     left = exchange.unsent(lpm.ledger.db)
     say(f"`ondemand` is up in this folder and delivers: {left:,} left")
     end = time.monotonic() + SAY_S
@@ -220,13 +232,17 @@ def retry(task_ids: tuple[str, ...], as_json: bool) -> int:
       python -m crawler sync retry t-17
     """
     with stored() as lpm:
+        known = {name for item in exchange.rejected(lpm.ledger.db) for name in (item["task_id"], item["own_id"])}
+        unknown = [task_id for task_id in task_ids if task_id not in known]
         count = exchange.retry(lpm.durable.db, task_ids)
         left = len(exchange.rejected(lpm.ledger.db))
+    for task_id in unknown:
+        say(f"{task_id}: nothing of that name was rejected")
     if as_json:
         print_json({"again": count, "rejected": left})
     else:
         print(f"{count:,} are to be delivered again; {left:,} stay rejected")
-    return 1 if task_ids and count < len(task_ids) else 0
+    return 1 if unknown else 0
 
 
 @sync.command()
