@@ -389,17 +389,17 @@ def test_a_result_that_the_gateway_cannot_bear_holds_up_no_other(
 def test_pages_that_the_gateway_cannot_keep_hold_up_no_others(
     lpm: LocalPersistenceManager, gateway: ScriptedGateway
 ) -> None:
-    """The first hundred fail again and again; what came behind them is delivered."""
-    ready(lpm, 130)
+    """The first thirty fail again and again; what came behind them is delivered."""
+    ready(lpm, 50)
     exchange.set_note(lpm.durable.db, "heard", str(time.time()))  # by its heart one knows that it is there
-    bad = [f'"t-{n}"'.encode() for n in range(100)]
+    bad = [f'"t-{n}"'.encode() for n in range(30)]
     gateway.rules = [
         lambda call: (500, {}) if "/raw-files" in call.path and any(name in call.body for name in bad) else None
     ]
 
-    running(lpm, gateway, holds(lpm, gateway, 30), 60)
+    running(lpm, gateway, holds(lpm, gateway, 20), 60)
 
-    assert stand(lpm).ready == 100
+    assert stand(lpm).ready == 30
 
 
 def test_a_page_that_hangs_delays_only_its_own_result(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
