@@ -53,6 +53,16 @@ def test_scrape_says_why_there_is_no_page(folder: Folder, site: Site, path: str,
     assert (facts["status"], facts["error_type"], facts["attempts"]) == ("failed", reason, attempts)
 
 
+def test_a_servers_reason_phrase_is_cut(folder: Folder, site: Site) -> None:
+    """However much a server has to say, a message has a hundred printable characters of it."""
+    done = folder.crawler("scrape", f"{site.url}/odd/reason-20000", "--json")
+
+    message = json.loads(done.stdout)["error_message"]
+    assert message.startswith("the server answered 404 \\x1b[31mgone gone")
+    assert message.isprintable()
+    assert len(message) <= len("the server answered 404 ") + 100
+
+
 @pytest.mark.parametrize("path", ["/gzip", "/deflate", "/deflate-raw", "/br", "/zstd", "/gzip-gzip", "/chunked"])
 def test_every_coding_is_read_and_stored_as_received(folder: Folder, site: Site, path: str) -> None:
     """The record comes from the decoded page, and `raw` gives the page back."""
