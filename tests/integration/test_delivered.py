@@ -1,5 +1,6 @@
 """What the desk's commands say of a Gateway: what it has got, is to get and has refused, and its names for tasks."""
 
+import fcntl
 import json
 import time
 from collections.abc import Iterator
@@ -7,7 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from crawler.db import exchange
-from tests.support.stack import Folder
+from crawler.errors import StackIsUp
+from crawler.orchestrator import Orchestrator
+from tests.support.stack import Folder, wait_for
 from tests.support.tasks import collect, give
 
 URL = "https://gateway.example"
@@ -144,3 +147,21 @@ def test_an_unknown_name_is_told_from_an_unknown_url(shared: Folder, text: str, 
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.rstrip().endswith(said)
+
+
+def test_the_live_view_tells_it_too(shared: Folder) -> None:
+    """`status --watch` has the line of `status` below its jobs, also where this is no terminal."""
+    watch = shared.start("crawler", "status", "--watch", "--interval", "0.2")
+
+    wait_for(lambda: f"  Gateway {URL}: 3 to be delivered, 1 rejected" in shared.log(watch), 30, "the line")
+
+
+def test_who_wants_a_second_stack_is_told_how_to_end_the_first(folder: Folder) -> None:
+    """`down` ends `up` and `ondemand` alike, and whoever needs it hears so."""
+    folder.lpm().close_after_check()
+    with (folder.data / "run" / "supervisor.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(StackIsUp, match="whether `up` or `ondemand` has started it"), Orchestrator(folder.settings):
+            pass
+
+    assert "whether `up` or `ondemand` has started it" in " ".join(folder.crawler("down", "--help").stdout.split())
