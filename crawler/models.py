@@ -230,12 +230,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     hold: str | None = None
     """`paused` or `cancelled`: nothing more of it is claimed; `resuming`: it is being let go on."""
+    source: str = "file"
+    """The door that its tasks came through."""
     options: JobOptions = JobOptions()
+
+    @property
+    def of_gateway(self) -> bool:
+        """Whether it holds a Gateway's tasks: then it has no end of its own, and is open while an agent runs."""
+        return self.source == "gateway"
 
     @property
     def state(self) -> str:
         """Its status, or what holds it up."""
-        return self.hold if self.hold and self.status is not JobStatus.DONE else self.status
+        if self.hold and self.status is not JobStatus.DONE:
+            return self.hold
+        endless = self.of_gateway and self.status is JobStatus.IMPORTING
+        return JobStatus.OPEN if endless else self.status
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,7 +72,10 @@ class Orchestrator:
         self._lock = os.open(self._data / "run" / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not owners.try_lock(self._lock):
             os.close(self._lock)
-            raise StackIsUp(f"a stack is up already in {self._data}; stop it with: python -m crawler down")
+            raise StackIsUp(
+                f"a stack is up already in {self._data}; stop it, whether `up` or `ondemand` has started it, with: "
+                "python -m crawler down"
+            )
         stop_stale(self._data, read_stack(self._data))
         shutil.rmtree(self._data / "run" / "tmp", ignore_errors=True)
         (self._data / "run" / "tmp").mkdir(mode=0o700, exist_ok=True)

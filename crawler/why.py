@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from crawler.db.acts import HELD
+from crawler.db.books import THEIRS
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import NO_DEADLINE, Rule
 
@@ -21,6 +22,8 @@ class Timeline(msgspec.Struct, frozen=True):
     """A task and all that happened to it, in order."""
 
     task_id: str
+    their_id: str | None
+    """What a Gateway calls it."""
     url: str
     status: str
     reason: str | None
@@ -53,7 +56,15 @@ def timeline(lpm: LocalPersistenceManager, task: int) -> Timeline:
     ]
     steps += _events(lpm, task, facts)
     steps += _handed_over(lpm, task) or _reported(lpm, task)
-    return Timeline(facts["task_id"], facts["url"], facts["status"], facts["error_type"], facts["error_message"], steps)
+    return Timeline(
+        task_id=facts["task_id"],
+        their_id=facts["external_id"] if facts["source"] in THEIRS else None,
+        url=facts["url"],
+        status=facts["status"],
+        reason=facts["error_type"],
+        message=facts["error_message"],
+        steps=steps,
+    )
 
 
 def _origin(facts: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +73,7 @@ def _origin(facts: dict[str, Any]) -> dict[str, Any]:
         "file": facts["source_file"],
         "line": facts["source_line"],
         "job": facts["job"],
-        "their task" if facts["source"] in ("gateway", "bundle") else "call": facts["external_id"],
+        "their task" if facts["source"] in THEIRS else "call": facts["external_id"],
         "queue": facts["queue"],
         "priority": facts["priority"],
         "parcel": facts["parcel_id"] or None,

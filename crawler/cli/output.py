@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from crawler import config, times
+from crawler.db.books import Delivery
 from crawler.errors import UsageError
 from crawler.forecast import Trend, slip
 from crawler.logs import printable
@@ -71,13 +72,28 @@ def size_of(count: float) -> str:
     return f"{count:.1f} GB"
 
 
+def name_of(task: dict[str, Any]) -> str:
+    """What to call a task by: a Gateway's id, where it has one, and its URL."""
+    return printable(" ".join(name for name in (task["their_id"], task["url"]) if name))
+
+
+def delivery_of(found: Delivery) -> str:
+    """What became of results on their way to a Gateway; empty where none is concerned."""
+    parts = [f"{found.synced:,} were delivered"] if found.synced else []
+    if found.ready:
+        parts.append(f"{found.ready:,} wait for the Gateway (python -m crawler ondemand, or sync push)")
+    if found.rejected:
+        parts.append(f"{found.rejected:,} were rejected by it (python -m crawler sync rejected)")
+    return ", ".join(parts)
+
+
 def print_reasons(reasons: dict[str, dict[str, int]], examples: list[dict[str, Any]], job: Job | None) -> None:
     """Why tasks ended without a result, with some of them."""
     for status, counts in reasons.items():
         for reason, count in counts.items():
             print(f"  {count:,} {status}: {reason}")
     for task in examples:
-        print(f"    {printable(task['url'])}: {printable(task['message'] or task['reason'] or '')}")
+        print(f"    {name_of(task)}: {printable(task['message'] or task['reason'] or '')}")
     more = sum(sum(counts.values()) for counts in reasons.values()) - len(examples)
     if more > 0 and examples:
         which = "".join(f" --status {status}" for status in reasons) + (f" --job '{job.name}'" if job else "")

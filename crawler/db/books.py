@@ -10,10 +10,13 @@ import msgspec
 
 from crawler import urls
 from crawler.db.connection import Database, reading, writing
-from crawler.errors import UsageError
+from crawler.errors import UrlError, UsageError
 from crawler.models import NO_DEADLINE, Books, Job, JobOptions, JobStatus, Receipt, TaskStatus
 
-JOB = "id, name, status, queue, source_file, created_at, completed_at, deadline, hold, options"
+JOB = "id, name, status, queue, source_file, created_at, completed_at, deadline, hold, source, options"
+THEIRS = ("gateway", "bundle")
+"""The doors through which tasks come with a Gateway's id; at others `external_id` is the name of a call."""
+_THEIR_ID = f"iif(source IN {THEIRS}, external_id, NULL)"
 
 
 _CHECKS = {
@@ -30,6 +33,37 @@ _CHECKS = {
         AND raw_offset + raw_length > ifnull(s.end, 0)""",
 }
 """What must not be, each with the statement that counts it."""
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the results of a job or of the whole ledger are, and what a Gateway has of them."""
+
+    results: int = 0
+    pending: int = 0
+    """Of the results, those that lie in pending/."""
+    held: int = 0
+    """Those of standalone work, which only a command sends."""
+    ready: int = 0
+    synced: int = 0
+    rejected: int = 0
+    reports_ready: int = 0
+    reports_synced: int = 0
+    reports_rejected: int = 0
+
+    @property
+    def unsent(self) -> int:
+        """All that a Gateway is to get."""
+        return self.ready + self.reports_ready
+
+    @property
+    def refused(self) -> int:
+        """All that a Gateway did not take."""
+        return self.rejected + self.reports_rejected
+
+    @property
+    def concerns_gateway(self) -> bool:
+        """Whether a Gateway has got, or is to get, or has refused anything."""
+        return bool(self.unsent or self.refused or self.synced or self.reports_synced)
 
 
 class Bookkeeping:
@@ -144,10 +178,11 @@ class Bookkeeping:
 
     def find(self, text: str) -> list[int]:
         """The tasks that a person means by an id, the beginning of one, a Gateway's id or a URL; the newest first."""
+        named = f"no task, by our id or a Gateway's, is called {urls.without_credentials(text)[:200]!r}"
         found = [
             row[0]
             for row in self.db.all(
-                "SELECT id FROM tasks WHERE external_id = ? AND source IN ('gateway', 'bundle') ORDER BY id DESC",
+                f"SELECT id FROM tasks WHERE external_id = ? AND source IN {THEIRS} ORDER BY id DESC",
                 (text,),
             )
         ]
@@ -157,9 +192,16 @@ class Bookkeeping:
             rows = self.db.all("SELECT id FROM tasks WHERE task_id GLOB ? || '*' LIMIT 2", (text,))
             if len(rows) > 1:
                 raise UsageError(f"more than one task begins with {text}; give more of its id")
-            found = [row[0] for row in rows]
-        else:
+            if not rows:
+                raise UsageError(named)
+            return [rows[0][0]]
+        try:
             found = self.tasks_of(urls.parse(text).key)
+        except UrlError:
+            if "://" in text or not text.strip():
+                raise
+            hint = "; does it lack http:// at the beginning?" if "." in text or "/" in text else ""
+            raise UsageError(f"{named}, and it is no URL{hint}") from None
         if not found:
             raise UsageError(f"no task is known for {urls.without_credentials(text)}")
         return found
@@ -248,15 +290,15 @@ class Bookkeeping:
         domain: str | None = None,
         limit: int | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Tasks as they stand, in the order of import, read some at a time."""
-        names = ("task_id", "url", "parcel_id", "status", "reason", "message", "attempts", "queue", "priority",
-                 "domain", "source_file", "source_line", "completed_at")  # fmt: skip
+        """Tasks as they stand, in the order of import, read some at a time; `their_id` is a Gateway's name for one."""
+        names = ("task_id", "their_id", "url", "parcel_id", "status", "reason", "message", "attempts", "queue",
+                 "priority", "domain", "source_file", "source_line", "completed_at")  # fmt: skip
         last = 0
         while limit is None or limit > 0:
             size = min(1000, limit or 1000)
             rows = self.db.all(
-                f"""SELECT id, task_id, url, parcel_id, status, error_type, error_message, attempts, queue, priority,
-                        domain, source_file, source_line, completed_at FROM tasks NOT INDEXED
+                f"""SELECT id, task_id, {_THEIR_ID}, url, parcel_id, status, error_type, error_message, attempts, queue,
+                        priority, domain, source_file, source_line, completed_at FROM tasks NOT INDEXED
                     WHERE {self._of(job)} AND id > ? AND (? IS NULL OR error_type = ?) AND (? IS NULL OR domain = ?)
                     AND (? OR status IN (SELECT value FROM json_each(?))) ORDER BY id LIMIT ?""",
                 (*((job.id,) if job else ()), last, reason, reason, domain, domain, not statuses,
@@ -287,6 +329,21 @@ class Bookkeeping:
             f"SELECT state, count(*) FROM outbox WHERE task IN ({self._members(job)}) GROUP BY state", (job.id,)
         )
         return _books(self._states(job), outbox)
+
+    def delivery(self, job: Job | None) -> Delivery:
+        """Where the results of a job or of all tasks are, and what a Gateway has of them."""
+        where = f"WHERE task IN ({self._members(job)})" if job else ""
+        which = (job.id,) if job else ()
+        kept = self.db.all(f"SELECT state, archived_at IS NULL, count(*) FROM outbox {where} GROUP BY 1, 2", which)
+        told = self.db.all(f"SELECT 'reports_' || state, count(*) FROM reports {where} GROUP BY 1", which)
+        states: dict[str, int] = dict(told)
+        for state, _, count in kept:
+            states[state] = states.get(state, 0) + count
+        return Delivery(
+            results=sum(count for _, _, count in kept),
+            pending=sum(count for state, here, count in kept if here and state != "synced"),
+            **states,
+        )
 
     def _states(self, job: Job) -> list[tuple[Any, ...]]:
         return self.db.all(f"SELECT status, count(*) FROM tasks WHERE {self._of(job)} GROUP BY status", (job.id,))

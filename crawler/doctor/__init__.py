@@ -116,7 +116,8 @@ def examine(repair: bool, tell: Callable[[str], None], environ: Mapping[str, str
         if context.sound:
             # Segments before leases: freeing these cuts away what the ledger does not know.
             yield from _look({"books": ledger.books, "segments": pages.segments, "leases": ledger.leases}, context)
-            yield from _look({"projections": pages.projections, "clock": ledger.clock}, context)
+            last = {"projections": pages.projections, "gateway": ledger.gateway, "clock": ledger.clock}
+            yield from _look(last, context)
         yield from _look({"redis": stack.redis_server}, context)
         context.close()
 

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import apsw
 
+from crawler import times
 from crawler.config import failpoint
-from crawler.db import guard, owners, schema
+from crawler.db import exchange, guard, owners, schema
 from crawler.db.connection import reading
 from crawler.db.ledger import Ledger
 from crawler.db.segments import sync_folder
 from crawler.doctor import REPAIR, Context, Seen
 from crawler.doctor.salvage import ENDED_TOO_EARLY, SENSELESS, salvage, settle
 from crawler.models import JobStatus, TaskStatus
+from crawler.process import read_stack
 
 _MAGIC = b"SQLite format 3\0"
 _WAL_LIMIT = 256 << 20
@@ -184,7 +186,6 @@ def books(context: Context) -> Iterator[Seen]:
     """Everything that was accepted is in exactly one state, and what is completed has its result."""
     wrong = _imbalance(context)
     jobs = Ledger(context.db).jobs()
-    gateways = {name for (name,) in context.db.all("SELECT name FROM jobs WHERE source = 'gateway'")}
     if wrong and context.repair:
         context.close()
         with context.lpm() as lpm:
@@ -198,7 +199,7 @@ def books(context: Context) -> Iterator[Seen]:
         [(accepted,)] = context.db.all("SELECT count(*) FROM tasks")
         yield Seen("ok", f"{accepted} tasks in {len(jobs)} jobs, each in one state, each result in its place")
     for job in jobs:
-        if job.status is JobStatus.IMPORTING and job.name not in gateways:
+        if job.status is JobStatus.IMPORTING and not job.of_gateway:
             yield Seen(
                 "note",
                 f"the import of job {job.name} has not ended; if none runs, it was broken off",
@@ -211,6 +212,26 @@ def _imbalance(context: Context) -> str:
     with reading(context.db):
         counts = {what: int(context.db.all(sql)[0][0]) for what, sql in _BOOKS.items()}
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
+def gateway(context: Context) -> Iterator[Seen]:
+    """What a Gateway is to get, and what it did not take."""
+    with reading(context.db):
+        stand, url = exchange.stand(context.db), exchange.get_note(context.db, "url")
+    where = f"the Gateway at {url}" if url else "a Gateway"
+    if stand.unsent:
+        since = times.show(stand.oldest or 0, time.time(), times.zone(context.settings.timezone))
+        yield Seen("note", f"{stand.unsent} to be delivered to {where}, the oldest since {since}", _deliver(context))
+    if refused := stand.rejected + stand.reports_rejected:
+        yield Seen("note", f"{refused} rejected by {where}", "python -m crawler sync rejected")
+    if not stand.unsent and not refused:
+        done = f"{stand.synced} results and {stand.reports_synced} reports were delivered to {where}, none wait"
+        yield Seen("ok", done if url or stand.synced or stand.reports_synced else "nothing here is for a Gateway")
+
+
+def _deliver(context: Context) -> str:
+    agent = read_stack(context.folder).agent
+    return "python -m crawler " + ("sync status" if agent and agent.find() else "ondemand, or sync push")
 
 
 def leases(context: Context) -> Iterator[Seen]:

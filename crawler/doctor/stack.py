@@ -24,7 +24,7 @@ def processes(context: Context) -> Iterator[Seen]:
     """The record of the stack, held against what really runs."""
     record = context.folder / "run" / "stack.json"
     stack = read_stack(context.folder)
-    marks = {name: getattr(stack, name) for name in ("supervisor", "redis", "worker", "flower")}
+    marks = {name: getattr(stack, name) for name in ("supervisor", "redis", "worker", "agent", "flower")}
     running = {name: mark.pid for name, mark in marks.items() if mark and mark.find()}
     workers = owners.workers(context.folder / "run" / "owners")
     shown = ", ".join(f"{name} {pid}" for name, pid in running.items())
@@ -55,7 +55,7 @@ def _strangers(stack: Stack) -> str:
     """Whether pids of the record belong to others now."""
     import psutil
 
-    marks = (stack.supervisor, stack.redis, stack.worker, stack.flower)
+    marks = (stack.supervisor, stack.redis, stack.worker, stack.agent, stack.flower)
     pids = {mark.pid for mark in marks if mark and psutil.pid_exists(mark.pid)}
     return f"; {', '.join(map(str, sorted(pids)))} is somebody else's process by now" if pids else ""
 

@@ -16,6 +16,7 @@ from crawler.fetch.http import USER_AGENT, Gate, Request
 from crawler.fetch.robots import MAX_BYTES, Robots
 from crawler.fetch.session import LiveSession
 from crawler.judge import Verdict, judge
+from crawler.logs import printable
 from crawler.models import UNCHANGED, Outcome, Page, RetryClass, Rule, Task, TaskStatus
 from crawler.resilience import retry
 from crawler.scraping.passage import Passage
@@ -151,7 +152,7 @@ def _judged(
     passage.good, passage.block = page.status < 500, verdict.block
     if verdict.completed:
         return replace(begun, status=TaskStatus.COMPLETED, record=read.record, parser=read.parser)
-    message = f"the server answered {page.status} {page.reason}".rstrip()
+    message = f"the server answered {page.status} {printable(page.reason[:100])[:100]}".rstrip()
     if not verdict.name.startswith("http_"):
         message += f", and the page is: {verdict.name.replace('_', ' ')}"
         message += f" ({verdict.vendor})" if verdict.vendor else ""

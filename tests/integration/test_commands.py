@@ -53,6 +53,16 @@ def test_scrape_says_why_there_is_no_page(folder: Folder, site: Site, path: str,
     assert (facts["status"], facts["error_type"], facts["attempts"]) == ("failed", reason, attempts)
 
 
+def test_a_servers_reason_phrase_is_cut(folder: Folder, site: Site) -> None:
+    """However much a server has to say, a message has a hundred printable characters of it."""
+    done = folder.crawler("scrape", f"{site.url}/odd/reason-20000", "--json")
+
+    message = json.loads(done.stdout)["error_message"]
+    assert message.startswith("the server answered 404 \\x1b[31mgone gone")
+    assert message.isprintable()
+    assert len(message) <= len("the server answered 404 ") + 100
+
+
 @pytest.mark.parametrize("path", ["/gzip", "/deflate", "/deflate-raw", "/br", "/zstd", "/gzip-gzip", "/chunked"])
 def test_every_coding_is_read_and_stored_as_received(folder: Folder, site: Site, path: str) -> None:
     """The record comes from the decoded page, and `raw` gives the page back."""
@@ -111,7 +121,7 @@ def test_an_unreachable_redis_is_code_3(folder: Folder) -> None:
 def test_status_without_a_store_is_all_zeros(folder: Folder) -> None:
     """`status --json` has its whole shape with nothing there, and makes nothing."""
     facts = folder.status()
-    shape = {"books", "jobs", "queues", "pids", "disk", "redis", "job_facts", "domains", "rate"}
+    shape = {"books", "jobs", "queues", "pids", "disk", "redis", "job_facts", "domains", "rate", "gateway"}
     assert set(facts) == shape  # what the store takes is known once there is one
     assert set(facts["books"].values()) == {0}
     assert facts["queues"] == {"urgent": 0, "default": 0}

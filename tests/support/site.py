@@ -605,6 +605,11 @@ ODD: dict[str, Odd] = {
     "/odd/half-head": Odd(
         "The connection ends within the head", "truncated", lambda: b"HTTP/1.1 200 OK\r\nContent-Ty", end=True
     ),
+    "/odd/reason-20000": Odd(
+        "404 with a reason phrase of 20,000 characters, some of them for a terminal",
+        "ok",
+        lambda: lines(b"HTTP/1.1 404 \x1b[31m" + b"gone " * 3999, LENGTH),
+    ),
     "/odd/status-0": Odd("Status 0", "bad_response", lambda: lines(b"HTTP/1.1 0 Zero", LENGTH)),
     "/odd/status-20": Odd("Status 20", "bad_response", lambda: lines(b"HTTP/1.1 20 Short", LENGTH)),
     "/odd/status-999": Odd("Status 999", "ok", lambda: lines(b"HTTP/1.1 999 Denied", LENGTH)),

@@ -4,6 +4,8 @@ import time
 from typing import Any
 
 from crawler import urls
+from crawler.db import exchange
+from crawler.gateway.agent import open_job as open_gateway_job
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, NewTask, Outcome, Page, Sent, Task, TaskStatus
 
@@ -59,3 +61,15 @@ def collect(lpm: LocalPersistenceManager, name: str, count: int, source: str = "
     lpm.save_result(*(done(task, page=page) for task, page in zip(tasks, pages, strict=True)))
     lpm.durable.close_import(job)
     lpm.durable.finalise(time.time())
+
+
+def give(lpm: LocalPersistenceManager, count: int, **fields: Any) -> Job:
+    """Tasks t-0, t-1, … of a Gateway whose results are ready for it; its job is as a running agent has it."""
+    job = open_gateway_job(lpm)
+    tasks = [
+        exchange.Assignment(external_id=f"t-{n}", address=urls.parse(f"http://g.example/{n}"), **fields)
+        for n in range(count)
+    ]
+    exchange.assign(lpm.durable, job, tasks, (), time.time())
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", count)))
+    return job

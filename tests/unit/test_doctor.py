@@ -10,8 +10,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from crawler.db import guard
+from crawler.db import exchange, guard
 from crawler.db.owners import Owner
 from crawler.doctor import examine, exit_code
 from crawler.errors import StoreError
@@ -19,7 +20,7 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, TaskStatus
 from crawler.process import Mark, Stack, write_stack
 from tests.support.patient import change, crawl, ledger, look, of, pages_of, wipe, wrong
-from tests.support.tasks import done, new, open_job, page
+from tests.support.tasks import done, give, new, open_job, page
 
 # Nothing wrong
 
@@ -459,21 +460,65 @@ def test_a_record_that_names_a_stranger(tmp_path: Path) -> None:
         stranger.wait()
 
 
-def test_a_process_that_a_dead_stack_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["redis", "agent"])
+def test_a_process_that_a_dead_stack_left(tmp_path: Path, name: str) -> None:
     """Its record stays, because `down` needs it to end that process; the doctor ends nothing."""
     crawl(tmp_path, 1, 1)
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        write_stack(
-            tmp_path, Stack(supervisor=Mark(1, 1.0), redis=Mark.of(left.pid), redis_url="redis://127.0.0.1:1/0")
-        )
+        stack = Stack(supervisor=Mark(1, 1.0), redis_url="redis://127.0.0.1:1/0")
+        write_stack(tmp_path, replace(stack, **{name: Mark.of(left.pid)}))
         [finding] = [
             finding for finding in look(tmp_path, repair=True) if finding.check == "stack" and wrong([finding])
         ]
-        assert f"redis {left.pid}" in finding.detail
+        assert f"{name} {left.pid}" in finding.detail
         assert finding.fix == "python -m crawler down"
         assert left.poll() is None
         assert (tmp_path / "run" / "stack.json").exists()
     finally:
         left.kill()
         left.wait()
+
+
+def test_the_agent_is_among_the_processes_of_a_stack(tmp_path: Path) -> None:
+    """What speaks to a Gateway is named with the others; gone, it is said to be started again."""
+    crawl(tmp_path, 1, 1)
+    here, gone = Mark.of(os.getpid()), Mark(1, 1.0)
+
+    write_stack(tmp_path, Stack(supervisor=here, agent=here, redis_url="redis://127.0.0.1:1/0"))
+    assert f"agent {os.getpid()}" in of(look(tmp_path), "stack", "ok")[0]
+
+    write_stack(tmp_path, Stack(supervisor=here, agent=gone, redis_url="redis://127.0.0.1:1/0"))
+    assert "agent of the stack ended" in of(look(tmp_path), "stack", "note")[0]
+
+
+# What is for a Gateway
+
+
+def test_a_store_without_a_gateway_owes_nothing(tmp_path: Path) -> None:
+    """Standalone results are held, which is nothing to note."""
+    crawl(tmp_path, 2, 2)
+    assert of(look(tmp_path), "gateway") == ["nothing here is for a Gateway"]
+
+
+def test_what_a_gateway_is_to_get_is_a_note(tmp_path: Path) -> None:
+    """How much there is, since when, and how it gets there; what was rejected likewise; delivered, all is well."""
+    lpm = LocalPersistenceManager(tmp_path)
+    exchange.set_note(lpm.durable.db, "url", "https://gateway.example")
+    give(lpm, 5)
+    first, *_ = exchange.pages(lpm.ledger.db, 5, time.time())
+    exchange.refused(lpm.durable.db, first, 422, "no such parcel", None)
+
+    found = look(tmp_path)
+    waits, refused = [finding for finding in found if finding.check == "gateway"]
+    assert exit_code(found) == 0
+    assert waits.detail.startswith("4 to be delivered to the Gateway at https://gateway.example, the oldest since ")
+    assert waits.fix == "python -m crawler ondemand, or sync push"
+    assert (refused.state, refused.fix) == ("note", "python -m crawler sync rejected")
+    assert refused.detail == "1 rejected by the Gateway at https://gateway.example"
+
+    exchange.retry(lpm.durable.db, [])
+    lpm.mark_synced([parcel.own_id for parcel in exchange.pages(lpm.ledger.db, 5, time.time())])
+    lpm.close()
+    said = "5 results and 0 reports were delivered to the Gateway at https://gateway.example, none wait"
+    assert of(look(tmp_path), "gateway", "ok") == [said]

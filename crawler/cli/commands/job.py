@@ -13,6 +13,7 @@ from crawler.cli.output import (
     UNACCOUNTED,
     data_dir_option,
     json_option,
+    name_of,
     print_json,
     print_reasons,
     print_receipt,
@@ -20,6 +21,7 @@ from crawler.cli.output import (
     stored,
 )
 from crawler.db import owners
+from crawler.db.books import Delivery
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus, TaskStatus
@@ -88,9 +90,8 @@ def show(name: str, as_json: bool) -> None:
     if as_json:
         print_json(_facts(each) | {"receipt": receipt, "failures": examples, "forecast": seen})
         return
-    print(
-        f"{printable(each.name)}: {receipt.status}, queue {each.queue}, from {printable(each.source_file or 'no file')}"
-    )
+    origin = "a Gateway" if each.of_gateway else printable(each.source_file or "no file")
+    print(f"{printable(each.name)}: {receipt.status}, queue {each.queue}, from {origin}")
     began = times.show(each.created_at, now, tz)
     print(f"began {began}" + (f", ended {times.show(each.completed_at, now, tz)}" if each.completed_at else ""))
     if each.deadline:
@@ -117,14 +118,27 @@ def verify(name: str, as_json: bool) -> int:
         receipt = lpm.ledger.receipt(each)
         receipt = msgspec.structs.replace(receipt, problems=[*receipt.problems, *lpm.missing_segments(each)])
         failures = list(lpm.ledger.tasks(each, _FINAL))
+        delivery = lpm.ledger.delivery(each)
     open_ = receipt.books.open
     if as_json:
-        print_json(msgspec.structs.asdict(receipt) | {"failures": failures})
+        print_json(msgspec.structs.asdict(receipt) | {"failures": failures, "delivery": delivery})
     else:
         print_reasons(receipt.reasons, failures[:20], each)
         print_receipt(receipt)
         print(f"{open_:,} tasks are still open" if open_ else "Every task is in a final state")
+        if delivery.concerns_gateway:
+            _print_delivery(delivery)
     return UNACCOUNTED if open_ or receipt.problems else 0
+
+
+def _print_delivery(found: Delivery) -> None:
+    print(f"A Gateway has got {found.synced:,} results and {found.reports_synced:,} reports")
+    if found.unsent:
+        left = f"{found.ready:,} results and {found.reports_ready:,} reports"
+        print(f"  not delivered yet: {left}; python -m crawler sync status tells more")
+    if found.refused:
+        left = f"{found.rejected:,} results and {found.reports_rejected:,} reports"
+        print(f"  rejected: {left}; python -m crawler sync rejected tells why")
 
 
 @job.command()
@@ -226,7 +240,7 @@ def list_tasks(
 
 
 def _print_task(task: dict[str, Any]) -> None:
-    print(f"{task['task_id'][:12]} {task['status']:10} {task['reason'] or '-':16} {printable(task['url'])}")
+    print(f"{task['task_id'][:12]} {task['status']:10} {task['reason'] or '-':16} {name_of(task)}")
 
 
 @click.command()

@@ -12,6 +12,8 @@ from crawler import config
 from crawler import results as store
 from crawler.cli.output import data_dir_option, json_option, print_json, say, stored
 from crawler.cli.types import only_job_option, since_option
+from crawler.db.books import Delivery
+from crawler.errors import StoreError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 
@@ -43,19 +45,32 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
     """
     wanted = limit or (20 if sys.stdout.isatty() and not as_json else 0)
     lpm = LocalPersistenceManager(config.load().data_dir)
-    count, items = store.count_pending(lpm), list[dict[str, Any]]()
-    if job_name or (wanted and LocalPersistenceManager.exists(lpm.folder)):  # the files are counted without the ledger
-        with stored() as lpm:
-            job = lpm.ledger.job(job_name) if job_name else None
-            count = lpm.ledger.job_books(job).results if job else count
-            items = store.newest(lpm, job, wanted) if wanted else items
+    items, sent = list[dict[str, Any]](), Delivery()
+    if job_name or LocalPersistenceManager.exists(lpm.folder):
+        try:
+            with stored() as lpm:
+                job = lpm.ledger.job(job_name) if job_name else None
+                sent, items = lpm.ledger.delivery(job), store.newest(lpm, job, wanted) if wanted else items
+        except StoreError as error:
+            if job_name or wanted:
+                raise
+            say(f"only files are counted: {error}")  # they are there without the ledger too
+    count = sent.pending if job_name else store.count_pending(lpm)
     if as_json:
-        facts: dict[str, Any] = {"results": count, "folder": str(lpm.pending)}
+        facts: dict[str, Any] = {"results": count, "folder": str(lpm.pending), "delivery": sent}
         print_json(facts | ({"items": [{name: i[name] for name in LISTED} for i in items]} if limit else {}))
         return
-    print(f"{count} results in {lpm.pending}/")
+    print(_how_many(count, sent, lpm.pending))
     if items:
         _show_table(items)
+
+
+def _how_many(count: int, sent: Delivery, folder: Path) -> str:
+    states = ((sent.synced, "delivered"), (sent.ready, "to be delivered"), (sent.rejected, "rejected"))
+    parts = [f"{number} {what}" for number, what in states if number]
+    if not parts:
+        return f"{count} results in {folder}/"
+    return f"{sent.results} results, {count} of them in {folder}/ ({', '.join(parts)})"
 
 
 def _show_table(items: list[dict[str, Any]]) -> None:

@@ -23,6 +23,7 @@ from crawler.cli.output import (
     UNACCOUNTED,
     BooksProgress,
     data_dir_option,
+    delivery_of,
     json_option,
     print_json,
     print_reasons,
@@ -199,12 +200,15 @@ def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> 
         receipt = lpm.ledger.receipt(lpm.ledger.job(job.name)) if job else None
         reasons = receipt.reasons if receipt else lpm.ledger.reasons(None)
         examples = list(lpm.ledger.tasks(job, ("failed", "skipped", "expired"), limit=5))
+        delivery = lpm.ledger.delivery(job)
         if job:
             lpm.ledger.report_job(job)
     if as_json:
         print_json(receipt or {"job": None, "books": books, "reasons": reasons})
     else:
-        print(f"{books.completed:,} of {books.accepted:,} pages collected; results in {lpm.pending}/")
+        left = f"{delivery.pending:,} " if delivery_of(delivery) else ""
+        places = "; ".join(filter(None, (f"{left}results in {lpm.pending}/", delivery_of(delivery))))
+        print(f"{books.completed:,} of {books.accepted:,} pages collected; {places}")
         print_reasons(reasons, examples, job)
         if receipt:
             print_receipt(receipt)

@@ -48,7 +48,7 @@ def up(workers: int | None, flower: bool) -> None:
 @click.command()
 @data_dir_option
 def down() -> None:
-    """Stop the stack; what was not done stays in the ledger.
+    """Stop the stack, whether `up` or `ondemand` has started it; what was not done stays in the ledger.
 
     \b
     Example:

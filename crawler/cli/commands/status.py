@@ -10,8 +10,8 @@ import msgspec
 from crawler import config, times
 from crawler.cli.output import data_dir_option, json_option, print_json, size_of
 from crawler.config import Settings
-from crawler.db import owners
-from crawler.db.connection import reading
+from crawler.db import exchange, owners
+from crawler.db.connection import Database, reading
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import QUEUES, Books, Job
@@ -54,6 +54,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
         "job_facts": {},
         "domains": {},
         "rate": 0.0,
+        "gateway": None,
     }
     if LocalPersistenceManager.exists(settings.data_dir):
         lpm = LocalPersistenceManager(settings.data_dir)
@@ -67,6 +68,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
                 facts["domains"] = ledger.in_flight()
                 facts["rate"] = round(ledger.rate(lpm.now()), 2)
                 growth = ledger.growth(lpm.now())
+                facts["gateway"] = _gateway(ledger.db)
             facts["job_facts"] = {job.name: _about(job) for job in jobs}
             if sizes:
                 facts["store"] = {"bytes": lpm.sizes(), **growth}
@@ -74,6 +76,16 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
     facts["books"] = msgspec.structs.asdict(facts["books"])
     facts["jobs"] = {name: msgspec.structs.asdict(books) for name, books in facts["jobs"].items()}
     return facts | {"pids": _pids(settings), "disk": _disk(settings), "redis": _redis(settings)}
+
+
+def _gateway(db: Database) -> dict[str, Any] | None:
+    """How far the exchange with a Gateway has come; None where none was ever known."""
+    url, heard = exchange.get_note(db, "url"), exchange.get_note(db, "heard")
+    stand = msgspec.structs.asdict(exchange.stand(db))
+    if url is None and not any(count for name, count in stand.items() if name != "held"):
+        return None
+    notes = {name: exchange.get_note(db, name) for name in ("worker_id", "trouble", "order")}
+    return {"url": url, "heard_at": float(heard) if heard else None, **notes, **stand}
 
 
 def _about(job: Job) -> dict[str, Any]:
@@ -149,6 +161,18 @@ def _show(facts: dict[str, Any], settings: Settings) -> None:
         print(line)
 
 
+def delivering(facts: dict[str, Any]) -> list[str]:
+    """A line on what a Gateway is to get or has refused, where there is any of it."""
+    about = facts["gateway"] or {}
+    parts = [
+        f"{count:,} {what}"
+        for state, what in (("ready", "to be delivered"), ("rejected", "rejected"))
+        if (count := about.get(state, 0) + about.get(f"reports_{state}", 0))
+    ]
+    url = f" {printable(about['url'])}" if parts and about["url"] else ""
+    return [f"Gateway{url}: {', '.join(parts)} (python -m crawler sync status)"] if parts else []
+
+
 def describe(facts: dict[str, Any]) -> list[str]:
     """What runs and what it takes, in a few lines."""
     pids, redis, disk = facts["pids"], facts["redis"], facts["disk"]
@@ -156,7 +180,8 @@ def describe(facts: dict[str, Any]) -> list[str]:
     messages = redis.get("messages", {})
     redis_is = f"up ({sum(messages.values()):,} messages)" if redis["up"] else "down"
     agent = f" · agent {pids['agent']}" if pids["agent"] else ""
-    lines = [f"supervisor {pids['supervisor'] or 'none'} · redis {redis_is} · workers {workers}{agent}"]
+    lines = delivering(facts)
+    lines += [f"supervisor {pids['supervisor'] or 'none'} · redis {redis_is} · workers {workers}{agent}"]
     if "store" in facts:
         store = facts["store"]
         parts = ", ".join(f"{name} {size_of(size)}" for name, size in store["bytes"].items() if size)

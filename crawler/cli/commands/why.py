@@ -3,8 +3,7 @@
 import shutil
 import sys
 import textwrap
-from datetime import datetime
-from typing import Any
+from datetime import date, datetime, tzinfo
 
 import click
 
@@ -39,16 +38,16 @@ def why(url: str, as_json: bool) -> None:
 def _show(found: Timeline, zone: str | None) -> None:
     tz = times.zone(zone)
     why = f": {found.reason} – {found.message}" if found.reason else ""
-    print(printable(found.url))
+    print(printable(found.url or found.their_id or "no URL"))
     print(printable(f"task {found.task_id}, {found.status}{why}"))
-    day = None
+    day: date | None = None
     for step in found.steps:
         at = None if step.at is None else datetime.fromtimestamp(step.at, tz).astimezone(tz)
         if at and at.date() != day:
             day = at.date()
             print(f"{at:%A %d %B %Y, %Z}")
         clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}" if at else ""
-        _print(printable(f"  {clock:13}{step.what:13}{_words(step, tz)}".rstrip()))
+        _print(printable(f"  {clock:13}{step.what:13}{_words(step, tz, day)}".rstrip()))
 
 
 def _print(line: str) -> None:
@@ -58,12 +57,14 @@ def _print(line: str) -> None:
     print(line)
 
 
-def _words(step: Step, tz: Any) -> str:
-    """The details of a step, the ones that are times as times."""
+def _words(step: Step, tz: tzinfo | None, day: date | None) -> str:
+    """The details of a step, the ones that are times as times, with their day where it is not the heading's."""
     parts = []
     for name, value in step.detail.items():
         if name in ("not_before", "until", "deadline") and value:
-            parts.append(f"{name.replace('_', ' ')} {datetime.fromtimestamp(value, tz).astimezone(tz):%H:%M:%S}")
+            at = datetime.fromtimestamp(value, tz).astimezone(tz)
+            shown = f"{at:%H:%M:%S}" if at.date() == day else f"{at:%a %d %b %Y %H:%M:%S}"
+            parts.append(f"{name.replace('_', ' ')} {shown}")
         elif name == "evidence" and isinstance(value, list):
             parts.append("because " + "; ".join(value))
         elif name == "evidence":
