@@ -47,7 +47,7 @@ class Complaints:
 class Connection(H11Protocol):
     """A connection that ends where nothing comes of it."""
 
-    most = MAX_CONNECTIONS
+    most, silent_s = MAX_CONNECTIONS, SILENT_S
     complaints = Complaints()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -81,12 +81,17 @@ class Connection(H11Protocol):
         if self.flow.read_paused:  # it is us who do not listen
             self._heard = now
         if self._busy():
-            late = self.cycle.more_body and now - self._heard > SILENT_S
+            late = self.cycle.more_body and now - self._heard > self.silent_s
         else:
-            late = self._head_since is not None and now - self._head_since > SILENT_S
+            late = self._head_since is not None and now - self._head_since > self.silent_s
         if late:
-            self.complaints.say(f"a connection said nothing for {SILENT_S:.0f} s inside a request, and was ended")
+            self.complaints.say(f"a connection said nothing for {self.silent_s:g} s inside a request, and was ended")
             self.transport.abort()
+
+
+def bounded(most: int, silent_s: float) -> type[Connection]:
+    """Connections of which there may be so many, and which may be silent so long."""
+    return type("BoundedConnection", (Connection,), {"most": most, "silent_s": silent_s})
 
 
 class Server(uvicorn.Server):

@@ -15,7 +15,7 @@ from crawler import logs
 from crawler.db.connection import store_errors
 from crawler.errors import UsageError
 from crawler.gateway.reference.books import Books
-from crawler.gateway.reference.connections import Connection, Server, room
+from crawler.gateway.reference.connections import SILENT_S, Connection, Server, bounded, room
 from crawler.gateway.reference.farewell import Farewell
 from crawler.gateway.reference.faults import Dice, Faults
 from crawler.gateway.reference.server import Service, application
@@ -36,6 +36,7 @@ def serve(
     idle_s: float,
     faults: float | None,
     seed: int,
+    silent_s: float = SILENT_S,
 ) -> None:
     """Serve the store in this folder until a signal ends it."""
     with _bound(host, port) as listener, contextlib.ExitStack() as last, contextlib.ExitStack() as stack:
@@ -51,23 +52,23 @@ def serve(
             service.hurry()
             farewell.end()
 
-        server = Server(_config(Faults(farewell, dice) if dice else farewell), end, FAREWELL_S)
+        app: ASGIApp = Faults(farewell, dice) if dice else farewell
+        server = Server(_config(app, bounded(room(), silent_s)), end, FAREWELL_S)
         url = _url(listener)
         log.info("the gateway listens on %s", url, extra={"store": str(folder.absolute()), "lease_s": lease_s})
         if not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
             log.warning("other machines can reach it: put a proxy with TLS before it, or the token is sent open")
         last.callback(log.info, "the gateway on %s has stopped", url)
-        Connection.most = room()
         server.run(sockets=[listener])
 
 
-def _config(app: ASGIApp) -> uvicorn.Config:
+def _config(app: ASGIApp, connection: type[Connection]) -> uvicorn.Config:
     complaints = logging.getLogger("uvicorn.error")
     complaints.handlers[:], complaints.propagate = [logs.handler()], False
     complaints.setLevel(logging.WARNING)
     return uvicorn.Config(
         app,
-        http=Connection,  # h11's: the faults' resets are cut to its measure
+        http=connection,  # h11's: the faults' resets are cut to its measure
         h11_max_incomplete_event_size=1 << 20,  # a hundred platforms, each sign of their names as twelve
         ws="none",
         lifespan="off",
