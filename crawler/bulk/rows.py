@@ -471,7 +471,8 @@ def _gives_urls(names: Sequence[str], form: _Form) -> bool:
 def _names(path: Path, cells: list[str], line: int, form: _Form) -> list[str]:
     """What the columns are called by the cells of a header."""
     if not _gives_urls(cells, form):
-        raise InputError(str(path), _no_url(cells), line)
+        instead = "; a 'platform' with any other column would do, too" if form.known else ""
+        raise InputError(str(path), _no_url(cells) + instead, line)
     names = [name.replace("\ufeff", "") if name.strip() else f"column {n}" for n, name in enumerate(cells, 1)]
     _refuse_twins(path, names, line, form.known.union(_Columns._fields))
     return names

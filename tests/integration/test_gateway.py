@@ -1,21 +1,31 @@
 """The reference Gateway over HTTP, as a real process; and its commands."""
 
 import csv
+import fcntl
 import hashlib
 import http.client
 import json
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import apsw
 import pytest
 
+from crawler.gateway.reference import incoming
+from crawler.gateway.reference.books import Books
+from crawler.gateway.reference.intake import task
 from tests.support.gateway import Gateway
 from tests.support.stack import Folder, wait_for
 
@@ -39,13 +49,13 @@ class Caller:
     """A worker that says exactly what it is told to say, one connection for each call."""
 
     def __init__(self, gateway: Gateway, name: str = "desk-1") -> None:
-        self._address = gateway.url.removeprefix("http://")
+        self.address = gateway.url.removeprefix("http://")
         self.headers = {"X-Worker-Token": gateway.token, "X-Worker-ID": name}
 
     def call(self, method: str, path: str, body: bytes | None = None, **headers: str | None) -> Answer:
         """Make a call; a header of None is left out."""
         sent = self.headers | {name.replace("_", "-"): value for name, value in headers.items()}
-        with closing(http.client.HTTPConnection(self._address, timeout=30)) as connection:
+        with closing(http.client.HTTPConnection(self.address, timeout=30)) as connection:
             connection.request(method, path, body, {name: value for name, value in sent.items() if value is not None})
             answer = connection.getresponse()
             return Answer(answer.status, answer.headers, answer.read())
@@ -203,8 +213,9 @@ def test_a_worker_may_name_a_hundred_platforms(firm: Gateway) -> None:
         b"{}",
         b"null",
         b'[{"task_id": "a", "data": {}}',
-        b'[{"task_id": "a", "data": {"x": NaN}}]',
-        b'[{"task_id": "\\ud800", "data": {}}]',
+        b'[{"task_id": "a", "data": {"x": NaN}}',
+        b'[{"task_id": "a", "data": {}}, ]',
+        b'[{"task_id": "a", "data": {}} {"task_id": "b", "data": {}}]',
         b"[" * 100_000,
         b'\xff[{"task_id": "a", "data": {}}]',
     ],
@@ -218,15 +229,61 @@ def test_results_that_are_no_array_are_refused(firm: Gateway, body: bytes) -> No
 
 
 def test_awkward_results_are_judged_one_by_one(gateway: Gateway) -> None:
-    """Deep nesting, absurd numbers and bytes that are no text cost the result they are in, and no other."""
-    deep = b'{"task_id": "deep", "data": ' + b'{"a":' * 150 + b"1" + b"}" * 151
+    """Deep nesting, absurd numbers and what is no text cost the result they are in, and no other."""
+    deep = b'{"task_id": "deep", "data": ' + b'{"a":' * 150_000 + b"1" + b"}" * 150_001
     parts = [b'{"task_id": "a", "data": {"n": 1e999}}', deep, b'{"task_id": "b", "data": {"\xff": 1}}']
     parts += [b'{"task_id": "c", "data": {"n": ' + b"9" * 5000 + b"}}", b'{"task_id": "a", "data": {"n": 2}}']
+    parts += [b'{"task_id": "\\ud800", "data": {}}', b'{"task_id": "a", "data": {"n": NaN}}']
 
     answer = Caller(gateway).call("POST", "/internal/results", b"[" + b",".join(parts) + b"]").json
 
-    assert (answer["inserted"], answer["updated"], answer["failed"]) == (2, 1, 2)
+    assert (answer["inserted"], answer["updated"], answer["failed"]) == (2, 1, 4)
     assert {result["task_id"]: result["applied"] for result in gateway.results()} == {"a": 2, "c": 1}
+
+
+def test_too_many_results_are_refused(firm: Gateway) -> None:
+    """More than 10,000 in a body are 413, as a body that is too large is."""
+    answer = Caller(firm).call("POST", "/internal/results", b"[" + b"1," * 10_000 + b"1]")
+
+    assert (answer.status, answer.json["error"]["code"]) == (413, "TOO_LARGE")
+    assert unchanged(firm)
+
+
+def test_large_bodies_come_in_two_at_a_time(gateway: Gateway) -> None:
+    """A third one waits for its turn; small ones do not."""
+    worker, body = Caller(gateway), b"[" + b" " * (2 << 20) + b"]"
+    with ExitStack() as stack:
+        held = [stack.enter_context(half_sent(worker, body)) for _ in range(2)]
+        with ThreadPoolExecutor(1) as threads:
+            third = threads.submit(worker.call, "POST", "/internal/results", body)
+            small = [worker.deliver({"task_id": f"s-{n}", "data": {}}).status for n in range(5)]
+            waiting = not third.done()
+            held[0].send(body[len(body) // 2 :])
+            assert held[0].getresponse().status == 200
+            assert third.result(30).status == 200
+
+    assert (small, waiting) == ([200] * 5, True)
+
+
+@contextmanager
+def half_sent(
+    worker: Caller, body: bytes, path: str = "/internal/results", **headers: str
+) -> Iterator[http.client.HTTPConnection]:
+    """A connection with the first half of a request, which the Gateway has begun to read."""
+    with closing(http.client.HTTPConnection(worker.address, timeout=30)) as connection:
+        connection.putrequest("POST", path)
+        sent = worker.headers | {name.replace("_", "-"): value for name, value in headers.items()}
+        for name, value in (sent | {"Content-Length": str(len(body))}).items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        connection.send(body[: len(body) // 2])
+        wait_for(lambda: unsent(connection.sock) == 0, 10, "the Gateway to read")
+        yield connection
+
+
+def unsent(connection: socket.socket) -> int:
+    """How many bytes the other side has not taken."""
+    return int.from_bytes(fcntl.ioctl(connection, termios.TIOCOUTQ, b"\0" * 4), sys.byteorder)
 
 
 @pytest.mark.parametrize("announced", [True, False])
@@ -293,16 +350,67 @@ def test_an_upload_that_is_none_is_refused(firm: Gateway) -> None:
     assert unchanged(firm)
 
 
-def test_contents_are_stored_once_and_names_replaced(gateway: Gateway) -> None:
-    """Two names of one content are one file; another content under a name replaces it; again changes nothing."""
+def test_contents_are_stored_once_and_names_stay(gateway: Gateway) -> None:
+    """Two names of one content are one file; again changes nothing; another content under a name is an error."""
     worker = Caller(gateway)
 
-    for name, content in (("a.html", b"one"), ("b.html", b"one"), ("a.html", b"one"), ("a.html", b"two")):
+    for name, content in (("a.html", b"one"), ("b.html", b"one"), ("a.html", b"one")):
         assert worker.upload(name, content).json["status"] == "ok"
+    [path] = (gateway.store / "raw").glob("??/*")
+    answer = worker.upload("a.html", b"two")
 
-    files = [path for path in (gateway.store / "raw").rglob("*") if path.is_file()]
-    assert sorted(path.read_bytes() for path in files) == [b"one", b"two"]
+    assert (answer.status, answer.json["status"]) == (200, "error")
+    assert "another content" in answer.json["message"]
+    assert path.read_bytes() == b"one"
     assert gateway.counts()["raw_files"] == 2
+
+
+@contextmanager
+def file_limit(gateway: Gateway, size: int) -> Iterator[None]:
+    """No file of the Gateway can grow beyond this size, as on a disk that is full."""
+    hard = resource.prlimit(gateway.pid, resource.RLIMIT_FSIZE)[1]
+    resource.prlimit(gateway.pid, resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(gateway.pid, resource.RLIMIT_FSIZE, (hard, hard))
+
+
+def test_an_upload_that_finds_no_room_may_come_again(gateway: Gateway) -> None:
+    """It is 503 with Retry-After; nothing is left of it, and nothing of it was outside the store."""
+    worker, content = Caller(gateway), b"x" * (4 << 20)
+
+    with file_limit(gateway, 2 << 20):
+        refused = worker.upload("a.html", content)
+        (gateway.store / "raw" / ".left.part").write_bytes(b"of a server that was killed")
+
+    assert (refused.status, refused.headers["Retry-After"]) == (503, "5")
+    gateway.stop()
+    gateway.start()
+    assert list((gateway.store / "raw").iterdir()) == []
+    assert worker.upload("a.html", content).json["status"] == "ok"
+
+
+def test_uploads_need_no_folder_for_temporary_files(tmp_path: Path) -> None:
+    """A large one goes to the store's own disk, whatever TMPDIR is."""
+    with Gateway(tmp_path, env={"TMPDIR": "/proc"}) as gateway:
+        assert Caller(gateway).upload("a.html", b"x" * (4 << 20)).json["status"] == "ok"
+
+
+def test_the_health_is_that_of_the_disk(gateway: Gateway) -> None:
+    """While nothing can be written /health is 503, with and without the token; and 200 as soon as it can be."""
+    worker = Caller(gateway)
+
+    with file_limit(gateway, 1):
+        answer = worker.deliver({"task_id": "a", "data": {}})
+        sick = [worker.call("GET", "/health", X_Worker_Token=token) for token in (None, gateway.token)]
+    well = worker.call("GET", "/health", X_Worker_Token=None)
+
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
+    assert [(each.status, each.json["status"]) for each in sick] == [(503, "failing")] * 2
+    assert (well.status, well.json) == (200, {"status": "ok"})
+    assert gateway.counts()["results"] == 0
+    assert worker.deliver({"task_id": "a", "data": {}}).status == 200
 
 
 def test_answers_are_given_again_over_a_kill(gateway: Gateway) -> None:
@@ -321,7 +429,7 @@ def test_answers_are_given_again_over_a_kill(gateway: Gateway) -> None:
     again = worker.deliver({"task_id": "x", "data": {}}, Idempotency_Key="r1")
     assert (again.body, again.headers["Idempotent-Replay"]) == (answer.body, "true")
     assert answer.headers["Idempotent-Replay"] is None
-    assert worker.deliver({"task_id": "y", "data": {}}, Idempotency_Key="r1").status == 422
+    assert worker.deliver({"task_id": "y", "data": {}}, Idempotency_Key="r1").status == 409
     assert worker.call("POST", "/internal/heartbeat", b"{}", Idempotency_Key="h1").json == beat
     assert beat["commands"] == ["drain"]
     assert len(worker.work()["tasks"]) == 3
@@ -390,9 +498,7 @@ def test_ids_with_signs_in_them_are_found(gateway: Gateway) -> None:
         b"[]",
         b"{}",
         b'{"reason": 7}',
-        b'{"reason": "x", "attempts": -1}',
-        b'{"reason": "x", "attempts": 1e300}',
-        b'{"reason": "x", "attempts": 99999999999999999999999}',
+        b'{"reason": "x", "attempts": "3"}',
         b'{"reason": "\\udfff"}',
         b'{"reason": ' + b"[" * 50_000,
     ],
@@ -471,6 +577,91 @@ def test_a_signal_ends_it_in_order(tmp_path: Path, number: int, code: int) -> No
     assert log.count("the gateway listens on") == 1
     assert log.count("has stopped") == 1
     assert gateway.token not in log
+    assert "Traceback" not in log
+
+
+def test_a_signal_ends_it_whoever_is_in_its_way(tmp_path: Path) -> None:
+    """A lock of another process and an upload that hangs keep it from ending for 5 s at most; both get a 503."""
+    gateway = Gateway(tmp_path)
+    worker, upload = Caller(gateway), multipart("a.html", b"x" * 1000, "{}")
+    with closing(apsw.Connection(str(gateway.store / "gateway.db"))) as other, ThreadPoolExecutor(1) as threads:
+        other.execute("BEGIN IMMEDIATE")
+        with half_sent(worker, upload, "/internal/raw-files", **MULTIPART) as hanging:
+            waiting = threads.submit(worker.deliver, {"task_id": "a", "data": {}})
+            wait_for(lambda: not waiting.done() and connected(gateway) >= 2, 10, "a call that waits for the lock")
+
+            assert gateway.stop(limit_s=5) == 143
+
+            answer = hanging.getresponse()
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
+        assert waiting.result(10).status == 503
+
+    lines = [json.loads(line)["message"] for line in gateway.log.read_text().splitlines()]
+    assert lines[-1].endswith("has stopped")
+    assert "Traceback" not in gateway.log.read_text()
+
+
+def connected(gateway: Gateway) -> int:
+    """How many connections the Gateway has."""
+    links = (os.path.realpath(path) for path in Path(f"/proc/{gateway.pid}/fd").iterdir())
+    return sum("socket:" in link for link in links) - 3  # the listener, and the loop's own pair
+
+
+SERVE = """
+import sys
+from pathlib import Path
+from crawler import logs
+from crawler.gateway.reference.serve import serve
+logs.setup("info")
+serve(Path(sys.argv[1]), "t", host="127.0.0.1", port=0, lease_s=300, idle_s=30, faults=None, seed=7, silent_s=0.5)
+"""
+
+
+def test_a_connection_that_says_nothing_is_ended(tmp_path: Path) -> None:
+    """No head, half a head, half a body: it is ended, and a line says so; one between two requests is not."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVE, str(tmp_path / "g")], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            found = re.search(r"http://([\d.]+):(\d+)", process.stderr.readline())
+            assert found is not None
+            address = (found[1], int(found[2]))
+            with closing(http.client.HTTPConnection(*address, timeout=10)) as idle:
+                idle.request("GET", "/health")
+                assert idle.getresponse().read() == b'{"status":"ok"}'
+                for sent in (
+                    b"",
+                    b"GET /health HT",
+                    b"POST /internal/results HTTP/1.1\r\nHost: a\r\nX-Worker-Token: t\r\nX-Worker-ID: w\r\n"
+                    b"Content-Length: 9\r\n\r\n[",
+                ):
+                    with closing(socket.create_connection(address, timeout=10)) as silent:
+                        silent.sendall(sent)
+                        with suppress(ConnectionResetError):
+                            assert silent.recv(1000) == b""
+                idle.request("GET", "/health")
+                assert idle.getresponse().status == 200
+        finally:
+            process.terminate()
+        log = process.stderr.read()
+    assert log.count("said nothing for 0.5 s") == 1
+    assert "Traceback" not in log
+
+
+def test_connections_that_cannot_be_taken_are_one_line(gateway: Gateway) -> None:
+    """Without a free file it says so once a minute, and goes on as soon as there is one."""
+    soft, hard = resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (1, hard))
+    with closing(http.client.HTTPConnection(Caller(gateway).address, timeout=3)) as new:
+        new.request("GET", "/health")
+        with pytest.raises(TimeoutError):  # it is tried every second
+            new.getresponse()
+    resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert gateway.health() == {"status": "ok"}
+    log = gateway.log.read_text()
+    assert log.count("no connection can be taken") == 1
     assert "Traceback" not in log
 
 
@@ -576,9 +767,26 @@ def test_the_same_file_again_changes_nothing(folder: Folder) -> None:
     assert json.loads(folder.crawler("gateway", "status", "--json").stdout)["available"] == 2
 
 
+def test_a_row_that_says_something_else_changes_its_task(folder: Folder) -> None:
+    """As long as nobody works on it and it has no result; else the row is rejected with the reason."""
+    with Gateway(folder.path) as gateway:
+        gateway.import_tasks(rows(2))
+        Caller(gateway).work(1)
+        (folder.path / "a.csv").write_text("task_id,platform,parcel_id\nt-0,beacon,77\nt-1,beacon,77\nt-2,beacon,2\n")
+
+        done = folder.crawler("gateway", "import", "a.csv")
+        listed = folder.crawler("gateway", "tasks").stdout.splitlines()
+
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[0] == "3 rows: 1 new, 0 known, 1 changed, 1 rejected"
+    assert "'t-0' is known with another content" in (folder.path / "a.csv.rejects.jsonl").read_text()
+    assert listed == ["t-0  held by desk-1", "t-1  available", "t-2  available"]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
+        ("a.csv", "foo,bar\n1,2\n", "a 'platform' with any other column would do"),
         ("a.csv", "foo,bar\n1,2\n", "no column 'url'"),
         ("a.csv", "platform,PLATFORM,parcel_id\na,b,c\n", "2 columns 'platform'"),
         ("a.json", '{"platform": "a"}', "not an array"),
@@ -610,9 +818,12 @@ def test_the_operators_commands(folder: Folder) -> None:
         beat = worker.call("POST", "/internal/heartbeat", b"{}").json
         unknown = folder.crawler("gateway", "tell", "desk-2", "pause")
         counted = folder.crawler("gateway", "status")
+        failed = folder.crawler("gateway", "tasks", "--state", "failed")
+        every = [json.loads(line) for line in folder.crawler("gateway", "tasks", "--json").stdout.splitlines()]
         retried = json.loads(folder.crawler("gateway", "retry", "--json").stdout)
         tasks = worker.work()["tasks"]
         exported = folder.crawler("gateway", "results", "export", "--output", "out.jsonl")
+        piped = folder.crawler("gateway", "results", "export", "-o", "-")
         as_array = folder.crawler("gateway", "results", "export", "--output", "-", "--format", "json")
 
     assert told.stdout == "desk-1 will be told to pause at its next heartbeat\n"
@@ -629,6 +840,65 @@ def test_the_operators_commands(folder: Folder) -> None:
     [result] = [json.loads(line) for line in (folder.path / "out.jsonl").read_text().splitlines()]
     assert (result["data"], result["late"], result["applied"], result["worker"]) == ({"owner": "Ä"}, True, 1, "desk-1")
     assert json.loads(as_array.stdout) == [result]
+    assert json.loads(piped.stdout) == result
+    assert failed.stdout == "t-0  failed by desk-1: gone (0 attempts)\n"
+    assert [(task["task_id"], task["state"], task["reason"]) for task in every] == [
+        ("t-0", "failed", "gone"),
+        ("t-1", "completed", None),
+    ]
+
+
+def test_workers_that_are_gone_are_not_listed(folder: Folder) -> None:
+    """One that was silent for a day and holds nothing is left out unless --all is said; one that holds tasks is not."""
+    store = folder.path / "gateway"
+    with closing(Books(store, clock=lambda: time.time() - 90_000)) as books, books.writing():
+        books.add(task(row, None, time.time()) for row in rows(1))
+        books.give("holds", 1, [], None)
+        books.hear("gone")
+    with closing(Books(store)) as books, books.writing():
+        books.hear("here")
+        books.tell("here", "drain")
+
+    listed = folder.crawler("gateway", "workers")
+    every = json.loads(folder.crawler("gateway", "workers", "--all", "--json").stdout)
+
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["here", "holds"]
+    assert "is to drain" in listed.stdout
+    assert "1 workers were silent for more than a day" in listed.stderr
+    assert {worker["worker"] for worker in every} == {"here", "holds", "gone"}
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "words"),
+    [("/dev/full", 2, "stdout cannot be written (No space left on device)"), ("pipe", 0, "")],
+)
+@pytest.mark.parametrize("args", [("results", "export", "-o", "-"), ("tasks",)])
+def test_what_is_the_outputs_fault_is_not_the_stores(
+    folder: Folder, target: str, code: int, words: str, args: tuple[str, ...]
+) -> None:
+    """A full device is named, with exit code 2; a reader that has gone is no error."""
+    with closing(Books(folder.path / "gateway")) as books, books.writing():
+        books.add(task(row, None, time.time()) for row in rows(5000))
+        books.deliver("w", incoming.results(json.dumps([{"task_id": "a", "data": {"x": "x" * 300_000}}]).encode()))
+    if target == "pipe":
+        reading, writing = os.pipe()
+        os.close(reading)
+    else:
+        writing = os.open(target, os.O_WRONLY)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "crawler", "gateway", *args],
+        cwd=folder.path,
+        env=folder.env,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(writing)
+
+    assert (done.returncode, done.stderr) == (code, f"Error: -: {words}\n" if words else "")
 
 
 def test_commands_without_a_store_say_so(folder: Folder) -> None:

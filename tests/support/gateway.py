@@ -8,11 +8,14 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from contextlib import closing
 from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import msgspec
 
 from crawler.gateway.reference.books import Books
 from crawler.gateway.reference.intake import task
@@ -27,11 +30,17 @@ class Gateway:
     token = TOKEN
 
     def __init__(
-        self, folder: Path, faults: float = 0.0, seed: int = 7, lease_s: float = 300.0, **options: object
+        self,
+        folder: Path,
+        faults: float = 0.0,
+        seed: int = 7,
+        lease_s: float = 300.0,
+        env: Mapping[str, str] | None = None,
+        **options: object,
     ) -> None:
         self.store = folder / "gateway"
         self.log = folder / "gateway.log"
-        self._folder = folder
+        self._folder, self._env = folder, dict(env or {})
         self._port = _free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._argv = ["--store", str(self.store), "--port", str(self._port), "--lease", str(lease_s)]
@@ -46,6 +55,12 @@ class Gateway:
         """What a worker of this Gateway has in its environment."""
         return {"GATEWAY_URL": self.url, "GATEWAY_TOKEN": self.token}
 
+    @property
+    def pid(self) -> int:
+        """The running server's process."""
+        assert self._process is not None
+        return self._process.pid
+
     def __enter__(self) -> Self:
         return self
 
@@ -59,7 +74,7 @@ class Gateway:
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "crawler", "gateway", "serve", *self._argv],
-                env=clean | {"GATEWAY_TOKEN": self.token},
+                env=clean | {"GATEWAY_TOKEN": self.token} | self._env,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
@@ -74,7 +89,7 @@ class Gateway:
         except (OSError, HTTPException):
             return False
 
-    def stop(self, number: int = signal.SIGTERM) -> int:
+    def stop(self, number: int = signal.SIGTERM, limit_s: float = 15) -> int:
         """End the server in order; gives its exit code."""
         if self._process is None:
             return 0
@@ -82,7 +97,7 @@ class Gateway:
         if process.poll() is None:
             process.send_signal(number)
         try:
-            return process.wait(15)
+            return process.wait(limit_s)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(5)
@@ -120,8 +135,8 @@ class Gateway:
         import time
 
         with closing(Books(self.store)) as books, books.writing():
-            new, _ = books.add(task(_texts(fields), None, time.time()) for fields in tasks)
-        assert new == len(tasks), "some of these tasks were there already"
+            added = books.add(task(_texts(fields), None, time.time()) for fields in tasks)
+        assert set(added) <= {"new"}, "some of these tasks were there already"
 
     def results(self) -> list[dict[str, Any]]:
         """Every result, as an export gives it."""
@@ -130,10 +145,8 @@ class Gateway:
 
     def tasks(self) -> list[dict[str, Any]]:
         """Every task's state, who has it or ended it, and the reason of its failure."""
-        names = ("task_id", "state", "holder", "reason", "error_type", "attempts")
         with closing(Books(self.store)) as books, books.reading():
-            rows = books.db.all(f"SELECT {', '.join(names)} FROM tasks ORDER BY id")
-        return [dict(zip(names, row, strict=True)) for row in rows]
+            return [msgspec.structs.asdict(known) for known in books.tasks()]
 
     def tell(self, worker: str, command: str) -> None:
         """Leave a command for a worker."""

@@ -1,6 +1,7 @@
 """The reference Gateway's books: who gets which task, what is stored, and what is answered twice."""
 
 import hashlib
+import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -15,11 +16,23 @@ from crawler.config import Settings
 from crawler.errors import ConfigError, GatewayRefused, StoreError, UsageError
 from crawler.gateway import token
 from crawler.gateway.reference import incoming
-from crawler.gateway.reference.bodies import Failure
-from crawler.gateway.reference.books import KEYS_KEPT_S, Answer, Books, NewResult
+from crawler.gateway.reference.array import elements
+from crawler.gateway.reference.bodies import MAX_NUMBER, MAX_RESULTS, Failure
+from crawler.gateway.reference.books import (
+    KEYS_KEPT_S,
+    NEXT,
+    NEXT_OF_PLATFORM,
+    RESULTS,
+    Answer,
+    Books,
+    Known,
+    NewResult,
+)
 from crawler.gateway.reference.commit import Committer
+from crawler.gateway.reference.contents import Contents
 from crawler.gateway.reference.faults import KINDS, Dice, left_out
 from crawler.gateway.reference.intake import task
+from crawler.gateway.reference.schema import APPLICATION_ID
 
 NOW = 1_900_000_000.0
 
@@ -78,6 +91,14 @@ def delivered(books: Books, worker: str, *results: Any, **how: Any) -> Answer:
     body = json.dumps(results).encode()
     with books.writing():
         return books.deliver(worker, incoming.results(body), sha256=hashlib.sha256(body).hexdigest(), **how)
+
+
+def pass_time(books: Books, clock: Clock, seconds: float) -> None:
+    """Let time go by while somebody is heard: the Gateway is not deaf."""
+    end = clock.now + seconds
+    while clock.now < end:
+        clock.now = min(end, clock.now + 100)
+        books.note("somebody")
 
 
 def row(task_id: str, **fields: str) -> dict[str, str]:
@@ -141,13 +162,13 @@ def test_a_silent_worker_loses_its_tasks(books: Books, clock: Clock) -> None:
     assert ask(books, "quiet", 1) == ["a"]
     assert ask(books, "lively", 1) == ["b"]
 
-    clock.now += 299
+    pass_time(books, clock, 299)
     with books.writing():
         books.beat("lively", "{}", None)
     clock.now += 2
 
     assert ask(books, "third") == ["a"]
-    clock.now += 200
+    pass_time(books, clock, 200)
     assert ask(books, "third") == []
     with pytest.raises(GatewayRefused, match="another worker has it") as refused, books.writing():
         books.fail("quiet", "a", Failure("late"))
@@ -162,12 +183,31 @@ def test_a_restart_of_the_server_costs_nobody_a_task(books: Books, clock: Clock)
 
     with closing(Books(books.folder, lease_s=300, clock=clock, ticks=clock)) as again:
         assert ask(again, "other") == []
-        clock.now += 301
+        pass_time(again, clock, 301)
         assert ask(again, "other") == ["a"]
 
 
+def test_a_gateway_that_was_deaf_costs_nobody_a_task(books: Books, clock: Clock) -> None:
+    """Where nobody at all was heard for half a lease, leases begin anew: once, until each is heard again."""
+    fill(books, row("a"))
+    ask(books, "dead")
+
+    clock.now += 5000
+    assert ask(books, "other") == []
+    pass_time(books, clock, 299)
+    assert ask(books, "other") == []
+    pass_time(books, clock, 2)
+    assert ask(books, "other") == ["a"]
+
+    ask(books, "rare")
+    for _ in range(3):  # nobody calls more often than this
+        clock.now += 200
+        got = ask(books, "rare")
+    assert got == ["a"]
+
+
 def test_the_same_key_gets_the_same_tasks(books: Books, clock: Clock) -> None:
-    """A lost answer loses no task: its key gives what is still open of it, also after a restart, for a day."""
+    """A lost answer loses no task: its key gives what is still open of it, also after a restart."""
     fill(books, *(row(name) for name in "abcd"))
     assert ask(books, "w", 2, key="k") == ["a", "b"]
 
@@ -178,18 +218,58 @@ def test_the_same_key_gets_the_same_tasks(books: Books, clock: Clock) -> None:
     deliver(books, "w", {"task_id": "a", "data": {}})
     assert ask(books, "w", 2, key="k") == ["b"]
 
+
+def test_a_handout_is_known_as_long_as_one_of_its_tasks_is_held(books: Books, clock: Clock) -> None:
+    """However old its key is, also over a restart; afterwards the key is forgotten after a day."""
+    fill(books, *(row(name) for name in "abcd"))
+    assert ask(books, "w", 2, key="k") == ["a", "b"]
+    deliver(books, "w", {"task_id": "a", "data": {}})
+
+    clock.now += 3 * KEYS_KEPT_S
+    assert ask(books, "w", 2, key="k") == ["b"]
+    with closing(Books(books.folder, clock=clock, ticks=clock)) as again:
+        clock.now += 601
+        assert ask(again, "w", 2, key="k") == ["b"]
+
+    deliver(books, "w", {"task_id": "b", "data": {}})
+    assert ask(books, "w", 1, key="k") == ["c"]
+    deliver(books, "w", {"task_id": "c", "data": {}})
+    assert ask(books, "w", 1, key="k") == []
     clock.now += KEYS_KEPT_S + 1
     with books.writing():
         books.hear("w")
-        books.hear("other")
-    assert ask(books, "w", 2, key="k") == ["d"]
+    assert books.db.all("SELECT * FROM handouts") == []
+    assert ask(books, "w", 1, key="k") == ["d"]
+
+
+def test_an_answer_has_no_more_tasks_than_fit(books: Books) -> None:
+    """An answer ends at 4 MiB; what did not fit is given next, and a task is given whatever its size."""
+    fill(books, *(row(f"t-{n}", note="é" * 60_000) for n in range(60)))
+
+    first = ask(books, "w", 60, key="k")
+
+    assert len(first) == (4 << 20) // (120_000 + 150)
+    assert ask(books, "w", 60, key="k") == first
+    assert retry_after(books, "w", 1) == 0
+    with books.writing():
+        books.db.execute("UPDATE tasks SET body = json_object('task_id', task_id, 'x', printf('%.5000000c', 'x'))")
+    assert len(ask(books, "w", 60)) == 1
+
+
+def test_no_question_sorts_what_an_index_has_in_order(books: Books) -> None:
+    """Handing out and exporting take the same time however much there is."""
+    for query, values in ((NEXT, (1,)), (NEXT_OF_PLATFORM, ("beacon", 1)), (RESULTS, ())):
+        plan = [step[-1] for step in books.db.all(f"EXPLAIN QUERY PLAN {query}", values)]
+
+        assert plan
+        assert not [step for step in plan if "TEMP B-TREE" in step or step.startswith("SCAN f")], plan
 
 
 def test_a_key_gives_nothing_that_went_to_another(books: Books, clock: Clock) -> None:
     """What a worker lost by its silence, and another has, is not given to both; what nobody took, it gets again."""
     fill(books, row("a"), row("b"))
     ask(books, "w", key="k")
-    clock.now += 301
+    pass_time(books, clock, 301)
 
     assert ask(books, "other", 1) == ["a"]
     assert ask(books, "w", key="k") == ["b"]
@@ -210,6 +290,31 @@ def test_a_result_is_applied_once(books: Books, clock: Clock) -> None:
     deliver(books, "w2", {"task_id": "a", "data": {"x": 3}})
     [result] = books.results()
     assert (result["applied"], result["worker"], result["data"]) == (2, "w2", {"x": 3})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "stays"),
+    [
+        ("2026-01-30T12:00:00Z", "2026-01-30T11:59:59Z", "first"),
+        ("2026-01-30T12:00:00Z", "2026-01-30T12:00:00Z", "second"),
+        ("2026-01-30T12:00:00Z", "2026-01-30T12:00:01Z", "second"),
+        ("2026-01-30T12:00:00+02:00", "2026-01-30T11:00:00Z", "second"),
+        ("2026-01-30T12:00:00", "2026-01-30T11:00:00Z", "first"),
+        ("2026-01-30T12:00:00Z", "yesterday", "second"),
+        ("9999-12-31T23:59:59Z", "0001-01-01T00:00:00+23:59", "first"),
+        ("some day", "2026-01-30T11:00:00Z", "second"),
+        (None, "2026-01-30T11:00:00Z", "second"),
+    ],
+)
+def test_an_older_result_replaces_no_newer_one(books: Books, first: str | None, second: str, stays: str) -> None:
+    """What was scraped before what is there is counted as updated and not applied, where both moments are known."""
+    deliver(books, "w", {"task_id": "a", "data": {"n": "first"}, "scraped_at": first})
+
+    answer = deliver(books, "w", {"task_id": "a", "data": {"n": "second"}, "scraped_at": second})
+
+    assert (answer["inserted"], answer["updated"]) == (0, 1)
+    [result] = books.results()
+    assert (result["data"], result["applied"]) == ({"n": stays}, 1 if stays == "first" else 2)
 
 
 def test_a_result_completes_its_task(books: Books) -> None:
@@ -251,6 +356,51 @@ def test_bad_results_cost_no_good_ones(books: Books) -> None:
     assert [result["task_id"] for result in books.results()] == ["a"]
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b'{"task_id": "\\ud800", "data": {}}',
+        b'{"task_id": "x", "data": {"n": NaN}}',
+        b'{"task_id": "x", "data": {"n": [Infinity, -Infinity]}}',
+        b'{"task_id": "x", "data": {"a": "line\nbreak"}}',
+        b'{"task_id": "x", "data": {"\xff": 1}}',
+        b'{"task_id": "x", "data": {"a]}": ' + b'["]\\"", ' * 50_000 + b"1" + b"]" * 50_000 + b"}}",
+    ],
+)
+def test_a_result_that_cannot_be_read_costs_no_other(books: Books, bad: bytes) -> None:
+    """Whatever is wrong inside an element, as long as one can tell where it ends."""
+    good = [b'{"task_id": "a", "data": {"\xc3\xa9": 1}}', b'{"task_id": "b", "data": {"n": 1}}']
+
+    items = incoming.results(b" [" + good[0] + b" , " + bad + b"," + good[1] + b"]\n")
+
+    assert [item if isinstance(item, str) else item.task_id for item in items][::2] == ["a", "b"]
+    assert isinstance(items[1], str)
+    assert items[1].startswith("result 1: ")
+
+
+@pytest.mark.parametrize("count", [0, 1, MAX_RESULTS])
+def test_an_array_is_cut_into_its_elements(count: int) -> None:
+    """The careful way gives the same elements as the quick one."""
+    values = [{"n": n, "t": 'a,]["\\'} for n in range(count)]
+
+    assert [json.loads(element) for element in elements(json.dumps(values).encode(), MAX_RESULTS)] == values
+
+
+def test_too_many_results_are_refused() -> None:
+    """More than 10,000 elements are 413, before they are made into anything."""
+    with pytest.raises(GatewayRefused) as refused:
+        incoming.results(b"[" + b"1," * MAX_RESULTS + b"1]")
+
+    assert refused.value.status == 413
+
+
+def test_errors_are_counted_and_ten_are_told(books: Books) -> None:
+    """An answer does not grow with what is wrong."""
+    answer = deliver(books, "w", *([7] * 500))
+
+    assert (answer["failed"], len(answer["errors"])) == (500, 10)
+
+
 def test_twins_in_one_batch_end_as_the_last(books: Books) -> None:
     """Of two results with one task_id in a batch the later one stays."""
     answer = deliver(books, "w", {"task_id": "a", "data": {"n": 1}}, {"task_id": "a", "data": {"n": 2}})
@@ -288,7 +438,7 @@ def test_a_request_is_answered_once(books: Books, clock: Clock) -> None:
     assert (first.again, again.again, again.body) == (False, True, first.body)
     with pytest.raises(GatewayRefused) as refused:
         delivered(books, "w", {"task_id": "b", "data": {}}, key="k")
-    assert refused.value.status == 422
+    assert refused.value.status == 409
     assert not delivered(books, "other", {"task_id": "b", "data": {}}, key="k").again
     clock.now += KEYS_KEPT_S + 1
     assert not delivered(books, "w", {"task_id": "c", "data": {}}, key="k").again
@@ -329,6 +479,23 @@ def test_a_failure_is_the_holders_to_report(books: Books) -> None:
     assert ask(books, "stranger") == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("attempts", "noted"), [(-1, 0), (2.0, 2), (1e300, MAX_NUMBER), (10**30, MAX_NUMBER), (MAX_NUMBER, MAX_NUMBER)]
+)
+def test_a_failures_words_are_cut_rather_than_refused(books: Books, attempts: float, noted: int) -> None:
+    """A task whose failure was refused would be held for ever; the same words again change nothing."""
+    fill(books, row("a"))
+    ask(books, "w")
+    body = json.dumps({"reason": "x" * 20_000, "error_type": "y" * 20_000, "attempts": attempts}).encode()
+    why = incoming.read(body, Failure)
+
+    with books.writing():
+        books.fail("w", "a", why)
+        books.fail("w", "a", why)
+
+    assert list(books.tasks()) == [Known("a", "failed", "w", "x" * 10_000, "y" * 10_000, noted)]
+
+
 def test_only_failed_tasks_are_retried(books: Books) -> None:
     """A task that is not there or has not failed is named, and nothing is changed."""
     fill(books, row("a"), row("b"))
@@ -360,16 +527,91 @@ def test_commands_are_delivered_once(books: Books) -> None:
     with books.writing():
         books.hear("w")
         books.tell("w", "pause")
-        books.tell("w", "resume")
-
-        assert books.beat("w", "{}", "k") == ["pause", "resume"]
         books.tell("w", "drain")
-        assert books.beat("w", "{}", "k") == ["pause", "resume"]
+
+        assert books.beat("w", "{}", "k") == ["pause", "drain"]
+        books.tell("w", "drain")
+        assert books.beat("w", "{}", "k") == ["pause", "drain"]
         assert books.beat("w", "{}", None) == ["drain"]
         assert books.beat("w", "{}", None) == []
         books.hear("worker-1")
     with pytest.raises(UsageError, match="did you mean worker-1"), books.writing():
         books.tell("worker-l", "pause")
+
+
+@pytest.mark.parametrize(
+    ("told", "waits"),
+    [
+        (["pause", "pause"], ["pause"]),
+        (["pause", "resume"], ["resume"]),
+        (["resume", "pause"], ["pause"]),
+        (["drain", "resume"], ["resume"]),
+        (["pause", "drain", "resume", "drain"], ["drain"]),
+        (["pause", "drain", "pause"], ["drain", "pause"]),
+    ],
+)
+def test_a_later_command_replaces_what_it_undoes(books: Books, told: list[str], waits: list[str]) -> None:
+    """A command waits once, as long as no later one makes it pointless; those of other workers stay."""
+    with books.writing():
+        for name in ("w", "other"):
+            books.hear(name)
+        books.tell("other", "pause")
+        for command in told:
+            books.tell("w", command)
+
+    waiting = {worker.worker: worker.waiting_commands for worker in books.workers()}
+    assert waiting == {"w": waits, "other": ["pause"]}
+
+
+def test_another_content_takes_no_name(books: Books) -> None:
+    """A raw file stays what it is under its name; the same again is fine."""
+    with books.writing():
+        books.keep("w", "a.html", "ab" * 32, 5, {})
+        books.keep("v", "a.html", "ab" * 32, 5, {})
+    with pytest.raises(ValueError, match="another content"), books.writing():
+        books.keep("w", "a.html", "cd" * 32, 5, {})
+
+    assert books.db.all("SELECT sha256, worker FROM raw_files") == [("ab" * 32, "w")]
+
+
+def test_a_damaged_content_is_written_again(tmp_path: Path) -> None:
+    """A content that is shorter or longer than it should be is replaced by the next upload of it."""
+    contents, content = Contents(tmp_path), b"<p>all of it"
+    sha256 = hashlib.sha256(content).hexdigest()
+
+    for damage in (b"", b"<p>all", content + b"more"):
+        contents.store(io.BytesIO(content), sha256, len(content)).write_bytes(damage)
+        assert contents.store(io.BytesIO(content), sha256, len(content)).read_bytes() == content
+
+
+def test_a_row_changes_its_task_unless_it_is_worked_on(books: Books) -> None:
+    """A known task_id with another content: available and failed tasks change, held and completed ones do not."""
+    names = ("available", "failed", "held", "completed")
+    fill(books, *(row(name) for name in reversed(names)))
+    ask(books, "w", 3)
+    with books.writing():
+        books.fail("w", "failed", Failure("gone"))
+    deliver(books, "w", {"task_id": "completed", "data": {}})
+
+    with books.writing():
+        same = books.add(task(row(name, created_at=""), None, NOW + 999) for name in names)
+        others = books.add(task(row(name, colour="red", priority="1"), None, NOW + 999) for name in names)
+        again = books.add(task(row(name, colour="red", priority="1"), None, NOW + 999) for name in names)
+
+    assert same == ["known"] * 4
+    assert others == ["changed", "changed", "refused", "refused"]
+    assert again == ["known", "known", "refused", "refused"]
+    assert {known.task_id: known.state for known in books.tasks()} == {name: name for name in names}
+    with books.writing():
+        [given] = books.give("w", 1, [], None).tasks
+    assert [msgspec.json.decode(given)[name] for name in ("task_id", "colour", "priority")] == ["available", "red", 1]
+
+
+def test_a_time_of_day_is_the_same_row_tomorrow(books: Books) -> None:
+    """The same file again changes nothing, whenever that is."""
+    with books.writing():
+        assert books.add([task(row("a", deadline="17:00"), None, NOW)]) == ["new"]
+        assert books.add([task(row("a", deadline="17:00"), None, NOW + 90_000)]) == ["known"]
 
 
 def test_the_raw_file_of_a_result_is_known_by_its_content(books: Books) -> None:
@@ -402,6 +644,7 @@ def test_the_raw_file_of_a_result_is_known_by_its_content(books: Books) -> None:
         ({"url": "http://a.example/", "task_id": "x" * 201}, "201 characters"),
         ({"url": "http://a.example/", "task_id": "a\x1bb"}, "control characters"),
         ({"url": "http://a.example/", "platform": ["a"]}, "platform is not text"),
+        ({"url": "http://a.example/", "note": "x" * 64_000}, "64,170 characters, more than 64,000"),
         ({"target": "x"}, "target is not an object"),
         ({"target": {"url": 7}}, "url is not text"),
     ],
@@ -435,6 +678,28 @@ def test_a_foreign_or_newer_database_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "gateway.db").write_bytes(b"no database" * 500)
     with pytest.raises(StoreError, match="left as it is"):
         Books(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "CREATE TABLE x (y)",
+        "PRAGMA application_id=5; PRAGMA user_version=1",
+        f"CREATE TABLE x (y); PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version=99",
+    ],
+)
+def test_a_database_that_is_not_ours_is_not_touched(tmp_path: Path, make: str) -> None:
+    """Not a byte of it changes, and nothing appears beside it."""
+    path = tmp_path / "gateway.db"
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute(make)
+    before = path.read_bytes()
+
+    with pytest.raises(StoreError, match="left as it is"):
+        Books(tmp_path)
+
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_what_is_asked_together_is_committed_together_and_fails_alone(books: Books) -> None:
@@ -471,7 +736,12 @@ def test_a_database_that_cannot_be_written_is_tried_anew(books: Books) -> None:
 
     with pytest.raises(StoreError):
         committer.submit(lambda acting: acting.hear("w")).result(10)
+    states = [committer.failing]
+    for act in (Books.counts, Books.touch):  # reading proves nothing
+        committer.submit(act).result(10)
+        states.append(committer.failing)
     committer.submit(lambda acting: acting.hear("w")).result(10)
+    assert states == [True, True, False]
 
     committer.close()
     assert books.counts().workers == 1

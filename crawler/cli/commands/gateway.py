@@ -2,6 +2,8 @@
 
 import contextlib
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +18,9 @@ from crawler.logs import printable
 from crawler.times import duration
 
 if TYPE_CHECKING:
-    from crawler.gateway.reference.books import Books
+    from crawler.gateway.reference.books import Books, Known
+
+DAY_S = 86_400
 
 
 def _number(_context: click.Context, option: click.Parameter, value: float | None) -> float | None:
@@ -112,8 +116,9 @@ def import_(file: Path, as_json: bool, store: Path) -> int:
     """Take the rows of a CSV, JSON, JSONL, TXT or XLSX file in as tasks; the same file again changes nothing.
 
     A row has a url, or a platform and whatever its site configuration needs: parcel_id, state, county. It may have a
-    task_id, a type, a priority from 1 to 4 and a deadline; all other columns are passed on to the workers. A bad row is
-    left out and noted in FILE.rejects.jsonl.
+    task_id, a type, a priority from 1 to 4 and a deadline; all other columns are passed on to the workers. A row with a
+    known task_id and another content changes its task, unless that is held or completed. A bad row is left out and
+    noted in FILE.rejects.jsonl.
 
     \b
     Example:
@@ -129,7 +134,8 @@ def import_(file: Path, as_json: bool, store: Path) -> int:
     if as_json:
         print_json(msgspec.structs.asdict(done))
     else:
-        print(f"{done.rows:,} rows: {done.accepted:,} new, {done.known:,} known, {done.rejected:,} rejected")
+        changed = f"{done.changed:,} changed, " if done.changed else ""
+        print(f"{done.rows:,} rows: {done.accepted:,} new, {done.known:,} known, {changed}{done.rejected:,} rejected")
         if done.rejects_file:
             print(f"Rejected rows are in {printable(done.rejects_file)}")
         print(f"Imported {done.accepted} tasks into {printable(str(store))}")
@@ -159,21 +165,54 @@ def status(as_json: bool, store: Path) -> None:
 
 
 @gateway.command()
+@click.option("--state", type=click.Choice(("available", "held", "completed", "failed")), help="In this state.")
 @json_option
 @store_option
-def workers(as_json: bool, store: Path) -> None:
-    """List the workers: when each was heard last, what it holds, how its queue is.
+def tasks(state: str | None, as_json: bool, store: Path) -> None:
+    """List tasks in the order of their import, with who has or ended each and why it failed; --json: one a line.
+
+    \b
+    Example:
+      python -m crawler gateway tasks --state failed
+    """
+    import msgspec
+
+    with _books(store) as books, books.reading(), _stdout_errors():
+        for task in books.tasks(state):
+            print(msgspec.json.encode(task).decode() if as_json else _task_line(task))
+        sys.stdout.flush()
+
+
+def _task_line(task: "Known") -> str:
+    line = f"{task.task_id}  {task.state}" + (f" by {task.holder}" if task.holder else "")
+    if task.state == "failed":
+        kind = f"{task.error_type}, " if task.error_type else ""
+        line += f": {task.reason} ({kind}{task.attempts:,} attempts)"
+    return printable(line)
+
+
+@gateway.command()
+@click.option(
+    "--all", "everyone", is_flag=True, help="Also those that were silent for more than a day and hold nothing."
+)
+@json_option
+@store_option
+def workers(everyone: bool, as_json: bool, store: Path) -> None:
+    """List the workers: when each was heard last, what it holds, how its queue is, what it is to be told.
 
     \b
     Example:
       python -m crawler gateway workers
     """
     with _books(store) as books, books.reading():
-        found = books.workers()
+        known = books.workers()
+    found = [worker for worker in known if everyone or worker.held or worker.silent_s <= DAY_S]
     if as_json:
         return print_json(found)
-    if not found:
+    if not known:
         print("No worker was heard of yet.")
+    if len(found) < len(known):
+        say(f"{len(known) - len(found):,} workers were silent for more than a day and hold nothing (--all lists them)")
     for worker in found:
         queue = worker.heartbeat.queue if worker.heartbeat else None
         line = f"{worker.worker}  heard {duration(worker.silent_s)} ago"
@@ -191,7 +230,7 @@ def workers(as_json: bool, store: Path) -> None:
 @click.argument("command", type=click.Choice(("pause", "resume", "drain")))
 @store_option
 def tell(worker: str, command: str, store: Path) -> None:
-    """Leave a command for a worker; it gets it with its next heartbeat.
+    """Leave a command for a worker; it gets it with its next heartbeat. A later one replaces what it undoes.
 
     \b
     Example:
@@ -219,6 +258,18 @@ def retry(task_ids: tuple[str, ...], as_json: bool, store: Path) -> None:
         return print_json({"available": count})
     print(f"{count:,} failed tasks are available again")
     return None
+
+
+@contextlib.contextmanager
+def _stdout_errors() -> Iterator[None]:
+    """Blame stdout for what is its fault: the store is not to be examined for it."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python fails once more, when it ends
+        raise UsageError(f"-: stdout cannot be written ({error.strerror or error})") from None
 
 
 @gateway.group()
@@ -250,7 +301,7 @@ def export(output: Path, form: str | None, as_json: bool, store: Path) -> None:
     from crawler.orchestrator import terminated_by_signal
     from crawler.results.formats import WRITERS, Sink, told
 
-    form = form or writing.format_of(output)
+    form = form or ("jsonl" if str(output) == "-" else writing.format_of(output))
     if form not in ("jsonl", "json"):
         raise click.UsageError(f"the ending of {output} is neither .jsonl nor .json; add --format jsonl or json")
     count = 0
@@ -263,7 +314,9 @@ def export(output: Path, form: str | None, as_json: bool, store: Path) -> None:
 
     with _books(store) as books, terminated_by_signal(), books.reading(), writing.whole_file(output) as out:
         sink = Sink(out, output.name, None, store / "raw", lambda result: None, say)
-        WRITERS[form](told(counted(), say, "results written"), sink)
+        with _stdout_errors() if str(output) == "-" else contextlib.nullcontext():
+            WRITERS[form](told(counted(), say, "results written"), sink)
+            out.flush()
     if str(output) == "-":
         return
     if as_json:

@@ -12,9 +12,14 @@ MAX_ERRORS = 10
 MAX_NUMBER = 2**53
 """Beyond this a whole number is not the same number everywhere."""
 
+MAX_WORDS = 10_000
+"""Characters that are kept of a failure's reason."""
+MAX_RESULTS = 10_000
+"""How many results a body may have."""
+
 # JSON knows no difference between 3 and 3.0.
 Count = Annotated[int, Meta(ge=0, le=MAX_NUMBER)] | Annotated[float, Meta(ge=0, le=MAX_NUMBER, multiple_of=1)]
-Text = Annotated[str, Meta(max_length=10_000)]
+Text = Annotated[str, Meta(max_length=MAX_WORDS)]
 TaskId = Annotated[str, Meta(min_length=1, max_length=200)]
 Command = Literal["pause", "resume", "drain"]
 
@@ -89,11 +94,11 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a task ended without a result."""
+    """Why a task ended without a result; what is longer than 10,000 characters is cut."""
 
-    reason: Text
-    error_type: Text | None = None
-    attempts: Count = 0
+    reason: str
+    error_type: str | None = None
+    attempts: int | float = 0
 
 
 class Success(msgspec.Struct, frozen=True):
@@ -169,6 +174,13 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     status: Literal["ok"]
     counts: Counts | None = None
     faults: dict[str, int] | None = None
+
+
+class Failing(msgspec.Struct, frozen=True):
+    """That the Gateway is there, but cannot write."""
+
+    status: Literal["failing"]
+    message: str
 
 
 class Problem(msgspec.Struct, frozen=True):

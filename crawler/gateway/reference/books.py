@@ -9,114 +9,54 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from crawler.db import connection
 from crawler.db.connection import Database, store_errors
-from crawler.errors import GatewayRefused, StoreError, UsageError
-from crawler.gateway.reference.bodies import MAX_ERRORS, Counts, Failure, Heartbeat, Stored, Worker
+from crawler.errors import GatewayRefused, UsageError
+from crawler.gateway.reference import schema
+from crawler.gateway.reference.bodies import (
+    MAX_ERRORS,
+    MAX_NUMBER,
+    MAX_WORDS,
+    Counts,
+    Failure,
+    Heartbeat,
+    Stored,
+    Worker,
+)
 
-APPLICATION_ID = 0x47415445
 KEYS_KEPT_S = 86_400.0
-"""How long an Idempotency-Key is remembered."""
+"""How long an Idempotency-Key is remembered; that of a handout also as long as a task of it is held."""
+MAX_ANSWER = 4 << 20
+"""Bytes of tasks in an answer; one task is given in any case."""
 SOON_S = 5
 """When to ask again where the last tasks were just handed out."""
-COMMANDS = ("pause", "resume", "drain")
+_UNDOES = {"pause": ("resume",), "drain": ("resume",), "resume": ("pause", "drain")}
+"""Which waiting commands a later one makes pointless."""
 
-_SCHEMA = """
-    -- One number for everything that arrives: what has the smaller one was there first, whatever a clock says.
-    CREATE TABLE sequence (last INTEGER NOT NULL);
-    INSERT INTO sequence VALUES (0);
-
-    CREATE TABLE tasks (
-        id          INTEGER PRIMARY KEY,
-        task_id     TEXT NOT NULL UNIQUE,
-        platform    TEXT NOT NULL,            -- '' where a row named none
-        priority    INTEGER NOT NULL,
-        deadline    REAL,
-        body        TEXT NOT NULL,            -- JSON, as it is handed out
-        state       TEXT NOT NULL,            -- available, held, completed, failed
-        holder      TEXT,                     -- the worker that has it, or that ended it
-        held_at     REAL,
-        ended_at    REAL,
-        reason      TEXT,
-        error_type  TEXT,
-        attempts    INTEGER
-    );
-    CREATE INDEX tasks_by_state ON tasks(state);
-    CREATE INDEX tasks_in_order ON tasks(priority, id) WHERE state = 'available';
-    CREATE INDEX tasks_of_platform ON tasks(platform, priority, id) WHERE state = 'available';
-    CREATE INDEX tasks_held ON tasks(holder) WHERE state = 'held';
-
-    -- Which tasks were the answer to a request for work, so that a lost answer can be given again.
-    CREATE TABLE handouts (
-        worker  TEXT NOT NULL,
-        key     TEXT NOT NULL,
-        task    INTEGER NOT NULL,
-        at      REAL NOT NULL,
-        PRIMARY KEY (worker, key, task)
-    ) WITHOUT ROWID;
-    CREATE INDEX handouts_by_age ON handouts(at);
-
-    CREATE TABLE results (
-        id            INTEGER PRIMARY KEY,
-        task_id       TEXT NOT NULL UNIQUE,
-        body          TEXT NOT NULL,          -- canonical JSON: keys sorted, no spaces
-        sha256        TEXT NOT NULL,          -- of the body
-        raw_html_hash TEXT,
-        worker        TEXT NOT NULL,
-        applied       INTEGER NOT NULL,       -- how often it was really written
-        late          INTEGER NOT NULL,
-        received_at   REAL NOT NULL,
-        seq           INTEGER NOT NULL
-    );
-    CREATE INDEX results_in_order ON results(seq);
-    CREATE INDEX results_by_worker ON results(worker);
-
-    -- What was answered to a request with an Idempotency-Key.
-    CREATE TABLE answers (
-        worker  TEXT NOT NULL,
-        key     TEXT NOT NULL,
-        sha256  TEXT NOT NULL,                -- of the request's body
-        body    BLOB NOT NULL,
-        at      REAL NOT NULL,
-        PRIMARY KEY (worker, key)
-    ) WITHOUT ROWID;
-    CREATE INDEX answers_by_age ON answers(at);
-
-    -- Contents lie in raw/<two digits>/<sha256>, once each; these are their names.
-    CREATE TABLE raw_files (
-        name        TEXT PRIMARY KEY,
-        sha256      TEXT NOT NULL,
-        size        INTEGER NOT NULL,
-        task_id     TEXT,
-        metadata    TEXT NOT NULL,
-        worker      TEXT NOT NULL,
-        received_at REAL NOT NULL,
-        seq         INTEGER NOT NULL
-    ) WITHOUT ROWID;
-    CREATE INDEX raw_files_by_content ON raw_files(sha256);
-
-    CREATE TABLE workers (
-        name      TEXT PRIMARY KEY,
-        heard_at  REAL NOT NULL,
-        heartbeat TEXT
-    ) WITHOUT ROWID;
-
-    CREATE TABLE commands (
-        id           INTEGER PRIMARY KEY,
-        worker       TEXT NOT NULL,
-        command      TEXT NOT NULL,
-        told_at      REAL NOT NULL,
-        delivered_at REAL,
-        key          TEXT                     -- of the heartbeat that it was the answer to
-    );
-    CREATE INDEX commands_waiting ON commands(worker, id) WHERE delivered_at IS NULL;
-    CREATE INDEX commands_by_key ON commands(worker, key) WHERE key IS NOT NULL;
+# The planner would rather take all that wait by their state, and sort them.
+NEXT = (
+    "SELECT priority, id FROM tasks INDEXED BY tasks_in_order WHERE state = 'available' ORDER BY priority, id LIMIT ?"
+)
+NEXT_OF_PLATFORM = (
+    "SELECT priority, id FROM tasks INDEXED BY tasks_of_platform WHERE state = 'available' AND platform = ? "
+    "ORDER BY priority, id LIMIT ?"
+)
+RESULTS = """
+    SELECT r.body, r.sha256, r.worker, r.applied, r.late, r.received_at, r.seq, f.name, f.received_at, f.seq
+    FROM results r LEFT JOIN raw_files f ON f.name = ifnull(
+        (SELECT name FROM raw_files INDEXED BY raw_files_of_task
+         WHERE sha256 = r.raw_html_hash AND task_id = r.task_id ORDER BY seq LIMIT 1),
+        (SELECT name FROM raw_files INDEXED BY raw_files_by_content
+         WHERE sha256 = r.raw_html_hash ORDER BY seq LIMIT 1))
+    ORDER BY r.seq
 """
-_MIGRATIONS = (_SCHEMA,)
+
+
+Added = Literal["new", "known", "changed", "refused"]
 
 
 class NewTask(msgspec.Struct, frozen=True):
@@ -127,6 +67,7 @@ class NewTask(msgspec.Struct, frozen=True):
     priority: int
     deadline: float | None
     body: str
+    content: str
 
 
 class NewResult(msgspec.Struct, frozen=True):
@@ -136,6 +77,7 @@ class NewResult(msgspec.Struct, frozen=True):
     body: str
     sha256: str
     raw_html_hash: str | None
+    scraped_at: float | None = None
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -143,6 +85,17 @@ class Given(msgspec.Struct, frozen=True):
 
     tasks: list[msgspec.Raw]
     retry_after: float
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A task as an operator sees it."""
+
+    task_id: str
+    state: str
+    holder: str | None
+    reason: str | None
+    error_type: str | None
+    attempts: int | None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -169,7 +122,8 @@ class Books:
         self._clock, self._ticks = clock, ticks
         # Nobody could be heard before this: a lease begins anew with the server.
         self._opened, self._heard = ticks(), dict[str, float]()
-        self._forgot = float("-inf")
+        self._listened, self._spared = self._opened, set[str]()
+        self._forgot, self._patient = float("-inf"), True
         with store_errors(self.path):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.db = self._connected()
@@ -180,10 +134,13 @@ class Books:
         return (folder / "gateway.db").is_file()
 
     def _connected(self) -> Database:
-        db = connection.connect(self.path)
-        with store_errors(self.path):
-            _migrate(db, self.path)
+        db, wait = schema.opened(self.path), connection.retry_on_busy(connection.BUSY_LIMIT_S)
+        db.set_busy_handler(lambda tries: self._patient and wait(tries))
         return db
+
+    def hurry(self) -> None:
+        """Wait for nobody's lock any more; may be called from any thread."""
+        self._patient = False
 
     def reopen(self) -> None:
         """Begin again with the file: a connection whose commit has failed is not to be believed."""
@@ -210,7 +167,21 @@ class Books:
 
     def note(self, worker: str) -> None:
         """A worker has called, so its lease begins anew; needs no transaction, and may be called from any thread."""
-        self._heard[worker] = self._ticks()
+        now = self._ticks()
+        if now - self._listened > self._lease_s / 2:
+            self._spare(now)
+        self._heard[worker] = self._listened = now
+        self._spared.discard(worker)
+
+    def _spare(self, now: float) -> None:
+        """Begin leases anew: where nobody at all was heard for long, the Gateway was deaf rather than they silent.
+
+        Once for each until it is heard again: else a dead worker would keep its tasks where the living rarely call.
+        """
+        names = {"", *self._heard} - self._spared  # '' stands for those not heard since the server began
+        self._opened = now if "" in names else self._opened
+        self._heard |= {name: now for name in names if name}
+        self._spared |= names
 
     def hear(self, worker: str) -> None:
         """A worker has called, and everybody may know it."""
@@ -225,8 +196,13 @@ class Books:
             self._forget(now - KEYS_KEPT_S)
 
     def _forget(self, before: float) -> None:
-        for table in ("handouts", "answers"):
-            self.db.execute(f"DELETE FROM {table} WHERE at < ?", (before,))
+        self.db.execute("DELETE FROM answers WHERE at < ?", (before,))
+        self.db.execute(
+            "DELETE FROM handouts WHERE at < ? AND NOT EXISTS "
+            "(SELECT 1 FROM handouts h JOIN tasks ON tasks.id = h.task "
+            "WHERE h.worker = handouts.worker AND h.key = handouts.key AND state = 'held' AND holder = h.worker)",
+            (before,),
+        )
         self.db.execute("UPDATE commands SET key = NULL WHERE key IS NOT NULL AND delivered_at < ?", (before,))
 
     def beat(self, worker: str, heartbeat: str, key: str | None) -> list[str]:
@@ -245,12 +221,16 @@ class Books:
         return [command for _, command in new]
 
     def tell(self, worker: str, command: str) -> None:
-        """Leave a command for a worker's next heartbeat; a worker that was never heard of is an error."""
+        """Leave a command for a worker's next heartbeat, instead of one that it undoes; the worker must be known."""
         if not self.db.one("SELECT 1 FROM workers WHERE name = ?", (worker,)):
             known = [name for (name,) in self.db.all("SELECT name FROM workers ORDER BY heard_at DESC LIMIT 1000")]
             near = difflib.get_close_matches(worker, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; heard were: {', '.join(known[:10]) or 'none yet'}"
             raise UsageError(f"no worker {worker!r} was ever heard of{hint}")
+        for undone in (command, *_UNDOES[command]):
+            self.db.execute(
+                "DELETE FROM commands WHERE worker = ? AND command = ? AND delivered_at IS NULL", (worker, undone)
+            )
         self.db.execute(
             "INSERT INTO commands (worker, command, told_at) VALUES (?, ?, ?)", (worker, command, self._clock())
         )
@@ -281,20 +261,35 @@ class Books:
 
     # Tasks.
 
-    def add(self, tasks: Iterable[NewTask]) -> tuple[int, int]:
-        """Take tasks in; gives how many are new, and how many were known by their task_id."""
-        new = known = 0
-        for task in tasks:
-            self.db.execute(
-                "INSERT INTO tasks (task_id, platform, priority, deadline, body, state) "
-                "VALUES (?, ?, ?, ?, ?, "
-                "iif(EXISTS (SELECT 1 FROM results WHERE task_id = ?1), 'completed', 'available')) "
-                "ON CONFLICT DO NOTHING",
-                (task.task_id, task.platform, task.priority, task.deadline, task.body),
-            )
-            added = self.db.changes()
-            new, known = new + added, known + 1 - added
-        return new, known
+    def add(self, tasks: Iterable[NewTask]) -> list[Added]:
+        """Take tasks in; gives what became of each."""
+        return [self._add(task) for task in tasks]
+
+    def _add(self, task: NewTask) -> Added:
+        """A task that is known changes with its row, unless somebody works on it or has ended it with a result."""
+        there = self.db.one("SELECT content, state FROM tasks WHERE task_id = ?", (task.task_id,))
+        if there and there[0] == task.content:
+            return "known"
+        if there and there[1] not in ("available", "failed"):
+            return "refused"
+        self.db.execute(
+            "INSERT INTO tasks (task_id, platform, priority, deadline, body, content, state) "
+            "VALUES (?, ?, ?, ?, ?, ?, "
+            "iif(EXISTS (SELECT 1 FROM results WHERE task_id = ?1), 'completed', 'available')) "
+            "ON CONFLICT DO UPDATE SET platform = excluded.platform, priority = excluded.priority, "
+            "deadline = excluded.deadline, body = excluded.body, content = excluded.content",
+            (task.task_id, task.platform, task.priority, task.deadline, task.body, task.content),
+        )
+        return "changed" if there else "new"
+
+    def tasks(self, state: str | None = None) -> Iterator[Known]:
+        """All tasks, or those in a state, in the order of their import."""
+        rows = self.db.execute(
+            "SELECT task_id, state, holder, reason, error_type, attempts FROM tasks "
+            "WHERE ?1 IS NULL OR state = ?1 ORDER BY id",
+            (state,),
+        )
+        return (Known(*row) for row in rows)
 
     def give(self, worker: str, capacity: int, platforms: Sequence[str], key: str | None) -> Given:
         """Hand out tasks, the most urgent first; to a key that was answered before, what is open of the same ones."""
@@ -303,37 +298,49 @@ class Books:
         self._free_silent()
         chosen = self._next(capacity, platforms) if again is None else again
         now = self._clock()
-        tasks = []
-        for number in chosen:
-            row = self.db.one(
-                "UPDATE tasks SET state = 'held', holder = ?, held_at = ? WHERE id = ? RETURNING body",
-                (worker, now, number),
+        bodies = self._fitting(chosen)
+        for number in bodies:
+            self.db.execute(
+                "UPDATE tasks SET state = 'held', holder = ?, held_at = ? WHERE id = ?", (worker, now, number)
             )
-            assert row is not None
-            tasks.append(msgspec.Raw(row[0].encode()))
             if key and again is None:
                 self.db.execute("INSERT OR REPLACE INTO handouts VALUES (?, ?, ?, ?)", (worker, key, number, now))
         more = bool(self._next(1, platforms))
-        retry_after = 0 if more else SOON_S if chosen else self._idle_s
-        return Given(tasks, retry_after)
+        retry_after = 0 if more else SOON_S if bodies else self._idle_s
+        return Given(list(bodies.values()), retry_after)
+
+    def _fitting(self, chosen: Sequence[int]) -> dict[int, msgspec.Raw]:
+        """The bodies of the first of these tasks, as many as fit into an answer."""
+        bodies: dict[int, msgspec.Raw] = {}
+        size = 0
+        for number in chosen:
+            [(text,)] = self.db.all("SELECT body FROM tasks WHERE id = ?", (number,))
+            body = text.encode()
+            size += len(body)
+            if bodies and size > MAX_ANSWER:
+                break
+            bodies[number] = msgspec.Raw(body)
+        return bodies
 
     def _given_before(self, worker: str, key: str) -> list[int] | None:
         """What this key was answered with and is still this worker's, or nobody's; None for a new key."""
         rows = self.db.all(
-            "SELECT tasks.id, state = 'available' OR (state = 'held' AND holder = ?1) FROM handouts "
-            "JOIN tasks ON tasks.id = task WHERE worker = ?1 AND key = ?2 AND at >= ?3 ORDER BY priority, tasks.id",
-            (worker, key, self._clock() - KEYS_KEPT_S),
+            "SELECT tasks.id, state = 'available', state = 'held' AND holder = ?1, at FROM handouts "
+            "JOIN tasks ON tasks.id = task WHERE worker = ?1 AND key = ?2 ORDER BY priority, tasks.id",
+            (worker, key),
         )
-        return [number for number, its in rows if its] if rows else None
+        young = self._clock() - KEYS_KEPT_S
+        if not any(held or at >= young for _, _, held, at in rows):
+            return None
+        return [number for number, nobodys, held, _ in rows if nobodys or held]
 
     def _next(self, count: int, platforms: Sequence[str]) -> list[int]:
         """The first tasks in the order of priority and import; each platform is asked through its own index."""
-        query = "SELECT priority, id FROM tasks WHERE state = 'available' {} ORDER BY priority, id LIMIT ?"
         if not platforms:
-            found = self.db.all(query.format(""), (count,))
+            found = self.db.all(NEXT, (count,))
         else:
-            own = query.format("AND platform = ?")
-            found = [row for name in dict.fromkeys(platforms) for row in self.db.all(own, (name, count))]
+            names = dict.fromkeys(platforms)
+            found = [row for name in names for row in self.db.all(NEXT_OF_PLATFORM, (name, count))]
         return [number for _, number in sorted(found)[:count]]
 
     def _free_silent(self) -> None:
@@ -359,7 +366,9 @@ class Books:
         """Note why a task of this worker's has failed; the same words again change nothing."""
         self.hear(worker)
         state, holder = self._task(task_id)
-        words = (why.reason, why.error_type, int(why.attempts))
+        # What is too much is cut: a failure that is refused would never be known.
+        kind = None if why.error_type is None else why.error_type[:MAX_WORDS]
+        words = (why.reason[:MAX_WORDS], kind, int(min(max(why.attempts, 0), MAX_NUMBER)))
         if (state, holder) == ("failed", worker):
             noted = self.db.one("SELECT reason, error_type, attempts FROM tasks WHERE task_id = ?", (task_id,))
             if noted == words:
@@ -410,7 +419,7 @@ class Books:
         if row is None:
             return None
         if row[0] != sha256:
-            raise GatewayRefused(422, "this Idempotency-Key was used for a request with another body")
+            raise GatewayRefused(409, "this Idempotency-Key was used for a request with another body")
         return bytes(row[1])
 
     def deliver(
@@ -433,17 +442,21 @@ class Books:
         if before is not None:
             return Answer(before, again=True)
         inserted = updated = 0
-        errors = ["a result could not be stored; try again later"] * len(left_out)
+        failed, errors = (
+            len(left_out),
+            ["a result could not be stored; try again later"] * min(len(left_out), MAX_ERRORS),
+        )
         for place, item in enumerate(items):
             if place in left_out:
                 continue
             if isinstance(item, str):
-                errors.append(item)
+                failed += 1
+                errors += [item] if len(errors) < MAX_ERRORS else []
             elif self._store(worker, item, late):
                 inserted += 1
             else:
                 updated += 1
-        body = msgspec.json.encode(Stored(inserted, updated, len(errors), errors[:MAX_ERRORS]))
+        body = msgspec.json.encode(Stored(inserted, updated, failed, errors))
         if key and not left_out:
             self.db.execute(
                 "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", (worker, key, sha256, body, self._clock())
@@ -451,18 +464,20 @@ class Books:
         return Answer(body, again=False)
 
     def _store(self, worker: str, item: NewResult, late: bool) -> bool:
-        """Write a result down unless the same is there; true where its task had none."""
-        there = self.db.one("SELECT sha256 FROM results WHERE task_id = ?", (item.task_id,))
+        """Write a result down unless the same or a newer one is there; true where its task had none."""
+        there = self.db.one("SELECT sha256, scraped_at FROM results WHERE task_id = ?", (item.task_id,))
         now = self._clock()
-        if there is None or there[0] != item.sha256:
+        if there is None or not (there[0] == item.sha256 or _older(item.scraped_at, there[1])):
             row = self.db.one("SELECT deadline FROM tasks WHERE task_id = ?", (item.task_id,))
             late = late or bool(row and row[0] is not None and row[0] < now)
             self.db.execute(
-                "INSERT INTO results (task_id, body, sha256, raw_html_hash, worker, applied, late, received_at, seq) "
-                "VALUES (?, ?, ?, ?, ?, 1, ?, ?, ?) ON CONFLICT DO UPDATE SET body = excluded.body, "
-                "sha256 = excluded.sha256, raw_html_hash = excluded.raw_html_hash, worker = excluded.worker, "
-                "applied = applied + 1, late = excluded.late, received_at = excluded.received_at, seq = excluded.seq",
-                (item.task_id, item.body, item.sha256, item.raw_html_hash, worker, late, now, self._number()),
+                "INSERT INTO results "
+                "(task_id, body, sha256, raw_html_hash, scraped_at, worker, applied, late, received_at, seq) "
+                "VALUES (?, ?, ?, ?, ?, ?, 1, ?, ?, ?) ON CONFLICT DO UPDATE SET body = excluded.body, "
+                "sha256 = excluded.sha256, raw_html_hash = excluded.raw_html_hash, scraped_at = excluded.scraped_at, "
+                "worker = excluded.worker, applied = applied + 1, late = excluded.late, "
+                "received_at = excluded.received_at, seq = excluded.seq",
+                (*msgspec.structs.astuple(item), worker, late, now, self._number()),
             )
         self.db.execute(
             "UPDATE tasks SET state = 'completed', holder = ?, ended_at = ? WHERE task_id = ? AND state <> 'completed'",
@@ -477,11 +492,7 @@ class Books:
 
     def results(self) -> Iterator[dict[str, Any]]:
         """Every result in the order of its arrival, with what the Gateway knows of it and of its raw file."""
-        rows = self.db.execute(
-            "SELECT r.body, r.sha256, r.worker, r.applied, r.late, r.received_at, r.seq, f.name, f.received_at, f.seq "
-            "FROM results r LEFT JOIN raw_files f ON f.name = (SELECT name FROM raw_files "
-            "WHERE sha256 = r.raw_html_hash ORDER BY task_id IS NOT r.task_id, seq LIMIT 1) ORDER BY r.seq"
-        )
+        rows = self.db.execute(RESULTS)
         for body, sha256, worker, applied, late, received, seq, raw_name, raw_received, raw_seq in rows:
             facts = {
                 "worker": worker,
@@ -499,14 +510,16 @@ class Books:
     # Raw files.
 
     def keep(self, worker: str, name: str, sha256: str, size: int, metadata: dict[str, Any]) -> None:
-        """Note a raw file whose content lies there; the same content under the same name changes nothing."""
+        """Note a raw file whose content lies there; raises `ValueError` where its name is another content's."""
         self.hear(worker)
         there = self.db.one("SELECT sha256 FROM raw_files WHERE name = ?", (name,))
-        if there and there[0] == sha256:
+        if there and there[0] != sha256:
+            raise ValueError("another content is there under this name, and stays")
+        if there:
             return
         task_id = metadata.get("task_id")
         self.db.execute(
-            "INSERT OR REPLACE INTO raw_files VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO raw_files VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 name,
                 sha256,
@@ -520,6 +533,10 @@ class Books:
         )
 
     # Everything.
+
+    def touch(self) -> None:
+        """Write something, to see whether it can be: a transaction that changes nothing needs no disk."""
+        self._number()
 
     def counts(self) -> Counts:
         """How many there are of everything."""
@@ -549,28 +566,9 @@ def _beside(body: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
     return body | facts
 
 
+def _older(one: float | None, other: float | None) -> bool:
+    return one is not None and other is not None and one < other
+
+
 def _iso(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _migrate(db: Database, path: Path) -> None:
-    """Make the tables, or bring them to this program's version; a foreign or newer database is left alone."""
-    if _version(db, path) == len(_MIGRATIONS):
-        return
-    with connection.writing(db):
-        for number in range(_version(db, path), len(_MIGRATIONS)):  # again: another process may have been faster
-            db.execute(_MIGRATIONS[number])
-        db.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        db.execute(f"PRAGMA user_version={len(_MIGRATIONS)}")
-
-
-def _version(db: Database, path: Path) -> int:
-    version = int(db.pragma("user_version"))
-    if (version or db.all("SELECT 1 FROM sqlite_schema")) and db.pragma("application_id") != APPLICATION_ID:
-        raise StoreError(f"{path} is a database of another program; it was left as it is")
-    if version > len(_MIGRATIONS):
-        raise StoreError(
-            f"{path} was written by a newer version (schema {version}, this program knows {len(_MIGRATIONS)}); "
-            "it was left as it is; use the newer program"
-        )
-    return version

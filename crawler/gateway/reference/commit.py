@@ -52,6 +52,8 @@ class Committer:
         self._books = books
         self._acts: queue.SimpleQueue[_Act | None] = queue.SimpleQueue()
         self._sound = True
+        self.failing = False
+        """Whether the last writing has failed, and none has succeeded since."""
         self._thread = threading.Thread(target=self._work, name="committer", daemon=True)
         self._thread.start()
 
@@ -96,12 +98,17 @@ class Committer:
                 if not self._sound:
                     self._books.reopen()
                 self._sound = False
-                with connection.writing(self._books.db):
+                db, before = self._books.db, self._books.db.total_changes()
+                with connection.writing(db):
                     for act in acts:
                         act.run(self._books)
                 self._sound = True
         except CrawlerError as error:
+            self.failing = True
             return error
         except Exception as error:  # the thread must go on, and nobody may wait for ever
+            self.failing = True
             return StoreError(f"{self._books.path}: {error}")
+        if db.total_changes() != before:  # one that wrote nothing proves nothing
+            self.failing = False
         return None

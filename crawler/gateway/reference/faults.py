@@ -1,6 +1,7 @@
 """Faults by a switch, for tests and drills: with some probability an exchange fails as real networks let it fail."""
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections import Counter
@@ -145,7 +146,8 @@ async def _abort(send: Send) -> None:
     cycle: Any = getattr(send, "__self__", None)  # uvicorn's own: nothing stands between it and this layer
     assert cycle is not None
     raw = cycle.transport.get_extra_info("socket")
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with contextlib.suppress(OSError):  # the peer may have gone before
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     cycle.transport.abort()
     while not cycle.disconnected:  # noqa: ASYNC110 # else the server would answer with an error of its own
         await asyncio.sleep(0)

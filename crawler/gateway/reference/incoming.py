@@ -1,14 +1,17 @@
 """What workers send, from bytes to values: each part is judged alone, so that a bad result costs no good one."""
 
+import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
 
 from crawler.bulk.jsontext import loads
 from crawler.errors import GatewayRefused
-from crawler.gateway.reference.bodies import Page, Result
+from crawler.gateway.reference import array
+from crawler.gateway.reference.bodies import MAX_RESULTS, Page, Result
 from crawler.gateway.reference.books import NewResult
 
 MAX_NAME = 200
@@ -27,7 +30,15 @@ def read(body: bytes, kind: type[T]) -> T:
 
 def results(body: bytes) -> list[NewResult | str]:
     """The results of a body; a text stands for one that cannot be stored, and says why."""
-    return [_result(place, bytes(raw)) for place, raw in enumerate(read(body, list[msgspec.Raw]))]
+    return [_result(place, bytes(raw)) for place, raw in enumerate(_elements(body))]
+
+
+def _elements(body: bytes) -> Sequence[bytes | msgspec.Raw]:
+    """What the array consists of; the short way is only for what cannot have too many of them."""
+    if body.count(b",") < MAX_RESULTS:
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return msgspec.json.decode(body, type=list[msgspec.Raw])
+    return array.elements(body, MAX_RESULTS)
 
 
 def _result(place: int, raw: bytes) -> NewResult | str:
@@ -40,8 +51,21 @@ def _result(place: int, raw: bytes) -> NewResult | str:
     except (ValueError, RecursionError) as error:  # both of msgspec's and of Unicode are among the former
         return f"result {place}: {error or 'nested too deep'}"
     return NewResult(
-        result.task_id, canonical.decode(), hashlib.sha256(canonical).hexdigest(), result.raw_html_hash or None
+        task_id=result.task_id,
+        body=canonical.decode(),
+        sha256=hashlib.sha256(canonical).hexdigest(),
+        raw_html_hash=result.raw_html_hash or None,
+        scraped_at=_moment(result.scraped_at),
     )
+
+
+def _moment(text: str | None) -> float | None:
+    """A moment as a worker writes it, in UTC where it names no zone; None where it cannot be read."""
+    try:
+        at = datetime.fromisoformat(text or "")
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def metadata(parts: Sequence[object]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Rows of a file into tasks to be handed out."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, tzinfo
 from itertools import islice
@@ -19,6 +20,8 @@ COMMIT_ROWS = 5000
 DEFAULT_PRIORITY = 3
 MAX_TEXT = 200
 """Characters of an id, a platform or a type."""
+MAX_TASK = 64_000
+"""Characters of a task: no worker takes a larger one."""
 
 _TARGET = ("parcel_id", "state", "county", "url")
 _KNOWN = frozenset({"task_id", "type", "platform", "priority", "deadline", "target", "created_at", *_TARGET})
@@ -26,11 +29,12 @@ _PRIORITIES = {"": DEFAULT_PRIORITY} | {str(number): number for number in range(
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What became of a file's rows; the first is the sum of the next three."""
+    """What became of a file's rows; the first is the sum of the next four."""
 
     rows: int
     accepted: int
     known: int
+    changed: int
     rejected: int
     rejects_file: str | None
 
@@ -44,31 +48,44 @@ def import_file(
     progress: Callable[[str], None] = lambda line: None,
 ) -> Summary:
     """Take every good row of a file in as a task; the same file again gives the same tasks."""
-    accepted = known = rejected = 0
+    counts: Counter[str] = Counter()
     items = _tasks(file, tz, clock)
     with rows.RejectsFile(file) as rejects:
         while batch := list(islice(items, COMMIT_ROWS)):
-            bad = [item for item in batch if isinstance(item, rows.Reject)]
-            for item in bad:
-                rejects.add(item)
             with books.writing():
-                new, old = books.add(item for item in batch if isinstance(item, NewTask))
-            accepted, known, rejected = accepted + new, known + old, rejected + len(bad)
-            if accepted + known + rejected > COMMIT_ROWS:
-                progress(f"{accepted + known + rejected:,} rows read")
-    total = accepted + known + rejected
-    return Summary(total, accepted, known, rejected, str(rejects.path) if rejected else None)
+                added = iter(books.add(item[1] for item in batch if not isinstance(item, rows.Reject)))
+            for item in batch:
+                what = "refused" if isinstance(item, rows.Reject) else next(added)
+                if what == "refused":
+                    rejects.add(item if isinstance(item, rows.Reject) else _conflict(*item))
+                counts[what] += 1
+            if counts.total() > COMMIT_ROWS:
+                progress(f"{counts.total():,} rows read")
+    return Summary(
+        rows=counts.total(),
+        accepted=counts["new"],
+        known=counts["known"],
+        changed=counts["changed"],
+        rejected=counts["refused"],
+        rejects_file=str(rejects.path) if counts["refused"] else None,
+    )
 
 
-def _tasks(file: Path, tz: tzinfo | None, clock: Callable[[], float]) -> Iterator[NewTask | rows.Reject]:
+def _tasks(
+    file: Path, tz: tzinfo | None, clock: Callable[[], float]
+) -> Iterator[tuple[rows.Fields, NewTask] | rows.Reject]:
     for row in rows.read_fields(file, _KNOWN):
         if isinstance(row, rows.Reject):
             yield row
             continue
         try:
-            yield task(row.fields, tz, clock())
+            yield row, task(row.fields, tz, clock())
         except UsageError as error:
             yield rows.rejected(row, str(error))
+
+
+def _conflict(row: rows.Fields, made: NewTask) -> rows.Reject:
+    return rows.rejected(row, f"the task {made.task_id!r} is known with another content, and held or completed")
 
 
 def task(fields: dict[str, Any], tz: tzinfo | None, now: float) -> NewTask:
@@ -89,7 +106,12 @@ def task(fields: dict[str, Any], tz: tzinfo | None, now: float) -> NewTask:
         "created_at": _iso(_moment(fields, "created_at", tz, now) or now),
     }
     body |= {"deadline": _iso(deadline)} if deadline is not None else {}
-    return NewTask(task_id, platform, priority, deadline, msgspec.json.encode(body).decode())
+    text = msgspec.json.encode(body).decode()
+    if len(text) > MAX_TASK:
+        raise UsageError(f"the task would have {len(text):,} characters, more than {MAX_TASK:,}")
+    # As the row has them: 17:00 is another moment tomorrow, and no moment at all is that of the import.
+    moments = {name: _text(fields, name) for name in ("created_at", "deadline")}
+    return NewTask(task_id, platform, priority, deadline, text, _checksum(body | moments))
 
 
 def _target(fields: dict[str, Any]) -> dict[str, Any]:

@@ -20,16 +20,17 @@ _DESCRIBED = (
     bodies.Orders,
     bodies.Worker,
     bodies.Health,
+    bodies.Failing,
     bodies.Refusal,
 )
 _REASONS = {
     400: "The request is not what it says it is.",
     401: "The token is wrong or missing.",
     404: "There is no such task.",
-    409: "The task is not this worker's any more.",
-    413: "The body is over 32 MiB.",
+    409: "The task is not this worker's any more, or the key was another body's.",
+    413: "The body is over 32 MiB, or has more than 10,000 results.",
     422: "Something in the request is not valid; repeating it will not help.",
-    503: "The Gateway cannot write to its disk; try again later.",
+    503: "The Gateway cannot write to its disk, is busy with other large bodies, or is ending; try again later.",
 }
 CODES = {
     400: "BAD_REQUEST",
@@ -92,6 +93,7 @@ _EXAMPLES: dict[type, Any] = {
     bodies.Heartbeat: _BEAT,
     bodies.Orders: {"acknowledged": True, "commands": []},
     bodies.Health: {"status": "ok", "counts": _COUNTS, "faults": {}},
+    bodies.Failing: {"status": "failing", "message": "the store cannot be written"},
 }
 _WORKERS = {
     "worker": "desk-1",
@@ -124,6 +126,13 @@ def responses(kind: type, *codes: int, headers: Mapping[str, str] | None = None)
     if headers:
         good["headers"] = {name: {"description": text, "schema": {"type": "string"}} for name, text in headers.items()}
     return {200: good, **{code: _refusal(code) for code in codes}}
+
+
+def health() -> dict[int | str, dict[str, Any]]:
+    """What a question for the Gateway's health can be answered with."""
+    content = {"schema": _ref(bodies.Failing), "example": _EXAMPLES[bodies.Failing]}
+    failing = {"description": _sentence(bodies.Failing), "content": {"application/json": content}}
+    return responses(bodies.Health, 401) | {503: failing}
 
 
 def _refusal(code: int) -> dict[str, Any]:

@@ -15,13 +15,15 @@ from crawler import logs
 from crawler.db.connection import store_errors
 from crawler.errors import UsageError
 from crawler.gateway.reference.books import Books
+from crawler.gateway.reference.connections import SILENT_S, Connection, Server, bounded, room
+from crawler.gateway.reference.farewell import Farewell
 from crawler.gateway.reference.faults import Dice, Faults
 from crawler.gateway.reference.server import Service, application
 
 log = logging.getLogger("crawler.gateway")
 
-FAREWELL_S = 5
-"""How long exchanges may take to end once the server is told to."""
+FAREWELL_S = 2.0
+"""How long exchanges may take to end once the server is told to; then their callers get a 503."""
 
 
 def serve(
@@ -34,33 +36,39 @@ def serve(
     idle_s: float,
     faults: float | None,
     seed: int,
+    silent_s: float = SILENT_S,
 ) -> None:
     """Serve the store in this folder until a signal ends it."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_bound(host, port))
+    with _bound(host, port) as listener, contextlib.ExitStack() as last, contextlib.ExitStack() as stack:
         books = Books(folder, lease_s=lease_s, idle_s=idle_s)
         stack.callback(books.close)
         stack.enter_context(_alone(folder))
         dice = None if faults is None else Dice(faults, seed)
         service = Service(books, token, dice)
         stack.callback(service.close)
-        app: ASGIApp = application(service)
-        server = uvicorn.Server(_config(Faults(app, dice) if dice else app))
+        farewell = Farewell(application(service))
+
+        def end() -> None:
+            service.hurry()
+            farewell.end()
+
+        app: ASGIApp = Faults(farewell, dice) if dice else farewell
+        server = Server(_config(app, bounded(room(), silent_s)), end, FAREWELL_S)
         url = _url(listener)
         log.info("the gateway listens on %s", url, extra={"store": str(folder.absolute()), "lease_s": lease_s})
         if not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
             log.warning("other machines can reach it: put a proxy with TLS before it, or the token is sent open")
-        stack.callback(lambda: log.info("the gateway on %s has stopped", url))
+        last.callback(log.info, "the gateway on %s has stopped", url)
         server.run(sockets=[listener])
 
 
-def _config(app: ASGIApp) -> uvicorn.Config:
+def _config(app: ASGIApp, connection: type[Connection]) -> uvicorn.Config:
     complaints = logging.getLogger("uvicorn.error")
     complaints.handlers[:], complaints.propagate = [logs.handler()], False
     complaints.setLevel(logging.WARNING)
     return uvicorn.Config(
         app,
-        http="h11",  # the faults' resets are cut to its measure
+        http=connection,  # h11's: the faults' resets are cut to its measure
         h11_max_incomplete_event_size=1 << 20,  # a hundred platforms, each sign of their names as twelve
         ws="none",
         lifespan="off",
@@ -69,7 +77,7 @@ def _config(app: ASGIApp) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=75,  # longer than workers wait between two calls
-        timeout_graceful_shutdown=FAREWELL_S,
+        timeout_graceful_shutdown=4,  # only for what does not even take its 503
     )
 
 

@@ -1,11 +1,12 @@
 """The reference Gateway's application: the contract's exchanges over the books."""
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
@@ -21,9 +22,10 @@ from starlette.requests import ClientDisconnect
 
 from crawler import __version__
 from crawler.errors import GatewayRefused, StoreError
-from crawler.gateway.reference import incoming, openapi
+from crawler.gateway.reference import incoming, openapi, upload
 from crawler.gateway.reference.bodies import (
     MAX_BODY,
+    Failing,
     Failure,
     Health,
     Heartbeat,
@@ -48,6 +50,10 @@ T = TypeVar("T")
 
 SURROUNDINGS = 1 << 20
 """How much may stand around a raw file in its body."""
+LARGE, LARGE_AT_A_TIME, TURN_S = 1 << 20, 2, 20.0
+"""From what size on results are read and judged only so many bodies at a time, and how long others wait for that."""
+MEND_S = 2.0
+"""How long a question for the Gateway's health waits for a trial to write."""
 _VISIBLE = r"^[!-~]{1,200}$"
 
 WorkerId = Annotated[
@@ -82,11 +88,17 @@ class Service:
         self._committer = Committer(books)
         self._contents = Contents(books.folder)
         self._threads = ThreadPoolExecutor(8, "contents")
+        self._large = asyncio.Semaphore(LARGE_AT_A_TIME)
         self.dice = dice
+
+    def hurry(self) -> None:
+        """Wait for no lock of another process any more."""
+        self._books.hurry()
 
     def close(self) -> None:
         """Finish what was begun."""
-        self._threads.shutdown()
+        self.hurry()
+        self._threads.shutdown(cancel_futures=True)
         self._committer.close()
 
     async def _done(self, do: Callable[[Books], T]) -> T:
@@ -109,18 +121,38 @@ class Service:
 
     async def results(self, request: Request, worker: WorkerId, late: Late = "false", key: Key = None) -> Response:
         """Store results; each completes its task. The same result again changes nothing."""
-        body = await _body(request)
-        items, sha256 = await self._aside(lambda: (incoming.results(body), hashlib.sha256(body).hexdigest()))
-        seed = request.scope.get(LEFT_OUT)
-        missing = frozenset[int]() if seed is None else left_out(seed, len(items))
-        how: dict[str, Any] = {"late": late == "true", "key": key, "sha256": sha256, "left_out": missing}
-        answer = await self._done(lambda books: books.deliver(worker, items, **how))
+        async with self._read(request) as body:
+            items, sha256 = await self._aside(lambda: (incoming.results(body), hashlib.sha256(body).hexdigest()))
+            seed = request.scope.get(LEFT_OUT)
+            missing = frozenset[int]() if seed is None else left_out(seed, len(items))
+            how: dict[str, Any] = {"late": late == "true", "key": key, "sha256": sha256, "left_out": missing}
+            answer = await self._done(lambda books: books.deliver(worker, items, **how))
         return _json(msgspec.Raw(answer.body), {"Idempotent-Replay": "true"} if answer.again else {})
 
+    @contextlib.asynccontextmanager
+    async def _read(self, request: Request) -> AsyncIterator[bytes]:
+        """A request's whole body, unless it is too large; a large one comes in, and stays, when it is its turn."""
+        async with contextlib.AsyncExitStack() as stack:
+            limited = _limited(request, MAX_BODY, lambda: stack.enter_async_context(self._turn()))
+            yield await Request(request.scope, limited).body()
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait for one's turn with a large body: the memory that they take is not for more of them."""
+        try:
+            async with asyncio.timeout(TURN_S):
+                await self._large.acquire()
+        except TimeoutError:
+            raise GatewayRefused(503, "the Gateway is busy with other large bodies; try again later") from None
+        try:
+            yield
+        finally:
+            self._large.release()
+
     async def raw_file(self, request: Request, worker: WorkerId) -> Response:
-        """Keep a raw file; another content under the same name replaces it."""
+        """Keep a raw file; another content under a name that is taken is an error."""
         limited = Request(request.scope, _limited(request, MAX_BODY + SURROUNDINGS))
-        async with limited.form(max_files=1) as form:
+        async with upload.read(limited, self._contents) as form:
             file, about = form.get("file"), form.getlist("metadata")
             if not isinstance(file, UploadFile):
                 raise GatewayRefused(422, "the part 'file' with a file name is missing")
@@ -136,8 +168,9 @@ class Service:
         incoming.check_name(name)
         sha256 = await self._aside(lambda: checksum(content))
         incoming.check_sha256(metadata, sha256)
-        await self._aside(lambda: self._contents.store(content, sha256))
-        await self._done(lambda books: books.keep(worker, name, sha256, file.size or 0, metadata))
+        size = file.size or 0
+        await self._aside(lambda: self._contents.store(content, sha256, size))
+        await self._done(lambda books: books.keep(worker, name, sha256, size, metadata))
         return Kept("ok", f"raw/{sha256[:2]}/{sha256}")
 
     async def complete(self, worker: WorkerId, task_id: TaskId) -> Response:
@@ -147,23 +180,36 @@ class Service:
 
     async def fail(self, request: Request, worker: WorkerId, task_id: TaskId) -> Response:
         """Note that a task of this worker's has ended without a result."""
-        why = incoming.read(await _body(request), Failure)
-        await self._done(lambda books: books.fail(worker, task_id, why))
+        async with self._read(request) as body:
+            why = incoming.read(body, Failure)
+            await self._done(lambda books: books.fail(worker, task_id, why))
         return _json(Reported(task_id))
 
     async def heartbeat(self, request: Request, worker: WorkerId, key: Key = None) -> Response:
         """Note how a worker is, and give it what its operator wants; each command once."""
-        beat = msgspec.json.encode(incoming.read(await _body(request), Heartbeat)).decode()
-        commands = await self._done(lambda books: books.beat(worker, beat, key))
+        async with self._read(request) as body:
+            beat = msgspec.json.encode(incoming.read(body, Heartbeat)).decode()
+            commands = await self._done(lambda books: books.beat(worker, beat, key))
         return _json({"acknowledged": True, "commands": commands})
 
     async def health(self, request: Request, token: Token = None) -> Response:
-        """Say that the Gateway is there; with the token, also what it has."""
+        """Say that the Gateway is there; with the token, also what it has. Where it could not write, it tries again."""
+        if token is not None:
+            await self.authorise(request, token)
+        if self._committer.failing and not await self._mended():
+            return _json(Failing("failing", "the store cannot be written"), status=503)
         if token is None:
             return _json(Health("ok"))
-        await self.authorise(request, token)
         counts = await self._done(Books.counts)
         return _json(Health("ok", counts=counts, faults=dict(self.dice.counts) if self.dice else None))
+
+    async def _mended(self) -> bool:
+        try:
+            async with asyncio.timeout(MEND_S):
+                await self._done(Books.touch)
+        except (StoreError, TimeoutError):
+            return False
+        return True
 
     async def workers(self) -> Response:
         """List the workers, with what they hold and how they are."""
@@ -172,7 +218,8 @@ class Service:
     async def set_faults(self, request: Request) -> Response:
         """Play faults with another probability from now on."""
         assert self.dice is not None
-        wanted = incoming.read(await _body(request), dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]])
+        async with self._read(request) as body:
+            wanted = incoming.read(body, dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]])
         if set(wanted) != {"probability"}:
             raise GatewayRefused(422, "the body: it must be an object with a probability and nothing else")
         self.dice.probability = wanted["probability"]
@@ -204,7 +251,7 @@ def _doors(service: Service) -> APIRouter:
     replay = {"Idempotent-Replay": "`true` where this answer was given before, and nothing was applied."}
     post(
         "/internal/results",
-        responses=say(Stored, 401, 413, 422, 503, headers=replay),
+        responses=say(Stored, 401, 409, 413, 422, 503, headers=replay),
         openapi_extra=openapi.results_body(),
     )(service.results)
     post("/internal/raw-files", responses=say(Kept, 400, 401, 413, 422, 503), openapi_extra=openapi.file_body())(
@@ -221,32 +268,32 @@ def _doors(service: Service) -> APIRouter:
         service.heartbeat
     )
     without = {"security": list[Any]([{}])}  # beside the token, nothing will do, too
-    doors.get("/health", responses=say(Health, 401, 503), openapi_extra=without)(service.health)
+    doors.get("/health", responses=openapi.health(), openapi_extra=without)(service.health)
     get("/workers", responses=say(Worker, 401, 503))(service.workers)
     if service.dice:
         post("/faults", include_in_schema=False)(service.set_faults)
     return doors
 
 
-def _json(value: Any, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
+def _json(value: Any, headers: dict[str, str] | None = None, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
-async def _body(request: Request) -> bytes:
-    """A request's whole body, unless it is too large."""
-    return await Request(request.scope, _limited(request, MAX_BODY)).body()
-
-
-def _limited(request: Request, limit: int) -> Callable[[], Awaitable[Any]]:
+def _limited(
+    request: Request, limit: int, turn: Callable[[], Awaitable[None]] | None = None
+) -> Callable[[], Awaitable[Any]]:
     """What a request consists of, up to a limit that is watched while it arrives."""
     size = 0
 
     async def receive() -> Any:
-        nonlocal size
+        nonlocal size, turn
         message = await request.receive()
         size += len(message.get("body", b""))
         if size > limit:
             raise GatewayRefused(413, "the body has more than 32 MiB")
+        if turn and size > LARGE:
+            waiting, turn = turn, None
+            await waiting()
         return message
 
     return receive
@@ -265,7 +312,7 @@ def _refused(request: Request, status: int, message: str, headers: dict[str, str
 
 
 async def _on_refusal(request: Request, error: Any) -> Response:
-    return _refused(request, error.status, error.message)
+    return _refused(request, error.status, error.message, {"Retry-After": "5"} if error.status == 503 else None)
 
 
 async def _on_full_disk(request: Request, error: Any) -> Response:
