@@ -122,7 +122,7 @@ def _remarks(lpm: LocalPersistenceManager, settings: Settings) -> list[str]:
     db = lpm.ledger.db
     order = {"pause": "the Gateway has said: pause", "drain": "the Gateway has said: drain"}
     found = [order.get(exchange.get_note(db, "order") or "")]
-    job = next((job for job in lpm.ledger.jobs() if job.name == exchange.GATEWAY), None)
+    job = next((job for job in reversed(lpm.ledger.jobs()) if job.of_gateway), None)
     if job and job.hold and not found[0]:
         found.append(f"the job {job.name} is {job.hold}: no work is asked for")
     found += [*exchange.troubles(db), low_on_disk(lpm.folder, settings.min_free)]

@@ -84,8 +84,9 @@ def _gateway(db: Database) -> dict[str, Any] | None:
     stand = msgspec.structs.asdict(exchange.stand(db))
     if url is None and not any(count for name, count in stand.items() if name != "held"):
         return None
-    notes = {name: exchange.get_note(db, name) for name in ("worker_id", "trouble", "order")}
-    return {"url": url, "heard_at": float(heard) if heard else None, **notes, **stand}
+    notes = {name: exchange.get_note(db, name) for name in ("worker_id", "order")}
+    about = {"url": url, "heard_at": float(heard) if heard else None, "troubles": exchange.troubles(db)}
+    return about | notes | stand
 
 
 def _about(job: Job) -> dict[str, Any]:
