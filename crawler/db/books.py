@@ -336,7 +336,9 @@ class Bookkeeping:
         """Where the results of a job or of all tasks are, and what a Gateway has of them."""
         where = f"task IN ({self._members(job)})" if job else "1"
         which = (job.id,) if job else ()
-        kept = self.db.all(f"SELECT state, archived_at IS NULL, count(*) FROM outbox WHERE {where} GROUP BY 1, 2", which)
+        kept = self.db.all(
+            f"SELECT state, archived_at IS NULL, count(*) FROM outbox WHERE {where} GROUP BY 1, 2", which
+        )
         told = self.db.all(f"SELECT 'reports_' || state, count(*) FROM reports WHERE {where} GROUP BY 1", which)
         of = f"state = 'ready' AND {where}"
         [(oldest,)] = self.db.all(
