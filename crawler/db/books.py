@@ -49,6 +49,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     reports_ready: int = 0
     reports_synced: int = 0
     reports_rejected: int = 0
+    oldest: float | None = None
+    """Since when the oldest of what is to be sent waits."""
 
     @property
     def unsent(self) -> int:
@@ -332,16 +334,25 @@ class Bookkeeping:
 
     def delivery(self, job: Job | None) -> Delivery:
         """Where the results of a job or of all tasks are, and what a Gateway has of them."""
-        where = f"WHERE task IN ({self._members(job)})" if job else ""
+        where = f"task IN ({self._members(job)})" if job else "1"
         which = (job.id,) if job else ()
-        kept = self.db.all(f"SELECT state, archived_at IS NULL, count(*) FROM outbox {where} GROUP BY 1, 2", which)
-        told = self.db.all(f"SELECT 'reports_' || state, count(*) FROM reports {where} GROUP BY 1", which)
-        states: dict[str, int] = dict(told)
-        for state, _, count in kept:
-            states[state] = states.get(state, 0) + count
+        kept = self.db.all(
+            f"SELECT state, archived_at IS NULL, count(*) FROM outbox WHERE {where} GROUP BY 1, 2", which
+        )
+        told = self.db.all(f"SELECT 'reports_' || state, count(*) FROM reports WHERE {where} GROUP BY 1", which)
+        of = f"state = 'ready' AND {where}"
+        [(oldest,)] = self.db.all(
+            f"""SELECT min(at) FROM (SELECT min(created_at) AS at FROM outbox WHERE {of}
+                UNION ALL SELECT min(created_at) FROM reports WHERE {of})""",
+            which,
+        )
+        states = {state: count for state, count in told if state in Delivery.__struct_fields__}
+        for known in ("held", "ready", "synced", "rejected"):  # another one is damage, which the doctor finds
+            states[known] = sum(count for state, _, count in kept if state == known)
         return Delivery(
             results=sum(count for _, _, count in kept),
             pending=sum(count for state, here, count in kept if here and state != "synced"),
+            oldest=oldest,
             **states,
         )
 

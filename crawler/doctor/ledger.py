@@ -13,7 +13,7 @@ from crawler.db.connection import reading
 from crawler.db.ledger import Ledger
 from crawler.db.segments import sync_folder
 from crawler.doctor import REPAIR, Context, Seen
-from crawler.doctor.salvage import ENDED_TOO_EARLY, SENSELESS, salvage, settle
+from crawler.doctor.salvage import ENDED_TOO_EARLY, SENSELESS, UNKNOWN_STATES, salvage, settle
 from crawler.models import JobStatus, TaskStatus
 from crawler.process import read_stack
 
@@ -171,6 +171,7 @@ _BOOKS = {
     "results whose task is not completed": """SELECT count(*) FROM results
         WHERE task NOT IN (SELECT id FROM tasks WHERE status = 'completed')""",
     "results that are not in the outbox": "SELECT count(*) FROM results WHERE task NOT IN (SELECT task FROM outbox)",
+    "results and reports in an unknown state of delivery": f"SELECT {UNKNOWN_STATES}",
     "rows of the outbox without a result": "SELECT count(*) FROM outbox WHERE task NOT IN (SELECT task FROM results)",
     "tasks of a Gateway that it would hear nothing of": """SELECT count(*) FROM tasks WHERE source = 'gateway'
         AND status IN ('failed', 'skipped', 'expired') AND id NOT IN (SELECT task FROM reports)""",
@@ -217,14 +218,14 @@ def _imbalance(context: Context) -> str:
 def gateway(context: Context) -> Iterator[Seen]:
     """What a Gateway is to get, and what it did not take."""
     with reading(context.db):
-        stand, url = exchange.stand(context.db), exchange.get_note(context.db, "url")
+        stand, url = Ledger(context.db).delivery(None), exchange.get_note(context.db, "url")
     where = f"the Gateway at {url}" if url else "a Gateway"
     if stand.unsent:
         since = times.show(stand.oldest or 0, time.time(), times.zone(context.settings.timezone))
         yield Seen("note", f"{stand.unsent} to be delivered to {where}, the oldest since {since}", _deliver(context))
-    if refused := stand.rejected + stand.reports_rejected:
-        yield Seen("note", f"{refused} rejected by {where}", "python -m crawler sync rejected")
-    if not stand.unsent and not refused:
+    if stand.refused:
+        yield Seen("note", f"{stand.refused} rejected by {where}", "python -m crawler sync rejected")
+    if not stand.unsent and not stand.refused:
         done = f"{stand.synced} results and {stand.reports_synced} reports were delivered to {where}, none wait"
         yield Seen("ok", done if url or stand.synced or stand.reports_synced else "nothing here is for a Gateway")
 

@@ -88,6 +88,9 @@ SENSELESS = {
     "tasks": "length(task_id) <> 32 OR task_id GLOB '*[^0-9a-f]*'",
 }
 """Rows that SQLite reads, but nobody else can: a database has no checksums."""
+_UNKNOWN = "state NOT IN ('ready', 'synced', 'rejected', 'held')"
+UNKNOWN_STATES = f"""(SELECT count(*) FROM outbox WHERE {_UNKNOWN}) + (SELECT count(*) FROM reports WHERE {_UNKNOWN})"""
+"""How much would never be sent, nor be counted."""
 _TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
 
 
@@ -184,6 +187,12 @@ def settle(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]
         )
         done["results put into the outbox again"] = db.changes()
         db.execute("DELETE FROM outbox WHERE task NOT IN (SELECT task FROM results)")
+        db.execute(
+            f"""UPDATE outbox SET batch = NULL, state = iif(
+                   task IN (SELECT id FROM tasks WHERE source = 'gateway'), 'ready', 'held') WHERE {_UNKNOWN}"""
+        )  # a Gateway that has one already takes it once more
+        done["results to be delivered again, or held, their state being unknown"] = db.changes()
+        db.execute(f"DELETE FROM reports WHERE {_UNKNOWN}")
         db.execute(
             """INSERT INTO reports (task, state, created_at) SELECT id, 'ready', ? FROM tasks
                WHERE source = 'gateway' AND status IN ('failed', 'skipped', 'expired')

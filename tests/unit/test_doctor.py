@@ -522,3 +522,15 @@ def test_what_a_gateway_is_to_get_is_a_note(tmp_path: Path) -> None:
     lpm.close()
     said = "5 results and 0 reports were delivered to the Gateway at https://gateway.example, none wait"
     assert of(look(tmp_path), "gateway", "ok") == [said]
+
+
+def test_a_delivery_in_an_unknown_state_is_made_again(tmp_path: Path) -> None:
+    """A result or a report that damage has put into no state would never be sent: it is found, and ready again."""
+    lpm = LocalPersistenceManager(tmp_path)
+    give(lpm, 3)
+    lpm.close()
+    change(tmp_path, "UPDATE outbox SET state = 'reaZy' WHERE task = 2")
+
+    assert "1 results and reports in an unknown state of delivery" in of(look(tmp_path), "books", "wrong")[0]
+    assert exit_code(look(tmp_path, repair=True)) == 0
+    assert of(look(tmp_path), "gateway", "note")[0].startswith("3 to be delivered to a Gateway")

@@ -11,7 +11,8 @@ from crawler import config, times
 from crawler.cli.output import data_dir_option, json_option, print_json, size_of
 from crawler.config import Settings
 from crawler.db import exchange, owners
-from crawler.db.connection import Database, reading
+from crawler.db.books import Bookkeeping
+from crawler.db.connection import reading
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import QUEUES, Books, Job
@@ -68,7 +69,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
                 facts["domains"] = ledger.in_flight()
                 facts["rate"] = round(ledger.rate(lpm.now()), 2)
                 growth = ledger.growth(lpm.now())
-                facts["gateway"] = _gateway(ledger.db)
+                facts["gateway"] = _gateway(ledger)
             facts["job_facts"] = {job.name: _about(job) for job in jobs}
             if sizes:
                 facts["store"] = {"bytes": lpm.sizes(), **growth}
@@ -78,15 +79,14 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
     return facts | {"pids": _pids(settings), "disk": _disk(settings), "redis": _redis(settings)}
 
 
-def _gateway(db: Database) -> dict[str, Any] | None:
+def _gateway(ledger: Bookkeeping) -> dict[str, Any] | None:
     """How far the exchange with a Gateway has come; None where none was ever known."""
-    url, heard = exchange.get_note(db, "url"), exchange.get_note(db, "heard")
-    stand = msgspec.structs.asdict(exchange.stand(db))
-    if url is None and not any(count for name, count in stand.items() if name != "held"):
+    notes = {name: exchange.get_note(ledger.db, name) for name in ("url", "worker_id", "heard", "order")}
+    heard, delivery = notes.pop("heard"), ledger.delivery(None)
+    if notes["url"] is None and not delivery.concerns_gateway:
         return None
-    notes = {name: exchange.get_note(db, name) for name in ("worker_id", "order")}
-    about = {"url": url, "heard_at": float(heard) if heard else None, "troubles": exchange.troubles(db)}
-    return about | notes | stand
+    about = {"heard_at": float(heard) if heard else None, "troubles": exchange.troubles(ledger.db)}
+    return notes | about | msgspec.structs.asdict(delivery)
 
 
 def _about(job: Job) -> dict[str, Any]:
