@@ -18,7 +18,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from crawler.db import exchange
 from crawler.gateway.reference.books import Books
 from tests.support.gateway import Gateway
 from tests.support.site import Site
@@ -125,7 +124,7 @@ def judge(gateway: Gateway, folders: Sequence[Folder], count: int, settled: floa
         ):
             false += task_id not in there
             mine[task_id] += 1
-        stand = exchange.stand(lpm.ledger.db)
+        stand = lpm.ledger.delivery(None)
         print(f"{folder.path.name}: {lpm.ledger.books()} {stand}")
         lpm.close()
     fetched_twice = sum(n - 1 for n in mine.values())

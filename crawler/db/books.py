@@ -46,6 +46,10 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     ready: int = 0
     synced: int = 0
     rejected: int = 0
+    late: int = 0
+    """Of those sent, the ones whose deadline had passed by then."""
+    without_page: int = 0
+    """Of those sent, the ones whose page could not be sent."""
     reports_ready: int = 0
     reports_synced: int = 0
     reports_rejected: int = 0
@@ -346,6 +350,11 @@ class Bookkeeping:
                 UNION ALL SELECT min(created_at) FROM reports WHERE {of})""",
             which,
         )
+        [(late, without_page)] = self.db.all(
+            f"""SELECT ifnull(sum(late), 0), ifnull(sum(raw_sent_at = 0), 0) FROM outbox
+                WHERE state <> 'held' AND (late OR raw_sent_at = 0) AND {where}""",
+            which,
+        )
         states = {state: count for state, count in told if state in Delivery.__struct_fields__}
         for known in ("held", "ready", "synced", "rejected"):  # another one is damage, which the doctor finds
             states[known] = sum(count for state, _, count in kept if state == known)
@@ -353,6 +362,8 @@ class Bookkeeping:
             results=sum(count for _, _, count in kept),
             pending=sum(count for state, here, count in kept if here and state != "synced"),
             oldest=oldest,
+            late=late,
+            without_page=without_page,
             **states,
         )
 

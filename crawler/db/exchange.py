@@ -75,30 +75,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
 
 
-class Stand(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the exchange with the Gateway has come."""
-
-    held: int = 0
-    """Results of standalone work, which only a command sends."""
-    ready: int = 0
-    synced: int = 0
-    rejected: int = 0
-    late: int = 0
-    """Of those sent, the ones whose deadline had passed by then."""
-    without_page: int = 0
-    """Of those sent, the ones whose page could not be sent."""
-    reports_ready: int = 0
-    reports_synced: int = 0
-    reports_rejected: int = 0
-    oldest: float | None = None
-    """Since when the oldest of what is to be sent waits."""
-
-    @property
-    def unsent(self) -> int:
-        """All that is to be sent."""
-        return self.ready + self.reports_ready
-
-
 def of_gateway(db: Database) -> int:
     """How much here is a Gateway's own, or was or is to be sent to one: no other may ever hear of it."""
     [(count,)] = db.all(
@@ -421,28 +397,6 @@ def rejected(db: Database) -> list[dict[str, Any]]:
            ORDER BY created_at, task"""
     )
     return [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def stand(db: Database) -> Stand:
-    """How far the exchange has come."""
-    results, told = (
-        dict(db.all(f"SELECT state, count(*) FROM {table} GROUP BY state")) for table in ("outbox", "reports")
-    )
-    [(late, without_page)] = db.all(
-        """SELECT ifnull(sum(late), 0), ifnull(sum(raw_sent_at = 0), 0) FROM outbox
-           WHERE state <> 'held' AND (late OR raw_sent_at = 0)"""
-    )
-    [(oldest,)] = db.all(
-        """SELECT min(at) FROM (SELECT min(created_at) AS at FROM outbox WHERE state = 'ready'
-           UNION ALL SELECT min(created_at) FROM reports WHERE state = 'ready')"""
-    )
-    return Stand(
-        **results,
-        **{f"reports_{state}": count for state, count in told.items()},
-        late=late,
-        without_page=without_page,
-        oldest=oldest,
-    )
 
 
 def unsent(db: Database) -> int:

@@ -227,7 +227,7 @@ def test_what_was_rejected_is_kept_and_can_be_sent_again(lpm: LocalPersistenceMa
     for parcel, code in zip(exchange.parcels(lpm.ledger.db, 9, time.time()), (422, 410, 200), strict=True):
         exchange.refused(lpm.ledger.db, parcel, code, "no", None if code != 200 else time.time() + 100)
 
-    stand = exchange.stand(lpm.ledger.db)
+    stand = lpm.ledger.delivery(None)
     assert (stand.ready, stand.rejected, stand.synced) == (1, 2, 0)
     assert [(r["task_id"], r["code"]) for r in exchange.rejected(lpm.ledger.db)] == [("t-0", 422), ("t-1", 410)]
     assert exchange.parcels(lpm.ledger.db, 9, time.time()) == []

@@ -14,6 +14,7 @@ import pytest
 
 from crawler.config import Settings, load
 from crawler.db import exchange
+from crawler.db.books import Delivery
 from crawler.errors import GatewayError, StoreError
 from crawler.gateway.client import GatewayClient
 from crawler.gateway.sync import MAX_TRIES, PAGES_AT_ONCE, Sync
@@ -89,9 +90,9 @@ def running(lpm: LocalPersistenceManager, gateway: ScriptedGateway, until: Calla
     asyncio.run(send())
 
 
-def stand(lpm: LocalPersistenceManager) -> exchange.Stand:
+def stand(lpm: LocalPersistenceManager) -> Delivery:
     """How far the exchange has come."""
-    return exchange.stand(lpm.ledger.db)
+    return lpm.ledger.delivery(None)
 
 
 def refusing(gateway: ScriptedGateway, *ids: str, answer: Answer | None = None) -> Any:

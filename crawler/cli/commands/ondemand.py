@@ -107,7 +107,7 @@ def _line(lpm: LocalPersistenceManager) -> str:
     from crawler.db import exchange
 
     db = lpm.ledger.db
-    states, stand = exchange.states(db), exchange.stand(db)
+    states, stand = exchange.states(db), lpm.ledger.delivery(None)
     counts = {"taken": sum(states.values()), "open": exchange.open_count(db)}
     counts |= {name: states[name] for name in ("completed", "failed", "skipped", "expired") if states.get(name)}
     sent = {"to deliver": stand.unsent, "delivered": stand.synced + stand.reports_synced}
@@ -135,7 +135,7 @@ def _summarise(settings: Settings, as_json: bool) -> None:
 
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm), lpm.errors():
-        states, stand, line = exchange.states(lpm.ledger.db), exchange.stand(lpm.ledger.db), _line(lpm)
+        states, stand, line = exchange.states(lpm.ledger.db), lpm.ledger.delivery(None), _line(lpm)
     if as_json:
         print_json({"tasks": states, "exchange": stand})
         return

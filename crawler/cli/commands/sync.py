@@ -72,7 +72,7 @@ def _facts(lpm: LocalPersistenceManager, settings: Settings) -> dict[str, Any]:
     from crawler.gateway.agent import is_busy
 
     db = lpm.ledger.db
-    stand, heard = exchange.stand(db), exchange.get_note(db, "heard")
+    stand, heard = lpm.ledger.delivery(None), exchange.get_note(db, "heard")
     return {
         "enabled": settings.gateway_enabled,
         "gateway": exchange.get_note(db, "url"),
@@ -124,9 +124,9 @@ def push(job_name: str | None, bundle: Path | None, moved: bool, as_json: bool) 
         worker_id = bind(lpm, settings, moved)
         released = _release(lpm, settings, job_name, bundle)
         say(f"{released:,} held results are let go; {exchange.unsent(lpm.ledger.db):,} are to be delivered")
-        before = exchange.stand(lpm.ledger.db)
+        before = lpm.ledger.delivery(None)
         _deliver(lpm, settings, worker_id)
-        after = exchange.stand(lpm.ledger.db)
+        after = lpm.ledger.delivery(None)
     done = {
         "released": released,
         "results": after.synced - before.synced,
