@@ -608,45 +608,65 @@ def connected(gateway: Gateway) -> int:
 
 
 SERVE = """
+import resource
 import sys
 from pathlib import Path
 from crawler import logs
 from crawler.gateway.reference.serve import serve
 logs.setup("info")
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
 serve(Path(sys.argv[1]), "t", host="127.0.0.1", port=0, lease_s=300, idle_s=30, faults=None, seed=7, silent_s=0.5)
 """
 
 
+@contextmanager
+def child(folder: Path, files: int) -> Iterator[tuple[tuple[str, int], Path]]:
+    """A server that ends silent connections after half a second and may have so many files open; and its log."""
+    log = folder / "child.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen([sys.executable, "-c", SERVE, str(folder / "g"), str(files)], stderr=out)
+    try:
+        found = wait_for(lambda: re.search(r"http://([\d.]+):(\d+)", log.read_text()), 30, "the server's address")
+        yield (found[1], int(found[2])), log
+    finally:
+        process.terminate()
+        process.wait(15)
+
+
 def test_a_connection_that_says_nothing_is_ended(tmp_path: Path) -> None:
     """No head, half a head, half a body: it is ended, and a line says so; one between two requests is not."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVE, str(tmp_path / "g")], stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stderr is not None
-            found = re.search(r"http://([\d.]+):(\d+)", process.stderr.readline())
-            assert found is not None
-            address = (found[1], int(found[2]))
-            with closing(http.client.HTTPConnection(*address, timeout=10)) as idle:
-                idle.request("GET", "/health")
-                assert idle.getresponse().read() == b'{"status":"ok"}'
-                for sent in (
-                    b"",
-                    b"GET /health HT",
-                    b"POST /internal/results HTTP/1.1\r\nHost: a\r\nX-Worker-Token: t\r\nX-Worker-ID: w\r\n"
-                    b"Content-Length: 9\r\n\r\n[",
-                ):
-                    with closing(socket.create_connection(address, timeout=10)) as silent:
-                        silent.sendall(sent)
-                        with suppress(ConnectionResetError):
-                            assert silent.recv(1000) == b""
-                idle.request("GET", "/health")
-                assert idle.getresponse().status == 200
-        finally:
-            process.terminate()
-        log = process.stderr.read()
-    assert log.count("said nothing for 0.5 s") == 1
-    assert "Traceback" not in log
+    head = b"POST /internal/results HTTP/1.1\r\nHost: a\r\nX-Worker-Token: t\r\nX-Worker-ID: w\r\n"
+    with child(tmp_path, 500) as (address, log), closing(http.client.HTTPConnection(*address, timeout=10)) as idle:
+        idle.request("GET", "/health")
+        assert idle.getresponse().read() == b'{"status":"ok"}'
+
+        for sent in (b"", b"GET /health HT", head + b"Content-Length: 9\r\n\r\n["):
+            with closing(socket.create_connection(address, timeout=10)) as silent:
+                silent.sendall(sent)
+                with suppress(ConnectionResetError):
+                    assert silent.recv(1000) == b""
+
+        idle.request("GET", "/health")
+        assert idle.getresponse().status == 200
+    assert log.read_text().count("said nothing for 0.5 s") == 1
+    assert "Traceback" not in log.read_text()
+
+
+def test_there_are_only_so_many_connections(tmp_path: Path) -> None:
+    """Those beyond what the process may have open are ended at once, and a line says so; the others are served."""
+    with child(tmp_path, 70) as (address, log), ExitStack() as stack:
+        first = stack.enter_context(closing(http.client.HTTPConnection(*address, timeout=10)))
+        for _ in range(3):
+            first.request("GET", "/health")
+            assert first.getresponse().read() == b'{"status":"ok"}'
+            for _ in range(20):
+                stack.enter_context(closing(socket.create_connection(address, timeout=10)))
+        wait_for(lambda: "more than 6 connections" in log.read_text(), 10, "a line about it")
+
+        first.request("GET", "/health")
+        assert first.getresponse().status == 200
+    assert log.read_text().count("more than 6 connections") == 1
+    assert "Traceback" not in log.read_text()
 
 
 def test_connections_that_cannot_be_taken_are_one_line(gateway: Gateway) -> None:
