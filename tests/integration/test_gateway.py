@@ -1,7 +1,6 @@
 """The reference Gateway over HTTP, as a real process; and its commands."""
 
 import csv
-import fcntl
 import hashlib
 import http.client
 import json
@@ -12,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -251,9 +249,9 @@ def test_too_many_results_are_refused(firm: Gateway) -> None:
 
 def test_large_bodies_come_in_two_at_a_time(gateway: Gateway) -> None:
     """A third one waits for its turn; small ones do not."""
-    worker, body = Caller(gateway), b"[" + b" " * (2 << 20) + b"]"
+    worker, body = Caller(gateway), b"[" + b" " * (3 << 20) + b"]"
     with ExitStack() as stack:
-        held = [stack.enter_context(half_sent(worker, body)) for _ in range(2)]
+        held = [stack.enter_context(begun(worker, body, len(body) // 2)) for _ in range(2)]
         with ThreadPoolExecutor(1) as threads:
             third = threads.submit(worker.call, "POST", "/internal/results", body)
             small = [worker.deliver({"task_id": f"s-{n}", "data": {}}).status for n in range(5)]
@@ -266,24 +264,30 @@ def test_large_bodies_come_in_two_at_a_time(gateway: Gateway) -> None:
 
 
 @contextmanager
-def half_sent(
-    worker: Caller, body: bytes, path: str = "/internal/results", **headers: str
+def begun(
+    worker: Caller, body: bytes, size: int, path: str = "/internal/results", **headers: str
 ) -> Iterator[http.client.HTTPConnection]:
-    """A connection with the first half of a request, which the Gateway has begun to read."""
+    """A connection with a request and so much of its body, all of which the Gateway has read."""
     with closing(http.client.HTTPConnection(worker.address, timeout=30)) as connection:
         connection.putrequest("POST", path)
         sent = worker.headers | {name.replace("_", "-"): value for name, value in headers.items()}
         for name, value in (sent | {"Content-Length": str(len(body))}).items():
             connection.putheader(name, value)
         connection.endheaders()
-        connection.send(body[: len(body) // 2])
-        wait_for(lambda: unsent(connection.sock) == 0, 10, "the Gateway to read")
+        connection.send(body[:size])
+        wait_for(lambda: is_read(connection.sock), 10, "the Gateway to read")
         yield connection
 
 
-def unsent(connection: socket.socket) -> int:
-    """How many bytes the other side has not taken."""
-    return int.from_bytes(fcntl.ioctl(connection, termios.TIOCOUTQ, b"\0" * 4), sys.byteorder)
+def is_read(connection: socket.socket) -> bool:
+    """Whether the process on the other side has read all that was sent to it."""
+    ports = [f":{end[1]:04X}" for end in (connection.getpeername(), connection.getsockname())]
+    queues = [
+        fields[4].split(":")
+        for line in Path("/proc/net/tcp").read_text().splitlines()
+        if (fields := line.split())[1:3] and [fields[1][-5:], fields[2][-5:]] in (ports, ports[::-1])
+    ]
+    return len(queues) == 2 and all(int(size, 16) == 0 for both in queues for size in both)
 
 
 @pytest.mark.parametrize("announced", [True, False])
@@ -583,70 +587,84 @@ def test_a_signal_ends_it_in_order(tmp_path: Path, number: int, code: int) -> No
 def test_a_signal_ends_it_whoever_is_in_its_way(tmp_path: Path) -> None:
     """A lock of another process and an upload that hangs keep it from ending for 5 s at most; both get a 503."""
     gateway = Gateway(tmp_path)
-    worker, upload = Caller(gateway), multipart("a.html", b"x" * 1000, "{}")
-    with closing(apsw.Connection(str(gateway.store / "gateway.db"))) as other, ThreadPoolExecutor(1) as threads:
+    worker, upload, results = Caller(gateway), multipart("a.html", b"x" * 1000, "{}"), b'[{"task_id": "a", "data": {}}]'
+    with closing(apsw.Connection(str(gateway.store / "gateway.db"))) as other:
         other.execute("BEGIN IMMEDIATE")
-        with half_sent(worker, upload, "/internal/raw-files", **MULTIPART) as hanging:
-            waiting = threads.submit(worker.deliver, {"task_id": "a", "data": {}})
-            wait_for(lambda: not waiting.done() and connected(gateway) >= 2, 10, "a call that waits for the lock")
-
+        with (
+            begun(worker, upload, 500, "/internal/raw-files", **MULTIPART) as hanging,
+            begun(worker, results, len(results)) as waiting,
+        ):
             assert gateway.stop(limit_s=5) == 143
 
-            answer = hanging.getresponse()
-            assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
-        assert waiting.result(10).status == 503
+            for answer in (hanging.getresponse(), waiting.getresponse()):
+                assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
+                assert json.loads(answer.read())["error"]["code"] == "UNAVAILABLE"
 
     lines = [json.loads(line)["message"] for line in gateway.log.read_text().splitlines()]
     assert lines[-1].endswith("has stopped")
     assert "Traceback" not in gateway.log.read_text()
 
 
-def connected(gateway: Gateway) -> int:
-    """How many connections the Gateway has."""
-    links = (os.path.realpath(path) for path in Path(f"/proc/{gateway.pid}/fd").iterdir())
-    return sum("socket:" in link for link in links) - 3  # the listener, and the loop's own pair
-
-
 SERVE = """
+import resource
 import sys
 from pathlib import Path
 from crawler import logs
 from crawler.gateway.reference.serve import serve
 logs.setup("info")
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
 serve(Path(sys.argv[1]), "t", host="127.0.0.1", port=0, lease_s=300, idle_s=30, faults=None, seed=7, silent_s=0.5)
 """
 
 
+@contextmanager
+def child(folder: Path, files: int) -> Iterator[tuple[tuple[str, int], Path]]:
+    """A server that ends silent connections after half a second and may have so many files open; and its log."""
+    log = folder / "child.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen([sys.executable, "-c", SERVE, str(folder / "g"), str(files)], stderr=out)
+    try:
+        found = wait_for(lambda: re.search(r"http://([\d.]+):(\d+)", log.read_text()), 30, "the server's address")
+        yield (found[1], int(found[2])), log
+    finally:
+        process.terminate()
+        process.wait(15)
+
+
 def test_a_connection_that_says_nothing_is_ended(tmp_path: Path) -> None:
     """No head, half a head, half a body: it is ended, and a line says so; one between two requests is not."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVE, str(tmp_path / "g")], stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stderr is not None
-            found = re.search(r"http://([\d.]+):(\d+)", process.stderr.readline())
-            assert found is not None
-            address = (found[1], int(found[2]))
-            with closing(http.client.HTTPConnection(*address, timeout=10)) as idle:
-                idle.request("GET", "/health")
-                assert idle.getresponse().read() == b'{"status":"ok"}'
-                for sent in (
-                    b"",
-                    b"GET /health HT",
-                    b"POST /internal/results HTTP/1.1\r\nHost: a\r\nX-Worker-Token: t\r\nX-Worker-ID: w\r\n"
-                    b"Content-Length: 9\r\n\r\n[",
-                ):
-                    with closing(socket.create_connection(address, timeout=10)) as silent:
-                        silent.sendall(sent)
-                        with suppress(ConnectionResetError):
-                            assert silent.recv(1000) == b""
-                idle.request("GET", "/health")
-                assert idle.getresponse().status == 200
-        finally:
-            process.terminate()
-        log = process.stderr.read()
-    assert log.count("said nothing for 0.5 s") == 1
-    assert "Traceback" not in log
+    head = b"POST /internal/results HTTP/1.1\r\nHost: a\r\nX-Worker-Token: t\r\nX-Worker-ID: w\r\n"
+    with child(tmp_path, 500) as (address, log), closing(http.client.HTTPConnection(*address, timeout=10)) as idle:
+        idle.request("GET", "/health")
+        assert idle.getresponse().read() == b'{"status":"ok"}'
+
+        for sent in (b"", b"GET /health HT", head + b"Content-Length: 9\r\n\r\n["):
+            with closing(socket.create_connection(address, timeout=10)) as silent:
+                silent.sendall(sent)
+                with suppress(ConnectionResetError):
+                    assert silent.recv(1000) == b""
+
+        idle.request("GET", "/health")
+        assert idle.getresponse().status == 200
+    assert log.read_text().count("said nothing for 0.5 s") == 1
+    assert "Traceback" not in log.read_text()
+
+
+def test_there_are_only_so_many_connections(tmp_path: Path) -> None:
+    """Those beyond what the process may have open are ended at once, and a line says so; the others are served."""
+    with child(tmp_path, 70) as (address, log), ExitStack() as stack:
+        first = stack.enter_context(closing(http.client.HTTPConnection(*address, timeout=10)))
+        for _ in range(3):
+            first.request("GET", "/health")
+            assert first.getresponse().read() == b'{"status":"ok"}'
+            for _ in range(20):
+                stack.enter_context(closing(socket.create_connection(address, timeout=10)))
+        wait_for(lambda: "more than 6 connections" in log.read_text(), 10, "a line about it")
+
+        first.request("GET", "/health")
+        assert first.getresponse().status == 200
+    assert log.read_text().count("more than 6 connections") == 1
+    assert "Traceback" not in log.read_text()
 
 
 def test_connections_that_cannot_be_taken_are_one_line(gateway: Gateway) -> None:

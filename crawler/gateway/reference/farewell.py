@@ -1,17 +1,18 @@
 """The end of the server: exchanges that are under way get a moment, and then a 503 instead of silence."""
 
 import asyncio
+import logging
+import secrets
 from typing import Any
 
+import msgspec
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_BODY = b'{"error":{"code":"UNAVAILABLE","message":"the Gateway is ending; try again later"},"request_id":""}'
-_HEADERS = [
-    (b"content-type", b"application/json"),
-    (b"content-length", str(len(_BODY)).encode()),
-    (b"retry-after", b"5"),
-    (b"connection", b"close"),
-]
+from crawler.gateway.reference.bodies import Problem, Refusal
+from crawler.logs import printable
+
+log = logging.getLogger("crawler.gateway")
 
 
 class Farewell:
@@ -44,11 +45,18 @@ class Farewell:
             task.uncancel()
         finally:
             self._running.discard(task)
-        await send({"type": "http.response.start", "status": 503, "headers": _HEADERS})
-        await send({"type": "http.response.body", "body": _BODY})
+        await _refuse(scope, receive, send)
 
     def end(self) -> None:
         """End what is under way."""
         self._over = True
         for task in self._running:
             task.cancel()
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    refusal = Refusal(Problem("UNAVAILABLE", "the Gateway is ending; try again later"), secrets.token_hex(8))
+    about = {"status": 503, "path": printable(scope["path"])[:300], "request_id": refusal.request_id}
+    log.warning("a call was refused: %s", refusal.error.message, extra=about)
+    headers = {"Retry-After": "5", "Connection": "close"}
+    await Response(msgspec.json.encode(refusal), 503, headers, "application/json")(scope, receive, send)
