@@ -30,11 +30,11 @@ def main() -> int:
     """Run one of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", choices=("faults", "fleet", "away"))
-    parser.add_argument("--tasks", type=int, help="how many (default 10,000, 3,000 and 4,000)")
+    parser.add_argument("--tasks", type=int, help="how many (default 10,000, 3,000 and 10,000)")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--faults", type=float, default=0.3)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as path, Site() as site:
         run = {"faults": faults, "fleet": fleet, "away": away}[given.which]
@@ -128,7 +128,7 @@ def judge(gateway: Gateway, folders: Sequence[Folder], count: int, settled: floa
         print(f"{folder.path.name}: {lpm.ledger.books()} {stand}")
         lpm.close()
     fetched_twice = sum(n - 1 for n in mine.values())
-    print(f"{count:,} tasks, {took:.0f} s; faults: {json.dumps(gateway.faults())}")
+    print(f"{count:,} tasks, {took:.0f} s" + (f"; faults: {json.dumps(gateway.faults())}" if settled else ""))
     print(
         f"{missing} lost, {twice} twice, applied: {dict(applied)}, {raw_after} without their page before them, "
         f"{false} marked synced that are not there, {fetched_twice} done by two; "
@@ -164,7 +164,7 @@ def fleet(path: Path, site: Site, given: argparse.Namespace) -> int:
 
 def away(path: Path, site: Site, given: argparse.Namespace) -> int:
     """The same pages, standalone and for a Gateway that has gone, in turn."""
-    count = given.tasks or 4000
+    count = given.tasks or 10_000
     rates: dict[str, list[float]] = {"standalone": [], "away": []}
     for number in range(given.rounds):
         for kind in sorted(rates, reverse=bool(number % 2)):
