@@ -42,6 +42,8 @@ SOON_S, HEARD_S = 2.0, 90.0
 """How long all wait at most while heartbeats are answered, and until when the last one counts."""
 ALONE = 3
 """So many failures with no good answer between them mean that the Gateway is away."""
+ALIVE_S = 30.0
+"""A Gateway that has given a good answer so lately was there when a request failed."""
 SUSPECT = 6
 """A request that has failed so often in a row is taken apart, although it may be the Gateway's own trouble."""
 _TOO_LARGE = 413
@@ -117,8 +119,9 @@ class Sync:
         self._note(None)
         self._failures = 0
         self._good = 0
+        self._good_at = 0.0
         self._blamed: dict[str, int] = {}
-        """How many good answers there had been when a batch first failed."""
+        """How many good answers there had been before a batch first failed, but for a late one."""
         self._open_at = 0.0
         self.lanes: tuple[Lane[Any], ...] = (
             Lane[Parcel](PAGES_AT_ONCE, self._pages, lambda parcel: parcel.task, self._send_page),
@@ -148,21 +151,25 @@ class Sync:
 
     async def _drive(self, lane: Lane[Any]) -> None:
         loop, sending = asyncio.get_running_loop(), set[asyncio.Task[None]]()
-        while True:
-            await asyncio.sleep(max(0.0, self._open_at - loop.time()))
-            try:
-                with self._lpm.errors():
-                    items = lane.begin(loop.time())
-            except StoreError as error:
-                await asyncio.sleep(self._trouble.met(error))
-                continue
-            sending |= {loop.create_task(self._attempt(lane, item)) for item in items}
-            if sending:
+        try:
+            while True:
+                await asyncio.sleep(max(0.0, self._open_at - loop.time()))
+                try:
+                    with self._lpm.errors():
+                        items = lane.begin(loop.time())
+                except StoreError as error:
+                    await asyncio.sleep(self._trouble.met(error))
+                    continue
+                sending |= {loop.create_task(self._attempt(lane, item)) for item in items}
+                if not sending:
+                    await self._change(lane.opens_s(loop.time()))
+                    continue
                 done, sending = await asyncio.wait(sending, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()  # a defect ends the service, which begins anew
-            elif not items:
-                await self._change(lane.opens_s(loop.time()))
+        finally:
+            for task in sending:
+                task.cancel()
 
     async def _change(self, within_s: float) -> None:
         """Wait until another process has written to the store, or until something is due again."""
@@ -184,7 +191,8 @@ class Sync:
             if isinstance(item, Batch):
                 self._suspect(item, failures)
             elif isinstance(item, Parcel) and isinstance(error, StoreError) and failures >= GIVE_UP:
-                self._let_go(item, f"its page cannot be sent: {error}")
+                with contextlib.suppress(StoreError):
+                    self._let_go(item, f"its page cannot be sent: {error}")
             self._failures += 1
             asked_s = error.retry_after_s if isinstance(error, GatewayError) else None
             if asked_s or (self._failures >= ALONE and begun >= self._open_at):
@@ -207,13 +215,15 @@ class Sync:
     def _answered(self) -> None:
         """The Gateway has given a good answer: it is there."""
         self._good += 1
+        self._good_at = asyncio.get_running_loop().time()
         self._failures = 0
         self._trouble.over()
 
     def _suspect(self, batch: Batch, failures: int) -> None:
         """Take a request apart that fails again while others do not: one of its results may be what is not borne."""
         known = batch.name in self._blamed
-        before = self._blamed.setdefault(batch.name, self._good)
+        alive = asyncio.get_running_loop().time() - self._good_at < ALIVE_S
+        before = self._blamed.setdefault(batch.name, self._good - alive)
         if failures < SUSPECT and not (known and self._good > before):
             return
         del self._blamed[batch.name]
