@@ -43,7 +43,9 @@ class Service(Protocol):
 class Services:
     """Threads with a loop each: what one of them waits for holds up no other."""
 
-    def __init__(self) -> None:
+    def __init__(self, again_s: float = AGAIN_S) -> None:
+        """`again_s` is how long one that has failed rests before it begins anew."""
+        self._again_s = again_s
         self._threads: dict[str, threading.Thread] = {}
         self._running: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = {}
         self._stopped: set[str] = set()
@@ -71,8 +73,8 @@ class Services:
                     with contextlib.closing(service):
                         await service.run()
             except Exception:  # a defect must not end what else the agent does
-                log.exception("%s has failed, and begins anew in %g s", name, AGAIN_S)
-                await asyncio.sleep(AGAIN_S)
+                log.exception("%s has failed, and begins anew in %g s", name, self._again_s)
+                await asyncio.sleep(self._again_s)
 
     def stop(self, *names: str) -> None:
         """End these, or all; whatever is on its way can be sent again."""

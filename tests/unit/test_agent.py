@@ -254,11 +254,8 @@ def test_two_that_failed_at_the_same_moment_do_not_come_back_together() -> None:
     assert all(0.25 <= wait <= 0.5 for wait in waits)
 
 
-def test_a_service_that_fails_begins_anew(
-    lpm: LocalPersistenceManager, gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_that_fails_begins_anew(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
     """A defect in one of them ends neither it for good nor the others."""
-    monkeypatch.setattr(agent, "AGAIN_S", 0.01)
     begun: list[float] = []
 
     class Broken:
@@ -269,17 +266,16 @@ def test_a_service_that_fails_begins_anew(
         def close(self) -> None:
             pass
 
-    services = agent.Services()
+    services = agent.Services(again_s=0.01)
     services.start("broken", lambda: GatewayClient(settings(lpm, gateway), "worker"), lambda client: Broken())
     wait_for(lambda: len(begun) > 3, 10, "several attempts")
     services.stop()
 
 
 def test_a_service_that_begins_anew_can_still_find_its_gateway(
-    lpm: LocalPersistenceManager, gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
 ) -> None:
     """By its name too: what was shut with the old client is not used again."""
-    monkeypatch.setattr(agent, "AGAIN_S", 0.01)
     named = settings(lpm, gateway, GATEWAY_URL=gateway.url.replace("127.0.0.1", "localhost"))
     beats: list[int] = []
 
@@ -296,7 +292,7 @@ def test_a_service_that_begins_anew_can_still_find_its_gateway(
         def close(self) -> None:
             pass
 
-    services = agent.Services()
+    services = agent.Services(again_s=0.01)
     services.start("once", lambda: GatewayClient(named, "worker"), Once)
     wait_for(lambda: len(beats) > 3, 10, "several lives")
     services.stop()

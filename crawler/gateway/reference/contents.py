@@ -9,6 +9,7 @@ from tempfile import SpooledTemporaryFile
 from typing import BinaryIO
 
 from crawler.db.connection import store_errors
+from crawler.db.segments import sync_folder
 
 SPOOL = 1 << 20
 """Bytes of a content on its way that are held in memory."""
@@ -38,13 +39,13 @@ class Contents:
         with store_errors(self.folder):
             if not _whole(target, size):
                 self._write(content, target)
-            _sync(target.parent)  # also where another upload has just put it there
+            sync_folder(target.parent)  # also where another upload has just put it there
         return target
 
     def _write(self, content: BinaryIO, target: Path) -> None:
         if not target.parent.is_dir():
             target.parent.mkdir(mode=0o700, exist_ok=True)
-            _sync(self.folder)
+            sync_folder(self.folder)
         part = self.folder / f".{secrets.token_hex(8)}.part"
         try:
             with part.open("wb") as out:
@@ -72,11 +73,3 @@ def checksum(content: BinaryIO) -> str:
         digest.update(piece)
     content.seek(0)
     return digest.hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
