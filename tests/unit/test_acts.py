@@ -8,25 +8,16 @@ import pytest
 from crawler.errors import StoreError, UsageError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus, NewTask, TaskStatus
+from tests.support.clock import Clock
 from tests.support.tasks import done, new
 
 NOON = 1_800_000_000.0
 
 
-class Clock:
-    """A clock that stands until it is set."""
-
-    def __init__(self) -> None:
-        self.now = NOON
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
     """Noon, until a test says otherwise."""
-    return Clock()
+    return Clock(NOON)
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from crawler.gateway.heartbeat import Heartbeat
 from crawler.gateway.trouble import LONGEST_S, Trouble
 from crawler.lpm import LocalPersistenceManager
 from crawler.sites import config as sites
+from tests.support.exchange import assign, claim, fail, given
 from tests.support.scripted import ScriptedGateway
 from tests.support.stack import wait_for
 from tests.support.tasks import done
-from tests.unit.test_exchange import assign, claim, fail, given
 
 
 @pytest.fixture

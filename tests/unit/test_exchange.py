@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from crawler import urls
 from crawler.config import Settings
 from crawler.db import exchange
 from crawler.db.exchange import Assignment
 from crawler.errors import UsageError
 from crawler.gateway.agent import bind, open_job
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import NO_DEADLINE, Task, TaskStatus
+from crawler.models import NO_DEADLINE
+from tests.support.exchange import assign, claim, fail, given, with_pages
 from tests.support.tasks import collect, done, new
 
 
@@ -21,33 +21,6 @@ from tests.support.tasks import collect, done, new
 def lpm(tmp_path: Path) -> LocalPersistenceManager:
     """A store."""
     return LocalPersistenceManager(tmp_path)
-
-
-def given(external_id: str, url: str = "http://a.example/1", **fields: Any) -> Assignment:
-    """A Gateway's task that can be worked on."""
-    return Assignment(external_id=external_id, address=urls.parse(url), **fields)
-
-
-def assign(lpm: LocalPersistenceManager, *tasks: Assignment, unnamed: Any = ()) -> exchange.Assigned:
-    """Put these into the ledger as a collector does."""
-    return exchange.assign(lpm.durable, open_job(lpm), tasks, unnamed, time.time())
-
-
-def claim(lpm: LocalPersistenceManager, count: int = 100) -> list[Task]:
-    """Lease what is due."""
-    return lpm.get_next_pending("owner", count)
-
-
-def fail(lpm: LocalPersistenceManager, task: Task) -> None:
-    """End a task without a result."""
-    outcome = done(task, status=TaskStatus.FAILED, page=None, error_type="http_404", error_message="not there")
-    assert lpm.save_result(outcome) == [True]
-
-
-def with_pages(lpm: LocalPersistenceManager) -> None:
-    """As if the Gateway had all the pages."""
-    for parcel in exchange.pages(lpm.ledger.db, 100, time.time()):
-        exchange.raw_sent(lpm.ledger.db, parcel.task, time.time())
 
 
 def rows(lpm: LocalPersistenceManager, sql: str) -> list[tuple[Any, ...]]:

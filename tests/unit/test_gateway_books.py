@@ -33,24 +33,15 @@ from crawler.gateway.reference.contents import Contents
 from crawler.gateway.reference.faults import KINDS, Dice, left_out
 from crawler.gateway.reference.intake import task
 from crawler.gateway.reference.schema import APPLICATION_ID
+from tests.support.clock import Clock
 
 NOW = 1_900_000_000.0
-
-
-class Clock:
-    """A clock that goes only when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
 def clock() -> Clock:
     """The time of a test."""
-    return Clock()
+    return Clock(NOW)
 
 
 @pytest.fixture

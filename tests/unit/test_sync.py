@@ -19,9 +19,9 @@ from crawler.errors import GatewayError, StoreError
 from crawler.gateway.client import GatewayClient
 from crawler.gateway.sync import MAX_TRIES, PAGES_AT_ONCE, Sync
 from crawler.lpm import LocalPersistenceManager
+from tests.support.exchange import assign, claim, fail, given
 from tests.support.scripted import TOKEN, Answer, Call, ScriptedGateway
 from tests.support.tasks import collect, done, page
-from tests.unit.test_exchange import assign, claim, fail, given
 
 
 @pytest.fixture
