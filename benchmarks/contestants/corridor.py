@@ -1,0 +1,84 @@
+"""This program from end to end: import, Redis, Celery's children, fetch, verdict, record, durable store, acknowledged.
+
+The permit, robots.txt and the egress rule are on; the limits are wider than what is possible. `workers` are Celery's
+children. With `distributed` false the same goes on in this process alone, without Redis and Celery.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from benchmarks.contestants import Order, done, order, ready
+from benchmarks.site import FIELDS
+from crawler import config
+from crawler.bulk import import_file
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import QUEUES, Job
+from crawler.orchestrator import Orchestrator
+from crawler.worker import Worker
+
+SITE = {"hosts": ["127.0.0.1"], "rate": "1000000/s", "concurrency": 1000, "fields": FIELDS}
+
+
+def settings_of(given: Order) -> config.Settings:
+    """A store of its own, with a site for the eight fields; children find it through the environment."""
+    folder = given.folder / "config"
+    (folder / "sites").mkdir(parents=True)
+    if given.options.get("site", True):
+        (folder / "sites" / "bench.yaml").write_text(json.dumps(SITE))  # JSON is YAML
+    os.environ |= {"CRAWLER_DATA_DIR": str(given.folder / "data"), "CRAWLER_CONFIG_DIR": str(folder)}
+    os.environ |= {name: str(value) for name, value in given.options.get("env", {}).items()}
+    return config.load()
+
+
+@contextmanager
+def workers(settings: config.Settings, count: int) -> Iterator[None]:
+    """Redis and Celery's children; what they log goes to where errors go."""
+    with Orchestrator(settings, count) as stack:
+        stack.start_all()
+        try:
+            yield
+        finally:
+            for name in ("worker", "redis"):
+                log = settings.data_dir / "logs" / f"{name}.log"
+                sys.stderr.write(log.read_text()[-4000:] if log.exists() else "")
+
+
+def wait_for_end(settings: config.Settings, job: Job) -> int:
+    """Wait until no task of the job is open; how many pages are stored."""
+    with closing(LocalPersistenceManager(settings.data_dir)) as lpm:
+        while (books := lpm.ledger.job_books(job)).open:
+            time.sleep(0.1)
+    if books.completed != books.accepted:
+        raise SystemExit(f"not everything was collected: {books}")
+    return books.completed
+
+
+def main() -> None:
+    """Run."""
+    given = order()
+    file = given.folder / "urls.txt"
+    file.write_text("\n".join(given.urls) + "\n")
+    settings = settings_of(given)
+    if given.options.get("distributed", True):
+        with workers(settings, given.options["workers"]):
+            ready()
+            _, job = import_file(settings, file, "default")
+            done(wait_for_end(settings, job))
+        return
+    worker = Worker(settings, kind="cli")
+    ready()
+    _, job = import_file(settings, file, "default")
+    with closing(LocalPersistenceManager(settings.data_dir)) as lpm:
+        while (books := lpm.ledger.job_books(job)).open:
+            worker.run_slice("", QUEUES)
+    done(books.completed)
+    worker.stop()
+
+
+if __name__ == "__main__":
+    main()
