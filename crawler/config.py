@@ -63,8 +63,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Hosts that are reached without a proxy, separated by commas; this machine always is."""
     min_free: int = 500_000_000
     """With fewer free bytes than this on the disk nothing more is fetched, until there are."""
-    pages: int = 32
-    """How many pages a worker process has in flight at a time."""
+    pages: int = 256
+    """How many pages a worker process has in flight at most; how many it really has depends on how fast they come."""
     max_body: int = 10_000_000
     """How many bytes of a page are read, after decompression."""
     stall_s: float = 20.0

@@ -1,6 +1,7 @@
 """LocalPersistenceManager: the only door to lpm.db, pending/ and raw/."""
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -10,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -178,12 +180,13 @@ class LocalPersistenceManager:
         The commit is the truth: what was not committed never happened, and what was can be projected again.
         """
         with self.errors():
-            places = self._append_outcomes(outcomes)
+            digests = [sha256(o.page.body).hexdigest() if o.page else "" for o in outcomes]
+            places = self._append_outcomes(outcomes, digests)
             failpoint("raw-synced")
             now, stored = self._clock(), []
             with self._committing(now) as ledger:
-                for outcome, place in zip(outcomes, places, strict=True):
-                    stored.append(self._apply(ledger, outcome, place, now))
+                for outcome, digest, place in zip(outcomes, digests, places, strict=True):
+                    stored.append(self._apply(ledger, outcome, digest, place, now))
         done = [
             o.task.id for o, good in zip(outcomes, stored, strict=True) if good and o.status is TaskStatus.COMPLETED
         ]
@@ -220,46 +223,49 @@ class LocalPersistenceManager:
 
     def _project_all(self) -> None:
         """Write what is due to pending/; where that fails it stays due: the commit has decided, not the file."""
-        while self._unprojected:
+        for task, task_id, document in results.documents(self.ledger.db, self._unprojected):
             try:
-                self.project(self._unprojected[-1])
+                self._write_pending(task_id, document)
             except OSError as error:
-                if len(self._unprojected) < 1000:
-                    return
-                log.warning("pending/ lacks files (%s); they are made again at the next start", error)
-                self._unprojected.clear()
+                self._unprojected = [other for other in self._unprojected if other >= task]
+                if len(self._unprojected) >= 1000:
+                    log.warning("pending/ lacks files (%s); they are made again at the next start", error)
+                    self._unprojected.clear()
                 return
-            self._unprojected.pop()
+        self._unprojected.clear()
 
     def _keeps(self, outcome: Outcome) -> bool:
         if outcome.page is None or self._keep_raw == "none" or outcome.verdict == UNCHANGED:
             return False
         return self._keep_raw == "all" or outcome.status is not TaskStatus.COMPLETED
 
-    def _append_outcomes(self, outcomes: Sequence[Outcome]) -> list[Raw | None]:
-        kept = [self._keeps(outcome) for outcome in outcomes]
-        good = self._append([o.page if k and not o.quarantine else None for o, k in zip(outcomes, kept, strict=True)])
-        walls = self._append(
-            [o.page if k and o.quarantine else None for o, k in zip(outcomes, kept, strict=True)], quarantine=True
-        )
-        return [place or wall for place, wall in zip(good, walls, strict=True)]
+    def _append_outcomes(self, outcomes: Sequence[Outcome], digests: Sequence[str]) -> list[Raw | None]:
+        good: list[bytes | None] = [None] * len(outcomes)
+        walls = list(good)
+        for at, outcome in enumerate(outcomes):
+            if outcome.page and self._keeps(outcome):
+                page = outcome.page
+                digest = digests[at] if page.raw is page.body else sha256(page.raw).hexdigest()
+                (walls if outcome.quarantine else good)[at] = segments.packed(page, digest)
+        places = zip(self._append(good), self._append(walls, quarantine=True), strict=True)
+        return [place or wall for place, wall in places]
 
-    def _append(self, pages: Sequence[Page | bytes | None], quarantine: bool = False) -> list[Raw | None]:
-        kept = [page for page in pages if page is not None]
+    def _append(self, members: Sequence[bytes | None], quarantine: bool = False) -> list[Raw | None]:
+        kept = [member for member in members if member is not None]
         if not kept:
-            return [None] * len(pages)
+            return [None] * len(members)
         if quarantine not in self._segments:
             self._segments[quarantine] = segments.SegmentWriter(
                 self.raw, self._committed_end, self._clock, quarantine=quarantine
             )
         places = iter(self._segments[quarantine].append(kept))
-        return [None if page is None else next(places) for page in pages]
+        return [None if member is None else next(places) for member in members]
 
     def _committed_end(self, name: str) -> int:
         row = self.ledger.db.one("SELECT end FROM raw_segments WHERE name = ?", (name,))
         return row[0] if row else 0
 
-    def _apply(self, ledger: Ledger, outcome: Outcome, place: Raw | None, now: float) -> bool:
+    def _apply(self, ledger: Ledger, outcome: Outcome, digest: str, place: Raw | None, now: float) -> bool:
         task, page, final = outcome.task, outcome.page, outcome.status is not TaskStatus.PENDING
         failed = outcome.error_type is not None and outcome.charge
         live = ledger.db.all(
@@ -297,7 +303,7 @@ class LocalPersistenceManager:
         kind = outcome.status if final else "retry" if failed else "postponed" if not outcome.sent else "broken off"
         ledger.event(task.id, kind, detail, now)
         if page and outcome.status is TaskStatus.COMPLETED:
-            results.insert(ledger.db, outcome, page, place, now)
+            results.insert(ledger.db, outcome, page, digest, place, now)
         return True
 
     def results(
@@ -343,10 +349,17 @@ class LocalPersistenceManager:
         """Write pending/<task_id>.json, whole or not at all, unless the result has left it."""
         result = next(self._results("r.task = ? AND o.state <> 'synced' AND o.archived_at IS NULL", (task,), 1), None)
         if result is not None:
-            target = self.pending / f"{result['task_id']}.json"
-            hidden = self.pending / f".{result['task_id']}.{os.getpid()}.{threading.get_native_id()}"
-            hidden.write_bytes(msgspec.json.encode(result) + b"\n")
-            hidden.rename(target)
+            self._write_pending(result["task_id"], msgspec.json.encode(result))
+
+    def _write_pending(self, task_id: str, document: bytes) -> None:
+        hidden = f"{self.pending}/.{task_id}.{os.getpid()}.{threading.get_native_id()}"
+        descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            if os.write(descriptor, document + b"\n") <= len(document):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(descriptor)
+        os.rename(hidden, f"{self.pending}/{task_id}.json")
 
     def project_missing(self) -> int:
         """Make again what is missing or unreadable in pending/; returns how many.

@@ -137,9 +137,11 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     fetch_s: float
 
     def header(self, name: str) -> str:
-        """The first header of that name, or an empty string."""
-        name = name.lower()
-        return next((value for key, value in self.headers if key.lower() == name), "")
+        """The first header of that name, which is given in lower case, or an empty string."""
+        for key, value in self.headers:
+            if key.lower() == name:
+                return value
+        return ""
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True):

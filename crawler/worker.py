@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import uvloop
 
 from crawler.config import Settings, failpoint
 from crawler.db.acts import HELD
@@ -43,6 +44,12 @@ GROUP_SIZE, GROUP_S = 100, 0.03
 """A group of outcomes is committed when it has so many, or is so old."""
 MAX_UNSAVED = 256
 """With so many outcomes waiting for the disk nothing more is claimed."""
+FEW_PAGES = 48
+"""So many pages are in flight at first; more while servers are what is waited for, up to CRAWLER_PAGES."""
+BEAT_S, LATE_S = 0.05, 0.03
+"""How often the loop's delay is looked at, and the delay by which it has enough to do."""
+REPORT_S = 0.01
+"""How long the ends of requests are gathered before others hear of them."""
 POLL_S, CLOSED_POLL_S = 0.03, 0.25
 """How often to look again for more urgent work, and how often at least while all domains with work are closed."""
 ERRAND_S = 5.0
@@ -95,12 +102,17 @@ class Worker:
         self._resumes = 0.0
         self._jobs: dict[int | None, tuple[Errand, float]] = {}
         self._claims = ThreadPoolExecutor(1, "claims")
-        self._outcomes: queue.SimpleQueue[tuple[Outcome, Future[bool]] | None] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="writer", daemon=True)
         self._pages: set[asyncio.Task[None]] = set()
         self._calls: set[asyncio.Task[Any]] = set()
         self._fetching: dict[int, float] = {}
+        self._slots: dict[int, int] = {}
         self._unsaved = 0
+        self._ended: dict[int, asyncio.Event] = {}
+        self._few = min(FEW_PAGES, settings.pages)
+        self._most = self._few
+        self._was_full = self._reporting = False
         self._last_domain = ""
         self._store_trouble = self._claim_trouble = False
         self._pause_s = POLL_S
@@ -109,7 +121,7 @@ class Worker:
         self._no_room: str | None = None
         self.stopping = False
         self._trace = sys.stderr if kind == "cli" else self._owner.trace
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._live(),), name="loop")
         self._thread.daemon = True
@@ -181,7 +193,8 @@ class Worker:
         self._finish = asyncio.Event()
         self._page_ended = asyncio.Event()
         async with Client.of(self._settings) as self._client:
-            beats = [asyncio.create_task(self._rearm_watchdog()), asyncio.create_task(self._renew_permits())]
+            living = (self._rearm_watchdog(), self._renew_permits(), self._adapt())
+            beats = [asyncio.create_task(each) for each in living]
             self._ready.set_result(None)
             await self._finish.wait()
             self.stopping = True
@@ -193,6 +206,7 @@ class Worker:
             await asyncio.gather(*self._calls, *self._pages, return_exceptions=True)
             self._outcomes.put(None)
             await asyncio.to_thread(self._writer.join, 5)
+            await asyncio.sleep(0)  # so that the last group is heard of
             await self._loop.run_in_executor(self._claims, self._keeper.flush)
             for beat in beats:
                 beat.cancel()
@@ -211,6 +225,18 @@ class Worker:
         while True:
             await asyncio.sleep(LEASE_S / 3)
             await self._loop.run_in_executor(self._claims, self._keeper.renew)
+
+    async def _adapt(self) -> None:
+        """Have as many pages in flight as keep the loop busy: with slow servers many, with quick ones few."""
+        while True:
+            due = time.monotonic() + BEAT_S
+            await asyncio.sleep(BEAT_S)
+            late_s = time.monotonic() - due
+            if late_s > 2 * LATE_S:
+                self._most = max(self._few, self._most * 7 // 8)
+            elif late_s < LATE_S and self._was_full:
+                self._most = min(self._settings.pages, self._most * 5 // 4)
+            self._was_full = False
 
     async def _slice(self, queues: Sequence[str], message_id: str) -> int:
         end, begun = time.monotonic() + self._settings.slice_s, 0
@@ -250,10 +276,20 @@ class Worker:
         return claimed
 
     def _room(self) -> int:
-        """How many more pages may be in flight."""
-        pages, recent = self._settings.pages, time.monotonic() - SLOW_S
-        quick = sum(began > recent for began in self._fetching.values())
-        return min(pages - quick, SLOW_TIMES * pages - len(self._fetching))
+        """How many more pages may be in flight; the slow ones, which began first, make room for others."""
+        recent, slow = time.monotonic() - SLOW_S, 0
+        for began in self._fetching.values():
+            if began > recent:
+                break
+            slow += 1
+        room = min(self._most - len(self._fetching) + slow, SLOW_TIMES * self._settings.pages - len(self._fetching))
+        self._was_full |= room <= 0
+        return room
+
+    def _make_room(self) -> None:
+        """A page has ended: claims are made for a handful at a time, because each costs as much as a page."""
+        if len(self._fetching) <= self._most // 2 or self._room() >= self._most // 2:
+            self._page_ended.set()
 
     def _complain(self, error: StoreError) -> None:
         """One line a minute, whoever meets the trouble."""
@@ -359,11 +395,10 @@ class Worker:
         self._jobs[job_id] = (errand, time.monotonic() + ERRAND_S)
         return errand
 
-    def _begin(self, task: Task, booking: Booking | None) -> asyncio.Task[None]:
+    def _begin(self, task: Task, booking: Booking | None) -> None:
         page = self._loop.create_task(self._page(task, booking))
         self._pages.add(page)
         page.add_done_callback(self._pages.discard)
-        return page
 
     async def _book(self, ask: Ask) -> Booking:
         [booked] = await self._loop.run_in_executor(self._claims, self._keeper.book, [ask])
@@ -372,16 +407,14 @@ class Worker:
         return booked[0]
 
     async def _page(self, task: Task, booking: Booking | None) -> None:
-        slots: list[int] = []
-
         def begin() -> None:
-            slots.append(self._owner.begin(task.id))
+            self._slots[task.id] = self._owner.begin(task.id)
             self._watch(task, None)
 
         errand = self._jobs[task.job_id][0]
         site = self._sites.of(task.url, task.platform)
         rule = partial(self._sites.rule, rate=errand.options.rate)
-        passage = Passage(task.domain, booking, rule, self._book, self._keeper, begin)
+        passage = Passage(task.domain, task.url, booking, rule, self._book, self._keeper, begin)
         order = pipeline.Order(
             task=task,
             site=site,
@@ -404,25 +437,36 @@ class Worker:
         finally:
             self._fetching.pop(task.id, None)
             passage.close()
-            self._page_ended.set()
-            if order.rule.limited and not self.stopping:  # others want to know
-                self._loop.run_in_executor(self._claims, self._keeper.flush)
+            self._make_room()
+            if order.rule.limited:
+                self._report_soon()
         if outcome.status is TaskStatus.PENDING and self._alone:  # what is sent along is known here only
             self._resumes, outcome = outcome.not_before, msgspec.structs.replace(outcome, not_before=HELD)
-        await self._save(outcome)
-        if slots:
-            self._owner.end(slots[0])
-            self._watch(task, outcome)
-
-    async def _save(self, outcome: Outcome) -> bool:
-        saved: Future[bool] = Future()
         self._unsaved += 1
-        try:
-            self._outcomes.put((outcome, saved))
-            return await asyncio.shield(asyncio.wrap_future(saved))
-        finally:
-            self._unsaved -= 1
-            self._page_ended.set()
+        self._outcomes.put(outcome)
+
+    def _report_soon(self) -> None:
+        """Let others know what has ended at a domain: they may be waiting for it."""
+        if not self._reporting and not self.stopping:
+            self._reporting = True
+            self._loop.call_later(REPORT_S, self._report)
+
+    def _report(self) -> None:
+        self._reporting = False
+        if not self.stopping:
+            self._loop.run_in_executor(self._claims, self._keeper.flush)
+
+    def _stored(self, outcomes: Sequence[Outcome]) -> None:
+        """These are committed: what was noted about their pages can go."""
+        self._unsaved -= len(outcomes)
+        for outcome in outcomes:
+            slot = self._slots.pop(outcome.task.id, None)
+            if slot is not None:
+                self._owner.end(slot)
+                self._watch(outcome.task, outcome)
+            if waiting := self._ended.get(outcome.task.id):
+                waiting.set()
+        self._make_room()
 
     async def _insist(self, task: int, end: float) -> TaskStatus:
         while True:
@@ -455,7 +499,12 @@ class Worker:
                 self._keeper.report(Report(domain=domain, rule=rule, unused=int(self._keeper.is_latest(booking))))
         if claimed is None:
             return POLL_S
-        await self._begin(claimed, booking)
+        ended = self._ended[task] = asyncio.Event()
+        self._begin(claimed, booking)
+        try:
+            await ended.wait()
+        finally:
+            del self._ended[task]
         return 0.0
 
     def _stand(self, task: int) -> tuple[TaskStatus, float, str, int | None]:
@@ -477,41 +526,36 @@ class Worker:
 
     def _write_groups(self) -> None:
         lpm = LocalPersistenceManager(self._settings.data_dir, self._settings.raw)
-        open_ = True
-        while open_:
-            first = self._outcomes.get()
-            if first is None:
-                break
-            group, deadline = [first], time.monotonic() + GROUP_S
-            while len(group) < GROUP_SIZE:
-                try:
-                    item = self._outcomes.get(timeout=max(0.0, deadline - time.monotonic()))
-                except queue.Empty:
-                    break
+        ended = False
+        while not ended and (first := self._outcomes.get()) is not None:
+            if self._outcomes.qsize() < GROUP_SIZE and not self.stopping:
+                time.sleep(GROUP_S)  # woken once for a whole group
+            group = [first]
+            while len(group) < GROUP_SIZE and not self._outcomes.empty():
+                item = self._outcomes.get()
                 if item is None:
-                    open_ = False
+                    ended = True
                     break
                 group.append(item)
             self._commit(lpm, group)
         lpm.close()
 
-    def _commit(self, lpm: LocalPersistenceManager, group: list[tuple[Outcome, Future[bool]]]) -> None:
-        outcomes, troubled = [outcome for outcome, _ in group], False
+    def _commit(self, lpm: LocalPersistenceManager, outcomes: list[Outcome]) -> None:
+        troubled = False
         while True:
             try:
-                stored = lpm.save_result(*outcomes)
+                lpm.save_result(*outcomes)
                 break
             except StoreError as error:
                 self._complain(error)
                 self._store_trouble = troubled = True
                 if self.stopping:
-                    stored = [False] * len(group)  # their leases fall with this process, and they are fetched again
-                    break
+                    break  # their leases fall with this process, and they are fetched again
                 time.sleep(1)
             except Exception as error:  # one result that cannot be stored must not hold up the others
-                if len(group) > 1:
-                    for item in group:
-                        self._commit(lpm, [item])
+                if len(outcomes) > 1:
+                    for outcome in outcomes:
+                        self._commit(lpm, [outcome])
                     return
                 if outcomes[0].error_type == "internal":
                     raise
@@ -520,8 +564,8 @@ class Worker:
         if troubled and not self.stopping:
             log.warning("the store can be used again")
             self._store_trouble = False
-        for (_, saved), good in zip(group, stored, strict=True):
-            saved.set_result(good)
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to hear of it
+            self._loop.call_soon_threadsafe(self._stored, outcomes)
 
 
 @cache

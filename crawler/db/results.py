@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -42,7 +41,7 @@ _INPUT_ROW = f"""
     WHERE i.rowid > ?2 AND i.rowid <= ?2 + ?3 ORDER BY i.rowid"""
 
 
-def insert(db: Database, outcome: Outcome, page: Page, place: Raw | None, now: float) -> None:
+def insert(db: Database, outcome: Outcome, page: Page, digest: str, place: Raw | None, now: float) -> None:
     """Store a result and its place in the outbox; one that is unchanged has all but its time from the one before."""
     if outcome.verdict == UNCHANGED:
         db.execute(
@@ -62,7 +61,7 @@ def insert(db: Database, outcome: Outcome, page: Page, place: Raw | None, now: f
         if not db.changes():
             raise LookupError("the page is unchanged, but the result that it is the same as has gone")
     else:
-        _insert(db, outcome, page, place)
+        _insert(db, outcome, page, digest, place)
         etag, last_modified = _header(page, "etag"), _header(page, "last-modified")
         if etag or last_modified:
             db.execute(
@@ -81,9 +80,8 @@ def insert(db: Database, outcome: Outcome, page: Page, place: Raw | None, now: f
     )
 
 
-def _insert(db: Database, outcome: Outcome, page: Page, place: Raw | None) -> None:
+def _insert(db: Database, outcome: Outcome, page: Page, digest: str, place: Raw | None) -> None:
     at = (place.segment, place.offset, place.length) if place else (None, None, None)
-    digest = sha256(page.body).hexdigest()
     db.execute(
         f"INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {SAME_CONTENT})",
         (outcome.task.id, msgspec.json.encode(outcome.record or {}).decode(), page.final_url, page.status,
@@ -112,6 +110,20 @@ def read(
             return
         last = rows[-1][0]
         limit = None if limit is None else limit - size
+
+
+def documents(db: Database, tasks: Sequence[int]) -> Iterator[tuple[int, str, bytes]]:
+    """The results of tasks as JSON, in the order of the tasks, but not what has left pending/; each record as it lies.
+
+    Read as a whole, so that none of them is read from where others write.
+    """
+    rows = db.all(
+        f"""{_RESULT} WHERE r.task IN (SELECT value FROM json_each(?)) AND o.state <> 'synced'
+            AND o.archived_at IS NULL ORDER BY r.task""",
+        (msgspec.json.encode(tasks).decode(),),
+    )
+    for row in rows:
+        yield row[0], row[1], msgspec.json.encode(_shaped(row, msgspec.Raw(row[4].encode())))
 
 
 def newest(db: Database, job: Job | None, limit: int) -> list[dict[str, Any]]:
@@ -160,7 +172,11 @@ def iso(at: float) -> str:
 
 
 def _as_dict(row: tuple[Any, ...]) -> dict[str, Any]:
-    (_, task_id, parcel_id, row_input, record, scraped_at, parse_ms, digest, url, final_url, status, verdict,
+    return _shaped(row, None if row[4] is None else _decoded(row[1], row[4]))
+
+
+def _shaped(row: tuple[Any, ...], record: object) -> dict[str, Any]:
+    (_, task_id, parcel_id, row_input, _, scraped_at, parse_ms, digest, url, final_url, status, verdict,
      job, queue, priority, attempts, parser, parser_version, segment, offset, length,
      site, site_version, same_as) = row  # fmt: skip
     given = _decoded(task_id, row_input) if row_input else {}
@@ -170,7 +186,7 @@ def _as_dict(row: tuple[Any, ...]) -> dict[str, Any]:
         "platform": given.get("platform"),
         "state": given.get("state"),
         "county": given.get("county"),
-        "data": None if record is None else _decoded(task_id, record),
+        "data": record,
         "scraped_at": None if scraped_at is None else iso(scraped_at),
         "parse_duration_ms": None if parse_ms is None else round(parse_ms, 3),
         "raw_html_hash": digest,

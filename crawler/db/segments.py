@@ -5,10 +5,9 @@ import os
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 
 from isal import isal_zlib
@@ -45,8 +44,8 @@ class SegmentWriter:
         self.committed = adopted is not None
         """Whether the ledger knows the segment; one that it does not know goes when it is closed."""
 
-    def append(self, pages: Sequence[Page | bytes]) -> list[Raw]:
-        """Write pages, or members as another segment has them, and wait until they are on the disk.
+    def append(self, members: Sequence[bytes]) -> list[Raw]:
+        """Write members and wait until they are on the disk.
 
         They count once the ledger has committed `end`.
         """
@@ -56,11 +55,9 @@ class SegmentWriter:
             self.close()
             self.name, self._fd, self.end = fresh
             self.committed = False
-        places, members, offset = [], [], self.end
-        for page in pages:
-            member = page if isinstance(page, bytes) else _member(_response(page))
+        places, offset = [], self.end
+        for member in members:
             places.append(Raw(segment=self.name, offset=offset, length=len(member)))
-            members.append(member)
             offset += len(member)
         _write(self._fd, b"".join(members), self.end)
         os.fdatasync(self._fd) if hasattr(os, "fdatasync") else os.fsync(self._fd)
@@ -108,7 +105,14 @@ def member(folder: Path, raw: Raw) -> bytes:
 
 def warcinfo(name: str) -> bytes:
     """The gzip member that a WARC file of this name begins with."""
-    return _member(_info(name))
+    fields = (
+        ("WARC-Type", "warcinfo"),
+        ("WARC-Filename", name),
+        ("WARC-Date", _date(datetime.now(UTC).timestamp())),
+        ("WARC-Record-ID", f"<urn:uuid:{uuid.uuid4()}>"),
+        ("Content-Type", "application/warc-fields"),
+    )
+    return _member(fields, f"software: crawler/{__version__}\r\nformat: WARC File Format 1.1\r\n".encode())
 
 
 def unpack(data: bytes, limit: int) -> tuple[str, bytes]:
@@ -235,40 +239,28 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def _member(record: bytes) -> bytes:
-    compressor = isal_zlib.compressobj(1, wbits=31)
-    return compressor.compress(record) + compressor.flush()
-
-
-def _response(page: Page) -> bytes:
+def packed(page: Page, digest: str) -> bytes:
+    """A page as the gzip member that a segment holds; `digest` is the sha256 of its body as received."""
     lines = [f"HTTP/1.1 {page.status} {page.reason}".rstrip()]
     lines += [f"{name}: {value}" for name, value in page.headers if name.lower() not in _DROPPED]
-    http = "\r\n".join(lines).encode("utf-8", "surrogateescape") + b"\r\n\r\n" + page.raw
-    fields = {
-        "WARC-Type": "response",
-        "WARC-Target-URI": page.final_url,
-        "WARC-Date": _date(page.fetched_at),
-        "WARC-Record-ID": f"<urn:uuid:{uuid.uuid4()}>",
-        "WARC-Payload-Digest": f"sha256:{sha256(page.raw).hexdigest()}",
-        "Content-Type": "application/http;msgtype=response",
-    }
-    return _record(fields, http)
+    http = "\r\n".join(lines).encode("utf-8", "surrogateescape") + b"\r\n\r\n"
+    fields = (
+        ("WARC-Type", "response"),
+        ("WARC-Target-URI", page.final_url),
+        ("WARC-Date", _date(page.fetched_at)),
+        ("WARC-Record-ID", f"<urn:uuid:{uuid.uuid4()}>"),
+        ("WARC-Payload-Digest", f"sha256:{digest}"),
+        ("Content-Type", "application/http;msgtype=response"),
+    )
+    return _member(fields, http, page.raw)
 
 
-def _info(name: str) -> bytes:
-    fields = {
-        "WARC-Type": "warcinfo",
-        "WARC-Filename": name,
-        "WARC-Date": _date(datetime.now(UTC).timestamp()),
-        "WARC-Record-ID": f"<urn:uuid:{uuid.uuid4()}>",
-        "Content-Type": "application/warc-fields",
-    }
-    return _record(fields, f"software: crawler/{__version__}\r\nformat: WARC File Format 1.1\r\n".encode())
-
-
-def _record(fields: Mapping[str, str], block: bytes) -> bytes:
-    lines = ["WARC/1.1", *(f"{name}: {value}" for name, value in fields.items()), f"Content-Length: {len(block)}"]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + block + b"\r\n\r\n"
+def _member(fields: Sequence[tuple[str, str]], *block: bytes) -> bytes:
+    lines = ["WARC/1.1", *[f"{name}: {value}" for name, value in fields], f"Content-Length: {sum(map(len, block))}"]
+    head = "\r\n".join(lines).encode() + b"\r\n\r\n"
+    compressor = isal_zlib.compressobj(1, wbits=31)
+    parts = [compressor.compress(part) for part in (head, *block, b"\r\n\r\n")]
+    return b"".join([*parts, compressor.flush()])
 
 
 def _date(at: float) -> str:

@@ -130,19 +130,21 @@ class Body:
         self.cut = cut
         self.full = False
         """Whether no more is wanted."""
-        self._raw = bytearray()
+        self._pieces: list[bytes] = []
+        self._size = 0
         self._decoded = bytearray()
 
     def feed(self, data: bytes) -> None:
         """Take what the server sent."""
         try:
-            self._raw += data
-            self._check(len(self._raw), "as sent")
+            self._pieces.append(data)
+            self._size += len(data)
+            self._check(self._size, "as sent")
             if self._layers and data:
                 self._pass(data, 0)
         except _Full:
             self.full = True
-            del self._raw[self._limit :], self._decoded[self._limit :]
+            del self._decoded[self._limit :]
         except (zlib.error, brotli.error, ZstdError, EOFError) as error:
             coding = type(self._layers[0]).__name__.strip("_").lower()
             raise FetchError("bad_encoding", f"the body is not what its {coding} coding says ({error})") from None
@@ -164,7 +166,8 @@ class Body:
 
     def finish(self) -> tuple[bytes, bytes]:
         """The body as received and as decoded; one whose coding breaks off is truncated."""
-        raw = bytes(self._raw)
+        raw = b"".join(self._pieces)
+        raw = raw[: self._limit] if self.full else raw
         if self._unknown and _BINARY.search(raw, 0, 1024):
             raise FetchError("unknown_encoding", f"cannot read Content-Encoding: {self._unknown[:100]!r}")
         if not self._layers or not raw:

@@ -8,6 +8,7 @@ import ssl
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from typing import cast
 
 import msgspec
 
@@ -19,7 +20,8 @@ from crawler.fetch.proxy import Proxy
 KEEP_S = 5.0
 """How long a connection waits for the next request."""
 MAX_IDLE = 256
-_HIGH_WATER = 256 * 1024
+HIGH_WATER = 256 * 1024
+"""So many bytes wait at most to be read; what is no longer is waited for as a whole."""
 _PIECE = 64 * 1024
 """What is sent of a request's body at a time, once the other side has taken what went before."""
 
@@ -48,6 +50,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._waiter: asyncio.Future[None] | None = None
+        self._wanted = 1
         self._ended = False
         self._error: Exception | None = None
         self._asked = True
@@ -64,8 +67,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection, or TLS upon it, stands."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
 
     def data_received(self, data: bytes) -> None:
         """Bytes came; those that nobody asked for would be taken for the next answer."""
@@ -73,10 +75,11 @@ class Connection(asyncio.Protocol):
             self.close()
             return
         self._buffer += data
-        if len(self._buffer) > _HIGH_WATER and not self._paused and self._transport:
+        if len(self._buffer) > HIGH_WATER and not self._paused and self._transport:
             self._paused = True
             self._transport.pause_reading()
-        self._wake()
+        if len(self._buffer) >= self._wanted:
+            self._wake()
 
     def eof_received(self) -> bool:
         """The other side will send no more."""
@@ -110,7 +113,7 @@ class Connection(asyncio.Protocol):
         if self._transport.get_extra_info("ssl_object"):
             return b""
         with suppress(OSError):
-            return os.read(self._transport.get_extra_info("socket").fileno(), _HIGH_WATER)
+            return os.read(self._transport.get_extra_info("socket").fileno(), HIGH_WATER)
         return b""
 
     def _wake(self) -> None:
@@ -146,53 +149,64 @@ class Connection(asyncio.Protocol):
             await self._pouring
         return self.sent_all
 
-    async def more(self) -> bytearray:
-        """What has come since, at least a byte; raises `Closed` at the end."""
-        while not self._buffer:
+    @property
+    def waiting(self) -> int:
+        """How many bytes have come and were not taken yet."""
+        return len(self._buffer)
+
+    async def have(self, count: int) -> None:
+        """Wait until so many bytes have come, at most `HIGH_WATER`; raises `Closed` where there will not be so many."""
+        while len(self._buffer) < count:
             if self._ended:
                 raise Closed(self._error)
             self._resume()
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter, self._wanted = asyncio.get_running_loop().create_future(), count
             try:
                 await self._waiter
             finally:
-                self._waiter = None
-        data, self._buffer = self._buffer, bytearray()
+                self._waiter, self._wanted = None, 1
+
+    def take(self, count: int) -> bytes:
+        """The next bytes, as many as have come of these."""
+        data = bytes(self._buffer[:count]) if count < len(self._buffer) else bytes(self._buffer)
+        del self._buffer[:count]
         self._resume()
         return data
+
+    async def more(self) -> bytes:
+        """What has come since, at least a byte; raises `Closed` at the end."""
+        await self.have(1)
+        return self.take(len(self._buffer))
 
     def _resume(self) -> None:
         if self._paused and self._transport and not self._ended:
             self._paused = False
             self._transport.resume_reading()
 
-    def unread(self, data: bytearray) -> None:
-        """Put back what belongs to the next answer."""
-        self._buffer[:0] = data
-
-    async def head(self, spent: int = 0) -> tuple[wire.Head, bytearray]:
-        """The next head and what came with it; `spent` bytes of other heads count against the limit."""
-        data, start, searched, end = bytearray(), -1, 0, -1
+    async def head(self, spent: int = 0) -> wire.Head:
+        """The next head; `spent` bytes of other heads count against the limit."""
+        start, searched, end, known = -1, 0, -1, 0
         while end < 0:
-            if len(data) + spent > wire.MAX_HEAD:
+            if known + spent > wire.MAX_HEAD:
                 raise too_much_head()
             try:
-                data += await self.more()
+                await self.have(known + 1)
             except Closed as closed:
-                if not data:
+                if not known:
                     raise
                 if start < 0:
-                    raise wire.not_http(data) from None
+                    raise wire.not_http(self._buffer) from None
                 raise FetchError("truncated", "the connection ended within the answer's head") from closed.error
-            start = wire.start_of_head(data)
+            known = len(self._buffer)
+            start = wire.start_of_head(self._buffer)
             if start >= 0:
-                end = wire.end_of_head(data, max(start, searched))
-                searched = len(data) - 2
-            elif len(data) >= wire.SLOP:
-                raise wire.not_http(data)
+                end = wire.end_of_head(self._buffer, max(start, searched))
+                searched = known - 2
+            elif known >= wire.SLOP:
+                raise wire.not_http(self._buffer)
         if end + spent > wire.MAX_HEAD:
             raise too_much_head()
-        return wire.parse_head(data[start:end]), data[end:]
+        return wire.parse_head(self.take(end)[start:])
 
     async def upgrade(self, context: ssl.SSLContext, host: str) -> None:
         """Put TLS upon a connection through a proxy."""
@@ -320,7 +334,7 @@ class Pool:
         lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", *proxy_headers(proxy), "", ""]
         connection.send("\r\n".join(lines).encode("latin-1"))
         try:
-            head, rest = await connection.head()
+            head = await connection.head()
         except Closed as closed:
             raise FetchError("connection", f"the proxy {proxy} ended the connection") from closed.error
         if not 200 <= head.status < 300:
@@ -328,7 +342,7 @@ class Pool:
             raise FetchError(
                 "connection" if passing else "proxy", f"the proxy {proxy} answered {head.status} {head.reason[:100]!r}"
             )
-        if rest:
+        if connection.waiting:
             raise FetchError("bad_response", f"the proxy {proxy} sent bytes before TLS began")
         await connection.upgrade(await self._tls(), server_name(route.host))
 

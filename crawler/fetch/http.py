@@ -6,6 +6,7 @@ import ssl
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import lru_cache
 from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
@@ -18,9 +19,9 @@ from crawler.errors import FetchError, UrlError
 from crawler.fetch import proxy as proxies
 from crawler.fetch import wire
 from crawler.fetch.body import ACCEPTED, Body
-from crawler.fetch.connection import Closed, Connection, Pool, Route, proxy_headers, too_much_head
+from crawler.fetch.connection import HIGH_WATER, Closed, Connection, Pool, Route, proxy_headers, too_much_head
 from crawler.fetch.egress import Egress, Reach, names_loopback
-from crawler.fetch.session import LiveSession, harmless, header_problem
+from crawler.fetch.session import Headers, LiveSession, harmless, header_problem
 from crawler.models import Page
 
 MAX_REDIRECTS = 10
@@ -84,8 +85,8 @@ class _Place(NamedTuple):
     target: str
 
     @property
-    def origin(self) -> tuple[str, str]:
-        return self.scheme, self.authority
+    def origin(self) -> str:
+        return f"{self.scheme}://{self.authority}"
 
     @property
     def path(self) -> str:
@@ -127,17 +128,20 @@ class Client:
 
     async def fetch(self, request: Request, gate: Gate = lambda url: nullcontext()) -> Page:
         """Get the page, whatever its status; raises `FetchError` where there is none."""
-        began = time.monotonic()
         here = first = _place(request.url) if not request.exact else _exact_place(request.url)
         reach = Reach.LOOPBACK if request.loopback and names_loopback(first.host) else Reach.GLOBAL
         left_s, redirects, fresh = request.timeout_s, 0, False
         while True:
             async with gate(here.url):
                 since = time.monotonic()
-                answer = await self._ask(request, first, here, reach, left_s, fresh)
+                try:
+                    async with asyncio.timeout(left_s):
+                        answer = await self._exchange(request, first, here, reach, fresh)
+                except (TimeoutError, Closed, OSError) as error:
+                    raise _failure(error, request) from None
                 left_s -= time.monotonic() - since
             if answer.page:
-                return msgspec.structs.replace(answer.page, url=request.url, fetch_s=time.monotonic() - began)
+                return answer.page
             fresh = answer.stale
             if answer.stale:
                 continue
@@ -151,23 +155,6 @@ class Client:
                 reach = Reach.GLOBAL  # for good: what lies beyond this server may not lead back into this machine
             here = there
 
-    async def _ask(
-        self, request: Request, first: _Place, here: _Place, reach: Reach, left_s: float, fresh: bool
-    ) -> _Answer:
-        """One request, with everything that can go wrong put into the reason codes of `FetchError`."""
-        try:
-            async with asyncio.timeout(left_s):
-                return await self._exchange(request, first, here, reach, fresh)
-        except TimeoutError:
-            raise _too_slow(request) from None
-        except Closed as closed:
-            why = f" ({closed.error})" if closed.error else ""
-            raise FetchError("connection", f"the server ended the connection without an answer{why}") from None
-        except ssl.SSLError as error:
-            raise _tls_failed(error) from None
-        except OSError as error:
-            raise FetchError("connection", f"the connection failed ({error.strerror or error})") from None
-
     async def _exchange(self, request: Request, first: _Place, here: _Place, reach: Reach, fresh: bool) -> _Answer:
         own = request.session.proxy if request.session else None
         proxy = self._proxies.choose(here.scheme, here.host, here.port, own)
@@ -178,7 +165,7 @@ class Client:
         try:
             connection.send(sent, request.body or b"")
             try:
-                head, rest = await _final_head(connection)
+                head = await _final_head(connection)
             except (Closed, FetchError) as error:
                 # The server closed it while it was idle, and never saw the request; or rubbish behind the last answer
                 # came too late to be noticed, and says nothing about this page.
@@ -189,20 +176,21 @@ class Client:
                 raise FetchError(
                     "bad_response", f"the server answered {head.status} and did not take the whole request"
                 )
-            if request.session:
-                request.session.take(here.scheme, here.host, here.path, head.all("set-cookie"))
-            locations = set(head.all("location"))
-            follow = request.follow and request.method == "GET"
-            if follow and head.status in _REDIRECTS and locations - {""}:
-                if len(locations) > 1:
-                    raise FetchError("bad_redirect", f"redirected to {len(locations)} places at once")
-                keep = head.persistent and wire.framing(head).length == len(rest)
-                return _Answer(location=locations.pop())
+            headers = head.fields
+            if request.session and "set-cookie" in headers:
+                request.session.take(here.scheme, here.host, here.path, headers["set-cookie"])
+            if head.status in _REDIRECTS and request.follow and request.method == "GET":
+                locations = {*headers.get("location", ())}
+                if locations - {""}:
+                    if len(locations) > 1:
+                        raise FetchError("bad_redirect", f"redirected to {len(locations)} places at once")
+                    keep = head.persistent and wire.framing(head).length == len(connection.take(HIGH_WATER))
+                    return _Answer(location=locations.pop())
             limit = self._max_body if request.max_body is None else request.max_body
-            body = Body(",".join(head.all("content-encoding")), limit, cut=request.cut)
-            keep = await _read(connection, head, rest, body, limit)
+            body = Body(",".join(headers.get("content-encoding", ())), limit, cut=request.cut)
+            keep = await _read(connection, head, body, limit)
             raw, decoded = body.finish()
-            return _Answer(page=_page(here, head, raw, decoded))
+            return _Answer(page=_page(request, here, head, raw, decoded))
         finally:
             if keep:
                 self._pool.give(route, connection)
@@ -237,53 +225,59 @@ class Client:
 
     def _request(self, request: Request, first: _Place, here: _Place, route: Route) -> bytes:
         """The bytes of a request; a later header of the same name takes an earlier one's place."""
-        home = "://".join(here.origin) == (request.home or "://".join(first.origin))
-        site = {name.lower(): (name, value) for name, value in request.headers}
-        headers = dict(_ALWAYS) | (site if home else harmless(site))
-        if request.session:
-            headers |= request.session.headers(here.scheme, here.authority, here.host, here.path, home)
-        for name, value in headers.values():
-            if problem := header_problem(name, value):
-                raise FetchError("bad_request", problem)
-        target, extra = here.target, []
+        home = here.origin == (request.home or first.origin)
+        own = (
+            request.session.headers(here.scheme, here.authority, here.host, here.path, home) if request.session else {}
+        )
+        target, extra = here.target, ""
         if route.proxy and here.scheme == "http":
-            target, extra = f"http://{here.authority}{here.target}", proxy_headers(route.proxy)
-        lines = [f"{request.method} {target} HTTP/1.1", f"Host: {here.authority}"]
+            target, extra = f"http://{here.authority}{here.target}", "".join(f"{h}\r\n" for h in proxy_headers(route.proxy))
         if request.body is not None or request.method != "GET":
-            extra.append(f"Content-Length: {len(request.body or b'')}")
-        lines += [f"{name}: {value}" for name, value in headers.values()]
-        return ("\r\n".join([*lines, *extra]) + "\r\n\r\n").encode("utf-8", "replace")
+            extra += f"Content-Length: {len(request.body or b'')}\r\n"
+        lines = _lines(request.headers, home, tuple(own.values()))
+        head = f"{request.method} {target} HTTP/1.1\r\nHost: {here.authority}\r\n{lines}{extra}\r\n"
+        return head.encode("utf-8", "replace")
 
 
-async def _final_head(connection: Connection) -> tuple[wire.Head, bytearray]:
+@lru_cache(maxsize=1_000)
+def _lines(site: Headers, home: bool, own: Headers) -> str:
+    """The lines of all headers but those of a single request; the same for all pages of a site, or nearly."""
+    given = {name.lower(): (name, value) for name, value in site}
+    headers = _ALWAYS | (given if home else harmless(given)) | {name.lower(): (name, value) for name, value in own}
+    for name, value in headers.values():
+        if problem := header_problem(name, value):
+            raise FetchError("bad_request", problem)
+    return "".join([f"{name}: {value}\r\n" for name, value in headers.values()])
+
+
+async def _final_head(connection: Connection) -> wire.Head:
     """The head of the real answer: those that only announce it are passed over, but not without end."""
-    head, rest = await connection.head()
+    head = await connection.head()
     spent = 0
     for _ in range(MAX_INTERIM):
         if head.status >= 200:
-            return head, rest
+            return head
         if head.status == 101:
             raise FetchError("bad_response", "the server changes to a protocol that nobody asked for")
-        connection.unread(rest)
         spent += 64 + sum(len(name) + len(value) + 4 for name, value in head.headers)
         if spent > wire.MAX_HEAD:
             raise too_much_head()
         try:
-            head, rest = await connection.head(spent)
+            head = await connection.head(spent)
         except Closed as closed:
             raise FetchError("truncated", "the connection ended before the real answer") from closed.error
     raise FetchError("bad_response", f"more than {MAX_INTERIM} answers came before the real one")
 
 
-async def _read(connection: Connection, head: wire.Head, rest: bytearray, body: Body, limit: int) -> bool:
+async def _read(connection: Connection, head: wire.Head, body: Body, limit: int) -> bool:
     """Read a body to its end; whether the connection is fit for another request."""
     framing = wire.framing(head)
     if framing.length is not None:
-        return await _read_length(connection, framing.length, rest, body, limit) and head.persistent
+        return await _read_length(connection, framing.length, body, limit) and head.persistent
     chunks = wire.Chunks() if framing.chunked else None
-    data = rest
+    data = connection.take(HIGH_WATER)
     while True:
-        body.feed(chunks.feed(data) if chunks else bytes(data))
+        body.feed(chunks.feed(data) if chunks else data)
         if body.full:
             return False
         if chunks and chunks.done:
@@ -296,27 +290,28 @@ async def _read(connection: Connection, head: wire.Head, rest: bytearray, body: 
             return False
 
 
-async def _read_length(connection: Connection, length: int, rest: bytearray, body: Body, limit: int) -> bool:
+async def _read_length(connection: Connection, length: int, body: Body, limit: int) -> bool:
     if length > limit and not body.cut:
         raise FetchError("too_large", f"the page is larger than {limit:,} bytes: it has {length:,}")
-    data, left = rest, length
-    while True:
-        body.feed(bytes(data[:left]))
-        left -= min(left, len(data))
+    left = length
+    while left:
+        try:
+            await connection.have(left if left <= HIGH_WATER and not body.cut else 1)
+        except Closed:
+            missing = left - connection.waiting
+            raise FetchError("truncated", f"the connection ended {missing:,} bytes before the body's end") from None
+        data = connection.take(left)
+        body.feed(data)
+        left -= len(data)
         if body.full:
             return False
-        if not left:
-            # What comes behind the body would be taken for the next answer.
-            return len(data) <= length
-        try:
-            data = await connection.more()
-        except Closed:
-            raise FetchError("truncated", f"the connection ended {left:,} bytes before the body's end") from None
+    # What comes behind the body would be taken for the next answer.
+    return not connection.waiting
 
 
-def _page(here: _Place, head: wire.Head, raw: bytes, decoded: bytes) -> Page:
+def _page(request: Request, here: _Place, head: wire.Head, raw: bytes, decoded: bytes) -> Page:
     return Page(
-        url=here.url,
+        url=request.url,
         final_url=here.url,
         status=head.status,
         reason=head.reason,
@@ -356,6 +351,19 @@ def _next(here: _Place, target: str) -> _Place:
     except ValueError:
         shown = urls.without_credentials(text)[:200]
         raise FetchError("bad_redirect", f"redirected to what is no URL: {shown!r}") from None
+
+
+def _failure(error: Exception, request: Request) -> FetchError:
+    """What went wrong with a connection, as one of the reasons that the package knows."""
+    if isinstance(error, TimeoutError):
+        return _too_slow(request)
+    if isinstance(error, Closed):
+        why = f" ({error.error})" if error.error else ""
+        return FetchError("connection", f"the server ended the connection without an answer{why}")
+    if isinstance(error, ssl.SSLError):
+        return _tls_failed(error)
+    told = error.strerror if isinstance(error, OSError) else ""
+    return FetchError("connection", f"the connection failed ({told or error})")
 
 
 def _too_slow(request: Request) -> FetchError:

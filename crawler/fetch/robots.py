@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 from protego import Protego
@@ -82,7 +81,7 @@ class Robots:
     async def check(self, url: str, user_agent: str, fetch: Fetch) -> float:
         """Raise where robots.txt does not let the URL be fetched; returns the Crawl-delay that it asks for."""
         agent = product(user_agent)
-        origin = "{0.scheme}://{0.netloc}".format(urlsplit(url))
+        origin = url[: url.index("/", 8)]  # in WHATWG's normal form there is always a path
         rules = self.known(origin) or await self._learn(origin, fetch)
         if rules.answer.unreachable:
             status, left_s = rules.answer.status, rules.answer.at + UNREACHABLE_S - self._clock()

@@ -41,14 +41,13 @@ class Head(msgspec.Struct, frozen=True):
     headers: tuple[tuple[str, str], ...]
     persistent: bool
     """Whether the server is going to keep the connection, as far as the head says."""
-
-    def all(self, name: str) -> list[str]:
-        """The values of all headers of a name, which is given in lower case."""
-        return [value for key, value in self.headers if key.lower() == name]
+    fields: dict[str, list[str]]
+    """The values of all headers of a name, which is in lower case."""
 
     def list(self, name: str) -> "list[str]":
         """The values of a header that is a list, in lower case."""
-        return [part.strip().lower() for value in self.all(name) for part in value.split(",") if part.strip()]
+        values = self.fields.get(name, ())
+        return [part.strip().lower() for value in values for part in value.split(",") if part.strip()]
 
 
 def end_of_head(data: bytes | bytearray, begin: int) -> int:
@@ -73,21 +72,24 @@ def parse_head(data: bytes | bytearray) -> Head:
     status = int(match[3][:9] or 200)  # browsers take a missing number for 200, too
     if not 100 <= status <= 999:
         raise FetchError("bad_response", f"the answer's status is none: {first[:60]!r}")
-    fields: list[tuple[str, str]] = []
+    headers: list[tuple[str, str]] = []
     for line in lines:
         if line[0] in _BLANKS:
-            if fields:
-                name, value = fields[-1]
-                fields[-1] = (name, f"{value} {line.strip(_BLANKS)}".strip(_BLANKS))
+            if headers:
+                name, value = headers[-1]
+                headers[-1] = (name, f"{value} {line.strip(_BLANKS)}".strip(_BLANKS))
             continue
         name, colon, value = line.partition(":")
         name = name.rstrip(_BLANKS)
         if colon and _TOKEN.fullmatch(name):
-            fields.append((name, value.strip(_BLANKS)))
-    modern = (int((match[1] or "1")[:4]), int((match[2] or "0")[:4])) >= (1, 1)
-    words = [word.strip().lower() for key, text in fields if key.lower() == "connection" for word in text.split(",")]
+            headers.append((name, value.strip(_BLANKS)))
+    fields: dict[str, list[str]] = {}
+    for name, value in headers:
+        fields.setdefault(name.lower(), []).append(value)
+    modern = match[1] == match[2] == "1" or (int((match[1] or "1")[:4]), int((match[2] or "0")[:4])) >= (1, 1)
+    words = [word.strip().lower() for text in fields.get("connection", ()) for word in text.split(",")]
     persistent = "close" not in words and (modern or "keep-alive" in words)
-    return Head(status, match[4].strip(), tuple(fields), persistent)
+    return Head(status, match[4].strip(), tuple(headers), persistent, fields)
 
 
 class Framing(msgspec.Struct, frozen=True):
@@ -101,17 +103,19 @@ def framing(head: Head) -> Framing:
     """How the body behind a head ends; raises `FetchError` where its headers contradict each other."""
     if head.status in _NO_BODY or head.status < 200:
         return Framing(length=0)
-    codings = head.list("transfer-encoding")
-    if "chunked" in codings:
-        if unknown := set(codings) - {"chunked", "identity"}:
-            raise FetchError("unknown_encoding", f"cannot read Transfer-Encoding: {', '.join(sorted(unknown))[:100]!r}")
-        return Framing(chunked=True)
+    if "transfer-encoding" in head.fields:
+        codings = head.list("transfer-encoding")
+        if "chunked" in codings:
+            if unknown := set(codings) - {"chunked", "identity"}:
+                shown = ", ".join(sorted(unknown))[:100]
+                raise FetchError("unknown_encoding", f"cannot read Transfer-Encoding: {shown!r}")
+            return Framing(chunked=True)
     lengths = set(head.list("content-length"))
     if len(lengths) > 1:
         raise FetchError("bad_response", f"the answer has {len(lengths)} different lengths")
     text = lengths.pop() if lengths else ""
     # A length that is no number, or below zero, is none: the body ends with the connection, as in browsers.
-    return Framing(length=int(text)) if re.fullmatch(r"[0-9]{1,18}", text) else Framing()
+    return Framing(length=int(text)) if text.isascii() and text.isdigit() and len(text) <= 18 else Framing()
 
 
 class Chunks:

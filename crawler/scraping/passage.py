@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from types import TracebackType
 
 from crawler import urls
 from crawler.errors import FetchError, NotNow
@@ -19,6 +19,8 @@ _NEVER_SENT = frozenset({"forbidden_address", "bad_request", "bad_url", "dns"})
 
 Book = Callable[[Ask], Awaitable[Booking]]
 """Books one request; raises `NotNow` where it cannot be had."""
+Check = Callable[[str], Awaitable[None]]
+"""Raises where a URL must not be asked for."""
 
 
 class Passage:
@@ -27,13 +29,14 @@ class Passage:
     def __init__(
         self,
         domain: str,
+        url: str,
         booking: Booking | None,
         rule: Callable[[str], Rule],
         book: Book,
         keeper: Keeper,
         begin: Callable[[], None],
     ) -> None:
-        self._domain, self._booking = domain, booking
+        self._domain, self._url, self._booking = domain, url, booking
         self._holds = booking is not None
         self._begun = False
         self._rule, self._book, self._keeper, self._begin = rule, book, keeper, begin
@@ -44,34 +47,38 @@ class Passage:
         self.retry_after_s = 0.0
         self._delays: dict[str, float] = {}
 
-    @asynccontextmanager
-    async def request(self, url: str) -> AsyncIterator[None]:
-        """Wait for the permit of one request, and note it. It is a `Gate` of the client."""
-        domain = urls.parse(url).domain
+    def request(self, url: str, check: Check | None = None) -> "_Request":
+        """Wait for the permit of one request, and note it; `check` comes first. It is a `Gate` of the client."""
+        return _Request(self, url, check)
+
+    def domain_of(self, url: str) -> str:
+        """What limits apply to; of the page itself it is known."""
+        return self._domain if url == self._url else urls.parse(url).domain
+
+    async def enter(self, domain: str) -> int:
+        """Wait for a permit, and note that a request goes out; returns its number."""
         rule = self._rule(domain)
         if rule.limited:
             await self._wait(domain, rule)
         if not self._begun:
             self._begun = True
             self._begin()
-        began, since = time.time(), time.monotonic()
-        self.sent.append(Sent(domain, began, 0.0))
-        place = len(self.sent) - 1
-        try:
-            yield
-        except FetchError as error:
-            if error.reason in _NEVER_SENT:
-                del self.sent[place]
-            raise
-        finally:
-            if place < len(self.sent):
-                self.sent[place] = Sent(domain, round(began, 4), round(time.monotonic() - since, 4))
-            if rule.limited and domain != self._domain:
-                self._keeper.report(Report(domain=domain, rule=rule))
+        self.sent.append(Sent(domain, time.time(), 0.0))
+        return len(self.sent) - 1
+
+    def leave(self, number: int, seconds: float, error: BaseException | None) -> None:
+        """Note how long a request took, or that it never went out."""
+        domain, began = self.sent[number].domain, self.sent[number].began
+        if isinstance(error, FetchError) and error.reason in _NEVER_SENT:
+            del self.sent[number]
+        else:
+            self.sent[number] = Sent(domain, round(began, 4), round(seconds, 4))
+        if domain != self._domain and (rule := self._rule(domain)).limited:
+            self._keeper.report(Report(domain=domain, rule=rule))
 
     def obey(self, url: str, crawl_delay_s: float) -> None:
         """Note what the robots.txt of a URL's host says about delays; none takes an earlier one back."""
-        domain = urls.parse(url).domain
+        domain = self.domain_of(url)
         self._delays[domain] = max(self._delays.get(domain, -1.0), crawl_delay_s or -1.0)
 
     async def _wait(self, domain: str, rule: Rule) -> None:
@@ -85,7 +92,9 @@ class Passage:
                 if booking is None:
                     booking = await self._have(domain, rule, slots=elsewhere and not holds)
                     holds = elsewhere
-                await asyncio.sleep(max(0.0, booking.at - time.monotonic()))
+                ahead_s = booking.at - time.monotonic()
+                if ahead_s > 0:
+                    await asyncio.sleep(ahead_s)
                 if time.monotonic() - booking.at <= late_s:
                     return
                 # A late one could add up with those behind it. Where this process is always late, it may go in the end.
@@ -110,12 +119,12 @@ class Passage:
     def close(self) -> None:
         """Tell each domain how it went: that of the last request how the page ended, others that they answered."""
         last = self.sent[-1] if self.sent else None
-        for domain in {self._domain, *self._delays, *(sent.domain for sent in self.sent)}:
+        for domain in {self._domain, *self._delays, *[sent.domain for sent in self.sent]}:
             rule = self._rule(domain)
             if not rule.limited:
                 continue
             own, told = domain == self._domain, last is not None and domain == last.domain
-            answered = any(sent.domain == domain for sent in self.sent)
+            answered = told or any(sent.domain == domain for sent in self.sent)
             unused = own and self._booking is not None and self._keeper.is_latest(self._booking)
             self._keeper.report(
                 Report(
@@ -130,3 +139,22 @@ class Passage:
                     unused=int(unused),
                 )
             )
+
+
+class _Request:
+    """One request on its way; no generator, because every page comes this way."""
+
+    def __init__(self, passage: Passage, url: str, check: Check | None) -> None:
+        self._passage, self._url, self._check = passage, url, check
+        self._number, self._since = 0, 0.0
+
+    async def __aenter__(self) -> None:
+        if self._check:
+            await self._check(self._url)
+        self._number = await self._passage.enter(self._passage.domain_of(self._url))
+        self._since = time.monotonic()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._passage.leave(self._number, time.monotonic() - self._since, error)

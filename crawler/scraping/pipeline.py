@@ -2,8 +2,9 @@
 
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,8 +41,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def user_agent(self) -> str:
         """The name that this program goes by there."""
-        given = {name.lower(): value for name, value in self.site.headers}
-        return (self.session and self.session.user_agent) or given.get("user-agent") or USER_AGENT
+        named = next((value for name, value in self.site.headers if name.lower() == "user-agent"), "")
+        return (self.session and self.session.user_agent) or named or USER_AGENT
 
     @property
     def conditional(self) -> tuple[tuple[str, str], ...]:
@@ -123,18 +124,16 @@ async def _fetched(order: Order, fetch: Fetch, passage: Passage, robots: Robots)
         request = replace(about, url=url, home=home, loopback=named, max_body=MAX_BYTES, cut=True)
         return await fetch(request, passage.request)
 
-    @asynccontextmanager
-    async def gate(url: str) -> AsyncIterator[None]:
-        if order.respect_robots:
-            passage.obey(url, await robots.check(url, order.user_agent, robots_txt))
-        async with passage.request(url):
-            yield
+    async def check(url: str) -> None:
+        passage.obey(url, await robots.check(url, order.user_agent, robots_txt))
 
-    page = await fetch(replace(about, headers=(*site.headers, *order.conditional)), gate)
+    gate = partial(passage.request, check=check if order.respect_robots else None)
+    conditional = order.conditional
+    page = await fetch(replace(about, headers=(*site.headers, *conditional)) if conditional else about, gate)
     known = order.task.known
-    if page.status == 304 and order.conditional and known and page.final_url != known.final_url:
+    if page.status == 304 and conditional and known and page.final_url != known.final_url:
         page = await fetch(about, gate)  # another page than the one that is known has not changed
-    return replace(page, fetch_s=sum(sent.seconds for sent in passage.sent))
+    return replace(page, fetch_s=sum([sent.seconds for sent in passage.sent]))
 
 
 def _judged(

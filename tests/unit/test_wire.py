@@ -52,7 +52,7 @@ def test_headers() -> None:
         b"HTTP/1.1 200 OK\r\n stray\r\nB:  2 \r\nA : 1\r\nno colon\r\n: no name\r\nBad Name: 3\r\nb: 3,\r\n\t4\r\n\r\n"
     )
     assert found.headers == (("B", "2"), ("A", "1"), ("b", "3, 4"))
-    assert found.all("b") == ["2", "3, 4"]
+    assert found.fields["b"] == ["2", "3, 4"]
     assert found.list("b") == ["2", "3", "4"]
 
 
