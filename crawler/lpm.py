@@ -28,7 +28,6 @@ from crawler.models import (
     Job,
     NewTask,
     Outcome,
-    Page,
     Raw,
     RetryClass,
     Task,
@@ -359,7 +358,7 @@ class LocalPersistenceManager:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
-        os.rename(hidden, f"{self.pending}/{task_id}.json")
+        os.replace(hidden, f"{self.pending}/{task_id}.json")  # noqa: PTH105 - for every page
 
     def project_missing(self) -> int:
         """Make again what is missing or unreadable in pending/; returns how many.

@@ -30,6 +30,15 @@ class Address(NamedTuple):
 def parse(text: str) -> Address:
     """Read a URL as a browser would, without its user name and password (`credentials` has them); raises `UrlError`
     with a reason that fits in a rejects file."""
+    href = normal(text)
+    scheme, _, rest = href.partition("://")
+    authority, _, tail = rest.partition("/")
+    host = authority.rpartition(":")[0] if authority[-1:].isdigit() and ":" in authority else authority
+    return Address(href, _key(scheme, authority, tail), domain(host))
+
+
+def normal(text: str) -> str:
+    """What is dialled for a URL: WHATWG's normal form, without a fragment and credentials; raises likewise."""
     text = text.strip()
     if not text:
         raise UrlError("the URL is empty")
@@ -48,10 +57,9 @@ def parse(text: str) -> Address:
     if "@" in authority:
         authority = authority.rpartition("@")[2]
         href = f"{scheme}://{authority}/{tail}"
-    host, _, port = authority.rpartition(":") if authority[-1:].isdigit() and ":" in authority else (authority, "", "")
-    if port == "0":
+    if authority.endswith(":0"):
         raise UrlError("port 0 cannot be connected to")
-    return Address(href, _key(scheme, authority, tail), domain(host))
+    return href
 
 
 def credentials(text: str) -> tuple[str, str] | None:

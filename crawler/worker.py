@@ -48,7 +48,7 @@ FEW_PAGES = 48
 """So many pages are in flight at first; more while servers are what is waited for, up to CRAWLER_PAGES."""
 BEAT_S, LATE_S = 0.05, 0.03
 """How often the loop's delay is looked at, and the delay by which it has enough to do."""
-REPORT_S = 0.01
+REPORT_S = 0.02
 """How long the ends of requests are gathered before others hear of them."""
 POLL_S, CLOSED_POLL_S = 0.03, 0.25
 """How often to look again for more urgent work, and how often at least while all domains with work are closed."""
@@ -326,9 +326,12 @@ class Worker:
                     if not rule.limited or booked[due.domain]
                 ]
                 tasks, left = self._lpm.ledger.claim(self._owner.id, places, room, now)
+                limited = {(due.domain, due.job_id): rule.limited for due, rule in wanted}
                 for task in tasks:
-                    limited = self._rule(task.domain, task.job_id).limited
-                    mine = booked.get(task.domain) if limited else None
+                    job = (task.domain, task.job_id)
+                    if job not in limited:
+                        limited[job] = self._rule(*job).limited
+                    mine = booked.get(task.domain) if limited[job] else None
                     claimed.append((task, mine.pop(0) if mine else None))
             finally:
                 for unused in booked.values():
@@ -413,12 +416,13 @@ class Worker:
 
         errand = self._jobs[task.job_id][0]
         site = self._sites.of(task.url, task.platform)
-        rule = partial(self._sites.rule, rate=errand.options.rate)
-        passage = Passage(task.domain, task.url, booking, rule, self._book, self._keeper, begin)
+        rule_of = partial(self._sites.rule, rate=errand.options.rate)
+        rule = rule_of(task.domain)
+        passage = Passage(task.domain, task.url, booking, rule, rule_of, self._book, self._keeper, begin)
         order = pipeline.Order(
             task=task,
             site=site,
-            rule=rule(task.domain),
+            rule=rule,
             session=errand.session,
             respect_robots=site.respect_robots and not errand.options.ignore_robots,
         )
@@ -454,7 +458,7 @@ class Worker:
     def _report(self) -> None:
         self._reporting = False
         if not self.stopping:
-            self._loop.run_in_executor(self._claims, self._keeper.flush)
+            self._claims.submit(self._keeper.flush)
 
     def _stored(self, outcomes: Sequence[Outcome]) -> None:
         """These are committed: what was noted about their pages can go."""

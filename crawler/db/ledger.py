@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import msgspec
@@ -408,7 +408,16 @@ class Ledger(Acts):
 
 
 def _fitting(rows: Sequence[tuple[int, int | None]], fits: Callable[[int | None], bool]) -> list[int]:
-    return [id_ for id_, _ in takewhile(lambda row: fits(row[1]), rows)]
+    """The rows up to the first whose job does not fit."""
+    ids: list[int] = []
+    known: dict[int | None, bool] = {}
+    for id_, job in rows:
+        if job not in known:
+            known[job] = fits(job)
+        if not known[job]:
+            break
+        ids.append(id_)
+    return ids
 
 
 def _chunks(queue: str, rows: Sequence[tuple[str, int]], slots: int) -> Iterator[Chunk]:

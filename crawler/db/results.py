@@ -61,8 +61,9 @@ def insert(db: Database, outcome: Outcome, page: Page, digest: str, place: Raw |
         if not db.changes():
             raise LookupError("the page is unchanged, but the result that it is the same as has gone")
     else:
-        _insert(db, outcome, page, digest, place)
-        etag, last_modified = _header(page, "etag"), _header(page, "last-modified")
+        headers = {name.lower(): value for name, value in reversed(page.headers)}
+        _insert(db, outcome, page, headers.get("content-type", ""), digest, place)
+        etag, last_modified = _validator(headers.get("etag")), _validator(headers.get("last-modified"))
         if etag or last_modified:
             db.execute(
                 "INSERT OR REPLACE INTO validators SELECT url_key, ?, ?, id FROM tasks WHERE id = ?",
@@ -80,20 +81,19 @@ def insert(db: Database, outcome: Outcome, page: Page, digest: str, place: Raw |
     )
 
 
-def _insert(db: Database, outcome: Outcome, page: Page, digest: str, place: Raw | None) -> None:
+def _insert(db: Database, outcome: Outcome, page: Page, content_type: str, digest: str, place: Raw | None) -> None:
     at = (place.segment, place.offset, place.length) if place else (None, None, None)
     db.execute(
         f"INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {SAME_CONTENT})",
         (outcome.task.id, msgspec.json.encode(outcome.record or {}).decode(), page.final_url, page.status,
-         page.header("content-type"), outcome.verdict or "ok", len(page.body), digest,
+         content_type, outcome.verdict or "ok", len(page.body), digest,
          page.fetch_s * 1000, outcome.parse_ms, *outcome.parser, *at, page.fetched_at, *outcome.site,
          digest[:12], digest),
     )  # fmt: skip
 
 
-def _header(page: Page, name: str) -> str | None:
-    value = page.header(name)
-    return value if 0 < len(value) <= MAX_VALIDATOR and value.isprintable() else None
+def _validator(value: str | None) -> str | None:
+    return value if value and len(value) <= MAX_VALIDATOR and value.isprintable() else None
 
 
 def read(

@@ -264,4 +264,4 @@ def _member(fields: Sequence[tuple[str, str]], *block: bytes) -> bytes:
 
 
 def _date(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds")[:-6] + "Z"

@@ -117,14 +117,14 @@ class Body:
     is larger is an error, or is `cut` there."""
 
     def __init__(self, content_encoding: str, limit: int, *, cut: bool = False) -> None:
-        names = [name.strip().lower() for name in content_encoding.split(",")]
-        names = [name for name in names if name not in _NO_CODINGS]
-        self._unknown = content_encoding if any(name not in _DECODERS for name in names) else ""
+        names = [name.strip().lower() for name in content_encoding.split(",")] if content_encoding else []
+        names = [name for name in names if name not in _NO_CODINGS] if names else names
+        self._unknown = content_encoding if not _DECODERS.keys() >= set(names) else ""
         if self._unknown:
             names = []  # as in browsers: where one layer is unknown, none is undone
         if len(names) > MAX_LAYERS:
             raise FetchError("unknown_encoding", f"{len(names)} layers of Content-Encoding are more than {MAX_LAYERS}")
-        self._layers = [_DECODERS[name]() for name in reversed(names)]
+        self._layers = [_DECODERS[name]() for name in reversed(names)] if names else []
         self._passed = [0] * len(names)
         self._limit = limit
         self.cut = cut

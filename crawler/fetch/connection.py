@@ -159,7 +159,8 @@ class Connection(asyncio.Protocol):
         while len(self._buffer) < count:
             if self._ended:
                 raise Closed(self._error)
-            self._resume()
+            if self._paused:
+                self._resume()
             self._waiter, self._wanted = asyncio.get_running_loop().create_future(), count
             try:
                 await self._waiter
@@ -170,7 +171,8 @@ class Connection(asyncio.Protocol):
         """The next bytes, as many as have come of these."""
         data = bytes(self._buffer[:count]) if count < len(self._buffer) else bytes(self._buffer)
         del self._buffer[:count]
-        self._resume()
+        if self._paused:
+            self._resume()
         return data
 
     async def more(self) -> bytes:
@@ -179,7 +181,7 @@ class Connection(asyncio.Protocol):
         return self.take(len(self._buffer))
 
     def _resume(self) -> None:
-        if self._paused and self._transport and not self._ended:
+        if self._transport and not self._ended:
             self._paused = False
             self._transport.resume_reading()
 

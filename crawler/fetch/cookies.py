@@ -69,6 +69,11 @@ class Jars:
     def __repr__(self) -> str:
         return f"Jars({len(self._jars)} domains)"
 
+    @property
+    def used(self) -> bool:
+        """Whether there is any cookie at all."""
+        return bool(self._given or self._jars)
+
     def header(self, scheme: str, host: str, path: str, room: int = MAX_HEADER) -> str:
         """The value of the `Cookie` header for a request, longer paths first; empty where there is none.
 

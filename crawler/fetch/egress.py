@@ -148,6 +148,7 @@ def literal(host: str) -> Ip | None:
         return None
 
 
+@lru_cache(maxsize=10_000)
 def names_loopback(host: str) -> bool:
     """Whether a URL's host says by itself that it is this machine; a name that merely resolves to it does not."""
     address = literal(host)

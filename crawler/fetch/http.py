@@ -108,6 +108,7 @@ class Client:
         self._max_body = max_body
         self._egress = egress or Egress()
         self._proxies = through or proxies.Proxies()
+        self._may_proxy = bool(self._proxies.http or self._proxies.https)
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -157,7 +158,7 @@ class Client:
 
     async def _exchange(self, request: Request, first: _Place, here: _Place, reach: Reach, fresh: bool) -> _Answer:
         own = request.session.proxy if request.session else None
-        proxy = self._proxies.choose(here.scheme, here.host, here.port, own)
+        proxy = self._proxies.choose(here.scheme, here.host, here.port, own) if own or self._may_proxy else None
         route = Route(here.scheme, here.host, here.port, reach, proxy)
         sent = self._request(request, first, here, route)
         connection = await self._connect(route, request.connect_timeout_s, fresh)
@@ -225,13 +226,16 @@ class Client:
 
     def _request(self, request: Request, first: _Place, here: _Place, route: Route) -> bytes:
         """The bytes of a request; a later header of the same name takes an earlier one's place."""
-        home = here.origin == (request.home or first.origin)
+        home = (here is first and not request.home) or here.origin == (request.home or first.origin)
         own = (
             request.session.headers(here.scheme, here.authority, here.host, here.path, home) if request.session else {}
         )
         target, extra = here.target, ""
         if route.proxy and here.scheme == "http":
-            target, extra = f"http://{here.authority}{here.target}", "".join(f"{h}\r\n" for h in proxy_headers(route.proxy))
+            target, extra = (
+                f"http://{here.authority}{here.target}",
+                "".join(f"{h}\r\n" for h in proxy_headers(route.proxy)),
+            )
         if request.body is not None or request.method != "GET":
             extra += f"Content-Length: {len(request.body or b'')}\r\n"
         lines = _lines(request.headers, home, tuple(own.values()))
@@ -325,7 +329,7 @@ def _page(request: Request, here: _Place, head: wire.Head, raw: bytes, decoded: 
 
 def _place(url: str) -> _Place:
     try:
-        url = urls.parse(url).url
+        url = urls.normal(url)
     except UrlError as error:
         raise FetchError("bad_url", f"the URL cannot be dialled: {error}") from None
     scheme, _, rest = url.partition("://")
@@ -345,7 +349,7 @@ def _next(here: _Place, target: str) -> _Place:
     # Browsers read the bytes of a header as UTF-8 where they are.
     text = target.encode("latin-1").decode("utf-8", "replace")
     try:
-        return _place(urls.parse(ada_url.join_url(here.url, text)).url)
+        return _place(urls.normal(ada_url.join_url(here.url, text)))
     except UrlError as error:
         raise FetchError("bad_redirect", f"redirected to where nothing is fetched: {error}") from None
     except ValueError:

@@ -8,6 +8,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -59,6 +60,7 @@ class Rules:
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
+        self.unreachable = answer.unreachable
         self._parsed = Protego.parse(answer.text) if answer.text else None
 
     def allow(self, url: str, agent: str) -> bool:
@@ -83,7 +85,7 @@ class Robots:
         agent = product(user_agent)
         origin = url[: url.index("/", 8)]  # in WHATWG's normal form there is always a path
         rules = self.known(origin) or await self._learn(origin, fetch)
-        if rules.answer.unreachable:
+        if rules.unreachable:
             status, left_s = rules.answer.status, rules.answer.at + UNREACHABLE_S - self._clock()
             message = f"{origin}/robots.txt answered {status}, so nothing is fetched from there yet"
             raise FetchError("robots_unreachable", message, max(1.0, left_s))
@@ -142,6 +144,7 @@ class Robots:
         return Answer(origin=origin, at=self._clock(), status=page.status, text=text)
 
 
+@lru_cache(maxsize=1_000)
 def product(user_agent: str) -> str:
     """The name that rules are looked up by: of our own agent ours, else the first word of what was given."""
     if PRODUCT in user_agent:

@@ -159,6 +159,8 @@ class LiveSession:
         """The headers for a request by their names in lower case; away from `home`, the origin of the page that was
         asked for, only harmless ones and those that belong to that other origin."""
         session = self._session
+        if not (session.headers or session.user_agent or session.credentials or self._jars.used):
+            return {}
         sent = {name.lower(): (name, value) for name, value in session.headers if home or name.lower() in _HARMLESS}
         if session.user_agent is not None:
             sent["user-agent"] = ("User-Agent", session.user_agent)

@@ -25,6 +25,8 @@ _STATUS = re.compile(r"HTTP(?:/(\d+)(?:\.(\d+))?)? *(\d*)(.*)", re.IGNORECASE | 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _SIZE = re.compile(rb"0*[0-9A-Fa-f]{1,15}")
 _BLANKS = " \t"
+MAX_DIGITS = 18
+"""Of a length."""
 _NO_BODY = frozenset({204, 205, 304})
 
 
@@ -110,12 +112,15 @@ def framing(head: Head) -> Framing:
                 shown = ", ".join(sorted(unknown))[:100]
                 raise FetchError("unknown_encoding", f"cannot read Transfer-Encoding: {shown!r}")
             return Framing(chunked=True)
-    lengths = set(head.list("content-length"))
+    lengths = head.fields.get("content-length", [])
+    if len(lengths) == 1 and lengths[0].isascii() and lengths[0].isdigit() and len(lengths[0]) <= MAX_DIGITS:
+        return Framing(length=int(lengths[0]))
+    lengths = list({*head.list("content-length")})
     if len(lengths) > 1:
         raise FetchError("bad_response", f"the answer has {len(lengths)} different lengths")
     text = lengths.pop() if lengths else ""
     # A length that is no number, or below zero, is none: the body ends with the connection, as in browsers.
-    return Framing(length=int(text)) if text.isascii() and text.isdigit() and len(text) <= 18 else Framing()
+    return Framing(length=int(text)) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else Framing()
 
 
 class Chunks:

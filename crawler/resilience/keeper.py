@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from crawler.errors import NotNow
 from crawler.models import Rule
-from crawler.resilience.permit import Ask, Permit, Report
+from crawler.resilience.permit import SLOW_S, Ask, Permit, Report
 
 LOOK_S = 2.0
 """A closed domain is asked again at least so often: somebody may have reset it."""
@@ -106,7 +106,7 @@ class Keeper:
         with self._guard:
             reports, self._reports = self._reports, []
         if reports:
-            self._permit.report([replace(report, domain=self._key(report.domain)) for report in reports])
+            self._permit.report([replace(report, domain=self._key(report.domain)) for report in _gathered(reports)])
             for report in reports:
                 refused = self._closed.get(report.domain)
                 if refused and refused.why == "at a time":
@@ -122,3 +122,31 @@ class Keeper:
             held = [domain for domain, count in self._held.items() if count > 0]
         if held:
             self._permit.renew([self._key(domain) for domain in held])
+
+
+def _gathered(reports: Sequence[Report]) -> list[Report]:
+    """The same in fewer words: a domain's ordinary answers in a row as one of their mean latency."""
+    gathered: list[Report] = []
+    last: dict[str, int] = {}
+    for report in reports:
+        place = last.get(report.domain)
+        before = gathered[place] if place is not None else None
+        if before and place is not None and _ordinary(before) and _ordinary(report) and before.rule == report.rule:
+            gathered[place] = replace(
+                before,
+                slots=before.slots + report.slots,
+                latency_s=(before.latency_s + report.latency_s) / 2,
+                crawl_delay_s=report.crawl_delay_s or before.crawl_delay_s,
+            )
+        else:
+            last[report.domain] = len(gathered)
+            gathered.append(report)
+    return gathered
+
+
+def _ordinary(report: Report) -> bool:
+    return (
+        report.good is True
+        and not (report.block or report.retry_after_s or report.unused)
+        and (report.latency_s < SLOW_S)
+    )

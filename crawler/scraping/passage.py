@@ -31,7 +31,8 @@ class Passage:
         domain: str,
         url: str,
         booking: Booking | None,
-        rule: Callable[[str], Rule],
+        rule: Rule,
+        rule_of: Callable[[str], Rule],
         book: Book,
         keeper: Keeper,
         begin: Callable[[], None],
@@ -39,7 +40,8 @@ class Passage:
         self._domain, self._url, self._booking = domain, url, booking
         self._holds = booking is not None
         self._begun = False
-        self._rule, self._book, self._keeper, self._begin = rule, book, keeper, begin
+        self._rules, self._rule_of = {domain: rule}, rule_of
+        self._book, self._keeper, self._begin = book, keeper, begin
         self.sent: list[Sent] = []
         # How it went, as far as it is known by its end
         self.good: bool | None = None
@@ -51,29 +53,25 @@ class Passage:
         """Wait for the permit of one request, and note it; `check` comes first. It is a `Gate` of the client."""
         return _Request(self, url, check)
 
+    def rule(self, domain: str) -> Rule:
+        """The limits on a domain."""
+        if domain not in self._rules:
+            self._rules[domain] = self._rule_of(domain)
+        return self._rules[domain]
+
     def domain_of(self, url: str) -> str:
         """What limits apply to; of the page itself it is known."""
         return self._domain if url == self._url else urls.parse(url).domain
 
-    async def enter(self, domain: str) -> int:
-        """Wait for a permit, and note that a request goes out; returns its number."""
-        rule = self._rule(domain)
-        if rule.limited:
-            await self._wait(domain, rule)
+    def begin(self) -> None:
+        """The page begins with its first request."""
         if not self._begun:
             self._begun = True
             self._begin()
-        self.sent.append(Sent(domain, time.time(), 0.0))
-        return len(self.sent) - 1
 
-    def leave(self, number: int, seconds: float, error: BaseException | None) -> None:
-        """Note how long a request took, or that it never went out."""
-        domain, began = self.sent[number].domain, self.sent[number].began
-        if isinstance(error, FetchError) and error.reason in _NEVER_SENT:
-            del self.sent[number]
-        else:
-            self.sent[number] = Sent(domain, round(began, 4), round(seconds, 4))
-        if domain != self._domain and (rule := self._rule(domain)).limited:
+    def give_back(self, domain: str) -> None:
+        """A request has ended; elsewhere its place is free again, the page's own is kept until the page's end."""
+        if domain != self._domain and (rule := self.rule(domain)).limited:
             self._keeper.report(Report(domain=domain, rule=rule))
 
     def obey(self, url: str, crawl_delay_s: float) -> None:
@@ -81,12 +79,14 @@ class Passage:
         domain = self.domain_of(url)
         self._delays[domain] = max(self._delays.get(domain, -1.0), crawl_delay_s or -1.0)
 
-    async def _wait(self, domain: str, rule: Rule) -> None:
+    async def wait(self, domain: str, rule: Rule) -> None:
         """Have a booking, and be there in time; elsewhere it comes with a place, which the request gives back."""
         booking: Booking | None = None
         if self._booking is not None and self._booking.domain == domain:
             booking, self._booking = self._booking, None
         elsewhere, holds, late_s = domain != self._domain, False, LATE_S
+        if rule.at_a_time and rule.at_a_time * rule.interval_s <= LATE_S:
+            late_s = HOP_AHEAD_S  # all that can be late together are no more than what the rate gives in that time
         try:
             while True:
                 if booking is None:
@@ -120,7 +120,7 @@ class Passage:
         """Tell each domain how it went: that of the last request how the page ended, others that they answered."""
         last = self.sent[-1] if self.sent else None
         for domain in {self._domain, *self._delays, *[sent.domain for sent in self.sent]}:
-            rule = self._rule(domain)
+            rule = self.rule(domain)
             if not rule.limited:
                 continue
             own, told = domain == self._domain, last is not None and domain == last.domain
@@ -149,12 +149,25 @@ class _Request:
         self._number, self._since = 0, 0.0
 
     async def __aenter__(self) -> None:
+        passage = self._passage
         if self._check:
             await self._check(self._url)
-        self._number = await self._passage.enter(self._passage.domain_of(self._url))
-        self._since = time.monotonic()
+        domain = passage.domain_of(self._url)
+        rule = passage.rule(domain)
+        if rule.limited:
+            await passage.wait(domain, rule)
+        passage.begin()
+        self._number, self._since = len(passage.sent), time.monotonic()
+        passage.sent.append(Sent(domain, time.time(), 0.0))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._passage.leave(self._number, time.monotonic() - self._since, error)
+        """Note how long it took, or that it never went out."""
+        passage, sent = self._passage, self._passage.sent[self._number]
+        if isinstance(error, FetchError) and error.reason in _NEVER_SENT:
+            del passage.sent[self._number]
+        else:
+            seconds = round(time.monotonic() - self._since, 4)
+            passage.sent[self._number] = Sent(sent.domain, round(sent.began, 4), seconds)
+        passage.give_back(sent.domain)

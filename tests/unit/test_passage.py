@@ -93,7 +93,16 @@ def passage(book: Keeper, booking: Booking | None, begun: list[str]) -> Passage:
             raise book.refusal(ask.domain)
         return booked[0]
 
-    return Passage("a.example", "https://a.example/", booking, lambda domain: TEN_A_SECOND, more, book, lambda: begun.append("begun"))
+    return Passage(
+        "a.example",
+        "https://a.example/",
+        booking,
+        TEN_A_SECOND,
+        lambda domain: TEN_A_SECOND,
+        more,
+        book,
+        lambda: begun.append("begun"),
+    )
 
 
 def test_every_request_is_booked_and_noted() -> None:
@@ -186,7 +195,9 @@ def test_a_late_request_elsewhere_keeps_one_place_and_gives_it_back(refused: boo
             time.sleep(0.05)  # noqa: ASYNC251 - the loop is to stand still
         return booked[0]
 
-    page = Passage("a.example", "https://a.example/", None, lambda domain: TEN_A_SECOND, more, book, lambda: None)
+    page = Passage(
+        "a.example", "https://a.example/", None, TEN_A_SECOND, lambda domain: TEN_A_SECOND, more, book, lambda: None
+    )
 
     async def go() -> None:
         async with page.request("http://b.example/"):
