@@ -21,10 +21,13 @@ import time
 import types
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "benchmarks" / ".work"
@@ -219,7 +222,7 @@ def threads_cpu() -> Counter[str]:
 
 
 @contextmanager
-def corridor(way: Way, folder: Path, prepare: Callable[[], None]) -> Iterator[Callable[[Sequence[str]], None]]:
+def corridor(folder: Path, way: Way, prepare: Callable[[], None]) -> Iterator[Callable[[Sequence[str]], None]]:
     """A worker in this process, made after `prepare`; what is yielded collects URLs until all are stored."""
     from benchmarks.contestants import Order
     from benchmarks.contestants.corridor import settings_of
@@ -237,7 +240,7 @@ def corridor(way: Way, folder: Path, prepare: Callable[[], None]) -> Iterator[Ca
             worker.run_slice("", QUEUES)
             time.sleep(0.01)
         if books.completed != books.accepted:
-            raise RuntimeError(f"not everything was collected: {books}")
+            raise SystemExit(f"not everything was collected: {books}")
 
     with ExitStack() as ends:
         redis_url = ends.enter_context(contextmanager(own_redis)(folder)) if way == "stack" else ""
@@ -268,10 +271,10 @@ class Stages(NamedTuple):
     table: Table
 
 
-def take_times(way: Way, urls: Sequence[str], folder: Path, hooks: bool) -> Stages:
+def take_times(folder: Path, way: Way, urls: Sequence[str], hooks: bool) -> Stages:
     """Collect pages, after some that only warm up."""
     watch = Stopwatch()
-    with corridor(way, folder, watch.hook_all if hooks else lambda: None) as collect:
+    with corridor(folder, way, watch.hook_all if hooks else lambda: None) as collect:
         collect([f"{url}?warm-up" for url in urls[:WARM_UP]])
         before, threads, cpu, began = watch.table(), threads_cpu(), time.process_time_ns(), time.perf_counter()
         collect(urls)
@@ -289,7 +292,7 @@ class Calls(NamedTuple):
     resumed: Counter[tuple[str, str]]
 
 
-def count_calls(way: Way, urls: Sequence[str], folder: Path) -> Calls:
+def count_calls(folder: Path, way: Way, urls: Sequence[str]) -> Calls:
     """Collect pages and count on all threads but this one, which only imports and waits."""
     counters: list[Counter[tuple[types.CodeType, bool]]] = []
 
@@ -312,7 +315,7 @@ def count_calls(way: Way, urls: Sequence[str], folder: Path) -> Calls:
 
     import crawler
 
-    with corridor(way, folder, lambda: threading.setprofile(begin)) as collect:
+    with corridor(folder, way, lambda: threading.setprofile(begin)) as collect:
         collect(urls)
         threading.setprofile(None)
         done = [Counter(seen) for seen in counters]
@@ -325,14 +328,13 @@ def count_calls(way: Way, urls: Sequence[str], folder: Path) -> Calls:
     return calls
 
 
-def apart(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function returns, called in a fresh process with an empty folder behind its other arguments."""
+def apart(function: Callable[..., T], *args: Any) -> T:
+    """What a function returns for a new empty folder and its other arguments, called in a fresh process."""
     WORK.mkdir(exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="profile-", dir=WORK))
-    way, urls, *rest = args
+    folder = Path(tempfile.mkdtemp(prefix=f"{function.__name__}-", dir=WORK))
     try:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            return pool.apply(function, (way, urls, folder, *rest))
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(function, folder, *args).result()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
