@@ -37,6 +37,7 @@ def connect(path: Path, durable: bool = True) -> Database:
         connection.execute("PRAGMA journal_mode=WAL").fetchall()
         connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
         connection.execute("PRAGMA journal_size_limit=67108864")
+        connection.execute("PRAGMA wal_autocheckpoint=4000")  # pages that change often are written back once
         connection.execute("PRAGMA cache_size=-16000")
         connection.execute("PRAGMA foreign_keys=OFF")
     return connection

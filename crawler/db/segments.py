@@ -259,8 +259,7 @@ def _member(fields: Sequence[tuple[str, str]], *block: bytes) -> bytes:
     lines = ["WARC/1.1", *[f"{name}: {value}" for name, value in fields], f"Content-Length: {sum(map(len, block))}"]
     head = "\r\n".join(lines).encode() + b"\r\n\r\n"
     compressor = isal_zlib.compressobj(1, wbits=31)
-    parts = [compressor.compress(part) for part in (head, *block, b"\r\n\r\n")]
-    return b"".join([*parts, compressor.flush()])
+    return compressor.compress(b"".join([head, *block, b"\r\n\r\n"])) + compressor.flush()
 
 
 def _date(at: float) -> str:
