@@ -134,4 +134,4 @@ def _hear(process: "subprocess.Popen[str]", word: str, log: Path) -> Sequence[st
                 return rest
     finally:
         timer.cancel()
-    raise RuntimeError(f"{process.args} ended without saying {word!r}; see {log}")
+    raise RuntimeError(f"{process.args!r} ended without saying {word!r}; see {log}")
