@@ -67,6 +67,12 @@ class _Watch:
                 used += times.user + times.system + times.children_user + times.children_system
         return used
 
+    def kill(self) -> None:
+        """End them all: what a contestant that fails has started must not stay."""
+        for process in reversed(self._all()):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
@@ -109,7 +115,7 @@ def run(
         _say(process, "")
         process.wait(120)
     except BaseException:
-        process.kill()
+        watch.kill()
         raise
     finally:
         watch.stop()

@@ -1,7 +1,8 @@
 """Scrapy as `scrapy startproject` makes it, all parts its own, with settings for speed; parsel; a pipeline that stores.
 
 `requests` are in flight. One process, because that is what `scrapy crawl` is; `processes` share the addresses. With
-`jobdir` it keeps its queue in the folder, as Scrapy documents for crawls that are to go on later.
+`jobdir` it keeps its queue in the folder, as Scrapy documents for crawls that are to go on later. `filter` lets first
+requests, too, through its filter of duplicates, which Scrapy's own spiders do not.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -39,7 +40,7 @@ class Pages(scrapy.Spider):
         """All addresses."""
         self.ready()
         for url in self.given.urls:
-            yield scrapy.Request(url, dont_filter=not self.given.options.get("jobdir"))
+            yield scrapy.Request(url, dont_filter=not self.given.options.get("filter"))
 
     def parse(self, response: Response) -> Iterator[dict[str, Any]]:
         """The eight fields."""
