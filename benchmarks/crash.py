@@ -192,7 +192,8 @@ def main() -> None:
     only = [name for name in options.parse_args().only.split(",") if name]
     if unknown := set(only) - set(CONTESTANTS):
         options.error(f"there is no {', '.join(sorted(unknown))}")
-    WORK.mkdir(exist_ok=True)
+    if not PEERS.exists():
+        raise SystemExit("crash: the peers are not installed; run: sh benchmarks/run crash")
     (WORK / "crash.log").unlink(missing_ok=True)
     lines = []
     for name, who in CONTESTANTS.items():

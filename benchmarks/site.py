@@ -21,7 +21,7 @@ _WORDS = (
     "interior land levy lot map market mill mortgage municipal neighborhood notice office owner parcel plat property "
     "recorded residential roll route school section sewer sketch soil street structure survey tax township transfer "
     "valuation water zoning"
-).split()
+).split()  # noqa: SIM905 - a list of words reads better as words
 _STREETS = ("Alder", "Birch", "Cedar", "Dogwood", "Elm", "Fir", "Ginkgo", "Hazel", "Juniper", "Larch", "Maple", "Oak")
 _NAMES = ("Adams", "Baker", "Castro", "Diaz", "Evans", "Fischer", "Garcia", "Hoang", "Ivanova", "Jones", "Kim", "Lopez")
 _USES = ("Single family", "Duplex", "Vacant land", "Farm", "Retail", "Office", "Warehouse", "Condominium")

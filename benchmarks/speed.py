@@ -263,6 +263,8 @@ def main() -> None:
     if given.render:
         report.section("speed", rendered(json.loads(kept.read_text())))
         return
+    if not PEERS.exists():
+        raise SystemExit("speed: the peers are not installed; run: sh benchmarks/run speed")
     runs = run(given.rounds, given.pages, given.domains, only)
     result = {"machine": report.machine(PEERS), "rounds": given.rounds, "runs": runs}
     print(rendered(result, only))
