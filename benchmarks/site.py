@@ -16,12 +16,12 @@ FAST, SLOW, TLS = 8801, 8802, 8803
 """The ports: at once; after 100 to 300 ms; at once, over TLS."""
 MANY_DOMAINS = 1_000
 
-_WORDS = (
+_WORDS = (  # noqa: SIM905 - words read better as words
     "assessment boundary building certified county deed dwelling easement exemption frontage improvement instrument "
     "interior land levy lot map market mill mortgage municipal neighborhood notice office owner parcel plat property "
     "recorded residential roll route school section sewer sketch soil street structure survey tax township transfer "
     "valuation water zoning"
-).split()  # noqa: SIM905 - a list of words reads better as words
+).split()
 _STREETS = ("Alder", "Birch", "Cedar", "Dogwood", "Elm", "Fir", "Ginkgo", "Hazel", "Juniper", "Larch", "Maple", "Oak")
 _NAMES = ("Adams", "Baker", "Castro", "Diaz", "Evans", "Fischer", "Garcia", "Hoang", "Ivanova", "Jones", "Kim", "Lopez")
 _USES = ("Single family", "Duplex", "Vacant land", "Farm", "Retail", "Office", "Warehouse", "Condominium")
