@@ -67,13 +67,15 @@ class _Watch:
                 used += times.user + times.system + times.children_user + times.children_system
         return used
 
-    def stop(self) -> None:
-        """Look no more; whatever still runs of them is ended."""
-        self._stop.set()
-        self._thread.join()
-        for process in self._all():
+    def kill(self) -> None:
+        """End them all: what a contestant that fails has started must not stay."""
+        for process in reversed(self._all()):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
 
 
 def _own_bytes(process: psutil.Process) -> int:
@@ -112,6 +114,9 @@ def run(
         seconds, used = time.monotonic() - began, watch.cpu_s() - before
         _say(process, "")
         process.wait(120)
+    except BaseException:
+        watch.kill()
+        raise
     finally:
         watch.stop()
         shutil.rmtree(folder, ignore_errors=True)
@@ -135,4 +140,4 @@ def _hear(process: "subprocess.Popen[str]", word: str, log: Path) -> Sequence[st
                 return rest
     finally:
         timer.cancel()
-    raise RuntimeError(f"{process.args} ended without saying {word!r}; see {log}")
+    raise RuntimeError(f"{process.args!r} ended without saying {word!r}; see {log}")

@@ -16,7 +16,7 @@ FAST, SLOW, TLS = 8801, 8802, 8803
 """The ports: at once; after 100 to 300 ms; at once, over TLS."""
 MANY_DOMAINS = 1_000
 
-_WORDS = (
+_WORDS = (  # noqa: SIM905 - words read better as words
     "assessment boundary building certified county deed dwelling easement exemption frontage improvement instrument "
     "interior land levy lot map market mill mortgage municipal neighborhood notice office owner parcel plat property "
     "recorded residential roll route school section sewer sketch soil street structure survey tax township transfer "
@@ -123,26 +123,24 @@ def served(folder: Path, work: Path) -> Iterator[None]:
     config = work / "nginx.conf"
     config.write_text(_config(folder, work))
     program = shutil.which("nginx") or "/usr/sbin/nginx"
+    (work / "nginx.pid").unlink(missing_ok=True)
     with (work / "error.log").open("w") as log:
         server = subprocess.Popen([program, "-p", str(work), "-c", str(config), "-e", "stderr"], stderr=log)
     try:
-        _wait_until_it_answers(server)
+        _wait_until_it_answers(server, work / "nginx.pid")
         yield
     finally:
         server.terminate()
         server.wait(20)
 
 
-def _wait_until_it_answers(server: "subprocess.Popen[bytes]") -> None:
+def _wait_until_it_answers(server: "subprocess.Popen[bytes]", pid: Path) -> None:
     end = time.monotonic() + 20
-    while True:
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{FAST}/robots.txt", timeout=5).close()
-            return
-        except OSError:
-            if time.monotonic() > end or server.poll() is not None:
-                raise
-            time.sleep(0.05)
+    while not pid.exists():  # only then has it got its ports: another's nginx may answer on them
+        if time.monotonic() > end or server.poll() is not None:
+            raise OSError(f"nginx has not started; see {pid.with_name('error.log')}")
+        time.sleep(0.05)
+    urllib.request.urlopen(f"http://127.0.0.1:{FAST}/robots.txt", timeout=20).close()
 
 
 def certificate(work: Path) -> Path:

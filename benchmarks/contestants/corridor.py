@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 from benchmarks.contestants import Order, done, order, ready
 from benchmarks.site import FIELDS
