@@ -520,7 +520,7 @@ def stack(work: Path) -> Iterator[Any]:
 def own_mb() -> float:
     """What this process and all that it started have for themselves."""
     me = psutil.Process()
-    return sum(map(measure._own_bytes, [me, *me.children(recursive=True)])) / 1e6
+    return sum(map(measure.own_bytes, [me, *me.children(recursive=True)])) / 1e6
 
 
 def _crawl_beside(work: Path, data: Path, count: int) -> tuple[float, float]:
@@ -531,7 +531,7 @@ def _crawl_beside(work: Path, data: Path, count: int) -> tuple[float, float]:
     file = work / "urls.csv"
     file.write_text("url,priority\n" + "".join(f"{url},1\n" for url in site.urls(site.FAST, count)))
     with stack(work) as settings:
-        watch = measure._Watch(os.getpid())
+        watch = measure.Watch(os.getpid())
         try:
             began = time.perf_counter()
             _, job = import_file(settings, file)

@@ -47,6 +47,8 @@ MAX_UNSAVED = 256
 """With so many outcomes waiting for the disk nothing more is claimed."""
 FEW_PAGES = 48
 """So many pages are in flight at first; more while servers are what is waited for, up to CRAWLER_PAGES."""
+HANDFUL = 24
+"""So many pages are claimed at a time, where there are so many."""
 BEAT_S, LATE_S = 0.05, 0.03
 """How often the loop's delay is looked at, and the delay by which it has enough to do."""
 REPORT_S = 0.02
@@ -289,13 +291,13 @@ class Worker:
             if began > recent:
                 break
             slow += 1
-        room = min(self._most - len(self._fetching) + slow, SLOW_TIMES * self._settings.pages - len(self._fetching))
+        room = min(self._most - len(self._fetching) + slow, SLOW_TIMES * self._settings.pages - len(self._pages))
         self._was_full |= room <= 0
         return room
 
     def _make_room(self) -> None:
         """A page has ended: claims are made for a handful at a time, because each costs as much as a page."""
-        if len(self._fetching) <= self._most // 2 or self._room() >= self._most // 2:
+        if self._room() >= min(HANDFUL, self._most // 2):
             self._page_ended.set()
 
     def _complain(self, error: StoreError) -> None:
@@ -418,6 +420,8 @@ class Worker:
 
     async def _page(self, task: Task, booking: Booking | None) -> None:
         def begin() -> None:
+            self._fetching.pop(task.id, None)
+            self._fetching[task.id] = time.monotonic()
             self._slots[task.id] = self._owner.begin(task.id)
             self._watch(task, None)
 
@@ -433,7 +437,8 @@ class Worker:
             session=errand.session,
             respect_robots=site.respect_robots and not errand.options.ignore_robots,
         )
-        self._fetching[task.id] = time.monotonic()
+        if booking is None or booking.at < time.monotonic() + POLL_S:  # until then it only waits
+            self._fetching[task.id] = time.monotonic()
         try:
             outcome = await pipeline.scrape(
                 order, self._client.fetch, passage, self._robots, worker=self._name, parsing=self._owner.parsing

@@ -1,7 +1,8 @@
 """This program from end to end: import, Redis, Celery's children, fetch, verdict, record, durable store, acknowledged.
 
-The permit, robots.txt and the egress rule are on; the limits are wider than what is possible. `workers` are Celery's
-children. With `distributed` false the same goes on in this process alone, without Redis and Celery.
+The permit, robots.txt and the egress rule are on; the limits are wider than what is possible, unless `polite` asks for
+those that hold by default. `workers` are Celery's children. With `distributed` false the same goes on in this process
+alone, without Redis and Celery.
 """
 
 import json
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from urllib.parse import urlsplit
 
 from benchmarks.contestants import Order, done, order, ready
 from benchmarks.site import FIELDS
@@ -27,8 +29,9 @@ def settings_of(given: Order) -> config.Settings:
     """A store of its own, with a site for the eight fields; children find it through the environment."""
     folder = given.folder / "config"
     (folder / "sites").mkdir(parents=True)
-    if given.options.get("site", True):
-        (folder / "sites" / "bench.yaml").write_text(json.dumps(SITE))  # JSON is YAML
+    polite = {"hosts": sorted({str(urlsplit(url).hostname) for url in given.urls}), "fields": FIELDS}
+    about = polite if given.options.get("polite") else SITE
+    (folder / "sites" / "bench.yaml").write_text(json.dumps(about))  # JSON is YAML
     os.environ |= {"CRAWLER_DATA_DIR": str(given.folder / "data"), "CRAWLER_CONFIG_DIR": str(folder)}
     os.environ |= {name: str(value) for name, value in given.options.get("env", {}).items()}
     return config.load()
@@ -65,8 +68,11 @@ def main() -> None:
     settings = settings_of(given)
     if given.options.get("distributed", True):
         with workers(settings, given.options["workers"]):
+            from crawler.tasks import fill_window  # it finds the stack that is up now
+
             ready()
             _, job = import_file(settings, file, "default")
+            fill_window()  # as `bulk import` does
             done(wait_for_end(settings, job))
         return
     worker = Worker(settings, kind="cli")
@@ -74,7 +80,8 @@ def main() -> None:
     _, job = import_file(settings, file, "default")
     with closing(LocalPersistenceManager(settings.data_dir)) as lpm:
         while (books := lpm.ledger.job_books(job)).open:
-            worker.run_slice("", QUEUES)
+            if not worker.run_slice("", QUEUES):
+                time.sleep(0.01)
     done(books.completed)
     worker.stop()
 

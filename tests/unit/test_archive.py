@@ -142,7 +142,7 @@ def test_a_segment_is_written_for_a_day(tmp_path: Path) -> None:
     ends: dict[str, int] = {}
 
     def append(writer: segments.SegmentWriter) -> str:
-        [place] = writer.append([page()])
+        [place] = writer.append([segments.packed(page(), "0" * 64)])
         ends[place.segment] = writer.end
         writer.committed = True
         return place.segment

@@ -336,7 +336,7 @@ def test_a_segment_that_was_never_committed_leaves_nothing(lpm: LocalPersistence
     lpm.close_after_check()
     for _ in range(3):
         writer = segments.SegmentWriter(lpm.raw, lambda name: 0)
-        writer.append([page()])
+        writer.append([segments.packed(page(), "0" * 64)])
         writer.close()
 
     assert list(lpm.raw.iterdir()) == []
