@@ -208,7 +208,7 @@ def examine(page: Page, site: Site) -> Read:
         record: dict[str, Any] = {}
         if verdict.completed:
             fields = selectors.extract(tree, site.fields, page.final_url)
-            record = structured.extract(tree, page.final_url) | fields
+            record = structured.extract(tree, page.final_url) | fields if site.structured else fields
         return Read(verdict=verdict, record=record, parser=_parser(site))
     except FetchError:
         if 200 <= page.status < 300:
@@ -223,7 +223,9 @@ def _unread(page: Page) -> Read:
 
 
 def _parser(site: Site) -> tuple[str, str]:
-    return (site.name, site.version) if site.fields else (structured.NAME, structured.VERSION)
+    if site.fields or not site.structured:
+        return site.name, site.version
+    return structured.NAME, structured.VERSION
 
 
 def is_html(page: Page) -> bool:
