@@ -6,7 +6,7 @@ makes a wall: a rule asks for marks that nothing else has, or for several weak s
 
 from selectolax.lexbor import LexborHTMLParser
 
-from crawler.judge import phrases, rules
+from crawler.judge import phrases, rules, vendors
 from crawler.judge.sight import RICH, Sight, glance, look
 from crawler.judge.verdict import DECISIONS, Decision, Verdict, decided
 from crawler.models import Page
@@ -14,6 +14,7 @@ from crawler.models import Page
 __all__ = ["DECISIONS", "Decision", "Verdict", "decided", "judge"]
 
 _GONE = frozenset({404, 410})
+_GOOD = decided("ok", evidence=("much to read under an innocent title",))
 
 
 def judge(page: Page, text: str, tree: LexborHTMLParser | None) -> Verdict:
@@ -24,7 +25,7 @@ def judge(page: Page, text: str, tree: LexborHTMLParser | None) -> Verdict:
     status = page.status
     good = 200 <= status < 300
     headers = {name.lower(): value for name, value in page.headers}
-    by_header = rules.by_header(headers)
+    by_header = None if vendors.HEADER_NAMES.isdisjoint(headers) else rules.by_header(headers)
     if by_header and status not in _GONE:
         return _verdict(by_header, status)
     if not page.body[:4_096].strip() and not page.body.strip():
@@ -35,13 +36,14 @@ def judge(page: Page, text: str, tree: LexborHTMLParser | None) -> Verdict:
         return _verdict(rules.of_text(page, headers), status) if _is_short_text(page, headers) else _plain(status)
     sight = glance(tree)
     if good and sight.rich and not _is_odd(sight, text):
-        return decided("ok", evidence=("much to read under an innocent title",))
+        return _GOOD
     return _verdict(rules.of_page(rules.Case.of(page, headers, text, tree, look(tree, sight))), status)
 
 
 def _is_odd(sight: Sight, text: str) -> bool:
     """Whether a page with much to read needs a closer look nevertheless."""
-    return bool(phrases.holds(" | ".join(sight.lines), phrases.ODD)) or (sight.own < RICH and "password" in text)
+    heads = " | ".join(sight.lines)
+    return any(map(heads.__contains__, phrases.ODD)) or (sight.own < RICH and "password" in text)
 
 
 def _is_short_text(page: Page, headers: dict[str, str]) -> bool:

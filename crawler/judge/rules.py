@@ -374,7 +374,8 @@ def _thin(case: Case) -> Found:
     sight = case.sight
     evidence = (case.amount(), f"{sight.cells} cells", f"{sight.links} links")
     # A Chinese or Japanese character says as much as two or three letters.
-    size = sight.own + sight.linked + 2 * sum(sign >= "⺀" for sign in sight.text)
+    wide = 0 if (text := sight.text).isascii() else sum(sign >= "⺀" for sign in text)
+    size = sight.own + sight.linked + 2 * wide
     few = size < THIN and sight.parts + sight.links < RECORD_PARTS
     return Found("thin" if few and not case.is_record else "ok", evidence)
 

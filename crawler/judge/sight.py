@@ -1,5 +1,6 @@
 """What a visitor would see of a page: its title and headings, its own words, its forms; all of it bounded."""
 
+from collections import defaultdict
 from itertools import islice
 
 import msgspec
@@ -21,6 +22,7 @@ _ZONES = {
 }
 _UNSEEN = frozenset({"script", "style", "noscript", "template", "svg", "math"})
 _SKIPPED = _UNSEEN | {"nav", "footer", "aside", "menu", "iframe", "object", "canvas", "video", "audio"}
+_APART = _SKIPPED | {"a", *_ZONES}
 _CELLS = frozenset({"td", "dd", "dt"})
 # Servers that stream put what comes late into hidden parts (S:0, S:1 …), which a script then moves to their places.
 _HIDDEN = '[hidden]:not([id^="S:"]), [style*="display:none" i], [style*="display: none" i]'
@@ -32,6 +34,9 @@ _MOUNTS = ", ".join(
     + [f"#{name}" for name in ("app-container", "react-app", "vue-app", "contentMain", "main")]
     + ["app-root", "app-component", "ion-app", "my-app"]
 )
+
+
+ByTag = defaultdict[str | None, list[LexborNode]]
 
 
 class Sight(msgspec.Struct):
@@ -88,8 +93,12 @@ def squashed(text: str) -> str:
 def glance(tree: LexborHTMLParser) -> Sight:
     """A look that ends as soon as the page has shown enough to read."""
     title = tree.css_first("head > title, body > title")
-    sight = Sight(title=squashed(title.text()[:MOST_HEADING]) if title else "", headings=_headings(tree, frozenset()))
-    _walk(sight, tree.body, True, frozenset())
+    sight = Sight(title=squashed(title.text()[:MOST_HEADING]) if title else "")
+    found = _by_tag(tree)
+    sight.headings = _headings(tree, found, frozenset())
+    sight.own = _prose(found["p"])
+    if not sight.rich:
+        _walk(sight, tree.body, True, frozenset())
     return sight
 
 
@@ -98,66 +107,83 @@ def look(tree: LexborHTMLParser, glanced: Sight) -> Sight:
     hidden = frozenset(node.mem_id for node in tree.css(_HIDDEN))
     sight = glanced
     if hidden or glanced.rich:
-        sight = Sight(title=glanced.title, headings=_headings(tree, hidden))
+        sight = Sight(title=glanced.title, headings=_headings(tree, _by_tag(tree), hidden))
         _walk(sight, tree.body, False, hidden)
     _note_controls(sight, tree, hidden)
     return sight
 
 
-def _headings(tree: LexborHTMLParser, hidden: frozenset[int]) -> list[str]:
-    first, second = tree.css("h1")[:MOST_HEADINGS], tree.css("h2")
+def _by_tag(tree: LexborHTMLParser) -> ByTag:
+    """Higher headings and paragraphs, in one search."""
+    found: ByTag = defaultdict(list)
+    for node in tree.css("h1, h2, p"):
+        found[node.tag].append(node)
+    return found
+
+
+def _headings(tree: LexborHTMLParser, found: ByTag, hidden: frozenset[int]) -> list[str]:
+    first, second = found["h1"][:MOST_HEADINGS], found["h2"]
     nodes = first + (second if len(second) <= MOST_SECOND_HEADINGS or not first else [])[:MOST_HEADINGS]
     nodes = nodes or tree.css("h3, h4, h5")[:MOST_HEADINGS]
-    return [squashed(node.text()[:MOST_HEADING]) for node in nodes if not _is_within(node, hidden)]
+    return [squashed(node.text()[:MOST_HEADING]) for node in nodes if not (hidden and _is_within(node, hidden))]
+
+
+def _prose(paragraphs: list[LexborNode]) -> int:
+    """How many letters the first paragraphs of the page's own text have at least, up to what makes it rich."""
+    size = 0
+    own: dict[int, bool] = {}
+    for node in paragraphs[:MOST_LISTED]:
+        outer = node.parent
+        place = outer.mem_id if outer else 0
+        if place not in own:
+            for _ in range(MOST_INSIDE):
+                if outer is None or outer.tag in _APART:
+                    break
+                outer = outer.parent
+            own[place] = outer is None
+        if own[place]:
+            size += len("".join(node.text(deep=False).split()))
+            if size >= RICH:
+                break
+    return size
 
 
 def _walk(sight: Sight, top: LexborNode | None, in_haste: bool, hidden: frozenset[int]) -> None:
     """Read the body's text, piece by piece."""
     stack: list[tuple[LexborNode, int]] = []
     node, zone = top.child if top else None, _OWN
+    own = parts = linked = links = cells = 0
     for _ in range(MOST_NODES):
-        while node is None:
-            if not stack:
-                return
+        while node is None and stack:
             node, zone = stack.pop()
-        tag = node.tag or ""
+        if node is None:
+            break
+        tag, after = node.tag or "", node.next
         if tag == "-text":
-            _read(sight, node.text_content or "", zone)
-            if in_haste and sight.rich:
-                return
-            node = node.next
-            continue
-        after = node.next
-        if tag == "a":
-            sight.links += zone == _OWN
+            words = " ".join((node.text_content or "")[:MOST_PIECE].split())
+            if words and zone == _OWN:
+                own += len(words)
+                parts += 1
+                if own < MOST_TEXT or parts < MOST_LISTED:
+                    sight.pieces.append(words)
+            elif words and zone == _FRAME and len(sight.framed) < MOST_LISTED:
+                sight.framed.append(words[:MOST_HEADING])
+            if in_haste and (own >= RICH or own + linked >= FULL):
+                break
+        elif tag == "a":
+            links += zone == _OWN
             words = node.text().strip()
-            sight.linked += len(words)
+            linked += len(words)
             if len(words) <= MOST_LABEL and len(sight.labels) < MOST_LISTED:
                 sight.labels.append(words)
-            node = after
-            continue
-        inner = None if tag in _SKIPPED or (hidden and node.mem_id in hidden) else node.child
-        if inner is not None:
+        elif tag not in _SKIPPED and not (hidden and node.mem_id in hidden) and (inner := node.child):
             if after is not None:
                 stack.append((after, zone))
-            sight.cells += tag in _CELLS
-            if zone <= _FRAME:
-                zone = _ZONES.get(tag, zone)
+            cells += tag in _CELLS
+            zone = _ZONES.get(tag, zone) if zone <= _FRAME else zone
             after = inner
         node = after
-
-
-def _read(sight: Sight, words: str, zone: int) -> None:
-    words = " ".join(words[:MOST_PIECE].split())
-    if not words:
-        return
-    if zone == _OWN:
-        sight.own += len(words)
-        sight.parts += 1
-        if sight.own < MOST_TEXT or sight.parts < MOST_LISTED:
-            sight.pieces.append(words)
-    elif zone == _FRAME and len(sight.framed) < MOST_LISTED:
-        sight.framed.append(words[:MOST_HEADING])
+    sight.own, sight.parts, sight.linked, sight.links, sight.cells = own, parts, linked, links, cells
 
 
 def _note_controls(sight: Sight, tree: LexborHTMLParser, hidden: frozenset[int]) -> None:

@@ -24,6 +24,7 @@ HEADERS = (
     Mark("x-sucuri-block", "blocked", "sucuri"),
 )
 """Headers that no good page carries, with what is in their values."""
+HEADER_NAMES = frozenset(mark.sign for mark in HEADERS)
 
 MARKUP = (
     Mark("_cf_chl_opt", "captcha", "cloudflare"),

@@ -23,7 +23,7 @@ from crawler.resilience import retry
 from crawler.scraping.passage import Passage
 from crawler.sites import selectors, structured
 from crawler.sites.config import Site
-from crawler.sites.depth import check_depth
+from crawler.sites.depth import parse
 
 Fetch = Callable[[Request, Gate], Awaitable[Page]]
 Parsing = Callable[[int], AbstractContextManager[None]]
@@ -200,27 +200,31 @@ def examine(page: Page, site: Site) -> Read:
     """What a page is and what it says; needs nothing but the page, so that a stored one can be read again."""
     text = charset.decode(page.body, page.header("content-type"))[0] if page.body and is_html(page) else ""
     if not text:
-        return Read(verdict=judge(page, "", None), record={}, parser=("none", "1"))
+        return _unread(page)
     try:
-        check_depth(text)
-    except FetchError:
-        if 200 <= page.status < 300:
-            raise
-        return Read(verdict=judge(page, "", None), record={}, parser=("none", "1"))
-    try:
-        tree = structured.parse(text)
+        tree = parse(text)
         verdict = judge(page, text, tree)
         record: dict[str, Any] = {}
         if verdict.completed:
-            fields = selectors.extract(tree, site.fields, page.final_url) if site.fields else {}
-            record = structured.extract(tree, page.final_url) | fields
+            fields = selectors.extract(tree, site.fields, page.final_url)
+            record = structured.extract(tree, page.final_url) | fields if site.structured else fields
         return Read(verdict=verdict, record=record, parser=_parser(site))
+    except FetchError:
+        if 200 <= page.status < 300:
+            raise
+        return _unread(page)
     except Exception as error:
         raise FetchError("parse_error", f"the parser failed ({type(error).__name__}: {error})") from error
 
 
+def _unread(page: Page) -> Read:
+    return Read(verdict=judge(page, "", None), record={}, parser=("none", "1"))
+
+
 def _parser(site: Site) -> tuple[str, str]:
-    return (site.name, site.version) if site.fields else (structured.NAME, structured.VERSION)
+    if site.fields or not site.structured:
+        return site.name, site.version
+    return structured.NAME, structured.VERSION
 
 
 def is_html(page: Page) -> bool:

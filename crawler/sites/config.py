@@ -82,6 +82,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     fetcher: Literal["http"] = "http"
     url_template: str | None = None
     fields: dict[str, Field] = {}
+    structured: bool = True
+    """Whether a record also holds what is read from any page; where no file says so, only without fields."""
 
     def __repr__(self) -> str:
         """Without the values of headers, which may be secrets."""
@@ -103,6 +105,7 @@ BUILT_IN: dict[str, Any] = {
     "fetcher": "http",
     "url_template": None,
     "fields": {},
+    "structured": None,
 }
 """Every key and what holds where no file says otherwise; `concurrency` 0 means no limit."""
 _ONE_SITE = ("hosts", "url_template")
@@ -285,6 +288,8 @@ def _described(
     name: str, path: Path, common: dict[str, Any], own: dict[str, Any], lines: dict[str, int], rate: str | None
 ) -> _Described:
     effective = _overlaid(_overlaid(BUILT_IN, common), own)
+    if effective["structured"] is None:
+        effective["structured"] = not effective["fields"]
     by_hand = interval(rate) if rate is not None and "rate" not in own else None
     rule = _rule(own, effective, by_hand)
     if by_hand is not None and "delay_s" in own:
@@ -617,6 +622,7 @@ _KEYS: dict[str, Check] = {
     "fetcher": _choice("http"),
     "url_template": _template,
     "fields": _fields,
+    "structured": _boolean,
 }
 
 

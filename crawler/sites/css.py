@@ -281,7 +281,7 @@ class Search:
     def __init__(self, tree: LexborHTMLParser, budget: Budget) -> None:
         self._tree, self._budget = tree, budget
         self._seen: dict[str, list[LexborNode]] = {}
-        self._size = len(tree.css("*"))
+        self._size = 0
 
     def find(self, selector: Selector) -> list[LexborNode]:
         """All that it selects, in the page's order; raises `TooMuch` where the budget does not suffice."""
@@ -301,6 +301,7 @@ class Search:
 
     def _css(self, query: str) -> list[LexborNode]:
         if query not in self._seen:
+            self._size = self._size or len(self._tree.css("*"))
             self._budget.spend(self._size // 20)
             self._seen[query] = self._tree.css(query)
         found = self._seen[query]

@@ -1,11 +1,11 @@
-"""Recognises a page that no parser should see: nested, attributed or formatted beyond reason."""
+"""Parses a page, unless no parser should see it: nested, attributed or formatted beyond reason."""
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import islice
 
-from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode
+from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser
 
 from crawler.errors import FetchError
 
@@ -14,6 +14,8 @@ MAX_STEPS = 200_000_000
 """Looks at open elements and attributes that the parser may need, some 3 to 10 ns each."""
 MAX_REPEATED = 2_000_000
 """Elements that the parser may add on its own, some 300 bytes each."""
+SMALL = 64_000
+"""Bytes in which there is no room for so many attributes that the parser would be busy for long: half a second."""
 STRIDE, SAMPLE = 10_000, 100
 
 _SPACE = r" \t\n\r\f"
@@ -25,36 +27,40 @@ _ATTRIBUTES = re.compile(_ATTRIBUTE.encode())
 _TAG = rf"<(/?)([a-z][^{_SPACE}/>]*+)((?:{_ATTRIBUTE})*+)[{_SPACE}/]*+(?:>|\Z)"
 _TOKENS = re.compile(rf"{_TAG}|<!--(?:-?>|.*?(?:--!?>|\Z))|<[!?/][^>]*+>?".encode(), re.DOTALL | re.I)
 _MANY_ATTRIBUTES = re.compile(rf"<[a-z][^{_SPACE}/>]*+[{_SPACE}/](?:{_ATTRIBUTE}){{64}}".encode())
-_REPEATABLE = rb"(?:b(?:ig|ody)?|code|em|font|html|[iu]|nobr|s(?:mall|trike|trong)?|tt)(?=[ \t\n\r\f/>])"
-_REPEATABLE_STARTS = re.compile(b"<" + _REPEATABLE)
-_REPEATABLE_TAGS = re.compile(b"<(/?)(" + _REPEATABLE + rf")((?:{_ATTRIBUTE})*+)".encode(), re.I)
+_FORMATTING = rb"(?:b(?:ig)?|code|em|font|[iu]|nobr|s(?:mall|trike|trong)?|tt)(?=[ \t\n\r\f/>])"
+_FORMATTING_STARTS = re.compile(b"<" + _FORMATTING)
+_FORMATTING_TAGS = re.compile(b"<(/?)(" + _FORMATTING + rf")((?:{_ATTRIBUTE})*+)".encode(), re.I)
 _RAW_ENDS = {
     name: re.compile(rb"</" + name + rb"(?=[ \t\n\r\f/>])", re.I)
     for name in (b"iframe", b"noembed", b"noframes", b"script", b"style", b"textarea", b"title", b"xmp")
 }
 
 
-def check_depth(html: str | bytes) -> None:
-    """Raise `FetchError` for a page that would keep the parser busy for minutes, or fill the memory.
+def parse(html: str) -> LexborHTMLParser:
+    """The tree of a page; `FetchError` for one that would keep the parser busy for minutes, or fill the memory.
 
     Lexbor looks through all open elements at nearly every tag, compares every attribute of a tag with all before it,
     and opens formatting that was left open (`<p><font>…</p>`) again in every block: time and memory grow with the
-    square of the page's size.
+    square of the page's size. An ordinary page is too small for any of that, which is seen by counting.
     """
-    page = html.encode("utf-8", "replace") if isinstance(html, str) else html
-    folded = page.lower()
-    tags = folded.count(b"<")
+    page = (html.replace("\0", "") if "\0" in html else html).encode("utf-8", "replace")
+    tags = page.count(b"<")
     if tags > MAX_TAGS:
         raise _too_deep(f"it has {tags:,} tags")
-    starts = tags - folded.count(b"</")
-    repeatable = _REPEATABLE_STARTS.findall(folded)
-    roots = repeatable.count(b"<html") + repeatable.count(b"<body")
-    if roots > MAX_ROOTS or _MANY_ATTRIBUTES.search(folded):
+    starts = tags - page.count(b"</")
+    if len(page) > SMALL:
         _check_attributes(page)
-    if starts * len(repeatable) > MAX_REPEATED and starts * _left_open(page) > MAX_REPEATED:
-        raise _too_deep("its formatting would be repeated too often")
+    # Whatever number of them is formatting, the others are the blocks that can repeat it.
+    if starts * starts // 4 > MAX_REPEATED:
+        _check_formatting(page, starts)
     if starts > MAX_DEPTH or starts * tags > MAX_STEPS:
-        _check_nesting(page, tags)
+        return _parse_deep(page, tags, starts)
+    return _tree(page)
+
+
+def _tree(page: bytes) -> LexborHTMLParser:
+    # With mutation events, lexbor is quadratic in the options of a <select>.
+    return LexborHTMLParser(page, options=LexborDocumentOptions.WO_EVENTS)
 
 
 def _too_deep(what: str) -> FetchError:
@@ -62,12 +68,16 @@ def _too_deep(what: str) -> FetchError:
 
 
 def _check_attributes(page: bytes) -> None:
-    roots = steps = 0
+    folded = page.lower()
+    roots = folded.count(b"<html") + folded.count(b"<body")
+    if roots <= MAX_ROOTS and not _MANY_ATTRIBUTES.search(folded):
+        return
+    collected = steps = 0
     for name, attributes in _start_tags(page):
         number = len(_ATTRIBUTES.findall(attributes))
         if name in (b"body", b"html"):
             # Those of a second <body> are added to the first.
-            number = roots = roots + number
+            number = collected = collected + number
         steps += number * number
         if number > MAX_ATTRIBUTES or steps > MAX_STEPS:
             raise _too_deep(f"a <{name[:20].decode('latin-1')}> has {number:,} attributes")
@@ -93,12 +103,18 @@ def _start_tags(page: bytes) -> Iterator[tuple[bytes, bytes]]:
                     break
 
 
+def _check_formatting(page: bytes, starts: int) -> None:
+    number = len(_FORMATTING_STARTS.findall(page.lower()))
+    if starts * number > MAX_REPEATED and starts * _left_open(page) > MAX_REPEATED:
+        raise _too_deep("its formatting would be repeated too often")
+
+
 def _left_open(page: bytes) -> int:
     """How many formatting elements are open at once at most; of more than three alike, three count."""
     opened: defaultdict[bytes, list[bytes]] = defaultdict(list)
     alike: Counter[bytes] = Counter()
     number = most = 0
-    for slash, tag, attributes in _REPEATABLE_TAGS.findall(page):
+    for slash, tag, attributes in _FORMATTING_TAGS.findall(page):
         name = tag.lower()
         if not slash:
             opened[name].append(attributes)
@@ -112,34 +128,38 @@ def _left_open(page: bytes) -> int:
     return most
 
 
-def _check_nesting(page: bytes, tags: int) -> None:
-    """Parse ever longer beginnings of the page: each adds too little to what is known to take long."""
-    places = [match.start() for match in re.finditer(b"<", page)]
+def _parse_deep(page: bytes, tags: int, starts: int) -> LexborHTMLParser:
+    """The tree of a page that may be nested beyond reason; `FetchError` where it is.
+
+    Few tags are parsed at once: however they are nested, that cannot take long. Of many, ever longer beginnings are
+    parsed: each adds too little to what is known to take long.
+    """
+    limit = min(MAX_DEPTH, MAX_STEPS // tags)
+    few = tags * tags <= MAX_STEPS
+    places = [] if few else [match.start() for match in re.finditer(b"<", page)]
     for end in (*places[STRIDE::STRIDE], len(page)):
-        depth = _depth(page[:end])
-        if depth > MAX_DEPTH or depth * tags > MAX_STEPS:
+        tree = _tree(page[:end])
+        depth = _depth(tree, limit, starts if few else None)
+        if depth > limit:
             raise _too_deep(f"its {tags:,} tags are nested {depth:,} deep")
+    return tree
 
 
-def _depth(page: bytes) -> int:
-    """How deep the page's elements are nested, give or take a few; beyond the limit it does not look further."""
-    tree = LexborHTMLParser(page, options=LexborDocumentOptions.WO_EVENTS)
+def _depth(tree: LexborHTMLParser, limit: int, elements: int | None) -> int:
+    """How deep the page's elements are nested, give or take a few.
+
+    It looks no further where that is beyond the limit, or where of so many elements too few are left to get there.
+    """
     tops = [tree.root] if tree.root else []
-    depth = 0
+    deepest = 0
     for top in tops:
+        for seen, node in enumerate(islice(top.traverse(), 0, None, SAMPLE)):
+            depth, parent = 0, node.parent
+            while parent:
+                depth, parent = depth + 1, parent.parent
+            deepest = max(deepest, depth)
+            if deepest > limit or (elements and deepest + elements - seen * SAMPLE <= limit):
+                return deepest
         # What is in a <template> is no part of the tree around it.
         tops.extend(top.template_fragments())
-        for node in islice(top.traverse(), 0, None, SAMPLE):
-            depth = max(depth, _height(node))
-            if depth > MAX_DEPTH:
-                return depth
-    return depth
-
-
-def _height(node: LexborNode) -> int:
-    height = 0
-    parent = node.parent
-    while parent:
-        height += 1
-        parent = parent.parent
-    return height
+    return deepest

@@ -1,6 +1,6 @@
 """The fields that a site's configuration asks for, read out of a page."""
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any
 
@@ -13,6 +13,8 @@ MAX_LOOKS = 2_000_000
 """Elements that may be looked at for all fields of one page, some 1 µs each."""
 MAX_VALUES = 1_000
 """Values that a field with `all` may have, and elements that are tried for one without."""
+MAX_QUICK = 32
+"""Fields whose first element is looked for without counting looks: one search of a page takes less than parsing it."""
 MAX_TEXT, MAX_STRING = structured.MAX_TEXT, structured.MAX_STRING
 MAX_MATCHED, MAX_PATTERN, MAX_PROGRAM = 10_000, 1_000, 10_000
 """Characters that a regular expression sees, may have itself, and instructions that it may compile to."""
@@ -54,73 +56,106 @@ def extract(tree: LexborHTMLParser, fields: dict[str, Field], url: str) -> dict[
 
     It needs the whole tree, so it comes before `structured.extract`.
     """
-    if not fields:
-        return {}
-    budget = css.Budget(MAX_LOOKS)
-    base = structured.base_of(tree, url)
+    page = _Page(tree, url)
     record: dict[str, Any] = {}
-    search: css.Search | None = None
-    for name, field in fields.items():
+    missing: list[str] = []
+    for number, (name, field) in enumerate(fields.items()):
+        selector = css.compile(field.css)
+        quick = selector.direct and not field.all and number < MAX_QUICK
+        record[name] = value = page.first(selector, field) if quick else page.found(selector, field)
+        if field.required and value in (None, []):
+            missing.append(name)
+    return record | {MISSING: missing} if missing else record
+
+
+class _Page:
+    """A page, and how much more may be looked at in it; what few pages need is made when it is needed."""
+
+    def __init__(self, tree: LexborHTMLParser, url: str) -> None:
+        self._tree, self._url = tree, url
+
+    @cached_property
+    def _budget(self) -> css.Budget:
+        return css.Budget(MAX_LOOKS)
+
+    @cached_property
+    def _search(self) -> css.Search:
+        return css.Search(self._tree, self._budget)
+
+    @cached_property
+    def _base(self) -> str:
+        return structured.base_of(self._tree, self._url)
+
+    def first(self, selector: css.Selector, field: Field) -> Any:
+        """The value of the first element that has one; a look through the page for the first element mostly does."""
+        node = self._tree.css_first(selector.text)
+        if node is None:
+            return None
+        inner = node.child
+        if inner and inner.is_text_node and not inner.next and not (field.attr or field.regex or field.type != "text"):
+            value: Any = " ".join((inner.text_content or "")[:MAX_TEXT].split()) or None
+        else:
+            try:
+                value = self._value(node, field)
+            except css.TooMuch:
+                return None
+        return self.found(selector, field) if value is None else value
+
+    def found(self, selector: css.Selector, field: Field) -> Any:
+        """The first value of a field, or all of them."""
         found: list[Any] = []
         try:
-            search = search or css.Search(tree, budget)
-            for node in islice(search.find(css.compile(field.css)), MAX_VALUES):
-                value = _value(node, field, base, budget)
+            for node in islice(self._search.find(selector), MAX_VALUES):
+                value = self._value(node, field)
                 if value is not None:
                     found.append(value)
                     if not field.all:
                         break
         except css.TooMuch:
             pass  # what was found counts; the page is larger than any that is meant to be read
-        record[name] = found if field.all else (found[0] if found else None)
-    missing = [name for name, field in fields.items() if field.required and record[name] in (None, [])]
-    return record | {MISSING: missing} if missing else record
+        return found if field.all else (found[0] if found else None)
 
+    def _value(self, node: LexborNode, field: Field) -> Any:
+        text = self._text(node, field)
+        if field.regex and text:
+            text = self._matched(pattern(field.regex), text)
+        if not text:
+            return None
+        if field.type == "url":
+            return structured.absolute(self._base, text) or None
+        read = _READERS.get(field.type)
+        return read(text[:MAX_STRING]) if read else text
 
-def _value(node: LexborNode, field: Field, base: str, budget: css.Budget) -> Any:
-    text = _text(node, field, budget)
-    if field.regex and text:
-        text = _matched(pattern(field.regex), text, budget)
-    if not text:
-        return None
-    if field.type == "url":
-        return structured.absolute(base, text) or None
-    read = _READERS.get(field.type)
-    return read(text[:MAX_STRING]) if read else text
+    def _text(self, node: LexborNode, field: Field) -> str:
+        limit = MAX_STRING if field.all else MAX_TEXT
+        attribute = field.attr or (_SOURCES.get(node.tag or "", "") if field.type == "url" else "")
+        if attribute:
+            self._budget.spend(1)
+            return structured.joined((node.attrs.get(attribute) or "")[:MAX_TEXT])[:limit]
+        if field.type == "html":
+            html = node.inner_html or ""
+            self._budget.spend(1 + len(html) // 50)
+            return html[:limit].strip()
+        return self._words(node, limit)
 
+    def _words(self, node: LexborNode, limit: int) -> str:
+        """The words in an element; those of scripts only where it is one itself."""
+        parts, size = [], 0
+        own = node.tag in _UNREAD
+        for looks, inner in enumerate(node.traverse(include_text=True)):
+            if looks % 100 == 0:
+                self._budget.spend(100)
+            if inner.is_text_node and (own or (parent := inner.parent) is None or parent.tag not in _UNREAD):
+                parts.append((inner.text_content or "")[:limit])
+                size += len(parts[-1])
+                if size > 2 * limit:
+                    break
+        return structured.joined("\0".join(parts))[:limit]
 
-def _text(node: LexborNode, field: Field, budget: css.Budget) -> str:
-    limit = MAX_STRING if field.all else MAX_TEXT
-    attribute = field.attr or (_SOURCES.get(node.tag or "", "") if field.type == "url" else "")
-    if attribute:
-        budget.spend(1)
-        return structured.joined((node.attrs.get(attribute) or "")[:MAX_TEXT])[:limit]
-    if field.type == "html":
-        html = node.inner_html or ""
-        budget.spend(1 + len(html) // 50)
-        return html[:limit].strip()
-    return _words(node, limit, budget)
-
-
-def _words(node: LexborNode, limit: int, budget: css.Budget) -> str:
-    """The words in an element; those of scripts only where it is one itself."""
-    parts, size = [], 0
-    own = node.tag in _UNREAD
-    for looks, inner in enumerate(node.traverse(include_text=True)):
-        if looks % 100 == 0:
-            budget.spend(100)
-        if inner.is_text_node and (own or (parent := inner.parent) is None or parent.tag not in _UNREAD):
-            parts.append((inner.text_content or "")[:limit])
-            size += len(parts[-1])
-            if size > 2 * limit:
-                break
-    return structured.joined("\0".join(parts))[:limit]
-
-
-def _matched(compiled: Any, text: str, budget: css.Budget) -> str:
-    text = text[:MAX_MATCHED]
-    budget.spend(1 + len(text) * compiled.programsize // 100)
-    found = compiled.search(text)
-    if not found:
-        return ""
-    return (found.group(1 if compiled.groups else 0) or "").strip()
+    def _matched(self, compiled: Any, text: str) -> str:
+        text = text[:MAX_MATCHED]
+        self._budget.spend(1 + len(text) * compiled.programsize // 100)
+        found = compiled.search(text)
+        if not found:
+            return ""
+        return (found.group(1 if compiled.groups else 0) or "").strip()

@@ -9,7 +9,7 @@ from itertools import chain, islice
 
 import ada_url
 import msgspec
-from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode
+from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.urls import MAX_LENGTH as MAX_URL
 
@@ -25,7 +25,11 @@ MAX_EXCERPT_NODES, MAX_SIBLINGS = 1_000, 20
 
 Record = dict[str, object]
 Cell = tuple[str, str]
+Grid = list[list[Cell]]
 
+_BEFORE_SIGN = re.compile(r"\0(?=[,.;:)])")
+_PLAIN_PATH = re.compile(r"/?[A-Za-z0-9_-][A-Za-z0-9_/-]*(?:\.[A-Za-z0-9_-]+)?(?:\?[A-Za-z0-9_=&.-]*)?")
+"""References of which a URL is made by putting them behind its origin or its folder."""
 _LABELLED = re.compile(r"([^:]{1,60}):\s+(\S.{0,499})")
 _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.?)*+(?:"|\Z))|,(?=\s*[}\]])', re.DOTALL)
 _VALUE_ATTRIBUTES = {
@@ -40,18 +44,12 @@ _INVISIBLE = "script, style, noscript, template, svg"
 _BOILERPLATE = "nav, aside, select, button, textarea, form:not(:has(h1, h2, h3, p, table))"
 
 
-def parse(html: str) -> LexborHTMLParser:
-    """The tree of a page that `check_depth` let through."""
-    # With mutation events, lexbor is quadratic in the options of a <select>.
-    return LexborHTMLParser(html.replace("\0", ""), options=LexborDocumentOptions.WO_EVENTS)
-
-
 def extract(tree: LexborHTMLParser, url: str) -> Record:
     """All that is found in a page, as values that JSON can hold; takes the invisible parts out of the tree."""
     base = base_of(tree, url)
     metas, json_ld, links = list(_metas(tree)), _json_ld(tree), _links(tree, base)
     _remove(tree, _INVISIBLE)
-    grids = _grids(tree)
+    headed, plain = _grids(tree)
     record: Record = {
         "title": _first_words(tree, "head > title, body > title"),
         "description": next((value for name, value in metas if name == "description"), ""),
@@ -61,8 +59,8 @@ def extract(tree: LexborHTMLParser, url: str) -> Record:
         "json_ld": json_ld,
         "opengraph": _opengraph(metas),
         "microdata": _microdata(tree, base),
-        "fields": _fields(tree, grids),
-        "tables": [_table(rows) for rows in grids if _is_headed(rows)],
+        "fields": _fields(tree, plain),
+        "tables": [_table(rows) for rows in headed],
         "links": links,
         "text": _main_text(tree),
     }
@@ -75,20 +73,22 @@ def _remove(tree: LexborHTMLParser, query: str) -> None:
 
 
 def _words(node: LexborNode, limit: int = MAX_STRING) -> str:
-    return joined(node.text(separator="\0"))[:limit]
+    text = node.text(separator="\0")
+    return (joined(text) if "\0" in text else " ".join(text.split()))[:limit]
 
 
 def joined(text: str) -> str:
     """Fold white space, and the marks between text nodes into a space, or nothing: "see <a>this</a>, then"."""
     if "\0" in text:
-        for sign in ",.;:)":
-            text = text.replace("\0" + sign, sign)
-        text = text.replace("(\0", "(").replace("\0", " ")
+        text = _BEFORE_SIGN.sub("", text).replace("(\0", "(").replace("\0", " ")
     return " ".join(text.split())
 
 
 def _excerpt(node: LexborNode) -> str:
     """The beginning of a node's words; unlike `_words` it is cheap however much lies in nodes inside nodes."""
+    first = node.child
+    if first and first.is_text_node and not first.next:
+        return " ".join((first.text_content or "")[:MAX_STRING].split())
     parts, size = [], 0
     for inner in islice(node.traverse(include_text=True), MAX_EXCERPT_NODES):
         if inner.is_text_node:
@@ -163,9 +163,14 @@ def _headings(tree: LexborHTMLParser) -> list[Record]:
 
 def _links(tree: LexborHTMLParser, base: str) -> list[str]:
     links: dict[str, None] = {}
-    for node in tree.css("a[href], area[href]")[:MAX_ANCHORS]:
-        reference = _attribute(node, "href")
-        if not reference.startswith("#") and (link := absolute(base, reference)):
+    root, folder = absolute(base, "/"), absolute(base, "./")
+    nodes = tree.css("a[href], area[href]")[:MAX_ANCHORS]
+    for reference in {_attribute(node, "href"): None for node in nodes}:
+        if folder and _PLAIN_PATH.fullmatch(reference):
+            link = (root[:-1] if reference[0] == "/" else folder) + reference
+        else:
+            link = "" if reference.startswith("#") else absolute(base, reference)
+        if link and len(link) <= MAX_URL:
             links[link] = None
             if len(links) == MAX_LINKS:
                 break
@@ -216,7 +221,7 @@ def _plain(value: object, depth: int = 0) -> object:
     return value
 
 
-def _fields(tree: LexborHTMLParser, grids: list[list[list[Cell]]]) -> Record:
+def _fields(tree: LexborHTMLParser, grids: list[Grid]) -> Record:
     """The pairs of label and value in tables, definition lists and behind bold labels."""
     fields: Record = {}
     pairs = chain(_table_pairs(grids), _list_pairs(tree), _label_pairs(tree))
@@ -226,28 +231,35 @@ def _fields(tree: LexborHTMLParser, grids: list[list[list[Cell]]]) -> Record:
     return fields
 
 
-def _grids(tree: LexborHTMLParser) -> list[list[list[Cell]]]:
-    """The rows of every table that holds no other table: those around them only make the layout."""
-    grids = []
+def _grids(tree: LexborHTMLParser) -> tuple[list[Grid], list[Grid]]:
+    """The rows of every table that holds no other table: those around them only make the layout.
+
+    Tables with a head come first, then the others.
+    """
+    headed: list[Grid] = []
+    plain: list[Grid] = []
     left = MAX_CELLS
     for table in tree.css("table:not(:has(table))")[:MAX_TABLES]:
         rows = [row for row in islice(_rows(table), min(MAX_ROWS, left)) if row]
         left -= sum(map(len, rows))
         if rows:
-            grids.append(rows)
+            (headed if _is_headed(rows) else plain).append(rows)
         if left <= 0:
             break
-    return grids
+    return headed, plain
 
 
 def _rows(table: LexborNode) -> Iterator[list[Cell]]:
     for part in table.iter():
-        if part.tag == "tr":
+        tag = part.tag
+        if tag == "tr":
             yield _cells(part)
-        elif part.tag == "thead":
-            yield from ([("th", text) for _, text in _cells(row)] for row in part.iter())
-        elif part.tag in ("tbody", "tfoot"):
-            yield from (_cells(row) for row in part.iter())
+        elif tag == "thead":
+            for row in part.iter():
+                yield [("th", text) for _, text in _cells(row)]
+        elif tag in ("tbody", "tfoot"):
+            for row in part.iter():
+                yield _cells(row)
 
 
 def _cells(row: LexborNode) -> list[Cell]:
@@ -255,12 +267,12 @@ def _cells(row: LexborNode) -> list[Cell]:
     return [(tag, _words(cell)) for cell in cells if (tag := cell.tag) == "td" or tag == "th"]
 
 
-def _is_headed(rows: list[list[Cell]]) -> bool:
+def _is_headed(rows: Grid) -> bool:
     head = rows[0]
     return len(head) > 1 and all(tag == "th" for tag, _ in head) and any(tag == "td" for row in rows for tag, _ in row)
 
 
-def _table(rows: list[list[Cell]]) -> list[Record]:
+def _table(rows: Grid) -> list[Record]:
     names: list[str] = []
     for number, (_, text) in enumerate(rows[0], 1):
         name = text[:MAX_KEY] or f"column {number}"
@@ -268,12 +280,11 @@ def _table(rows: list[list[Cell]]) -> list[Record]:
     return [{name: text for name, (_, text) in zip(names, row, strict=False)} for row in rows[1:]]
 
 
-def _table_pairs(grids: list[list[list[Cell]]]) -> Iterator[Cell]:
+def _table_pairs(grids: list[Grid]) -> Iterator[Cell]:
     for rows in grids:
-        if not _is_headed(rows):
-            narrow = max(map(len, rows)) <= 2
-            for row in rows:
-                yield from _row_pairs([cell for cell in row if cell[1]], narrow)
+        narrow = max(map(len, rows)) <= 2
+        for row in rows:
+            yield from _row_pairs([cell for cell in row if cell[1]], narrow)
 
 
 def _row_pairs(row: list[Cell], narrow: bool) -> list[Cell]:

@@ -106,7 +106,7 @@ def test_added_removed_and_changed_fields(folder: Folder) -> None:
     """The difference names every field, those inside others too, with old and new; null is told from absent."""
     record = {"title": "Old", "gone": [1], "fields": {"Owner": "Jane Roe", "Left": "x"}, "owner": None}
     store(folder, good(record=record))
-    configure(folder)
+    configure(folder, f"structured: true\n{SITE}")
 
     code, facts, _ = again(folder)
     text = folder.crawler("scrape", URL, "--stored").stdout

@@ -8,7 +8,7 @@ from crawler.fetch import charset
 from crawler.judge import Verdict, judge
 from crawler.models import Page
 from crawler.scraping.pipeline import is_html
-from crawler.sites import structured
+from crawler.sites.depth import parse
 
 FOLDER = Path(__file__).parents[1] / "corpus"
 
@@ -70,4 +70,4 @@ def judged(page: Page) -> Verdict:
     if not is_html(page):
         return judge(page, "", None)
     text, _ = charset.decode(page.body, page.header("content-type"))
-    return judge(page, text, structured.parse(text))
+    return judge(page, text, parse(text))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from crawler.judge import DECISIONS, Verdict, judge
 from crawler.judge.phrases import says_only
 from crawler.models import Page, RetryClass
-from crawler.sites import structured
+from crawler.sites.depth import parse
 from tests.support.corpus import Sample, answer, judged, samples
 
 WALLS = {"captcha", "blocked", "login_wall", "consent_wall", "rate_limited", "error_page", "soft_404", "parked"}
@@ -191,11 +191,20 @@ def test_a_long_page_stays_good_with_a_captcha_in_it(sample: Sample) -> None:
     assert judged(page(body, 200, *sample.page.headers)).completed
 
 
+@pytest.mark.parametrize("around", ["noscript", "footer", "nav", "aside", "header", "svg><desc"])
+def test_paragraphs_around_a_page_do_not_make_it_rich(around: str) -> None:
+    """However much they say, a page that only a script fills is none; the same words in the page itself are one."""
+    shell = f"<title>Parcels</title><div id=root></div>{{}}<{around}><p>{{}}</p></{around}><script src=a.js></script>"
+
+    assert judged(page(shell.format("", LONG))).name == "empty_shell"
+    assert judged(page(shell.format(f"<div><p>{LONG}</p></div>", ""))).name == "ok"
+
+
 def test_the_tree_is_not_changed() -> None:
     """The parser gets the tree as it was."""
     for sample in samples("development"):
         text = sample.page.body.decode()
-        tree = structured.parse(text)
+        tree = parse(text)
         before = tree.html
         judge(sample.page, text, tree)
         assert tree.html == before
@@ -245,11 +254,11 @@ def test_nothing_that_a_server_sends_raises(
     text = "".join(parts).replace("\u00a0", " ").encode("utf-8", "ignore").decode()
     it = page(text, status, *headers, final_url=final_url or "x")
 
-    verdict = judge(it, text, structured.parse(text))
+    verdict = judge(it, text, parse(text))
 
     assert isinstance(verdict, Verdict)
     assert verdict.evidence
-    assert verdict == judge(it, text, structured.parse(text))
+    assert verdict == judge(it, text, parse(text))
     assert not verdict.completed or 200 <= status < 300
 
 

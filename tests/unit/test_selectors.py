@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from crawler.sites import css, selectors, structured, values
+from crawler.sites import css, selectors, values
 from crawler.sites.config import Field
+from crawler.sites.depth import parse
 from crawler.sites.selectors import MAX_LOOKS, extract, pattern
 
 URL = "https://county.example/parcels/7"
@@ -38,7 +39,7 @@ PAGE = """
 
 def record(html: str, url: str = URL, **fields: Field | str) -> dict[str, Any]:
     made = {name: Field(css=field) if isinstance(field, str) else field for name, field in fields.items()}
-    return extract(structured.parse(html), made, url)
+    return extract(parse(html), made, url)
 
 
 def value(html: str, field: Field | str) -> Any:
@@ -109,6 +110,32 @@ def test_the_first_value_that_fits_counts() -> None:
     assert value(page, Field(css="p", type="integer")) == 12
     assert value(page, Field(css="p", regex=r"\d+")) == "12"
     assert value("<b></b><b> x </b>", "b") == "x"
+
+
+@given(
+    st.lists(st.sampled_from(["<p>", "</p>", "<b>", "</b>", " 0 ", "7", "no", "<script>x</script>", "<!-- -->"])),
+    st.sampled_from(["p", "b", "p > b", "p + p", "p, b", "script"]),
+    st.sampled_from(["text", "integer", "boolean", "html"]),
+    st.sampled_from(["", r"\d"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_the_first_value_is_the_first_of_all(parts: list[str], selector: str, kind: Any, regex: str) -> None:
+    """What is found by a quick look for the first element is what a whole search finds first."""
+    field = Field(css=selector, type=kind, regex=regex)
+
+    found = record("".join(parts), one=field, all=msgspec.structs.replace(field, all=True))
+
+    assert found["one"] == (found["all"][0] if found["all"] else None)
+
+
+def test_fields_beyond_the_quick_ones_are_read_too() -> None:
+    """However many fields there are, each is read; what is there to be counted differs, not what is found."""
+    fields = {f"f{n}": Field(css="p + p", type="integer", required=True) for n in range(2 * selectors.MAX_QUICK)}
+
+    found = extract(parse("<p>1</p><p>0</p>"), fields, URL)
+
+    assert set(found) == set(fields)
+    assert set(found.values()) == {0}
 
 
 @pytest.mark.parametrize(
@@ -342,7 +369,7 @@ def test_a_selector_finds_what_css_says(selector: str) -> None:
     """On pages of all shapes exactly the elements that are meant, once each, in the order of the page."""
     some = 0
     for seed in range(25):
-        tree = structured.parse(some_page(seed))
+        tree = parse(some_page(seed))
         means = MEANINGS[selector]
         meant = [node.mem_id for node in elements(tree) if means(node, tree)]
 
@@ -386,7 +413,7 @@ def test_what_is_no_selector_is_refused(text: str) -> None:
 @settings(max_examples=500, deadline=None)
 def test_any_text_is_a_selector_or_refused(text: str) -> None:
     """Whatever is accepted can be searched for."""
-    tree = structured.parse(some_page(1))
+    tree = parse(some_page(1))
     try:
         selector = css.compile(text)
     except ValueError:
@@ -430,7 +457,7 @@ BUSHY = "<div>" * 390 + "<div>x</div>" * 240_000
 @pytest.mark.parametrize("page", [DEEP, WIDE, BUSHY], ids=["deep", "wide", "bushy"])
 def test_no_page_stretches_a_selector(page: str, selector: str) -> None:
     """What would take Lexbor hours takes a number of looks that the page's size bounds; else the search gives up."""
-    tree = structured.parse(page)
+    tree = LexborHTMLParser(page)
     budget = css.Budget(MAX_LOOKS)
     try:
         css.Search(tree, budget).find(css.compile(selector))
@@ -441,7 +468,7 @@ def test_no_page_stretches_a_selector(page: str, selector: str) -> None:
 
 def test_many_fields_share_one_budget() -> None:
     """On a page that is too large for all fields the first ones are read, the rest is null; nothing raises."""
-    tree = structured.parse(BUSHY)
+    tree = LexborHTMLParser(BUSHY)
     fields = {f"f{n}": Field(css=f"div div:nth-child({n + 1})", required=True) for n in range(50)}
 
     found = extract(tree, fields, URL)
@@ -449,6 +476,16 @@ def test_many_fields_share_one_budget() -> None:
     assert found["f0"].startswith("x x")
     assert found["f49"] is None
     assert "f49" in found["missing"]
+
+
+@pytest.mark.timeout(20)
+def test_quick_looks_have_an_end() -> None:
+    """Hundreds of fields that are not on a huge page take no longer than the budget allows; nothing raises."""
+    fields = {f"f{n}": Field(css=f"b.c{n}") for n in range(500)} | {"last": Field(css="div", type="html")}
+
+    found = extract(LexborHTMLParser(BUSHY), fields, URL)
+
+    assert set(found.values()) == {None}
 
 
 @pytest.mark.parametrize("kind", ["text", "html", "number"])

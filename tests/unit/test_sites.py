@@ -162,6 +162,29 @@ def test_the_cache_of_hosts_is_bounded(tmp_path: Path) -> None:
 # Versions.
 
 
+@pytest.mark.parametrize(
+    ("defaults", "own", "structured"),
+    [
+        ("", "", True),
+        ("", "fields: {a: b}", False),
+        ("fields: {a: b}", "", False),
+        ("", "structured: yes\nfields: {a: b}", True),
+        ("", "structured: false", False),
+        ("structured: true", "fields: {a: b}", True),
+        ("structured: true", "fields: {a: b}\nstructured: false", False),
+        ("structured:", "fields: {a: b}\nstructured:", False),
+    ],
+)
+def test_fields_take_the_place_of_the_general_reading(write: Write, defaults: str, own: str, structured: bool) -> None:
+    """A site with fields has no other, unless a file says so; saying what holds anyway changes no version."""
+    site = named(load(write(one=f"hosts: one.example\n{own}\n", defaults=defaults)), "one")
+    said = f"hosts: one.example\n{own.partition('structured')[0]}\nstructured: {str(structured).lower()}\n"
+
+    assert site.structured is structured
+    if "structured" not in own:
+        assert named(load(write(one=said, defaults=defaults)), "one").version == site.version
+
+
 def test_the_version_changes_with_what_is_in_effect(write: Write) -> None:
     """A key, a default or a selector changes it; a comment, the order or a spelling of the same does not."""
     text = "hosts: [one.example]\nrate: 1/s\nfields: {a: b, c: {css: d}}\n"
@@ -178,8 +201,9 @@ def test_the_version_changes_with_what_is_in_effect(write: Write) -> None:
         version(text.replace("css: d", "css: d, required: true")),
         version(text + "headers: {X-A: b}\n"),
         version(defaults="timeout_s: 5"),
+        version(text + "structured: true\n"),
     ]
-    assert len({first, *others}) == 6
+    assert len({first, *others}) == 7
 
 
 # Limits.
@@ -255,6 +279,8 @@ def test_two_sites_on_one_domain_share_its_limits(write: Write) -> None:
         ("hosts: a.example\nRate: 2/s", 2, "there is no key 'Rate'; did you mean rate?"),
         ("hosts: a.example\nzzzzzz: 2/s", 2, "there is no key 'zzzzzz'; known are hosts, rate"),
         ("hosts: a.example\nrate: 2", 2, "rate must be none, or a rate such as 50/s, 30/m or 500/h, not '2'"),
+        ("hosts: a.example\nstructured: maybe", 2, "structured must be true or false, not 'maybe'"),
+        ("hosts: a.example\nstructred: yes", 2, "there is no key 'structred'; did you mean structured?"),
         ("hosts: a.example\nrate: [2/s]", 2, "rate must be a single value, not a list"),
         ("hosts: a.example\nrate: ' '", 2, "rate is empty"),
         ("hosts: a.example\nconcurrency: 0", 2, "a whole number from 1 to 1000, or none, not '0'"),

@@ -1,0 +1,170 @@
+"""Pages that no parser should see are told by counting, and all others are parsed once."""
+
+import time
+
+import pytest
+from selectolax.lexbor import LexborHTMLParser
+
+from crawler.errors import FetchError
+from crawler.judge import judge
+from crawler.sites import depth, selectors, structured
+from crawler.sites.config import Field
+from crawler.sites.depth import parse
+from tests.support.tasks import page
+
+
+def _numbered(tag: str, count: int) -> str:
+    return "".join(tag.format(number) for number in range(count))
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        pytest.param("<div>" * 100_000, id="divs"),
+        pytest.param("<div>" * 3_000 + "</div>" * 3_000, id="closed divs"),
+        pytest.param("<div></x>" * 100_000, id="end tags that mean nothing"),
+        pytest.param("<span><div></span>" * 50_000, id="end tags in the wrong place"),
+        pytest.param("<a href=x><div>" * 50_000, id="links around blocks"),
+        pytest.param("<ul><li>" * 50_000, id="lists"),
+        pytest.param("<table><tr><td>" * 50_000, id="tables"),
+        pytest.param("<table>" + "<div>" * 100_000, id="blocks put before a table"),
+        pytest.param("<svg>" * 100_000, id="svg"),
+        pytest.param("<svg><style>" + "<div>" * 100_000, id="blocks in the style of an image"),
+        pytest.param("<template>" + "<div>" * 100_000, id="template"),
+        pytest.param("<!-- x --><script></script>" + "<div>" * 100_000, id="after a script"),
+        pytest.param("<div>" * 1_900 + "</p>" * 300_000, id="paragraphs from end tags"),
+        pytest.param(_numbered("<font color={}>", 100_000), id="formatting"),
+        pytest.param(_numbered("<p><font color={}>x</p>", 50_000), id="formatting left open in blocks"),
+        pytest.param(
+            "<div>" + _numbered("<b id={}>", 1_500) + "</div>" + "<p>x</p>" * 50_000, id="formatting repeated"
+        ),
+        pytest.param("<div" + _numbered(" a{}=1", 100_000) + ">", id="attributes"),
+        pytest.param("<div" + _numbered("/a{}", 100_000), id="attributes without end"),
+        pytest.param("<DIV" + _numbered(" a{}='>'", 100_000) + ">", id="attributes that hold brackets"),
+        pytest.param(_numbered("<html a{}=1>", 100_000), id="attributes of the root"),
+        pytest.param("<" * 1_000_000, id="brackets"),
+        pytest.param("<p>" * 1_000_000, id="a million tags"),
+    ],
+)
+@pytest.mark.timeout(20)
+def test_pages_beyond_reason_are_not_parsed(html: str) -> None:
+    """A page that would keep the parser busy for minutes is refused, for good."""
+    with pytest.raises(FetchError) as refused:
+        parse(html)
+    assert refused.value.reason == "too_deep"
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        pytest.param("<p>word" * 20_000, id="paragraphs"),
+        pytest.param("<ul>" + "<li>word" * 20_000, id="list items"),
+        pytest.param("<table>" + "<tr><td>a<td>b" * 10_000, id="cells"),
+        pytest.param(
+            "<table>" + "<tr><td><font size=2>a</td><td><b>b</td></tr>" * 5_000, id="cells with open formatting"
+        ),
+        pytest.param("<select>" + "<option>word" * 20_000, id="options"),
+        pytest.param("<dl>" + "<dt>a<dd>b" * 10_000, id="definitions"),
+        pytest.param("<ruby>" + "a<rt>b" * 5_000, id="ruby"),
+        pytest.param("<p>a<br>b<img src=x><input>" * 10_000, id="void elements"),
+        pytest.param("<svg><title>x</title><path d='M0 0'/><g/></svg>" * 5_000, id="icons"),
+        pytest.param("<div>" * 1_000 + "</div>" * 1_000, id="a thousand deep"),
+        pytest.param("<script>" + "'<div>'+" * 50_000 + "</script>word", id="markup in a script"),
+        pytest.param("<style>" + "<div>" * 50_000 + "</style>word", id="markup in a style"),
+        pytest.param("<textarea>" + "<div>" * 50_000 + "</textarea>word", id="markup in a text area"),
+        pytest.param("<!--" + "<div>" * 50_000 + "-->word", id="markup in a comment"),
+        pytest.param("<p title='" + "<div>" * 50_000 + "'>word", id="markup in an attribute"),
+        pytest.param("<script>if (a<b) {" + " f();" * 5_000 + "}</script>word", id="code that looks like attributes"),
+        pytest.param("<p" + _numbered(" data-{}=1", 100) + ">word", id="a hundred attributes"),
+        pytest.param("<body class=a>word" * 50, id="pages in one file"),
+        pytest.param("<p><b>a</b> <i>b</i> <em>c</em></p>" * 10_000, id="formatting"),
+    ],
+)
+@pytest.mark.timeout(20)
+def test_large_or_careless_pages_are_parsed(html: str) -> None:
+    """What HTML closes by itself, and what is no markup at all, does not count as depth."""
+    structured.extract(parse(html), "https://county.example/")
+
+
+def refused(html: str) -> bool:
+    try:
+        parse(html)
+    except FetchError as error:
+        return error.reason == "too_deep"
+    return False
+
+
+def test_nesting_is_refused_from_its_limit_on() -> None:
+    """Whether a page has just more start tags than the limit, many more, or too many to be parsed at once."""
+    for filling in (0, 3_000, 20_000):
+        others = "<p>x</p>" * filling
+
+        assert not refused(others + "<div>" * 1_850)
+        assert not refused("<div>" * 1_850 + others)
+        assert refused(others + "<div>" * 2_200)
+        assert refused("<div>" * 2_200 + "</div>" * 2_200 + others)
+        assert refused(others + "<template>" + "<div>" * 2_200)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "html",
+    [
+        pytest.param("<table><td>" * 7_000, id="tables"),
+        pytest.param("</p>" * 7_000 + "<div>" * 7_000, id="behind elements of end tags"),
+        pytest.param("<template>" * 14_000, id="templates"),
+        pytest.param("<div a='" + "<div>" * 12_000 + "'>", id="none at all"),
+        pytest.param("<ul><li>" * 7_000, id="lists"),
+    ],
+)
+def test_few_tags_cost_little_however_they_are_nested(html: str) -> None:
+    """What is parsed before its depth is known, and what gets through, is soon read too."""
+    began = time.process_time()
+    fields = {"a": Field(css="div, td, li"), "b": Field(css="div", type="html"), "c": Field(css="div div td", all=True)}
+    try:
+        tree = parse(html)
+        judge(page("https://county.example/", html.encode()), html, tree)
+        selectors.extract(tree, fields, "https://county.example/")
+        structured.extract(tree, "https://county.example/")
+    except FetchError:
+        pass
+
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.timeout(20)
+def test_a_small_page_has_no_room_for_too_many_attributes() -> None:
+    """Up to a size nothing is counted, because the parser cannot take long; beyond it, too many are refused."""
+    names = [f"/{one}{two}{three}" for one in SIGNS for two in SIGNS for three in ("", *SIGNS)]
+    most = "<p" + "".join(names)[: depth.SMALL - 3] + ">"
+    roots = _numbered("<body a{}>", depth.SMALL)[: depth.SMALL]
+
+    for html in (most, roots):
+        began = time.process_time()
+        assert not refused(html)
+        assert time.process_time() - began < 5
+        assert refused(f"{html} ")
+
+
+def test_formatting_is_counted_where_it_could_be_repeated_too_often() -> None:
+    """Half formatting, half blocks make the most of it: below the limit no page can have too many."""
+    half = 1_414
+
+    def made(number: int) -> str:
+        return "<div>" + _numbered("<b id={}>", number) + "</div>" + "<p>x" * number
+
+    elements = len(LexborHTMLParser(made(300)).css("b"))
+    assert elements <= 301 * 301
+    assert (2 * half) ** 2 // 4 <= depth.MAX_REPEATED < (2 * half + 2) ** 2 // 4
+    assert refused(made(half + 1))
+
+
+def test_what_is_left_out_of_the_page_hides_nothing() -> None:
+    """Zero bytes, which the parser never sees, do not make other tags of those that it sees."""
+    hidden = "<div>" + _numbered("<f\0ont color={}>", 3_000) + "</div>" + "<p>x</p>" * 3_000
+
+    assert refused(hidden)
+    assert structured.extract(parse("<p\0>a\0b"), "")["text"] == "ab"
+
+
+SIGNS = "abcdefghijklmnopqrstuvwxyz0123456789"

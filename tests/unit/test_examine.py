@@ -1,0 +1,89 @@
+"""What is made of a page: its verdict, and the record that its site asks for."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crawler.errors import FetchError
+from crawler.models import Page
+from crawler.scraping.pipeline import examine
+from crawler.sites.config import Site, load
+from tests.support.tasks import page
+
+BODY = b"<title>Parcel 7</title><h1>Parcel 12-3</h1><table><tr><th>Owner</th><td>Jane Roe</td></tr></table>"
+FIELDS = """
+  owner: th + td
+  title: h1
+  deed: {css: .deed, required: true}
+"""
+Describe = Callable[[str], Site]
+
+
+@pytest.fixture
+def described(tmp_path: Path) -> Describe:
+    """The site that a file describes."""
+
+    def make(text: str) -> Site:
+        (tmp_path / "sites").mkdir(exist_ok=True)
+        (tmp_path / "sites" / "county.yaml").write_text(f"hosts: a.example\n{text}\n")
+        return load(tmp_path).of("http://a.example/")
+
+    return make
+
+
+def read(site: Site, body: bytes = BODY, status: int = 200) -> tuple[str, dict[str, Any], tuple[str, str]]:
+    found = examine(page(body=body, status=status), site)
+    return found.verdict.name, found.record, found.parser
+
+
+def test_a_site_with_fields_gets_these_and_nothing_else(described: Describe) -> None:
+    """The record is the fields, with what is missing; its parser is the site, in its version."""
+    site = described(f"fields:{FIELDS}")
+
+    _, record, parser = read(site)
+
+    assert record == {"owner": "Jane Roe", "title": "Parcel 12-3", "deed": None, "missing": ["deed"]}
+    assert parser == ("county", site.version)
+
+
+def test_a_site_can_have_both(described: Describe) -> None:
+    """`structured: true` adds what any page says; a field goes before a value of the same name."""
+    site = described(f"structured: true\nfields:{FIELDS}")
+
+    _, record, parser = read(site)
+
+    assert (record["title"], record["owner"], record["fields"]) == ("Parcel 12-3", "Jane Roe", {"Owner": "Jane Roe"})
+    assert record["headings"] == [{"level": 1, "text": "Parcel 12-3"}]
+    assert parser == ("county", site.version)
+
+
+def test_a_site_without_fields_gets_what_any_page_says(described: Describe) -> None:
+    """That is the work of the default parser, unless the site's file wants nothing at all."""
+    plain, nothing = described("rate: 1/s"), described("structured: false")
+
+    _, record, parser = read(plain)
+
+    assert (record["title"], record["fields"], parser) == ("Parcel 7", {"Owner": "Jane Roe"}, ("default", "1"))
+    assert read(nothing) == ("thin", {}, ("county", nothing.version))
+
+
+def test_what_is_no_page_has_no_record(described: Describe) -> None:
+    """A wall is judged and not read; what no parser should see is an error, unless it was one already."""
+    site = described(f"fields:{FIELDS}")
+    deep = b"<div>" * 3_000
+
+    assert read(site, status=404)[:2] == ("http_404", {})
+    assert read(site, deep, 500) == ("http_500", {}, ("none", "1"))
+    assert read(site, b" ")[:2] == ("empty", {})
+    with pytest.raises(FetchError, match="nested"):
+        read(site, deep)
+
+
+def test_a_page_is_read_as_often_as_one_likes(described: Describe) -> None:
+    """Nothing is kept between two readings, so that a stored page gives the same again."""
+    site = described(f"fields:{FIELDS}")
+    same: Page = page(body=BODY)
+
+    assert examine(same, site) == examine(same, site)
