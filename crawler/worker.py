@@ -65,7 +65,7 @@ STOP_GRACE_S = 3.0
 """How long pages in flight may go on when a stop is asked for."""
 
 GARBAGE = (50_000, 20, 100)
-"""When to look for garbage: a page's elements are thousands of objects and none is garbage. With Python's own thresholds
+"""When to look for garbage: a page's elements are thousands of objects, and none is garbage. By Python's own thresholds
 the search took a tenth of all time."""
 
 Watcher = Callable[[Task, Outcome | None], None]

@@ -53,8 +53,9 @@ def workers(settings: config.Settings, count: int) -> Iterator[None]:
 def wait_for_end(settings: config.Settings, job: Job) -> int:
     """Wait until no task of the job is open; how many pages are stored."""
     with closing(LocalPersistenceManager(settings.data_dir)) as lpm:
-        while (books := lpm.ledger.job_books(job)).open:
+        while lpm.ledger.progress(job).open:
             time.sleep(0.1)
+        books = lpm.ledger.job_books(job)
     if books.completed != books.accepted:
         raise SystemExit(f"not everything was collected: {books}")
     return books.completed

@@ -1,6 +1,7 @@
 """Bytes to text as a browser would read them: byte order mark, header, meta, then detection."""
 
 import codecs
+from contextlib import suppress
 
 import cchardet
 from w3lib.encoding import html_body_declared_encoding, http_content_type_encoding, resolve_encoding, to_unicode
@@ -66,4 +67,7 @@ def _detected(body: bytes) -> str:
 
 
 def _read(body: bytes, name: str) -> str:
+    if name == "utf-8":
+        with suppress(UnicodeDecodeError):
+            return body.decode()
     return to_unicode(body, _CODECS[name])

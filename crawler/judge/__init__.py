@@ -42,8 +42,7 @@ def judge(page: Page, text: str, tree: LexborHTMLParser | None) -> Verdict:
 
 def _is_odd(sight: Sight, text: str) -> bool:
     """Whether a page with much to read needs a closer look nevertheless."""
-    heads = " | ".join(sight.lines)
-    return any(map(heads.__contains__, phrases.ODD)) or (sight.own < RICH and "password" in text)
+    return phrases.is_odd(" | ".join(sight.lines)) or (sight.own < RICH and "password" in text)
 
 
 def _is_short_text(page: Page, headers: dict[str, str]) -> bool:
