@@ -170,6 +170,8 @@ class Goal(NamedTuple):
     text: str
     value: float | None
     wanted: float
+    cause: str = ""
+    """What the profile names, where it is not met."""
     at_least: bool = True
 
     @property
@@ -179,7 +181,7 @@ class Goal(NamedTuple):
         if self.value is None:
             return self.text, f"{sign} {self.wanted:g}", "–", "not measured"
         met = self.value >= self.wanted if self.at_least else self.value <= self.wanted
-        miss = f"**not met**: {report.figure(self.value / self.wanted)} × the goal"
+        miss = f"**not met**: {report.figure(self.value / self.wanted)} × the goal. {self.cause}".rstrip()
         return self.text, f"{sign} {self.wanted:g}", report.figure(self.value), "met" if met else miss
 
 

@@ -117,7 +117,7 @@ def test_pause_resume_and_cancel_in_a_running_stack(folder: Folder, site: Site) 
     """A paused job stands still while another goes on; resumed it goes on; cancelled it ends; the books balance."""
     # Given a stack with a slow job and another
     folder.crawler("up", "--workers", "2")
-    folder.crawler("bulk", "import", str(folder.write("slow.txt", [site.page(n, 0.2) for n in range(400)])))
+    folder.crawler("bulk", "import", str(folder.write("slow.txt", [site.page(n, 0.2) for n in range(900)])))
     folder.wait_until_completed(5, 30)
 
     # When the slow one is paused

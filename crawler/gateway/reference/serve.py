@@ -68,6 +68,7 @@ def _config(app: ASGIApp, connection: type[Connection]) -> uvicorn.Config:
     complaints.setLevel(logging.WARNING)
     return uvicorn.Config(
         app,
+        loop="asyncio",  # uvloop does not say that no connection can be taken, and tries again at once
         http=connection,  # h11's: the faults' resets are cut to its measure
         h11_max_incomplete_event_size=1 << 20,  # a hundred platforms, each sign of their names as twelve
         ws="none",
