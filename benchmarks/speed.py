@@ -42,7 +42,7 @@ MEMORY: Mapping[str, Any] = {"requests": 64, "storage": "memory"}
 DISK: Mapping[str, Any] = {"requests": 64, "storage": "disk"}
 TWO: Mapping[str, Any] = {"processes": 2}
 CONTESTANTS = {
-    "corridor": Contestant("**corridor**", "corridor", 20_000, {"workers": 2}, ours=True),
+    "corridor": Contestant("**corridor**", "corridor", 20_000, {"workers": 3}, ours=True),
     "in-process": Contestant("corridor, one process", "corridor", 5_000, {"distributed": False}, ours=True),
     "bare": Contestant("bare loop, two processes", "bare", 20_000, {"pages": 32, **TWO}, {"pages": 256}),
     "scrapy": Contestant("Scrapy as shipped", "scrapy_shipped", 4_000, FEW, MANY),
@@ -56,7 +56,7 @@ CONTESTANTS = {
     "naive": Contestant("one Celery task per URL", "naive_celery", 500, {"children": 8}),
 }
 WITH_4 = Contestant("corridor, 4 children", "corridor", 10_000, {"workers": 4}, ours=True)
-POLITE = Contestant("corridor, default limits", "corridor", 0, {"workers": 2, "polite": True}, ours=True)
+POLITE = Contestant("corridor, default limits", "corridor", 0, {"workers": 3, "polite": True}, ours=True)
 TLS = ("corridor", "bare", "scrapy")
 SERVERS = {"fast": site.FAST, "slow": site.SLOW, "tls": site.TLS}
 
@@ -111,6 +111,7 @@ def run(rounds: int, pages: int, domains: int, only: Sequence[str]) -> list[Run]
             for server, name, who in plan(only):
                 runs.append({"round": number, **one(server, name, who, pages, domains)})
                 print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+                (WORK / "speed.part.json").write_text(json.dumps(runs))
     shutil.rmtree(WORK / "run")
     return runs
 

@@ -420,8 +420,6 @@ class Worker:
 
     async def _page(self, task: Task, booking: Booking | None) -> None:
         def begin() -> None:
-            self._fetching.pop(task.id, None)
-            self._fetching[task.id] = time.monotonic()
             self._slots[task.id] = self._owner.begin(task.id)
             self._watch(task, None)
 
@@ -437,8 +435,7 @@ class Worker:
             session=errand.session,
             respect_robots=site.respect_robots and not errand.options.ignore_robots,
         )
-        if booking is None or booking.at < time.monotonic() + POLL_S:  # until then it only waits
-            self._fetching[task.id] = time.monotonic()
+        self._fetching[task.id] = time.monotonic()
         try:
             outcome = await pipeline.scrape(
                 order, self._client.fetch, passage, self._robots, worker=self._name, parsing=self._owner.parsing

@@ -18,6 +18,21 @@ _UNHELD = "not_before = iif(not_before = 9e15, 0, not_before)"
 _DUE = "status = 'pending' AND not_before = 0"
 
 
+_DOMAINS = 64
+_LAST = "\U0010ffff"
+"""Behind every domain."""
+_AT = f"FROM tasks WHERE {_DUE} AND queue = ?1 AND priority = ?2 AND deadline = ?3"
+_DUE_DOMAINS = f"""
+    WITH RECURSIVE found(domain) AS (
+        SELECT min(domain) {_AT} AND domain > ?4
+        UNION ALL
+        SELECT (SELECT min(domain) {_AT} AND domain > found.domain) FROM found WHERE domain IS NOT NULL
+        LIMIT {_DOMAINS}
+    )
+    SELECT domain, (SELECT job_id {_AT} AND domain = found.domain ORDER BY id LIMIT 1)
+    FROM found WHERE domain <= ?5"""
+
+
 class Due(NamedTuple):
     """A place in the order of due tasks: one domain within one queue, priority and deadline."""
 
@@ -294,13 +309,9 @@ class Ledger(Acts):
         """Where tasks are due, by priority and deadline; within these the domains in turn, beginning behind `after`."""
         group = self._next_group(queue, "priority > ?", 0)
         while group:
-            for low, high in ((after, None), (None, after)):
-                due = self._next_domain(queue, group, low or "")
-                while due is not None and (high is None or due.domain <= high):
-                    yield due
-                    due = self._next_domain(queue, group, due.domain)
-                if not after:
-                    break
+            yield from self._domains(queue, group, after, _LAST)
+            if after:
+                yield from self._domains(queue, group, "", after)
             # Two seeks: a comparison of both columns at once would scan the whole priority.
             group = self._next_group(queue, "priority = ? AND deadline > ?", *group) or self._next_group(
                 queue, "priority > ?", group[0]
@@ -318,14 +329,15 @@ class Ledger(Acts):
         )
         return (row[0], row[1]) if row else None
 
-    def _next_domain(self, queue: str, group: tuple[int, float], after: str) -> Due | None:
-        row = self.db.one(
-            f"""SELECT domain, job_id FROM tasks
-                WHERE {_DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain > ?
-                ORDER BY domain, id LIMIT 1""",
-            (queue, *group, after),
-        )
-        return Due(queue, group, *row) if row else None
+    def _domains(self, queue: str, group: tuple[int, float], after: str, last: str) -> Iterator[Due]:
+        """The domains with due tasks behind one and up to another; some at a time, each found by a seek."""
+        rows: list[tuple[Any, ...]] = [(after, None)]
+        while rows:
+            rows = self.db.all(_DUE_DOMAINS, (queue, *group, rows[-1][0], last))
+            for domain, job_id in rows:
+                yield Due(queue, group, domain, job_id)
+            if len(rows) < _DOMAINS:
+                return
 
     def _due_rows(self, due: Due, limit: int) -> list[tuple[int, int | None]]:
         return self.db.all(

@@ -47,9 +47,11 @@ def parse(html: str) -> LexborHTMLParser:
     tags = page.count(b"<")
     if tags > MAX_TAGS:
         raise _too_deep(f"it has {tags:,} tags")
-    starts = tags - page.count(b"</")
     if len(page) > SMALL:
         _check_attributes(page)
+    if tags <= MAX_DEPTH:
+        return _tree(page)
+    starts = tags - page.count(b"</")
     # Whatever number of them is formatting, the others are the blocks that can repeat it.
     if starts * starts // 4 > MAX_REPEATED:
         _check_formatting(page, starts)
