@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from crawler.errors import NotNow
 from crawler.models import Rule
@@ -69,6 +70,44 @@ def test_a_place_that_falls_free_opens_its_domain(clock: Clock) -> None:
 
     assert book.closed_s("a.example") == 0
     assert permit.domains()[0].in_flight == 1
+
+
+class Heard(MemoryPermit):
+    """A permit that remembers what was reported to it."""
+
+    def report(self, reports: Sequence[Report]) -> None:
+        """Note them, too."""
+        self.heard = list(reports)
+        super().report(reports)
+
+
+def test_ordinary_answers_of_a_domain_are_reported_as_one(clock: Clock) -> None:
+    """All places are given back; a block, a slow answer and another domain's stay words of their own, in their order."""
+    permit = Heard("me", 5, clock=clock, fresh=False)
+    book, rule = Keeper(permit, clock=clock), Rule(at_a_time=20)
+    book.book([Ask(domain="a.example", rule=rule, wish=8), Ask(domain="b.example", rule=rule, wish=1)])
+    good = Report(domain="a.example", rule=rule, good=True, latency_s=0.2)
+
+    book.report(good)
+    book.report(Report(domain="b.example", rule=rule, good=True))
+    book.report(replace(good, latency_s=0.4))
+    book.report(replace(good, block="captcha", good=False))
+    book.report(good)
+    book.report(replace(good, latency_s=9.0))
+    book.report(good)
+    book.report(good)
+    book.flush()
+
+    told = [(each.domain, each.slots, each.block, round(each.latency_s, 3)) for each in permit.heard]
+    assert told == [
+        ("a.example", 2, "", 0.3),
+        ("b.example", 1, "", 0.0),
+        ("a.example", 1, "captcha", 0.2),
+        ("a.example", 1, "", 0.2),
+        ("a.example", 1, "", 9.0),
+        ("a.example", 2, "", 0.2),
+    ]
+    assert {domain.domain: domain.in_flight for domain in permit.domains()} == {"a.example": 1, "b.example": 0}
 
 
 def test_limits_by_address_have_a_name_of_their_own(clock: Clock) -> None:
@@ -162,6 +201,26 @@ def test_a_request_that_is_late_is_booked_anew() -> None:
     assert page.sent[0].began > 0
     [[following]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND, ahead_s=5)])
     assert following.at - booking.at > 0.2
+
+
+def test_a_late_request_goes_where_few_can_be_late_together() -> None:
+    """At a rate that gives more in the time of grace than may be under way at all, nothing is booked anew."""
+    fast = Rule(interval_s=0.0001, at_a_time=10)
+    book, _ = keeper(time.monotonic)
+    [[booking]] = book.book([Ask(domain="a.example", rule=fast)])
+    late = replace(booking, at=booking.at - 1)
+
+    async def more(ask: Ask) -> Booking:
+        raise AssertionError("it was booked anew")
+
+    page = Passage("a.example", "https://a.example/", late, fast, lambda domain: fast, more, book, lambda: None)
+
+    async def ask() -> None:
+        async with page.request("https://a.example/"):
+            pass
+
+    asyncio.run(ask())
+    assert len(page.sent) == 1
 
 
 def test_a_hop_that_cannot_be_had_is_not_a_failure() -> None:
