@@ -82,7 +82,7 @@ class Heard(MemoryPermit):
 
 
 def test_ordinary_answers_of_a_domain_are_reported_as_one(clock: Clock) -> None:
-    """All places are given back; a block, a slow answer and another domain's stay words of their own, in their order."""
+    """All places are given back; a block, a slow answer and another domain keep words of their own, in order."""
     permit = Heard("me", 5, clock=clock, fresh=False)
     book, rule = Keeper(permit, clock=clock), Rule(at_a_time=20)
     book.book([Ask(domain="a.example", rule=rule, wish=8), Ask(domain="b.example", rule=rule, wish=1)])
