@@ -186,20 +186,30 @@ class Goal(NamedTuple):
         return self.text, f"{sign} {self.wanted:g}", report.figure(self.value), "met" if met else miss
 
 
+CPU = "Both cores are busy: a quarter of a page's time is its parse, a third its durable store (PROFILE.md)."
+LATE = "Each page needs a permit of its own; where the loop is busy, one that is 14 ms late is booked anew."
+
+
 def goals(figures: Figures) -> list[Goal]:
     """All that this part of the benchmark can say."""
     polite = figures.polite()
     return [
-        Goal("corridor : Scrapy as shipped", figures.ratio("fast", "corridor", "scrapy"), 6),
-        Goal("corridor : Scrapy tuned", figures.ratio("fast", "corridor", "tuned"), 4),
-        Goal("corridor : Crawlee, memory", figures.ratio("fast", "corridor", "crawlee"), 3),
-        Goal("corridor : one Celery task per URL", figures.ratio("fast", "corridor", "naive"), 40),
-        Goal("corridor : bare loop", figures.ratio("fast", "corridor", "bare"), 0.7),
-        Goal("slow server, corridor : Scrapy as shipped", figures.ratio("slow", "corridor", "scrapy"), 6),
-        Goal("slow server, corridor : bare loop", figures.ratio("slow", "corridor", "bare"), 0.85),
+        Goal("corridor : Scrapy as shipped", figures.ratio("fast", "corridor", "scrapy"), 6, CPU),
+        Goal("corridor : Scrapy tuned", figures.ratio("fast", "corridor", "tuned"), 4, CPU),
+        Goal("corridor : Crawlee, memory", figures.ratio("fast", "corridor", "crawlee"), 3, CPU),
+        Goal("corridor : one Celery task per URL", figures.ratio("fast", "corridor", "naive"), 40, CPU),
+        Goal("corridor : bare loop", figures.ratio("fast", "corridor", "bare"), 0.7, CPU),
+        Goal("slow server, corridor : Scrapy as shipped", figures.ratio("slow", "corridor", "scrapy"), 6, CPU),
+        Goal("slow server, corridor : bare loop", figures.ratio("slow", "corridor", "bare"), 0.85, CPU),
         Goal("TLS, corridor : Scrapy as shipped", figures.ratio("tls", "corridor", "scrapy"), 4),
-        Goal("many domains, share of what the limits allow", polite and polite[0] / polite[1], 0.9),
-        Goal("CPU a page, corridor : bare loop", figures.ratio("fast", "corridor", "bare", "cpu"), 1.5, at_least=False),
+        Goal("many domains, share of what the limits allow", polite and polite[0] / polite[1], 0.9, LATE),
+        Goal(
+            "CPU a page, corridor : bare loop",
+            figures.ratio("fast", "corridor", "bare", "cpu"),
+            1.5,
+            CPU,
+            at_least=False,
+        ),
         Goal(
             "peak MB of the whole stack at 4 children", figures.median("fast", "corridor-4", "mb"), 400, at_least=False
         ),
