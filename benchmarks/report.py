@@ -18,14 +18,14 @@ PEERS = ("scrapy", "scrapy-redis", "crawlee", "celery", "requests", "beautifulso
 OURS = ("crawler", "celery", "redis", "apsw", "selectolax")
 
 
-def section(name: str, text: str) -> None:
+def section(name: str, text: str, file: Path = RESULTS) -> None:
     """Put a section in its place, or in place of what it was."""
     head, found = "# Results\n\nWritten by `sh benchmarks/run`; [README.md](README.md) says how.", dict[str, str]()
-    if RESULTS.exists():
-        found = dict(re.findall(r"<!-- (\w+) -->\n(.*?)\n<!-- /\1 -->", RESULTS.read_text(), re.DOTALL))
+    if file.exists():
+        found = dict(re.findall(r"<!-- (\w+) -->\n(.*?)\n<!-- /\1 -->", file.read_text(), re.DOTALL))
     found[name] = text.strip()
     parts = [f"<!-- {each} -->\n{found[each]}\n<!-- /{each} -->" for each in ORDER if each in found]
-    RESULTS.write_text("\n\n".join([head, *parts]) + "\n")
+    file.write_text("\n\n".join([head, *parts]) + "\n")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

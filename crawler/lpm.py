@@ -222,7 +222,9 @@ class LocalPersistenceManager:
 
     def _project_all(self) -> None:
         """Write what is due to pending/; where that fails it stays due: the commit has decided, not the file."""
-        for task, task_id, document in results.documents(self.ledger.db, self._unprojected):
+        with self.errors():
+            documents = list(results.documents(self.ledger.db, self._unprojected))
+        for task, task_id, document in documents:
             try:
                 self._write_pending(task_id, document)
             except OSError as error:

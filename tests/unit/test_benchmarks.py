@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from selectolax.lexbor import LexborHTMLParser
 
 from benchmarks import report, site
@@ -29,13 +28,12 @@ def test_every_domain_is_an_address_of_its_own() -> None:
     assert all(address.startswith("127.1.") for address in addresses)
 
 
-def test_a_section_of_the_report_replaces_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_section_of_the_report_replaces_only_itself(tmp_path: Path) -> None:
     """What other parts have measured stays, and the order does not depend on what ran last."""
     file = tmp_path / "RESULTS.md"
-    monkeypatch.setattr(report, "RESULTS", file)
-    report.section("parts", "old parts")
-    report.section("speed", "speed")
-    report.section("parts", "new parts")
+    report.section("parts", "old parts", file)
+    report.section("speed", "speed", file)
+    report.section("parts", "new parts", file)
     text = file.read_text()
     assert "old parts" not in text
     assert text.index("speed") < text.index("new parts")
