@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from html import escape
 
 import msgspec
 import pytest
@@ -216,7 +217,7 @@ def test_links_are_absolute_and_unique() -> None:
 )
 def test_a_link_is_what_its_reference_means(references: list[str], base: str) -> None:
     """Those that are simply put behind the page's folder or host are what a whole resolution gives."""
-    html = "".join(f"<a href='{reference}'>x</a>" for reference in references)
+    html = "".join(f"<a href='{escape(reference)}'>x</a>" for reference in references)
     meant = [structured.absolute(base, reference.strip()) for reference in references if reference.strip()[:1] != "#"]
 
     assert extract(html, base).get("links", []) == list(dict.fromkeys(filter(None, meant)))
