@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 MAX_JOB_WITH_EVENTS = 10_000
 """In larger jobs pages send no events: each costs as much as fetching."""
+MAX_EVENTS, GATHER_S = 10_000, 0.1
+"""So many events wait at most to be sent, and so long others are gathered to one."""
 SINGLE_LIMIT_S = 100.0
 """How long `scrape_task` waits for its page; below the soft limit of a task."""
 PROGRESS_EXPIRES_S = 86_400
@@ -195,14 +197,15 @@ class PageEvents:
 
     def __init__(self, hostname: str) -> None:
         self._hostname = hostname
-        self._queue: queue.Queue[tuple[Task, Outcome | None, float] | None] = queue.Queue(maxsize=10_000)
+        self._queue: queue.SimpleQueue[tuple[Task, Outcome | None, float] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._send_all, name="events", daemon=True)
         self._thread.start()
 
     def __call__(self, task: Task, outcome: Outcome | None) -> None:
         """Note a page's begin or end; where the queue is full the event is dropped, never the page delayed."""
-        if task.job_size is not None and task.job_size <= MAX_JOB_WITH_EVENTS and not self._queue.full():
-            self._queue.put_nowait((task, outcome, time.time()))
+        wanted = task.job_size is not None and task.job_size <= MAX_JOB_WITH_EVENTS
+        if wanted and self._queue.qsize() < MAX_EVENTS:
+            self._queue.put((task, outcome, time.time()))
 
     def stop(self) -> None:
         """Send what is left."""
@@ -221,15 +224,19 @@ class PageEvents:
         with app.connection_for_write() as connection:
             dispatcher = app.events.Dispatcher(connection, hostname=self._hostname, buffer_group={"task"})
             dispatcher.buffer_limit = 200
-            while True:
-                item = self._queue.get()
-                if item is not None:
+            ended = False
+            while not ended:
+                items = [self._queue.get()]
+                time.sleep(GATHER_S)  # woken once for many: one message takes as long as a page's parse
+                while not self._queue.empty():
+                    items.append(self._queue.get())
+                for item in items:
+                    if item is None:
+                        ended = True
+                        continue
                     for kind, fields in _page_events(*item):
                         dispatcher.send(kind, **fields)
-                if item is None or self._queue.empty():
-                    dispatcher.flush(errors=False)
-                if item is None:
-                    return
+                dispatcher.flush(errors=False)
 
 
 def _page_events(task: Task, outcome: Outcome | None, at: float) -> list[tuple[str, dict[str, Any]]]:

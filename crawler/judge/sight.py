@@ -1,6 +1,5 @@
 """What a visitor would see of a page: its title and headings, its own words, its forms; all of it bounded."""
 
-from collections import defaultdict
 from itertools import islice
 
 import msgspec
@@ -34,9 +33,6 @@ _MOUNTS = ", ".join(
     + [f"#{name}" for name in ("app-container", "react-app", "vue-app", "contentMain", "main")]
     + ["app-root", "app-component", "ion-app", "my-app"]
 )
-
-
-ByTag = defaultdict[str | None, list[LexborNode]]
 
 
 class Sight(msgspec.Struct):
@@ -94,9 +90,8 @@ def glance(tree: LexborHTMLParser) -> Sight:
     """A look that ends as soon as the page has shown enough to read."""
     title = tree.css_first("head > title, body > title")
     sight = Sight(title=squashed(title.text()[:MOST_HEADING]) if title else "")
-    found = _by_tag(tree)
-    sight.headings = _headings(tree, found, frozenset())
-    sight.own = _prose(found["p"])
+    sight.headings = _headings(tree, frozenset())
+    sight.own = _prose(tree.tags("p"))
     if not sight.rich:
         _walk(sight, tree.body, True, frozenset())
     return sight
@@ -107,22 +102,14 @@ def look(tree: LexborHTMLParser, glanced: Sight) -> Sight:
     hidden = frozenset(node.mem_id for node in tree.css(_HIDDEN))
     sight = glanced
     if hidden or glanced.rich:
-        sight = Sight(title=glanced.title, headings=_headings(tree, _by_tag(tree), hidden))
+        sight = Sight(title=glanced.title, headings=_headings(tree, hidden))
         _walk(sight, tree.body, False, hidden)
     _note_controls(sight, tree, hidden)
     return sight
 
 
-def _by_tag(tree: LexborHTMLParser) -> ByTag:
-    """Higher headings and paragraphs, in one search."""
-    found: ByTag = defaultdict(list)
-    for node in tree.css("h1, h2, p"):
-        found[node.tag].append(node)
-    return found
-
-
-def _headings(tree: LexborHTMLParser, found: ByTag, hidden: frozenset[int]) -> list[str]:
-    first, second = found["h1"][:MOST_HEADINGS], found["h2"]
+def _headings(tree: LexborHTMLParser, hidden: frozenset[int]) -> list[str]:
+    first, second = tree.tags("h1")[:MOST_HEADINGS], tree.tags("h2")
     nodes = first + (second if len(second) <= MOST_SECOND_HEADINGS or not first else [])[:MOST_HEADINGS]
     nodes = nodes or tree.css("h3, h4, h5")[:MOST_HEADINGS]
     return [squashed(node.text()[:MOST_HEADING]) for node in nodes if not (hidden and _is_within(node, hidden))]
