@@ -1,5 +1,6 @@
 """Parses a page, unless no parser should see it: nested, attributed or formatted beyond reason."""
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -9,11 +10,13 @@ from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser
 
 from crawler.errors import FetchError
 
-MAX_DEPTH, MAX_ATTRIBUTES, MAX_ROOTS, MAX_TAGS = 2_000, 1_000, 20, 500_000
+MAX_DEPTH, MAX_ATTRIBUTES, MAX_ROOTS, MAX_TAGS = 4_000, 1_000, 20, 500_000
 MAX_STEPS = 200_000_000
 """Looks at open elements and attributes that the parser may need, some 3 to 10 ns each."""
 MAX_REPEATED = 2_000_000
 """Elements that the parser may add on its own, some 300 bytes each."""
+FEW = math.isqrt(4 * MAX_REPEATED)
+"""Start tags that cannot do so: whatever number of them is formatting, the others are the blocks that can repeat it."""
 SMALL = 64_000
 """Bytes in which there is no room for so many attributes that the parser would be busy for long: half a second."""
 STRIDE, SAMPLE = 10_000, 100
@@ -49,11 +52,10 @@ def parse(html: str) -> LexborHTMLParser:
         raise _too_deep(f"it has {tags:,} tags")
     if len(page) > SMALL:
         _check_attributes(page)
-    if tags <= MAX_DEPTH:
+    if tags <= FEW:
         return _tree(page)
     starts = tags - page.count(b"</")
-    # Whatever number of them is formatting, the others are the blocks that can repeat it.
-    if starts * starts // 4 > MAX_REPEATED:
+    if starts > FEW:
         _check_formatting(page, starts)
     if starts > MAX_DEPTH or starts * tags > MAX_STEPS:
         return _parse_deep(page, tags, starts)

@@ -21,7 +21,7 @@ def _numbered(tag: str, count: int) -> str:
     "html",
     [
         pytest.param("<div>" * 100_000, id="divs"),
-        pytest.param("<div>" * 3_000 + "</div>" * 3_000, id="closed divs"),
+        pytest.param("<div>" * 6_000 + "</div>" * 6_000, id="closed divs"),
         pytest.param("<div></x>" * 100_000, id="end tags that mean nothing"),
         pytest.param("<span><div></span>" * 50_000, id="end tags in the wrong place"),
         pytest.param("<a href=x><div>" * 50_000, id="links around blocks"),
@@ -68,7 +68,7 @@ def test_pages_beyond_reason_are_not_parsed(html: str) -> None:
         pytest.param("<ruby>" + "a<rt>b" * 5_000, id="ruby"),
         pytest.param("<p>a<br>b<img src=x><input>" * 10_000, id="void elements"),
         pytest.param("<svg><title>x</title><path d='M0 0'/><g/></svg>" * 5_000, id="icons"),
-        pytest.param("<div>" * 1_000 + "</div>" * 1_000, id="a thousand deep"),
+        pytest.param("<div>" * 3_500 + "</div>" * 3_500, id="thousands deep"),
         pytest.param("<script>" + "'<div>'+" * 50_000 + "</script>word", id="markup in a script"),
         pytest.param("<style>" + "<div>" * 50_000 + "</style>word", id="markup in a style"),
         pytest.param("<textarea>" + "<div>" * 50_000 + "</textarea>word", id="markup in a text area"),
@@ -99,11 +99,11 @@ def test_nesting_is_refused_from_its_limit_on() -> None:
     for filling in (0, 3_000, 20_000):
         others = "<p>x</p>" * filling
 
-        assert not refused(others + "<div>" * 1_850)
-        assert not refused("<div>" * 1_850 + others)
-        assert refused(others + "<div>" * 2_200)
-        assert refused("<div>" * 2_200 + "</div>" * 2_200 + others)
-        assert refused(others + "<template>" + "<div>" * 2_200)
+        assert not refused(others + "<div>" * 3_700)
+        assert not refused("<div>" * 3_700 + others)
+        assert refused(others + "<div>" * 4_400)
+        assert refused("<div>" * 4_400 + "</div>" * 4_400 + others)
+        assert refused(others + "<template>" + "<div>" * 4_400)
 
 
 @pytest.mark.timeout(20)
