@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from crawler import times
 from crawler.config import Settings
@@ -30,14 +30,26 @@ class BrokerDown(Exception):
     """The broker cannot be spoken to now; nothing is lost by that."""
 
 
+class Queued(NamedTuple):
+    """A message in a queue; of chunks one knows from which ledger they are."""
+
+    id: str
+    ledger_id: str
+    queue: str
+    body: bytes
+
+
 class Broker(Protocol):
     """What the maintainer needs of a broker; raises `BrokerDown`."""
 
     def publish(self, ledger_id: str, chunks: Sequence[Chunk]) -> None:
         """Put chunks into their queues."""
 
-    def queued(self) -> set[str]:
-        """The ids of all messages in the queues."""
+    def queued(self) -> list[Queued]:
+        """All messages in the queues."""
+
+    def withdraw(self, messages: Sequence[Queued]) -> None:
+        """Take these out of their queues, as far as they are still there."""
 
     def mirror(self, job: Job, books: Books) -> None:
         """Show a job's progress to whoever reads Redis."""
@@ -157,8 +169,19 @@ class Maintainer:
         return sum(len(chunk.task_ids) for chunk in chunks)
 
     def _find_missing(self, in_hand: set[str]) -> None:
-        published = self._lpm.ledger.published()
-        gone = published - in_hand - self._broker.queued() if published else set()
+        """Publish again what is in no queue and in no hand; take out what is done.
+
+        Workers go on with whatever is due when their message's own tasks are done, so most messages are done before
+        anybody takes them: they would fill Redis.
+        """
+        gone: set[str] = set()
+        if self._lpm.ledger.published():
+            queued = self._broker.queued()
+            published = self._lpm.ledger.published()  # looked up last: what was published meanwhile is not done
+            ours = self._lpm.ledger.id
+            if done := [each for each in queued if each.ledger_id == ours and each.id not in published]:
+                self._broker.withdraw(done)
+            gone = published - in_hand - {each.id for each in queued}
         now = time.monotonic()
         self._missing = {message: self._missing.get(message, now) for message in gone}
         lost = [message for message, since in self._missing.items() if now - since >= MISSING_S]

@@ -27,7 +27,7 @@ from crawler.db.ledger import Chunk
 from crawler.errors import CrawlerError, ServiceError
 from crawler.inbox import Inbox
 from crawler.lpm import LocalPersistenceManager
-from crawler.maintainer import BrokerDown, Maintainer
+from crawler.maintainer import BrokerDown, Maintainer, Queued
 from crawler.models import QUEUES, Books, Job, NewTask, Outcome, Task, TaskStatus
 from crawler.redis_client import check_redis, connect
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
@@ -145,11 +145,12 @@ class RedisBroker:
                     task_id=chunk.message_id,
                     producer=producer,
                     queue=chunk.queue,
+                    headers={"ledger": ledger_id},
                     retry=False,
                 )
 
-    def queued(self) -> set[str]:
-        """The ids of all messages in the queues."""
+    def queued(self) -> list[Queued]:
+        """All messages in the queues."""
         try:
             with self._redis.pipeline(transaction=False) as pipe:
                 for name in QUEUES:
@@ -157,7 +158,17 @@ class RedisBroker:
                 replies = pipe.execute()
         except redis.RedisError as error:
             raise self._down(error) from error
-        return {_message_id(body) for reply in replies for body in reply}
+        return [_queued(name, body) for name, reply in zip(QUEUES, replies, strict=True) for body in reply]
+
+    def withdraw(self, messages: Sequence[Queued]) -> None:
+        """Take these out of their queues, as far as they are still there."""
+        try:
+            with self._redis.pipeline(transaction=False) as pipe:
+                for each in messages:
+                    pipe.lrem(each.queue, 1, each.body)  # type: ignore[arg-type]  # bytes are sent as they are
+                pipe.execute()
+        except redis.RedisError as error:
+            raise self._down(error) from error
 
     def mirror(self, job: Job, books: Books) -> None:
         """Show a job's progress under `scrape:<job>:…`."""
@@ -183,13 +194,12 @@ class RedisBroker:
         return BrokerDown(f"Redis at {urls.without_credentials(self._url)} does not answer as it should ({error})")
 
 
-def _message_id(body: bytes) -> str:
-    import json
-
+def _queued(name: str, body: bytes) -> Queued:
     try:
-        return str(json.loads(body)["headers"]["id"])
-    except (ValueError, KeyError, TypeError):
-        return ""
+        headers = msgspec.json.decode(body)["headers"]
+        return Queued(str(headers["id"]), str(headers.get("ledger", "")), name, body)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Queued("", "", name, body)
 
 
 class PageEvents:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 from kombu import Connection
@@ -10,9 +11,13 @@ from kombu.exceptions import ContentDisallowed
 import crawler
 from crawler import errors
 from crawler.celery_app import app, backend_address
+from crawler.config import Settings
 from crawler.db.ledger import Chunk
+from crawler.lpm import LocalPersistenceManager
+from crawler.maintainer import Maintainer
 from crawler.redis_client import connect
 from crawler.tasks import RedisBroker, scrape_chunk_task, scrape_task
+from tests.support.tasks import done, new, open_job
 
 
 def test_settings_that_prevent_losses() -> None:
@@ -64,7 +69,43 @@ def test_chunks_travel_as_json(redis_url: str) -> None:
     message = json.loads(urgent)
     assert message["content-type"] == "application/json"
     assert message["headers"]["id"] == "id-1"
-    assert RedisBroker(redis_url).queued() == {"id-1", "id-2"}
+    queued = RedisBroker(redis_url).queued()
+    assert [each[:3] for each in queued] == [("id-1", "ledger", "urgent"), ("id-2", "ledger", "default")]
+    client.close()
+
+
+def test_messages_leave_their_queue_when_their_tasks_are_done(redis_url: str, tmp_path: Path) -> None:
+    """Whoever did them; what is of another ledger, or no chunk, stays where it is."""
+    # Given 60 tasks in messages, beside those of others
+    client = connect(redis_url)
+    client.flushall()
+    app.conf.update(broker_url=redis_url)
+    broker = RedisBroker(redis_url)
+    broker.publish("another", [Chunk("foreign", "default", ("a",))])
+    scrape_task.apply_async(("http://a.example/",), task_id="single", queue="default", ignore_result=True)
+    client.rpush("default", "no message at all")
+    lpm = LocalPersistenceManager(tmp_path)
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(60)], job=open_job(lpm))
+    maintainer = Maintainer(lpm, broker, Settings())
+    assert maintainer.fill(2) == 60
+    count = client.llen("default")
+
+    # When a worker has done half of them without taking a message
+    for task in lpm.get_next_pending("owner", 30):
+        lpm.save_result(done(task))
+    maintainer.tick()
+
+    # Then the messages of the other half are left, and what is not ours
+    left = {each.id for each in broker.queued()}
+    assert left == lpm.ledger.published() | {"foreign", "single", ""}
+    assert 3 < len(left) < count
+
+    # And at the end, too, nothing is taken for lost
+    for task in lpm.get_next_pending("owner", 30):
+        lpm.save_result(done(task))
+    maintainer.tick()
+    assert lpm.ledger.published() == set()
+    lpm.close()
     client.close()
 
 
