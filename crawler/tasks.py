@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 
 MAX_JOB_WITH_EVENTS = 10_000
 """In larger jobs pages send no events: each costs as much as fetching."""
-MAX_EVENTS, GATHER_S = 10_000, 0.1
+MAX_EVENTS, GATHER_S = 10_000, 0.5
 """So many events wait at most to be sent, and so long others are gathered to one."""
 SINGLE_LIMIT_S = 100.0
 """How long `scrape_task` waits for its page; below the soft limit of a task."""
@@ -202,12 +203,16 @@ def _queued(name: str, body: bytes) -> Queued:
         return Queued("", "", name, body)
 
 
+_Event = tuple[str, dict[str, Any]]
+
+
 class PageEvents:
     """Sends Celery's own task events for single pages, so that Flower lists pages and not chunks."""
 
     def __init__(self, hostname: str) -> None:
         self._hostname = hostname
-        self._queue: queue.SimpleQueue[tuple[Task, Outcome | None, float] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[_Event] | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="events", daemon=True)
         self._thread.start()
 
@@ -215,10 +220,11 @@ class PageEvents:
         """Note a page's begin or end; where the queue is full the event is dropped, never the page delayed."""
         wanted = task.job_size is not None and task.job_size <= MAX_JOB_WITH_EVENTS
         if wanted and self._queue.qsize() < MAX_EVENTS:
-            self._queue.put((task, outcome, time.time()))
+            self._queue.put(_page_events(task, outcome, time.time()))
 
     def stop(self) -> None:
         """Send what is left."""
+        self._stopping.set()
         self._queue.put(None)
         self._thread.join(2)
 
@@ -237,19 +243,16 @@ class PageEvents:
             ended = False
             while not ended:
                 items = [self._queue.get()]
-                time.sleep(GATHER_S)  # woken once for many: one message takes as long as a page's parse
+                self._stopping.wait(GATHER_S)  # one message costs as much as several pages
                 while not self._queue.empty():
                     items.append(self._queue.get())
-                for item in items:
-                    if item is None:
-                        ended = True
-                        continue
-                    for kind, fields in _page_events(*item):
-                        dispatcher.send(kind, **fields)
+                ended = None in items
+                for kind, fields in chain.from_iterable(filter(None, items)):
+                    dispatcher.send(kind, **fields)
                 dispatcher.flush(errors=False)
 
 
-def _page_events(task: Task, outcome: Outcome | None, at: float) -> list[tuple[str, dict[str, Any]]]:
+def _page_events(task: Task, outcome: Outcome | None, at: float) -> list[_Event]:
     about = {"uuid": task.task_id, "timestamp": at}
     if outcome is None:
         received = about | {"name": "scrape_task", "args": repr((task.url,)), "kwargs": "{}", "retries": task.failures}
