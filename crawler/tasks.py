@@ -10,7 +10,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -203,24 +202,33 @@ def _queued(name: str, body: bytes) -> Queued:
         return Queued("", "", name, body)
 
 
-_Event = tuple[str, dict[str, Any]]
-
-
 class PageEvents:
     """Sends Celery's own task events for single pages, so that Flower lists pages and not chunks."""
 
     def __init__(self, hostname: str) -> None:
         self._hostname = hostname
-        self._queue: queue.SimpleQueue[list[_Event] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[str, dict[str, Any]] | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="events", daemon=True)
         self._thread.start()
 
     def __call__(self, task: Task, outcome: Outcome | None) -> None:
         """Note a page's begin or end; where the queue is full the event is dropped, never the page delayed."""
-        wanted = task.job_size is not None and task.job_size <= MAX_JOB_WITH_EVENTS
-        if wanted and self._queue.qsize() < MAX_EVENTS:
-            self._queue.put(_page_events(task, outcome, time.time()))
+        small = task.job_size is not None and task.job_size <= MAX_JOB_WITH_EVENTS
+        if not small or self._queue.qsize() >= MAX_EVENTS:
+            return
+        about: dict[str, Any] = {"uuid": task.task_id, "timestamp": time.time()}
+        if outcome is None:
+            args = {"name": "scrape_task", "args": repr((task.url,)), "kwargs": "{}", "retries": task.failures}
+            self._queue.put(("task-received", about | args))
+            self._queue.put(("task-started", about))
+        elif outcome.status is TaskStatus.COMPLETED and outcome.page:
+            result = f"{outcome.page.status}, {len(outcome.page.body):,} bytes"
+            self._queue.put(("task-succeeded", about | {"result": result, "runtime": outcome.page.fetch_s}))
+        else:
+            kind = "task-retried" if outcome.status is TaskStatus.PENDING else "task-failed"
+            error = f"{outcome.error_type}: {outcome.error_message}"
+            self._queue.put((kind, about | {"exception": error, "traceback": ""}))
 
     def stop(self) -> None:
         """Send what is left."""
@@ -247,21 +255,9 @@ class PageEvents:
                 while not self._queue.empty():
                     items.append(self._queue.get())
                 ended = None in items
-                for kind, fields in chain.from_iterable(filter(None, items)):
+                for kind, fields in filter(None, items):
                     dispatcher.send(kind, **fields)
                 dispatcher.flush(errors=False)
-
-
-def _page_events(task: Task, outcome: Outcome | None, at: float) -> list[_Event]:
-    about = {"uuid": task.task_id, "timestamp": at}
-    if outcome is None:
-        received = about | {"name": "scrape_task", "args": repr((task.url,)), "kwargs": "{}", "retries": task.failures}
-        return [("task-received", received), ("task-started", about)]
-    if outcome.status is TaskStatus.COMPLETED and outcome.page:
-        result = f"{outcome.page.status}, {len(outcome.page.body):,} bytes"
-        return [("task-succeeded", about | {"result": result, "runtime": outcome.page.fetch_s})]
-    error = about | {"exception": f"{outcome.error_type}: {outcome.error_message}", "traceback": ""}
-    return [("task-retried" if outcome.status is TaskStatus.PENDING else "task-failed", error)]
 
 
 class ConsumptionWatch:

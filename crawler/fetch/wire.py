@@ -67,7 +67,7 @@ def parse_head(data: bytes | bytearray) -> Head:
     """Read a head as a browser does; raises `FetchError` where a browser would not either."""
     if b"\0" in data:
         raise FetchError("bad_response", "the answer's head holds a zero byte")
-    first, *lines = [line for line in data.decode("latin-1").replace("\r", "\n").split("\n") if line] or [""]
+    first, *lines = [*filter(None, data.decode("latin-1").replace("\r", "\n").split("\n"))] or [""]
     match = _STATUS.fullmatch(first)
     if not match:
         raise not_http(data)

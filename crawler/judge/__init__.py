@@ -7,7 +7,7 @@ makes a wall: a rule asks for marks that nothing else has, or for several weak s
 from selectolax.lexbor import LexborHTMLParser
 
 from crawler.judge import phrases, rules, vendors
-from crawler.judge.sight import RICH, Sight, glance, look
+from crawler.judge.sight import RICH, glance, look
 from crawler.judge.verdict import DECISIONS, Decision, Verdict, decided
 from crawler.models import Page
 
@@ -35,14 +35,11 @@ def judge(page: Page, text: str, tree: LexborHTMLParser | None) -> Verdict:
     if tree is None:
         return _verdict(rules.of_text(page, headers), status) if _is_short_text(page, headers) else _plain(status)
     sight = glance(tree)
-    if good and sight.rich and not _is_odd(sight, text):
+    # What is rich only because of its links may still be a form to log in.
+    innocent = sight.own >= RICH or "password" not in text
+    if good and sight.rich and innocent and not phrases.is_odd(" | ".join(sight.lines)):
         return _GOOD
     return _verdict(rules.of_page(rules.Case.of(page, headers, text, tree, look(tree, sight))), status)
-
-
-def _is_odd(sight: Sight, text: str) -> bool:
-    """Whether a page with much to read needs a closer look nevertheless."""
-    return phrases.is_odd(" | ".join(sight.lines)) or (sight.own < RICH and "password" in text)
 
 
 def _is_short_text(page: Page, headers: dict[str, str]) -> bool:

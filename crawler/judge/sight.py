@@ -92,7 +92,7 @@ def glance(tree: LexborHTMLParser) -> Sight:
     sight = Sight(title=squashed(title.text()[:MOST_HEADING]) if title else "")
     sight.headings = _headings(tree, frozenset())
     sight.own = _prose(tree.tags("p"))
-    if not sight.rich:
+    if sight.own < RICH:
         _walk(sight, tree.body, True, frozenset())
     return sight
 

@@ -39,9 +39,10 @@ class Passage:
     ) -> None:
         self._domain, self._url, self._booking = domain, url, booking
         self._holds = booking is not None
-        self._begun = False
         self._rules, self._rule_of = {domain: rule}, rule_of
-        self._book, self._keeper, self._begin = book, keeper, begin
+        self._book, self._keeper = book, keeper
+        self.begin: Callable[[], None] | None = begin
+        """To be called once, with the page's first request."""
         self.sent: list[Sent] = []
         # How it went, as far as it is known by its end
         self.good: bool | None = None
@@ -62,12 +63,6 @@ class Passage:
     def domain_of(self, url: str) -> str:
         """What limits apply to; of the page itself it is known."""
         return self._domain if url == self._url else urls.parse(url).domain
-
-    def begin(self) -> None:
-        """The page begins with its first request."""
-        if not self._begun:
-            self._begun = True
-            self._begin()
 
     def give_back(self, domain: str) -> None:
         """A request has ended; elsewhere its place is free again, the page's own is kept until the page's end."""
@@ -156,7 +151,9 @@ class _Request:
         rule = passage.rule(domain)
         if rule.limited:
             await passage.wait(domain, rule)
-        passage.begin()
+        if begin := passage.begin:
+            passage.begin = None
+            begin()
         self._number, self._since = len(passage.sent), time.monotonic()
         passage.sent.append(Sent(domain, time.time(), 0.0))
 

@@ -198,7 +198,8 @@ def _postponed(begun: Outcome, error: NotNow, clock: Callable[[], float]) -> Out
 
 def examine(page: Page, site: Site) -> Read:
     """What a page is and what it says; needs nothing but the page, so that a stored one can be read again."""
-    text = charset.decode(page.body, page.header("content-type"))[0] if page.body and is_html(page) else ""
+    declared = page.header("content-type")
+    text = charset.decode(page.body, declared)[0] if page.body and is_html(declared, page.body) else ""
     if not text:
         return _unread(page)
     try:
@@ -227,9 +228,9 @@ def _parser(site: Site) -> tuple[str, str]:
     return structured.NAME, structured.VERSION
 
 
-def is_html(page: Page) -> bool:
-    """Whether the page says that it is HTML, or says nothing and looks like it."""
-    kind = page.header("content-type").partition(";")[0].strip().lower()
+def is_html(declared: str, body: bytes) -> bool:
+    """Whether a page says that it is HTML, or says nothing and looks like it."""
+    kind = declared.partition(";")[0].strip().lower()
     if kind:
         return kind in ("text/html", "application/xhtml+xml")
-    return page.body[:512].lstrip()[:1] == b"<"
+    return body[:512].lstrip()[:1] == b"<"

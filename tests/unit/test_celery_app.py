@@ -82,7 +82,10 @@ def test_messages_leave_their_queue_when_their_tasks_are_done(redis_url: str, tm
     app.conf.update(broker_url=redis_url)
     broker = RedisBroker(redis_url)
     broker.publish("another", [Chunk("foreign", "default", ("a",))])
-    scrape_task.apply_async(("http://a.example/",), task_id="single", queue="default", ignore_result=True)
+    with app.connection_for_write() as connection:
+        scrape_task.apply_async(
+            ("http://a.example/",), task_id="single", queue="default", connection=connection, ignore_result=True
+        )
     client.rpush("default", "no message at all")
     lpm = LocalPersistenceManager(tmp_path)
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(60)], job=open_job(lpm))

@@ -72,7 +72,7 @@ def test_a_site_without_fields_gets_what_any_page_says(described: Describe) -> N
 def test_what_is_no_page_has_no_record(described: Describe) -> None:
     """A wall is judged and not read; what no parser should see is an error, unless it was one already."""
     site = described(f"fields:{FIELDS}")
-    deep = b"<div>" * 3_000
+    deep = b"<div>" * 6_000
 
     assert read(site, status=404)[:2] == ("http_404", {})
     assert read(site, deep, 500) == ("http_500", {}, ("none", "1"))
