@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -13,9 +14,11 @@ from typing import Any, NamedTuple
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-SAMPLE_S = 0.25
+SAMPLE_S = 1.0
 WORD_S = 900.0
 """How long a contestant may take to say the next word."""
+PROBE, QUICK_S, SETTLED_S = 500, 0.0001, 360.0
+"""So many files are made to see how long each takes; what is quick; how long to wait for it at most."""
 
 
 class Measured(NamedTuple):
@@ -86,6 +89,26 @@ def own_bytes(process: psutil.Process) -> int:
     return 0
 
 
+def settle(folder: Path) -> None:
+    """Wait until files are made at their ordinary speed.
+
+    For up to five minutes after thousands were removed ext4 takes ten times as long for each new one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + SETTLED_S
+    while True:
+        probe = Path(tempfile.mkdtemp(prefix="probe-", dir=folder))
+        began = time.perf_counter()
+        for number in range(PROBE):
+            (probe / str(number)).write_bytes(b"x" * 1_000)
+        each_s = (time.perf_counter() - began) / PROBE
+        if each_s < QUICK_S or time.monotonic() > end:
+            print(f"a new file takes {each_s * 1e6:.0f} µs", file=sys.stderr)
+            return
+        print(f"a new file takes {each_s * 1e6:.0f} µs, as after many were removed: waiting", file=sys.stderr)
+        time.sleep(20)
+
+
 def run(
     module: str,
     python: Path,
@@ -96,7 +119,7 @@ def run(
 ) -> Measured:
     """One run of a contestant in a new folder within that one.
 
-    It is left there: for minutes after thousands of files were removed ext4 takes ten times as long to make new ones.
+    It is left there, because of what `settle` waits for.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")

@@ -107,6 +107,7 @@ def run(rounds: int, pages: int, domains: int, only: Sequence[str]) -> list[Run]
     site.write(WORK / "site")
     runs = list[Run]()
     with site.served(WORK / "site", WORK / "nginx"):
+        measure.settle(WORK / "run")
         for number in range(rounds):
             for server, name, who in plan(only):
                 runs.append({"round": number, **one(server, name, who, pages, domains)})

@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,10 @@ class RedisBroker:
                 pipe.execute()
         except redis.RedisError as error:
             raise self._down(error) from error
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._redis.close()
 
     def _down(self, error: Exception) -> BrokerDown:
         return BrokerDown(f"Redis at {urls.without_credentials(self._url)} does not answer as it should ({error})")
@@ -396,10 +401,8 @@ def _tell_children(**_: Any) -> None:
 
 def fill_window() -> int:
     """Publish the next chunks from a process that is no worker; returns how many tasks they hold."""
-    lpm = LocalPersistenceManager(settings.data_dir)
-    try:
-        return Maintainer(lpm, RedisBroker(broker_url), settings).fill()
-    except BrokerDown as error:
-        raise ServiceError(str(error)) from error
-    finally:
-        lpm.close()
+    with closing(LocalPersistenceManager(settings.data_dir)) as lpm, closing(RedisBroker(broker_url)) as broker:
+        try:
+            return Maintainer(lpm, broker, settings).fill()
+        except BrokerDown as error:
+            raise ServiceError(str(error)) from error

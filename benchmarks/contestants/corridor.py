@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from benchmarks.contestants import Order, done, order, ready
@@ -22,7 +23,17 @@ from crawler.models import QUEUES, Job
 from crawler.orchestrator import Orchestrator
 from crawler.worker import Worker
 
+JOB = 10_000
 SITE = {"hosts": ["127.0.0.1"], "rate": "1000000/s", "concurrency": 1000, "fields": FIELDS}
+
+
+def written(given: Order) -> list[Path]:
+    """Files of as many URLs as a job may have whose pages Flower shows: so every page sends its events."""
+    files = []
+    for start in range(0, len(given.urls), JOB):
+        files.append(given.folder / f"urls-{start}.txt")
+        files[-1].write_text("\n".join(given.urls[start : start + JOB]) + "\n")
+    return files
 
 
 def settings_of(given: Order) -> config.Settings:
@@ -64,26 +75,27 @@ def wait_for_end(settings: config.Settings, job: Job) -> int:
 def main() -> None:
     """Run."""
     given = order()
-    file = given.folder / "urls.txt"
-    file.write_text("\n".join(given.urls) + "\n")
+    files = written(given)
     settings = settings_of(given)
     if given.options.get("distributed", True):
         with workers(settings, given.options["workers"]):
             from crawler.tasks import fill_window  # it finds the stack that is up now
 
             ready()
-            _, job = import_file(settings, file, "default")
-            fill_window()  # as `bulk import` does
-            done(wait_for_end(settings, job))
+            jobs = []
+            for file in files:
+                jobs.append(import_file(settings, file, "default")[1])
+                fill_window()  # as `bulk import` does
+            done(sum([wait_for_end(settings, job) for job in jobs]))
         return
     worker = Worker(settings, kind="cli")
     ready()
-    _, job = import_file(settings, file, "default")
+    jobs = [import_file(settings, file, "default")[1] for file in files]
     with closing(LocalPersistenceManager(settings.data_dir)) as lpm:
-        while (books := lpm.ledger.job_books(job)).open:
+        while any(lpm.ledger.progress(job).open for job in jobs):
             if not worker.run_slice("", QUEUES):
                 time.sleep(0.01)
-    done(books.completed)
+    done(sum([wait_for_end(settings, job) for job in jobs]))
     worker.stop()
 
 

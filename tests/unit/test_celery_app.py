@@ -2,7 +2,9 @@
 
 import json
 import pickle
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kombu import Connection
@@ -63,14 +65,15 @@ def test_chunks_travel_as_json(redis_url: str) -> None:
     client = connect(redis_url)
     client.flushall()
     app.conf.update(broker_url=redis_url)
-    RedisBroker(redis_url).publish("ledger", [Chunk("id-1", "urgent", ("a", "b")), Chunk("id-2", "default", ("ü",))])
+    broker = RedisBroker(redis_url)
+    broker.publish("ledger", [Chunk("id-1", "urgent", ("a", "b")), Chunk("id-2", "default", ("ü",))])
 
     [urgent] = client.lrange("urgent", 0, -1)
     message = json.loads(urgent)
     assert message["content-type"] == "application/json"
     assert message["headers"]["id"] == "id-1"
-    queued = RedisBroker(redis_url).queued()
-    assert [each[:3] for each in queued] == [("id-1", "ledger", "urgent"), ("id-2", "ledger", "default")]
+    assert [each[:3] for each in broker.queued()] == [("id-1", "ledger", "urgent"), ("id-2", "ledger", "default")]
+    broker.close()
     client.close()
 
 
@@ -83,9 +86,8 @@ def test_messages_leave_their_queue_when_their_tasks_are_done(redis_url: str, tm
     broker = RedisBroker(redis_url)
     broker.publish("another", [Chunk("foreign", "default", ("a",))])
     with app.connection_for_write() as connection:
-        scrape_task.apply_async(
-            ("http://a.example/",), task_id="single", queue="default", connection=connection, ignore_result=True
-        )
+        about: dict[str, Any] = {"task_id": "single", "queue": "default", "producer": app.amqp.Producer(connection)}
+        scrape_task.apply_async(("http://a.example/",), ignore_result=True, **about)
     client.rpush("default", "no message at all")
     lpm = LocalPersistenceManager(tmp_path)
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(60)], job=open_job(lpm))
@@ -109,12 +111,14 @@ def test_messages_leave_their_queue_when_their_tasks_are_done(redis_url: str, tm
     maintainer.tick()
     assert lpm.ledger.published() == set()
     lpm.close()
+    broker.close()
     client.close()
 
 
 def test_other_content_than_json_is_refused(redis_url: str) -> None:
     """A pickled message is never unpacked."""
-    connect(redis_url).flushall()
+    with closing(connect(redis_url)) as client:
+        client.flushall()
     with Connection(redis_url) as connection:
         queue = connection.SimpleQueue("probe", serializer="pickle")
         queue.put({"x": 1})
