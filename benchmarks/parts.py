@@ -25,7 +25,7 @@ import psutil
 
 from benchmarks import measure, site
 from benchmarks.permit import own_redis
-from benchmarks.profile import WORK, apart
+from benchmarks.profile import RUNS, WORK, apart
 from benchmarks.report import machine, section, table
 
 ROOM = 32
@@ -599,6 +599,7 @@ def main() -> None:
         print(text, end="\n\n", flush=True)
         if not given.small:
             write(name, text)
+    shutil.rmtree(RUNS, ignore_errors=True)
 
 
 if __name__ == "__main__":

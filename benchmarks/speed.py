@@ -187,8 +187,14 @@ class Goal(NamedTuple):
         return self.text, f"{sign} {self.wanted:g}", report.figure(self.value), "met" if met else miss
 
 
-CPU = "Both cores are busy: a quarter of a page's time is its parse, a third its durable store (PROFILE.md)."
-LATE = "Each page needs a permit of its own; where the loop is busy, one that is 14 ms late is booked anew."
+CPU = (
+    "Both cores are busy. Of 1.9 ms of CPU a page, request, parse and fields are 0.9, as in the bare loop; the verdict "
+    "takes 0.2, the durable store 0.4, and ledger, permit, events and the worker's own steps 0.4 (PROFILE.md)."
+)
+ALONE = (
+    "Both cores are busy. Where every page is another domain's, claim, permit, its report and the connection are made "
+    "for each page and not for a handful: 3.4 ms of CPU instead of 1.9."
+)
 
 
 def goals(figures: Figures) -> list[Goal]:
@@ -203,7 +209,7 @@ def goals(figures: Figures) -> list[Goal]:
         Goal("slow server, corridor : Scrapy as shipped", figures.ratio("slow", "corridor", "scrapy"), 6, CPU),
         Goal("slow server, corridor : bare loop", figures.ratio("slow", "corridor", "bare"), 0.85, CPU),
         Goal("TLS, corridor : Scrapy as shipped", figures.ratio("tls", "corridor", "scrapy"), 4),
-        Goal("many domains, share of what the limits allow", polite and polite[0] / polite[1], 0.9, LATE),
+        Goal("many domains, share of what the limits allow", polite and polite[0] / polite[1], 0.9, ALONE),
         Goal(
             "CPU a page, corridor : bare loop",
             figures.ratio("fast", "corridor", "bare", "cpu"),
