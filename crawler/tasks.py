@@ -40,7 +40,7 @@ __all__ = ["app", "scrape_chunk_task", "scrape_task"]
 log = logging.getLogger(__name__)
 
 MAX_JOB_WITH_EVENTS = 10_000
-"""In larger jobs pages send no events: each costs as much as fetching."""
+"""In larger jobs pages send no events: nobody looks through so many, and Flower keeps each in its memory."""
 MAX_EVENTS, GATHER_S = 10_000, 0.5
 """So many events wait at most to be sent, and so long others are gathered to one."""
 SINGLE_LIMIT_S = 100.0
