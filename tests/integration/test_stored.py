@@ -208,7 +208,7 @@ def test_where_nothing_is_stored(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (made(b"<div>" * 3000), "too_deep"),
+        (made(b"<div>" * 6_000), "too_deep"),
         (made(b"not gzip", headers=(("Content-Type", "text/html"), ("Content-Encoding", "gzip"))), "bad_encoding"),
     ],
     ids=["deep", "coding"],
