@@ -432,7 +432,7 @@ def test_strings_and_comments_in_selectors_are_whole() -> None:
 
 # Hostile pages.
 
-DEEP = "<div>" * 1_900 + "<p>x</p>" + "</div>" * 1_900
+DEEP = "<div>" * 3_900 + "<p>x</p>" + "</div>" * 3_900
 WIDE = "<ul>" + "<li>x</li>" * 100_000 + "</ul>"
 BUSHY = "<div>" * 390 + "<div>x</div>" * 240_000
 
