@@ -27,6 +27,9 @@ from crawler.redis_client import connect
 
 KINDS = ("child", "child", "worker", "redis", "flushall")
 """What strikes hit: each of these once in every five, children twice."""
+IN_FLIGHT = 4
+"""Pages in flight in each worker: with more, all would be done before the strikes are, and one could not see which
+strike was recovered from and when."""
 STUCK_S = 120.0
 """A crawl that has not moved for so long is over, and what is missing then is lost."""
 
@@ -152,7 +155,7 @@ _GOOD = "Nothing lost, nothing twice."
 def drill(settings: Settings, plan: Plan, workers: int, tell: Callable[[str], None] = lambda line: None) -> Score:
     """Crawl the planned pages in a folder of their own while the planned strikes fall."""
     folder = settings.data_dir.absolute() / "drill"
-    settings = msgspec.structs.replace(settings, data_dir=folder, redis_url=None)
+    settings = msgspec.structs.replace(settings, data_dir=folder, redis_url=None, pages=min(settings.pages, IN_FLIGHT))
     score = Score(
         seed=plan.seed,
         pages=plan.pages,

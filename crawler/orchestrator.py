@@ -174,7 +174,7 @@ class Orchestrator:
     def _environment(self) -> dict[str, str]:
         """What children see: this data folder, this Redis or none, and a folder for what the killed ones leave."""
         env = {"CRAWLER_DATA_DIR": str(self._data), "REDIS_URL": self._settings.redis_url or ""}
-        env |= _config_folder(self._settings)
+        env |= {"CRAWLER_PAGES": str(self._settings.pages), **_config_folder(self._settings)}
         return os.environ | env | {"TMPDIR": str(self._data / "run" / "tmp")}
 
     def start_all(self) -> None:
