@@ -17,10 +17,10 @@ def test_killed_at_a_step(folder: Folder, site: Site, redis_url: str, failpoint:
     # Given 120 tasks in small chunks and a worker whose children die at the n-th passage of a step
     folder.env["REDIS_URL"] = redis_url
     folder.redis().flushall()
-    pages = [site.page(n, 0.01) for n in range(120)]
+    pages = [site.page(n, 0.2) for n in range(120)]  # three seconds for the worker, so that each child has many slices
     file = folder.write("pages.txt", pages)
     assert folder.crawler("bulk", "import", str(file), "--batch-size", "5").returncode == 0
-    dying = folder.worker(concurrency=2, CRAWLER_FAILPOINT=failpoint, CRAWLER_SLICE_S="0.5")
+    dying = folder.worker(concurrency=2, CRAWLER_FAILPOINT=failpoint, CRAWLER_SLICE_S="0.1")
     wait_for(lambda: "SIGKILL" in folder.log(dying), 60, "a child to die at its failpoint")
 
     # When a sound worker takes over
