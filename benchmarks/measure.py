@@ -58,8 +58,9 @@ class Watch:
         return []
 
     def _run(self) -> None:
-        while not self._stop.wait(SAMPLE_S):
+        while not self._stop.is_set():
             self.peak = max(self.peak, sum(map(own_bytes, self._all())))
+            self._stop.wait(SAMPLE_S)
 
     def cpu_s(self) -> float:
         """What all of them have used so far, those that have ended included."""
