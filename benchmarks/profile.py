@@ -416,8 +416,7 @@ def calls_told(urls: Sequence[str], few: int, top: int) -> str:
         f"The difference between a run of {len(urls):,} pages and one of {few:,}, so that a start costs nothing. A "
         "function that begins is a call, and so is a comprehension where Python makes a function of it; a coroutine "
         "that goes on is not. All threads of the worker count; the import does not. Goal: at most 150 calls in 12 "
-        "modules; Scrapy had 1,018 in 61 when that was set. There are more modules because each is small: client 9, "
-        "store and ledger 8, permit 4, verdict 4, sites 3, the page and its worker 4, and three that all use.\n",
+        "modules; Scrapy had 1,018 in 61 when that was set. There are more modules because each is small.\n",
     ]
     for way, meaning in WAYS.items():
         short, long = apart(count_calls, way, urls[:few]), apart(count_calls, way, urls)

@@ -188,12 +188,12 @@ class Goal(NamedTuple):
 
 
 CPU = (
-    "Both cores are busy. Of 1.9 ms of CPU a page, request, parse and fields are 0.9, as in the bare loop; the verdict "
-    "takes 0.2, the durable store 0.4, and ledger, permit, events and the worker's own steps 0.4 (PROFILE.md)."
+    "Both cores are busy. Beside request, parse and fields, which are all that the bare loop does, a page has its "
+    "verdict, its durable store, and its part in ledger, permit and events: PROFILE.md has the time of each."
 )
 ALONE = (
     "Both cores are busy. Where every page is another domain's, claim, permit, its report and the connection are made "
-    "for each page and not for a handful: 3.4 ms of CPU instead of 1.9."
+    "for each page and not for a handful."
 )
 
 
