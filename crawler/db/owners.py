@@ -4,8 +4,11 @@ The file is `run/owners/<owner>`, laid out as
 
     0–255    JSON: pid, parent pid, kind, begin
     256–319  the id of the message in hand
-    320–327  the task being parsed (the crash marker)
-    328–     one task a slot: pages in flight
+    320–327  the task whose page is being worked on (the crash marker)
+    328–335  the suspect that is tried alone: nothing else is in flight then
+    336–343  the beat: CLOCK_MONOTONIC when the owner's loop last ran
+    344–599  what keeps the owner from working, as text
+    600–     one task a slot: pages in flight
 
 and mapped into memory, so that noting a task costs no system call and survives kill -9.
 """
@@ -23,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-_MESSAGE, _PARSING, _SLOTS = 256, 320, 328
+_MESSAGE, _PARSING, _SUSPECT, _BEAT, _TROUBLE, _SLOTS = 256, 320, 328, 336, 344, 600
 
 
 class Owner:
@@ -42,12 +45,28 @@ class Owner:
         self._file.flush()
         self._map = mmap.mmap(self._file.fileno(), 0)
         self._free = list(range(slots))
+        self.beat()
         hidden.rename(self.path)
         self.trace = self.path.with_suffix(".trace").open("w+b")
 
     def holds(self, message_id: str) -> None:
         """Note the message in hand (none: an empty string)."""
-        self._map[_MESSAGE:_PARSING] = message_id.encode()[: _PARSING - _MESSAGE].ljust(_PARSING - _MESSAGE, b"\0")
+        self._put(_MESSAGE, _PARSING, message_id)
+
+    def beat(self) -> None:
+        """Note that the owner's loop runs."""
+        struct.pack_into("<d", self._map, _BEAT, time.monotonic())
+
+    def trouble(self, text: str) -> None:
+        """Note what keeps the owner from working (nothing: an empty string)."""
+        self._put(_TROUBLE, _SLOTS, text)
+
+    def suspects(self, task: int) -> None:
+        """Note the suspect that is tried alone (none: 0)."""
+        struct.pack_into("<q", self._map, _SUSPECT, task)
+
+    def _put(self, begin: int, end: int, text: str) -> None:
+        self._map[begin:end] = text.encode("utf-8", "replace")[: end - begin].ljust(end - begin, b"\0")
 
     def begin(self, task: int) -> int:
         """Note that a task's fetch begins; returns the slot to give back to `end`."""
@@ -87,6 +106,13 @@ class Note(msgspec.Struct, frozen=True):
     parsing: int
     in_flight: frozenset[int]
     evidence: str
+    suspect: int = 0
+    beat: float = 0.0
+    trouble: str = ""
+
+    def still_s(self, now: float) -> float:
+        """For how long its loop has not run, by CLOCK_MONOTONIC."""
+        return now - self.beat
 
 
 def living(folder: Path) -> list[Note]:
@@ -157,13 +183,14 @@ def try_lock(descriptor: int) -> bool:
 
 
 def _read(path: Path, data: bytes) -> Note:
+    data = data.ljust(_SLOTS, b"\0")  # a file that was cut short says nothing, instead of failing
     try:
-        about = msgspec.json.decode(data[:_MESSAGE] or b"{}", type=dict[str, Any])
+        about = msgspec.json.decode(data[:_MESSAGE].rstrip(b"\0") or b"{}", type=dict[str, Any])
     except msgspec.DecodeError:
         about = {}
     slots = data[_SLOTS:]
     numbers = struct.unpack(f"<{len(slots) // 8}q", slots[: len(slots) // 8 * 8])
-    parsing = struct.unpack("<q", data[_PARSING:_SLOTS])[0] if len(data) >= _SLOTS else 0
+    parsing, suspect, beat = struct.unpack("<qqd", data[_PARSING:_TROUBLE])
     try:
         evidence = _parsing_thread(path.with_suffix(".trace").read_text(errors="replace"))
     except FileNotFoundError:
@@ -171,11 +198,18 @@ def _read(path: Path, data: bytes) -> Note:
     return Note(
         path.name,
         about,
-        data[_MESSAGE:_PARSING].rstrip(b"\0").decode(errors="replace"),
+        _text(data[_MESSAGE:_PARSING]),
         parsing,
         frozenset(number for number in numbers if number),
         evidence,
+        suspect,
+        beat,
+        _text(data[_TROUBLE:_SLOTS]),
     )
+
+
+def _text(field: bytes) -> str:
+    return field.rstrip(b"\0").decode(errors="ignore")  # a long text may be cut within a character
 
 
 def _parsing_thread(trace: str) -> str:
