@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import re
+import shlex
 import shutil
 import threading
 import time
@@ -20,7 +21,7 @@ import msgspec
 from crawler.config import failpoint
 from crawler.db import connection, guard, kernel, owners, results, schema, segments
 from crawler.db.ledger import Ledger, Place
-from crawler.errors import StoreError
+from crawler.errors import StoreError, UsageError
 from crawler.models import (
     NO_DEADLINE,
     UNCHANGED,
@@ -29,6 +30,7 @@ from crawler.models import (
     NewTask,
     Outcome,
     Raw,
+    Receipt,
     RetryClass,
     Task,
     TaskStatus,
@@ -152,11 +154,54 @@ class LocalPersistenceManager:
 
     def persist_rejects(self, job: Job, rejects: Iterable[tuple[int, str, str]]) -> None:
         """Note the rows of a job's input (line, reason, beginning) that no task could be made of."""
-        with self.errors(), connection.writing(self.durable.db):
-            self.durable.db.executemany(
-                "INSERT OR REPLACE INTO rejected_rows VALUES (?, ?, ?, ?)",
-                [(job.id, line, reason, _storable(text)) for line, reason, text in rejects],
-            )
+        with self.errors():
+            self.durable.reject(job, ((line, reason, _storable(text) or "") for line, reason, text in rejects))
+
+    @contextmanager
+    def importing(self, job: Job) -> Iterator[None]:
+        """Be seen to import into a job, until the end or a death: then its import was broken off."""
+        with self.errors():
+            folder = self.run / "imports"
+            folder.mkdir(mode=0o700, exist_ok=True)
+            for left in folder.glob(f"{job.id}.*"):  # by an import that was killed
+                if not _is_locked(left):
+                    left.unlink(missing_ok=True)
+            path = folder / f"{job.id}.{os.getpid()}"
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            owners.try_lock(lock)
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(lock)
+
+    def is_importing(self, job: Job) -> bool:
+        """Whether some process reads a job's input now."""
+        return is_importing(self.run, job)
+
+    def unaccounted(self, job: Job) -> list[str]:
+        """What is known to be missing of a job, each with the way out; cheap enough to ask for every job."""
+        return unaccounted(self.ledger, self.run, job)
+
+    def receipt(self, job: Job) -> Receipt:
+        """The receipt of a job, with all that is known to be missing of it, in the ledger or on the disk."""
+        job = self.ledger.job_by_id(job.id)  # as it stands now
+        receipt = self.ledger.receipt(job)
+        problems = [*self.unaccounted(job), *receipt.problems, *self._missing_segments(job)]
+        return msgspec.structs.replace(receipt, problems=problems)
+
+    def accept(self, job: Job) -> list[str]:
+        """Accept that something of a job is missing; returns what."""
+        if self.is_importing(job):
+            raise UsageError(f"the import of {job.name} has not ended yet; wait for its end, or stop it")
+        job = self.ledger.job_by_id(job.id)  # as it stands now
+        lost = self.ledger.losses(job)
+        broken = [] if lost or not job.incomplete else [_broken_off(self.ledger, job)]
+        if lost or broken:
+            with self.errors():
+                self.durable.accept(job, broken, self._clock())
+                self.durable.finalise(self._clock())
+        return lost + broken
 
     def persist_call(self, task: NewTask, *, loopback: bool, held: bool = False) -> int:
         """Put a single URL into the ledger under the id of its call, or find what that call made before."""
@@ -271,10 +316,11 @@ class LocalPersistenceManager:
         failed = outcome.error_type is not None and outcome.charge
         live = ledger.db.all(
             """UPDATE tasks SET status = ?, attempts = attempts + ?, failures = failures + ?, not_before = ?,
-                   owner = NULL, message_id = iif(?, message_id, NULL), error_type = ?, error_message = ?,
-                   completed_at = ?
+                   deaths = iif(?, 0, deaths), owner = NULL, message_id = iif(?, message_id, NULL),
+                   error_type = ?, error_message = ?, completed_at = ?
                WHERE id = ? AND fence = ? AND status = 'processing' RETURNING leased_at""",
-            (outcome.status, bool(outcome.sent) or failed, failed, outcome.not_before, final, outcome.error_type,
+            (outcome.status, bool(outcome.sent) or failed, failed, outcome.not_before, final or failed, final,
+             outcome.error_type,
              _storable(outcome.error_message), now if final else None, task.id, task.fence),
         )  # fmt: skip
         if not live:
@@ -362,22 +408,19 @@ class LocalPersistenceManager:
             os.close(descriptor)
         os.replace(hidden, f"{self.pending}/{task_id}.json")  # noqa: PTH105 - for every page
 
-    def project_missing(self) -> int:
-        """Make again what is missing or unreadable in pending/; returns how many.
+    def project_missing(self, read_all: bool = False) -> int:
+        """Make again what is missing or torn in pending/; returns how many.
 
-        Only a power cut leaves files that are there but unreadable, so they are read once after each boot.
+        A power cut tears files that were not on the disk yet. So those are read that came since the last
+        `secure_pending`, or all of them.
         """
-        import psutil
-
         with self.errors():
-            boot = f"{psutil.boot_time():.0f}"
-            row = self.ledger.db.one("SELECT value FROM meta WHERE key = 'projected_since_boot'")
-            trusted = row is not None and abs(float(row[0]) - float(boot)) < 60
+            suspects = None if read_all else self._unsecured()
             there = set()
             for path in self.pending.iterdir():
                 if path.name.startswith("."):
                     _remove_if_old(path)
-                elif trusted or _whole(path):
+                elif (suspects is not None and path.stem not in suspects) or is_whole(path):
                     there.add(path.stem)
             made = 0
             for task, task_id in self.ledger.db.execute(
@@ -387,9 +430,26 @@ class LocalPersistenceManager:
                 if task_id not in there:
                     self.project(task)
                     made += 1
-            if not trusted:
-                with connection.writing(self.ledger.db):
-                    self.ledger.db.execute("INSERT OR REPLACE INTO meta VALUES ('projected_since_boot', ?)", (boot,))
+        return made
+
+    def _unsecured(self) -> set[str]:
+        """The tasks whose files may not be on the disk yet."""
+        rows = self.ledger.db.execute(
+            """SELECT task_id FROM tasks WHERE id IN (SELECT task FROM events WHERE kind IN ('completed', 'unbundled')
+               AND id > ifnull((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'pending_secured'), 0))"""
+        )
+        return {row[0] for row in rows}
+
+    def secure_pending(self) -> int:
+        """See that every result's file is there, whole and on the disk; returns how many were made again."""
+        with self.errors():
+            horizon = self.ledger.horizon()
+            made = self.project_missing()
+            sync_file_system(self.pending)
+            with connection.writing(self.durable.db):
+                self.durable.db.execute(
+                    "INSERT OR REPLACE INTO meta (key, value) VALUES ('pending_secured', ?)", (str(horizon),)
+                )
         return made
 
     # Raw pages
@@ -407,7 +467,7 @@ class LocalPersistenceManager:
                 return msgspec.convert(raw, Raw)
         return None
 
-    def missing_segments(self, job: Job) -> list[str]:
+    def _missing_segments(self, job: Job) -> list[str]:
         """The segments with pages of a job that are not on the disk as far as the ledger has committed them."""
         condition, values = results.matching(job, None)
         rows = self.ledger.db.all(
@@ -463,6 +523,31 @@ class LocalPersistenceManager:
         return freed
 
 
+def is_importing(run: Path, job: Job) -> bool:
+    """Whether some process reads a job's input now."""
+    return any(_is_locked(path) for path in (run / "imports").glob(f"{job.id}.*"))
+
+
+def unaccounted(ledger: Ledger, run: Path, job: Job) -> list[str]:
+    """What is known to be missing of a job, each with the way out; cheap enough to ask for every job."""
+    missing = ledger.losses(job)
+    if not missing and not job.incomplete:
+        return []
+    if is_importing(run, job):
+        return ["its import has not ended yet"]
+    verb = "results unbundle" if job.source == "bundle" else "bulk import"
+    again = f"python -m crawler {verb} {shlex.quote(job.source_file or 'FILE')}"
+    accept = f"python -m crawler job accept {shlex.quote(job.name)}"
+    ways = f"accept that with: {accept}"
+    if not job.of_gateway:
+        ways = f"import its file again: {again}, or {ways}"
+    return [f"{what}; {ways}" for what in missing or [_broken_off(ledger, job)]]
+
+
+def _broken_off(ledger: Ledger, job: Job) -> str:
+    return f"its import was broken off after {ledger.rows_of(job):,} rows"
+
+
 def low_on_disk(folder: Path, least: int) -> str | None:
     """What to say where fewer bytes are free than there must be."""
     free = shutil.disk_usage(folder).free
@@ -474,6 +559,17 @@ def low_on_disk(folder: Path, least: int) -> str | None:
 def _storable(text: str | None) -> str | None:
     """Without the halves of characters that a server's garbage can leave in a message."""
     return text if text is None else text.encode("utf-8", "replace").decode()
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not owners.try_lock(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _size(path: Path) -> int:
@@ -490,9 +586,30 @@ def _remove_if_old(path: Path) -> None:
             path.unlink()
 
 
-def _whole(path: Path) -> bool:
+def is_whole(path: Path) -> bool:
+    """Whether a file in pending/ is a result that can be read, and that of its name."""
     try:
-        data = path.read_bytes()
-    except OSError:
+        result = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
         return False
-    return data.startswith(b"{") and data.endswith(b"}\n")
+    return isinstance(result, dict) and result.get("task_id") == path.stem
+
+
+def sync_file_system(folder: Path) -> None:
+    """Wait until all that was written to the file system of a folder is on its disk.
+
+    One call for any number of files: synced one by one, a disk takes some eighty a second.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "syncfs"):
+        os.sync()
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if libc.syncfs(descriptor):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+    finally:
+        os.close(descriptor)

@@ -109,7 +109,7 @@ class Maintainer:
     def _project(self) -> None:
         lpm = LocalPersistenceManager(self._lpm.folder)
         try:
-            made = lpm.project_missing()
+            made = lpm.secure_pending()
         except CrawlerError as error:
             log.warning("pending/ could not be looked through: %s", error)
         else:

@@ -242,6 +242,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.source == "gateway"
 
     @property
+    def incomplete(self) -> bool:
+        """Whether its input is not all in: it is being read, or that was broken off."""
+        return self.status is JobStatus.IMPORTING and not self.of_gateway
+
+    @property
     def state(self) -> str:
         """Its status, or what holds it up."""
         if self.hold and self.status is not JobStatus.DONE:
@@ -262,5 +267,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     books: Books
     reasons: dict[str, dict[str, int]]
     problems: list[str]
+    accepted: list[str]
+    """What is missing, and was accepted by an explicit command."""
     checksum: str
     """sha256 over URL, parcel, state and body hash of every task, in the order of import."""

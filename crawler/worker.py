@@ -22,7 +22,7 @@ import uvloop
 
 from crawler.config import Settings, failpoint
 from crawler.db.acts import HELD
-from crawler.db.ledger import Due, Place
+from crawler.db.ledger import Due, Place, Suspect
 from crawler.db.owners import Owner
 from crawler.errors import NotNow, StoreError
 from crawler.fetch.http import Client
@@ -61,6 +61,8 @@ SLOW_S, SLOW_TIMES = 2.0, 4
 hang must not keep it from those that answer."""
 ROOM_S = 1.0
 """How often to look how full the disk is."""
+SUSPECT_WAIT_S = 30.0
+"""A suspect that nobody had a free moment for in so long is waited for: nothing else is claimed until it can go."""
 STOP_GRACE_S = 3.0
 """How long pages in flight may go on when a stop is asked for."""
 
@@ -125,6 +127,9 @@ class Worker:
         self._last_domain = ""
         self._store_trouble = self._claim_trouble = False
         self._pause_s = POLL_S
+        self._suspect: Suspect | None = None
+        self._suspect_not_before = 0.0
+        self._tries_suspect = False
         self._complained = -60.0
         self._room_seen = -ROOM_S
         self._no_room: str | None = None
@@ -255,6 +260,8 @@ class Worker:
             for task, booking in claimed:
                 self._begin(task, booking)
             begun += len(claimed)
+            if self._suspect and self._idle:
+                begun += await self._try_alone(self._suspect)
             if not more:
                 break
             with contextlib.suppress(TimeoutError):
@@ -270,7 +277,8 @@ class Worker:
     async def _claim(self, queues: Sequence[str]) -> tuple[list[Claimed], bool]:
         """Lease only what can begin now: nothing waits in a worker, so urgent work overtakes all but what began."""
         room = self._room()
-        if room <= 0 or self._unsaved >= MAX_UNSAVED or self._store_trouble:
+        self._tries_suspect = self._tries_suspect and not self._idle
+        if room <= 0 or self._tries_suspect or self._unsaved >= MAX_UNSAVED or self._store_trouble:
             return [], True
         try:
             claimed = await self._loop.run_in_executor(self._claims, self._claim_now, queues, room)
@@ -323,8 +331,11 @@ class Worker:
             return [], True
         with self._lpm.errors():
             self._lpm.ledger.wake(now)
+            self._suspect = self._due_suspect(queues)
+            if self._suspect and (self._idle or now - self._suspect.leased_at > SUSPECT_WAIT_S):
+                return [], True
             if not self._lpm.ledger.has_due(queues):
-                return [], False
+                return [], self._suspect is not None
             wanted, more = self._wanted(queues, room)
             booked = self._book_all(wanted, room)
             claimed: list[Claimed] = []
@@ -355,6 +366,27 @@ class Worker:
         opens_s = self._keeper.opens_s()
         self._pause_s = POLL_S if wanted or opens_s is None else min(max(opens_s, 0.005), CLOSED_POLL_S)
         return claimed, more or left or len(places) < len(wanted)
+
+    @property
+    def _idle(self) -> bool:
+        """Whether no page is in flight, nor waits for the disk."""
+        return not self._pages and not self._unsaved
+
+    def _due_suspect(self, queues: Sequence[str]) -> Suspect | None:
+        if time.monotonic() < self._suspect_not_before:
+            return None
+        return self._lpm.ledger.suspect(queues)
+
+    async def _try_alone(self, suspect: Suspect) -> bool:
+        """Begin with a suspect, if its domain lets it go; nothing else is claimed until it has ended."""
+        self._suspect = None
+        claimed, wait_s = await self._take(suspect.id, suspect.domain, suspect.job_id)
+        if claimed is None:
+            self._suspect_not_before = time.monotonic() + wait_s
+            return False
+        self._tries_suspect = True
+        self._begin(*claimed)
+        return True
 
     def _wanted(self, queues: Sequence[str], room: int) -> tuple[list[tuple[Due, Rule]], bool]:
         """Where tasks are due that may go as far as this process knows, in their order; says too if others are due."""
@@ -496,6 +528,19 @@ class Worker:
 
     async def _try_one(self, task: int, domain: str, job_id: int | None) -> float:
         """Take one task through one attempt; where its domain does not let it, in how many seconds to ask again."""
+        claimed, wait_s = await self._take(task, domain, job_id)
+        if claimed is None:
+            return wait_s
+        ended = self._ended[task] = asyncio.Event()
+        self._begin(*claimed)
+        try:
+            await ended.wait()
+        finally:
+            del self._ended[task]
+        return 0.0
+
+    async def _take(self, task: int, domain: str, job_id: int | None) -> tuple[Claimed | None, float]:
+        """Book a request for one task and lease it; else in how many seconds to ask again."""
         errand = await self._loop.run_in_executor(self._claims, self._errand, job_id)
         rule = self._sites.rule(domain, errand.options.rate)
         booking = None
@@ -503,22 +548,14 @@ class Worker:
             try:
                 booking = await self._book(Ask(domain=domain, rule=rule))
             except NotNow as error:
-                return error.wait_s
+                return None, error.wait_s
         claimed = None
         try:
             claimed = await self._loop.run_in_executor(self._claims, self._claim_one, task)
         finally:
             if claimed is None and booking:
                 self._keeper.report(Report(domain=domain, rule=rule, unused=int(self._keeper.is_latest(booking))))
-        if claimed is None:
-            return POLL_S
-        ended = self._ended[task] = asyncio.Event()
-        self._begin(claimed, booking)
-        try:
-            await ended.wait()
-        finally:
-            del self._ended[task]
-        return 0.0
+        return ((claimed, booking), 0.0) if claimed else (None, POLL_S)
 
     def _stand(self, task: int) -> tuple[TaskStatus, float, str, int | None]:
         with self._lpm.errors():

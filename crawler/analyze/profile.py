@@ -281,7 +281,9 @@ class _Profiler:
         for size, time_ms in source.pages():
             sizes.add(size)
             fetch_ms.add(time_ms)
-        if books:
+        if source.path and not self.results:
+            good = of = 0  # files that are not there are no success, whatever the ledger has
+        elif books:
             good, of = books.completed, books.accepted
         else:
             good, of = self._verdicts.counts["ok"], self.results

@@ -197,7 +197,10 @@ def _folder(name: str, path: Path, job: str | None) -> Source:
     try:
         with lpm.errors():
             ledger = lpm.ledger
-            return Source(name, None if whole or job else path, lpm, ledger.job(job) if job else None)
+            source = Source(name, None if whole or job else path, lpm, ledger.job(job) if job else None)
+            if source.path and (made := lpm.project_missing(read_all=True)):
+                source.notes.append(f"{made:,} files were missing or torn, and were made again from the ledger")
+            return source
     except (StoreError, UsageError) as error:
         lpm.close()
         if whole or job:

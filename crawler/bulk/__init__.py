@@ -54,13 +54,15 @@ def import_file(
         _check_all(file, sites)
     key = f"name:{job_name}" if job_name else f"{rows.checksum(file)}:{queue}"
     items = rows.read(file, sites)
-    items = chain([next(items)], items)  # an unusable file is known before anything is written
+    first = list(islice(items, COMMIT_ROWS))  # an unusable file is known before anything is written
+    items = chain(first, items)
     lpm = LocalPersistenceManager(settings.data_dir)
     source_file = str(file.absolute()).encode("utf-8", "replace").decode()  # a name may be any bytes
     accepted = known = rejected = 0
     try:
         with lpm.errors():
             lpm.durable.db.execute("PRAGMA cache_size=-64000")  # rows go to random places of large indexes
+            lpm.durable.adopt(key, list(_tasks(first)))
             job = lpm.durable.open_job(
                 key=key,
                 name=job_name or printable(file.name)[:100],
@@ -74,7 +76,7 @@ def import_file(
                 options=how if how != JobOptions() else None,
             )
         secrets = Secrets(lpm.folder / "sessions", job.name, session)
-        with rows.RejectsFile(file) as rejects:
+        with lpm.importing(job), rows.RejectsFile(file) as rejects:
             while batch := _kept(list(islice(items, COMMIT_ROWS)), secrets):
                 bad = [item for item in batch if isinstance(item, rows.Reject)]
                 for item in bad:
@@ -94,8 +96,8 @@ def import_file(
                 accepted, known = accepted + done.accepted, known + done.known
                 if accepted + known + rejected > COMMIT_ROWS:
                     progress(f"{accepted + known + rejected:,} rows read")
-        with lpm.errors():
-            lpm.durable.close_import(job)
+            with lpm.errors():
+                lpm.durable.close_import(job, lpm.now())
     finally:
         lpm.close()
     total = accepted + known + rejected

@@ -109,8 +109,10 @@ def print_receipt(receipt: Receipt) -> None:
     print(f"Receipt: {receipt.rows:,} rows = {new:,} new + {receipt.known:,} known + {receipt.rejected:,} rejected")
     print(f"  {books.accepted:,} tasks = {' + '.join(parts) or '0'}")
     print(f"  sha256 {receipt.checksum}")
+    for missing in receipt.accepted:
+        print(f"  accepted: {printable(missing)}")
     for problem in receipt.problems:
-        print(f"  UNACCOUNTED: {problem}; python -m crawler doctor tells more")
+        print(f"  UNACCOUNTED: {printable(problem)}")
 
 
 class BooksProgress:

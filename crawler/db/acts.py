@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from crawler.db import losses
 from crawler.db.books import JOB, Bookkeeping, as_job
 from crawler.db.connection import writing
 from crawler.db.owners import Note
@@ -15,8 +16,11 @@ BATCH = 5000
 """Tasks a transaction: others want to write too."""
 
 POISON_STRIKES = 2
-MAX_DEATHS = 20
-"""A page that was in flight when its worker died this often is set aside, whatever it was that died."""
+SUSPECT_DEATHS = 3
+"""A page that was in flight at so many deaths that nobody can be blamed for is tried alone from then on."""
+ALONE_DEATHS = 5
+"""A page that was alone in flight at so many further deaths without a trace is set aside. These may be kills from
+outside, so it takes more of them than of deaths that the watchdog or a fatal signal has left a trace of."""
 
 _IDS = "id IN (SELECT value FROM json_each(?))"
 COUNTS_FOR = "(j.id = t.job_id OR j.id IN (SELECT job_id FROM job_links WHERE task = t.id))"
@@ -70,6 +74,14 @@ class Acts(Bookkeeping):
         if self.db.one(f"SELECT 1 FROM tasks WHERE {held} LIMIT 1"):
             with writing(self.db):
                 self.db.execute(f"UPDATE tasks SET not_before = 0 WHERE {held}")
+
+    def accept(self, job: Job, missing: Sequence[str], now: float) -> None:
+        """Let what a job has be what it is to have, although that is missing; this is noted in its receipt."""
+        with writing(self.db):
+            for what in missing:
+                losses.note(self.db, job.id, what, now)
+            losses.settle(self.db, job.id, losses.ACCEPTED, now)
+            self.db.execute("UPDATE jobs SET status = 'open' WHERE id = ? AND status = 'importing'", (job.id,))
 
     def _pending_ids(self, job: Job, condition: str, after: int) -> list[int]:
         rows = self.db.execute(
@@ -145,7 +157,7 @@ class Acts(Bookkeeping):
                 # IGNORE: a URL that is open in another task must not be open twice.
                 rows = self.db.all(
                     f"""UPDATE OR IGNORE tasks SET status = 'pending', not_before = 0, failures = 0, strikes = 0,
-                            error_type = NULL, error_message = NULL, completed_at = NULL, message_id = NULL,
+                            deaths = 0, error_type = NULL, error_message = NULL, completed_at = NULL, message_id = NULL,
                             deadline = iif(deadline <= ?, 9e15, deadline)
                         WHERE {_IDS} AND status IN ('failed', 'skipped', 'expired') RETURNING id""",
                     (now, _json(ids)),
@@ -188,31 +200,35 @@ class Acts(Bookkeeping):
         return [row[0] for row in rows]
 
     def free(self, note: Note, now: float) -> list[str]:
-        """Return what a dead owner held; what its parser had in hand gets a strike, two are poison.
+        """Return what a dead owner held; gives the domain of each of these tasks.
 
-        Gives the domain of each of these tasks.
+        The page that was being worked on gets a strike, and two are poison. Where none was, every page in flight is a
+        suspect: nobody is blamed, and after some deaths each suspect is tried alone.
         """
         with writing(self.db):
             rows = self.db.all(
-                "SELECT id, strikes, attempts, domain FROM tasks WHERE status = 'processing' AND owner = ?", (note.id,)
+                "SELECT id, strikes, deaths, domain FROM tasks WHERE status = 'processing' AND owner = ?", (note.id,)
             )
-            for id_, strikes, attempts, _ in rows:
-                began, blamed = id_ in note.in_flight, id_ == note.parsing
-                poison = (blamed and strikes + 1 >= POISON_STRIKES) or attempts + began >= MAX_DEATHS
-                message = (
-                    f"{strikes + blamed} workers died or stood still while parsing this page"
-                    if blamed
-                    else f"was in flight at the death of {attempts + began} workers"
-                )
+            for id_, strikes_before, deaths_before, _ in rows:
+                began = id_ in note.in_flight
+                alone = note.in_flight == {id_} and deaths_before >= SUSPECT_DEATHS
+                blamed = id_ == note.parsing or (alone and bool(note.evidence))
+                suspected = began and not note.parsing and not blamed
+                strikes = strikes_before + blamed
+                deaths = deaths_before + (suspected and (alone or deaths_before < SUSPECT_DEATHS))
+                poison = strikes >= POISON_STRIKES or deaths >= SUSPECT_DEATHS + ALONE_DEATHS
                 self.db.execute(
                     """UPDATE tasks SET status = ?, owner = NULL, message_id = NULL, not_before = 0,
-                           attempts = attempts + ?, strikes = strikes + ?,
+                           attempts = attempts + ?, strikes = ?, deaths = ?,
                            error_type = iif(?, 'poison', error_type), error_message = iif(?, ?, error_message),
                            completed_at = iif(?, ?, NULL)
                        WHERE id = ?""",
-                    ("failed" if poison else "pending", began, blamed, poison, poison, message, poison, now, id_),
-                )
+                    ("failed" if poison else "pending", began, strikes, deaths, poison, poison,
+                     _poison(strikes, deaths), poison, now, id_),
+                )  # fmt: skip
                 detail = {"worker": note.about.get("pid"), "began": began, "parsing": blamed}
+                if suspected:
+                    detail["suspected"] = deaths
                 if blamed and note.evidence:
                     detail["evidence"] = note.evidence
                 self.event(id_, "poison" if poison else "worker died", detail, now)
@@ -221,6 +237,12 @@ class Acts(Bookkeeping):
     def owners(self) -> set[str]:
         """Who holds leases, as far as the ledger knows."""
         return {row[0] for row in self.db.execute("SELECT DISTINCT owner FROM tasks WHERE status = 'processing'")}
+
+
+def _poison(strikes: int, deaths: int) -> str:
+    if strikes >= POISON_STRIKES:
+        return f"{strikes} workers died or stood still while they worked on this page"
+    return f"{deaths - SUSPECT_DEATHS} workers died while this page was all that they worked on"
 
 
 def _json(value: object) -> str:

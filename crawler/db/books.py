@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from crawler import urls
+from crawler.db import losses
 from crawler.db.connection import Database, reading, writing
 from crawler.errors import UrlError, UsageError
 from crawler.models import NO_DEADLINE, Books, Job, JobOptions, JobStatus, Receipt, TaskStatus
@@ -20,8 +21,12 @@ _THEIR_ID = f"iif(source IN {THEIRS}, external_id, NULL)"
 
 
 _CHECKS = {
-    "rows more or less than were accepted": """SELECT abs(size - (SELECT count(*) FROM tasks WHERE job_id = ?1))
+    "tasks more or fewer than were accepted": """SELECT abs(size - (SELECT count(*) FROM tasks WHERE job_id = ?1))
         FROM jobs WHERE id = ?1""",
+    "known rows more or fewer than came in": """SELECT abs(linked - (SELECT count(*) FROM job_links WHERE job_id = ?1))
+        FROM jobs WHERE id = ?1""",
+    "rejected rows more or fewer than came in": """SELECT abs(rejected - (SELECT count(*) FROM rejected_rows
+        WHERE job_id = ?1)) FROM jobs WHERE id = ?1""",
     "completed tasks without a result": """SELECT count(*) FROM tasks t WHERE id IN ({members})
         AND status = 'completed' AND NOT EXISTS (SELECT 1 FROM results WHERE task = t.id)""",
     "results that no Gateway would ever get": """SELECT count(*) FROM results r WHERE task IN ({members})
@@ -177,6 +182,20 @@ class Bookkeeping:
         )
         return {domain: (max(fetch_s, 0.001), parse_s) for domain, fetch_s, parse_s in rows}
 
+    def rows_of(self, job: Job) -> int:
+        """How many rows of a job's input are in the ledger."""
+        [(count,)] = self.db.all(
+            """SELECT (SELECT count(*) FROM tasks WHERE job_id = ?1)
+                    + (SELECT count(*) FROM job_links WHERE job_id = ?1)
+                    + (SELECT count(*) FROM rejected_rows WHERE job_id = ?1)""",
+            (job.id,),
+        )
+        return int(count)
+
+    def losses(self, job: Job) -> list[str]:
+        """What was lost of a job and neither imported again nor accepted."""
+        return [loss.what for loss in losses.of(self.db, job) if not loss.settled_at]
+
     def job_by_id(self, id_: int) -> Job:
         """The job of that number."""
         [row] = self.db.all(f"SELECT {JOB} FROM jobs WHERE id = ?", (id_,))
@@ -265,7 +284,7 @@ class Bookkeeping:
             for problem, sql in _CHECKS.items():
                 [(count,)] = self.db.all(sql.format(members=self._members(job)), (job.id,))
                 if count:
-                    problems.append(f"{count:,} {problem}")
+                    problems.append(f"{count:,} {problem}; python -m crawler doctor tells more")
             [(rejected,)] = self.db.all("SELECT count(*) FROM rejected_rows WHERE job_id = ?", (job.id,))
             [(links,)] = self.db.all("SELECT count(*) FROM job_links WHERE job_id = ?", (job.id,))
             [(own,)] = self.db.all("SELECT count(*) FROM tasks WHERE job_id = ?", (job.id,))
@@ -285,6 +304,7 @@ class Bookkeeping:
                 books=books,
                 reasons=self.reasons(job),
                 problems=problems,
+                accepted=[loss.what for loss in losses.of(self.db, job) if loss.how == losses.ACCEPTED],
                 checksum=digest.hexdigest(),
             )
 

@@ -162,6 +162,7 @@ def _assign(
                 ledger.end_without_result([id_], "failed", "bad_task", task.refusal, now)
         ledger.db.execute("UPDATE jobs SET size = size + ? WHERE id = ?", (accepted + refused, job.id))
         for reason, text in unnamed:
+            ledger.db.execute("UPDATE jobs SET rejected = rejected + 1 WHERE id = ?", (job.id,))
             ledger.db.execute(
                 """INSERT INTO rejected_rows SELECT ?1, ifnull(max(source_line), 0) + 1, ?2, ?3
                    FROM rejected_rows WHERE job_id = ?1""",

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from crawler.db.acts import COUNTS_FOR, HELD, Acts
+from crawler.db import losses
+from crawler.db.acts import COUNTS_FOR, HELD, SUSPECT_DEATHS, Acts
 from crawler.db.books import JOB, as_job
 from crawler.db.connection import writing
 from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, JobOptions, Known, NewTask, Task
@@ -15,7 +16,8 @@ from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, JobOptions, Known
 _TASK = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback, job_id,
            (SELECT size FROM jobs WHERE jobs.id = tasks.job_id), platform"""
 _UNHELD = "not_before = iif(not_before = 9e15, 0, not_before)"
-_DUE = "status = 'pending' AND not_before = 0"
+_DUE = f"status = 'pending' AND not_before = 0 AND deaths < {SUSPECT_DEATHS}"
+_SUSPECTED = f"status = 'pending' AND not_before = 0 AND deaths >= {SUSPECT_DEATHS}"
 
 
 _DOMAINS = 64
@@ -49,6 +51,15 @@ class Place(NamedTuple):
     due: Due
     most: int
     fits: Callable[[int | None], bool]
+
+
+class Suspect(NamedTuple):
+    """A task that was in flight at several deaths of workers that nobody could be blamed for."""
+
+    id: int
+    domain: str
+    job_id: int | None
+    leased_at: float
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -119,10 +130,46 @@ class Ledger(Acts):
             free = f"{name}-{number}"
         return free
 
-    def close_import(self, job: Job) -> None:
-        """All of the job's rows are in: from now on it may end."""
+    def close_import(self, job: Job, now: float) -> None:
+        """All of the job's rows are in: from now on it may end. What a repair had lost of them is back."""
         with writing(self.db):
             self.db.execute("UPDATE jobs SET status = 'open' WHERE id = ? AND status = 'importing'", (job.id,))
+            if self._is_whole_again(job):
+                losses.settle(self.db, job.id, losses.IMPORTED_AGAIN, now)
+
+    def _is_whole_again(self, job: Job) -> bool:
+        """Whether an import has brought back what a job had lost; a job known by its name may have several files."""
+        if job.of_gateway or not self._has_losses(job.id):
+            return False
+        [(by_name, whole, files)] = self.db.all(
+            """SELECT key LIKE 'name:%', size <= (SELECT count(*) FROM tasks WHERE job_id = jobs.id),
+                   (SELECT count(DISTINCT source_file) FROM tasks WHERE job_id = jobs.id)
+               FROM jobs WHERE id = ?""",
+            (job.id,),
+        )
+        return not by_name or (whole and files == 1)
+
+    def _has_losses(self, job_id: int) -> bool:
+        return self.db.one("SELECT 1 FROM losses WHERE job_id = ? AND settled_at IS NULL", (job_id,)) is not None
+
+    def adopt(self, key: str, tasks: Sequence[NewTask]) -> None:
+        """Let a job whose row was lost be found by this key again, if these are the first rows of its file."""
+        orphans = self.db.all("SELECT id FROM jobs WHERE key LIKE 'salvaged %' AND status <> 'done' ORDER BY id")
+        for (job_id,) in orphans:
+            found = sum(
+                self.db.one(
+                    """SELECT 1 FROM tasks WHERE url_key = ? AND parcel_id = ? AND job_id = ?
+                       AND ifnull(source_line, ?4) = ?4""",
+                    (task.address.key, task.parcel_id, job_id, task.line),
+                )
+                is not None
+                for task in tasks
+            )
+            [(taken,)] = self.db.all("SELECT count(*) FROM jobs WHERE key = ? AND status <> 'done'", (key,))
+            if found and 2 * found >= len(tasks) and not taken:
+                with writing(self.db):
+                    self.db.execute("UPDATE jobs SET key = ? WHERE id = ?", (key, job_id))
+                return
 
     def add(
         self,
@@ -137,16 +184,19 @@ class Ledger(Acts):
         now: float,
     ) -> Imported:
         """Insert what is not there yet; what is counts for this job too, at the more urgent of both places."""
-        accepted = known = 0
+        accepted = known = linked = 0
         job_id, deadline = (job.id, job.deadline or NO_DEADLINE) if job else (None, NO_DEADLINE)
         with writing(self.db):
+            mending = job_id is not None and self._has_losses(job_id)
             for task in tasks:
                 address = task.address
                 row_input = msgspec.json.encode(task.input).decode() if task.input else None
+                if mending:
+                    self._recognise(task, job_id, source_file, row_input)
                 found = self._known(task, job_id, fresh_after)
                 if found:
                     known += 1
-                    self._share(found, task, job_id, queue, deadline, row_input, now)
+                    linked += self._share(found, task, job_id, queue, deadline, row_input, now)
                     continue
                 accepted += 1
                 self.db.execute(
@@ -157,9 +207,34 @@ class Ledger(Acts):
                      task.parcel_id, queue, task.priority, deadline, source, source_file, task.line, row_input,
                      loopback, now),
                 )  # fmt: skip
-            if job_id is not None and accepted:
-                self.db.execute("UPDATE jobs SET size = size + ? WHERE id = ?", (accepted, job_id))
+            if (accepted or linked) and not mending:
+                self.db.execute(
+                    "UPDATE jobs SET size = size + ?, linked = linked + ? WHERE id = ?", (accepted, linked, job_id)
+                )
         return Imported(accepted, known)
+
+    def reject(self, job: Job, rejects: Iterable[tuple[int, str, str]]) -> None:
+        """Note the rows of a job's input (line, reason, beginning) that no task could be made of."""
+        with writing(self.db):
+            before = self.db.total_changes()
+            self.db.executemany(
+                "INSERT OR IGNORE INTO rejected_rows (job_id, source_line, reason, text) VALUES (?, ?, ?, ?)",
+                [(job.id, *row) for row in rejects],
+            )
+            new = self.db.total_changes() - before
+            if new and not self._has_losses(job.id):
+                self.db.execute("UPDATE jobs SET rejected = rejected + ? WHERE id = ?", (new, job.id))
+
+    def _recognise(self, task: NewTask, job_id: int | None, source_file: str | None, row_input: str | None) -> None:
+        """Give a task whose input was lost, or which a repair has made of its result, what this row says of it."""
+        self.db.execute(
+            """UPDATE OR IGNORE tasks SET parcel_id = ?1, source_line = ?2, job_id = ?4, source_file = ?5,
+                   input = ifnull(input, ?6)
+               WHERE id = (SELECT id FROM tasks WHERE url_key = ?3 AND ifnull(job_id, ?4) = ?4
+                           AND iif(source = 'salvage' AND source_line IS NULL, parcel_id IN ('', ?1),
+                                   input IS NULL AND parcel_id = ?1 AND source_line = ?2) LIMIT 1)""",
+            (task.parcel_id, task.line, task.address.key, job_id, source_file, row_input),
+        )
 
     def _known(self, task: NewTask, job_id: int | None, fresh_after: float) -> tuple[Any, ...] | None:
         """The task that this row means if it is open, in the same job, or collected lately."""
@@ -188,7 +263,8 @@ class Ledger(Acts):
         deadline: float,
         row_input: str | None,
         now: float,
-    ) -> None:
+    ) -> bool:
+        """Let a known task count for this job too; whether it did not yet."""
         id_, its_job, its_line, its_queue, its_priority, its_deadline, status, _ = found
         its_place = (QUEUES.index(its_queue), its_priority, its_deadline)
         place = (
@@ -204,10 +280,10 @@ class Ledger(Acts):
                 (QUEUES[place[0]], *place[1:], id_),
             )
             self.event(id_, "raised", {"queue": QUEUES[place[0]], "priority": place[1]}, now)
-        if job_id is not None and (its_job, its_line) != (job_id, task.line):
-            self.db.execute(
-                "INSERT OR IGNORE INTO job_links VALUES (?, ?, ?, ?)", (job_id, id_, task.line or 0, row_input)
-            )
+        if job_id is None or (its_job, its_line) == (job_id, task.line):
+            return False
+        self.db.execute("INSERT OR IGNORE INTO job_links VALUES (?, ?, ?, ?)", (job_id, id_, task.line or 0, row_input))
+        return bool(self.db.changes())
 
     def add_call(self, task: NewTask, *, loopback: bool, now: float, held: bool = False) -> int:
         """The task that this call has made before, the open one for its URL, or a new one.
@@ -305,6 +381,18 @@ class Ledger(Acts):
         """Whether any task of these queues is due; asked before `claim`, which needs the write lock."""
         return any(self.db.one(f"SELECT 1 FROM tasks WHERE {_DUE} AND queue = ? LIMIT 1", (queue,)) for queue in queues)
 
+    def suspect(self, queues: Sequence[str]) -> Suspect | None:
+        """The first due task of these queues that must be tried alone."""
+        for queue in queues:
+            row = self.db.one(
+                f"""SELECT id, domain, job_id, leased_at FROM tasks WHERE {_SUSPECTED} AND queue = ?
+                    ORDER BY priority, deadline, id LIMIT 1""",
+                (queue,),
+            )
+            if row:
+                return Suspect(*row)
+        return None
+
     def due(self, queue: str, after: str = "") -> Iterator[Due]:
         """Where tasks are due, by priority and deadline; within these the domains in turn, beginning behind `after`."""
         group = self._next_group(queue, "priority > ?", 0)
@@ -363,6 +451,7 @@ class Ledger(Acts):
                 rows = self._unpublished(queue, window - ahead)
                 ahead += len(rows)
                 chunks += _chunks(queue, rows, slots)
+                chunks += self._suspects_alone(queue, slots)
             for chunk in chunks:
                 self.db.execute(
                     """UPDATE tasks SET message_id = ?, published_at = ?
@@ -370,6 +459,12 @@ class Ledger(Acts):
                     (chunk.message_id, now, msgspec.json.encode(chunk.task_ids).decode()),
                 )
         return chunks
+
+    def _suspects_alone(self, queue: str, slots: int) -> list[Chunk]:
+        rows = self.db.all(
+            f"SELECT task_id FROM tasks WHERE {_SUSPECTED} AND queue = ? AND message_id IS NULL LIMIT ?", (queue, slots)
+        )
+        return [Chunk(_message_id(), queue, (task_id,)) for (task_id,) in rows]
 
     def _unpublished(self, queue: str, room: int) -> list[tuple[str, int]]:
         """Up to `room` due tasks that are in no message: by priority and deadline, then fairly between domains."""

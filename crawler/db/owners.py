@@ -5,10 +5,9 @@ The file is `run/owners/<owner>`, laid out as
     0–255    JSON: pid, parent pid, kind, begin
     256–319  the id of the message in hand
     320–327  the task whose page is being worked on (the crash marker)
-    328–335  the suspect that is tried alone: nothing else is in flight then
-    336–343  the beat: CLOCK_MONOTONIC when the owner's loop last ran
-    344–599  what keeps the owner from working, as text
-    600–     one task a slot: pages in flight
+    328–335  the beat: CLOCK_MONOTONIC when the owner's loop last ran
+    336–591  what keeps the owner from working, as text
+    592–     one task a slot: pages in flight
 
 and mapped into memory, so that noting a task costs no system call and survives kill -9.
 """
@@ -26,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-_MESSAGE, _PARSING, _SUSPECT, _BEAT, _TROUBLE, _SLOTS = 256, 320, 328, 336, 344, 600
+_MESSAGE, _PARSING, _BEAT, _TROUBLE, _SLOTS = 256, 320, 328, 336, 592
 
 
 class Owner:
@@ -60,10 +59,6 @@ class Owner:
     def trouble(self, text: str) -> None:
         """Note what keeps the owner from working (nothing: an empty string)."""
         self._put(_TROUBLE, _SLOTS, text)
-
-    def suspects(self, task: int) -> None:
-        """Note the suspect that is tried alone (none: 0)."""
-        struct.pack_into("<q", self._map, _SUSPECT, task)
 
     def _put(self, begin: int, end: int, text: str) -> None:
         self._map[begin:end] = text.encode("utf-8", "replace")[: end - begin].ljust(end - begin, b"\0")
@@ -106,7 +101,7 @@ class Note(msgspec.Struct, frozen=True):
     parsing: int
     in_flight: frozenset[int]
     evidence: str
-    suspect: int = 0
+    """Where its threads stood, where the watchdog or a fatal signal ended it; nothing where it was killed."""
     beat: float = 0.0
     trouble: str = ""
 
@@ -190,7 +185,7 @@ def _read(path: Path, data: bytes) -> Note:
         about = {}
     slots = data[_SLOTS:]
     numbers = struct.unpack(f"<{len(slots) // 8}q", slots[: len(slots) // 8 * 8])
-    parsing, suspect, beat = struct.unpack("<qqd", data[_PARSING:_TROUBLE])
+    parsing, beat = struct.unpack("<qd", data[_PARSING:_TROUBLE])
     try:
         evidence = _parsing_thread(path.with_suffix(".trace").read_text(errors="replace"))
     except FileNotFoundError:
@@ -202,7 +197,6 @@ def _read(path: Path, data: bytes) -> Note:
         parsing,
         frozenset(number for number in numbers if number),
         evidence,
-        suspect,
         beat,
         _text(data[_TROUBLE:_SLOTS]),
     )

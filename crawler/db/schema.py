@@ -217,6 +217,32 @@ MIGRATIONS = (
         DELETE FROM reports WHERE task = new.id;
     END;
     """,
+    """
+    -- Witnesses beside `size`: how many rows of input an import has put into the other two tables.
+    ALTER TABLE jobs ADD COLUMN linked INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE jobs ADD COLUMN rejected INTEGER NOT NULL DEFAULT 0;
+    UPDATE jobs SET linked = (SELECT count(*) FROM job_links WHERE job_id = jobs.id),
+                    rejected = (SELECT count(*) FROM rejected_rows WHERE job_id = jobs.id);
+
+    -- What a repair could not save: its job is unaccounted for until `settled_at`.
+    CREATE TABLE losses (
+        id         INTEGER PRIMARY KEY,
+        job_id     INTEGER NOT NULL,
+        at         REAL NOT NULL,
+        what       TEXT NOT NULL,
+        settled_at REAL,
+        how        TEXT                          -- imported again, accepted
+    );
+    CREATE INDEX losses_by_job ON losses(job_id);
+
+    -- Deaths of workers that a page was in flight at and nobody could be blamed for: after some it is tried alone.
+    ALTER TABLE tasks ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;
+    DROP INDEX tasks_due;
+    CREATE INDEX tasks_due ON tasks(queue, priority, deadline, domain, id)
+        WHERE status = 'pending' AND not_before = 0 AND deaths < 3;
+    CREATE INDEX tasks_suspected ON tasks(queue, priority, deadline, id)
+        WHERE status = 'pending' AND not_before = 0 AND deaths >= 3;
+    """,
 )
 
 

@@ -14,7 +14,8 @@ from crawler.db.ledger import Ledger
 from crawler.db.segments import sync_folder
 from crawler.doctor import REPAIR, Context, Seen
 from crawler.doctor.salvage import ENDED_TOO_EARLY, SENSELESS, UNKNOWN_STATES, salvage, settle
-from crawler.models import JobStatus, TaskStatus
+from crawler.lpm import is_importing, unaccounted
+from crawler.models import TaskStatus
 from crawler.process import read_stack
 
 _MAGIC = b"SQLite format 3\0"
@@ -177,8 +178,11 @@ _BOOKS = {
         AND status IN ('failed', 'skipped', 'expired') AND id NOT IN (SELECT task FROM reports)""",
     "tasks of jobs that are not there": """SELECT count(*) FROM tasks
         WHERE job_id IS NOT NULL AND job_id NOT IN (SELECT id FROM jobs)""",
-    "jobs with another number of tasks than they have accepted": """SELECT count(*) FROM jobs
-        WHERE size <> (SELECT count(*) FROM tasks WHERE job_id = jobs.id)""",
+    "jobs with other numbers of rows than came in": """SELECT count(*) FROM jobs
+        WHERE (size, linked, rejected) <> ((SELECT count(*) FROM tasks WHERE job_id = jobs.id),
+            (SELECT count(*) FROM job_links WHERE job_id = jobs.id),
+            (SELECT count(*) FROM rejected_rows WHERE job_id = jobs.id))
+        AND NOT EXISTS (SELECT 1 FROM losses WHERE job_id = jobs.id AND settled_at IS NULL)""",
     "jobs that are done although a task is open": f"SELECT count(*) FROM ({ENDED_TOO_EARLY})",
 }
 
@@ -199,13 +203,11 @@ def books(context: Context) -> Iterator[Seen]:
     else:
         [(accepted,)] = context.db.all("SELECT count(*) FROM tasks")
         yield Seen("ok", f"{accepted} tasks in {len(jobs)} jobs, each in one state, each result in its place")
-    for job in jobs:
-        if job.status is JobStatus.IMPORTING and not job.of_gateway:
-            yield Seen(
-                "note",
-                f"the import of job {job.name} has not ended; if none runs, it was broken off",
-                f"the same import again: python -m crawler bulk import {job.source_file or 'FILE'}",
-            )
+    ledger = Ledger(context.db)
+    for job in ledger.jobs():
+        running = is_importing(context.folder / "run", job)
+        for what in unaccounted(ledger, context.folder / "run", job):
+            yield Seen("note" if running else "wrong", f"job {job.name}: {what}")
 
 
 def _imbalance(context: Context) -> str:

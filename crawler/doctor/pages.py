@@ -13,7 +13,7 @@ from crawler.db.connection import reading, writing
 from crawler.doctor import REPAIR, Context, Seen
 from crawler.doctor.salvage import decoded
 from crawler.errors import CrawlerError
-from crawler.lpm import UNFINISHED
+from crawler.lpm import UNFINISHED, is_whole
 from crawler.models import Raw
 
 _SAMPLE = 200
@@ -250,7 +250,7 @@ def _kind(context: Context, path: Path, gone: set[str]) -> str | None:
         return "foreign"
     if path.stem in gone:
         return "left"
-    return "whole" if _readable(path) else "unreadable"
+    return "whole" if is_whole(path) else "unreadable"
 
 
 def _expected(context: Context, before: float) -> tuple[set[str], set[str]]:
@@ -264,11 +264,3 @@ def _expected(context: Context, before: float) -> tuple[set[str], set[str]]:
     ):
         (gone if ended else due).add(name)
     return due, gone
-
-
-def _readable(path: Path) -> bool:
-    try:
-        result = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return False
-    return isinstance(result, dict) and result.get("task_id") == path.stem

@@ -17,6 +17,7 @@ from crawler.db import schema, segments
 from crawler.db.connection import Database, connect, writing
 from crawler.db.ledger import Ledger
 from crawler.doctor import leaves
+from crawler.doctor.losses import SALVAGED, make_job, name_of, prove
 from crawler.errors import CrawlerError, StoreError, UrlError
 from crawler.fetch.body import Body
 from crawler.models import NO_DEADLINE, Raw
@@ -71,14 +72,18 @@ def _remove(path: Path) -> None:
 def _read_all(copy: Path, fresh: Database) -> dict[str, int]:
     tables = {name: _columns(fresh, name) for (name,) in fresh.all(_TABLES)}
     with writing(fresh):
+        fresh.execute(INDEXED)
         broken = [name for name in tables if not _read(copy, fresh, name, tables[name])]
         _read_leaves(copy, fresh, {name: tables[name] for name in broken})
+        if "tasks" in broken:
+            _read_indexes(copy, fresh)
         for table in ("results", "events"):
             fresh.execute(f"DELETE FROM {table} WHERE {SENSELESS[table]}")
         fresh.execute(f"UPDATE tasks SET task_id = lower(hex(randomblob(16))) WHERE {SENSELESS['tasks']}")
-        fresh.execute("UPDATE tasks SET input = NULL WHERE NOT json_valid(input) OR json_type(input) <> 'object'")
+        fresh.execute(f"INSERT INTO no_input SELECT id FROM tasks WHERE {_BAD_INPUT}")
+        fresh.execute(f"UPDATE tasks SET input = NULL WHERE {_BAD_INPUT}")
         fresh.execute("UPDATE tasks SET queue = 'default' WHERE queue NOT IN ('urgent', 'default')")
-    return {name: int(fresh.all(f"SELECT count(*) FROM {name}")[0][0]) for name in tables}
+    return {name: _count(fresh, name) for name in tables}
 
 
 SENSELESS = {
@@ -140,6 +145,41 @@ def _read_leaves(copy: Path, fresh: Database, tables: dict[str, list[Column]]) -
                     break
 
 
+INDEXED = """
+    CREATE TEMP TABLE IF NOT EXISTS indexed (
+        id INTEGER PRIMARY KEY, task_id TEXT, url_key BLOB, parcel_id TEXT, job_id INTEGER);
+    CREATE TEMP TABLE IF NOT EXISTS no_input (id INTEGER PRIMARY KEY)"""
+"""What the indexes still know of tasks whose rows are lost: not their URLs, but whose they are; and the tasks whose
+input is lost."""
+_BAD_INPUT = "NOT json_valid(input) OR json_type(input) <> 'object'"
+_INDEXES = {
+    "tasks_by_task_id": ("task_id",),
+    "tasks_by_url": ("url_key", "parcel_id"),
+    "tasks_by_job": ("job_id",),
+}
+
+
+def _read_indexes(copy: Path, fresh: Database) -> None:
+    """Read what each index of the tasks holds by itself, from its beginning, and where that breaks off from its end."""
+    for index, columns in _INDEXES.items():
+        names = ", ".join(columns)
+        put = f"""INSERT INTO indexed (id, {names}) VALUES (?, {", ".join("?" * len(columns))})
+                  ON CONFLICT DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in columns)}"""
+        for order in ("ASC", "DESC"):
+            by = ", ".join(f"{name} {order}" for name in columns)
+            with (
+                contextlib.suppress(apsw.Error, UnicodeDecodeError),
+                contextlib.closing(Database(str(copy), flags=apsw.SQLITE_OPEN_READONLY)) as db,
+            ):
+                for row in db.execute(f"SELECT id, {names} FROM tasks INDEXED BY {index} ORDER BY {by}"):
+                    fresh.execute(put, row)
+                break
+    fresh.execute(
+        """DELETE FROM indexed WHERE id IN (SELECT id FROM tasks) OR id < 1
+               OR length(task_id) <> 32 OR task_id GLOB '*[^0-9a-f]*' OR task_id IN (SELECT task_id FROM tasks)"""
+    )
+
+
 def _fits(columns: list[Column], values: list[leaves.Value]) -> bool:
     """Whether these can be the values of a row: of the right types, without the columns that were added later."""
     return (
@@ -169,6 +209,8 @@ def settle(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]
     done: dict[str, int] = {}
     ledger = Ledger(db)
     with writing(db):
+        db.execute(INDEXED)
+        jobs = _count(db, "jobs")
         db.execute("CREATE INDEX by_place ON results(raw_segment, raw_offset)")
         done["results put back from pending/"] = sum(_put_back(db, raw, result) for result in _projected(pending))
         db.execute("DROP INDEX by_place")
@@ -207,7 +249,9 @@ def settle(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]
                   OR status NOT IN ('pending', 'processing', 'completed', 'failed', 'skipped', 'expired')"""
         )
         done["tasks pending again, their state being unknown"] = db.changes()
-        done["jobs put right"] = _settle_jobs(db, now)
+        done["jobs open again"] = _settle_jobs(db, now)
+        done["jobs made again"] = _count(db, "jobs") - jobs
+        done |= prove(db, now)
     return {what: count for what, count in done.items() if count}
 
 
@@ -254,7 +298,7 @@ def _put_back(db: Database, raw: Path, result: Projected) -> bool:
     """Give a task its result back from its projection, and a result its task."""
     row = db.one("SELECT id, status, job_id FROM tasks WHERE task_id = ?", (result.task_id,))
     if result.job and (row is None or row[2] is not None):
-        _make_job(db, row[2] if row else None, result.job, result.scraped_at.timestamp())
+        make_job(db, row[2] if row else None, result.job, result.scraped_at.timestamp())
     if row and (row[1] != "completed" or db.one("SELECT 1 FROM results WHERE task = ?", (row[0],))):
         return False
     place = (result.raw.segment, result.raw.offset, result.raw.length) if result.raw else (None, None, None)
@@ -274,16 +318,6 @@ def _put_back(db: Database, raw: Path, result: Projected) -> bool:
          result.scraped_at.timestamp(), result.site.name, result.site.version),
     )  # fmt: skip
     return True
-
-
-def _make_job(db: Database, id_: int | None, name: str, now: float) -> None:
-    """A job that the ledger has lost, under its number or a new one; one that is there is left as it is."""
-    new_id = "(SELECT 1 + max(coalesce((SELECT max(id) FROM jobs), 0), coalesce((SELECT max(job_id) FROM tasks), 0)))"
-    db.execute(
-        f"""INSERT OR IGNORE INTO jobs (id, name, key, status, queue, source, batch_size, created_at)
-            VALUES (coalesce(?1, {new_id}), ?2, 'salvaged ' || ?2, 'open', 'default', 'salvage', 100, ?3)""",
-        (id_, name, now),
-    )
 
 
 def _about(raw: Path, place: Raw | None) -> tuple[str, int]:
@@ -341,11 +375,28 @@ def _origin(db: Database, result: Projected) -> tuple[str, str | None]:
 
 
 def _remake_tasks(db: Database) -> int:
-    """A result whose task is gone, and that is not in pending/ either, still tells which page it is of."""
+    """A result whose task is gone, and that is not in pending/ either, still tells which page it is of.
+
+    Who it is, the indexes know; else its job is that of both its neighbours, imported before and after it.
+    """
     rows = db.all("SELECT task, final_url, scraped_at FROM results WHERE task NOT IN (SELECT id FROM tasks)")
     for id_, url, at in rows:
         task_id, moment = secrets.token_hex(16), datetime.fromtimestamp(at, UTC)
         _make_task(db, id_, Projected(task_id=task_id, url=url, final_url=url, scraped_at=moment))
+        db.execute("INSERT OR IGNORE INTO no_input VALUES (?)", (id_,))
+        db.execute(
+            """UPDATE tasks SET job_id = (SELECT b.job_id FROM tasks b
+                   WHERE b.id = (SELECT max(id) FROM tasks WHERE id < ?1 AND job_id IS NOT NULL)
+                   AND b.job_id = (SELECT job_id FROM tasks WHERE id > ?1 AND job_id IS NOT NULL ORDER BY id LIMIT 1))
+               WHERE id = ?1 AND job_id IS NULL""",
+            (id_,),
+        )
+    db.execute(
+        """UPDATE OR IGNORE tasks SET
+               task_id = ifnull(i.task_id, tasks.task_id), job_id = ifnull(i.job_id, tasks.job_id),
+               url_key = ifnull(i.url_key, tasks.url_key), parcel_id = ifnull(i.parcel_id, tasks.parcel_id)
+           FROM indexed i WHERE i.id = tasks.id"""
+    )
     return len(rows)
 
 
@@ -369,26 +420,30 @@ def _reopen(ledger: Ledger, now: float) -> int:
 
 
 def _settle_jobs(db: Database, now: float) -> int:
-    """Jobs that are gone are made again, sizes are counted anew, and one with open tasks is open."""
-    changed = 0
-    for (id_,) in db.all(
-        "SELECT DISTINCT job_id FROM tasks WHERE job_id IS NOT NULL AND job_id NOT IN (SELECT id FROM jobs)"
+    """Make jobs that are gone again, and open those with open tasks; returns how many were opened."""
+    for id_, file in db.all(
+        """SELECT job_id, max(source_file) FROM tasks WHERE job_id IS NOT NULL AND job_id NOT IN (SELECT id FROM jobs)
+           GROUP BY 1"""
     ):
-        _make_job(db, id_, f"salvaged-{id_}", now)
-        changed += 1
+        make_job(db, id_, name_of(file, id_), now)
     db.execute(
-        """UPDATE jobs SET size = (SELECT count(*) FROM tasks WHERE job_id = jobs.id)
-           WHERE size <> (SELECT count(*) FROM tasks WHERE job_id = jobs.id)"""
+        f"""UPDATE jobs SET (source_file, queue, created_at) = (
+                SELECT max(source_file), max(queue), min(imported_at) FROM tasks WHERE job_id = jobs.id)
+            WHERE key LIKE '{SALVAGED}%' AND source_file IS NULL
+            AND EXISTS (SELECT 1 FROM tasks WHERE job_id = jobs.id)"""
     )
-    changed += db.changes()
-    for id_, key in db.all(ENDED_TOO_EARLY):
+    ended = db.all(ENDED_TOO_EARLY)
+    for id_, key in ended:
         taken = db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,))
         db.execute(
             "UPDATE jobs SET status = 'open', completed_at = NULL, key = ? WHERE id = ?",
             (f"{key}#{id_}" if taken else key, id_),
         )
-        changed += 1
-    return changed
+    return len(ended)
+
+
+def _count(db: Database, table: str) -> int:
+    return int(db.all(f"SELECT count(*) FROM {table}")[0][0])
 
 
 ENDED_TOO_EARLY = """

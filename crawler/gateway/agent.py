@@ -186,7 +186,7 @@ def run(
         finally:
             services.stop()
             with lpm.errors():
-                lpm.durable.close_import(job)  # from now on it ends with its last task
+                lpm.durable.close_import(job, lpm.now())  # from now on it ends with its last task
         return False
 
 

@@ -3,6 +3,7 @@
 import sys
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -236,29 +237,32 @@ def _store(lpm: LocalPersistenceManager, path: Path, reader: _Reader, stored: Ca
     key = f"bundle:{reader.checksum}"
     begun = ledger.db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,)) is not None
     job, new, open_ = None, 0, 0
-    for batch in reader.batches():
-        known = _known(ledger, [record.task_id for record, _ in batch])
-        open_ += sum(not has_result for has_result in known.values())
-        fresh = {record.task_id: (record, page) for record, page in batch if record.task_id not in known}
-        if job is None and (fresh or begun):
-            job = ledger.open_job(
-                key=key,
-                name=printable(manifest.job or path.name)[:100],
-                queue="default",
-                source="bundle",
-                source_file=source,
-                batch_size=100,
-                now=lpm.now(),
-            )
-        if fresh and job:
-            insert = _Insert([record for record, _ in fresh.values()], job, source, reader, lpm.now())
-            lpm.save_carried([page for _, page in fresh.values()], insert)
-            failpoint("unbundled")
-        stored([record.task_id for record, _ in batch])
-        new += len(fresh)
-    if job:
-        lpm.durable.close_import(job)
-        lpm.durable.finalise(lpm.now())
+    with ExitStack() as importing:
+        for batch in reader.batches():
+            known = _known(ledger, [record.task_id for record, _ in batch])
+            open_ += sum(not has_result for has_result in known.values())
+            fresh = {record.task_id: (record, page) for record, page in batch if record.task_id not in known}
+            if job is None and (fresh or begun):
+                job = ledger.open_job(
+                    key=key,
+                    name=printable(manifest.job or path.name)[:100],
+                    queue="default",
+                    source="bundle",
+                    source_file=source,
+                    batch_size=100,
+                    now=lpm.now(),
+                )
+                importing.enter_context(lpm.importing(job))
+            if fresh and job:
+                insert = _Insert([record for record, _ in fresh.values()], job, source, reader, lpm.now())
+                lpm.save_carried([page for _, page in fresh.values()], insert)
+                failpoint("unbundled")
+            stored([record.task_id for record, _ in batch])
+            new += len(fresh)
+        if job:
+            lpm.durable.close_import(job, lpm.now())
+            lpm.durable.finalise(lpm.now())
+    lpm.secure_pending()
     known_count = manifest.results - new
     name = job.name if job else None
     return Unbundled(manifest.results, new, known_count, open_, manifest.pages, name, reader.checksum)

@@ -42,7 +42,7 @@ def _many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(MANY)], job=job)
     tasks = lpm.get_next_pending("owner", MANY)
     lpm.save_result(*(done(task, page=page(task.url, task.url.encode())) for task in tasks))
-    lpm.durable.close_import(job)
+    lpm.durable.close_import(job, time.time())
     lpm.durable.finalise(time.time())
     lpm.close()
     return folder.data

@@ -36,7 +36,7 @@ def crawl(data: Path, size: int = 400, completed: int = 300) -> Job:
     rows = [{"url": f"http://a.example/{n}", "county": "Bay"} for n in range(size)]
     tasks = [new(row["url"], parcel_id=str(n), line=n, input=dict(row)) for n, row in enumerate(rows)]
     lpm.persist_tasks(tasks, job=job)
-    lpm.durable.close_import(job)
+    lpm.durable.close_import(job, lpm.now())
     claimed = lpm.get_next_pending("owner", completed)
     lpm.save_result(*(done(task, page=page(task.url, random.Random(task.id).randbytes(400))) for task in claimed))
     lpm.close()

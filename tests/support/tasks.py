@@ -59,7 +59,7 @@ def collect(lpm: LocalPersistenceManager, name: str, count: int, source: str = "
     tasks = lpm.get_next_pending("owner", count)
     pages = [page(task.url, f"<p>{task.url}</p>".encode()) for task in tasks]
     lpm.save_result(*(done(task, page=page) for task, page in zip(tasks, pages, strict=True)))
-    lpm.durable.close_import(job)
+    lpm.durable.close_import(job, time.time())
     lpm.durable.finalise(time.time())
 
 

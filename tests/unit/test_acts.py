@@ -36,7 +36,7 @@ def job_with(lpm: LocalPersistenceManager, name: str, *pages: str, deadline: flo
     )  # fmt: skip
     tasks: list[NewTask] = [new(f"http://a.example/{page}", line=line) for line, page in enumerate(pages, 1)]
     lpm.persist_tasks(tasks, job=job)
-    lpm.durable.close_import(job)
+    lpm.durable.close_import(job, lpm.now())
     return job
 
 
@@ -203,7 +203,10 @@ def test_a_receipt_tells_what_does_not_add_up(lpm: LocalPersistenceManager) -> N
 
     assert good.problems == []
     assert (good.rows, good.books.accepted) == (2, 2)
-    assert bad.problems == ["1 rows more or less than were accepted", "1 completed tasks without a result"]
+    assert [problem.partition(";")[0] for problem in bad.problems] == [
+        "1 tasks more or fewer than were accepted",
+        "1 completed tasks without a result",
+    ]
     assert len({before.checksum, good.checksum, bad.checksum}) == 3
 
 
@@ -211,12 +214,12 @@ def test_a_missing_segment_is_a_problem(lpm: LocalPersistenceManager) -> None:
     """A receipt is not good when the pages it counts are not there."""
     job = job_with(lpm, "one", "a")
     lpm.save_result(done(lpm.get_next_pending("owner")[0]))
-    assert lpm.missing_segments(job) == []
+    assert lpm.receipt(job).problems == []
 
     for segment in lpm.raw.iterdir():
         segment.unlink()
 
-    assert len(lpm.missing_segments(job)) == 1
+    assert len(lpm.receipt(job).problems) == 1
 
 
 def test_an_unknown_job_names_the_nearest(lpm: LocalPersistenceManager) -> None:

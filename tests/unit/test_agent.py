@@ -302,7 +302,7 @@ def test_a_pause_outlasts_a_restart(lpm: LocalPersistenceManager, gateway: Scrip
     """Also where nothing was open when it was said: until the Gateway says otherwise, nothing is asked for."""
     gateway.commands = ["pause"]
     beat(lpm, gateway)
-    lpm.durable.close_import(agent.open_job(lpm))
+    lpm.durable.close_import(agent.open_job(lpm), time.time())
     lpm.durable.finalise(time.time())
 
     stop = threading.Event()

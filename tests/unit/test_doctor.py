@@ -90,9 +90,8 @@ def test_a_folder_that_others_can_read(tmp_path: Path) -> None:
         ("DELETE FROM tasks WHERE id = 3", "1 results whose task is not completed"),
         ("UPDATE tasks SET status = 'pending' WHERE id = 3", "1 results whose task is not completed"),
         ("UPDATE tasks SET status = 'lost' WHERE id = 12", "1 tasks in an unknown state"),
-        ("UPDATE jobs SET size = 7", "1 jobs with another number of tasks"),
+        ("UPDATE jobs SET size = 7", "1 jobs with other numbers of rows"),
         ("UPDATE jobs SET status = 'done'", "1 jobs that are done although a task is open"),
-        ("DELETE FROM jobs", "20 tasks of jobs that are not there"),
     ],
 )
 def test_books_that_do_not_balance(tmp_path: Path, sql: str, said: str) -> None:
@@ -110,14 +109,20 @@ def test_books_that_do_not_balance(tmp_path: Path, sql: str, said: str) -> None:
     assert ledger(tmp_path, "SELECT count(*), count(DISTINCT job_id) FROM tasks") == [(20, 1)]
 
 
-def test_an_import_that_was_broken_off_is_a_note(tmp_path: Path) -> None:
-    """A job that is still importing says how to go on."""
+def test_an_import_that_was_broken_off_is_wrong_and_one_that_runs_is_not(tmp_path: Path) -> None:
+    """A job whose file is not all in says so, and how to go on."""
     lpm = LocalPersistenceManager(tmp_path)
-    open_job(lpm)
+    job = open_job(lpm)
+    with lpm.importing(job):
+        running = look(tmp_path)
     lpm.close()
-    findings = look(tmp_path)
-    assert "import of job job has not ended" in of(findings, "books", "note")[0]
-    assert exit_code(findings) == 0
+    broken = look(tmp_path)
+
+    assert of(running, "books", "note") == ["job job: its import has not ended yet"]
+    assert exit_code(running) == 0
+    assert "job job: its import was broken off after 0 rows" in of(broken, "books", "wrong")[0]
+    assert "python -m crawler job accept job" in of(broken, "books", "wrong")[0]
+    assert exit_code(broken) == 1
 
 
 def test_leases_of_the_dead_are_freed(tmp_path: Path) -> None:

@@ -443,11 +443,11 @@ def test_a_job_ends_when_nothing_is_open(lpm: LocalPersistenceManager) -> None:
     first, second = open_job(lpm, "first"), open_job(lpm, "second")
     lpm.persist_tasks([new("http://a.example/1", line=1)], job=first)
     lpm.persist_tasks([new("http://a.example/1", line=1)], job=second)
-    lpm.durable.close_import(second)
+    lpm.durable.close_import(second, time.time())
     assert lpm.ledger.finalise(time.time()) == []
 
     lpm.save_result(done(lpm.get_next_pending("owner")[0]))
     assert [job.name for job in lpm.ledger.finalise(time.time())] == ["second"]
-    lpm.durable.close_import(first)
+    lpm.durable.close_import(first, time.time())
     assert [job.name for job in lpm.ledger.finalise(time.time())] == ["first"]
     assert lpm.ledger.finalise(time.time()) == []

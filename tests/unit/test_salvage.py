@@ -112,12 +112,18 @@ def test_whatever_is_hit_the_books_balance_afterwards(tmp_path: Path, seed: int)
     assert exit_code(look(tmp_path)) == 4
     mended = look(tmp_path, repair=True)
 
-    assert exit_code(mended) == 0, wrong(mended)
-    assert wrong(look(tmp_path)) == []
+    assert exit_code(mended) in (0, 1), wrong(mended)
     [kept] = tmp_path.glob("lpm.db.damaged-*Z")
     assert kept.read_bytes() == data
     lpm = LocalPersistenceManager(tmp_path)
     books = lpm.ledger.books()
+    # What is lost is told, by both looks, until it is accepted.
+    told = [finding.detail for finding in wrong(mended)]
+    assert told or books.accepted == 100
+    assert [finding.detail for finding in wrong(look(tmp_path))] == told
+    for job in lpm.ledger.jobs():
+        lpm.accept(job)
+    assert wrong(look(tmp_path)) == []
     assert len(list(lpm.results())) == books.completed >= 40
     assert len(lpm.get_next_pending("owner", 500)) == books.pending
     lpm.close()
@@ -137,7 +143,7 @@ def test_a_lost_ledger_is_made_again_from_pending(tmp_path: Path, content: bytes
     mended = look(tmp_path, repair=True)
 
     assert exit_code(found) == 4
-    assert exit_code(mended) == 0, wrong(mended)
+    assert ["its row was lost" in finding.detail for finding in wrong(mended)] == [True]  # and its open tasks are
     assert [kept.read_bytes() for kept in tmp_path.glob("lpm.db.damaged-*")] == ([] if content is None else [content])
     lpm = LocalPersistenceManager(tmp_path)
     after = {f"{result['task_id']}.json": result for result in lpm.results()}

@@ -31,7 +31,7 @@ _FINAL = ("failed", "skipped", "expired")
 
 @click.group()
 def job() -> None:
-    """Jobs: list, show, verify, pause, resume, cancel.
+    """Jobs: list, show, verify, accept, pause, resume, cancel.
 
     \b
     Example:
@@ -51,14 +51,16 @@ def list_(as_json: bool) -> None:
       python -m crawler job list
     """
     with stored() as lpm:
-        found = [(each, lpm.ledger.job_books(each)) for each in lpm.ledger.jobs()]
+        found = [(each, lpm.ledger.job_books(each), lpm.unaccounted(each)) for each in lpm.ledger.jobs()]
     if as_json:
-        print_json([_facts(each) | {"books": books} for each, books in found])
+        print_json([_facts(each) | {"books": books, "unaccounted": missing} for each, books, missing in found])
         return
-    for each, books in found:
+    for each, books, missing in found:
         done, trouble = books.accepted - books.open, books.failed + books.skipped + books.expired
         shown = f"{printable(each.name)[:34]:34} {each.state:9} {done:,} of {books.accepted:,} done"
         print(shown + (f", {trouble:,} without a result" if trouble else ""))
+        for what in missing:
+            print(f"  UNACCOUNTED: {printable(what)}")
     if not found:
         print("There are no jobs yet; python -m crawler bulk import FILE makes one")
 
@@ -81,7 +83,7 @@ def show(name: str, as_json: bool) -> None:
     tz = times.zone(settings.timezone)
     with stored() as lpm:
         each = lpm.ledger.job(name)
-        receipt = lpm.ledger.receipt(each)
+        receipt = lpm.receipt(each)
         examples = list(lpm.ledger.tasks(each, _FINAL, limit=5))
         rule = partial(sites.load(settings.config_dir, settings.rate).rule, rate=each.options.rate)
         limits = limits_of(settings, lpm.owners, rule)
@@ -115,8 +117,7 @@ def verify(name: str, as_json: bool) -> int:
     """
     with stored() as lpm:
         each = lpm.ledger.job(name)
-        receipt = lpm.ledger.receipt(each)
-        receipt = msgspec.structs.replace(receipt, problems=[*receipt.problems, *lpm.missing_segments(each)])
+        receipt = lpm.receipt(each)
         failures = list(lpm.ledger.tasks(each, _FINAL))
         delivery = lpm.ledger.delivery(each)
     open_ = receipt.books.open
@@ -125,7 +126,10 @@ def verify(name: str, as_json: bool) -> int:
     else:
         print_reasons(receipt.reasons, failures[:20], each)
         print_receipt(receipt)
-        print(f"{open_:,} tasks are still open" if open_ else "Every task is in a final state")
+        if open_:
+            print(f"{open_:,} tasks are still open")
+        elif not receipt.problems:
+            print("Every task is in a final state")
         if delivery.concerns_gateway:
             _print_delivery(delivery)
     return UNACCOUNTED if open_ or receipt.problems else 0
@@ -139,6 +143,28 @@ def _print_delivery(found: Delivery) -> None:
     if found.refused:
         left = f"{found.rejected:,} results and {found.reports_rejected:,} reports"
         print(f"  rejected: {left}; python -m crawler sync rejected tells why")
+
+
+@job.command()
+@click.argument("name")
+@json_option
+@data_dir_option
+def accept(name: str, as_json: bool) -> None:
+    """Accept what a job has, although its import was broken off or a repair lost something; its receipt says so.
+
+    \b
+    Example:
+      python -m crawler job accept parcels.csv
+    """
+    with stored() as lpm:
+        missing = lpm.accept(lpm.ledger.job(name))
+    if not missing:
+        raise click.UsageError(f"nothing of {name} is known to be missing")
+    if as_json:
+        print_json({"job": name, "accepted": missing})
+        return
+    for what in missing:
+        print(f"Accepted for {printable(name)}: {printable(what)}")
 
 
 @job.command()
@@ -185,6 +211,8 @@ def cancel(name: str) -> None:
     """
     with _open_job(name, again=True) as (lpm, each):
         count = lpm.durable.hold(each, "cancelled", lpm.now())
+        if not lpm.is_importing(each):
+            lpm.accept(each)  # who ends a job wants no more of its file
         lpm.durable.finalise(lpm.now())
     print(f"Cancelled {printable(name)}: {count:,} tasks are skipped (again with: retry --skipped --reason cancelled)")
 

@@ -32,6 +32,7 @@ from crawler.cli.output import (
 )
 from crawler.cli.session import robots_option, session_options
 from crawler.config import Settings
+from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import Books, Job, JobOptions
 
@@ -194,17 +195,23 @@ def _paused(lpm: LocalPersistenceManager, job: Job | None) -> str | None:
 
 
 def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> int:
-    """What was collected, what was not and why; the job's end counts as told. Returns the exit code."""
+    """What was collected, what was not and why; the job's end counts as told. Returns the exit code.
+
+    Every file that is named here as a result is on the disk before that.
+    """
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm), lpm.errors():
-        receipt = lpm.ledger.receipt(lpm.ledger.job(job.name)) if job else None
+        lpm.secure_pending()
+        receipt = lpm.receipt(lpm.ledger.job(job.name)) if job else None
         reasons = receipt.reasons if receipt else lpm.ledger.reasons(None)
         examples = list(lpm.ledger.tasks(job, ("failed", "skipped", "expired"), limit=5))
         delivery = lpm.ledger.delivery(job)
+        missing = {each.name: lpm.unaccounted(each) for each in lpm.ledger.jobs()} if not job else {}
+        unaccounted = [f"{name}: {what}" for name, problems in missing.items() for what in problems]
         if job:
             lpm.ledger.report_job(job)
     if as_json:
-        print_json(receipt or {"job": None, "books": books, "reasons": reasons})
+        print_json(receipt or {"job": None, "books": books, "reasons": reasons, "problems": unaccounted})
     else:
         left = f"{delivery.pending:,} " if delivery_of(delivery) else ""
         places = "; ".join(filter(None, (f"{left}results in {lpm.pending}/", delivery_of(delivery))))
@@ -212,6 +219,8 @@ def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> 
         print_reasons(reasons, examples, job)
         if receipt:
             print_receipt(receipt)
-    if receipt and receipt.problems:
+        for problem in unaccounted:
+            print(f"UNACCOUNTED: {printable(problem)}")
+    if unaccounted or (receipt and receipt.problems):
         return UNACCOUNTED
     return 0 if books.completed == books.accepted and not (receipt and receipt.rejected) else 1

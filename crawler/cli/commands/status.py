@@ -70,7 +70,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
                 facts["rate"] = round(ledger.rate(lpm.now()), 2)
                 growth = ledger.growth(lpm.now())
                 facts["gateway"] = _gateway(ledger)
-            facts["job_facts"] = {job.name: _about(job) for job in jobs}
+            facts["job_facts"] = {job.name: _about(job) | {"unaccounted": lpm.unaccounted(job)} for job in jobs}
             if sizes:
                 facts["store"] = {"bytes": lpm.sizes(), **growth}
         lpm.close()
@@ -156,6 +156,8 @@ def _show(facts: dict[str, Any], settings: Settings) -> None:
     for name, about in facts["job_facts"].items():
         if about["state"] in ("paused", "cancelled"):
             print(f"{printable(name)} is {about['state']}")
+        for what in about["unaccounted"]:
+            print(f"UNACCOUNTED: {printable(name)}: {printable(what)}")
         if about["deadline"] and facts["jobs"][name]["pending"] + facts["jobs"][name]["processing"]:
             print(f"{printable(name)} has the deadline {times.until(about['deadline'], now, tz)}")
     for line in describe(facts):
