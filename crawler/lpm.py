@@ -90,13 +90,21 @@ class LocalPersistenceManager:
             with connection.store_errors(self.path):
                 for folder in (self.folder, self.pending, self.raw, self.owners):
                     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                lock = None
                 if not (self._let_go and self._let_go.alive) and (lock := guard.share(self.folder)) is not None:
                     self.hold(lock)
                 guard.check(self.folder)
             opened = connection.connect(self.path, durable)
-            with connection.store_errors(self.path):
-                schema.migrate(opened, self.path)
-                self._connections[durable] = Ledger(opened)
+            try:
+                with connection.store_errors(self.path):
+                    older = schema.is_older(opened, self.path)
+                    with guard.alone(lock, self.folder) if older and lock is not None else contextlib.nullcontext():
+                        schema.migrate(opened, self.path)
+                    self._connections[durable] = Ledger(opened)
+            except StoreError:
+                opened.close(True)
+                self.close()
+                raise
         return self._connections[durable]
 
     def hold(self, lock: int) -> None:

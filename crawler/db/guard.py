@@ -2,12 +2,17 @@
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from crawler.db.connection import BUSY_LIMIT_S, retry_on_busy
+from crawler.db.owners import try_lock
 from crawler.errors import StoreError
 
 LOCK = "store.lock"
+MIGRATION_WAIT_S = 5.0
+"""Another command of the older program ends within so long; a stack does not."""
 
 
 def share(folder: Path, limit_s: float = BUSY_LIMIT_S) -> int | None:
@@ -22,6 +27,24 @@ def share(folder: Path, limit_s: float = BUSY_LIMIT_S) -> int | None:
         os.close(lock)
         raise
     return lock
+
+
+@contextmanager
+def alone(lock: int, folder: Path, limit_s: float = MIGRATION_WAIT_S) -> Iterator[None]:
+    """Have the store for oneself while its schema changes: a process of the older program would not understand it."""
+    fcntl.flock(lock, fcntl.LOCK_UN)  # two that wait for each other's share would wait for ever
+    again, tries = retry_on_busy(limit_s), 0
+    while not try_lock(lock):
+        if not again(tries):
+            raise StoreError(
+                f"{folder} was made by an older version and is in use by a process of that version; it was left as it "
+                "is; stop that process with the program that started it, then try again"
+            )
+        tries += 1
+    try:
+        yield
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_SH)
 
 
 def check(folder: Path) -> None:

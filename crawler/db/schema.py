@@ -263,6 +263,11 @@ def migrate(connection: Database, path: Path) -> None:
         connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
 
 
+def is_older(connection: Database, path: Path) -> bool:
+    """Whether an older program has made this database."""
+    return 0 < _version(connection, path) < len(MIGRATIONS)
+
+
 def _version(connection: Database, path: Path) -> int:
     version = int(connection.pragma("user_version"))
     if (version or connection.all("SELECT 1 FROM sqlite_schema")) and connection.pragma(
