@@ -19,7 +19,7 @@ _COMMANDS = {
     "scrape": ("scrape", "Fetch one URL now and show its record."),
     "raw": ("scrape", "Give the stored page of a URL."),
     "status": ("status", "What is done, what is not, and what runs."),
-    "job": ("job", "Jobs: list, show, verify, pause, resume, cancel."),
+    "job": ("job", "Jobs: list, show, verify, accept, pause, resume, cancel."),
     "tasks": ("job", "List tasks by state and reason."),
     "retry": ("job", "Try again what has failed."),
     "why": ("why", "The whole timeline of a URL."),
