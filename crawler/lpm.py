@@ -22,6 +22,7 @@ from crawler.config import failpoint
 from crawler.db import connection, guard, kernel, owners, results, schema, segments
 from crawler.db.ledger import Ledger, Place
 from crawler.errors import StoreError, UsageError
+from crawler.files import sync_file_system
 from crawler.models import (
     NO_DEADLINE,
     UNCHANGED,
@@ -601,23 +602,3 @@ def is_whole(path: Path) -> bool:
     except (OSError, msgspec.DecodeError):
         return False
     return isinstance(result, dict) and result.get("task_id") == path.stem
-
-
-def sync_file_system(folder: Path) -> None:
-    """Wait until all that was written to the file system of a folder is on its disk.
-
-    One call for any number of files: synced one by one, a disk takes some eighty a second.
-    """
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "syncfs"):
-        os.sync()
-        return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if libc.syncfs(descriptor):
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-    finally:
-        os.close(descriptor)

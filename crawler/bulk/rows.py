@@ -19,6 +19,7 @@ import msgspec
 from crawler.bulk.jsontext import elements, loads
 from crawler.bulk.textfile import KEPT, MAX_LINE, Line, lines, opened, pieces, too_long
 from crawler.errors import InputError, UrlError, UsageError
+from crawler.files import sync_folder
 from crawler.models import NewTask
 from crawler.sites.config import Sites, expand
 from crawler.urls import credentials, parse, without_credentials
@@ -156,6 +157,7 @@ class RejectsFile:
             os.fsync(file.fileno())
             file.close()
             self._part.replace(self.path)
+            sync_folder(self.path.parent)
         except OSError as error:
             self._fail(error)
 

@@ -15,6 +15,7 @@ from isal import isal_zlib
 from crawler import __version__
 from crawler.db.owners import try_lock
 from crawler.errors import StoreError
+from crawler.files import sync_folder
 from crawler.models import Page, Raw
 
 SEGMENT_LIMIT = 1 << 30
@@ -228,15 +229,6 @@ def _write(fd: int, data: bytes, offset: int) -> None:
     while view:
         written = os.pwrite(fd, view, offset)
         view, offset = view[written:], offset + written
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def packed(page: Page, digest: str) -> bytes:

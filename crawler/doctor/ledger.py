@@ -11,9 +11,9 @@ from crawler.config import failpoint
 from crawler.db import exchange, guard, owners, schema
 from crawler.db.connection import reading
 from crawler.db.ledger import Ledger
-from crawler.db.segments import sync_folder
 from crawler.doctor import REPAIR, Context, Seen
 from crawler.doctor.salvage import ENDED_TOO_EARLY, SENSELESS, UNKNOWN_STATES, salvage, settle
+from crawler.files import sync_folder
 from crawler.lpm import is_importing, unaccounted
 from crawler.models import TaskStatus
 from crawler.process import read_stack

@@ -16,6 +16,7 @@ import msgspec
 from crawler.errors import StoreError, StoreFull, UsageError
 from crawler.fetch.cookies import MAX_HEADER, Cookie, Jars
 from crawler.fetch.proxy import Proxy
+from crawler.files import sync_folder
 
 MAX_HEADERS, MAX_VALUE = 100, 8192
 MAX_LIVE = 100
@@ -107,6 +108,7 @@ def save(folder: Path, name: str, session: Session) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.rename(path)
+            sync_folder(folder)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink()

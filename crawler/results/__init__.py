@@ -16,6 +16,7 @@ from crawler.config import failpoint
 from crawler.db import results as ledger
 from crawler.db import segments
 from crawler.errors import UsageError
+from crawler.files import sync_folder
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, Raw
 
@@ -194,6 +195,7 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
             out.flush()
             os.fsync(out.fileno())
         hidden.replace(target)
+        sync_folder(target.parent)
     except OSError as error:
         raise UsageError(f"{target} cannot be written ({error.strerror or error})") from error
     finally:

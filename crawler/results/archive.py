@@ -19,6 +19,7 @@ from crawler.db import results as rows
 from crawler.db import segments
 from crawler.db.connection import writing
 from crawler.errors import StoreError, StoreFull, UsageError
+from crawler.files import sync_folder
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
@@ -137,7 +138,6 @@ def _write(target: Path, compress: bool, found: Iterator[dict[str, Any]], inside
         if inside:  # it is the data folder that cannot be written, not a file that the user has named
             raise StoreFull(str(error)) from error
         raise
-    segments.sync_folder(target.parent)
     return count, digest.digest()
 
 
@@ -213,7 +213,7 @@ def prune(lpm: LocalPersistenceManager, before: float, dry_run: bool) -> Pruned:
                     failpoint("pruned")
                     for path in gone:
                         path.unlink()
-                    segments.sync_folder(lpm.raw)
+                    sync_folder(lpm.raw)
     return Pruned(removed, size, pages, in_use, for_gateway, dry_run)
 
 

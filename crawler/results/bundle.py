@@ -154,7 +154,6 @@ def bundle(lpm: LocalPersistenceManager, output: Path, *, job: Job | None, since
             )
             writer.write(MANIFEST, manifest)
             out.write(bytes(2 * tarfile.BLOCKSIZE))
-        segments.sync_folder(output.resolve().parent)
         file_name = printable(str(output.absolute()))
         lpm.durable.note_export(file_name, "bundle", job, since, writer.results, horizon, lpm.now())
     size = output.stat().st_size

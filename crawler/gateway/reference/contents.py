@@ -9,7 +9,7 @@ from tempfile import SpooledTemporaryFile
 from typing import BinaryIO
 
 from crawler.db.connection import store_errors
-from crawler.db.segments import sync_folder
+from crawler.files import sync_folder
 
 SPOOL = 1 << 20
 """Bytes of a content on its way that are held in memory."""
