@@ -4,15 +4,18 @@ import mmap
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
+from crawler import urls
 from crawler.db.connection import reading, writing
+from crawler.db.ledger import Ledger
 from crawler.doctor import REPAIR, Context, Seen
 from crawler.doctor.salvage import decoded
-from crawler.errors import CrawlerError
+from crawler.errors import CrawlerError, UrlError
 from crawler.lpm import UNFINISHED, is_whole
 from crawler.models import Raw
 
@@ -140,8 +143,8 @@ def _unlisted(context: Context, name: str, walk: Walk) -> Seen:
 def _judge(context: Context, name: str, end: int, walk: Walk, lost: dict[int, Place], waits: bool) -> Iterator[Seen]:
     what = "is missing" if walk.size < 0 else f"has {walk.size} of {end} bytes" if walk.size < end else "is damaged"
     if lost:
-        urls = [_url(context, place.task) for place in list(lost.values())[:_SHOWN]]
-        detail = f"{name} {what}: {len(lost)} pages cannot be read, their results are whole: {_listed(urls, len(lost))}"
+        shown = _listed([_url(context, place.task) for place in list(lost.values())[:_SHOWN]], len(lost))
+        detail = f"{name} {what}: {len(lost)} pages cannot be read, their results are whole: {shown}"
         if waits:
             yield Seen("wrong", detail, f"bring {context.folder / 'raw' / name} back: mount its disk, or take a backup")
         elif context.repair:
@@ -155,8 +158,8 @@ def _judge(context: Context, name: str, end: int, walk: Walk, lost: dict[int, Pl
         yield Seen("note", f"{name} {what}; this concerns {whose}, and no result")
 
 
-def _listed(urls: list[str], count: int) -> str:
-    return ", ".join(urls) + (f" and {count - len(urls)} more" if count > len(urls) else "")
+def _listed(names: list[str], count: int) -> str:
+    return ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")
 
 
 def _without_place(context: Context, name: str, gaps: list[tuple[int, int]]) -> list[str]:
@@ -203,10 +206,33 @@ def _orphan(context: Context, path: Path) -> Iterator[Seen]:
     if context.alive:
         return  # a living writer's, before its first commit
     if context.repair:
+        unknown = [url for url in _targets(path) if not Ledger(context.db).tasks_of(urls.parse(url).key)]
+        whose = f", among them those of {_listed(unknown[:_SHOWN], len(unknown))}, which no task is for"
         kept = context.aside(path)
-        yield Seen("mended", f"{path.name} holds pages that no task knows; it was set aside as {kept.name}")
+        detail = (
+            f"{path.name} holds pages that no task knows{whose if unknown else ''}; it was set aside as {kept.name}"
+        )
+        yield Seen("mended", detail)
     else:
         yield Seen("note", f"{path.name} holds pages that no task knows; the next worker removes it", REPAIR)
+
+
+def _targets(path: Path) -> list[str]:
+    """The URLs of the pages in a segment, as far as they can be read."""
+    found: dict[str, None] = {}
+    if path.stat().st_size == 0:
+        return []
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at = 0
+        while at < len(data) and (behind := _member(data, at, len(data))) is not None:
+            head = zlib.decompressobj(wbits=31).decompress(data[at:behind], _STEP).partition(b"\r\n\r\n")[0]
+            for line in head.decode("utf-8", "replace").splitlines():
+                name, _, url = line.partition(": ")
+                with suppress(UrlError):
+                    if name == "WARC-Target-URI" and urls.parse(url):
+                        found[url] = None
+            at = behind
+    return list(found)
 
 
 def projections(context: Context) -> Iterator[Seen]:

@@ -104,6 +104,7 @@ def test_files_of_results_survive_a_power_cut(site: Site, tmp_path: Path, killed
             folder.crawler("down")
         else:
             assert run.wait(120) == 0, folder.log(run)
+            assert folder.crawler("results", "export", "--output", "out.jsonl").returncode == 0
 
         # When the power is cut at once, and the disk mounted again without a reboot
         if disk:
@@ -119,6 +120,8 @@ def test_files_of_results_survive_a_power_cut(site: Site, tmp_path: Path, killed
         pending = folder.data / "pending"
         if killed:
             assert folder.crawler("resume").returncode == 0
+        else:
+            assert len((folder.path / "out.jsonl").read_text().splitlines()) == 200
         assert len(list(pending.glob("*.json"))) == 200
         assert torn(pending) == []
     finally:

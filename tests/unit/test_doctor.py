@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from crawler.db import exchange, guard
+from crawler.db import exchange, guard, segments
 from crawler.db.owners import Owner
 from crawler.doctor import examine, exit_code
 from crawler.errors import StoreError
@@ -365,12 +365,14 @@ def test_a_segment_that_the_ledger_does_not_know(tmp_path: Path) -> None:
     """--repair sets it aside whole, although a worker would remove it."""
     crawl(tmp_path, 5, 5)
     strange = tmp_path / "raw" / "20200101T000000-00000000.warc.gz"
-    strange.write_bytes(gzip.compress(b"WARC/1.1\r\n\r\n"))
+    stored, lost = (segments.packed(page(f"http://a.example/{name}"), "") for name in ("1", "lost"))
+    strange.write_bytes(gzip.compress(b"WARC/1.1\r\n\r\n") + stored + lost)
     content = strange.read_bytes()
 
     assert exit_code(look(tmp_path)) == 0
     assert "no task knows" in of(look(tmp_path), "segments", "note")[0]
-    look(tmp_path, repair=True)
+    mended = look(tmp_path, repair=True)
+    assert of(mended, "segments", "mended")[0].endswith("no task is for http://a.example/lost")
     [kept] = (tmp_path / "raw").glob("*.damaged-*")
     assert kept.read_bytes() == content
     assert not strange.exists()
