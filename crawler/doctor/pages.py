@@ -207,12 +207,9 @@ def _orphan(context: Context, path: Path) -> Iterator[Seen]:
         return  # a living writer's, before its first commit
     if context.repair:
         unknown = [url for url in _targets(path) if not Ledger(context.db).tasks_of(urls.parse(url).key)]
-        whose = f", among them those of {_listed(unknown[:_SHOWN], len(unknown))}, which no task is for"
+        whose = f"; no task is for {_listed(unknown[:_SHOWN], len(unknown))}" if unknown else ""
         kept = context.aside(path)
-        detail = (
-            f"{path.name} holds pages that no task knows{whose if unknown else ''}; it was set aside as {kept.name}"
-        )
-        yield Seen("mended", detail)
+        yield Seen("mended", f"{path.name} holds pages that no task knows; it was set aside as {kept.name}{whose}")
     else:
         yield Seen("note", f"{path.name} holds pages that no task knows; the next worker removes it", REPAIR)
 
