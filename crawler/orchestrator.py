@@ -22,7 +22,17 @@ from crawler.config import Settings
 from crawler.db import kernel, owners
 from crawler.errors import CrawlerError, ServiceError, StackIsUp
 from crawler.lpm import LocalPersistenceManager
-from crawler.process import Child, Mark, Stack, end_process, read_stack, redis_program, tail, write_stack
+from crawler.process import (
+    Child,
+    Mark,
+    Stack,
+    end_process,
+    is_locked,
+    read_stack,
+    redis_program,
+    tail,
+    write_stack,
+)
 from crawler.redis_client import check_redis, connect
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from crawler.sites import config as sites
@@ -32,6 +42,7 @@ log = logging.getLogger(__name__)
 WORKER_GRACE_S, REDIS_GRACE_S, AGENT_GRACE_S = 6.0, 1.5, 2.0
 """Together below the ten seconds in which a stop must be done."""
 START_LIMIT_S = 45.0
+LOCK_LIMIT_S = 0.5
 _REDIS_CONF = """\
 bind 127.0.0.1
 port {port}
@@ -70,8 +81,10 @@ class Orchestrator:
     def __enter__(self) -> Self:
         LocalPersistenceManager(self._data).close_after_check()
         self._lock = os.open(self._data / "run" / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if not owners.try_lock(self._lock):
+        if not self._take_lock():
             os.close(self._lock)
+            if read_stack(self._data).unreadable:
+                raise StackIsUp(other_version(self._data))
             raise StackIsUp(
                 f"a stack is up already in {self._data}; stop it, whether `up` or `ondemand` has started it, with: "
                 "python -m crawler down"
@@ -81,6 +94,15 @@ class Orchestrator:
         (self._data / "run" / "tmp").mkdir(mode=0o700, exist_ok=True)
         self._record(supervisor=Mark.of(os.getpid()))
         return self
+
+    def _take_lock(self) -> bool:
+        """Commands that look whether a stack is up hold the lock for a moment, too: that is waited for."""
+        end = time.monotonic() + LOCK_LIMIT_S
+        while not owners.try_lock(self._lock):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.02)
+        return True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -270,9 +292,24 @@ def stop_stale(data_dir: Path, stack: Stack) -> int:
     found = [mark.find() for mark in (stack.agent, stack.flower, stack.worker, stack.redis) if mark]
     for process in found:
         end_process(process, WORKER_GRACE_S)
-    if not read_stack(data_dir).up and not kernel.is_other(data_dir):
+    if not is_locked(data_dir) and not kernel.is_other(data_dir):  # else a living supervisor has written it
         (data_dir / "run" / "stack.json").unlink(missing_ok=True)
     return sum(process is not None for process in found)
+
+
+def end_orphans(data_dir: Path) -> int:
+    """End what a stack has left whose supervisor is dead; returns how many processes that were."""
+    stack = read_stack(data_dir)
+    orphaned = any(mark and mark.find() for mark in (stack.agent, stack.flower, stack.worker, stack.redis))
+    return stop_stale(data_dir, stack) if orphaned and not is_locked(data_dir) else 0
+
+
+def other_version(data_dir: Path) -> str:
+    """What to say where a stack is up whose record cannot be read."""
+    return (
+        f"a stack of another version of this program is up in {data_dir}; "
+        "stop it with the version that started it: python -m crawler down"
+    )
 
 
 @contextlib.contextmanager

@@ -150,7 +150,7 @@ def test_a_strangers_process_is_never_ended(tmp_path: Path) -> None:
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         (tmp_path / "run").mkdir()
-        mark = Mark(stranger.pid, Mark.of(stranger.pid).began - 1000)
+        mark = Mark(stranger.pid, "another begin")
         write_stack(tmp_path, Stack(supervisor=mark, redis=mark, worker=mark, redis_url="redis://127.0.0.1:1/0"))
 
         # When a new stack begins and ends there

@@ -99,6 +99,7 @@ def _pids(settings: Settings) -> dict[str, Any]:
     stack = read_stack(settings.data_dir)
     workers = owners.workers(settings.data_dir / "run" / "owners")
     return {
+        "unreadable": stack.unreadable,
         "supervisor": stack.supervisor.pid if stack.supervisor and stack.supervisor.find() else None,
         "redis": stack.redis.pid if stack.redis and stack.redis.find() else None,
         "agent": stack.agent.pid if stack.agent and stack.agent.find() else None,
@@ -182,7 +183,8 @@ def describe(facts: dict[str, Any]) -> list[str]:
     redis_is = f"up ({sum(messages.values()):,} messages)" if redis["up"] else "down"
     agent = f" · agent {pids['agent']}" if pids["agent"] else ""
     lines = delivering(facts)
-    lines += [f"supervisor {pids['supervisor'] or 'none'} · redis {redis_is} · workers {workers}{agent}"]
+    supervisor = "of another version" if pids["unreadable"] else pids["supervisor"] or "none"
+    lines += [f"supervisor {supervisor} · redis {redis_is} · workers {workers}{agent}"]
     if "store" in facts:
         store = facts["store"]
         parts = ", ".join(f"{name} {size_of(size)}" for name, size in store["bytes"].items() if size)
