@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,6 +21,7 @@ import redis
 from crawler.config import Settings
 from crawler.db import kernel, owners
 from crawler.errors import CrawlerError, ServiceError, StackIsUp
+from crawler.logs import leave_lost_terminal
 from crawler.lpm import LocalPersistenceManager
 from crawler.process import (
     Child,
@@ -107,7 +108,8 @@ class Orchestrator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop_all()
+        with _uninterrupted(self.kill_all):
+            self.stop_all()
 
     def start_redis(self) -> None:
         """See that a fit Redis answers: the one of REDIS_URL, else our own."""
@@ -314,16 +316,39 @@ def other_version(data_dir: Path) -> str:
 
 @contextlib.contextmanager
 def terminated_by_signal() -> Iterator[None]:
-    """Let SIGTERM end what runs in here in order, as Ctrl-C does."""
+    """Let SIGTERM, and SIGHUP unless it was ignored from the start (nohup), end what runs in here in order."""
 
     def stop(number: int, frame: object) -> None:
+        if number == signal.SIGHUP:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a shell sends it to its jobs once more
+            leave_lost_terminal()
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _uninterrupted(hasten: Callable[[], None]) -> Iterator[None]:
+    """Let signals hasten a stop instead of breaking it off: what it has not ended yet would be left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: hasten()) for number in numbers}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _config_folder(settings: Settings) -> dict[str, str]:

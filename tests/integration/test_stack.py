@@ -1,7 +1,6 @@
 """The stack: up, down, run, and what is left behind (nothing)."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -16,17 +15,7 @@ from crawler.db import owners
 from crawler.orchestrator import Orchestrator
 from crawler.process import Mark, Stack, read_stack, write_stack
 from tests.support.site import Site
-from tests.support.stack import Folder, assert_balanced, wait_for
-
-
-def left_behind(folder: Folder) -> list[str]:
-    """Processes that have to do with this folder."""
-    found = []
-    for process in psutil.process_iter(["pid", "cmdline", "environ"]):
-        text = " ".join(process.info["cmdline"] or []) + (process.info["environ"] or {}).get("CRAWLER_DATA_DIR", "")
-        if str(folder.path) in text and process.pid != os.getpid():
-            found.append(f"{process.pid} {text[:200]}")
-    return found
+from tests.support.stack import Folder, assert_balanced, left_behind, wait_for
 
 
 def test_up_status_down(folder: Folder, site: Site) -> None:

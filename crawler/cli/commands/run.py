@@ -1,7 +1,6 @@
 """`run` and `resume`: from a file to results in the foreground."""
 
 import contextlib
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,8 +162,6 @@ def running_stack(settings: Settings, workers: int | None) -> Iterator[bool]:
             yield False
         except (KeyboardInterrupt, SystemExit):
             say("stopping; type the same command again to go on (once more to stop at once)")
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda *_: stack.kill_all())
             raise
 
 
