@@ -1,16 +1,20 @@
 """A command in a terminal of its own, which can be closed as a window is."""
 
-import fcntl
 import os
 import pty
 import select
-import signal
 import subprocess
 import sys
-import termios
 import threading
 
 from tests.support.stack import Folder
+
+_TAKE_TERMINAL = """
+import fcntl, os, signal, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "1" else signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, "-m", *sys.argv[2:]])
+"""
 
 
 class Terminal:
@@ -21,19 +25,14 @@ class Terminal:
         self._text = b""
         self._closing = threading.Event()
 
-        def take_terminal() -> None:
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-            signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
-
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *argv],
+            [sys.executable, "-c", _TAKE_TERMINAL, str(int(nohup)), *argv],
             cwd=folder.path,
             env=folder.env | {"CRAWLER_DATA_DIR": str(folder.data)},
             stdin=slave,
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            preexec_fn=take_terminal,
         )
         os.close(slave)
         self._reader = threading.Thread(target=self._read, daemon=True)
