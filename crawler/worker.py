@@ -241,6 +241,7 @@ class Worker:
             due = time.monotonic() + BEAT_S
             await asyncio.sleep(BEAT_S)
             late_s = time.monotonic() - due
+            self._owner.beat()
             if late_s > 2 * LATE_S:
                 self._most = max(self._few, self._most * 7 // 8)
             elif late_s < LATE_S and self._was_full:

@@ -222,6 +222,23 @@ class Acts(Bookkeeping):
         """Who holds leases, as far as the ledger knows."""
         return {row[0] for row in self.db.execute("SELECT DISTINCT owner FROM tasks WHERE status = 'processing'")}
 
+    def take_back(self, note: Note, now: float) -> list[str]:
+        """Return what an owner holds that lives but stands still; no page is to blame, and late results are dropped.
+
+        Gives the domain of each of these tasks.
+        """
+        with writing(self.db):
+            rows = self.db.all("SELECT id, domain FROM tasks WHERE status = 'processing' AND owner = ?", (note.id,))
+            for id_, _ in rows:
+                began = id_ in note.in_flight
+                self.db.execute(
+                    """UPDATE tasks SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0,
+                           attempts = attempts + ? WHERE id = ?""",
+                    (began, id_),
+                )
+                self.event(id_, "taken back", {"worker": note.pid, "began": began}, now)
+        return [domain for _, domain in rows]
+
 
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
