@@ -68,8 +68,10 @@ class Maintainer:
         settings: Settings,
         forget: Callable[[str, str], None] = lambda domain, owner: None,
         clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] = times.uptime,
     ) -> None:
         self._lpm, self._broker, self._window, self._clock = lpm, broker, settings.window, clock
+        self._uptime = uptime
         self._forget = forget
         self._zone = times.zone(settings.timezone)
         self._still_s = STILL * settings.stall_s
@@ -148,6 +150,7 @@ class Maintainer:
 
     def tick(self) -> float | None:
         """Bring broker and ledger together once; returns when the next waiting task is due."""
+        self._lpm.ledger.follow_clock(self._clock(), self._uptime(), times.boot_id())
         freed = self._lpm.bury(self._forget)
         if freed:
             log.warning("%d tasks of dead workers are pending again", freed)

@@ -3,6 +3,7 @@
 import re
 import time as clocks
 from datetime import datetime, time, timedelta, tzinfo
+from functools import cache
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -11,6 +12,7 @@ FORMS = "a span such as 90s, 45m, 1h30m or 7d, a time such as 17:00, or 2026-11-
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
+@cache
 def boot_id(path: Path = BOOT_ID) -> str:
     """The id of this boot of the kernel, the same in all its containers; empty where there is none."""
     try:
