@@ -44,6 +44,8 @@ WORKER_GRACE_S, REDIS_GRACE_S, AGENT_GRACE_S = 6.0, 1.5, 2.0
 """Together below the ten seconds in which a stop must be done."""
 START_LIMIT_S = 45.0
 LOCK_LIMIT_S = 0.5
+PING_S, SILENT = 2.0, 3.0
+"""How often our own Redis is asked whether it is well, and how many times CRAWLER_STALL_S it may be silent."""
 _REDIS_CONF = """\
 bind 127.0.0.1
 port {port}
@@ -78,6 +80,8 @@ class Orchestrator:
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
         self._lock = -1
+        self._asked = self._silent_since = 0.0
+        self._silent_limit_s = SILENT * settings.stall_s
 
     def __enter__(self) -> Self:
         LocalPersistenceManager(self._data).close_after_check()
@@ -257,10 +261,31 @@ class Orchestrator:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             try:
+                self._end_silent_redis()
                 pause_s = 0.5 if not self._revive() else min(pause_s * 2, 5.0)
+                trouble = ""
             except Exception as error:  # a watcher that has died starts nothing again
                 log.error("a restart failed and is tried again: %s", error)  # noqa: TRY400 – the message says it all
+                trouble = f"a restart failed and is tried again: {error}"
                 pause_s = min(pause_s * 2, 5.0)
+            if trouble != self._stack.trouble and not self._closing.is_set():
+                with contextlib.suppress(OSError):  # a full disk must not end the watch
+                    self._record(trouble=trouble)
+
+    def _end_silent_redis(self) -> None:
+        """Kill a Redis of our own that lives but answers nobody, as one that was stopped does: it is started again."""
+        url, rested_s = self._stack.redis_url, time.monotonic() - self._asked
+        if not self._redis or not self._redis.alive or not url or rested_s < PING_S:
+            return
+        slept = rested_s > self._silent_limit_s  # this process itself: then nothing is known of Redis
+        answered = _answers(url)
+        self._asked = time.monotonic()
+        if answered or slept or not self._silent_since:
+            self._silent_since = 0.0 if answered else self._asked
+        elif self._asked - self._silent_since > self._silent_limit_s:
+            log.warning("Redis lives but has not answered for %.0f s: it is killed", self._asked - self._silent_since)
+            self._silent_since = 0.0
+            self._redis.stop(0)
 
     def _revive(self) -> bool:
         """Start what has died; True if anything had."""

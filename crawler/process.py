@@ -74,6 +74,8 @@ class Stack(msgspec.Struct, frozen=True):
     """Which folder this is the record of: in a copy of it nothing runs."""
     container: bool = False
     """A compose stack's: its processes have no numbers here, but its workers hold the supervisor's lock."""
+    trouble: str = ""
+    """Why the last restart of something has failed; it is tried again."""
     unreadable: bool = False
     """It is up, but another version of this program wrote its record: none of its processes is known."""
 

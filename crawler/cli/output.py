@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ data_dir_option = click.option(
     callback=_set_data_dir,
     help="The store (default: CRAWLER_DATA_DIR, else ./data).",
 )
+_NUMBERS = re.compile(r"\d[\d.,:]*")
 UNACCOUNTED = 5
 """The exit code where the books do not add up, or do not yet."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
@@ -169,8 +171,8 @@ class BooksProgress:
         self._warn(trouble)
 
     def _warn(self, warning: str) -> None:
-        """Say a warning when it begins, not as long as it lasts."""
-        if bool(warning) != bool(self._warning):
+        """Say a warning when it begins, when it becomes another one, and when it ends; its figures may change."""
+        if _NUMBERS.sub("", warning) != _NUMBERS.sub("", self._warning):
             text = f"{self._title}: " + (f"warning: {warning}" if warning else "no longer so")
             self._print(text)
         self._warning = warning

@@ -30,8 +30,9 @@ from crawler.cli.output import (
     say,
 )
 from crawler.cli.session import robots_option, session_options
+from crawler.cli.standstill import Standstill
 from crawler.config import Settings
-from crawler.lpm import LocalPersistenceManager, low_on_disk
+from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, JobOptions
 
 if TYPE_CHECKING:
@@ -170,14 +171,14 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
     from crawler.process import read_stack
 
     lpm = LocalPersistenceManager(settings.data_dir)
+    standstill = Standstill(settings, lpm, job)
     with BooksProgress(job) as progress, contextlib.closing(lpm):
         seen = time.monotonic()
         while True:
             with lpm.errors():
                 began = time.monotonic()
                 books = lpm.ledger.progress(job)
-                trouble = _paused(lpm, job) or low_on_disk(lpm.folder, settings.min_free) or ""
-                progress.show(books, trouble, lpm.ledger.forbidden(job) if books.skipped else 0)
+                progress.show(books, standstill.reason(books), lpm.ledger.forbidden(job) if books.skipped else 0)
                 if not books.open:
                     lpm.ledger.finalise(lpm.now())  # the maintainer would, but may be stopped before it has seen it
                     return books
@@ -186,12 +187,6 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
             elif time.monotonic() - seen > STACK_GONE_S:
                 raise _StackGone
             time.sleep(max(0.3, 10 * (time.monotonic() - began)))  # counting a million tasks must not be the work
-
-
-def _paused(lpm: LocalPersistenceManager, job: Job | None) -> str | None:
-    if job is None or lpm.ledger.job(job.name).hold != "paused":
-        return None
-    return f"it is paused; python -m crawler job resume '{job.name}' goes on"
 
 
 def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> int:

@@ -9,6 +9,7 @@ import msgspec
 
 from crawler import config, times
 from crawler.cli.output import data_dir_option, json_option, print_json, size_of
+from crawler.cli.standstill import Standstill
 from crawler.config import Settings
 from crawler.db import exchange, owners
 from crawler.db.books import Bookkeeping
@@ -59,6 +60,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
         "domains": {},
         "rate": 0.0,
         "gateway": None,
+        "trouble": "",
     }
     if LocalPersistenceManager.exists(settings.data_dir):
         lpm = LocalPersistenceManager(settings.data_dir)
@@ -73,6 +75,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
                 facts["rate"] = round(ledger.rate(lpm.now()), 2)
                 growth = ledger.growth(lpm.now())
                 facts["gateway"] = _gateway(ledger)
+            facts["trouble"] = Standstill(settings, lpm, None).at_once(facts["books"])
             facts["job_facts"] = {job.name: _about(job) for job in jobs}
             if sizes:
                 facts["store"] = {"bytes": lpm.sizes(), **growth}
@@ -212,6 +215,8 @@ def describe(facts: dict[str, Any]) -> list[str]:
         grows = f"; grows by {size_of(store['bytes_per_page'])} a page" if store["bytes_per_page"] else ""
         hourly = f", {size_of(store['bytes_per_hour'])} an hour" if store["bytes_per_hour"] else ""
         lines.append(f"store {size_of(sum(store['bytes'].values()))} ({parts}){grows}{hourly}")
+    if facts["trouble"]:
+        lines.append(f"STANDSTILL: {facts['trouble']}")
     lines.append(f"{size_of(disk['free'])} free in {disk['folder']}")
     if disk["low"]:
         lines.append(f"PAUSED: {disk['low']}")
