@@ -80,6 +80,7 @@ class Inbox:
         self._folder = self._data / "inbox"
         self._stop = threading.Event()
         self._seen: dict[Path, tuple[tuple[int, int], float]] = {}
+        self._copies: dict[Path, tuple[int, float]] = {}
         self._trouble = ""
         self._make_folders()
 
@@ -165,7 +166,7 @@ class Inbox:
         receipt = _read_receipt(item, options)
         if receipt is None:
             if not file.exists():
-                _remove_abandoned(item)
+                self._remove_if_abandoned(item)
                 return
             receipt = self._import(file, options)
             with whole_file(_receipt_path(item, options)) as out:
@@ -176,6 +177,15 @@ class Inbox:
         outcome = self._folder / ("done" if receipt.summary else "failed")
         outcome.mkdir(mode=0o700, exist_ok=True)
         item.rename(outcome / item.name)
+
+    def _remove_if_abandoned(self, item: Path) -> None:
+        """Remove what a killed command has left of a copy: one that has not grown while this process looked on."""
+        state = sum(path.stat().st_size for path in item.iterdir())
+        before, since = self._copies.get(item, (-1, 0.0))
+        self._copies[item] = (state, since if state == before else self._clock())
+        if self._clock() - self._copies[item][1] > ABANDONED_S:
+            del self._copies[item]
+            shutil.rmtree(item)
 
     def _import(self, file: Path, options: Options) -> Receipt:
         try:
@@ -291,9 +301,3 @@ def _read_receipt(item: Path, options: Options) -> Receipt | None:
         return msgspec.json.decode(_receipt_path(item, options).read_bytes(), type=Receipt)
     except (OSError, msgspec.DecodeError):
         return None
-
-
-def _remove_abandoned(item: Path) -> None:
-    """Remove what a killed command has left of a copy."""
-    if time.time() - max(path.stat().st_mtime for path in item.iterdir()) > ABANDONED_S:
-        shutil.rmtree(item)

@@ -222,8 +222,8 @@ class Maintainer:
         ended = ledger.finalise(now) if ledger.jobs(JobStatus.OPEN) else []
         for job in ended:
             log.info("job %s has ended", job.name, extra={"job": job.name})
-        if ended or time.monotonic() - self._mirrored > MIRROR_S:
-            self._mirrored = time.monotonic()
+        if ended or self._uptime() - self._mirrored > MIRROR_S:
+            self._mirrored = self._uptime()
             for job in ledger.jobs():
                 # Just ended ones too: another process may have ended them, or Redis was away.
                 if job.status is JobStatus.OPEN or (job.completed_at or 0) > now - 10 * MIRROR_S:
@@ -237,7 +237,7 @@ class Maintainer:
         if job.deadline is None:
             return
         trend = self._trends.setdefault(job.id, Trend())
-        trend.add(now, books.accepted - books.open)
+        trend.add(self._uptime(), books.accepted - books.open)
         slipping = slip(job, books.open, trend.rate, now, self._zone)
         if slipping and job.id not in self._late:
             self._late.add(job.id)

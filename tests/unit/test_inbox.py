@@ -139,6 +139,29 @@ def test_any_name_can_be_stored(name: str) -> None:
     assert len(safe.encode()) <= 200
 
 
+def test_a_copy_is_abandoned_by_the_time_that_passed(tmp_path: Path) -> None:
+    """One that grows, or whose date is old because the clock was set, stays; one that rests for an hour goes."""
+    now = [100.0]
+    inbox = Inbox(Settings(data_dir=tmp_path), clock=lambda: now[0])
+    item = tmp_path / "inbox" / "item"
+    item.mkdir()
+    (item / ".options").write_text('{"name": "a.txt"}')
+    copy = item / ".a.txt.part"
+    for size in (1, 2, 3):
+        copy.write_bytes(bytes(size))
+        os.utime(copy, (0, 0))
+        os.utime(item / ".options", (0, 0))
+        inbox.take()
+        assert item.exists()
+        now[0] += 3000
+
+    inbox.take()
+    assert item.exists()
+    now[0] += 3700
+    inbox.take()
+    assert not item.exists()
+
+
 def test_another_kernel_is_known_by_its_name_while_it_writes(tmp_path: Path) -> None:
     """Its living workers keep the database shut; our own, or those long silent or gone, do not."""
     lock = kernel.note(tmp_path / "run")

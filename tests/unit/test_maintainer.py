@@ -68,6 +68,26 @@ def test_a_clock_step_changes_no_wait(tmp_path: Path, step_s: float) -> None:
     lpm.close()
 
 
+def test_a_clock_step_raises_no_false_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """How fast a job goes is measured by the time that passed, not by the clock that was set forward."""
+    clock, uptime = Clock(BEGAN), Clock(500.0)
+    lpm = LocalPersistenceManager(tmp_path, clock=clock)
+    job = lpm.durable.open_job(
+        key="job", name="job", queue="default", source="file", source_file=None, batch_size=100, now=BEGAN,
+        deadline=BEGAN + 36_000,
+    )  # fmt: skip
+    lpm.persist_tasks([new(f"http://a.example/{n}", parcel_id=str(n)) for n in range(500)], job=job)
+    lpm.durable.close_import(job)
+    maintainer = Maintainer(lpm, MemoryBroker(), Settings(), clock=clock, uptime=uptime)
+    for step_s in (0, 0, 3600, 0):
+        clock.now += 4 + step_s
+        uptime.now += 4
+        lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 10)))
+        maintainer.tick()
+    assert "miss the deadline" not in caplog.text
+    lpm.close()
+
+
 def test_permits_of_one_process_know_no_clock_that_steps() -> None:
     """A step forward would end a Retry-After early; CLOCK_MONOTONIC is one for all processes of a machine."""
     assert inspect.signature(MemoryPermit).parameters["clock"].default is time.monotonic
