@@ -93,31 +93,42 @@ class Inbox:
         self._stop.set()
 
     def run(self) -> None:
-        """Act once the lock can be had, until stopped."""
-        lock = kernel.note(self._data / "run")
-        while not owners.try_lock(lock):
+        """Act once it is this process's turn, until stopped."""
+        office = owners.Office(self._data / "run" / "inbox.lock", owners.STILL * self._settings.stall_s)
+        while not office.take():
             if self._stop.wait(TICK_S):
-                os.close(lock)
+                office.close()
                 return
+        if self._act(office):  # else the lock falls with the process
+            office.close()
+
+    def _act(self, office: owners.Office) -> bool:
+        """Take what comes, and name this kernel; False where an import is still being broken off at the end."""
+        note = kernel.note(self._data / "run")
         taker = threading.Thread(target=self._take_all, name="inbox-taker", daemon=True)
         taker.start()  # beside the beats: a large file takes its time
-        ours = True
-        while ours:
+        ours, mine = True, True
+        while ours and mine:
             with contextlib.suppress(OSError):  # a full disk is told by those who need it
-                kernel.write(lock, kernel.name())
+                kernel.write(note, kernel.name())
             if self._stop.wait(BEAT_S):
                 break
+            mine = office.keep()
             ours = not kernel.is_other(self._data)
+        if not mine:
+            log.warning("another process has taken over the inbox while this one stood still")
+            self.stop()
         if not ours:  # both began at one moment, or this machine slept and was taken for dead
             log.critical("workers of another kernel are in this data folder: these end, so that one database has one")
             self.stop()
             self._give_way()
         taker.join(BEAT_S)
-        if not taker.is_alive():  # else the lock falls with the process
+        ended = not taker.is_alive()
+        if ended and ours and mine:
             with contextlib.suppress(OSError):
-                if ours:
-                    kernel.write(lock, "")
-            os.close(lock)
+                kernel.write(note, "")
+        os.close(note)
+        return ended
 
     def _take_all(self) -> None:
         while not self._stop.wait(TICK_S):

@@ -22,9 +22,6 @@ TICK_S = 1.0
 MIRROR_S = 3.0
 WAL_LIMIT = 64 << 20
 """A write-ahead log that is larger is written back and cut, which readers alone may keep from happening."""
-STILL = 2.0
-"""A living process whose loop has not run for so many times CRAWLER_STALL_S loses its leases: its own watchdog would
-have ended it by then, were it not stopped as a whole."""
 MISSING_S = 5.0
 """A message that is in no queue and in no worker's hand for so long is published again."""
 
@@ -74,7 +71,7 @@ class Maintainer:
         self._uptime = uptime
         self._forget = forget
         self._zone = times.zone(settings.timezone)
-        self._still_s = STILL * settings.stall_s
+        self._still_s = owners.STILL * settings.stall_s
         self._ticked = 0.0
         self._kick = threading.Event()
         self._stop = False

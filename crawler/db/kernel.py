@@ -45,7 +45,7 @@ def _machine() -> str:
 
 
 def note(run: Path) -> int:
-    """Open `run/kernel`, to be locked by whoever writes it."""
+    """Open `run/kernel`, for the one process that writes it."""
     run.mkdir(mode=0o700, parents=True, exist_ok=True)
     return os.open(run / "kernel", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 

@@ -13,6 +13,7 @@ The file is `run/owners/<owner>`, laid out as
 and mapped into memory, so that noting a task costs no system call and survives kill -9.
 """
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -26,6 +27,9 @@ from typing import Any
 
 import msgspec
 
+STILL = 2.0
+"""A living process whose loop has not run for so many times CRAWLER_STALL_S loses its leases and its part: its own
+watchdog would have ended it by then, were it not stopped as a whole."""
 _MESSAGE, _PARSING, _SUSPECT, _BEAT, _TROUBLE, _SLOTS = 256, 320, 328, 336, 344, 600
 
 
@@ -110,20 +114,22 @@ class Office:
         self._seen, self._since, self._looked = b"", 0.0, 0.0
 
     def take(self) -> bool:
-        """Become the holder if there is none, or one that stands still."""
-        if not self._in_place():
-            self.close()
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if try_lock(self._file) or self._stands_still():
-            return self.keep()
+        """Become the holder if there is none, or one that stands still; a full disk is no holder, and tried again."""
+        with contextlib.suppress(OSError):
+            if not self._in_place():
+                self.close()
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if try_lock(self._file) or self._stands_still():
+                return self.keep()
         return False
 
     def keep(self) -> bool:
         """Note a beat; False where another holds it now."""
         if not self._in_place():
             return False
-        os.pwrite(self._file, f"{os.getpid()} {self._clock():.3f}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk is told by those who need it
+            os.pwrite(self._file, f"{os.getpid()} {self._clock():.3f}\n".encode(), 0)
         return True
 
     def close(self) -> None:
@@ -137,7 +143,7 @@ class Office:
             return False
         try:
             return os.path.samestat(os.fstat(self._file), self._path.stat())
-        except FileNotFoundError:
+        except OSError:
             return False
 
     def _stands_still(self) -> bool:

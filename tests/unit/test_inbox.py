@@ -183,6 +183,24 @@ def test_another_kernel_is_known_by_its_name_while_it_writes(tmp_path: Path) -> 
     os.close(lock)
 
 
+def test_the_inbox_goes_from_a_stopped_process_to_the_next(tmp_path: Path) -> None:
+    """A holder that stands still is replaced: files are taken, and the kernel's name is written."""
+    stopped = owners.Office(tmp_path / "run" / "inbox.lock", 10.0)
+    assert stopped.take()
+    inbox = Inbox(Settings(data_dir=tmp_path, stall_s=0.5))
+    thread = threading.Thread(target=inbox.run)
+    thread.start()
+    try:
+        (tmp_path / "inbox" / "a.txt").write_text("http://a.example/1\n")
+        wait_for(lambda: receipts(tmp_path, "done"), 30, "the file to be taken")
+        assert (tmp_path / "run" / "kernel").read_text() == kernel.name()
+        assert not stopped.keep()
+    finally:
+        inbox.stop()
+        thread.join(10)
+        stopped.close()
+
+
 def test_two_kernels_at_one_moment_give_way(tmp_path: Path) -> None:
     """Who finds another kernel's name in the place of its own ends, and leaves that name alone."""
     given_way = threading.Event()
