@@ -80,6 +80,7 @@ class Inbox:
         self._folder = self._data / "inbox"
         self._stop = threading.Event()
         self._seen: dict[Path, tuple[tuple[int, int], float]] = {}
+        self._copies: dict[Path, tuple[int, float]] = {}
         self._trouble = ""
         self._make_folders()
 
@@ -92,31 +93,42 @@ class Inbox:
         self._stop.set()
 
     def run(self) -> None:
-        """Act once the lock can be had, until stopped."""
-        lock = kernel.note(self._data / "run")
-        while not owners.try_lock(lock):
+        """Act once it is this process's turn, until stopped."""
+        office = owners.Office(self._data / "run" / "inbox.lock", owners.STILL * self._settings.stall_s)
+        while not office.take():
             if self._stop.wait(TICK_S):
-                os.close(lock)
+                office.close()
                 return
+        if self._act(office):  # else the lock falls with the process
+            office.close()
+
+    def _act(self, office: owners.Office) -> bool:
+        """Take what comes, and name this kernel; False where an import is still being broken off at the end."""
+        note = kernel.note(self._data / "run")
         taker = threading.Thread(target=self._take_all, name="inbox-taker", daemon=True)
         taker.start()  # beside the beats: a large file takes its time
-        ours = True
-        while ours:
+        ours, mine = True, True
+        while ours and mine:
             with contextlib.suppress(OSError):  # a full disk is told by those who need it
-                kernel.write(lock, kernel.name())
+                kernel.write(note, kernel.name())
             if self._stop.wait(BEAT_S):
                 break
+            mine = office.keep()
             ours = not kernel.is_other(self._data)
+        if not mine:
+            log.warning("another process has taken over the inbox while this one stood still")
+            self.stop()
         if not ours:  # both began at one moment, or this machine slept and was taken for dead
             log.critical("workers of another kernel are in this data folder: these end, so that one database has one")
             self.stop()
             self._give_way()
         taker.join(BEAT_S)
-        if not taker.is_alive():  # else the lock falls with the process
+        ended = not taker.is_alive()
+        if ended and ours and mine:
             with contextlib.suppress(OSError):
-                if ours:
-                    kernel.write(lock, "")
-            os.close(lock)
+                kernel.write(note, "")
+        os.close(note)
+        return ended
 
     def _take_all(self) -> None:
         while not self._stop.wait(TICK_S):
@@ -165,7 +177,7 @@ class Inbox:
         receipt = _read_receipt(item, options)
         if receipt is None:
             if not file.exists():
-                _remove_abandoned(item)
+                self._remove_if_abandoned(item)
                 return
             receipt = self._import(file, options)
             with whole_file(_receipt_path(item, options)) as out:
@@ -176,6 +188,15 @@ class Inbox:
         outcome = self._folder / ("done" if receipt.summary else "failed")
         outcome.mkdir(mode=0o700, exist_ok=True)
         item.rename(outcome / item.name)
+
+    def _remove_if_abandoned(self, item: Path) -> None:
+        """Remove what a killed command has left of a copy: one that has not grown while this process looked on."""
+        state = sum(path.stat().st_size for path in item.iterdir())
+        before, since = self._copies.get(item, (-1, 0.0))
+        self._copies[item] = (state, since if state == before else self._clock())
+        if self._clock() - self._copies[item][1] > ABANDONED_S:
+            del self._copies[item]
+            shutil.rmtree(item)
 
     def _import(self, file: Path, options: Options) -> Receipt:
         try:
@@ -291,9 +312,3 @@ def _read_receipt(item: Path, options: Options) -> Receipt | None:
         return msgspec.json.decode(_receipt_path(item, options).read_bytes(), type=Receipt)
     except (OSError, msgspec.DecodeError):
         return None
-
-
-def _remove_abandoned(item: Path) -> None:
-    """Remove what a killed command has left of a copy."""
-    if time.time() - max(path.stat().st_mtime for path in item.iterdir()) > ABANDONED_S:
-        shutil.rmtree(item)

@@ -39,6 +39,8 @@ from crawler.models import (
 
 log = logging.getLogger(__name__)
 
+MIN_FILES = 1000
+"""So many inodes must be free; a file system without a limit on them says that it has none at all."""
 UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.\d+\.\d+")
 """The name of a file in pending/ while it is written."""
 
@@ -557,9 +559,12 @@ def _broken_off(ledger: Ledger, job: Job) -> str:
     return f"its import was broken off after {ledger.rows_of(job):,} rows"
 
 
-def low_on_disk(folder: Path, least: int) -> str | None:
-    """What to say where fewer bytes are free than there must be."""
-    free = shutil.disk_usage(folder).free
+def low_on_disk(folder: Path, least: int, min_files: int = MIN_FILES) -> str | None:
+    """What to say where fewer bytes, or files, are free than there must be; 0 asks for none."""
+    free, about = shutil.disk_usage(folder).free, os.statvfs(folder)
+    if least and about.f_files and about.f_favail < min_files:
+        room = f"only {about.f_favail:,} more files fit on the disk of {folder}"
+        return f"{room}; nothing more is fetched until {min_files:,} do"
     if free >= least:
         return None
     return f"only {free / 1e6:,.0f} MB are free in {folder}; nothing more is fetched until {least / 1e6:,.0f} MB are"

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,8 +21,19 @@ import redis
 from crawler.config import Settings
 from crawler.db import kernel, owners
 from crawler.errors import CrawlerError, ServiceError, StackIsUp
+from crawler.logs import leave_lost_terminal
 from crawler.lpm import LocalPersistenceManager
-from crawler.process import Child, Mark, Stack, end_process, read_stack, redis_program, tail, write_stack
+from crawler.process import (
+    Child,
+    Mark,
+    Stack,
+    end_process,
+    is_locked,
+    read_stack,
+    redis_program,
+    tail,
+    write_stack,
+)
 from crawler.redis_client import check_redis, connect
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from crawler.sites import config as sites
@@ -32,6 +43,9 @@ log = logging.getLogger(__name__)
 WORKER_GRACE_S, REDIS_GRACE_S, AGENT_GRACE_S = 6.0, 1.5, 2.0
 """Together below the ten seconds in which a stop must be done."""
 START_LIMIT_S = 45.0
+LOCK_LIMIT_S = 0.5
+PING_S, SILENT = 2.0, 3.0
+"""How often our own Redis is asked whether it is well, and how many times CRAWLER_STALL_S it may be silent."""
 _REDIS_CONF = """\
 bind 127.0.0.1
 port {port}
@@ -66,12 +80,16 @@ class Orchestrator:
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
         self._lock = -1
+        self._asked = self._silent_since = 0.0
+        self._silent_limit_s = SILENT * settings.stall_s
 
     def __enter__(self) -> Self:
         LocalPersistenceManager(self._data).close_after_check()
         self._lock = os.open(self._data / "run" / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if not owners.try_lock(self._lock):
+        if not self._take_lock():
             os.close(self._lock)
+            if read_stack(self._data).unreadable:
+                raise StackIsUp(other_version(self._data))
             raise StackIsUp(
                 f"a stack is up already in {self._data}; stop it, whether `up` or `ondemand` has started it, with: "
                 "python -m crawler down"
@@ -82,10 +100,20 @@ class Orchestrator:
         self._record(supervisor=Mark.of(os.getpid()))
         return self
 
+    def _take_lock(self) -> bool:
+        """Commands that look whether a stack is up hold the lock for a moment, too: that is waited for."""
+        end = time.monotonic() + LOCK_LIMIT_S
+        while not owners.try_lock(self._lock):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.02)
+        return True
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop_all()
+        with _uninterrupted(self.kill_all):
+            self.stop_all()
 
     def start_redis(self) -> None:
         """See that a fit Redis answers: the one of REDIS_URL, else our own."""
@@ -233,10 +261,31 @@ class Orchestrator:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             try:
+                self._end_silent_redis()
                 pause_s = 0.5 if not self._revive() else min(pause_s * 2, 5.0)
+                trouble = ""
             except Exception as error:  # a watcher that has died starts nothing again
                 log.error("a restart failed and is tried again: %s", error)  # noqa: TRY400 – the message says it all
+                trouble = f"a restart failed and is tried again: {error}"
                 pause_s = min(pause_s * 2, 5.0)
+            if trouble != self._stack.trouble and not self._closing.is_set():
+                with contextlib.suppress(OSError):  # a full disk must not end the watch
+                    self._record(trouble=trouble)
+
+    def _end_silent_redis(self) -> None:
+        """Kill a Redis of our own that lives but answers nobody, as one that was stopped does: it is started again."""
+        url, rested_s = self._stack.redis_url, time.monotonic() - self._asked
+        if not self._redis or not self._redis.alive or not url or rested_s < PING_S:
+            return
+        slept = rested_s > self._silent_limit_s  # this process itself: then nothing is known of Redis
+        answered = _answers(url)
+        self._asked = time.monotonic()
+        if answered or slept or not self._silent_since:
+            self._silent_since = 0.0 if answered else self._asked
+        elif self._asked - self._silent_since > self._silent_limit_s:
+            log.warning("Redis lives but has not answered for %.0f s: it is killed", self._asked - self._silent_since)
+            self._silent_since = 0.0
+            self._redis.stop(0)
 
     def _revive(self) -> bool:
         """Start what has died; True if anything had."""
@@ -270,23 +319,61 @@ def stop_stale(data_dir: Path, stack: Stack) -> int:
     found = [mark.find() for mark in (stack.agent, stack.flower, stack.worker, stack.redis) if mark]
     for process in found:
         end_process(process, WORKER_GRACE_S)
-    if not read_stack(data_dir).up and not kernel.is_other(data_dir):
+    if not is_locked(data_dir) and not kernel.is_other(data_dir):  # else a living supervisor has written it
         (data_dir / "run" / "stack.json").unlink(missing_ok=True)
     return sum(process is not None for process in found)
 
 
+def end_orphans(data_dir: Path) -> int:
+    """End what a stack has left whose supervisor is dead; returns how many processes that were."""
+    stack = read_stack(data_dir)
+    orphaned = any(mark and mark.find() for mark in (stack.agent, stack.flower, stack.worker, stack.redis))
+    return stop_stale(data_dir, stack) if orphaned and not is_locked(data_dir) else 0
+
+
+def other_version(data_dir: Path) -> str:
+    """What to say where a stack is up whose record cannot be read."""
+    return (
+        f"a stack of another version of this program is up in {data_dir}; "
+        "stop it with the version that started it: python -m crawler down"
+    )
+
+
 @contextlib.contextmanager
 def terminated_by_signal() -> Iterator[None]:
-    """Let SIGTERM end what runs in here in order, as Ctrl-C does."""
+    """Let SIGTERM, and SIGHUP unless it was ignored from the start (nohup), end what runs in here in order."""
 
     def stop(number: int, frame: object) -> None:
+        if number == signal.SIGHUP:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a shell sends it to its jobs once more
+            leave_lost_terminal()
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _uninterrupted(hasten: Callable[[], None]) -> Iterator[None]:
+    """Let signals hasten a stop instead of breaking it off: what it has not ended yet would be left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: hasten()) for number in numbers}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _config_folder(settings: Settings) -> dict[str, str]:

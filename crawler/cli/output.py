@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from crawler import config, times
 from crawler.db.books import Delivery
 from crawler.errors import UsageError
 from crawler.forecast import Trend, slip
-from crawler.logs import printable
+from crawler.logs import leave_lost_terminal, printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, Receipt
 from crawler.times import duration
@@ -37,6 +38,7 @@ data_dir_option = click.option(
     callback=_set_data_dir,
     help="The store (default: CRAWLER_DATA_DIR, else ./data).",
 )
+_NUMBERS = re.compile(r"\d[\d.,:]*")
 UNACCOUNTED = 5
 """The exit code where the books do not add up, or do not yet."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
@@ -59,8 +61,11 @@ def print_json(facts: Any) -> None:
 
 
 def say(text: str) -> None:
-    """A line for a person, on stderr."""
-    print(printable(text), file=sys.stderr, flush=True)
+    """A line for a person, on stderr; where nobody reads it any more, the work goes on."""
+    try:
+        print(printable(text), file=sys.stderr, flush=True)
+    except OSError:
+        leave_lost_terminal()
 
 
 def size_of(count: float) -> str:
@@ -143,7 +148,8 @@ class BooksProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar:
-            self._bar.stop()
+            with contextlib.suppress(OSError):  # the terminal is gone
+                self._bar.stop()
         elif self._line:
             say(f"{self._title}: {self._line}")
 
@@ -167,8 +173,15 @@ class BooksProgress:
         self._warn(trouble)
 
     def _warn(self, warning: str) -> None:
-        """Say a warning when it begins, not as long as it lasts."""
-        if bool(warning) != bool(self._warning):
+        """Say a warning when it begins, when it becomes another one, and when it ends; its figures may change."""
+        if _NUMBERS.sub("", warning) != _NUMBERS.sub("", self._warning):
             text = f"{self._title}: " + (f"warning: {warning}" if warning else "no longer so")
-            self._bar.console.print(text, highlight=False, markup=False) if self._bar else say(text)
+            self._print(text)
         self._warning = warning
+
+    def _print(self, text: str) -> None:
+        if self._bar:
+            with contextlib.suppress(OSError):  # the terminal is gone
+                self._bar.console.print(text, highlight=False, markup=False)
+        else:
+            say(text)

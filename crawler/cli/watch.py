@@ -53,7 +53,7 @@ class Watch:
         for name, books in facts["jobs"].items():
             trend = self._trends.setdefault(name, Trend())
             open_ = books["pending"] + books["processing"]
-            trend.add(now, books["accepted"] - open_)
+            trend.add(time.monotonic(), books["accepted"] - open_)
             about = facts["job_facts"][name]
             job = Job(id=0, name=name, status=JobStatus.OPEN, queue="", source_file=None, created_at=0,
                       completed_at=None, deadline=about["deadline"])  # fmt: skip

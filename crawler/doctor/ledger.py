@@ -11,7 +11,7 @@ from crawler.config import failpoint
 from crawler.db import exchange, guard, owners, schema
 from crawler.db.connection import reading
 from crawler.db.ledger import Ledger
-from crawler.doctor import REPAIR, Context, Seen
+from crawler.doctor import REPAIR, Context, Seen, awaken
 from crawler.doctor.salvage import ENDED_TOO_EARLY, SENSELESS, UNKNOWN_STATES, salvage, settle
 from crawler.files import sync_folder
 from crawler.lpm import is_importing, unaccounted
@@ -241,7 +241,12 @@ def leases(context: Context) -> Iterator[Seen]:
     """Tasks in the hands of processes that are dead, and the files of these."""
     folder = context.folder / "run" / "owners"
     held = dict(context.db.all("SELECT owner, count(*) FROM tasks WHERE status = 'processing' GROUP BY owner"))
-    living = {note.id for note in owners.living(folder)}
+    notes = owners.living(folder)
+    for note in notes:
+        if (still_s := note.still_s(time.monotonic())) > context.settings.stall_s:
+            what = f"process {note.pid} ({note.about.get('kind')}) stands still for {times.duration(still_s)}"
+            yield Seen("wrong", f"{what} and holds {held.get(note.id, 0)} tasks", awaken(note.pid))
+    living = {note.id for note in notes}
     stuck = sum(count for owner, count in held.items() if owner not in living)
     dead = sum(path.name not in living and not path.suffix for path in folder.glob("[!.]*"))
     what = f"{stuck} tasks are held by processes that are dead, which left {dead} files"

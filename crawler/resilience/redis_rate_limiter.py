@@ -35,6 +35,8 @@ RETURN_S = RETRY_S + TIMEOUT_S + AHEAD_S
 """After its return, a process books nothing for so long: by then all others have noticed, and what they booked on
 their own is over."""
 OFFSET_KEPT_S = 30.0
+STEP_S = 1.0
+"""A clock that is ahead by more than this all at once was set."""
 EPOCH = "permit-epoch"
 _CONSTANTS = (
     *("AHEAD_S", "BASELINE_SHARE", "BATCH_S", "BUSY_S", "BUSY_STEPS", "HEADROOM", "KEEP_S", "LEASE_S", "OPEN_MOST_S"),
@@ -66,12 +68,15 @@ class Offset:
     def __init__(self) -> None:
         self._offset = self._measured = 0.0
         self._error = math.inf
+        self.stepped = False
+        """Whether their clock was set forward since this was last made false."""
 
     def behind(self, theirs: float, sent: float, received: float) -> float:
         """How many seconds ago, at `received`, their clock showed `theirs`."""
         error = (received - sent) / 2
         offset = theirs - (sent + received) / 2
         moved = abs(offset - self._offset) > error + self._error + 0.001
+        self.stepped |= offset - self._offset > error + self._error + STEP_S
         if error <= self._error or moved or received - self._measured > OFFSET_KEPT_S:
             self._offset, self._error, self._measured = offset, error, received
         return min(max(0.0, received + self._offset - theirs), received - sent)
@@ -110,6 +115,7 @@ class RedisRateLimiter:
         self._sent = self._received = 0.0
         self._intervals: dict[str, float] = {}
         self._closed_until: dict[str, tuple[float, str]] = {}
+        self._closed_before: dict[str, tuple[float, str]] = {}
         self._twin: MemoryPermit | None = None
         self._tried = self._quiet_until = -math.inf
 
@@ -258,6 +264,8 @@ class RedisRateLimiter:
     def _answer(self, ask: Ask, reply: list[bytes]) -> Answer:
         now, why, wait_s, step_s, *starts = (_text(part) for part in reply)
         behind_s = 0.0 if self._clock else self._offset.behind(float(now), self._sent, self._received)
+        if kept := self._kept(ask.domain):
+            return kept
         in_time = tuple(max(0.0, float(start) - behind_s) for start in starts if float(start) >= behind_s - LATE_S)
         self._remember(ask, why, float(wait_s), float(step_s) * HEADROOM)
         if ask.slots and in_time:
@@ -265,6 +273,17 @@ class RedisRateLimiter:
         if len(in_time) < len(starts):
             why = why or "rate"
         return Answer(starts_s=in_time, wait_s=max(0.0, float(wait_s) - behind_s), why=why)
+
+    def _kept(self, domain: str) -> Answer | None:
+        """What a domain said before Redis's clock was set forward: it is still closed for as long as it said then."""
+        if self._offset.stepped:
+            self._offset.stepped = False
+            self._closed_before |= self._closed_until
+        until, why = self._closed_before.get(domain, (-math.inf, ""))
+        if (wait_s := until - self._monotonic()) > 0:
+            return Answer(wait_s=wait_s, why=why)
+        self._closed_before.pop(domain, None)
+        return None
 
     def _remember(self, ask: Ask, why: str, wait_s: float, interval_s: float) -> None:
         """What is to be kept to also while Redis is away."""
@@ -303,7 +322,7 @@ class RedisRateLimiter:
     def _gone(self, error: Exception) -> None:
         self._tried = self._monotonic()
         self._quiet_until = self._tried + QUIET_S
-        self._twin = MemoryPermit(self._holder, self._fail_max, clock=self._clock or time.time, held=self._held)
+        self._twin = MemoryPermit(self._holder, self._fail_max, clock=self._clock or time.monotonic, held=self._held)
         log.warning(
             "Redis does not answer (%s): until it does, this process keeps to a share of 1/%d of each domain's "
             "limits on its own, beginning in %.0f s; what other machines do is not known to it",
@@ -330,10 +349,10 @@ class RedisRateLimiter:
         return self._in_turn(mine, interval_s / HEADROOM, share, self._place() % share)
 
     def _in_turn(self, ask: Ask, step_s: float, share: int, place: int) -> Answer:
-        """On a grid of the machine's clock, whose points belong to the processes in turn: shares that begin at any
-        time would keep to the rate on average only."""
+        """On a grid of the machine's monotonic clock, whose points belong to the processes in turn: shares that begin
+        at any time would keep to the rate on average only."""
         assert self._twin is not None
-        now = self._clock() if self._clock else time.time()
+        now = self._clock() if self._clock else time.monotonic()
 
         def point(at: float) -> float:
             return (math.ceil(at / step_s / share - place / share) * share + place) * step_s

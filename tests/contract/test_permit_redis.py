@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -326,3 +327,28 @@ def test_an_answer_that_was_long_on_its_way_does_not_make_requests_late() -> Non
     assert slow_back == pytest.approx(0.299)
     assert slow_there == pytest.approx(0.001)
     assert set_back == pytest.approx(0.001)
+
+
+def test_a_step_forward_of_redis_clock_opens_no_domain_early(server: Server) -> None:
+    """A Retry-After lasts as long as it was said to, by the clock of each process that has heard of it."""
+    # Given two processes, one of which has heard of a Retry-After
+    back, ask = [0.0], Ask(domain="x.example", rule=FAST)
+    told = RedisRateLimiter(server.url, 2, "told", 3, monotonic=lambda: time.monotonic() - back[0])
+    other = RedisRateLimiter(server.url, 2, "other", 3)
+    told.nothing_booked()
+    assert told.ask([ask])[0].starts_s
+    told.report([Report(domain="x.example", rule=FAST, block="http_429", retry_after_s=2.0)])
+    assert told.ask([ask])[0].why == "retry after"
+
+    # When Redis's clock is half a minute further, all at once, and lets the other one go
+    back[0] = 30.0
+    wait_for(lambda: other.ask([ask])[0].starts_s, 20, "the end of the Retry-After by Redis's clock")
+
+    # Then who was told keeps to it until its own clock says so
+    kept = told.ask([ask])[0]
+    assert (kept.starts_s, kept.why) == ((), "retry after")
+    assert kept.wait_s > 20
+    back[0] = 0.0
+    wait_for(lambda: told.ask([ask])[0].starts_s, 20, "its own end")
+    told.close()
+    other.close()

@@ -11,6 +11,7 @@ import click
 
 from crawler import config, times
 from crawler.cli.output import data_dir_option, json_option, print_json
+from crawler.config import Settings
 from crawler.errors import UsageError
 from crawler.logs import printable
 
@@ -59,9 +60,9 @@ def reset(domain: str, as_json: bool) -> None:
     Example:
       python -m crawler domains reset county.example
     """
-    with _permit() as permit:
-        if not permit.reset(domain):
-            names = [known.domain for known in permit.domains()]
+    with permit(config.load()) as shared:
+        if not shared.reset(domain):
+            names = [known.domain for known in shared.domains()]
             near = difflib.get_close_matches(domain, names, n=1, cutoff=0.3)
             hint = f"; did you mean {near[0]}?" if near else "" if names else "; there are none yet"
             raise UsageError(f"nothing is known of a domain {domain}{hint}")
@@ -72,21 +73,21 @@ def reset(domain: str, as_json: bool) -> None:
 
 
 @contextlib.contextmanager
-def _permit() -> Iterator["RedisRateLimiter"]:
+def permit(settings: Settings) -> Iterator["RedisRateLimiter"]:
+    """The permit that the fleet shares, to be looked at."""
     from crawler.process import redis_address
     from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 
-    settings = config.load()
-    permit = RedisRateLimiter(
+    shared = RedisRateLimiter(
         redis_address(settings), settings.redis_rate_limiter_db, "command", settings.circuit_breaker_fail_max
     )
-    with contextlib.closing(permit):
-        yield permit
+    with contextlib.closing(shared):
+        yield shared
 
 
 def _list(as_json: bool) -> None:
-    with _permit() as permit:
-        found = permit.domains()
+    with permit(config.load()) as shared:
+        found = shared.domains()
     if as_json:
         print_json(found)
         return
@@ -95,7 +96,10 @@ def _list(as_json: bool) -> None:
         return
     now, tz = time.time(), times.zone(config.load().timezone)
     found.sort(key=lambda each: (each.state == "CLOSED", each.not_before is None, each.domain))
-    rows = [(printable(e.domain), _limits(e), str(e.in_flight), "; ".join(_state(e, now, tz))) for e in found]
+    rows = [
+        (printable(e.domain), limits_in_words(e), str(e.in_flight), "; ".join(state_in_words(e, now, tz)))
+        for e in found
+    ]
     heads = ("domain", "limits", "in flight", "state")
     widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(3)]
     for name, limit, in_flight, state in [heads, *rows]:
@@ -104,7 +108,7 @@ def _list(as_json: bool) -> None:
         print("A circuit closes by itself when a probe succeeds; sooner with: python -m crawler domains reset DOMAIN")
 
 
-def _limits(known: "Domain") -> str:
+def limits_in_words(known: "Domain") -> str:
     """The limits of a domain in words."""
     parts = [_pace(known.interval_s)] if known.interval_s else []
     parts += [f"{known.at_a_time} at a time"] if known.at_a_time else []
@@ -119,7 +123,7 @@ def _pace(interval_s: float) -> str:
     return f"one in {times.duration(interval_s)}"
 
 
-def _state(known: "Domain", now: float, tz: tzinfo | None) -> list[str]:
+def state_in_words(known: "Domain", now: float, tz: tzinfo | None) -> list[str]:
     """What the matter is, if anything is."""
     because = f" because {printable(known.last_block)}" if known.last_block else ""
     parts = []

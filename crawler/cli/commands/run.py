@@ -1,7 +1,6 @@
 """`run` and `resume`: from a file to results in the foreground."""
 
 import contextlib
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,9 +30,10 @@ from crawler.cli.output import (
     say,
 )
 from crawler.cli.session import robots_option, session_options
+from crawler.cli.standstill import Standstill
 from crawler.config import Settings
 from crawler.logs import printable
-from crawler.lpm import LocalPersistenceManager, low_on_disk
+from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, JobOptions
 
 if TYPE_CHECKING:
@@ -118,6 +118,10 @@ class _StackGone(Exception):
 
 def crawl(settings: Settings, workers: int | None, job: Job | None) -> Books:
     """Have the job (or, with none, everything) done by a stack, and show its progress."""
+    from crawler.orchestrator import end_orphans
+
+    if left := end_orphans(settings.data_dir):
+        say(f"ended {left} processes of a stack whose supervisor is dead")
     while True:
         if not _progress_of(settings, job).open:
             return follow(settings, job)
@@ -151,7 +155,7 @@ def running_stack(settings: Settings, workers: int | None) -> Iterator[bool]:
             try:
                 stack = exits.enter_context(Orchestrator(settings, workers))
             except StackIsUp:  # another process is just starting or stopping one
-                if time.monotonic() > end:
+                if time.monotonic() > end or read_stack(settings.data_dir).unreadable:
                     raise
                 time.sleep(0.1)
         say("starting Redis and workers …")
@@ -160,8 +164,6 @@ def running_stack(settings: Settings, workers: int | None) -> Iterator[bool]:
             yield False
         except (KeyboardInterrupt, SystemExit):
             say("stopping; type the same command again to go on (once more to stop at once)")
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda *_: stack.kill_all())
             raise
 
 
@@ -170,14 +172,14 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
     from crawler.process import read_stack
 
     lpm = LocalPersistenceManager(settings.data_dir)
+    standstill = Standstill(settings, lpm, job)
     with BooksProgress(job) as progress, contextlib.closing(lpm):
         seen = time.monotonic()
         while True:
             with lpm.errors():
                 began = time.monotonic()
                 books = lpm.ledger.progress(job)
-                trouble = _paused(lpm, job) or low_on_disk(lpm.folder, settings.min_free) or ""
-                progress.show(books, trouble, lpm.ledger.forbidden(job) if books.skipped else 0)
+                progress.show(books, standstill.reason(books), lpm.ledger.forbidden(job) if books.skipped else 0)
                 if not books.open:
                     lpm.ledger.finalise(lpm.now())  # the maintainer would, but may be stopped before it has seen it
                     return books
@@ -186,12 +188,6 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
             elif time.monotonic() - seen > STACK_GONE_S:
                 raise _StackGone
             time.sleep(max(0.3, 10 * (time.monotonic() - began)))  # counting a million tasks must not be the work
-
-
-def _paused(lpm: LocalPersistenceManager, job: Job | None) -> str | None:
-    if job is None or lpm.ledger.job(job.name).hold != "paused":
-        return None
-    return f"it is paused; python -m crawler job resume '{job.name}' goes on"
 
 
 def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> int:

@@ -2,13 +2,14 @@
 
 import shutil
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from crawler import config, times
 from crawler.cli.output import data_dir_option, json_option, print_json, size_of
+from crawler.cli.standstill import Standstill
 from crawler.config import Settings
 from crawler.db import exchange, owners
 from crawler.db.books import Bookkeeping
@@ -16,6 +17,9 @@ from crawler.db.connection import reading
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import QUEUES, Books, Job
+
+if TYPE_CHECKING:
+    from crawler.process import Stack
 
 _STATES = ("accepted", "pending", "processing", "completed", "failed", "skipped", "expired")
 
@@ -56,6 +60,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
         "domains": {},
         "rate": 0.0,
         "gateway": None,
+        "trouble": "",
     }
     if LocalPersistenceManager.exists(settings.data_dir):
         lpm = LocalPersistenceManager(settings.data_dir)
@@ -70,6 +75,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
                 facts["rate"] = round(ledger.rate(lpm.now()), 2)
                 growth = ledger.growth(lpm.now())
                 facts["gateway"] = _gateway(ledger)
+            facts["trouble"] = Standstill(settings, lpm, None).at_once(facts["books"])
             facts["job_facts"] = {job.name: _about(job) | {"unaccounted": lpm.unaccounted(job)} for job in jobs}
             if sizes:
                 facts["store"] = {"bytes": lpm.sizes(), **growth}
@@ -99,12 +105,27 @@ def _pids(settings: Settings) -> dict[str, Any]:
     stack = read_stack(settings.data_dir)
     workers = owners.workers(settings.data_dir / "run" / "owners")
     return {
+        "unreadable": stack.unreadable,
+        "still": _standing_still(settings, stack),
         "supervisor": stack.supervisor.pid if stack.supervisor and stack.supervisor.find() else None,
         "redis": stack.redis.pid if stack.redis and stack.redis.find() else None,
         "agent": stack.agent.pid if stack.agent and stack.agent.find() else None,
         "flower": stack.flower.pid if stack.flower and stack.flower.find() else None,
         "workers": [{"pid": pid, "children": sorted(children)} for pid, children in sorted(workers.items())],
     }
+
+
+def _standing_still(settings: Settings, stack: "Stack") -> list[dict[str, Any]]:
+    """Processes that live and do nothing, with what they are: somebody has stopped them."""
+    now, notes = time.monotonic(), owners.living(settings.data_dir / "run" / "owners")
+    marks = {name: getattr(stack, name) for name in ("supervisor", "redis", "worker", "agent", "flower")}
+    still = [{"what": name, "pid": mark.pid} for name, mark in marks.items() if mark and mark.is_stopped()]
+    kinds = {"worker": "a worker's child", "cli": "a command"}
+    return still + [
+        {"what": kinds.get(note.about.get("kind", ""), "a process"), "pid": note.pid}
+        for note in notes
+        if note.still_s(now) > settings.stall_s
+    ]
 
 
 def _disk(settings: Settings) -> dict[str, Any]:
@@ -184,13 +205,20 @@ def describe(facts: dict[str, Any]) -> list[str]:
     redis_is = f"up ({sum(messages.values()):,} messages)" if redis["up"] else "down"
     agent = f" · agent {pids['agent']}" if pids["agent"] else ""
     lines = delivering(facts)
-    lines += [f"supervisor {pids['supervisor'] or 'none'} · redis {redis_is} · workers {workers}{agent}"]
+    supervisor = "of another version" if pids["unreadable"] else pids["supervisor"] or "none"
+    lines += [
+        f"STANDS STILL: {each['what']}, process {each['pid']}; kill -CONT {each['pid']} wakes it, kill -9 ends it"
+        for each in pids["still"]
+    ]
+    lines += [f"supervisor {supervisor} · redis {redis_is} · workers {workers}{agent}"]
     if "store" in facts:
         store = facts["store"]
         parts = ", ".join(f"{name} {size_of(size)}" for name, size in store["bytes"].items() if size)
         grows = f"; grows by {size_of(store['bytes_per_page'])} a page" if store["bytes_per_page"] else ""
         hourly = f", {size_of(store['bytes_per_hour'])} an hour" if store["bytes_per_hour"] else ""
         lines.append(f"store {size_of(sum(store['bytes'].values()))} ({parts}){grows}{hourly}")
+    if facts["trouble"]:
+        lines.append(f"STANDSTILL: {facts['trouble']}")
     lines.append(f"{size_of(disk['free'])} free in {disk['folder']}")
     if disk["low"]:
         lines.append(f"PAUSED: {disk['low']}")

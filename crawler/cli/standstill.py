@@ -1,0 +1,119 @@
+"""Why a crawl does not move, in one line: what `run` shows beside "0/s", and `status`."""
+
+import time
+
+from crawler import times
+from crawler.config import Settings
+from crawler.db import owners
+from crawler.errors import ServiceError
+from crawler.logs import printable
+from crawler.lpm import LocalPersistenceManager, low_on_disk
+from crawler.models import QUEUES, Books, Job
+
+STILL_S, SLOW_S = 3.0, 10.0
+"""A crawl that has ended nothing for so long stands still; pages on their way are waited for a little longer."""
+LOOK_S = 2.0
+
+
+class Standstill:
+    """Looks for the reason again and again; what costs a question to Redis is asked only while nothing moves."""
+
+    def __init__(self, settings: Settings, lpm: LocalPersistenceManager, job: Job | None) -> None:
+        self._settings, self._lpm, self._job = settings, lpm, job
+        self._done = -1
+        self._since = self._looked = 0.0
+        self._found = ""
+
+    def reason(self, books: Books) -> str:
+        """What keeps the books from moving; empty where they move."""
+        now = time.monotonic()
+        if books.accepted - books.open != self._done:
+            self._done, self._since = books.accepted - books.open, now
+        plain = self._paused() or low_on_disk(self._lpm.folder, self._settings.min_free) or self._trouble()
+        if plain or now - self._since < STILL_S:
+            self._found = ""
+            return plain or ""
+        if now - self._looked >= LOOK_S:
+            self._found = self.examine(books, now - self._since)
+            self._looked = time.monotonic()
+        return self._found
+
+    def at_once(self, books: Books) -> str:
+        """The reason at one look, where workers run: for who cannot wait to see whether anything moves."""
+        if not books.open or not owners.workers(self._lpm.owners):
+            return ""
+        return self._trouble() or ("" if books.processing else self.examine(books, 0.0))
+
+    def _paused(self) -> str | None:
+        if self._job is None or self._lpm.ledger.job(self._job.name).hold != "paused":
+            return None
+        return f"it is paused; python -m crawler job resume '{self._job.name}' goes on"
+
+    def _trouble(self) -> str | None:
+        """What processes have noted about themselves, and a supervisor about its restarts."""
+        from crawler.process import read_stack
+
+        noted = [note.trouble for note in owners.living(self._lpm.owners) if note.trouble]
+        stack = read_stack(self._lpm.folder)
+        return next(iter(noted), None) or (stack.trouble if stack.up else None)
+
+    def examine(self, books: Books, still_s: float) -> str:
+        """The reason of a standstill that has lasted for so long, as far as one can tell."""
+        workers = [note for note in owners.living(self._lpm.owners) if note.about.get("kind") == "worker"]
+        now = time.monotonic()
+        stopped = next((each.pid for each in workers if each.still_s(now) > self._settings.stall_s), 0)
+        if stopped:
+            return f"process {stopped} stands still; kill -CONT {stopped} wakes it, kill -9 {stopped} ends it"
+        if not workers:
+            return f"no worker runs; {self._lpm.folder / 'logs' / 'worker.log'} says why"
+        return self._of_domains() or self._of_waits() or (self._in_flight(books) if still_s >= SLOW_S else "")
+
+    def _of_domains(self) -> str:
+        """What keeps all domains shut at which tasks are due; or that Redis, which would know, does not answer."""
+        from crawler.cli.commands.domains import limits_in_words, permit, state_in_words
+        from crawler.process import read_stack
+
+        if read_stack(self._lpm.folder).container:
+            return ""  # its Redis answers only to the containers
+        try:
+            with permit(self._settings) as asked:
+                known = {each.domain.partition("@")[0]: each for each in asked.domains()}
+        except ServiceError as error:
+            return f"{error}; the ledger keeps everything, and work goes on when Redis answers"
+        due = {place.domain for queue in QUEUES for place in self._lpm.ledger.due(queue)}
+        tz = times.zone(self._settings.timezone)
+        found = []
+        for domain in sorted(due):
+            about = known.get(domain)
+            if about is None:
+                return ""
+            shut = about.state != "CLOSED" or about.not_before is not None
+            slow = about.interval_s * about.slowed > STILL_S or about.crawl_delay_s > STILL_S
+            if not shut and not slow:
+                return ""
+            why = (
+                "; ".join(state_in_words(about, time.time(), tz)) if shut else f"its limit is {limits_in_words(about)}"
+            )
+            found.append(f"{printable(domain)}: {why}")
+        more = f" (and {len(found) - 1} more domains)" if len(found) > 1 else ""
+        return f"{found[0]}{more}; python -m crawler domains" if found else ""
+
+    def _of_waits(self) -> str:
+        """That all tasks wait for a time, or for an operator."""
+        ledger = self._lpm.ledger
+        if ledger.has_due(QUEUES):
+            return ""
+        waits = "status = 'pending' AND not_before > 0"
+        [(count, first)] = ledger.db.all(f"SELECT count(*), min(not_before) FROM tasks WHERE {waits}")
+        if not count:
+            return ""
+        if first >= 9e15:
+            return f"{count:,} tasks are held: their jobs are paused (python -m crawler job list)"
+        until = times.until(first, time.time(), times.zone(self._settings.timezone))
+        return f"{count:,} tasks wait to be tried again, the first until {until}"
+
+    def _in_flight(self, books: Books) -> str:
+        if not books.processing:
+            return ""
+        domain, count = next(iter(self._lpm.ledger.in_flight().items()), ("", 0))
+        return f"{printable(domain)} has not answered yet: {count:,} pages are on their way" if count else ""

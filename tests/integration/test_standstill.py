@@ -1,0 +1,143 @@
+"""A crawl that does not move says why, once, and says when that is over."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from crawler.cli.output import BooksProgress
+from crawler.cli.standstill import Standstill
+from crawler.config import Settings
+from crawler.db import owners
+from crawler.lpm import LocalPersistenceManager, low_on_disk
+from crawler.models import Books
+from crawler.process import read_stack
+from tests.support.site import Site
+from tests.support.stack import Folder, wait_for
+
+
+def test_run_says_that_redis_does_not_answer(folder: Folder, site: Site) -> None:
+    """With Redis stopped, `run` and `status` name it; when it answers again, `run` says so and finishes."""
+    folder.crawler("up", "--workers", "1")
+    server = read_stack(folder.data).redis
+    assert server
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        file = folder.write("pages.txt", [site.page(n) for n in range(10)])
+        run = folder.start("crawler", "run", str(file))
+        wait_for(lambda: "warning: Redis does not answer" in folder.log(run), 60, "the reason")
+        status = folder.crawler("status").stdout
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+    assert run.wait(60) == 0
+    assert folder.log(run).count("warning:") == 1
+    assert "no longer so" in folder.log(run)
+    assert "STANDSTILL: Redis does not answer" in status
+    assert f"STANDS STILL: redis, process {server.pid}" in status
+
+
+def test_run_says_what_a_domain_waits_for(folder: Folder, site: Site) -> None:
+    """A Retry-After that keeps all tasks waiting is shown with its domain."""
+    folder.env["CRAWLER_RATE"] = "20/s"
+    pages = [f"{site.url}/retry-after/12?times=1", *(site.page(n) for n in range(30))]
+    run = folder.start("crawler", "run", str(folder.write("pages.txt", pages)), "--workers", "1")
+
+    wait_for(lambda: "said Retry-After" in folder.log(run), 60, "the reason")
+    status = folder.crawler("status").stdout
+
+    assert run.wait(60) == 0
+    assert "STANDSTILL: 127.0.0.1: its server said Retry-After" in status
+    assert "no longer so" in folder.log(run)
+
+
+def test_run_says_that_tasks_wait_to_be_tried_again(folder: Folder, site: Site) -> None:
+    """Where all that is left waits for its next attempt, the time of the first is shown."""
+    file = folder.write("pages.txt", [f"{site.url}/retry-after/8?times=1"])
+    run = folder.start("crawler", "run", str(file), "--workers", "1")
+
+    wait_for(lambda: "1 tasks wait to be tried again" in folder.log(run), 60, "the reason")
+
+    assert run.wait(60) == 0
+
+
+def test_a_failing_restart_is_shown_while_it_lasts(folder: Folder, site: Site) -> None:
+    """A supervisor that cannot start Redis again says so in `status`, and no longer when it can."""
+    folder.crawler("up", "--workers", "1")
+    server = read_stack(folder.data).redis
+    assert server
+    conf = folder.data / "redis" / "redis.conf"
+    conf.unlink()
+    conf.mkdir()
+    os.kill(server.pid, signal.SIGKILL)
+    folder.crawler("bulk", "import", str(folder.write("pages.txt", [site.page(1)])))
+
+    wait_for(lambda: "a restart failed" in read_stack(folder.data).trouble, 60, "the trouble to be noted")
+    shown = folder.crawler("status").stdout
+    conf.rmdir()
+
+    assert "STANDSTILL: a restart failed and is tried again" in shown
+    wait_for(lambda: not read_stack(folder.data).trouble, 60, "the restart")
+    folder.wait_until_done(1, 60)
+
+
+def test_a_redis_that_hangs_is_killed_and_started_again(folder: Folder, site: Site) -> None:
+    """One that was stopped keeps nobody waiting for ever: after three times CRAWLER_STALL_S there is a new one."""
+    folder.env["CRAWLER_STALL_S"] = "2"
+    folder.crawler("up", "--workers", "1")
+    server = read_stack(folder.data).redis
+    assert server
+    os.kill(server.pid, signal.SIGSTOP)
+
+    wait_for(lambda: read_stack(folder.data).redis not in (None, server), 90, "another Redis")
+
+    assert server.find() is None
+    folder.crawler("bulk", "import", str(folder.write("pages.txt", [site.page(1)])))
+    folder.wait_until_done(1, 60)
+
+
+def test_what_processes_note_of_themselves_is_the_reason(tmp_path: Path) -> None:
+    """The trouble of any living owner, else what can be seen from outside; nothing where all moves."""
+    lpm = LocalPersistenceManager(tmp_path)
+    standstill = Standstill(Settings(data_dir=tmp_path, min_free=0), lpm, None)
+    books = Books(accepted=10, pending=10)
+    assert standstill.reason(books) == ""
+    owner = owners.Owner(lpm.owners, "worker", slots=1)
+    owner.trouble("no file can be opened")
+    assert standstill.reason(books) == "no file can be opened"
+    assert standstill.at_once(books) == "no file can be opened"
+    owner.close()
+    assert standstill.reason(books) == ""
+    assert "no worker runs" in standstill.examine(books, 5.0)
+    lpm.close()
+
+
+def test_too_few_files_are_as_bad_as_too_few_bytes(tmp_path: Path) -> None:
+    """Free inodes count where the file system has a limit on them."""
+    limited = bool(os.statvfs(tmp_path).f_files)
+    assert low_on_disk(tmp_path, 1) is None
+    assert ("more files fit" in (low_on_disk(tmp_path, 1, min_files=10**15) or "")) == limited
+    assert low_on_disk(tmp_path, 0, min_files=10**15) is None
+
+
+def test_a_reason_is_said_when_it_begins_changes_and_ends(capfd: pytest.CaptureFixture[str]) -> None:
+    """Each once, however its figures change meanwhile."""
+    reasons = [
+        "",
+        "only 90 MB are free",
+        "only 85 MB are free",
+        "Redis does not answer",
+        "Redis does not answer",
+        "",
+        "",
+    ]
+    with BooksProgress(None) as progress:
+        for reason in reasons:
+            progress.show(Books(accepted=2, pending=2), reason)
+    said = [line for line in capfd.readouterr().err.splitlines() if "warning" in line or "longer" in line]
+    assert said == [
+        "all jobs: warning: only 90 MB are free",
+        "all jobs: warning: Redis does not answer",
+        "all jobs: no longer so",
+    ]
