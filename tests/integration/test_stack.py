@@ -6,15 +6,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
 
 from crawler.config import Settings
-from crawler.db import owners
 from crawler.orchestrator import Orchestrator
 from crawler.process import Mark, Stack, read_stack, write_stack
+from tests.support.pages import Answer, Pages, held, parcel
 from tests.support.site import Site
 from tests.support.stack import Folder, assert_balanced, wait_for
 
@@ -57,6 +58,64 @@ def test_up_status_down(folder: Folder, site: Site) -> None:
     assert left_behind(folder) == []
     assert not (folder.data / "run" / "stack.json").exists()
     assert "No stack was up" in folder.crawler("down").stdout
+
+
+def test_results_are_in_pending_while_others_are_collected(folder: Folder) -> None:
+    """Each result is a whole file as soon as its page is done: the other pages answer only once that was seen."""
+    # Given a server that holds back half of its pages
+    seen = threading.Event()
+    with Pages() as pages:
+        pages.answers = {f"/page/{n}": Answer(parcel(n)) for n in range(6)}
+        pages.rule = held({"/page/3", "/page/4", "/page/5"}, seen)
+        urls = [f"{pages.url}/page/{n}" for n in range(6)]
+
+        # When they are collected
+        run = folder.start("crawler", "run", str(folder.write("pages.txt", urls)), "--workers", "1")
+        try:
+            wait_for(lambda: len(in_pending(folder)) == 3, 120, "the files of the first half")
+            first, running, books = in_pending(folder), run.poll() is None, folder.books()
+        finally:
+            seen.set()
+
+        # Then the files of the first half were there when none of the others could be
+        assert sorted(first) == urls[:3]
+        assert (running, books.completed, books.open) == (True, 3, 3)
+        assert run.wait(120) == 0
+        assert sorted(in_pending(folder)) == urls
+
+
+def in_pending(folder: Folder) -> list[str]:
+    """The URLs of the results in pending/."""
+    return [json.loads(path.read_bytes())["url"] for path in (folder.data / "pending").glob("*.json")]
+
+
+def test_workers_work_at_the_same_time(folder: Folder) -> None:
+    """Three worker processes with one page each: the server answers none of the pages before it was asked for all."""
+    # Given a server that does not answer yet
+    answering = threading.Event()
+    with Pages() as pages:
+        pages.answers = {f"/page/{n}": Answer(parcel(n)) for n in range(3)}
+        pages.rule = held(pages.answers, answering)
+
+        # When three workers with room for one page each have three pages to collect
+        folder.crawler("up", "--workers", "3", CRAWLER_PAGES="1")
+        file = folder.write("pages.txt", [f"{pages.url}/page/{n}" for n in range(3)])
+        assert folder.crawler("bulk", "import", str(file)).returncode == 0
+        try:
+            wait_for(lambda: len(pages.paths()) == 3, 120, "three requests at the same time")
+            ports = {asked.port for asked in pages.asked if asked.path != "/robots.txt"}
+            askers = {pid for pid in folder.children() if ports & ports_of(pid)}
+        finally:
+            answering.set()
+
+        # Then each asked for one of them
+        assert len(askers) == 3
+        assert folder.wait_until_done(3, 120).completed == 3
+
+
+def ports_of(pid: int) -> set[int]:
+    """The local ports of a process's connections."""
+    return {each.laddr.port for each in psutil.Process(pid).net_connections("tcp") if each.laddr}
 
 
 def test_run_from_file_to_summary(folder: Folder, site: Site) -> None:
@@ -164,23 +223,79 @@ def test_a_strangers_process_is_never_ended(tmp_path: Path) -> None:
         stranger.wait()
 
 
-def test_the_orchestrator_starts_once_and_stops_in_order(tmp_path: Path) -> None:
-    """start_redis and start_celery are idempotent; at the end nothing runs, Celery ended before Redis."""
-    with Orchestrator(Settings(data_dir=tmp_path), workers=1) as stack:
+PROGRAM = """
+import os, sys
+from crawler import config
+from crawler.orchestrator import Orchestrator
+
+with Orchestrator(config.load(), workers=1) as stack:
+    def start():
         stack.start_redis()
-        redis = read_stack(tmp_path).redis
-        stack.start_redis()
-        assert read_stack(tmp_path).redis == redis
         stack.start_celery()
-        workers = owners.workers(tmp_path / "run" / "owners")
-        stack.start_celery()
-        assert owners.workers(tmp_path / "run" / "owners") == workers
-        assert len(workers) == 1
-        processes = [psutil.Process(pid) for pid in workers]
-    assert redis is not None
-    assert redis.find() is None
-    assert not any(process.is_running() for process in processes)
-    assert "ready to exit" in (tmp_path / "logs" / "redis.log").read_text()
+        os.write(1, b"started\\n")
+        sys.stdin.readline()
+    start()
+    start()
+    start()
+    raise ValueError("a defect in what somebody wrote")
+"""
+
+
+def test_the_orchestrator_as_a_program_uses_it(folder: Folder) -> None:
+    """Starts are idempotent and look first; at the end, also after an error, all is down, Celery before Redis."""
+    # Given a program that starts the same things three times, and then fails
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        cwd=folder.path,
+        env=folder.env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdin
+    assert program.stdout
+
+    def started() -> Stack:
+        assert program.stdout
+        assert program.stdout.readline() == "started\n", program.stderr and program.stderr.read()
+        return read_stack(folder.data)
+
+    def go_on() -> None:
+        assert program.stdin
+        program.stdin.write("\n")
+        program.stdin.flush()
+
+    # When everything is well at the second time, and dead at the third
+    first = started()
+    workers = folder.children()
+    go_on()
+    second = started()
+    unchanged = folder.children()
+    for mark in (second.worker, second.redis):
+        assert mark
+        os.kill(mark.pid, signal.SIGKILL)
+    wait_for(lambda: not folder.children(), 60, "the children's end")
+    go_on()
+    third = started()
+
+    # Then the second start changes nothing, and the third starts both anew, at the same address
+    assert (second.redis, second.worker, unchanged) == (first.redis, first.worker, workers)
+    assert third.redis
+    assert third.worker
+    assert third.redis_url == first.redis_url
+    assert third.redis.find()
+    assert third.redis != first.redis
+    assert len(folder.children(third.worker.pid)) == 1
+    # And at its end Redis is there for as long as the worker is
+    go_on()
+    wait_for(lambda: third.redis and third.redis.find() is None, 60, "the end of Redis")
+    assert third.worker.find() is None
+    _, said = program.communicate(timeout=120)
+    assert program.returncode == 1
+    assert "ValueError: a defect in what somebody wrote" in said
+    assert left_behind(folder) == []
+    assert "ready to exit" in (folder.data / "logs" / "redis.log").read_text()
 
 
 def test_a_broken_append_only_file_is_set_aside(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -32,6 +33,18 @@ class Asked:
     at: float
     path: str
     headers: dict[str, str]
+    port: int = 0
+    """The client's: it tells whose connection this is."""
+
+
+def held(paths: Collection[str], until: threading.Event) -> Callable[[str], None]:
+    """A rule by which these paths are answered only after an event."""
+
+    def rule(path: str) -> None:
+        if path in paths:
+            until.wait(300)
+
+    return rule
 
 
 class Pages:
@@ -40,6 +53,8 @@ class Pages:
     def __init__(self, host: str = "127.0.0.1") -> None:
         self.answers: dict[str, Answer] = {}
         self.asked: list[Asked] = []
+        self.rule: Callable[[str], Answer | None] = lambda path: None
+        """Called for each request once it is noted; it may wait, and may answer in place of `answers`."""
         self._host = host
 
     def __enter__(self) -> Self:
@@ -66,8 +81,8 @@ class Pages:
 
             def do_GET(self) -> None:
                 asked = {name.lower(): value for name, value in self.headers.items()}
-                site.asked.append(Asked(time.monotonic(), self.path, asked))
-                answer = site.answers.get(self.path, Answer("<h1>Not here</h1>", 404))
+                site.asked.append(Asked(time.monotonic(), self.path, asked, self.client_address[1]))
+                answer = site.rule(self.path) or site.answers.get(self.path, Answer("<h1>Not here</h1>", 404))
                 etag = answer.headers.get("ETag")
                 if etag and asked.get("if-none-match") == etag:
                     answer = Answer("", 304, {"ETag": etag})
