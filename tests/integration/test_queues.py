@@ -18,7 +18,7 @@ from crawler.config import Settings
 from crawler.models import TaskStatus
 from crawler.orchestrator import Orchestrator
 from crawler.process import read_stack
-from tests.support.pages import Answer, Pages, held, parcel
+from tests.support.pages import Pages
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 
@@ -142,7 +142,9 @@ def test_delay_from_python_returns_the_result(folder: Folder, site: Site, redis_
 
     # When two URLs are sent from Python
     argv = [sys.executable, "-c", program]
-    done = subprocess.run(argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, timeout=90, check=True)
+    done = subprocess.run(
+        argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, timeout=240, check=True
+    )
 
     # Then there is an id, a record, and a reason
     id_, results = done.stdout.splitlines()
@@ -163,13 +165,13 @@ def test_settings_of_celery_hold_in_a_running_worker(folder: Folder, redis_url: 
     folder.worker(concurrency=2)
     answering = threading.Event()
     with Pages() as pages, contextlib.closing(broker), contextlib.closing(backend):
-        pages.answers = {f"/page/{n}": Answer(parcel(n)) for n in range(4)}
-        pages.rule = held(pages.answers, answering)
+        urls = pages.parcels(4)
+        pages.hold(0, until=answering)
         program = (
             "import sys\nfrom crawler.tasks import scrape_task\nfor url in sys.argv[1:]: print(scrape_task.delay(url))"
         )
         try:
-            ids = typed(folder, "-c", program, *(f"{pages.url}/page/{n}" for n in range(4))).split()
+            ids = typed(folder, "-c", program, *urls).split()
 
             # When it is asked how it is set, and its Redis what is there
             conf, stats = (inspect(folder, what) for what in ("conf", "stats"))
@@ -226,14 +228,14 @@ def test_a_worker_of_another_ledger_puts_messages_back(folder: Folder, site: Sit
     worker = folder.worker(concurrency=1)
     program = "from crawler.tasks import scrape_chunk_task as t; t.apply_async(('feed', ['x']), task_id='foreign')"
     argv = [sys.executable, "-c", program]
-    subprocess.run(argv, cwd=folder.path, env=folder.env, timeout=60, check=True)
+    subprocess.run(argv, cwd=folder.path, env=folder.env, timeout=240, check=True)
 
     # When the worker has seen it
     wait_for(lambda: "two stacks share this Redis" in folder.log(worker), 20, "the worker's complaint")
 
     # Then, with the worker gone, the message is still there
     worker.terminate()
-    worker.wait(15)
+    worker.wait(120)
     client = folder.redis()
     bodies = [*client.lrange("default", 0, -1), *client.hvals("unacked")]
     assert any(b"foreign" in body for body in bodies)
@@ -243,7 +245,7 @@ def test_a_pool_other_than_prefork_is_refused(folder: Folder, redis_url: str) ->
     """Threads cannot survive a page that hangs its parser, so such a worker does not start."""
     argv = [sys.executable, "-m", "celery", "-A", "crawler", "worker", "-P", "threads"]
     env = folder.env | {"REDIS_URL": redis_url}
-    done = subprocess.run(argv, cwd=folder.path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, cwd=folder.path, env=env, capture_output=True, text=True, timeout=240, check=False)
 
     assert done.returncode == 3
     assert "prefork" in done.stdout + done.stderr
@@ -322,8 +324,8 @@ def test_flower_shows_progress_on_port_5555(folder: Folder) -> None:
 
     wait_for(workers, 120, "the worker in Flower")
     with Pages() as pages:
-        pages.answers = {f"/page/{n}": Answer(parcel(n)) for n in range(4)}
-        pages.rule = held({"/page/3"}, answering)
+        pages.parcels(4)
+        pages.hold(3, until=answering)
         try:
             # When they are collected
             file = folder.write("pages.txt", [f"{pages.url}/page/{n}" for n in range(5)])

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -37,14 +37,9 @@ class Asked:
     """The client's: it tells whose connection this is."""
 
 
-def held(paths: Collection[str], until: threading.Event) -> Callable[[str], None]:
-    """A rule by which these paths are answered only after an event."""
-
-    def rule(path: str) -> None:
-        if path in paths:
-            until.wait(300)
-
-    return rule
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: Any) -> None:
+        """A worker that was stopped or killed has hung up."""
 
 
 class Pages:
@@ -58,7 +53,7 @@ class Pages:
         self._host = host
 
     def __enter__(self) -> Self:
-        self._server = ThreadingHTTPServer((self._host, 0), self._handler())
+        self._server = _Server((self._host, 0), self._handler())
         self._server.daemon_threads = True
         self.url = f"http://{self._host}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -68,6 +63,21 @@ class Pages:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+    def parcels(self, count: int) -> list[str]:
+        """Have so many good pages; returns their URLs."""
+        self.answers |= {f"/page/{n}": Answer(parcel(n)) for n in range(count)}
+        return [f"{self.url}/page/{n}" for n in range(count)]
+
+    def hold(self, first: int, until: threading.Event, delay_s: float = 0.0) -> None:
+        """Answer parcels from this one on only after an event: work stays under way for as long as a test likes."""
+
+        def rule(path: str) -> None:
+            if path.startswith("/page/") and int(path.removeprefix("/page/")) >= first:
+                until.wait(600)
+            time.sleep(delay_s)
+
+        self.rule = rule
 
     def paths(self) -> list[str]:
         """What was asked for, in order, robots.txt left out."""
