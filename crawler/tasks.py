@@ -404,6 +404,11 @@ def _end_child(**_: Any) -> None:
         child.stop()
 
 
+# Celery's handler of SIGTERM sends this signal under a lock. With one that its own thread cannot take twice, a second
+# SIGTERM in that moment waits for itself, and the worker for kill -9.
+signals.worker_shutting_down.lock = threading.RLock()  # type: ignore[attr-defined]  # unknown to its stubs
+
+
 @signals.worker_shutting_down.connect
 def _tell_children(**_: Any) -> None:
     """The first stop lets children release what they hold; a second one ends everything at once."""

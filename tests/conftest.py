@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.pages import Pages
 from tests.support.site import Site
 from tests.support.stack import Folder
 
@@ -24,6 +25,13 @@ def site(_site: Site) -> Site:
     """The hostile site, with its books empty."""
     _site.reset()
     return _site
+
+
+@pytest.fixture
+def pages() -> Iterator[Pages]:
+    """A site whose pages a test writes, and may hold back."""
+    with Pages() as pages:
+        yield pages
 
 
 @pytest.fixture

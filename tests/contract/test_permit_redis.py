@@ -24,7 +24,8 @@ from crawler.resilience.redis_rate_limiter import (
     RedisRateLimiter,
     address,
 )
-from tests.contract.fleet import FAST, Fleet
+from tests.contract.fleet import BEGIN, FAST, Fleet
+from tests.support.clock import Clock
 from tests.support.stack import wait_for
 
 
@@ -102,6 +103,41 @@ def test_the_breaker_alone(redis_url: str) -> None:
     assert one.can_request("x.example")
     one.close()
     other.close()
+
+
+def test_the_keys_of_the_breaker_are_the_documented_ones(redis_url: str) -> None:
+    """`permit:DOMAIN` in database 2 has `state`, `failures`, `opened_at` and `last_block`, for any client to read."""
+    clock = Clock(BEGIN)
+    breaker = RedisCircuitBreaker(redis_url, 2, "one", 2, clock=clock)
+    with contextlib.closing(breaker), redis.Redis.from_url(address(redis_url, 2)) as client:
+        client.flushdb()
+
+        def keys() -> dict[str, str]:
+            names = ("state", "failures", "opened_at", "last_block")
+            found = client.hmget("permit:county.example", names)
+            return {name: value.decode() for name, value in zip(names, found, strict=True) if value is not None}
+
+        breaker.record_failure("county.example", "http_403")
+        assert keys() == {"failures": "1", "last_block": "http_403"}
+        breaker.record_success("county.example")
+        assert keys()["failures"] == "0"
+        breaker.record_failure("county.example", "http_403")
+        breaker.record_failure("county.example", "captcha")
+        opened = {"state": "OPEN", "failures": "2", "opened_at": f"{BEGIN:.0f}", "last_block": "captcha"}
+        assert keys() == opened
+        assert not breaker.can_request("county.example")
+
+        clock.now += OPEN_S
+        assert breaker.can_request("county.example")
+        assert keys() == opened | {"state": "HALF_OPEN"}
+        breaker.record_failure("county.example", "login wall")
+        again = {"failures": "3", "opened_at": f"{clock.now:.0f}", "last_block": "login wall"}
+        assert keys() == opened | again
+
+        clock.now += 2 * OPEN_S
+        assert breaker.can_request("county.example")
+        breaker.record_success("county.example")
+        assert keys() == {}
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_an_agent_killed_at_any_step_loses_nothing(tmp_path: Path, step: str) ->
                 wait_for(_ended_or_done(agent.poll, gateway, lpm), 30, f"the end of life {lives}")
                 if agent.poll() is None:
                     agent.send_signal(signal.SIGTERM)
-                agent.wait(10)
+                agent.wait(120)
             # Then every result is there, applied once, behind its page, and the worker's books say the same
             agent = folder.start("crawler", "agent", "--capacity", "10")
             wait_for(lambda: lpm.ledger.books().synced == 40, 30, "the last marks")
@@ -77,7 +77,7 @@ def test_a_gateway_that_fails_a_third_of_all_exchanges(tmp_path: Path, site: Sit
             for share, part in ((40, "agent"), (80, "child"), (120, "all")):
                 wait_for(lambda share=share: gateway.counts()["results"] >= share, 120, f"{share} results")  # type: ignore[misc]
                 _kill(folder, run.pid, part)
-            run.wait(10)
+            run.wait(120)
             folder.start("crawler", "ondemand", "--workers", "2", "--capacity", "60")
             wait_for(lambda: folder.books().completed == 200, 120, "all pages")
             gateway.set_faults(0)

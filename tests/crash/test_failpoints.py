@@ -25,7 +25,7 @@ def test_killed_at_a_step(folder: Folder, site: Site, redis_url: str, failpoint:
 
     # When a sound worker takes over
     dying.kill()
-    dying.wait(10)
+    dying.wait(120)
     folder.worker(concurrency=2)
     folder.wait_until_done(120, 60)
 
@@ -48,10 +48,10 @@ def test_a_call_killed_between_commit_and_acknowledgement_is_not_fetched_again(
     import sys
 
     program = f"from crawler.tasks import scrape_task; scrape_task.delay({url!r})"
-    subprocess.run([sys.executable, "-c", program], cwd=folder.path, env=folder.env, timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", program], cwd=folder.path, env=folder.env, timeout=240, check=True)
     wait_for(lambda: "SIGKILL" in folder.log(dying), 60, "the child to die after its commit")
     dying.kill()
-    dying.wait(10)
+    dying.wait(120)
 
     # When the message is delivered to another worker (Celery's own net: after the visibility timeout, here by hand)
     client = folder.redis()

@@ -40,7 +40,7 @@ def test_acknowledged_work_survives_power_cuts(tmp_path: Path, site: Site) -> No
             if disk:
                 disk.cut()
             crawl.kill()
-            crawl.wait(10)
+            crawl.wait(120)
             for line in log.read_text().splitlines():
                 kind, _, task_id = line.partition(" ")
                 if len(task_id) == 32:  # the last line may be cut as well

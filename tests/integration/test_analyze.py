@@ -1,16 +1,21 @@
 """`analyze` as it is typed, on a real crawl."""
 
+import hashlib
 import json
 import os
 import pty
+import shlex
+import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.support.site import Site
-from tests.support.stack import Folder
+from tests.support.stack import Folder, wait_for
 
 
 def crawl(folder: Folder, site: Site, job: str) -> None:
@@ -55,6 +60,80 @@ def test_a_crawl_is_analyzed_and_compared(folder: Folder, site: Site) -> None:
     assert "the same in both <b>6</b>" in (folder.path / "changes.html").read_text()
 
 
+STANDALONE = Path(__file__).parents[2] / "docs" / "STANDALONE.md"
+
+
+def scenario_b() -> list[list[str]]:
+    """The commands of Scenario B, block by block, with the docs' own ones for a machine without containers."""
+    text = STANDALONE.read_text().partition("## Scenario B")[2].partition("## Scenario C")[0]
+    blocks = [block.partition("```")[0].splitlines() for block in text.split("```bash\n")[1:]]
+    compose = "docker-compose -f docker-compose.standalone.yml"
+    found = []
+    for block in blocks:
+        lines = [line.partition("#")[0].strip() for line in block]
+        lines = [line.replace(f"{compose} up -d", "python -m crawler up") for line in lines]
+        found.append([line.replace(f"{compose} down -v", "python -m crawler down") for line in lines if line])
+    return found
+
+
+def contents(data: Path) -> dict[str, object]:
+    """Everything in a store: each row of each table, and each file of pending/ and raw/ by its checksum."""
+    with closing(sqlite3.connect(f"file:{data}/lpm.db?mode=ro", uri=True)) as db:
+        found: dict[str, object] = {"lpm.db": list(db.iterdump())}
+    for path in (*(data / "pending").iterdir(), *(data / "raw").iterdir()):
+        found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def type_in(folder: Folder, lines: list[str]) -> str:
+    """Type these lines one after the other, as the docs have them; returns what they print."""
+    env = folder.env | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    said = ""
+    for line in lines:
+        with subprocess.Popen(
+            shlex.split(line), cwd=folder.path, env=env, stdout=subprocess.PIPE, text=True
+        ) as command:
+            assert command.stdout
+            for shown in command.stdout:
+                said += shown
+                if "--watch" in line and " 3/3 done" in shown:
+                    command.send_signal(signal.SIGINT)
+        assert command.returncode == 0, f"{line}: {said}"
+    return said
+
+
+def test_a_benchmark_touches_nothing_of_production(folder: Folder, site: Site) -> None:
+    """Scenario B as docs/STANDALONE.md has it, beside a running stack: its store and its Redis stay as they are."""
+    # Given production: a stack that is up, and its results
+    with_a_stack, in_folders = scenario_b()
+    pages = [site.page(n) for n in range(3)]
+    folder.crawler("up", "--workers", "1")
+    folder.crawler("bulk", "import", str(folder.write("production.txt", pages)))
+    with closing(folder.lpm()) as lpm:
+        wait_for(lambda: [job.status for job in lpm.ledger.jobs()] == ["done"], 120, "the end of its job")
+    before = contents(folder.data)
+
+    # When benchmarks are made: in data folders beside it, and with a stack elsewhere on the machine
+    elsewhere = Folder(folder.path / "elsewhere")
+    elsewhere.path.mkdir()
+    try:
+        for each in (folder, elsewhere):
+            each.write("test_sample.csv", ["url", *pages])
+        compared = type_in(folder, in_folders)
+        analyzed = type_in(elsewhere, with_a_stack)
+    finally:
+        elsewhere.stop()
+
+    # Then they have their results, and production has what it had
+    assert "3 pages in both, 3 of them the same" in compared
+    assert [len(list((folder.path / "bench" / name / "pending").iterdir())) for name in ("old", "new")] == [3, 3]
+    assert "3 results; 100.0 % success" in analyzed
+    assert contents(folder.data) == before
+    assert folder.redis().get("scrape:production.txt:completed") == b"3"
+    assert folder.redis().keys("*test_sample*") == []
+    assert not elsewhere.data.exists()
+
+
 def test_on_a_terminal_nothing_is_wider_than_it(folder: Folder) -> None:
     """On a terminal of 80 columns long names are folded, and a page's own escapes do not reach it."""
     row = {"task_id": "1", "url": "http://a.example/" + "x" * 200, "data": {"name" * 30: "\x1b[2Jgone", "n": 1}}
@@ -76,7 +155,7 @@ def test_on_a_terminal_nothing_is_wider_than_it(folder: Folder) -> None:
         pass  # how a terminal says that the other end is closed
     os.close(ours)
 
-    assert done.wait(30) == 0
+    assert done.wait(120) == 0
     text = screen.decode()
     assert "\\x1b[2Jgone" in text
     assert "\x1b[2J" not in text

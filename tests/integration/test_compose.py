@@ -98,7 +98,7 @@ def containers(folder: Folder) -> Iterator[subprocess.Popen[str]]:
     (folder.data / "redis").mkdir(parents=True)
     (folder.data / "redis" / "password").write_text("0123abcd")
     process = subprocess.Popen(
-        ["sh", str(PROJECT / "scripts" / "container"), "stack", "sleep", "20"],
+        ["sh", str(PROJECT / "scripts" / "container"), "stack", "sleep", "300"],
         env=folder.env | {"CRAWLER_DATA_DIR": str(folder.data)},
         text=True,
         start_new_session=True,
@@ -122,7 +122,7 @@ def test_stack_in_containers_is_found_by_every_command(folder: Folder, container
     assert read_stack(folder.data).up
 
     containers.terminate()
-    assert containers.wait(5) == 128 + signal.SIGTERM
+    assert containers.wait(120) == 128 + signal.SIGTERM
     assert not (folder.data / "run" / "stack.json").exists()
 
 

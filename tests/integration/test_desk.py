@@ -18,6 +18,7 @@ import apsw
 import pytest
 
 from crawler.process import read_stack
+from tests.support.pages import Pages
 from tests.support.site import Site
 from tests.support.stack import Folder, assert_balanced, wait_for
 
@@ -118,7 +119,7 @@ def test_pause_resume_and_cancel_in_a_running_stack(folder: Folder, site: Site) 
     """A paused job stands still while another goes on; resumed it goes on; cancelled it ends; the books balance."""
     # Given a stack with a slow job and another
     folder.crawler("up", "--workers", "2")
-    folder.crawler("bulk", "import", str(folder.write("slow.txt", [site.page(n, 0.2) for n in range(900)])))
+    folder.crawler("bulk", "import", str(folder.write("slow.txt", [site.page(n, 0.5) for n in range(3000)])))
     folder.wait_until_completed(5, 30)
 
     # When the slow one is paused
@@ -199,24 +200,26 @@ def test_the_live_view(crawled: Folder) -> None:
     looking.start()
     wait_for(lambda: "free in" in "".join(parts), 20, "a whole picture")
     live.send_signal(signal.SIGINT)
-    looking.join(20)
+    looking.join(120)
     seen = "".join(parts)
 
-    assert plain.wait(10) == 0
+    assert plain.wait(120) == 0
     assert json.loads(crawled.log(lines).splitlines()[0])["job_facts"]["parcels.csv"]["state"] == "done"
-    assert live.wait(10) == 0
+    assert live.wait(120) == 0
     assert "parcels.csv" in seen
     os.close(screen)
     os.close(terminal)
 
 
-def test_a_disk_that_fills_up_pauses_the_work(folder: Folder, site: Site) -> None:
+def test_a_disk_that_fills_up_pauses_the_work(folder: Folder, pages: Pages) -> None:
     """Below CRAWLER_MIN_FREE nothing more is claimed, `status` and the log say so; with room again work goes on."""
     # Given a stack that wants almost all the room there is
     free = shutil.disk_usage(folder.path).free
     ballast = min(2_000_000_000, free // 4)
     folder.env["CRAWLER_MIN_FREE"] = str(free - ballast // 2)
-    folder.crawler("bulk", "import", str(folder.write("pages.txt", [site.page(n, 0.1) for n in range(600)])))
+    urls, filled = pages.parcels(600), threading.Event()
+    pages.hold(60, until=filled, delay_s=0.1)
+    folder.crawler("bulk", "import", str(folder.write("pages.txt", urls)))
     folder.crawler("up", "--workers", "2")
     folder.wait_until_completed(10, 30)
 
@@ -224,6 +227,7 @@ def test_a_disk_that_fills_up_pauses_the_work(folder: Folder, site: Site) -> Non
     weight = folder.path / "ballast"
     with weight.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, ballast)
+    filled.set()
     wait_for(lambda: not folder.books().processing, 30, "the crawl to stand still")
 
     # Then it is told, and not much was claimed meanwhile
@@ -351,4 +355,4 @@ def test_a_run_shows_that_its_job_is_paused(folder: Folder, site: Site) -> None:
     wait_for(lambda: "job resume 'slow.txt'" in folder.log(run), 20, "the warning")
     folder.crawler("job", "resume", "slow.txt")
 
-    assert run.wait(60) == 0
+    assert run.wait(120) == 0

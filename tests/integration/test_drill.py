@@ -15,7 +15,7 @@ from tests.support.stack import Folder, left_behind, wait_for
 
 def get(base: str, path: str) -> tuple[int, bytes]:
     """Fetch a path on a connection of its own."""
-    connection = http.client.HTTPConnection(urlsplit(base).netloc, timeout=10)
+    connection = http.client.HTTPConnection(urlsplit(base).netloc, timeout=120)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -113,7 +113,7 @@ def test_drill_terminated_then_typed_again(folder: Folder) -> None:
     # Then
     assert second.returncode == 2
     assert "a drill is running already" in second.stderr
-    assert first.wait(15) == 143
+    assert first.wait(120) == 143
     assert left_behind(folder) == []
     third = folder.crawler("drill", "--pages", "40", "--kills", "1", "--workers", "2", "--faults", "0")
     assert third.returncode == 0, third.stderr

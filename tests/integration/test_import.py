@@ -4,11 +4,15 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.support.stack import Folder, assert_balanced
+from tests.support.stack import Folder, assert_balanced, wait_for
+from tests.support.tasks import commits
 
 
 def csv_file(folder: Folder, count: int, name: str = "parcels.csv") -> Path:
@@ -207,3 +211,38 @@ def test_a_folder_without_permission_is_code_4(folder: Folder) -> None:
     assert done.returncode == 4
     assert "Traceback" not in done.stderr
     assert not target.exists()
+
+
+def test_commands_wait_for_each_other_and_write_in_batches(folder: Folder) -> None:
+    """Four imports that find the database locked wait until it is free; 2,000 rows are in, in a few commits each."""
+    # Given a store that somebody else is writing to
+    with closing(folder.lpm()) as lpm:
+        ledger = lpm.durable.db
+        before = commits(lpm.path)
+        ledger.execute("BEGIN IMMEDIATE")
+
+        # When four imports of 500 rows come at the same time, and have met the lock again and again
+        files = [folder.write(f"{n}.txt", [f"http://w{n}.example/{k}" for k in range(500)]) for n in range(4)]
+        imports = [folder.start("crawler", "bulk", "import", str(file)) for file in files]
+        for each in imports:
+            process = psutil.Process(each.pid)
+            wait_for(partial(has_open, process, lpm.path), 50, "an import that has opened the database")
+            slept = process.num_ctx_switches().voluntary
+            wait_for(partial(sleeps, process, slept + 10), 50, "an import that waits")
+        assert [each.poll() for each in imports] == [None] * 4
+        ledger.execute("ROLLBACK")
+
+        # Then all of them end well, and every row is there
+        assert [each.wait(120) for each in imports] == [0] * 4, "".join(map(folder.log, imports))
+        assert lpm.ledger.books().accepted == 2000
+        assert commits(lpm.path) - before <= 4 * 5
+
+
+def has_open(process: psutil.Process, path: Path) -> bool:
+    """Whether a process has a file open."""
+    return str(path) in {file.path for file in process.open_files()}
+
+
+def sleeps(process: psutil.Process, count: int) -> bool:
+    """Whether a process has given up its processor so often by itself."""
+    return bool(process.num_ctx_switches().voluntary >= count)

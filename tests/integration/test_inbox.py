@@ -27,7 +27,7 @@ def other_kernel(folder: Folder, **env: str) -> subprocess.Popen[str]:
 def end(process: subprocess.Popen[str]) -> None:
     """Stop it in order."""
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    assert process.wait(120) == 0
 
 
 def test_import_goes_through_the_inbox_of_another_kernel(folder: Folder) -> None:
@@ -75,7 +75,7 @@ def test_import_goes_through_the_inbox_of_another_kernel(folder: Folder) -> None
 
 def fall_silent(folder: Folder, killed: subprocess.Popen[str]) -> None:
     """The other kernel is dead, and its last sign of life is old by now."""
-    assert killed.wait(20) == -signal.SIGKILL
+    assert killed.wait(120) == -signal.SIGKILL
     long_ago = time.time() - 2 * kernel.ALIVE_S
     os.utime(folder.data / "run" / "kernel", (long_ago, long_ago))
 
@@ -90,7 +90,7 @@ def test_killed_taker_imports_once(folder: Folder, step: str) -> None:
     killed = other_kernel(folder, CRAWLER_FAILPOINT=f"{step}:1")
     command = folder.start("crawler", "bulk", "import", "pages.txt")
     fall_silent(folder, killed)
-    assert command.wait(10) == 3
+    assert command.wait(120) == 3
     assert "the stack has gone; the file waits in" in folder.log(command)
 
     # When the tasks are done before another one takes over

@@ -1,13 +1,24 @@
 """Queues, chunks and what may be typed at Celery."""
 
+import base64
+import contextlib
 import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from pathlib import Path
+from typing import Any
 
+import redis
+
+from crawler.config import Settings
 from crawler.models import TaskStatus
+from crawler.orchestrator import Orchestrator
+from crawler.process import read_stack
+from tests.support.pages import Pages
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 
@@ -131,7 +142,9 @@ def test_delay_from_python_returns_the_result(folder: Folder, site: Site, redis_
 
     # When two URLs are sent from Python
     argv = [sys.executable, "-c", program]
-    done = subprocess.run(argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, timeout=90, check=True)
+    done = subprocess.run(
+        argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, timeout=240, check=True
+    )
 
     # Then there is an id, a record, and a reason
     id_, results = done.stdout.splitlines()
@@ -142,6 +155,71 @@ def test_delay_from_python_returns_the_result(folder: Folder, site: Site, redis_
     assert (bad["status"], bad["error_type"]) == ("failed", "http_404")
 
 
+def test_settings_of_celery_hold_in_a_running_worker(folder: Folder, redis_url: str) -> None:
+    """Broker in database 0, results in 1 for an hour, JSON, UTC, limits of 120 and 180 s, a message for each slot."""
+    # Given a worker with two slots, and four calls for pages that do not answer yet
+    folder.env |= {"REDIS_URL": redis_url, "CRAWLER_ALLOW_NETS": "127.0.0.0/8"}
+    assert redis_url.endswith("/0")
+    broker, backend = (redis.Redis.from_url(f"{redis_url[:-1]}{number}") for number in (0, 1))
+    broker.flushall()
+    folder.worker(concurrency=2)
+    answering = threading.Event()
+    with Pages() as pages, contextlib.closing(broker), contextlib.closing(backend):
+        urls = pages.parcels(4)
+        pages.hold(0, until=answering)
+        program = (
+            "import sys\nfrom crawler.tasks import scrape_task\nfor url in sys.argv[1:]: print(scrape_task.delay(url))"
+        )
+        try:
+            ids = typed(folder, "-c", program, *urls).split()
+
+            # When it is asked how it is set, and its Redis what is there
+            conf, stats = (inspect(folder, what) for what in ("conf", "stats"))
+            wait_for(lambda: broker.hlen("unacked") == 2, 120, "a message in each slot")
+            waiting = [json.loads(message) for message in broker.lrange("urgent", 0, -1)]
+        finally:
+            answering.set()
+        keys = wait_for(lambda: backend.dbsize() == 4 and sorted(backend.keys()), 120, "the results")
+        results = [json.loads(backend.get(key) or "") for key in keys]
+        expire_s = [backend.ttl(key) for key in keys]
+
+    # Then each setting is in force
+    assert (stats["broker"]["virtual_host"], conf["result_backend"][-2:]) == ("0", "/1")
+    assert (stats["pool"]["max-concurrency"], len(stats["pool"]["processes"])) == (2, 2)
+    assert stats["pool"]["timeouts"] == [120, 180]
+    assert (stats["prefetch_count"], len(waiting)) == (2, 2)
+    assert (conf["timezone"], conf["enable_utc"], conf["accept_content"]) == ("UTC", True, ["json"])
+    for message in waiting:
+        assert message["content-type"] == "application/json"
+        [args, *_] = json.loads(base64.b64decode(message["body"]))
+        assert args[0].startswith(pages.url)
+    assert keys == sorted(f"celery-task-meta-{id_}".encode() for id_ in ids)
+    assert {(result["status"], result["date_done"][-6:]) for result in results} == {("SUCCESS", "+00:00")}
+    assert all(0 < left_s <= 3600 for left_s in expire_s)
+
+
+def inspect(folder: Folder, what: str) -> dict[str, Any]:
+    """What the worker here answers to `celery -A crawler inspect`."""
+    name = f"celery@{socket.gethostname()}"
+    argv = ("-m", "celery", "-A", "crawler", "inspect", what, "--json", "--timeout", "60", "--destination", name)
+    facts: dict[str, Any] = json.loads(typed(folder, *argv))[name]
+    return facts
+
+
+def typed(folder: Folder, *argv: str) -> str:
+    """What a Python program prints that is typed in the folder."""
+    done = subprocess.run(
+        [sys.executable, *argv],
+        cwd=folder.path,
+        env=folder.env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout
+
+
 def test_a_worker_of_another_ledger_puts_messages_back(folder: Folder, site: Site, redis_url: str) -> None:
     """A message of another ledger is not lost by a worker that cannot use it, and that worker says so."""
     # Given a message of a ledger that is not here
@@ -150,14 +228,14 @@ def test_a_worker_of_another_ledger_puts_messages_back(folder: Folder, site: Sit
     worker = folder.worker(concurrency=1)
     program = "from crawler.tasks import scrape_chunk_task as t; t.apply_async(('feed', ['x']), task_id='foreign')"
     argv = [sys.executable, "-c", program]
-    subprocess.run(argv, cwd=folder.path, env=folder.env, timeout=60, check=True)
+    subprocess.run(argv, cwd=folder.path, env=folder.env, timeout=240, check=True)
 
     # When the worker has seen it
     wait_for(lambda: "two stacks share this Redis" in folder.log(worker), 20, "the worker's complaint")
 
     # Then, with the worker gone, the message is still there
     worker.terminate()
-    worker.wait(15)
+    worker.wait(120)
     client = folder.redis()
     bodies = [*client.lrange("default", 0, -1), *client.hvals("unacked")]
     assert any(b"foreign" in body for body in bodies)
@@ -167,7 +245,7 @@ def test_a_pool_other_than_prefork_is_refused(folder: Folder, redis_url: str) ->
     """Threads cannot survive a page that hangs its parser, so such a worker does not start."""
     argv = [sys.executable, "-m", "celery", "-A", "crawler", "worker", "-P", "threads"]
     env = folder.env | {"REDIS_URL": redis_url}
-    done = subprocess.run(argv, cwd=folder.path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, cwd=folder.path, env=env, capture_output=True, text=True, timeout=240, check=False)
 
     assert done.returncode == 3
     assert "prefork" in done.stdout + done.stderr
@@ -225,11 +303,75 @@ def test_flower_lists_pages_with_their_urls(folder: Folder, site: Site, redis_ur
     assert any(site.page(99) in path.read_text() for path in (folder.data / "pending").glob("*.json"))
 
 
+def test_flower_shows_progress_on_port_5555(folder: Folder) -> None:
+    """`up --flower` has Flower on 5555, with the worker, and with each page as it begins and as it ends."""
+    # Given a stack with Flower, and pages of which one does not answer yet
+    answering = threading.Event()
+    taken = is_taken(5555)
+    up = folder.crawler("up", "--workers", "1", "--flower", FLOWER_UNAUTHENTICATED_API="true")
+    stack = read_stack(folder.data)
+    address = stack.flower_url
+    assert stack.worker
+    assert up.stdout.splitlines()[1:] == [f"Flower: {address}"], up.stderr
+    assert address == "http://127.0.0.1:5555" or taken or is_taken(5555), "another port, although 5555 was free"
+
+    def workers() -> list[Any]:
+        return list((fetch_json(f"{address}/workers?json=1") or {}).get("data", []))
+
+    def states() -> dict[str, str]:
+        found = (fetch_json(f"{address}/api/tasks?limit=100") or {}).values()
+        return {str(task["args"]): str(task["state"]) for task in found if task["name"] == "scrape_task"}
+
+    wait_for(workers, 120, "the worker in Flower")
+    with Pages() as pages:
+        pages.parcels(4)
+        pages.hold(3, until=answering)
+        try:
+            # When they are collected
+            file = folder.write("pages.txt", [f"{pages.url}/page/{n}" for n in range(5)])
+            assert folder.crawler("bulk", "import", str(file)).returncode == 0
+            begun = {f"('{pages.url}/page/{n}',)": "SUCCESS" for n in range(3)}
+            begun |= {f"('{pages.url}/page/3',)": "STARTED", f"('{pages.url}/page/4',)": "FAILURE"}
+
+            # Then Flower shows what is done, what failed and what is under way, and then its end
+            wait_for(lambda: states() == begun, 120, "one page under way in Flower")
+        finally:
+            answering.set()
+        wait_for(lambda: states() == begun | {f"('{pages.url}/page/3',)": "SUCCESS"}, 120, "its end in Flower")
+
+    # And the worker is there, alive, with what it has done
+    [worker] = workers()
+    assert (worker["pid"], worker["status"]) == (stack.worker.pid, True)
+    assert (worker["task-succeeded"], worker["task-failed"]) >= (4, 1)
+
+
+def test_flower_leaves_a_port_to_who_has_it(tmp_path: Path) -> None:
+    """Where 5555 is taken, Flower answers on another port, and the stack records which."""
+    settings = Settings(data_dir=tmp_path)
+    with contextlib.ExitStack() as exits:
+        with contextlib.suppress(OSError):  # somebody else has it
+            exits.enter_context(socket.create_server(("127.0.0.1", 5555)))
+        stack = exits.enter_context(Orchestrator(settings))
+        stack.start_redis()
+
+        address = stack.start_flower()
+
+        assert address != "http://127.0.0.1:5555"
+        assert stack.start_flower() == read_stack(tmp_path).flower_url == address
+        with urllib.request.urlopen(f"{address}/healthcheck", timeout=60) as answer:
+            assert answer.read() == b"OK"
+
+
+def is_taken(port: int) -> bool:
+    """Whether somebody listens there on this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def celery_call(folder: Folder, url: str) -> str:
     """Type a call of scrape_task; returns the id that it prints."""
-    argv = [sys.executable, "-m", "celery", "-A", "crawler", "call", "scrape_task", f"--args={json.dumps([url])}"]
-    done = subprocess.run(argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.strip()
+    argv = ("-m", "celery", "-A", "crawler", "call", "scrape_task", f"--args={json.dumps([url])}")
+    return typed(folder, *argv).strip()
 
 
 def free_port() -> int:

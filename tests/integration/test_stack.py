@@ -5,15 +5,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import psutil
 
 from crawler.config import Settings
-from crawler.db import owners
 from crawler.orchestrator import Orchestrator
 from crawler.process import Mark, Stack, read_stack, write_stack
+from tests.support.pages import Pages
 from tests.support.site import Site
 from tests.support.stack import Folder, assert_balanced, left_behind, wait_for
 
@@ -48,6 +48,58 @@ def test_up_status_down(folder: Folder, site: Site) -> None:
     assert "No stack was up" in folder.crawler("down").stdout
 
 
+def test_results_are_in_pending_while_others_are_collected(folder: Folder, pages: Pages) -> None:
+    """Each result is a whole file as soon as its page is done: the other pages answer only once that was seen."""
+    # Given a server that holds back half of its pages
+    urls, seen = pages.parcels(6), threading.Event()
+    pages.hold(3, until=seen)
+
+    # When they are collected
+    run = folder.start("crawler", "run", str(folder.write("pages.txt", urls)), "--workers", "1")
+    try:
+        wait_for(lambda: len(in_pending(folder)) == 3, 120, "the files of the first half")
+        first, running, books = in_pending(folder), run.poll() is None, folder.books()
+    finally:
+        seen.set()
+
+    # Then the files of the first half were there when none of the others could be
+    assert sorted(first) == urls[:3]
+    assert (running, books.completed, books.open) == (True, 3, 3)
+    assert run.wait(120) == 0
+    assert sorted(in_pending(folder)) == urls
+
+
+def in_pending(folder: Folder) -> list[str]:
+    """The URLs of the results in pending/."""
+    return [json.loads(path.read_bytes())["url"] for path in (folder.data / "pending").glob("*.json")]
+
+
+def test_workers_work_at_the_same_time(folder: Folder, pages: Pages) -> None:
+    """Three worker processes with one page each: the server answers none of the pages before it was asked for all."""
+    # Given a server that does not answer yet
+    urls, answering = pages.parcels(3), threading.Event()
+    pages.hold(0, until=answering)
+
+    # When three workers with room for one page each have three pages to collect
+    folder.crawler("up", "--workers", "3", CRAWLER_PAGES="1")
+    assert folder.crawler("bulk", "import", str(folder.write("pages.txt", urls))).returncode == 0
+    try:
+        wait_for(lambda: len(pages.paths()) == 3, 120, "three requests at the same time")
+        ports = {asked.port for asked in pages.asked if asked.path != "/robots.txt"}
+        askers = {pid for pid in folder.children() if ports & ports_of(pid)}
+    finally:
+        answering.set()
+
+    # Then each asked for one of them
+    assert len(askers) == 3
+    assert folder.wait_until_done(3, 120).completed == 3
+
+
+def ports_of(pid: int) -> set[int]:
+    """The local ports of a process's connections."""
+    return {each.laddr.port for each in psutil.Process(pid).net_connections("tcp") if each.laddr}
+
+
 def test_run_from_file_to_summary(folder: Folder, site: Site) -> None:
     """`run` imports, crawls, retries, says what failed and why, exits with 1, and leaves nothing running."""
     good = [site.page(n) for n in range(40)] + [f"{site.url}/flaky/1/once"]
@@ -66,38 +118,39 @@ def test_run_from_file_to_summary(folder: Folder, site: Site) -> None:
     assert site.peak() <= 8
 
 
-def test_run_interrupted_and_typed_again(folder: Folder, site: Site) -> None:
-    """Ctrl-C in the middle ends within 10 s with 130; the same command goes on where it was."""
-    # Given a run in the middle
-    pages = [site.page(n, 0.2) for n in range(300)]
-    file = folder.write("pages.txt", pages)
+def test_run_interrupted_and_typed_again(folder: Folder, pages: Pages) -> None:
+    """Ctrl-C in the middle ends it with 130, whatever hangs; the same command goes on where it was."""
+    # Given a run in the middle, with pages that do not answer
+    urls, answering = pages.parcels(300), threading.Event()
+    pages.hold(60, until=answering)
+    file = folder.write("pages.txt", urls)
     run = folder.start("crawler", "run", str(file), "--workers", "2")
     wait_for(lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 20, 60, "20 pages")
 
     # When it is interrupted
-    began = time.monotonic()
     run.send_signal(signal.SIGINT)
-    assert run.wait(15) == 130
-    assert time.monotonic() - began < 10
+    assert run.wait(120) == 130
     books = folder.books()
-    assert books.processing == 0
+    assert (books.processing, books.failed) == (0, 0)
     assert left_behind(folder) == []
 
     # Then it goes on where it was
+    answering.set()
     done = folder.crawler("run", str(file), "--workers", "2", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["books"]["completed"] == 300
-    assert sorted(result["url"] for result in folder.results()) == sorted(pages)
-    assert sum(site.hits().values()) <= 300 + 16
+    assert sorted(result["url"] for result in folder.results()) == sorted(urls)
+    assert len(pages.paths()) <= 300 + 16
 
 
-def test_run_terminated_ends_with_143(folder: Folder, site: Site) -> None:
+def test_run_terminated_ends_with_143(folder: Folder, pages: Pages) -> None:
     """SIGTERM ends a run in order, with its own exit code."""
-    file = folder.write("pages.txt", [site.page(n, 0.1) for n in range(400)])
+    file = folder.write("pages.txt", pages.parcels(400))
+    pages.hold(20, until=threading.Event())
     run = folder.start("crawler", "run", str(file))
     wait_for(lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 5, 60, "some pages")
     run.terminate()
-    assert run.wait(15) == 143
+    assert run.wait(120) == 143
     assert folder.books().processing == 0
     assert left_behind(folder) == []
 
@@ -115,16 +168,18 @@ def test_run_joins_a_stack_that_is_up(folder: Folder, site: Site) -> None:
     assert folder.status()["pids"]["supervisor"] == supervisor
 
 
-def test_a_killed_run_is_cleaned_up_by_the_next(folder: Folder, site: Site) -> None:
+def test_a_killed_run_is_cleaned_up_by_the_next(folder: Folder, pages: Pages) -> None:
     """kill -9 of `run` itself leaves Redis and workers behind; the next command ends them and goes on."""
-    file = folder.write("pages.txt", [site.page(n, 0.05) for n in range(300)])
+    file, answering = folder.write("pages.txt", pages.parcels(300)), threading.Event()
+    pages.hold(60, until=answering)
     run = folder.start("crawler", "run", str(file), "--workers", "2")
     wait_for(lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 20, 60, "some pages")
     run.kill()
-    run.wait(5)
+    run.wait(120)
     stale = read_stack(folder.data)
     assert stale.redis is not None
     assert stale.redis.find() is not None
+    answering.set()
 
     done = folder.crawler("run", str(file), "--workers", "2")
 
@@ -153,23 +208,79 @@ def test_a_strangers_process_is_never_ended(tmp_path: Path) -> None:
         stranger.wait()
 
 
-def test_the_orchestrator_starts_once_and_stops_in_order(tmp_path: Path) -> None:
-    """start_redis and start_celery are idempotent; at the end nothing runs, Celery ended before Redis."""
-    with Orchestrator(Settings(data_dir=tmp_path), workers=1) as stack:
+PROGRAM = """
+import os, sys
+from crawler import config
+from crawler.orchestrator import Orchestrator
+
+with Orchestrator(config.load(), workers=1) as stack:
+    def start():
         stack.start_redis()
-        redis = read_stack(tmp_path).redis
-        stack.start_redis()
-        assert read_stack(tmp_path).redis == redis
         stack.start_celery()
-        workers = owners.workers(tmp_path / "run" / "owners")
-        stack.start_celery()
-        assert owners.workers(tmp_path / "run" / "owners") == workers
-        assert len(workers) == 1
-        processes = [psutil.Process(pid) for pid in workers]
-    assert redis is not None
-    assert redis.find() is None
-    assert not any(process.is_running() for process in processes)
-    assert "ready to exit" in (tmp_path / "logs" / "redis.log").read_text()
+        os.write(1, b"started\\n")
+        sys.stdin.readline()
+    start()
+    start()
+    start()
+    raise ValueError("a defect in what somebody wrote")
+"""
+
+
+def test_the_orchestrator_as_a_program_uses_it(folder: Folder) -> None:
+    """Starts are idempotent and look first; at the end, also after an error, all is down, Celery before Redis."""
+    # Given a program that starts the same things three times, and then fails
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        cwd=folder.path,
+        env=folder.env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdin
+    assert program.stdout
+
+    def started() -> Stack:
+        assert program.stdout
+        assert program.stdout.readline() == "started\n", program.stderr and program.stderr.read()
+        return read_stack(folder.data)
+
+    def go_on() -> None:
+        assert program.stdin
+        program.stdin.write("\n")
+        program.stdin.flush()
+
+    # When everything is well at the second time, and dead at the third
+    first = started()
+    workers = folder.children()
+    go_on()
+    second = started()
+    unchanged = folder.children()
+    for mark in (second.worker, second.redis):
+        assert mark
+        os.kill(mark.pid, signal.SIGKILL)
+    wait_for(lambda: not folder.children(), 60, "the children's end")
+    go_on()
+    third = started()
+
+    # Then the second start changes nothing, and the third starts both anew, at the same address
+    assert (second.redis, second.worker, unchanged) == (first.redis, first.worker, workers)
+    assert third.redis
+    assert third.worker
+    assert third.redis_url == first.redis_url
+    assert third.redis.find()
+    assert third.redis != first.redis
+    assert len(folder.children(third.worker.pid)) == 1
+    # And at its end Redis is there for as long as the worker is
+    go_on()
+    wait_for(lambda: third.redis and third.redis.find() is None, 60, "the end of Redis")
+    assert third.worker.find() is None
+    _, said = program.communicate(timeout=120)
+    assert program.returncode == 1
+    assert "ValueError: a defect in what somebody wrote" in said
+    assert left_behind(folder) == []
+    assert "ready to exit" in (folder.data / "logs" / "redis.log").read_text()
 
 
 def test_a_broken_append_only_file_is_set_aside(tmp_path: Path) -> None:
@@ -187,7 +298,7 @@ def test_a_broken_append_only_file_is_set_aside(tmp_path: Path) -> None:
 
 
 def test_sigterm_frees_a_workers_leases(folder: Folder, site: Site, redis_url: str) -> None:
-    """A worker that is told to stop releases pages in flight and is gone within 10 s; no attempt is charged."""
+    """A worker that is told to stop releases pages in flight and waits for none of them; no attempt is charged."""
     # Given a worker with pages that hang
     folder.env["REDIS_URL"] = redis_url
     folder.redis().flushall()
@@ -197,12 +308,10 @@ def test_sigterm_frees_a_workers_leases(folder: Folder, site: Site, redis_url: s
     wait_for(lambda: folder.books().processing == 8, 30, "eight pages in flight")
 
     # When it is told to stop
-    began = time.monotonic()
     worker.terminate()
-    worker.wait(12)
+    worker.wait(120)
 
-    # Then it took less than 10 s, and everything is pending again
-    assert time.monotonic() - began < 10
+    # Then everything is pending again, and no page has come to the end of its time
     assert folder.books().pending == 20
     lpm = folder.lpm()
     assert lpm.ledger.db.all("SELECT DISTINCT failures FROM tasks") == [(0,)]
@@ -241,7 +350,7 @@ def test_the_worker_command_is_a_worker_like_any_other(folder: Folder, site: Sit
     worker.terminate()
 
     # Then it ends at once, whatever hangs, and the leases fall with it
-    assert worker.wait(20) == 143
+    assert worker.wait(120) == 143
     wait_for(lambda: not folder.children(), 20, "the children to be gone")
     lpm = folder.lpm()
     lpm.bury()
@@ -249,33 +358,37 @@ def test_the_worker_command_is_a_worker_like_any_other(folder: Folder, site: Sit
     assert folder.books().pending == 5
 
 
-def test_a_run_goes_on_when_the_stack_it_joined_ends(folder: Folder, site: Site) -> None:
+def test_a_run_goes_on_when_the_stack_it_joined_ends(folder: Folder, pages: Pages) -> None:
     """`down` under a `run` that had joined: it starts a stack of its own and finishes."""
     folder.crawler("up", "--workers", "1")
-    file = folder.write("pages.txt", [site.page(n, 0.05) for n in range(300)])
+    file, answering = folder.write("pages.txt", pages.parcels(300)), threading.Event()
+    pages.hold(60, until=answering)
     run = folder.start("crawler", "run", str(file), "--workers", "1")
     wait_for(lambda: folder.books().completed > 20, 60, "some pages")
 
     assert folder.crawler("down").returncode == 0
+    answering.set()
 
-    assert run.wait(60) == 0
+    assert run.wait(120) == 0
     assert "300 of 300 pages collected" in folder.log(run)
     assert left_behind(folder) == []
 
 
-def test_a_job_that_ended_behind_a_killed_run_is_not_fetched_again(folder: Folder, site: Site) -> None:
+def test_a_job_that_ended_behind_a_killed_run_is_not_fetched_again(folder: Folder, pages: Pages) -> None:
     """kill -9 of `run`, its workers finish the job; the same command reports it and fetches nothing twice."""
     # Given a run that is killed, and workers that finish its job
-    file = folder.write("pages.txt", [site.page(n, 0.05) for n in range(200)])
+    file, answering = folder.write("pages.txt", pages.parcels(200)), threading.Event()
+    pages.hold(60, until=answering)
     run = folder.start("crawler", "run", str(file), "--workers", "2")
     wait_for(lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 20, 60, "some pages")
     run.kill()
-    run.wait(5)
+    run.wait(120)
+    answering.set()
     folder.wait_until_done(200, 60)
 
     # When the same command is typed again, and then once more
     again = folder.crawler("run", str(file))
-    hits = sum(site.hits().values())
+    hits = len(pages.paths())
     anew = folder.crawler("run", str(file), "--fresh-for", "1h")
 
     # Then it only reports; the next one is a new job, which here finds everything fresh
@@ -283,7 +396,7 @@ def test_a_job_that_ended_behind_a_killed_run_is_not_fetched_again(folder: Folde
     assert "200 of 200 pages collected" in again.stdout
     assert hits == 200
     assert "job pages.txt-2: 0 new, 200 known" in anew.stderr
-    assert sum(site.hits().values()) == 200
+    assert len(pages.paths()) == 200
     folder.crawler("down")
 
 

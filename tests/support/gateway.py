@@ -19,7 +19,7 @@ import msgspec
 
 from crawler.gateway.reference.books import Books
 from crawler.gateway.reference.intake import task
-from tests.support.stack import wait_for
+from tests.support.stack import PATIENCE_S, wait_for
 
 TOKEN = "open-sesame-7"
 
@@ -89,7 +89,7 @@ class Gateway:
         except (OSError, HTTPException):
             return False
 
-    def stop(self, number: int = signal.SIGTERM, limit_s: float = 15) -> int:
+    def stop(self, number: int = signal.SIGTERM, limit_s: float = PATIENCE_S) -> int:
         """End the server in order; gives its exit code."""
         if self._process is None:
             return 0
@@ -100,7 +100,7 @@ class Gateway:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(5)
+            process.wait()
             raise
 
     def kill(self) -> None:
@@ -110,7 +110,7 @@ class Gateway:
     def health(self, **headers: str) -> dict[str, Any]:
         """What /health says; with the token, everything."""
         request = urllib.request.Request(f"{self.url}/health", headers=headers)
-        with closing(urllib.request.urlopen(request, timeout=10)) as answer:
+        with closing(urllib.request.urlopen(request, timeout=PATIENCE_S)) as answer:
             facts: dict[str, Any] = json.load(answer)
         return facts
 
@@ -128,7 +128,7 @@ class Gateway:
         """Play faults with another probability from now on."""
         body = json.dumps({"probability": probability}).encode()
         request = urllib.request.Request(f"{self.url}/faults", data=body, headers={"X-Worker-Token": self.token})
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=PATIENCE_S).close()
 
     def import_tasks(self, tasks: list[dict[str, Any]]) -> None:
         """Take tasks in, given as the rows of a file would be."""

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -32,6 +33,13 @@ class Asked:
     at: float
     path: str
     headers: dict[str, str]
+    port: int = 0
+    """The client's: it tells whose connection this is."""
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: Any) -> None:
+        """A worker that was stopped or killed has hung up."""
 
 
 class Pages:
@@ -40,10 +48,12 @@ class Pages:
     def __init__(self, host: str = "127.0.0.1") -> None:
         self.answers: dict[str, Answer] = {}
         self.asked: list[Asked] = []
+        self.rule: Callable[[str], Answer | None] = lambda path: None
+        """Called for each request once it is noted; it may wait, and may answer in place of `answers`."""
         self._host = host
 
     def __enter__(self) -> Self:
-        self._server = ThreadingHTTPServer((self._host, 0), self._handler())
+        self._server = _Server((self._host, 0), self._handler())
         self._server.daemon_threads = True
         self.url = f"http://{self._host}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -53,6 +63,21 @@ class Pages:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+    def parcels(self, count: int) -> list[str]:
+        """Have so many good pages; returns their URLs."""
+        self.answers |= {f"/page/{n}": Answer(parcel(n)) for n in range(count)}
+        return [f"{self.url}/page/{n}" for n in range(count)]
+
+    def hold(self, first: int, until: threading.Event, delay_s: float = 0.0) -> None:
+        """Answer parcels from this one on only after an event: work stays under way for as long as a test likes."""
+
+        def rule(path: str) -> None:
+            if path.startswith("/page/") and int(path.removeprefix("/page/")) >= first:
+                until.wait(600)
+            time.sleep(delay_s)
+
+        self.rule = rule
 
     def paths(self) -> list[str]:
         """What was asked for, in order, robots.txt left out."""
@@ -66,8 +91,8 @@ class Pages:
 
             def do_GET(self) -> None:
                 asked = {name.lower(): value for name, value in self.headers.items()}
-                site.asked.append(Asked(time.monotonic(), self.path, asked))
-                answer = site.answers.get(self.path, Answer("<h1>Not here</h1>", 404))
+                site.asked.append(Asked(time.monotonic(), self.path, asked, self.client_address[1]))
+                answer = site.rule(self.path) or site.answers.get(self.path, Answer("<h1>Not here</h1>", 404))
                 etag = answer.headers.get("ETag")
                 if etag and asked.get("if-none-match") == etag:
                     answer = Answer("", 304, {"ETag": etag})

@@ -1,6 +1,7 @@
 """Tasks, pages and outcomes for tests of the store."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 from crawler import urls
@@ -73,3 +74,11 @@ def give(lpm: LocalPersistenceManager, count: int, **fields: Any) -> Job:
     exchange.assign(lpm.durable, job, tasks, (), time.time())
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", count)))
     return job
+
+
+def commits(database: Path) -> int:
+    """How many transactions the write-ahead log of a SQLite database holds: each ends with a marked frame."""
+    log = database.with_name(f"{database.name}-wal").read_bytes()
+    page_size, salts = int.from_bytes(log[8:12], "big"), log[16:24]
+    heads = [log[begin : begin + 24] for begin in range(32, len(log), 24 + page_size)]
+    return sum(head[8:16] == salts and head[4:8] != bytes(4) for head in heads)

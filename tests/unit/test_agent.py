@@ -15,7 +15,7 @@ from crawler.db import exchange
 from crawler.errors import GatewayDenied, GatewayError, StackIsUp, StoreError
 from crawler.gateway import agent
 from crawler.gateway.client import GatewayClient
-from crawler.gateway.collector import Collector
+from crawler.gateway.collector import SESSIONS_S, Collector
 from crawler.gateway.heartbeat import Heartbeat
 from crawler.gateway.trouble import LONGEST_S, Trouble
 from crawler.lpm import LocalPersistenceManager
@@ -137,7 +137,7 @@ def test_drain_takes_no_more_and_ends_when_all_is_delivered(
     [mine] = wait_for(lambda: claim(lpm), 10, "the task to go on")
     assert running.is_alive()
     lpm.save_result(done(mine))
-    running.join(15)
+    running.join(120)
 
     assert ended == [True]
     assert set(gateway.results) == {"t-1"}
@@ -310,7 +310,7 @@ def test_a_pause_outlasts_a_restart(lpm: LocalPersistenceManager, gateway: Scrip
     running.start()
     wait_for(lambda: len(gateway.asked("/internal/heartbeat")) > 1, 10, "a beat")
     stop.set()
-    running.join(10)
+    running.join(120)
 
     assert gateway.asked("/internal/work") == []
     assert [job.name for job in lpm.ledger.jobs()] == ["gateway"]
@@ -361,14 +361,14 @@ def test_an_answer_on_its_way_is_stored_before_the_end(
     stop = threading.Event()
     running = threading.Thread(target=agent.run, args=(settings(lpm, gateway), (), 10, stop))
     running.start()
-    assert asked.wait(10)
+    assert asked.wait(120)
     if how == "drain":
         exchange.set_note(lpm.durable.db, "order", "drain")
     else:
         stop.set()
     wait_for(lambda: exchange.open_count(lpm.ledger.db) == 1, 10, "the task")
     stop.set()
-    running.join(15)
+    running.join(120)
 
     assert not running.is_alive()
 
@@ -381,9 +381,11 @@ def test_new_secrets_are_there_before_the_task_is_due(lpm: LocalPersistenceManag
     async def ask(client: GatewayClient) -> None:
         await collector(lpm, told, client).ask(5)
 
+    began = time.time()
     with_client(told, ask)
+    ended = time.time()
 
     assert claim(lpm) == []
     [(not_before, url)] = lpm.ledger.db.all("SELECT not_before, url FROM tasks")
-    assert 3 < not_before - time.time() <= 5
+    assert began <= not_before - SESSIONS_S <= ended
     assert url == "http://a.example/1"

@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,27 @@ def test_messages_leave_their_queue_when_their_tasks_are_done(redis_url: str, tm
     lpm.close()
     broker.close()
     client.close()
+
+
+TOLD_TWICE = """
+import os, signal
+from types import SimpleNamespace
+from celery import signals
+from celery.apps.worker import install_worker_term_handler
+import crawler.tasks
+
+install_worker_term_handler(SimpleNamespace(hostname="worker"))
+with signals.worker_shutting_down.lock:
+    os.kill(os.getpid(), signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_second_stop_is_heard_whatever_the_first_one_is_doing() -> None:
+    """A SIGTERM that comes while Celery's handler of another one holds its lock does not hang the worker."""
+    done = subprocess.run([sys.executable, "-c", TOLD_TWICE], capture_output=True, timeout=120, check=False)
+
+    assert done.returncode == 143, done.stderr
 
 
 def test_other_content_than_json_is_refused(redis_url: str) -> None:

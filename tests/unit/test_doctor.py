@@ -210,7 +210,7 @@ def test_who_comes_during_a_repair_waits_for_its_end(tmp_path: Path) -> None:
     findings = list(examine(True, tell, {"CRAWLER_DATA_DIR": str(tmp_path)}))
 
     assert exit_code(findings) == 0, wrong(findings)
-    assert came[0].wait(30) == 0
+    assert came[0].wait(120) == 0
     assert ledger(tmp_path, "SELECT count(*) FROM tasks") == [(6,)]
 
 

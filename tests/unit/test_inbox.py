@@ -212,7 +212,7 @@ def test_two_kernels_at_one_moment_give_way(tmp_path: Path) -> None:
 
     note.write_text("another\nmachine\n")
 
-    thread.join(10)
+    thread.join(120)
     assert given_way.is_set()
     assert note.read_text() == "another\nmachine\n"
 

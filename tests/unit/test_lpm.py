@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
+import psutil
 import pytest
 from warcio.archiveiterator import ArchiveIterator
 
@@ -19,7 +20,7 @@ from crawler.db.owners import Owner
 from crawler.errors import StoreError, StoreFull
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Imported, Outcome, Sent, TaskStatus
-from tests.support.tasks import done, new, open_job, page
+from tests.support.tasks import commits, done, new, open_job, page
 
 
 @pytest.fixture
@@ -387,6 +388,21 @@ def test_ten_writers_at_once_never_find_the_database_locked(tmp_path: Path) -> N
     books = lpm.ledger.books()
     assert (books.accepted, books.completed, books.results) == (600, 600, 600)
     lpm.close()
+
+
+def test_connections_are_kept_and_a_group_of_results_is_one_commit(lpm: LocalPersistenceManager) -> None:
+    """A store has one connection for each of its two uses, and stores a hundred results like one."""
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(300)])
+    held, stored = set(), []
+    for size in (1, 100, 100):
+        tasks = lpm.get_next_pending("owner", size)
+        before = commits(lpm.path)
+        assert all(lpm.save_result(*(done(task) for task in tasks)))
+        stored.append(commits(lpm.path) - before)
+        held.add(sum(Path(file.path) == lpm.path for file in psutil.Process().open_files()))
+
+    assert held == {2}
+    assert stored == [1, 1, 1]
 
 
 def test_the_view_of_the_requirements(lpm: LocalPersistenceManager) -> None:
