@@ -449,6 +449,12 @@ def zlib_bomb(wbits: int) -> bytes:
     return bomb(packer.compress, packer.flush)
 
 
+def unfinished(size: int) -> bytes:
+    """The beginning of a gzip body: so much can be unpacked already, and its end is missing."""
+    packer = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)
+    return packer.compress(b" " * size) + packer.flush(zlib.Z_SYNC_FLUSH)
+
+
 def br_bomb() -> bytes:
     """A bomb for brotli; a quality above 9 would take ten seconds."""
     packer = brotli.Compressor(quality=5, lgwin=24)
@@ -765,6 +771,21 @@ ODD: dict[str, Odd] = {
         "ok",
         lambda: coded("gzip", gzip.compress(parcel(1)[:1000], mtime=0) + gzip.compress(parcel(1)[1000:], mtime=0)),
     ),
+    "/odd/gzip-pieces": Odd(
+        "A million empty members of gzip, in brotli",
+        "too_large",
+        lambda: coded("gzip, br", brotli.compress(gzip.compress(b"", mtime=0) * 1_000_000, quality=1)),
+    ),
+    "/odd/zstd-pieces": Odd(
+        "A million empty frames of zstd, in gzip",
+        "too_large",
+        lambda: coded("zstd, gzip", gzip.compress(zstd.compress(b"") * 1_000_000, mtime=0)),
+    ),
+    "/odd/zstd-skipped": Odd(
+        "A million frames of zstd that are to be skipped, in gzip",
+        "too_large",
+        lambda: coded("zstd, gzip", gzip.compress((b"\x50\x2a\x4d\x18" + bytes(4)) * 1_000_000, mtime=0)),
+    ),
     "/odd/layers-4": Odd("Four layers of gzip", "ok", lambda: layered(4, parcel(1))),
     "/odd/layers-5": Odd("Five layers of gzip", "unknown_encoding", lambda: layered(5, parcel(1))),
     "/odd/layers-1000": Odd(
@@ -980,6 +1001,7 @@ STALLS: dict[str, bytes] = {
     "in-trailer": CHUNKED_HEAD + chunk(parcel(1)) + b"0\r\nX-Sum",
     "after-continue": b"HTTP/1.1 100 Continue\r\n\r\n",
     "in-gzip": coded("gzip", zipped())[:-100],
+    "unpacked": head(TYPE, "Content-Encoding: gzip") + unfinished(9_900_000),
 }
 
 

@@ -76,7 +76,8 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
         lpm.close()
     facts["books"] = msgspec.structs.asdict(facts["books"])
     facts["jobs"] = {name: msgspec.structs.asdict(books) for name, books in facts["jobs"].items()}
-    return facts | {"pids": _pids(settings), "disk": _disk(settings), "redis": _redis(settings)}
+    running = {"pids": _pids(settings), "trouble": _troubles(settings)}
+    return facts | running | {"disk": _disk(settings), "redis": _redis(settings)}
 
 
 def _gateway(ledger: Bookkeeping) -> dict[str, Any] | None:
@@ -105,6 +106,12 @@ def _pids(settings: Settings) -> dict[str, Any]:
         "flower": stack.flower.pid if stack.flower and stack.flower.find() else None,
         "workers": [{"pid": pid, "children": sorted(children)} for pid, children in sorted(workers.items())],
     }
+
+
+def _troubles(settings: Settings) -> dict[str, str]:
+    """What keeps living processes from working, by their pids."""
+    notes = owners.living(settings.data_dir / "run" / "owners")
+    return {str(note.about.get("pid", note.id)): note.trouble for note in notes if note.trouble}
 
 
 def _disk(settings: Settings) -> dict[str, Any]:
@@ -182,6 +189,7 @@ def describe(facts: dict[str, Any]) -> list[str]:
     redis_is = f"up ({sum(messages.values()):,} messages)" if redis["up"] else "down"
     agent = f" · agent {pids['agent']}" if pids["agent"] else ""
     lines = delivering(facts)
+    lines += [f"process {pid} claims nothing: {printable(text)}" for pid, text in facts["trouble"].items()]
     lines += [f"supervisor {pids['supervisor'] or 'none'} · redis {redis_is} · workers {workers}{agent}"]
     if "store" in facts:
         store = facts["store"]
