@@ -32,6 +32,8 @@ _AWAY = frozenset(
 )
 """What keeps the page itself from being fetched, too, and is its failure."""
 
+_AGENT = re.compile(r"\s*+user[- ]?agent(?:\s*+:|\s)([^#]*+)", re.I)
+
 Fetch = Callable[[str], Awaitable[Page]]
 
 logging.getLogger("protego").setLevel(logging.WARNING)
@@ -61,15 +63,31 @@ class Rules:
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.unreachable = answer.unreachable
-        self._parsed = Protego.parse(answer.text) if answer.text else None
+        self._parsed: dict[str, Protego] = {}
 
     def allow(self, url: str, agent: str) -> bool:
         """Whether this program may fetch the URL under that name."""
-        return self._parsed is None or self._parsed.can_fetch(url, agent)
+        return not self.answer.text or bool(self._rules_for(agent).can_fetch(url, agent))
 
     def crawl_delay_s(self, agent: str) -> float:
         """The seconds between requests that it asks for; 0 where it asks for none."""
-        return float((self._parsed.crawl_delay(agent) if self._parsed else None) or 0.0)
+        return float((self._rules_for(agent).crawl_delay(agent) if self.answer.text else None) or 0.0)
+
+    def _rules_for(self, agent: str) -> Protego:
+        if agent not in self._parsed:
+            self._parsed[agent] = Protego.parse(_for_agent(self.answer.text, agent.lower()))
+        return self._parsed[agent]
+
+
+def _for_agent(text: str, agent: str) -> str:
+    """The text with one name for all other agents: Protego would copy each rule for every agent of its group."""
+    lines = []
+    for line in text.splitlines():
+        match = _AGENT.match(line)
+        named = match[1].strip().lower() if match else "*"
+        other = named != "*" and (not (bare := named.replace("*", "")) or bare not in agent)
+        lines.append("User-agent: /" if other else line)
+    return "\n".join(lines)
 
 
 class Robots:
