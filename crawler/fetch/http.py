@@ -272,7 +272,7 @@ async def _final_head(connection: Connection, budget: Budget) -> wire.Head:
             return head
         if head.status == 101:
             raise FetchError("bad_response", "the server changes to a protocol that nobody asked for")
-        spent += 64 + sum(len(name) + len(value) + 4 for name, value in head.headers)
+        spent += head.size
         if spent > wire.MAX_HEAD:
             raise too_much_head()
         try:

@@ -26,7 +26,6 @@ FRESH_S, UNREACHABLE_S = 3600.0, 60.0
 """How long rules hold, and how long a server in trouble is not asked again."""
 MAX_HOSTS, MAX_TEXTS = 2_000, 4_000_000
 """The hosts whose rules a process keeps in memory, and the characters of all their texts: rules take 30 times that."""
-_AGENT_LINE = re.compile(r"\s*user[-\s]*agent\s*[:\s]([^#]*)", re.IGNORECASE)
 LOOK_S = 0.05
 PRODUCT = "crawler"
 _AWAY = frozenset(
@@ -34,6 +33,8 @@ _AWAY = frozenset(
     | {"bad_request"}
 )
 """What keeps the page itself from being fetched, too, and is its failure."""
+
+_AGENT = re.compile(r"\s*+user(?:-|\s*+)agent(?:\s*+:|\s)([^#]*+)", re.I)
 
 Fetch = Callable[[str], Awaitable[Page]]
 
@@ -87,7 +88,7 @@ def _without_others(text: str, agent: str) -> str:
 
 
 def _without_other(line: str, agent: str) -> str:
-    named = _AGENT_LINE.match(line)
+    named = _AGENT.match(line)
     if not named or named[1].strip() == "*":
         return line
     name = named[1].strip().lower().replace("*", "")

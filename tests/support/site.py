@@ -974,6 +974,7 @@ FLOODS: dict[str, tuple[bytes, str, bytes]] = {
     "interim": (b"", "bad_response", b"HTTP/1.1 100 Continue\r\n\r\n"),
     "hints": (b"", "bad_response", b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>; rel=preload\r\n\r\n"),
     "large-hints": (b"", "headers_too_large", b"HTTP/1.1 103 Early Hints\r\nLink: " + b"l" * 30_000 + b"\r\n\r\n"),
+    "colonless-hints": (b"", "headers_too_large", b"HTTP/1.1 103 Early Hints\r\n" + b"no colon\r\n" * 3_000 + b"\r\n"),
     "rubbish": (b"", "bad_response", b"\xff\xfe"),
     "blank-lines": (b"", "bad_response", b"\r\n"),
     "behind-page": (response(parcel(1)), "ok", b"POISON"),

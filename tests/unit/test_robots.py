@@ -189,6 +189,42 @@ def test_a_hostile_file_costs_little(tmp_path: Path) -> None:
     assert time.process_time() - began < 20  # a limit on hanging, not a speed
 
 
+AGENTS = ("User-agent: a{0}\n", "User-agent: {1}\n", "useragent a{0}*\n", "user agent a{0}\n")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("agents", AGENTS)
+def test_rules_are_kept_for_our_agent_only(tmp_path: Path, agents: str) -> None:
+    """Thousands of rules for thousands of agents are no millions of rules, and ours are obeyed."""
+    named = "".join(agents.format(number, "*" * number) for number in range(2, 10_000))[:200_000]
+    rules = "".join(f"Disallow: /{number}$\n" for number in range(10_000))
+    server = Server(f"User-agent: *\nDisallow: /private\n{named}\nUser-agent: crawler\n{rules}"[:MAX_BYTES])
+    robots = Robots(tmp_path)
+
+    assert check(robots, server, "/5", "else/1.0") == 0.0
+    assert check(robots, server, "/private", "else/1.0") == "robots"
+    assert check(robots, server, "/5") == "robots"
+
+
+@pytest.mark.parametrize(
+    ("text", "agent", "outcome"),
+    [
+        ("User-agent: a\nUser-agent: crawler\nUser-agent: b\nDisallow: /", "crawler", "robots"),
+        ("User-agent: a\nDisallow: /\nUser-agent: b\nDisallow:", "crawler", 0.0),
+        ("User-agent: crawler*\nDisallow: /", "crawler", "robots"),
+        ("USER AGENT crawler\nDisallow: /", "crawler", "robots"),
+        ("useragent: crawler # us\nDisallow: /", "crawler", "robots"),
+        ("User-agent: *\nUser-agent: x\nDisallow: /", "crawler", "robots"),
+        ("User-agent: x\nDisallow: /a\nUser-agent:\nDisallow: /\n", "x", 0.0),
+        ("User-agent: my-bot\nDisallow: /\nUser-agent: *\nDisallow:", "My-Bot/2.0", "robots"),
+        ("User-agent: bot\nDisallow: /\nUser-agent: *\nDisallow:", "mybot", 0.0),
+    ],
+)
+def test_groups_are_told_apart_by_their_agents(tmp_path: Path, text: str, agent: str, outcome: str | float) -> None:
+    """A group may have many names, of which only ours, and the one for all, matter."""
+    assert check(Robots(tmp_path), Server(text), "/b", agent) == outcome
+
+
 def test_a_damaged_answer_is_asked_for_again(tmp_path: Path) -> None:
     """What lies in the folder is only a memory."""
     server = Server("User-agent: *\nDisallow: /a")
