@@ -71,7 +71,7 @@ def audit(
         for sent in noted.sent:
             if domain in (None, sent.domain):
                 requests[sent.domain].append(Request(sent.began, sent.began + sent.seconds, rule))
-        if kind in ("worker died", "poison") and noted.began and domain in (None, home):
+        if kind in ("worker died", "taken back", "poison") and noted.began and domain in (None, home):
             unrecorded[home] += 1
     audits = [examine(name, found, unrecorded[name]) for name, found in requests.items()]
     return sorted(audits, key=lambda each: -each.requests)

@@ -1,6 +1,8 @@
 """Readable lines on a terminal, JSON lines elsewhere; task_id, job and domain stand on each where they are known."""
 
 import logging
+import os
+import select
 import sys
 from typing import TextIO
 
@@ -62,3 +64,20 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def leave_lost_terminal() -> bool:
+    """Send to /dev/null what was to go to a terminal or a reader that is gone; True where one is.
+
+    What is said later must not fail: it would break off a stop.
+    """
+    poll = select.poll()
+    for descriptor in (1, 2):
+        poll.register(descriptor, 0)
+    lost = [descriptor for descriptor, events in poll.poll(0) if events & (select.POLLHUP | select.POLLERR)]
+    if lost:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in lost:
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+    return bool(lost)

@@ -22,6 +22,9 @@ TICK_S = 1.0
 MIRROR_S = 3.0
 WAL_LIMIT = 64 << 20
 """A write-ahead log that is larger is written back and cut, which readers alone may keep from happening."""
+STILL = 2.0
+"""A living process whose loop has not run for so many times CRAWLER_STALL_S loses its leases: its own watchdog would
+have ended it by then, were it not stopped as a whole."""
 MISSING_S = 5.0
 """A message that is in no queue and in no worker's hand for so long is published again."""
 
@@ -65,10 +68,14 @@ class Maintainer:
         settings: Settings,
         forget: Callable[[str, str], None] = lambda domain, owner: None,
         clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] = times.uptime,
     ) -> None:
         self._lpm, self._broker, self._window, self._clock = lpm, broker, settings.window, clock
+        self._uptime = uptime
         self._forget = forget
         self._zone = times.zone(settings.timezone)
+        self._still_s = STILL * settings.stall_s
+        self._ticked = 0.0
         self._kick = threading.Event()
         self._stop = False
         self._missing: dict[str, float] = {}
@@ -88,21 +95,20 @@ class Maintainer:
 
     def run(self) -> None:
         """Act whenever the lock can be had, until stopped."""
-        self._lpm.run.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self._lpm.run / "maintainer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        office = owners.Office(self._lpm.run / "maintainer.lock", self._still_s)
         try:
             while not self._stop:
-                if owners.try_lock(lock):
-                    self._act()
+                if office.take():
+                    self._act(office)
                 self._wait(TICK_S)
         finally:
-            os.close(lock)
+            office.close()
             self._lpm.close()
 
-    def _act(self) -> None:
+    def _act(self, office: owners.Office) -> None:
         # Beside the ticks: among a million results this takes a while, and nobody waits for it.
         threading.Thread(target=self._project, name="projection", daemon=True).start()
-        while not self._stop:
+        while not self._stop and office.keep():
             next_due = self._guarded(self.tick)
             self._wait(TICK_S if next_due is None else min(TICK_S, max(0.05, next_due - self._clock())))
 
@@ -144,18 +150,40 @@ class Maintainer:
 
     def tick(self) -> float | None:
         """Bring broker and ledger together once; returns when the next waiting task is due."""
+        self._lpm.ledger.follow_clock(self._clock(), self._uptime(), times.boot_id())
         freed = self._lpm.bury(self._forget)
         if freed:
             log.warning("%d tasks of dead workers are pending again", freed)
         next_due = self._lpm.ledger.wake(self._clock())
         self._lpm.ledger.go_on_with_holds(self._clock())
         self._finalise()
-        living = owners.living(self._lpm.owners)
+        living = self._moving(owners.living(self._lpm.owners))
         if not any(note.about.get("kind") == "cli" for note in living):
             self._lpm.ledger.release_calls()
         self._find_missing({note.message_id for note in living})
         self.fill(sum(note.about.get("kind") == "worker" for note in living))
         return next_due
+
+    def _moving(self, living: Sequence[owners.Note]) -> list[owners.Note]:
+        """Those of the living whose loop runs; from the others their leases are taken back.
+
+        Not where this process stood still itself: then the others were perhaps stopped with it, and go on like it.
+        """
+        now = time.monotonic()
+        slept, self._ticked = now - self._ticked > self._still_s, now
+        still = [] if slept else [note for note in living if note.still_s(now) > self._still_s]
+        holders = self._lpm.ledger.owners() if still else set()
+        for note in still:
+            if note.id in holders:
+                domains = self._lpm.durable.take_back(note, self._clock())
+                for domain in set(domains):
+                    self._forget(domain, note.id)
+                log.warning(
+                    "process %d stands still for %.0f s: its %d tasks are pending again; "
+                    "kill -CONT %d wakes it, kill -9 %d ends it",
+                    *(note.pid, note.still_s(now), len(domains), note.pid, note.pid),
+                )
+        return [note for note in living if note not in still]
 
     def fill(self, slots: int = 0) -> int:
         """Publish the next chunks; returns how many tasks they hold."""

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,8 +21,19 @@ import redis
 from crawler.config import Settings
 from crawler.db import kernel, owners
 from crawler.errors import CrawlerError, ServiceError, StackIsUp
+from crawler.logs import leave_lost_terminal
 from crawler.lpm import LocalPersistenceManager
-from crawler.process import Child, Mark, Stack, end_process, read_stack, redis_program, tail, write_stack
+from crawler.process import (
+    Child,
+    Mark,
+    Stack,
+    end_process,
+    is_locked,
+    read_stack,
+    redis_program,
+    tail,
+    write_stack,
+)
 from crawler.redis_client import check_redis, connect
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from crawler.sites import config as sites
@@ -32,6 +43,7 @@ log = logging.getLogger(__name__)
 WORKER_GRACE_S, REDIS_GRACE_S, AGENT_GRACE_S = 6.0, 1.5, 2.0
 """Together below the ten seconds in which a stop must be done."""
 START_LIMIT_S = 45.0
+LOCK_LIMIT_S = 0.5
 _REDIS_CONF = """\
 bind 127.0.0.1
 port {port}
@@ -70,8 +82,10 @@ class Orchestrator:
     def __enter__(self) -> Self:
         LocalPersistenceManager(self._data).close_after_check()
         self._lock = os.open(self._data / "run" / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if not owners.try_lock(self._lock):
+        if not self._take_lock():
             os.close(self._lock)
+            if read_stack(self._data).unreadable:
+                raise StackIsUp(other_version(self._data))
             raise StackIsUp(
                 f"a stack is up already in {self._data}; stop it, whether `up` or `ondemand` has started it, with: "
                 "python -m crawler down"
@@ -82,10 +96,20 @@ class Orchestrator:
         self._record(supervisor=Mark.of(os.getpid()))
         return self
 
+    def _take_lock(self) -> bool:
+        """Commands that look whether a stack is up hold the lock for a moment, too: that is waited for."""
+        end = time.monotonic() + LOCK_LIMIT_S
+        while not owners.try_lock(self._lock):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.02)
+        return True
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop_all()
+        with _uninterrupted(self.kill_all):
+            self.stop_all()
 
     def start_redis(self) -> None:
         """See that a fit Redis answers: the one of REDIS_URL, else our own."""
@@ -270,23 +294,61 @@ def stop_stale(data_dir: Path, stack: Stack) -> int:
     found = [mark.find() for mark in (stack.agent, stack.flower, stack.worker, stack.redis) if mark]
     for process in found:
         end_process(process, WORKER_GRACE_S)
-    if not read_stack(data_dir).up and not kernel.is_other(data_dir):
+    if not is_locked(data_dir) and not kernel.is_other(data_dir):  # else a living supervisor has written it
         (data_dir / "run" / "stack.json").unlink(missing_ok=True)
     return sum(process is not None for process in found)
 
 
+def end_orphans(data_dir: Path) -> int:
+    """End what a stack has left whose supervisor is dead; returns how many processes that were."""
+    stack = read_stack(data_dir)
+    orphaned = any(mark and mark.find() for mark in (stack.agent, stack.flower, stack.worker, stack.redis))
+    return stop_stale(data_dir, stack) if orphaned and not is_locked(data_dir) else 0
+
+
+def other_version(data_dir: Path) -> str:
+    """What to say where a stack is up whose record cannot be read."""
+    return (
+        f"a stack of another version of this program is up in {data_dir}; "
+        "stop it with the version that started it: python -m crawler down"
+    )
+
+
 @contextlib.contextmanager
 def terminated_by_signal() -> Iterator[None]:
-    """Let SIGTERM end what runs in here in order, as Ctrl-C does."""
+    """Let SIGTERM, and SIGHUP unless it was ignored from the start (nohup), end what runs in here in order."""
 
     def stop(number: int, frame: object) -> None:
+        if number == signal.SIGHUP:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a shell sends it to its jobs once more
+            leave_lost_terminal()
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _uninterrupted(hasten: Callable[[], None]) -> Iterator[None]:
+    """Let signals hasten a stop instead of breaking it off: what it has not ended yet would be left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: hasten()) for number in numbers}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _config_folder(settings: Settings) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from crawler import times
 from crawler.config import Settings
 from crawler.errors import ServiceError
 
@@ -21,21 +22,40 @@ class Mark(msgspec.Struct, frozen=True):
     """A process, known by pid and begin: a number alone may have gone to a stranger."""
 
     pid: int
-    began: float
+    began: str
 
     @classmethod
     def of(cls, pid: int) -> "Mark":
         """The mark of a process that runs now."""
-        return cls(pid, psutil.Process(pid).create_time())
+        return cls(pid, _began(psutil.Process(pid)))
 
     def find(self) -> psutil.Process | None:
         """The process, if it is still the same one and alive."""
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.began) < 1 and process.status() != psutil.STATUS_ZOMBIE
+            same = _began(process) == self.began and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return None
         return process if same else None
+
+    def is_stopped(self) -> bool:
+        """Whether it lives but stands still: somebody sent it SIGSTOP, or a debugger has it."""
+        process = self.find()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return process is not None and process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return False
+
+
+def _began(process: psutil.Process) -> str:
+    """When a process began, in ticks since boot: a time of day would be another one after a clock step."""
+    if not psutil.LINUX:
+        return f"{process.create_time():.3f}"  # as the kernel noted it once; no later step changes that
+    try:
+        stat = Path(f"/proc/{process.pid}/stat").read_bytes()
+    except OSError as error:
+        raise psutil.NoSuchProcess(process.pid) from error
+    ticks = stat.rpartition(b")")[2].split()[19].decode()  # the name, in parentheses, may hold anything
+    return f"{times.boot_id()} {ticks}"
 
 
 class Stack(msgspec.Struct, frozen=True):
@@ -54,6 +74,8 @@ class Stack(msgspec.Struct, frozen=True):
     """Which folder this is the record of: in a copy of it nothing runs."""
     container: bool = False
     """A compose stack's: its processes have no numbers here, but its workers hold the supervisor's lock."""
+    unreadable: bool = False
+    """It is up, but another version of this program wrote its record: none of its processes is known."""
 
     @property
     def up(self) -> bool:
@@ -65,11 +87,13 @@ def read_stack(data_dir: Path) -> Stack:
     """What the last stack recorded; an empty record where there is none."""
     try:
         stack = msgspec.json.decode((data_dir / "run" / "stack.json").read_bytes(), type=Stack)
-    except (OSError, msgspec.DecodeError):
+    except OSError:
         return Stack()
+    except msgspec.DecodeError:
+        return Stack(unreadable=is_locked(data_dir))
     if stack.folder not in (None, _identity(data_dir)):
         return Stack()
-    if stack.container and not _locked(data_dir / "run" / "supervisor.lock"):
+    if stack.container and not is_locked(data_dir):
         return Stack(redis_url=stack.redis_url)  # its workers are gone, or on another kernel; its Redis may answer
     return stack
 
@@ -79,9 +103,10 @@ def _identity(folder: Path) -> str:
     return f"{about.st_dev}:{about.st_ino}"
 
 
-def _locked(path: Path) -> bool:
+def is_locked(data_dir: Path) -> bool:
+    """Whether some supervisor lives here, whatever is recorded of it."""
     try:
-        with path.open("rb") as file:
+        with (data_dir / "run" / "supervisor.lock").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

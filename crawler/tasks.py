@@ -334,6 +334,7 @@ _children: dict[int, _Child] = {}
 _stop_pipe = os.pipe()
 """Written to once when the worker is told to stop, and never read: every child sees it readable."""
 _stops: list[float] = []
+_NOHUP = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def _child() -> _Child:
@@ -370,8 +371,21 @@ def _set_up_logging(loglevel: int | None = None, **_: Any) -> None:
     logging.getLogger("crawler").setLevel(settings.log_level.upper())
 
 
+@signals.worker_ready.connect
+def _end_with_terminal(**_: Any) -> None:
+    """A closed terminal ends a worker in order, unless nohup started it; Celery's would die, or start anew."""
+
+    def stop(*_: object) -> None:
+        logs.leave_lost_terminal()
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a shell sends it to its jobs once more
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if _NOHUP else stop)
+
+
 @signals.worker_process_init.connect
 def _begin_child(sender: Any, **_: Any) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal tells the parent, too, and that stops its children
     child = _children[os.getpid()] = _Child(str(sender), lambda: os.kill(os.getppid(), signal.SIGTERM))
     ConsumptionWatch(child, broker_url, 2 * settings.stall_s)
 

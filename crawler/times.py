@@ -1,11 +1,29 @@
-"""Times as people type and read them, in the zone of CRAWLER_TIMEZONE."""
+"""Times as people type and read them, in the zone of CRAWLER_TIMEZONE; and what no clock step changes."""
 
 import re
+import time as clocks
 from datetime import datetime, time, timedelta, tzinfo
+from functools import cache
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 FORMS = "a span such as 90s, 45m, 1h30m or 7d, a time such as 17:00, or 2026-11-15T17:00"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@cache
+def boot_id(path: Path = BOOT_ID) -> str:
+    """The id of this boot of the kernel, the same in all its containers; empty where there is none."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def uptime() -> float:
+    """Seconds of a clock that never steps; on Linux it counts the time that the machine slept, too."""
+    return clocks.clock_gettime(getattr(clocks, "CLOCK_BOOTTIME", clocks.CLOCK_MONOTONIC))
 
 
 def zone(name: str | None) -> tzinfo | None:

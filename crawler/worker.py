@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import uvloop
 
+from crawler import times
 from crawler.config import Settings, failpoint
 from crawler.db.acts import HELD
 from crawler.db.ledger import Due, Place
@@ -248,6 +249,7 @@ class Worker:
             due = time.monotonic() + BEAT_S
             await asyncio.sleep(BEAT_S)
             late_s = time.monotonic() - due
+            self._owner.beat()
             if late_s > 2 * LATE_S:
                 self._most = max(self._few, self._most * 7 // 8)
             elif late_s < LATE_S and self._was_full:
@@ -360,6 +362,7 @@ class Worker:
         if not self._has_room():
             return [], True
         with self._lpm.errors():
+            self._lpm.ledger.follow_clock(now, times.uptime(), times.boot_id())
             self._lpm.ledger.wake(now)
             if not self._lpm.ledger.has_due(queues):
                 return [], False
@@ -498,7 +501,8 @@ class Worker:
             if order.rule.limited:
                 self._report_soon()
         if outcome.status is TaskStatus.PENDING and self._alone:  # what is sent along is known here only
-            self._resumes, outcome = outcome.not_before, msgspec.structs.replace(outcome, not_before=HELD)
+            self._resumes = time.monotonic() + outcome.not_before - time.time()  # which may step meanwhile
+            outcome = msgspec.structs.replace(outcome, not_before=HELD)
         self._unsaved += 1
         self._writer.put(outcome)
 
@@ -540,7 +544,7 @@ class Worker:
         while True:
             status, not_before, domain, job_id = await self._loop.run_in_executor(self._claims, self._stand, task)
             # A held one is wanted all the same.
-            due_s = max(0.0, (not_before if not_before < HELD else self._resumes) - time.time())
+            due_s = not_before - time.time() if not_before < HELD else self._resumes - time.monotonic()
             if status not in (TaskStatus.PENDING, TaskStatus.PROCESSING) or time.monotonic() > end or self.stopping:
                 return status
             if status is TaskStatus.PENDING and due_s <= 0:

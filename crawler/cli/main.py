@@ -1,5 +1,6 @@
 """`python -m crawler`: commands are imported when they run, so that `--help` is fast."""
 
+import errno
 import importlib
 import io
 import os
@@ -10,7 +11,7 @@ import click
 
 from crawler import __version__
 from crawler.errors import CrawlerError, StoreError, UsageError
-from crawler.logs import printable
+from crawler.logs import leave_lost_terminal, printable
 
 _COMMANDS = {
     "bulk": ("bulk", "Import tasks from files."),
@@ -91,6 +92,26 @@ def cli(data_dir: str | None) -> None:
         os.environ["CRAWLER_DATA_DIR"] = data_dir
 
 
+def _tell(text: str) -> None:
+    """A line on stderr, as long as anybody reads it."""
+    try:
+        print(text, file=sys.stderr)
+    except OSError:
+        leave_lost_terminal()
+
+
+def _end_of_writing(error: OSError) -> int:
+    """The exit code after a write has failed: for a reader or a terminal that has gone, that is no failure."""
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is left to say to it
+        return 0
+    if error.errno == errno.EIO and leave_lost_terminal():
+        return 0
+    # Files that are read or written by name have errors of their own.
+    _tell(f"Error: the data folder cannot be used ({error})")
+    return StoreError.exit_code
+
+
 def main() -> None:
     """Run a command; every error of ours is one line and an exit code of its own."""
     for stream in (sys.stdout, sys.stderr):
@@ -108,22 +129,18 @@ def main() -> None:
         code = error.exit_code
     except click.ClickException as error:
         if isinstance(error, click.UsageError) and error.ctx:
-            print(f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n", file=sys.stderr)
-        print(f"Error: {printable(error.format_message())}", file=sys.stderr)
+            _tell(f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n")
+        _tell(f"Error: {printable(error.format_message())}")
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        print("interrupted", file=sys.stderr)
+        _tell("interrupted")
         code = 130
     except CrawlerError as error:
-        print("Error: " + "\n".join(map(printable, str(error).split("\n"))), file=sys.stderr)
+        _tell("Error: " + "\n".join(map(printable, str(error).split("\n"))))
         code = error.exit_code
     except UnicodeEncodeError as error:
-        print(f"Error: {printable(error.object)} is not UTF-8 and cannot be stored", file=sys.stderr)
+        _tell(f"Error: {printable(error.object)} is not UTF-8 and cannot be stored")
         code = UsageError.exit_code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has gone; nothing is left to say to it
-        code = 0
-    except OSError as error:  # files that are read or written by name have errors of their own: this is the data folder
-        print(f"Error: the data folder cannot be used ({error})", file=sys.stderr)
-        code = StoreError.exit_code
+    except OSError as error:
+        code = _end_of_writing(error)
     sys.exit(code if isinstance(code, int) else 0)

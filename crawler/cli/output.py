@@ -15,7 +15,7 @@ from crawler import config, times
 from crawler.db.books import Delivery
 from crawler.errors import UsageError
 from crawler.forecast import Trend, slip
-from crawler.logs import printable
+from crawler.logs import leave_lost_terminal, printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, Receipt
 from crawler.times import duration
@@ -59,8 +59,11 @@ def print_json(facts: Any) -> None:
 
 
 def say(text: str) -> None:
-    """A line for a person, on stderr."""
-    print(printable(text), file=sys.stderr, flush=True)
+    """A line for a person, on stderr; where nobody reads it any more, the work goes on."""
+    try:
+        print(printable(text), file=sys.stderr, flush=True)
+    except OSError:
+        leave_lost_terminal()
 
 
 def size_of(count: float) -> str:
@@ -141,7 +144,8 @@ class BooksProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar:
-            self._bar.stop()
+            with contextlib.suppress(OSError):  # the terminal is gone
+                self._bar.stop()
         elif self._line:
             say(f"{self._title}: {self._line}")
 
@@ -168,5 +172,12 @@ class BooksProgress:
         """Say a warning when it begins, not as long as it lasts."""
         if bool(warning) != bool(self._warning):
             text = f"{self._title}: " + (f"warning: {warning}" if warning else "no longer so")
-            self._bar.console.print(text, highlight=False, markup=False) if self._bar else say(text)
+            self._print(text)
         self._warning = warning
+
+    def _print(self, text: str) -> None:
+        if self._bar:
+            with contextlib.suppress(OSError):  # the terminal is gone
+                self._bar.console.print(text, highlight=False, markup=False)
+        else:
+            say(text)

@@ -1,5 +1,6 @@
 """What changes tasks beside their own work: an operator (pause, resume, cancel, retry), time (expire), deaths."""
 
+import logging
 from collections.abc import Collection, Sequence
 
 import msgspec
@@ -9,11 +10,15 @@ from crawler.db.connection import writing
 from crawler.db.owners import Note
 from crawler.models import NO_DEADLINE, Job
 
+log = logging.getLogger(__name__)
+
 HELD = NO_DEADLINE
 """`not_before` of a task whose job is paused: it never falls due by itself."""
 BATCH = 5000
 """Tasks a transaction: others want to write too."""
 
+STEP_S = 1.0
+"""A clock that moves by more than this against the uptime was set."""
 POISON_STRIKES = 2
 MAX_DEATHS = 20
 """A page that was in flight when its worker died this often is set aside, whatever it was that died."""
@@ -24,6 +29,9 @@ COUNTS_FOR = "(j.id = t.job_id OR j.id IN (SELECT job_id FROM job_links WHERE ta
 
 class Acts(Bookkeeping):
     """The part of the ledger that changes what is to be done."""
+
+    _clock_offset: float | None = None
+    """What the clock showed beyond the uptime when `follow_clock` last looked."""
 
     def hold(self, job: Job, how: str, now: float) -> int:
         """Pause or cancel a job; returns how many tasks that puts aside. What is in flight goes on.
@@ -221,6 +229,67 @@ class Acts(Bookkeeping):
     def owners(self) -> set[str]:
         """Who holds leases, as far as the ledger knows."""
         return {row[0] for row in self.db.execute("SELECT DISTINCT owner FROM tasks WHERE status = 'processing'")}
+
+    def take_back(self, note: Note, now: float) -> list[str]:
+        """Return what an owner holds that lives but stands still; no page is to blame, and late results are dropped.
+
+        Gives the domain of each of these tasks.
+        """
+        with writing(self.db):
+            rows = self.db.all("SELECT id, domain FROM tasks WHERE status = 'processing' AND owner = ?", (note.id,))
+            for id_, _ in rows:
+                began = id_ in note.in_flight
+                self.db.execute(
+                    """UPDATE tasks SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0,
+                           attempts = attempts + ? WHERE id = ?""",
+                    (began, id_),
+                )
+                self.event(id_, "taken back", {"worker": note.pid, "began": began}, now)
+        return [domain for _, domain in rows]
+
+    def follow_clock(self, now: float, uptime: float, boot: str) -> float:
+        """Move all that waits by as much as the clock was set since it was last looked at; returns by how much.
+
+        `uptime` is a clock that never steps, and `boot` says since which boot of the kernel it counts. Deadlines stay:
+        people mean the time of day by them.
+        """
+        offset = now - uptime
+        if self._clock_offset is not None and abs(offset - self._clock_offset) <= STEP_S:
+            return 0.0
+        moved = self._moved(now, offset, boot)
+        if moved is None:
+            self._clock_offset = offset
+            return 0.0
+        with writing(self.db):
+            moved = self._moved(now, offset, boot) or 0.0  # another process may have been faster
+            self.db.execute("INSERT OR REPLACE INTO meta VALUES ('clock', ?)", (f"{offset!r} {boot}",))
+            if moved:
+                self.db.execute(
+                    """UPDATE tasks SET not_before = max(1, not_before + ?)
+                       WHERE status = 'pending' AND not_before > 0 AND not_before < 9e15""",
+                    (moved,),
+                )
+                waits = "state = 'ready' AND not_before > 0"
+                for table in ("outbox", "reports"):
+                    sql = f"UPDATE {table} SET not_before = max(1, not_before + ?) WHERE {waits}"
+                    self.db.execute(sql, (moved,))
+        self._clock_offset = offset
+        if moved:
+            log.warning("the clock was set by %+.0f s: retries and other waits last as long as before", moved)
+        return moved
+
+    def _moved(self, now: float, offset: float, boot: str) -> float | None:
+        """By how much the clock was set; None where nothing is to be noted.
+
+        What a reboot has done to the clock shows only where events of the ledger lie in the future by now.
+        """
+        row = self.db.one("SELECT value FROM meta WHERE key = 'clock'")
+        before, _, its_boot = row[0].partition(" ") if row else ("", "", "")
+        if row and its_boot == boot:
+            moved = offset - float(before)
+            return moved if abs(moved) > STEP_S else None
+        last = self.db.one("SELECT at FROM events ORDER BY id DESC LIMIT 1")
+        return now - last[0] if last and last[0] > now + STEP_S else 0.0
 
 
 def _json(value: object) -> str:

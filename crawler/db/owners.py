@@ -2,7 +2,7 @@
 
 The file is `run/owners/<owner>`, laid out as
 
-    0–255    JSON: pid, parent pid, kind, begin
+    0–255    JSON: pid, parent pid, kind
     256–319  the id of the message in hand
     320–327  the task whose page is being worked on (the crash marker)
     328–335  the suspect that is tried alone: nothing else is in flight then
@@ -19,7 +19,7 @@ import os
 import secrets
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Owner:
         hidden = folder / f".{self.id}"
         self._file = hidden.open("w+b")
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        about = {"pid": os.getpid(), "parent": os.getppid(), "kind": kind, "began": time.time()}
+        about = {"pid": os.getpid(), "parent": os.getppid(), "kind": kind}
         self._file.write(msgspec.json.encode(about).ljust(_MESSAGE, b" ") + bytes(_SLOTS - _MESSAGE + 8 * slots))
         self._file.flush()
         self._map = mmap.mmap(self._file.fileno(), 0)
@@ -92,6 +92,65 @@ class Owner:
         self._file.close()
 
 
+class Office:
+    """What one process at a time does for all: a locked file, into which the holder writes its pid and its beat.
+
+    The lock of a process that is stopped does not fall. Who sees no new beat for `limit_s` puts a file of its own into
+    the place; when the old holder goes on, it finds that its file is no longer there.
+    """
+
+    def __init__(self, path: Path, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._limit_s, self._clock = path, limit_s, clock
+        self._file = -1
+        self._seen, self._since, self._looked = b"", 0.0, 0.0
+
+    def take(self) -> bool:
+        """Become the holder if there is none, or one that stands still."""
+        if not self._in_place():
+            self.close()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if try_lock(self._file) or self._stands_still():
+            return self.keep()
+        return False
+
+    def keep(self) -> bool:
+        """Note a beat; False where another holds it now."""
+        if not self._in_place():
+            return False
+        os.pwrite(self._file, f"{os.getpid()} {self._clock():.3f}\n".encode(), 0)
+        return True
+
+    def close(self) -> None:
+        """Give it up."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _in_place(self) -> bool:
+        if self._file < 0:
+            return False
+        try:
+            return os.path.samestat(os.fstat(self._file), self._path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _stands_still(self) -> bool:
+        """Whether the holder has not beaten for too long while this process looked on; then its file is replaced."""
+        now, seen = self._clock(), os.pread(self._file, 64, 0)
+        slept, self._looked = now - self._looked > self._limit_s, now
+        if seen != self._seen or slept:
+            self._seen, self._since = seen, now
+        if now - self._since <= self._limit_s:
+            return False
+        mine = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        self.close()
+        self._file = os.open(mine, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        taken = try_lock(self._file)
+        mine.rename(self._path)
+        return taken
+
+
 class Note(msgspec.Struct, frozen=True):
     """What an owner's file says."""
 
@@ -108,6 +167,11 @@ class Note(msgspec.Struct, frozen=True):
     def still_s(self, now: float) -> float:
         """For how long its loop has not run, by CLOCK_MONOTONIC."""
         return now - self.beat
+
+    @property
+    def pid(self) -> int:
+        """Its process, or 0 where the file does not tell."""
+        return int(self.about.get("pid", 0))
 
 
 def living(folder: Path) -> list[Note]:

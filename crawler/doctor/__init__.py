@@ -154,6 +154,11 @@ def _settings(environ: Mapping[str, str]) -> tuple[Settings, list[Finding]]:
     return Settings(), [finding]
 
 
+def awaken(pid: int) -> str:
+    """What helps a process that stands still, or those who wait for it."""
+    return f"kill -CONT {pid}; where that does not help, kill -9 {pid}"
+
+
 @contextmanager
 def _alone(context: Context) -> Iterator[str]:
     """Keep stacks from starting, and others from the store, while things are mended; gives the reason not to."""

@@ -12,7 +12,7 @@ from crawler.db import exchange, guard, owners, schema
 from crawler.db.connection import reading
 from crawler.db.ledger import Ledger
 from crawler.db.segments import sync_folder
-from crawler.doctor import REPAIR, Context, Seen
+from crawler.doctor import REPAIR, Context, Seen, awaken
 from crawler.doctor.salvage import ENDED_TOO_EARLY, SENSELESS, UNKNOWN_STATES, salvage, settle
 from crawler.models import JobStatus, TaskStatus
 from crawler.process import read_stack
@@ -239,7 +239,12 @@ def leases(context: Context) -> Iterator[Seen]:
     """Tasks in the hands of processes that are dead, and the files of these."""
     folder = context.folder / "run" / "owners"
     held = dict(context.db.all("SELECT owner, count(*) FROM tasks WHERE status = 'processing' GROUP BY owner"))
-    living = {note.id for note in owners.living(folder)}
+    notes = owners.living(folder)
+    for note in notes:
+        if (still_s := note.still_s(time.monotonic())) > context.settings.stall_s:
+            what = f"process {note.pid} ({note.about.get('kind')}) stands still for {times.duration(still_s)}"
+            yield Seen("wrong", f"{what} and holds {held.get(note.id, 0)} tasks", awaken(note.pid))
+    living = {note.id for note in notes}
     stuck = sum(count for owner, count in held.items() if owner not in living)
     dead = sum(path.name not in living and not path.suffix for path in folder.glob("[!.]*"))
     what = f"{stuck} tasks are held by processes that are dead, which left {dead} files"

@@ -8,7 +8,7 @@ import msgspec
 import redis
 
 from crawler.db import owners
-from crawler.doctor import DOWN, REPAIR, Context, Seen
+from crawler.doctor import DOWN, REPAIR, Context, Seen, awaken
 from crawler.errors import ServiceError
 from crawler.models import QUEUES
 from crawler.process import Stack, read_stack, redis_address
@@ -37,6 +37,9 @@ def processes(context: Context) -> Iterator[Seen]:
                 "python -m crawler status",
             )
         yield Seen("ok", f"the stack is up ({shown}), {_workers(workers)}")
+    elif stack.unreadable and not context.repair:  # who repairs holds the lock itself
+        what = f"a stack is up, but another version of this program wrote {record}"
+        yield Seen("wrong", what, f"stop it with the version that started it: {DOWN}")
     elif running:
         yield Seen("wrong", f"the stack's supervisor is dead, but these of its processes live: {shown}", DOWN)
     elif not record.exists():
@@ -46,6 +49,9 @@ def processes(context: Context) -> Iterator[Seen]:
     else:
         record.unlink()
         yield Seen("mended", f"{record} was of a stack that is gone{_strangers(stack)}; it was removed")
+    for name, mark in marks.items():
+        if mark and mark.is_stopped():
+            yield Seen("wrong", f"{name} {mark.pid} of the stack is stopped: it does nothing", awaken(mark.pid))
     for port, what in ((6379, "Redis"), (5555, "Flower")):
         if str(port) not in f"{stack.redis_url if port == 6379 else stack.flower_url}" and _taken(port):
             yield Seen("note", f"port {port} is in use by something else than this stack; its {what} takes another one")

@@ -43,7 +43,7 @@ class MemoryPermit:
         holder: str,
         fail_max: int,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
         fresh: bool = True,
         book: Book | None = None,
         held: Counter[str] | None = None,

@@ -303,7 +303,7 @@ class RedisRateLimiter:
     def _gone(self, error: Exception) -> None:
         self._tried = self._monotonic()
         self._quiet_until = self._tried + QUIET_S
-        self._twin = MemoryPermit(self._holder, self._fail_max, clock=self._clock or time.time, held=self._held)
+        self._twin = MemoryPermit(self._holder, self._fail_max, clock=self._clock or time.monotonic, held=self._held)
         log.warning(
             "Redis does not answer (%s): until it does, this process keeps to a share of 1/%d of each domain's "
             "limits on its own, beginning in %.0f s; what other machines do is not known to it",
@@ -330,10 +330,10 @@ class RedisRateLimiter:
         return self._in_turn(mine, interval_s / HEADROOM, share, self._place() % share)
 
     def _in_turn(self, ask: Ask, step_s: float, share: int, place: int) -> Answer:
-        """On a grid of the machine's clock, whose points belong to the processes in turn: shares that begin at any
-        time would keep to the rate on average only."""
+        """On a grid of the machine's monotonic clock, whose points belong to the processes in turn: shares that begin
+        at any time would keep to the rate on average only."""
         assert self._twin is not None
-        now = self._clock() if self._clock else time.time()
+        now = self._clock() if self._clock else time.monotonic()
 
         def point(at: float) -> float:
             return (math.ceil(at / step_s / share - place / share) * share + place) * step_s

@@ -10,8 +10,7 @@ import pytest
 
 from crawler.demo_site import running_site
 from crawler.drill import Score, Strike, plan
-from tests.integration.test_stack import left_behind
-from tests.support.stack import Folder, wait_for
+from tests.support.stack import Folder, left_behind, wait_for
 
 
 def get(base: str, path: str) -> tuple[int, bytes]:

@@ -1,7 +1,6 @@
 """The stack: up, down, run, and what is left behind (nothing)."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -16,17 +15,7 @@ from crawler.db import owners
 from crawler.orchestrator import Orchestrator
 from crawler.process import Mark, Stack, read_stack, write_stack
 from tests.support.site import Site
-from tests.support.stack import Folder, assert_balanced, wait_for
-
-
-def left_behind(folder: Folder) -> list[str]:
-    """Processes that have to do with this folder."""
-    found = []
-    for process in psutil.process_iter(["pid", "cmdline", "environ"]):
-        text = " ".join(process.info["cmdline"] or []) + (process.info["environ"] or {}).get("CRAWLER_DATA_DIR", "")
-        if str(folder.path) in text and process.pid != os.getpid():
-            found.append(f"{process.pid} {text[:200]}")
-    return found
+from tests.support.stack import Folder, assert_balanced, left_behind, wait_for
 
 
 def test_up_status_down(folder: Folder, site: Site) -> None:
@@ -150,7 +139,7 @@ def test_a_strangers_process_is_never_ended(tmp_path: Path) -> None:
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         (tmp_path / "run").mkdir()
-        mark = Mark(stranger.pid, Mark.of(stranger.pid).began - 1000)
+        mark = Mark(stranger.pid, "another begin")
         write_stack(tmp_path, Stack(supervisor=mark, redis=mark, worker=mark, redis_url="redis://127.0.0.1:1/0"))
 
         # When a new stack begins and ends there

@@ -14,6 +14,8 @@ def main(data_dir: Path) -> None:
     data_dir.mkdir(exist_ok=True)
     kernel.BOOT_ID = data_dir.with_name("boot_id")
     kernel.BOOT_ID.write_text("another kernel\n")
+    kernel.MACHINE_ID = data_dir.with_name("machine-id")
+    kernel.MACHINE_ID.write_text("another machine\n")
     inbox = Inbox(Settings(data_dir=data_dir))
     signal.signal(signal.SIGTERM, lambda *_: inbox.stop())
     inbox.run()

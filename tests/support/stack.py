@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import redis
 
 from crawler.config import Settings, load
@@ -155,6 +156,16 @@ class Folder:
                 process.wait(5)
         if (self.data / "run" / "stack.json").exists():
             self.crawler("down")
+
+
+def left_behind(folder: Folder) -> list[str]:
+    """Processes that have to do with this folder."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline", "environ"]):
+        text = " ".join(process.info["cmdline"] or []) + (process.info["environ"] or {}).get("CRAWLER_DATA_DIR", "")
+        if str(folder.path) in text and process.pid != os.getpid():
+            found.append(f"{process.pid} {text[:200]}")
+    return found
 
 
 def assert_balanced(facts: dict[str, Any]) -> None:

@@ -445,7 +445,7 @@ def test_a_record_that_names_a_stranger(tmp_path: Path) -> None:
     crawl(tmp_path, 1, 1)
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        mark = Mark(stranger.pid, Mark.of(stranger.pid).began - 1000)
+        mark = Mark(stranger.pid, "another begin")
         write_stack(tmp_path, Stack(supervisor=mark, redis=mark, worker=mark, redis_url="redis://127.0.0.1:1/0"))
 
         found = look(tmp_path)
@@ -466,7 +466,7 @@ def test_a_process_that_a_dead_stack_left(tmp_path: Path, name: str) -> None:
     crawl(tmp_path, 1, 1)
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        stack = Stack(supervisor=Mark(1, 1.0), redis_url="redis://127.0.0.1:1/0")
+        stack = Stack(supervisor=Mark(1, "another begin"), redis_url="redis://127.0.0.1:1/0")
         write_stack(tmp_path, replace(stack, **{name: Mark.of(left.pid)}))
         [finding] = [
             finding for finding in look(tmp_path, repair=True) if finding.check == "stack" and wrong([finding])
@@ -483,7 +483,7 @@ def test_a_process_that_a_dead_stack_left(tmp_path: Path, name: str) -> None:
 def test_the_agent_is_among_the_processes_of_a_stack(tmp_path: Path) -> None:
     """What speaks to a Gateway is named with the others; gone, it is said to be started again."""
     crawl(tmp_path, 1, 1)
-    here, gone = Mark.of(os.getpid()), Mark(1, 1.0)
+    here, gone = Mark.of(os.getpid()), Mark(1, "another begin")
 
     write_stack(tmp_path, Stack(supervisor=here, agent=here, redis_url="redis://127.0.0.1:1/0"))
     assert f"agent {os.getpid()}" in of(look(tmp_path), "stack", "ok")[0]

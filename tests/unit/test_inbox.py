@@ -146,14 +146,14 @@ def test_another_kernel_is_known_by_its_name_while_it_writes(tmp_path: Path) -> 
     opened = LocalPersistenceManager(tmp_path)
 
     # Given nobody, this kernel, and another that was silent for long
-    for name, age_s in (("", 0), (kernel.name(), 0), ("another", kernel.ALIVE_S + 1)):
+    for name, age_s in (("", 0), (kernel.name(), 0), ("another\n\n", kernel.ALIVE_S + 1)):
         kernel.write(lock, name)
         os.utime(tmp_path / "run" / "kernel", (time.time() - age_s,) * 2)
         assert not kernel.is_other(tmp_path)
         opened.close_after_check()
 
     # When another one writes, then it is closed
-    kernel.write(lock, "another")
+    kernel.write(lock, "another\nmachine\n")
     assert kernel.is_other(tmp_path)
     with pytest.raises(StoreError, match="another machine"):
         opened.close_after_check()
@@ -169,8 +169,51 @@ def test_two_kernels_at_one_moment_give_way(tmp_path: Path) -> None:
     note = tmp_path / "run" / "kernel"
     wait_for(lambda: note.exists() and note.read_text() == kernel.name(), 5, "this kernel's name")
 
-    note.write_text("another")
+    note.write_text("another\nmachine\n")
 
     thread.join(10)
     assert given_way.is_set()
-    assert note.read_text() == "another"
+    assert note.read_text() == "another\nmachine\n"
+
+
+@pytest.mark.parametrize("content", ["", "\0" * 70, "b6e5b67a-15e3", "boot\n", "boot\nmachine\nmore\n", "\n\n"])
+def test_a_torn_note_of_a_kernel_is_nobodys(tmp_path: Path, content: str) -> None:
+    """What a power cut has left of `run/kernel` keeps nobody out."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "kernel").write_text(content)
+    assert not kernel.is_other(tmp_path)
+
+
+@pytest.mark.parametrize("ahead_s", [0, 3600])
+def test_an_earlier_boot_of_this_machine_keeps_nobody_out(tmp_path: Path, ahead_s: float) -> None:
+    """Its note is gone after one look, however young it is, or dated in the future."""
+    (tmp_path / "run").mkdir()
+    note = tmp_path / "run" / "kernel"
+    boot, machine, _ = kernel.name().split("\n")
+    note.write_text(f"another {boot}\n{machine if ahead_s == 0 else 'another'}\n")
+    os.utime(note, (time.time() + ahead_s,) * 2)
+
+    LocalPersistenceManager(tmp_path).close_after_check()
+
+    assert note.read_text() == ""
+
+
+def test_a_clone_with_this_machines_id_is_known_by_its_writing(tmp_path: Path) -> None:
+    """Two virtual machines with one machine id do not share a database: who writes again is alive."""
+    lock = kernel.note(tmp_path / "run")
+    name = f"another {kernel.name()}"
+    stopped = threading.Event()
+
+    def live() -> None:
+        while not stopped.wait(0.1):
+            kernel.write(lock, name)
+
+    clone = threading.Thread(target=live)
+    kernel.write(lock, name)
+    clone.start()
+    try:
+        assert kernel.is_other(tmp_path)
+    finally:
+        stopped.set()
+        clone.join()
+        os.close(lock)

@@ -75,8 +75,6 @@ def ondemand(platforms: tuple[str, ...], capacity: int, workers: int | None, mov
                 _follow(settings, stack)
             except (KeyboardInterrupt, SystemExit):
                 say("stopping; type the same command again to go on (once more to stop at once)")
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    signal.signal(number, lambda *_: stack.kill_all())
                 raise
     finally:
         _summarise(settings, as_json)
@@ -156,6 +154,7 @@ def agent(platforms: tuple[str, ...], capacity: int) -> int:
     settings = config.load()
     logs.setup(settings.log_level)
     stopping, ending = threading.Event(), threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: (ending if stopping.is_set() else stopping).set())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: (ending if stopping.is_set() else stopping).set())
     return 0 if run(settings, platforms, capacity, stopping, ending) else 128 + signal.SIGTERM

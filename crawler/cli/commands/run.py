@@ -1,7 +1,6 @@
 """`run` and `resume`: from a file to results in the foreground."""
 
 import contextlib
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +116,10 @@ class _StackGone(Exception):
 
 def crawl(settings: Settings, workers: int | None, job: Job | None) -> Books:
     """Have the job (or, with none, everything) done by a stack, and show its progress."""
+    from crawler.orchestrator import end_orphans
+
+    if left := end_orphans(settings.data_dir):
+        say(f"ended {left} processes of a stack whose supervisor is dead")
     while True:
         if not _progress_of(settings, job).open:
             return follow(settings, job)
@@ -150,7 +153,7 @@ def running_stack(settings: Settings, workers: int | None) -> Iterator[bool]:
             try:
                 stack = exits.enter_context(Orchestrator(settings, workers))
             except StackIsUp:  # another process is just starting or stopping one
-                if time.monotonic() > end:
+                if time.monotonic() > end or read_stack(settings.data_dir).unreadable:
                     raise
                 time.sleep(0.1)
         say("starting Redis and workers …")
@@ -159,8 +162,6 @@ def running_stack(settings: Settings, workers: int | None) -> Iterator[bool]:
             yield False
         except (KeyboardInterrupt, SystemExit):
             say("stopping; type the same command again to go on (once more to stop at once)")
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda *_: stack.kill_all())
             raise
 
 

@@ -87,6 +87,7 @@ def _in_this_process(
     """Have a worker of our own before the call is made: what it holds for itself is released where there is none."""
     from crawler import logs
     from crawler.fetch.session import LiveSession
+    from crawler.orchestrator import terminated_by_signal
     from crawler.process import read_stack, redis_address
     from crawler.resilience.permit import Permit
     from crawler.worker import Errand, Worker
@@ -101,11 +102,12 @@ def _in_this_process(
     lpm.bury()
     shared = settings.redis_url or read_stack(settings.data_dir).up
     worker = Worker(settings, "cli", permit=fleet if shared else None, given=Errand(how, LiveSession(session)))
-    try:
-        task = call()
-        worker.scrape(task, LIMIT_S)
-    finally:
-        worker.stop()
+    with terminated_by_signal():
+        try:
+            task = call()
+            worker.scrape(task, LIMIT_S)
+        finally:
+            worker.stop()
     return task
 
 

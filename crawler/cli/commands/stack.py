@@ -8,6 +8,7 @@ import click
 
 from crawler import config
 from crawler.cli.output import data_dir_option, say
+from crawler.errors import StackIsUp
 
 workers_option = click.option(
     "--workers", type=click.IntRange(1, 256), help="Worker processes (default: one for each core)."
@@ -25,11 +26,13 @@ def up(workers: int | None, flower: bool) -> None:
     Example:
       python -m crawler up --workers 4 --flower
     """
-    from crawler.orchestrator import spawn_supervisor
+    from crawler.orchestrator import other_version, spawn_supervisor
     from crawler.process import read_stack
 
     settings = config.load()
     stack = read_stack(settings.data_dir)
+    if stack.unreadable:
+        raise StackIsUp(other_version(settings.data_dir))
     if stack.container:
         print(f"The stack is up already, in containers (Flower: {stack.flower_url})")
         return
@@ -54,7 +57,7 @@ def down() -> None:
     Example:
       python -m crawler down
     """
-    from crawler.orchestrator import stop_stale
+    from crawler.orchestrator import other_version, stop_stale
     from crawler.process import end_process, read_stack
 
     settings = config.load()
@@ -63,6 +66,8 @@ def down() -> None:
         raise click.UsageError(
             "the stack runs in containers; stop it with: docker compose -f docker-compose.standalone.yml down"
         )
+    if stack.unreadable:
+        raise StackIsUp(other_version(settings.data_dir))
     supervisor = stack.supervisor.find() if stack.supervisor else None
     end_process(supervisor, 15)
     left = stop_stale(settings.data_dir, stack)  # of this one only: a `run` may be starting its own by now

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -16,6 +16,9 @@ from crawler.db.connection import reading
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import QUEUES, Books, Job
+
+if TYPE_CHECKING:
+    from crawler.process import Stack
 
 _STATES = ("accepted", "pending", "processing", "completed", "failed", "skipped", "expired")
 
@@ -100,6 +103,8 @@ def _pids(settings: Settings) -> dict[str, Any]:
     stack = read_stack(settings.data_dir)
     workers = owners.workers(settings.data_dir / "run" / "owners")
     return {
+        "unreadable": stack.unreadable,
+        "still": _standing_still(settings, stack),
         "supervisor": stack.supervisor.pid if stack.supervisor and stack.supervisor.find() else None,
         "redis": stack.redis.pid if stack.redis and stack.redis.find() else None,
         "agent": stack.agent.pid if stack.agent and stack.agent.find() else None,
@@ -112,6 +117,19 @@ def _troubles(settings: Settings) -> dict[str, str]:
     """What keeps living processes from working, by their pids."""
     notes = owners.living(settings.data_dir / "run" / "owners")
     return {str(note.about.get("pid", note.id)): note.trouble for note in notes if note.trouble}
+
+
+def _standing_still(settings: Settings, stack: "Stack") -> list[dict[str, Any]]:
+    """Processes that live and do nothing, with what they are: somebody has stopped them."""
+    now, notes = time.monotonic(), owners.living(settings.data_dir / "run" / "owners")
+    marks = {name: getattr(stack, name) for name in ("supervisor", "redis", "worker", "agent", "flower")}
+    still = [{"what": name, "pid": mark.pid} for name, mark in marks.items() if mark and mark.is_stopped()]
+    kinds = {"worker": "a worker's child", "cli": "a command"}
+    return still + [
+        {"what": kinds.get(note.about.get("kind", ""), "a process"), "pid": note.pid}
+        for note in notes
+        if note.still_s(now) > settings.stall_s
+    ]
 
 
 def _disk(settings: Settings) -> dict[str, Any]:
@@ -190,7 +208,12 @@ def describe(facts: dict[str, Any]) -> list[str]:
     agent = f" · agent {pids['agent']}" if pids["agent"] else ""
     lines = delivering(facts)
     lines += [f"process {pid} claims nothing: {printable(text)}" for pid, text in facts["trouble"].items()]
-    lines += [f"supervisor {pids['supervisor'] or 'none'} · redis {redis_is} · workers {workers}{agent}"]
+    supervisor = "of another version" if pids["unreadable"] else pids["supervisor"] or "none"
+    lines += [
+        f"STANDS STILL: {each['what']}, process {each['pid']}; kill -CONT {each['pid']} wakes it, kill -9 ends it"
+        for each in pids["still"]
+    ]
+    lines += [f"supervisor {supervisor} · redis {redis_is} · workers {workers}{agent}"]
     if "store" in facts:
         store = facts["store"]
         parts = ", ".join(f"{name} {size_of(size)}" for name, size in store["bytes"].items() if size)

@@ -1,0 +1,108 @@
+"""Processes and the record of a stack: known by what no clock step changes."""
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from crawler.cli.commands.stack import down, up
+from crawler.config import Settings
+from crawler.errors import StackIsUp
+from crawler.orchestrator import Orchestrator, end_orphans
+from crawler.process import Mark, Stack, read_stack, write_stack
+from tests.support.patient import look, of
+from tests.support.stack import wait_for
+
+
+@contextmanager
+def sleeper(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a name of one's own."""
+    shutil.copy(str(shutil.which("sleep")), path)
+    process = subprocess.Popen([path, "60"])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def held(data: Path) -> Iterator[None]:
+    """A supervisor lives in the folder."""
+    (data / "run").mkdir(exist_ok=True)
+    with (data / "run" / "supervisor.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_process_is_known_by_boot_and_ticks(tmp_path: Path) -> None:
+    """No time of day is part of it, so that it is the same one after a clock step; its name may be anything."""
+    with sleeper(tmp_path / "a) R 1 (b") as process:
+        mark = Mark.of(process.pid)
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        assert mark.began == f"{boot} {fields[22 - 3]}"
+        assert mark.find() is not None
+
+        # Another begin, or another boot, is another process
+        assert Mark(mark.pid, f"{boot} {int(fields[19]) + 1}").find() is None
+        assert Mark(mark.pid, f"another {fields[19]}").find() is None
+    assert mark.find() is None
+
+
+def test_a_stopped_process_is_seen_to_be_stopped(tmp_path: Path) -> None:
+    """SIGSTOP leaves a process that is there and does nothing: the doctor names it, and what helps."""
+    (tmp_path / "run").mkdir()
+    with sleeper(tmp_path / "sleep") as process:
+        mark = Mark.of(process.pid)
+        assert not mark.is_stopped()
+        process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, 10, "it to stop")
+        assert mark.is_stopped()
+        write_stack(tmp_path, Stack(supervisor=mark, redis_url="redis://127.0.0.1:1/0"))
+        [wrong] = [finding for finding in look(tmp_path) if "is stopped" in finding.detail]
+        assert wrong.detail.startswith(f"supervisor {process.pid} of the stack")
+        assert f"kill -CONT {process.pid}" in (wrong.fix or "")
+
+
+def test_the_stack_of_another_version_is_left_alone(tmp_path: Path) -> None:
+    """Its record cannot be read, but its lock is held: every command says so, and none removes the record."""
+    record = tmp_path / "run" / "stack.json"
+    with held(tmp_path):
+        record.write_bytes(msgspec.json.encode({"supervisor": {"pid": os.getpid(), "began": 17.5}, "ready": True}))
+        for command in (up, down):
+            done = CliRunner(env={"CRAWLER_DATA_DIR": str(tmp_path)}).invoke(command, [])
+            assert isinstance(done.exception, StackIsUp), done.output
+            assert "of another version" in str(done.exception)
+        with pytest.raises(StackIsUp, match="the version that started it"), Orchestrator(Settings(data_dir=tmp_path)):
+            pass
+        assert "another version of this program" in of(look(tmp_path), "stack", "wrong")[0]
+        assert record.exists()
+
+    # Without a living supervisor it is of a stack that is gone
+    assert not read_stack(tmp_path).unreadable
+
+
+def test_orphans_end_and_a_living_stacks_processes_do_not(tmp_path: Path) -> None:
+    """What a dead supervisor left is ended; where one lives, nothing is, and its record stays."""
+    (tmp_path / "run").mkdir()
+    with sleeper(tmp_path / "sleep") as process:
+        write_stack(tmp_path, Stack(supervisor=Mark(1, "another begin"), redis=Mark.of(process.pid)))
+        with held(tmp_path):
+            assert end_orphans(tmp_path) == 0
+        assert process.poll() is None
+        assert (tmp_path / "run" / "stack.json").exists()
+
+        assert end_orphans(tmp_path) == 1
+
+        assert not psutil.pid_exists(process.pid)
+        assert not (tmp_path / "run" / "stack.json").exists()
