@@ -395,6 +395,11 @@ async def nested(call: Call) -> bytes:
     return response(document("Nested", f"{'<div>' * n}core{'</div>' * n}").encode())
 
 
+@serves("/large/<n>", "Normal page n with four megabytes of blanks before its end")
+async def large(call: Call) -> bytes:
+    return response(parcel(int(call.argument)) + b" " * 4_000_000)
+
+
 @serves("/huge-headers/<n>", "A page with one header of n bytes, 100,000 if n is left out")
 async def huge_headers(call: Call) -> bytes:
     return response(parcel(1), "X-Huge: " + "h" * int(call.argument or 100_000))
