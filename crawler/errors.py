@@ -121,7 +121,17 @@ class NotNow(CrawlerError):
 
 
 class OwnShortage(CrawlerError):
-    """This process or machine lacks something; what it was needed for is tried again, and nothing else is to blame."""
+    """This process or machine lacks something; what it was needed for is tried again, and nothing else is to blame.
+
+    `unsent` says that it was a request, and that nothing of it has gone out.
+    """
+
+    def __init__(self, message: str, unsent: bool = False) -> None:
+        super().__init__(message, unsent)
+        self.message, self.unsent = message, unsent
+
+    def __str__(self) -> str:
+        return self.message
 
 
 _LACKS = {

@@ -460,6 +460,28 @@ class Worker:
         return booked[0]
 
     async def _page(self, task: Task, booking: Booking | None) -> None:
+        outcome = Outcome(task=task, status=TaskStatus.PENDING, worker=self._name, charge=False)
+        try:
+            outcome = await self._attempt(outcome, booking)
+        except Exception as error:  # whatever it is, no task may stay leased to a process that has forgotten it
+            outcome = self._broken_off(outcome, error)
+        if outcome.status is TaskStatus.PENDING and self._alone:  # what is sent along is known here only
+            self._resumes = time.monotonic() + outcome.not_before - time.time()  # which may step meanwhile
+            outcome = msgspec.structs.replace(outcome, not_before=HELD)
+        self._unsaved += 1
+        self._writer.put(outcome)
+
+    def _broken_off(self, begun: Outcome, error: Exception) -> Outcome:
+        """The end of an attempt in an error that is not its page's: a defect must cost one page, never the worker."""
+        if lack := shortage_of(error):
+            self._note_shortage(lack)
+            return given_back(begun, lack)
+        log.exception("an unforeseen error; the task has failed", extra={"task_id": begun.task.task_id})
+        return internal_failure(begun.task, self._name, error)
+
+    async def _attempt(self, begun: Outcome, booking: Booking | None) -> Outcome:
+        task = begun.task
+
         def begin() -> None:
             self._slots[task.id] = self._owner.begin(task.id)
             self._watch(task, None)
@@ -480,31 +502,20 @@ class Worker:
             self._settings.stall_s * CPU_SHARE, self._memory, partial(self._mark, task.id)
         )
         self._fetching[task.id] = time.monotonic()
-        outcome = Outcome(task=task, status=TaskStatus.PENDING, worker=self._name, charge=False, rule=rule)
         try:
-            outcome = await pipeline.scrape(
+            return await pipeline.scrape(
                 order, self._client.fetch, passage, self._robots, worker=self._name, budget=budget
             )
         except asyncio.CancelledError:
-            outcome = msgspec.structs.replace(outcome, sent=tuple(passage.sent))
-        except Exception as error:  # a defect here must cost one page, never the worker
-            if lack := shortage_of(error):
-                self._note_shortage(lack)
-                outcome = given_back(msgspec.structs.replace(outcome, sent=tuple(passage.sent)), lack)
-            else:
-                log.exception("an unforeseen error; the task has failed", extra={"task_id": task.task_id})
-                outcome = internal_failure(task, self._name, error)
+            return msgspec.structs.replace(begun, sent=tuple(passage.sent))
+        except Exception as error:
+            return self._broken_off(msgspec.structs.replace(begun, sent=tuple(passage.sent), rule=rule), error)
         finally:
             self._fetching.pop(task.id, None)
             passage.close()
             self._make_room()
             if order.rule.limited:
                 self._report_soon()
-        if outcome.status is TaskStatus.PENDING and self._alone:  # what is sent along is known here only
-            self._resumes = time.monotonic() + outcome.not_before - time.time()  # which may step meanwhile
-            outcome = msgspec.structs.replace(outcome, not_before=HELD)
-        self._unsaved += 1
-        self._writer.put(outcome)
 
     def _mark(self, task: int, working: bool) -> None:
         """The crash marker: if this process dies or stands still over a page's bytes, that page gets the strike."""
@@ -554,7 +565,9 @@ class Worker:
             await asyncio.sleep(min(max(due_s, POLL_S), 0.5))
 
     async def _try_one(self, task: int, domain: str, job_id: int | None) -> float:
-        """Take one task through one attempt; where its domain does not let it, in how many seconds to ask again."""
+        """Take one task through one attempt; where that cannot be now, in how many seconds to ask again."""
+        if self._is_short:
+            return POLL_S
         errand = await self._loop.run_in_executor(self._claims, self._errand, job_id)
         rule = self._sites.rule(domain, errand.options.rate)
         booking = None

@@ -168,7 +168,12 @@ class Client:
         proxy = self._proxies.choose(here.scheme, here.host, here.port, own) if own or self._may_proxy else None
         route = Route(here.scheme, here.host, here.port, reach, proxy)
         sent = self._request(request, first, here, route)
-        connection = await self._connect(route, request.connect_timeout_s, fresh)
+        try:
+            connection = await self._connect(route, request.connect_timeout_s, fresh)
+        except Exception as error:
+            if lack := shortage_of(error):
+                raise OwnShortage(lack, unsent=True) from None
+            raise
         keep = False
         try:
             connection.send(sent, request.body or b"")
