@@ -241,7 +241,7 @@ class Egress:
         try:
             dialled = await aiohappyeyeballs.start_connection(infos, happy_eyeballs_delay=ATTEMPT_S)
         except OSError as error:
-            if lack := shortage_of(error) or lack_of_descriptors() or _lack_of_ports(error, infos):
+            if lack := shortage_of(error) or lack_of_descriptors() or lack_of_ports(error, infos):
                 raise OwnShortage(lack) from None
             raise
         try:
@@ -309,7 +309,7 @@ def lack_of_descriptors() -> str:
     return ""
 
 
-def _lack_of_ports(error: OSError, infos: Sequence[Any]) -> str:
+def lack_of_ports(error: OSError, infos: Sequence[Any]) -> str:
     """Whether an address could be reached but for a local port; without IPv6 the same error means that it cannot."""
     if error.errno != errno.EADDRNOTAVAIL:
         return ""
