@@ -2,11 +2,12 @@
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from greenlet import greenlet
+from greenlet import getcurrent, greenlet
 
 from crawler.errors import FetchError, OwnShortage
 
@@ -14,6 +15,7 @@ T = TypeVar("T")
 
 YIELD_S = 0.25
 """CPU time after which the work on a page lets the event loop serve the others."""
+MAX_IDLE = 4
 STEPS_PER_LOOK = 32
 """Steps between two looks at the clock: a look takes longer than a short step."""
 MAX_IN_FLIGHT = 256_000_000
@@ -55,9 +57,37 @@ class Memory:
         self.used -= held - left
 
 
-def _call(function: Callable[..., T], *args: Any) -> T:
-    """The outermost frame of a greenlet: by its file the stack is recognised where a process stood still."""
-    return function(*args)
+class _Greenlets(threading.local):
+    """Greenlets that wait for work: to make one takes ten times as long as to use it again."""
+
+    def __init__(self) -> None:
+        self.idle: list[greenlet] = []
+
+    def take(self) -> greenlet:
+        if self.idle:
+            return self.idle.pop()
+        made = greenlet(_serve)
+        made.switch()
+        return made
+
+    def give(self, used: greenlet) -> None:
+        if len(self.idle) < MAX_IDLE:
+            self.idle.append(used)
+
+
+_greenlets = _Greenlets()
+
+
+def _serve() -> None:
+    """What a greenlet does: call what it is given, and hand over the result or the error, in a list to be emptied."""
+    ended: list[Any] = []
+    while True:
+        function, args = getcurrent().parent.switch(ended)
+        try:
+            ended = [function(*args), None]
+        except BaseException as error:
+            ended = [None, error]
+        del function, args  # what waits for work keeps nothing of the last page
 
 
 class Budget:
@@ -81,22 +111,33 @@ class Budget:
 
         It runs in a greenlet, because code that is not asynchronous cannot wait for the loop otherwise.
         """
-        worker = greenlet(_call)
-        try:
-            found: T = self._continue(worker, function, *args)
-            while not worker.dead:
+        worker = _greenlets.take()
+        ended = self._continue(worker, function, args)
+        while not ended:
+            try:
                 await asyncio.sleep(0)
-                found = self._continue(worker)
-        finally:
-            if not worker.dead:
-                worker.throw()  # broken off while others went first: it ends where it stands
-        return found
+            except BaseException:
+                worker.throw()  # broken off while others went first: the work ends where it stands
+                _greenlets.give(worker)
+                raise
+            ended = self._continue(worker)
+        _greenlets.give(worker)
+        found, error = ended
+        ended.clear()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame, which would hold it
+        result: T = found
+        return result
 
-    def _continue(self, worker: greenlet, *args: Any) -> Any:
+    def _continue(self, worker: greenlet, *args: Any) -> list[Any]:
         self._mark(True)
         self._worker, self._since = worker, self._clock()
         try:
-            return worker.switch(*args)
+            ended: list[Any] = worker.switch(*args)
+            return ended
         finally:
             self._left_s -= self._clock() - self._since
             self._worker = None
@@ -117,7 +158,7 @@ class Budget:
         if spent_s > self._left_s:
             raise FetchError("too_costly", f"the page is given up after {self._cpu_s:g} s of CPU time")
         if spent_s >= YIELD_S and self._worker and self._worker.parent:
-            self._worker.parent.switch()
+            self._worker.parent.switch([])
 
     def hold(self, count: int) -> None:
         """Count so many bytes that are kept for the page; raises `OwnShortage` where the process has too many."""
