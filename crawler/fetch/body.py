@@ -150,6 +150,11 @@ class Body:
         self._size = 0
         self._decoded = bytearray()
 
+    @property
+    def is_coded(self) -> bool:
+        """Whether there is a content coding to be undone."""
+        return bool(self._layers)
+
     def feed(self, data: bytes) -> None:
         """Take what the server sent."""
         try:

@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 YIELD_S = 0.25
 """CPU time after which the work on a page lets the event loop serve the others."""
+SMALL = 64_000
+"""Bytes of a page that is read at once: that takes some milliseconds."""
 MAX_IDLE = 4
 STEPS_PER_LOOK = 32
 """Steps between two looks at the clock: a look takes longer than a short step."""
@@ -50,11 +52,13 @@ class Memory:
 
     def give(self, holder: "Budget", count: int | None = None) -> None:
         """Count so many bytes of a page no longer, or all that it has."""
-        held = self._holders.pop(holder, 0)
+        held = self._holders.get(holder, 0)
         left = 0 if count is None else held - count
-        if left:
-            self._holders[holder] = left
         self.used -= held - left
+        if left:
+            self._holders[holder] = left  # in its place: who came first stays the first
+        else:
+            self._holders.pop(holder, None)
 
 
 class _Greenlets(threading.local):
@@ -102,7 +106,8 @@ class Budget:
     ) -> None:
         self._cpu_s = self._left_s = cpu_s
         self._memory, self._mark, self._clock = memory, mark, clock
-        self._since = clock()
+        self._since: float | None = None
+        """The CPU time at which the present work began; of short work at its first look at the clock."""
         self._steps = 0
         self._worker: greenlet | None = None
 
@@ -132,6 +137,16 @@ class Budget:
         result: T = found
         return result
 
+    def at_once(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a function that takes some milliseconds at most, with the page marked: for it a greenlet and two looks at
+        the clock would be a part of an ordinary page's cost."""
+        self._mark(True)
+        try:
+            return function(*args)
+        finally:
+            self._count()
+            self._mark(False)
+
     def _continue(self, worker: greenlet, *args: Any) -> list[Any]:
         self._mark(True)
         self._worker, self._since = worker, self._clock()
@@ -139,9 +154,14 @@ class Budget:
             ended: list[Any] = worker.switch(*args)
             return ended
         finally:
-            self._left_s -= self._clock() - self._since
+            self._count()
             self._worker = None
             self._mark(False)
+
+    def _count(self) -> None:
+        if self._since is not None:
+            self._left_s -= self._clock() - self._since
+            self._since = None
 
     def check(self) -> None:
         """To be called at every step of a loop over a page's bytes; raises `FetchError` where the page costs too much.
@@ -154,7 +174,10 @@ class Budget:
             self._look()
 
     def _look(self) -> None:
-        spent_s = self._clock() - self._since
+        now = self._clock()
+        if self._since is None:
+            self._since = now
+        spent_s = now - self._since
         if spent_s > self._left_s:
             raise FetchError("too_costly", f"the page is given up after {self._cpu_s:g} s of CPU time")
         if spent_s >= YIELD_S and self._worker and self._worker.parent:

@@ -209,7 +209,7 @@ class Connection(asyncio.Protocol):
                 raise wire.not_http(self._buffer)
         if end + spent > wire.MAX_HEAD:
             raise too_much_head()
-        return await budget.work(wire.parse_head, self.take(end)[start:])
+        return budget.at_once(wire.parse_head, self.take(end)[start:])
 
     async def upgrade(self, context: ssl.SSLContext, host: str) -> None:
         """Put TLS upon a connection through a proxy."""

@@ -192,7 +192,7 @@ class Client:
             headers = head.fields
             if request.session and "set-cookie" in headers:
                 cookies = (here.scheme, here.host, here.path, headers["set-cookie"])
-                await request.budget.work(request.session.take, *cookies)
+                request.budget.at_once(request.session.take, *cookies)
             if head.status in _REDIRECTS and request.follow and request.method == "GET":
                 locations = {*headers.get("location", ())}
                 if locations - {""}:
@@ -295,7 +295,7 @@ async def _read(connection: Connection, head: wire.Head, body: Body, limit: int,
     chunks = wire.Chunks() if framing.chunked else None
     data = connection.take(HIGH_WATER)
     while True:
-        await budget.work(body.feed, await budget.work(chunks.feed, data) if chunks else data)
+        await _feed(body, budget.at_once(chunks.feed, data) if chunks else data, budget)
         if body.full:
             return False
         if chunks and chunks.done:
@@ -306,6 +306,13 @@ async def _read(connection: Connection, head: wire.Head, body: Body, limit: int,
             if chunks or closed.error:
                 raise FetchError("truncated", "the connection ended before the body") from None
             return False
+
+
+async def _feed(body: Body, data: bytes, budget: Budget) -> None:
+    if body.is_coded:
+        await budget.work(body.feed, data)
+    else:
+        budget.at_once(body.feed, data)
 
 
 async def _read_length(connection: Connection, length: int, body: Body, limit: int, budget: Budget) -> bool:
@@ -319,7 +326,7 @@ async def _read_length(connection: Connection, length: int, body: Body, limit: i
             missing = left - connection.waiting
             raise FetchError("truncated", f"the connection ended {missing:,} bytes before the body's end") from None
         data = connection.take(left)
-        await budget.work(body.feed, data)
+        await _feed(body, data, budget)
         left -= len(data)
         if body.full:
             return False

@@ -117,7 +117,7 @@ class Robots:
             raise FetchError("robots_unreachable", message, max(1.0, left_s))
         if not rules.answer.text:
             return 0.0
-        if not await budget.work(rules.allow, url, agent):
+        if not budget.at_once(rules.allow, url, agent):
             raise FetchError(
                 "robots", f"{origin}/robots.txt does not let {agent} fetch this page (--ignore-robots would)"
             )
@@ -175,7 +175,7 @@ class Robots:
         text = ""
         if 200 <= page.status < 300:
             body = page.body[:MAX_BYTES]
-            text, _ = await budget.work(charset.decode, body, "text/plain; charset=utf-8")
+            text, _ = budget.at_once(charset.decode, body, "text/plain; charset=utf-8")
             text = text.removeprefix("\ufeff")
         return Answer(origin=origin, at=self._clock(), status=page.status, text=text)
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from crawler.errors import FetchError, NotNow, shortage_of
 from crawler.fetch import charset
-from crawler.fetch.budget import Budget
+from crawler.fetch.budget import SMALL, Budget
 from crawler.fetch.http import USER_AGENT, Gate, Request
 from crawler.fetch.robots import MAX_BYTES, Robots
 from crawler.fetch.session import LiveSession
@@ -89,7 +89,9 @@ async def scrape(
             ended = replace(begun, status=TaskStatus.COMPLETED, verdict=UNCHANGED)
         else:
             began = time.perf_counter()
-            read = await budget.work(examine, page, site, budget)
+            small = len(page.body) <= SMALL
+            reading = (examine, page, site, budget)
+            read = budget.at_once(*reading) if small else await budget.work(*reading)
             begun = replace(begun, parse_ms=(time.perf_counter() - began) * 1000)
             ended = _judged(begun, page, read, order, passage, clock, jitter)
     except NotNow as error:

@@ -1,6 +1,9 @@
 """What a page may cost: CPU time that is looked at inside the loops, turns for the others, bytes of the process."""
 
 import asyncio
+import contextlib
+import gc
+import weakref
 
 import pytest
 
@@ -126,6 +129,41 @@ def test_work_that_is_broken_off_leaves_nothing_behind() -> None:
     asyncio.run(work())
     assert ended == ["cleaned up"]
     assert marks[-1] is False
+
+
+def test_short_work_is_marked_and_counted_too() -> None:
+    """What is done at once cannot give way, but ends itself all the same, and counts."""
+    marks: list[bool] = []
+    budget = Budget(5.0, mark=marks.append, clock=Ticking())
+
+    assert budget.at_once(toil, budget, 300) == "done"
+    with pytest.raises(FetchError):
+        budget.at_once(toil, budget, 300)
+    assert marks == [True, False] * 2
+
+
+def test_greenlets_keep_nothing_of_the_last_page() -> None:
+    """What a page's work returned, raised or was given is gone when its caller forgets it."""
+
+    class Large:
+        """Something that can be looked for."""
+
+    async def work(fails: bool) -> "weakref.ref[Large]":
+        large = Large()
+
+        def read(given: Large) -> Large:
+            if fails:
+                raise ValueError(given)
+            return given
+
+        with contextlib.suppress(ValueError):
+            await Budget().work(read, large)
+        return weakref.ref(large)
+
+    for fails in (False, True):
+        left = asyncio.run(work(fails))
+        gc.collect()
+        assert left() is None
 
 
 def test_errors_come_out_as_they_are() -> None:
