@@ -199,12 +199,14 @@ def _postponed(begun: Outcome, error: NotNow, clock: Callable[[], float]) -> Out
 def examine(page: Page, site: Site) -> Read:
     """What a page is and what it says; needs nothing but the page, so that a stored one can be read again."""
     declared = page.header("content-type")
-    text = charset.decode(page.body, declared)[0] if page.body and is_html(declared, page.body) else ""
-    if not text:
+    if not page.body or not is_html(declared, page.body):
         return _unread(page)
     try:
-        tree = parse(text)
-        verdict = judge(page, text, tree)
+        html = charset.utf8(page.body, declared)
+        if not html:
+            return _unread(page)
+        tree = parse(html)
+        verdict = judge(page, html, tree)
         record: dict[str, Any] = {}
         if verdict.completed:
             fields = selectors.extract(tree, site.fields, page.final_url)
@@ -219,7 +221,7 @@ def examine(page: Page, site: Site) -> Read:
 
 
 def _unread(page: Page) -> Read:
-    return Read(verdict=judge(page, "", None), record={}, parser=("none", "1"))
+    return Read(verdict=judge(page, b"", None), record={}, parser=("none", "1"))
 
 
 def _parser(site: Site) -> tuple[str, str]:
