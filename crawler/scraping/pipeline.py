@@ -213,12 +213,14 @@ def examine(page: Page, site: Site, budget: Budget | None = None) -> Read:
 
 def _examined(page: Page, site: Site, budget: Budget) -> Read:
     declared = page.header("content-type")
-    text = charset.decode(page.body, declared)[0] if page.body and is_html(declared, page.body) else ""
-    if not text:
+    if not page.body or not is_html(declared, page.body):
         return _unread(page)
     try:
-        tree = parse(text)
-        verdict = judge(page, text, tree)
+        html = charset.utf8(page.body, declared)
+        if not html:
+            return _unread(page)
+        tree = parse(html)
+        verdict = judge(page, html, tree)
         record: dict[str, Any] = {}
         if verdict.completed:
             fields = selectors.extract(tree, site.fields, page.final_url)
@@ -235,7 +237,7 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
 
 
 def _unread(page: Page) -> Read:
-    return Read(verdict=judge(page, "", None), record={}, parser=("none", "1"))
+    return Read(verdict=judge(page, b"", None), record={}, parser=("none", "1"))
 
 
 def _parser(site: Site) -> tuple[str, str]:

@@ -18,7 +18,11 @@ MAX_SEPARATORS = 60_000
 """Places where an attribute may begin, in pages whose names need no counting: that is a second at most."""
 MAX_TREE = 56_000_000
 """Bytes of a tree, by what its parts were measured to take; those of an element include a place in one list."""
-ELEMENT, TEXT, ATTRIBUTE = 164, 136, 230
+ELEMENT, TEXT, ATTRIBUTE, ERROR = 164, 136, 230, 18
+MAX_ERRORS = 400_000
+"""Signs that may be errors, of which the parser keeps a list, and that weigh nothing in ordinary pages."""
+MAX_RUN = 520_000
+"""Characters of one text that are kept: nothing that is read is longer, but it may be read by all around it."""
 TINY = 300_000
 """Bytes times tags of a page that can be nothing of the kind: its attributes repeated by its tags are not many."""
 SMALL = 64_000
@@ -30,6 +34,7 @@ MAX_PARSED, MAX_HEIGHT = 50, 20
 
 _SPACE = r" \t\n\r\f"
 _SEPARATORS = b" \t\n\r\f/\"'"
+_ERRORS = b"=\"'`/&<"
 _ATTRIBUTE = (
     rf"[{_SPACE}/]*+[^{_SPACE}/>][^{_SPACE}/>=]*+"
     rf"""(?:[{_SPACE}]*+=[{_SPACE}]*+(?:"[^"]*+"|'[^']*+'|[^{_SPACE}>"'][^{_SPACE}>]*+)?+)?+"""
@@ -56,6 +61,8 @@ _CLOSED = re.compile(
 _FORMATTING = re.compile(
     rb"<((?:b(?:ig)?|code|em|font|[iu]|nobr|s(?:mall|trike|trong)?|tt)(?=[ \t\n\r\f/>])[^<>]*+)(>?)", re.I
 )
+_RUNS = re.compile(rb"(?:^|<)[^<]{%d,}+" % MAX_RUN)
+_WIDE = re.compile(rb"[\xf0-\xf4]")
 _BLOCK = re.compile(rb"(?:[^<]*+<){%d}" % (BLOCK + 1))
 
 
@@ -76,19 +83,27 @@ def parse(html: str | bytes) -> LexborHTMLParser:
         raise _too_deep(f"it has {tags:,} tags")
     if tags * len(page) <= TINY and len(page) <= SMALL:
         return _tree(page)
+    longest = max(map(len, _RUNS.findall(page)), default=0) if len(page) > MAX_RUN else 0
+    tree = _parse(page, tags, _extra(page, longest))
+    if longest:
+        _cut_texts(tree)
+    return tree
+
+
+def _parse(page: bytes, tags: int, extra: int) -> LexborHTMLParser:
     starts = _starts(page)
     _check_names(page, starts)
     attributes = _attributes(page) if len(page) > SMALL else len(page) // 2
     formats = _formats(page)
-    weight = _weight(len(page), tags, starts, attributes, formats)
+    weight = extra + _weight(len(page), tags, starts, attributes, formats)
     if weight <= MAX_TREE and starts <= MAX_DEPTH and starts * tags <= MAX_STEPS:
         return _tree(page)
     left = _left_open(page)
     formats = _formats(left)
-    weight = _weight(len(page), tags, starts, attributes, formats)
+    weight = extra + _weight(len(page), tags, starts, attributes, formats)
     if weight <= MAX_TREE and 2 * _starts(left) <= min(MAX_DEPTH, MAX_STEPS // tags):
         return _tree(page)
-    return _parse_in_steps(page, tags, formats)
+    return _parse_in_steps(page, tags, formats, extra)
 
 
 def _tree(page: bytes) -> LexborHTMLParser:
@@ -103,6 +118,19 @@ def _too_deep(what: str) -> FetchError:
 def _weight(size: int, tags: int, starts: int, attributes: int, formats: int) -> int:
     """The bytes that a tree of these may take; text that grows is copied."""
     return size * 3 // 2 + starts * (ELEMENT + formats) + tags * TEXT + attributes * ATTRIBUTE
+
+
+def _extra(page: bytes, longest: int) -> int:
+    """The bytes for errors, and for one text where it takes four for each character."""
+    errors = len(page) - len(page.translate(None, _ERRORS)) - MAX_ERRORS if len(page) > MAX_ERRORS else 0
+    wide = 4 * longest if longest and _WIDE.search(page) else 0
+    return max(0, errors) * ERROR + wide
+
+
+def _cut_texts(tree: LexborHTMLParser) -> None:
+    texts = tree.root.traverse(include_text=True) if tree.root else ()
+    for node in [node for node in texts if node.is_text_node and len(node.text_content or "") > MAX_RUN]:
+        node.replace_with((node.text_content or "")[:MAX_RUN])
 
 
 def _separators(page: bytes) -> int:
@@ -120,7 +148,8 @@ def _attributes(page: bytes) -> int:
     names: set[bytes] = set()
     total = steps = collected = 0
     for tag, attributes in _tags(page):
-        found = _ATTRIBUTE_NAMES.findall(attributes)
+        matches = islice(_ATTRIBUTE_NAMES.finditer(attributes), MAX_ATTRIBUTES + 1)
+        found = [match[1] for match in matches]
         names.update(found)
         number = len(found)
         total += number
@@ -129,7 +158,7 @@ def _attributes(page: bytes) -> int:
             number = collected = collected + number
         steps += number * number
         if number > MAX_ATTRIBUTES or steps > MAX_STEPS:
-            raise _too_deep(f"a <{tag[:20].decode('latin-1')}> has {number:,} attributes")
+            raise _too_deep(f"a <{tag[:20].decode('latin-1')}> has more than {MAX_ATTRIBUTES:,} attributes")
         if len(names) > MAX_NAMES:
             raise _too_deep(f"its attributes have more than {MAX_NAMES:,} names")
     return total
@@ -176,19 +205,20 @@ def _formats(page: bytes) -> int:
     return weight
 
 
-def _parse_in_steps(page: bytes, tags: int, formats: int) -> LexborHTMLParser:
+def _parse_in_steps(page: bytes, tags: int, formats: int, extra: int) -> LexborHTMLParser:
     """The tree of a page that may be too much; `FetchError` where it is.
 
     Ever longer beginnings are parsed: each adds too little to what was measured to take long, or much memory.
     """
     limit = min(MAX_DEPTH, MAX_STEPS // tags)
-    weight = end = 0
+    weight, end = extra, 0
     for _ in range(MAX_PARSED):
         begin, end = end, _step(page, end, formats, MAX_TREE - weight)
         if begin == end < len(page):
             break
         tree = _tree(page[:end] if end < len(page) else page)
-        depth, weight = _measured(tree, limit, end)
+        depth, measured = _measured(tree, limit, end)
+        weight = extra + measured
         if depth > limit:
             raise _too_deep(f"its {tags:,} tags are nested {depth:,} deep")
         if weight > MAX_TREE:

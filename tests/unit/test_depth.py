@@ -127,7 +127,7 @@ def test_few_tags_cost_little_however_they_are_nested(html: str) -> None:
     fields = {"a": Field(css="div, td, li"), "b": Field(css="div", type="html"), "c": Field(css="div div td", all=True)}
     try:
         tree = parse(html)
-        judge(page("https://county.example/", html.encode()), html, tree)
+        judge(page("https://county.example/", html.encode()), html.encode(), tree)
         selectors.extract(tree, fields, "https://county.example/")
         structured.extract(tree, "https://county.example/")
     except FetchError:
