@@ -171,9 +171,10 @@ class Budget:
         self._steps += 1
         if self._steps >= STEPS_PER_LOOK:
             self._steps = 0
-            self._look()
+            self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """The same for a step that may take longer: every one looks at the clock."""
         now = self._clock()
         if self._since is None:
             self._since = now

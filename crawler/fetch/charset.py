@@ -8,6 +8,7 @@ import cchardet
 from w3lib.encoding import html_body_declared_encoding, http_content_type_encoding, resolve_encoding, to_unicode
 
 from crawler.errors import FetchError
+from crawler.fetch.budget import Budget
 
 DETECTION_BYTES = 65_536
 MIN_CONFIDENCE = 0.5
@@ -48,7 +49,7 @@ def decode(body: bytes, content_type: str) -> tuple[str, str]:
     return _read(body[mark:], name), name
 
 
-def utf8(body: bytes, content_type: str) -> bytes:
+def utf8(body: bytes, content_type: str, budget: Budget | None = None) -> bytes:
     """The text of a body in UTF-8: the body itself where it is that already; it needs little memory beside that.
 
     Raises `FetchError` where every byte becomes two or three, and they too many.
@@ -59,6 +60,8 @@ def utf8(body: bytes, content_type: str) -> bytes:
         return body
     pieces, size = [], 0
     for text in _pieces(body, _CODECS[name], "replace" if name != "gb18030" else "w3lib_gb18030_replace"):
+        if budget:
+            budget.look()
         pieces.append(text.encode("utf-8", "replace"))
         size += len(pieces[-1])
         if size > MAX_UTF8:

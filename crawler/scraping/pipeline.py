@@ -216,15 +216,20 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
     if not page.body or not is_html(declared, page.body):
         return _unread(page)
     try:
-        html = charset.utf8(page.body, declared)
+        html = charset.utf8(page.body, declared, budget)
         if not html:
             return _unread(page)
-        tree = parse(html)
+        tree = parse(html, budget)
+        large = len(html) > SMALL
+        if large:
+            budget.look()
         verdict = judge(page, html, tree)
         record: dict[str, Any] = {}
         if verdict.completed:
-            fields = selectors.extract(tree, site.fields, page.final_url)
-            record = structured.extract(tree, page.final_url) | fields if site.structured else fields
+            if large:
+                budget.look()
+            fields = selectors.extract(tree, site.fields, page.final_url, budget)
+            record = structured.extract(tree, page.final_url, budget) | fields if site.structured else fields
         return Read(verdict=verdict, record=record, parser=_parser(site))
     except FetchError:
         if 200 <= page.status < 300:

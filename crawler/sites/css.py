@@ -93,13 +93,14 @@ class TooMuch(Exception):
 
 
 class Budget:
-    """How many more elements may be looked at."""
+    """How many more elements may be looked at; `check` hears of every look."""
 
-    def __init__(self, looks: int) -> None:
-        self.left = looks
+    def __init__(self, looks: int, check: Callable[[], None] = lambda: None) -> None:
+        self.left, self._check = looks, check
 
     def spend(self, looks: int) -> None:
         """Count some looks; raises `TooMuch` when there were too many."""
+        self._check()
         self.left -= looks
         if self.left < 0:
             raise TooMuch

@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
-from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser
+from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, SelectolaxError
 
 from crawler.errors import FetchError
+from crawler.fetch.budget import Budget
 
 MAX_TAGS, MAX_DEPTH, MAX_ATTRIBUTES, MAX_ROOTS = 500_000, 4_000, 1_000, 20
 MAX_STEPS = 200_000_000
@@ -66,7 +67,7 @@ _WIDE = re.compile(rb"[\xf0-\xf4]")
 _BLOCK = re.compile(rb"(?:[^<]*+<){%d}" % (BLOCK + 1))
 
 
-def parse(html: str | bytes) -> LexborHTMLParser:
+def parse(html: str | bytes, budget: Budget | None = None) -> LexborHTMLParser:
     """The tree of a page, given as text or in UTF-8; `FetchError` for one that takes the parser minutes, or the memory.
 
     Lexbor looks through all open elements at nearly every tag, compares every attribute of a tag with all before it
@@ -84,31 +85,35 @@ def parse(html: str | bytes) -> LexborHTMLParser:
     if tags * len(page) <= TINY and len(page) <= SMALL:
         return _tree(page)
     longest = max(map(len, _RUNS.findall(page)), default=0) if len(page) > MAX_RUN else 0
-    tree = _parse(page, tags, _extra(page, longest))
+    tree = _parse(page, tags, _extra(page, longest), budget or Budget())
     if longest:
         _cut_texts(tree)
     return tree
 
 
-def _parse(page: bytes, tags: int, extra: int) -> LexborHTMLParser:
+def _parse(page: bytes, tags: int, extra: int, budget: Budget) -> LexborHTMLParser:
     starts = _starts(page)
     _check_names(page, starts)
-    attributes = _attributes(page) if len(page) > SMALL else len(page) // 2
+    attributes = _attributes(page, budget) if len(page) > SMALL else len(page) // 2
     formats = _formats(page)
     weight = extra + _weight(len(page), tags, starts, attributes, formats)
     if weight <= MAX_TREE and starts <= MAX_DEPTH and starts * tags <= MAX_STEPS:
         return _tree(page)
+    budget.look()
     left = _left_open(page)
     formats = _formats(left)
     weight = extra + _weight(len(page), tags, starts, attributes, formats)
     if weight <= MAX_TREE and 2 * _starts(left) <= min(MAX_DEPTH, MAX_STEPS // tags):
         return _tree(page)
-    return _parse_in_steps(page, tags, formats, extra)
+    return _parse_in_steps(page, tags, formats, extra, budget)
 
 
 def _tree(page: bytes) -> LexborHTMLParser:
     # With mutation events, lexbor is quadratic in the options of a <select>.
-    return LexborHTMLParser(page, options=LexborDocumentOptions.WO_EVENTS)
+    try:
+        return LexborHTMLParser(page, options=LexborDocumentOptions.WO_EVENTS)
+    except SelectolaxError:  # it takes any bytes: nothing but memory can be wanting
+        raise MemoryError from None
 
 
 def _too_deep(what: str) -> FetchError:
@@ -137,7 +142,7 @@ def _separators(page: bytes) -> int:
     return len(page) - len(page.translate(None, _SEPARATORS))
 
 
-def _attributes(page: bytes) -> int:
+def _attributes(page: bytes, budget: Budget) -> int:
     """How many attributes there are at most; `FetchError` where one tag has too many, or they too many names."""
     number = _separators(page)
     if number > MAX_SEPARATORS:
@@ -148,6 +153,7 @@ def _attributes(page: bytes) -> int:
     names: set[bytes] = set()
     total = steps = collected = 0
     for tag, attributes in _tags(page):
+        budget.check()
         matches = islice(_ATTRIBUTE_NAMES.finditer(attributes), MAX_ATTRIBUTES + 1)
         found = [match[1] for match in matches]
         names.update(found)
@@ -205,7 +211,7 @@ def _formats(page: bytes) -> int:
     return weight
 
 
-def _parse_in_steps(page: bytes, tags: int, formats: int, extra: int) -> LexborHTMLParser:
+def _parse_in_steps(page: bytes, tags: int, formats: int, extra: int, budget: Budget) -> LexborHTMLParser:
     """The tree of a page that may be too much; `FetchError` where it is.
 
     Ever longer beginnings are parsed: each adds too little to what was measured to take long, or much memory.
@@ -213,6 +219,7 @@ def _parse_in_steps(page: bytes, tags: int, formats: int, extra: int) -> LexborH
     limit = min(MAX_DEPTH, MAX_STEPS // tags)
     weight, end = extra, 0
     for _ in range(MAX_PARSED):
+        budget.look()
         begin, end = end, _step(page, end, formats, MAX_TREE - weight)
         if begin == end < len(page):
             break

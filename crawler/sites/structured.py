@@ -11,6 +11,7 @@ import ada_url
 import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from crawler.fetch.budget import Budget
 from crawler.urls import MAX_LENGTH as MAX_URL
 
 NAME, VERSION = "default", "1"
@@ -50,12 +51,14 @@ _INVISIBLE = "script, style, noscript, template, svg"
 _BOILERPLATE = "nav, aside, select, button, textarea"
 
 
-def extract(tree: LexborHTMLParser, url: str) -> Record:
+def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> Record:
     """All that is found in a page, as values that JSON can hold; takes the invisible parts out of the tree."""
+    budget = budget or Budget()
     base = base_of(tree, url)
     metas, json_ld, links = list(_metas(tree)), _json_ld(tree), _links(tree, base)
+    budget.check()
     _remove(tree, _INVISIBLE)
-    headed, plain = _grids(tree)
+    headed, plain = _grids(tree, budget)
     record: Record = {
         "title": _first_words(tree, "head > title, body > title"),
         "description": next((value for name, value in metas if name == "description"), ""),
@@ -65,7 +68,7 @@ def extract(tree: LexborHTMLParser, url: str) -> Record:
         "json_ld": json_ld,
         "opengraph": _opengraph(metas),
         "microdata": _microdata(tree, base),
-        "fields": _fields(tree, plain),
+        "fields": _fields(tree, plain, budget),
         "tables": [_table(rows) for rows in headed],
         "links": links,
         "text": _main_text(tree),
@@ -289,17 +292,18 @@ def _plain(value: object, depth: int = 0) -> object:
     return value
 
 
-def _fields(tree: LexborHTMLParser, grids: list[Grid]) -> Record:
+def _fields(tree: LexborHTMLParser, grids: list[Grid], budget: Budget) -> Record:
     """The pairs of label and value in tables, definition lists and behind bold labels."""
     fields: Record = {}
     pairs = chain(_table_pairs(grids), _list_pairs(tree), _label_pairs(tree))
     for label, value in islice(pairs, MAX_FIELDS):
+        budget.check()
         if value and (name := label.rstrip(": ")[:MAX_KEY]):
             _add(fields, name, value)
     return fields
 
 
-def _grids(tree: LexborHTMLParser) -> tuple[list[Grid], list[Grid]]:
+def _grids(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Grid], list[Grid]]:
     """The rows of every table that holds no other table: those around them only make the layout.
 
     Tables with a head come first, then the others.
@@ -310,6 +314,7 @@ def _grids(tree: LexborHTMLParser) -> tuple[list[Grid], list[Grid]]:
     for table in tree.css("table:not(:has(table))")[:MAX_TABLES]:
         rows = [row for row in islice(_rows(table), min(MAX_ROWS, left)) if row]
         left -= sum(map(len, rows))
+        budget.check()
         if rows:
             (headed if _is_headed(rows) else plain).append(rows)
         if left <= 0:
