@@ -13,8 +13,11 @@ CrawlerError
 │   └── StoreFull           … because there is no room, or no permission to write
 ├── UrlError                not a URL that may be fetched
 ├── FetchError              one fetch of one page ended without a page
-└── NotNow                  a domain may be asked again only later; no failure
+├── NotNow                  a domain may be asked again only later; no failure
+└── OwnShortage             this process or machine lacks memory, descriptors or the like; no page's fault
 """
+
+import errno
 
 
 class CrawlerError(Exception):
@@ -115,3 +118,47 @@ class NotNow(CrawlerError):
 
     def __str__(self) -> str:
         return f"{self.domain} may be asked again in {self.wait_s:.1f} s ({self.why})"
+
+
+class OwnShortage(CrawlerError):
+    """This process or machine lacks something; what it was needed for is tried again, and nothing else is to blame.
+
+    `unsent` says that it was a request, and that nothing of it has gone out.
+    """
+
+    def __init__(self, message: str, unsent: bool = False) -> None:
+        super().__init__(message, unsent)
+        self.message, self.unsent = message, unsent
+
+    def __str__(self) -> str:
+        return self.message
+
+
+_LACKS = {
+    errno.EMFILE: "this process has no file descriptor left (ulimit -n)",
+    errno.ENFILE: "this machine has no file descriptor left",
+    errno.ENOMEM: "there is no memory left",
+    errno.ENOBUFS: "there is no memory left for the network",
+    errno.ENOSPC: "there is no room on the disk",
+    errno.EDQUOT: "there is no room on the disk within the quota",
+}
+
+
+def shortage_of(error: BaseException | None) -> str:
+    """What this process or machine lacked when an error occurred; empty where it lacked nothing.
+
+    Libraries wrap errors in others, so causes are looked at too.
+    """
+    for _ in range(10):
+        if error is None:
+            break
+        if isinstance(error, OwnShortage):
+            return str(error)
+        if isinstance(error, MemoryError):
+            return _LACKS[errno.ENOMEM]
+        if isinstance(error, OSError) and error.errno in _LACKS:
+            return _LACKS[error.errno]
+        if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+            return "no thread can be started (ulimit -u, or memory)"
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return ""

@@ -325,19 +325,19 @@ class LocalPersistenceManager:
     def _apply(self, ledger: Ledger, outcome: Outcome, digest: str, place: Raw | None, now: float) -> bool:
         task, page, final = outcome.task, outcome.page, outcome.status is not TaskStatus.PENDING
         failed = outcome.error_type is not None and outcome.charge
+        attempted = failed or (bool(outcome.sent) and not outcome.shortage)
         live = ledger.db.all(
             """UPDATE tasks SET status = ?, attempts = attempts + ?, failures = failures + ?, not_before = ?,
                    deaths = iif(?, 0, deaths), owner = NULL, message_id = iif(?, message_id, NULL),
                    error_type = ?, error_message = ?, completed_at = ?
                WHERE id = ? AND fence = ? AND status = 'processing' RETURNING leased_at""",
-            (outcome.status, bool(outcome.sent) or failed, failed, outcome.not_before, final or failed, final,
-             outcome.error_type,
+            (outcome.status, attempted, failed, outcome.not_before, final or failed, final, outcome.error_type,
              _storable(outcome.error_message), now if final else None, task.id, task.fence),
         )  # fmt: skip
         if not live:
             return False  # a late twin: this claim was given up, and another one decides
         detail: dict[str, Any] = {"worker": outcome.worker, "claimed_at": live[0][0]}
-        if outcome.sent or failed:
+        if attempted:
             detail["attempt"] = task.attempts + 1
         if outcome.sent:
             detail["sent"] = outcome.sent

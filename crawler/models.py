@@ -186,6 +186,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     not_before: float = 0.0
     charge: bool = True
     """False where no failure is to be counted: a stop broke it off, or the domain must wait."""
+    shortage: bool = False
+    """Whether this process or machine lacked something: then not even an attempt is counted."""
     sent: tuple[Sent, ...] = ()
     """The requests that it took; none where it never began, which costs no attempt."""
     rule: Rule = Rule()

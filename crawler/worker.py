@@ -6,7 +6,6 @@ import faulthandler
 import gc
 import logging
 import os
-import queue
 import socket
 import sys
 import threading
@@ -25,7 +24,8 @@ from crawler.config import Settings, failpoint
 from crawler.db.acts import HELD
 from crawler.db.ledger import Due, Place, Suspect
 from crawler.db.owners import Owner
-from crawler.errors import NotNow, StoreError
+from crawler.errors import NotNow, StoreError, shortage_of
+from crawler.fetch.budget import Budget, Memory
 from crawler.fetch.http import Client
 from crawler.fetch.robots import Robots
 from crawler.fetch.session import LiveSession, Sessions
@@ -37,15 +37,16 @@ from crawler.resilience.permit import LEASE_S, Ask, Permit, Report
 from crawler.scraping import pipeline
 from crawler.scraping.passage import Passage
 from crawler.sites import config as sites
+from crawler.writer import Writer, given_back, internal_failure
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-GROUP_SIZE, GROUP_S = 100, 0.03
-"""A group of outcomes is committed when it has so many, or is so old."""
 MAX_UNSAVED = 256
 """With so many outcomes waiting for the disk nothing more is claimed."""
+CPU_SHARE = 0.5
+"""The part of CRAWLER_STALL_S that the work on one page may take: our own loops end before the process is ended."""
 FEW_PAGES = 48
 """So many pages are in flight at first; more while servers are what is waited for, up to CRAWLER_PAGES."""
 HANDFUL = 24
@@ -64,6 +65,8 @@ ROOM_S = 1.0
 """How often to look how full the disk is."""
 SUSPECT_WAIT_S = 30.0
 """A suspect that nobody had a free moment for in so long is waited for: nothing else is claimed until it can go."""
+SHORTAGE_S = 1.0
+"""How long nothing is claimed after this process lacked memory, descriptors or the like."""
 STOP_GRACE_S = 3.0
 """How long pages in flight may go on when a stop is asked for."""
 
@@ -114,8 +117,9 @@ class Worker:
         self._resumes = 0.0
         self._jobs: dict[int | None, tuple[Errand, float]] = {}
         self._claims = ThreadPoolExecutor(1, "claims")
-        self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write, name="writer", daemon=True)
+        self._memory = Memory(settings.max_body)
+        self._budgets: dict[tuple[int, int], Budget] = {}
+        """Of pages that are not stored yet, by task and fence."""
         self._pages: set[asyncio.Task[None]] = set()
         self._calls: set[asyncio.Task[Any]] = set()
         self._fetching: dict[int, float] = {}
@@ -124,9 +128,11 @@ class Worker:
         self._ended: dict[int, asyncio.Event] = {}
         self._few = min(FEW_PAGES, settings.pages)
         self._most = self._few
-        self._was_full = self._reporting = False
+        self._was_full = self._was_short = self._reporting = False
         self._last_domain = ""
-        self._store_trouble = self._claim_trouble = False
+        self._claim_trouble = ""
+        self._shortage, self._short_until = "", 0.0
+        self._told = ""
         self._pause_s = POLL_S
         self._suspect: Suspect | None = None
         self._suspect_not_before = 0.0
@@ -140,7 +146,9 @@ class Worker:
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._live(),), name="loop")
         self._thread.daemon = True
-        self._writer.start()
+        self._writer = Writer(
+            lambda: LocalPersistenceManager(settings.data_dir, settings.raw), self._hear_stored, self._complain
+        )
         self._thread.start()
         self._ready.result()
 
@@ -219,8 +227,7 @@ class Worker:
             for task in (*self._calls, *self._pages):
                 task.cancel()
             await asyncio.gather(*self._calls, *self._pages, return_exceptions=True)
-            self._outcomes.put(None)
-            await asyncio.to_thread(self._writer.join, 5)
+            await asyncio.to_thread(self._writer.stop, 5)
             await asyncio.sleep(0)  # so that the last group is heard of
             await self._loop.run_in_executor(self._claims, self._keeper.flush)
             for beat in beats:
@@ -253,6 +260,7 @@ class Worker:
             elif late_s < LATE_S and self._was_full:
                 self._most = min(self._settings.pages, self._most * 5 // 4)
             self._was_full = False
+            self._tell()
 
     async def _slice(self, queues: Sequence[str], message_id: str) -> int:
         end, begun = time.monotonic() + self._settings.slice_s, 0
@@ -280,19 +288,50 @@ class Worker:
         """Lease only what can begin now: nothing waits in a worker, so urgent work overtakes all but what began."""
         room = self._room()
         self._tries_suspect = self._tries_suspect and not self._idle
-        if room <= 0 or self._tries_suspect or self._unsaved >= MAX_UNSAVED or self._store_trouble:
+        full = room <= 0 or self._unsaved >= MAX_UNSAVED
+        if full or self._tries_suspect or self._writer.trouble or self._is_short:
             return [], True
         try:
             claimed = await self._loop.run_in_executor(self._claims, self._claim_now, queues, room)
         except StoreError as error:
-            self._complain(error)
-            self._claim_trouble = True
+            self._claim_trouble = str(error)
+            self._complain(self._claim_trouble)
             await asyncio.sleep(1)
             return [], True
+        except Exception as error:
+            if not (lack := shortage_of(error)):
+                raise
+            self._note_shortage(lack)
+            return [], True
         if self._claim_trouble:
-            self._claim_trouble = False
+            self._claim_trouble = ""
             log.warning("the store can be used again; work goes on")
         return claimed
+
+    @property
+    def _is_short(self) -> bool:
+        return self._memory.is_full or time.monotonic() < self._short_until
+
+    def _note_shortage(self, lack: str) -> None:
+        self._shortage, self._short_until = lack, time.monotonic() + SHORTAGE_S
+
+    def _trouble(self) -> str:
+        """What keeps this process from working now."""
+        if self._memory.is_full:
+            return f"the pages in flight take {self._memory.used:,} bytes of memory, as many as they may"
+        short = self._shortage if time.monotonic() < self._short_until else ""
+        return self._writer.trouble or self._claim_trouble or self._no_room or short
+
+    def _tell(self) -> None:
+        """Let others know what keeps this process from working; the log has it once when it begins and when it ends."""
+        trouble = self._trouble()
+        if trouble != self._told:
+            self._owner.trouble(trouble)
+        if self._is_short and not self._was_short:
+            log.warning("nothing more is claimed for now: %s", trouble)
+        elif self._was_short and not self._is_short:
+            log.warning("what was lacking is there again; work goes on")
+        self._told, self._was_short = trouble, self._is_short
 
     def _room(self) -> int:
         """How many more pages may be in flight; the slow ones, which began first, make room for others."""
@@ -310,7 +349,7 @@ class Worker:
         if self._room() >= min(HANDFUL, self._most // 2):
             self._page_ended.set()
 
-    def _complain(self, error: StoreError) -> None:
+    def _complain(self, error: str) -> None:
         """One line a minute, whoever meets the trouble."""
         if time.monotonic() - self._complained > 60:
             self._complained = time.monotonic()
@@ -454,6 +493,28 @@ class Worker:
         return booked[0]
 
     async def _page(self, task: Task, booking: Booking | None) -> None:
+        outcome = Outcome(task=task, status=TaskStatus.PENDING, worker=self._name, charge=False)
+        try:
+            outcome = await self._attempt(outcome, booking)
+        except Exception as error:  # whatever it is, no task may stay leased to a process that has forgotten it
+            outcome = self._broken_off(outcome, error)
+        if outcome.status is TaskStatus.PENDING and self._alone:  # what is sent along is known here only
+            self._resumes = time.monotonic() + outcome.not_before - time.time()  # which may step meanwhile
+            outcome = msgspec.structs.replace(outcome, not_before=HELD)
+        self._unsaved += 1
+        self._writer.put(outcome)
+
+    def _broken_off(self, begun: Outcome, error: Exception) -> Outcome:
+        """The end of an attempt in an error that is not its page's: a defect must cost one page, never the worker."""
+        if lack := shortage_of(error):
+            self._note_shortage(lack)
+            return given_back(begun, lack)
+        log.exception("an unforeseen error; the task has failed", extra={"task_id": begun.task.task_id})
+        return internal_failure(begun.task, self._name, error)
+
+    async def _attempt(self, begun: Outcome, booking: Booking | None) -> Outcome:
+        task = begun.task
+
         def begin() -> None:
             self._slots[task.id] = self._owner.begin(task.id)
             self._watch(task, None)
@@ -470,29 +531,28 @@ class Worker:
             session=errand.session,
             respect_robots=site.respect_robots and not errand.options.ignore_robots,
         )
+        budget = self._budgets[task.id, task.fence] = Budget(
+            self._settings.stall_s * CPU_SHARE, self._memory, partial(self._mark, task.id)
+        )
         self._fetching[task.id] = time.monotonic()
         try:
-            outcome = await pipeline.scrape(
-                order, self._client.fetch, passage, self._robots, worker=self._name, parsing=self._owner.parsing
+            return await pipeline.scrape(
+                order, self._client.fetch, passage, self._robots, worker=self._name, budget=budget
             )
         except asyncio.CancelledError:
-            outcome = Outcome(
-                task=task, status=TaskStatus.PENDING, worker=self._name, charge=False, sent=tuple(passage.sent)
-            )
-        except Exception as error:  # a defect here must cost one page, never the worker
-            log.exception("an unforeseen error; the task has failed", extra={"task_id": task.task_id})
-            outcome = _internal_failure(task, self._name, error)
+            return msgspec.structs.replace(begun, sent=tuple(passage.sent))
+        except Exception as error:
+            return self._broken_off(msgspec.structs.replace(begun, sent=tuple(passage.sent), rule=rule), error)
         finally:
             self._fetching.pop(task.id, None)
             passage.close()
             self._make_room()
             if order.rule.limited:
                 self._report_soon()
-        if outcome.status is TaskStatus.PENDING and self._alone:  # what is sent along is known here only
-            self._resumes = time.monotonic() + outcome.not_before - time.time()  # which may step meanwhile
-            outcome = msgspec.structs.replace(outcome, not_before=HELD)
-        self._unsaved += 1
-        self._outcomes.put(outcome)
+
+    def _mark(self, task: int, working: bool) -> None:
+        """The crash marker: if this process dies or stands still over a page's bytes, that page gets the strike."""
+        self._owner.mark(task if working else 0)
 
     def _report_soon(self) -> None:
         """Let others know what has ended at a domain: they may be waiting for it."""
@@ -505,10 +565,17 @@ class Worker:
         if not self.stopping:
             self._claims.submit(self._keeper.flush)
 
+    def _hear_stored(self, outcomes: Sequence[Outcome]) -> None:
+        """Called by the writer's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to hear of it
+            self._loop.call_soon_threadsafe(self._stored, outcomes)
+
     def _stored(self, outcomes: Sequence[Outcome]) -> None:
         """These are committed: what was noted about their pages can go."""
         self._unsaved -= len(outcomes)
         for outcome in outcomes:
+            if budget := self._budgets.pop((outcome.task.id, outcome.task.fence), None):
+                budget.release()
             slot = self._slots.pop(outcome.task.id, None)
             if slot is not None:
                 self._owner.end(slot)
@@ -545,6 +612,8 @@ class Worker:
 
     async def _take(self, task: int, domain: str, job_id: int | None) -> tuple[Claimed | None, float]:
         """Book a request for one task and lease it; else in how many seconds to ask again."""
+        if self._is_short:
+            return None, POLL_S
         errand = await self._loop.run_in_executor(self._claims, self._errand, job_id)
         rule = self._sites.rule(domain, errand.options.rate)
         booking = None
@@ -569,58 +638,6 @@ class Worker:
         with self._lpm.errors():
             return self._lpm.ledger.claim_one(self._owner.id, task, time.time())
 
-    # The writer's thread
-
-    def _write(self) -> None:
-        try:
-            self._write_groups()
-        except BaseException:
-            log.exception("the writer has failed; this process ends, so that its leases fall")
-            os._exit(70)
-
-    def _write_groups(self) -> None:
-        lpm = LocalPersistenceManager(self._settings.data_dir, self._settings.raw)
-        ended = False
-        while not ended and (first := self._outcomes.get()) is not None:
-            if self._outcomes.qsize() < GROUP_SIZE and not self.stopping:
-                time.sleep(GROUP_S)  # woken once for a whole group
-            group = [first]
-            while len(group) < GROUP_SIZE and not self._outcomes.empty():
-                item = self._outcomes.get()
-                if item is None:
-                    ended = True
-                    break
-                group.append(item)
-            self._commit(lpm, group)
-        lpm.close()
-
-    def _commit(self, lpm: LocalPersistenceManager, outcomes: list[Outcome]) -> None:
-        troubled = False
-        while True:
-            try:
-                lpm.save_result(*outcomes)
-                break
-            except StoreError as error:
-                self._complain(error)
-                self._store_trouble = troubled = True
-                if self.stopping:
-                    break  # their leases fall with this process, and they are fetched again
-                time.sleep(1)
-            except Exception as error:  # one result that cannot be stored must not hold up the others
-                if len(outcomes) > 1:
-                    for outcome in outcomes:
-                        self._commit(lpm, [outcome])
-                    return
-                if outcomes[0].error_type == "internal":
-                    raise
-                log.exception("a result cannot be stored", extra={"task_id": outcomes[0].task.task_id})
-                outcomes = [_internal_failure(outcomes[0].task, self._name, error)]
-        if troubled and not self.stopping:
-            log.warning("the store can be used again")
-            self._store_trouble = False
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to hear of it
-            self._loop.call_soon_threadsafe(self._stored, outcomes)
-
 
 @cache
 def _own_address() -> str:
@@ -631,9 +648,3 @@ def _own_address() -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return socket.gethostname()
-
-
-def _internal_failure(task: Task, worker: str, error: Exception) -> Outcome:
-    return Outcome(
-        task=task, status=TaskStatus.FAILED, worker=worker, error_type="internal", error_message=repr(error)[:500]
-    )

@@ -78,14 +78,9 @@ class Owner:
         struct.pack_into("<q", self._map, _SLOTS + 8 * slot, 0)
         self._free.append(slot)
 
-    @contextmanager
-    def parsing(self, task: int) -> Iterator[None]:
-        """Leave the crash marker while a page is in the hands of a parser."""
+    def mark(self, task: int) -> None:
+        """Leave the crash marker while a page's bytes are being worked on (none: 0)."""
         struct.pack_into("<q", self._map, _PARSING, task)
-        try:
-            yield
-        finally:
-            struct.pack_into("<q", self._map, _PARSING, 0)
 
     def close(self) -> None:
         """Give up all leases."""
@@ -279,4 +274,4 @@ def _text(field: bytes) -> str:
 def _parsing_thread(trace: str) -> str:
     """Of the stacks of all threads the one that was parsing."""
     stacks = trace.split("\n\n")
-    return next((stack for stack in stacks if "pipeline.py" in stack), trace)[:4000]
+    return next((stack for stack in stacks if "budget.py" in stack), trace)[:4000]

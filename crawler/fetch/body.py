@@ -8,7 +8,8 @@ from typing import Protocol
 
 import brotli
 
-from crawler.errors import FetchError
+from crawler.errors import FetchError, OwnShortage
+from crawler.fetch.budget import Budget
 
 if sys.version_info >= (3, 14):
     from compression.zstd import ZstdDecompressor, ZstdError
@@ -17,8 +18,8 @@ else:
 
 ACCEPTED = "gzip, deflate, br, zstd"
 MAX_LAYERS = 4
-MAX_MEMBERS = 1_000
-"""Pieces of a gzip body: empty ones cost a hundred times their share of time."""
+MAX_PIECES = 1_000
+"""Members of a gzip body, frames of a zstd body: empty ones cost a hundred times their share of time."""
 _STEP = 1 << 16
 """What a decoder may put out at a time: the most by which a bomb can overshoot the limit."""
 
@@ -36,9 +37,9 @@ class Decoder(Protocol):
 class _Zlib:
     """gzip (with several members) and deflate (with or without zlib's header: servers send both)."""
 
-    def __init__(self, wbits: int) -> None:
-        self._gzip = wbits == 31
-        self._inner = zlib.decompressobj(wbits) if self._gzip else None
+    def __init__(self, gzip: bool, budget: Budget) -> None:
+        self._gzip, self._budget = gzip, budget
+        self._inner = zlib.decompressobj(31) if gzip else None
         self._head = b""
         self._members = 1
 
@@ -50,13 +51,13 @@ class _Zlib:
             data, framed = self._head, self._head[0] & 15 == 8 and int.from_bytes(self._head[:2]) % 31 == 0
             self._inner = zlib.decompressobj(15 if framed else -15)
         while data:
+            self._budget.check()
             if self._inner.eof:
                 if not self._gzip or not data.startswith(b"\x1f"):
                     return  # padding behind the last member, which browsers ignore
                 self._inner = zlib.decompressobj(31)
                 self._members += 1
-                if self._members > MAX_MEMBERS:
-                    raise FetchError("too_large", f"the page is compressed in more than {MAX_MEMBERS:,} pieces")
+                _check_pieces(self._members)
             emit(self._inner.decompress(data, _STEP))
             data = self._inner.unconsumed_tail or self._inner.unused_data
 
@@ -65,12 +66,14 @@ class _Zlib:
 
 
 class _Brotli:
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
         self._inner = brotli.Decompressor()
+        self._budget = budget
 
     def feed(self, data: bytes, emit: Callable[[bytes], None]) -> None:
         emit(self._inner.process(data, output_buffer_limit=_STEP))
         while not self._inner.is_finished() and not self._inner.can_accept_more_data():
+            self._budget.check()
             emit(self._inner.process(b"", output_buffer_limit=_STEP))
 
     def finish(self) -> bool:
@@ -78,13 +81,20 @@ class _Brotli:
 
 
 class _Zstd:
-    def __init__(self) -> None:
+    """Frames may follow each other, and may hold nothing, or what is to be skipped."""
+
+    def __init__(self, budget: Budget) -> None:
         self._inner = ZstdDecompressor()
+        self._budget = budget
+        self._frames = 1
 
     def feed(self, data: bytes, emit: Callable[[bytes], None]) -> None:
         while data or not (self._inner.needs_input or self._inner.eof):
-            if self._inner.eof:  # frames may follow each other
+            self._budget.check()
+            if self._inner.eof:
                 self._inner = ZstdDecompressor()
+                self._frames += 1
+                _check_pieces(self._frames)
             out = self._inner.decompress(data, _STEP)
             data = self._inner.unused_data if self._inner.eof else b""
             emit(out)
@@ -93,13 +103,18 @@ class _Zstd:
         return self._inner.eof
 
 
-_DECODERS: dict[str, Callable[[], Decoder]] = {
-    "gzip": lambda: _Zlib(31),
-    "x-gzip": lambda: _Zlib(31),
-    "deflate": lambda: _Zlib(15),
+_DECODERS: dict[str, Callable[[Budget], Decoder]] = {
+    "gzip": lambda budget: _Zlib(True, budget),
+    "x-gzip": lambda budget: _Zlib(True, budget),
+    "deflate": lambda budget: _Zlib(False, budget),
     "br": _Brotli,
     "zstd": _Zstd,
 }
+
+
+def _check_pieces(count: int) -> None:
+    if count > MAX_PIECES:
+        raise FetchError("too_large", f"the page is compressed in more than {MAX_PIECES:,} pieces")
 
 
 _NO_CODINGS = frozenset({"", "identity", "none", "binary", "7bit", "8bit"})
@@ -116,7 +131,8 @@ class Body:
     """A body as it arrives: `raw` as received, `decoded` without its content codings, both at most `limit` bytes; what
     is larger is an error, or is `cut` there."""
 
-    def __init__(self, content_encoding: str, limit: int, *, cut: bool = False) -> None:
+    def __init__(self, content_encoding: str, limit: int, *, cut: bool = False, budget: Budget | None = None) -> None:
+        self._budget = budget or Budget()
         names = [name.strip().lower() for name in content_encoding.split(",")] if content_encoding else []
         names = [name for name in names if name not in _NO_CODINGS] if names else names
         self._unknown = content_encoding if not _DECODERS.keys() >= set(names) else ""
@@ -124,7 +140,7 @@ class Body:
             names = []  # as in browsers: where one layer is unknown, none is undone
         if len(names) > MAX_LAYERS:
             raise FetchError("unknown_encoding", f"{len(names)} layers of Content-Encoding are more than {MAX_LAYERS}")
-        self._layers = [_DECODERS[name]() for name in reversed(names)] if names else []
+        self._layers = [_DECODERS[name](self._budget) for name in reversed(names)] if names else []
         self._passed = [0] * len(names)
         self._limit = limit
         self.cut = cut
@@ -134,18 +150,26 @@ class Body:
         self._size = 0
         self._decoded = bytearray()
 
+    @property
+    def is_coded(self) -> bool:
+        """Whether there is a content coding to be undone."""
+        return bool(self._layers)
+
     def feed(self, data: bytes) -> None:
         """Take what the server sent."""
         try:
             self._pieces.append(data)
             self._size += len(data)
             self._check(self._size, "as sent")
+            self._budget.hold(len(data))
             if self._layers and data:
                 self._pass(data, 0)
         except _Full:
             self.full = True
             del self._decoded[self._limit :]
         except (zlib.error, brotli.error, ZstdError, EOFError) as error:
+            if "memory" in str(error):  # zstd says so in words
+                raise OwnShortage(f"there is no memory left to decode a page ({error})") from None
             coding = type(self._layers[0]).__name__.strip("_").lower()
             raise FetchError("bad_encoding", f"the body is not what its {coding} coding says ({error})") from None
 
@@ -153,6 +177,7 @@ class Body:
         if depth == len(self._layers):
             self._decoded += data
             self._check(len(self._decoded), "decompressed")
+            self._budget.hold(len(data))
             return
         self._passed[depth] += len(data)  # a layer may swallow for ever and put out nothing
         self._check(self._passed[depth], "decompressed")

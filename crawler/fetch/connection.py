@@ -12,9 +12,10 @@ from typing import cast
 
 import msgspec
 
-from crawler.errors import FetchError
+from crawler.errors import FetchError, OwnShortage, shortage_of
 from crawler.fetch import wire
-from crawler.fetch.egress import Egress, Reach
+from crawler.fetch.budget import Budget
+from crawler.fetch.egress import Egress, Reach, lack_of_descriptors
 from crawler.fetch.proxy import Proxy
 
 KEEP_S = 5.0
@@ -185,7 +186,7 @@ class Connection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
 
-    async def head(self, spent: int = 0) -> wire.Head:
+    async def head(self, budget: Budget, spent: int = 0) -> wire.Head:
         """The next head; `spent` bytes of other heads count against the limit."""
         start, searched, end, known = -1, 0, -1, 0
         while end < 0:
@@ -208,7 +209,7 @@ class Connection(asyncio.Protocol):
                 raise wire.not_http(self._buffer)
         if end + spent > wire.MAX_HEAD:
             raise too_much_head()
-        return wire.parse_head(self.take(end)[start:])
+        return budget.at_once(wire.parse_head, self.take(end)[start:])
 
     async def upgrade(self, context: ssl.SSLContext, host: str) -> None:
         """Put TLS upon a connection through a proxy."""
@@ -313,6 +314,8 @@ class Pool:
         try:
             await self._dial(connection, proxy.host, proxy.port, Reach.OPERATOR, tls=False)
         except OSError as error:
+            if lack := shortage_of(error):
+                raise OwnShortage(lack) from None
             raise FetchError("connection", f"the proxy {proxy} cannot be reached ({error})") from None
         if route.scheme == "https":
             await self._tunnel(connection, route, proxy)
@@ -336,7 +339,7 @@ class Pool:
         lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", *proxy_headers(proxy), "", ""]
         connection.send("\r\n".join(lines).encode("latin-1"))
         try:
-            head = await connection.head()
+            head = await connection.head(Budget())
         except Closed as closed:
             raise FetchError("connection", f"the proxy {proxy} ended the connection") from closed.error
         if not 200 <= head.status < 300:
@@ -362,6 +365,8 @@ class Pool:
 def _verified() -> ssl.SSLContext:
     """TLS as it must be: certificates checked against the system's, or those of SSL_CERT_FILE and SSL_CERT_DIR."""
     context = ssl.create_default_context()
+    if lack := lack_of_descriptors():  # then certificates may be missing without a word, and would be for good
+        raise OwnShortage(lack)
     context.set_alpn_protocols(["http/1.1"])
     return context
 

@@ -5,7 +5,9 @@ judgement.
 """
 
 import asyncio
+import errno
 import ipaddress
+import os
 import socket
 import time
 from collections import OrderedDict
@@ -19,7 +21,7 @@ from typing import Any
 
 import aiohappyeyeballs
 
-from crawler.errors import FetchError
+from crawler.errors import FetchError, OwnShortage, shortage_of
 
 Ip = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -33,6 +35,8 @@ DNS_THREADS = 64
 """A name server that never answers holds a thread for each name that was asked for."""
 MAX_ADDRESSES = 8
 """No more addresses of one name are tried: a name with thousands would cost as many attempts."""
+SPARE_DESCRIPTORS = 4
+"""A connection needs one, a resolver a few."""
 ATTEMPT_S = 0.25
 """How long one address has the field to itself before the next is tried beside it (RFC 8305)."""
 
@@ -234,7 +238,12 @@ class Egress:
         infos = [_info(text, port) for text in await self.addresses(host, reach)]
         for info in infos:
             self.confirm(host, str(info[4][0]), reach)
-        dialled = await aiohappyeyeballs.start_connection(infos, happy_eyeballs_delay=ATTEMPT_S)
+        try:
+            dialled = await aiohappyeyeballs.start_connection(infos, happy_eyeballs_delay=ATTEMPT_S)
+        except OSError as error:
+            if lack := shortage_of(error) or lack_of_descriptors() or lack_of_ports(error, infos):
+                raise OwnShortage(lack) from None
+            raise
         try:
             self.confirm(host, str(dialled.getpeername()[0]), reach)
         except BaseException:
@@ -264,6 +273,9 @@ class Egress:
         try:
             return await asyncio.shield(task)  # others may wait for the same answer
         except (OSError, UnicodeError) as error:
+            # A resolver that cannot open a file or a socket says that the name is unknown.
+            if lack := shortage_of(error) or lack_of_descriptors():
+                raise OwnShortage(lack) from None
             raise FetchError("dns", f"the host name {host[:200]} could not be resolved ({_reason(error)})") from None
 
     async def _ask(self, host: str) -> Sequence[str]:
@@ -278,6 +290,34 @@ class Egress:
         self._asking.pop(host, None)
         with suppress(asyncio.CancelledError):
             task.exception()  # nobody may be waiting for it any more
+
+
+def lack_of_descriptors() -> str:
+    """Asked after a failure that may come from it: whether this process can open hardly any file; what it lacks then.
+
+    Some must be left beside the first: the failed attempt has closed its own by now.
+    """
+    opened: list[int] = []
+    try:
+        for _ in range(SPARE_DESCRIPTORS):
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return shortage_of(error)
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return ""
+
+
+def lack_of_ports(error: OSError, infos: Sequence[Any]) -> str:
+    """Whether an address could be reached but for a local port; without IPv6 the same error means that it cannot."""
+    if error.errno != errno.EADDRNOTAVAIL:
+        return ""
+    for family, *_, address in infos:
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing: it only asks for the route
+            return "there is no local port left to connect from"
+    return ""
 
 
 def _parsed(text: str) -> Ip:

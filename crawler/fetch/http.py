@@ -15,12 +15,13 @@ import msgspec
 
 from crawler import __version__, urls
 from crawler.config import Settings
-from crawler.errors import FetchError, UrlError
+from crawler.errors import FetchError, OwnShortage, UrlError, shortage_of
 from crawler.fetch import proxy as proxies
 from crawler.fetch import wire
 from crawler.fetch.body import ACCEPTED, Body
+from crawler.fetch.budget import Budget
 from crawler.fetch.connection import HIGH_WATER, Closed, Connection, Pool, Route, proxy_headers, too_much_head
-from crawler.fetch.egress import Egress, Reach, names_loopback
+from crawler.fetch.egress import Egress, Reach, lack_of_descriptors, names_loopback
 from crawler.fetch.session import Headers, LiveSession, harmless, header_problem
 from crawler.models import Page
 
@@ -63,6 +64,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is sent; what it is, `headers` say. It may be sent twice, where a kept connection turns out to be dead."""
     follow: bool = True
     """Whether a redirect is followed, instead of being the page; that of anything but a GET never is."""
+    budget: Budget = msgspec.field(default_factory=Budget)
+    """What the work on the answer may cost."""
     exact: bool = False
     """Whether path and query go out letter by letter, also where a browser would read `..` or `%2e` as a step up."""
 
@@ -138,7 +141,11 @@ class Client:
                 try:
                     async with asyncio.timeout(left_s):
                         answer = await self._exchange(request, first, here, reach, fresh)
-                except (TimeoutError, Closed, OSError) as error:
+                except (TimeoutError, Closed, OSError, RuntimeError) as error:
+                    if lack := shortage_of(error):
+                        raise OwnShortage(lack) from None
+                    if isinstance(error, RuntimeError):
+                        raise
                     raise _failure(error, request) from None
                 left_s -= time.monotonic() - since
             if answer.page:
@@ -161,12 +168,17 @@ class Client:
         proxy = self._proxies.choose(here.scheme, here.host, here.port, own) if own or self._may_proxy else None
         route = Route(here.scheme, here.host, here.port, reach, proxy)
         sent = self._request(request, first, here, route)
-        connection = await self._connect(route, request.connect_timeout_s, fresh)
+        try:
+            connection = await self._connect(route, request.connect_timeout_s, fresh)
+        except Exception as error:
+            if lack := shortage_of(error):
+                raise OwnShortage(lack, unsent=True) from None
+            raise
         keep = False
         try:
             connection.send(sent, request.body or b"")
             try:
-                head = await _final_head(connection)
+                head = await _final_head(connection, request.budget)
             except (Closed, FetchError) as error:
                 # The server closed it while it was idle, and never saw the request; or rubbish behind the last answer
                 # came too late to be noticed, and says nothing about this page.
@@ -179,7 +191,8 @@ class Client:
                 )
             headers = head.fields
             if request.session and "set-cookie" in headers:
-                request.session.take(here.scheme, here.host, here.path, headers["set-cookie"])
+                cookies = (here.scheme, here.host, here.path, headers["set-cookie"])
+                request.budget.at_once(request.session.take, *cookies)
             if head.status in _REDIRECTS and request.follow and request.method == "GET":
                 locations = {*headers.get("location", ())}
                 if locations - {""}:
@@ -188,8 +201,9 @@ class Client:
                     keep = head.persistent and wire.framing(head).length == len(connection.take(HIGH_WATER))
                     return _Answer(location=locations.pop())
             limit = self._max_body if request.max_body is None else request.max_body
-            body = Body(",".join(headers.get("content-encoding", ())), limit, cut=request.cut)
-            keep = await _read(connection, head, body, limit)
+            codings = ",".join(headers.get("content-encoding", ()))
+            body = Body(codings, limit, cut=request.cut, budget=request.budget)
+            keep = await _read(connection, head, body, limit, request.budget)
             raw, decoded = body.finish()
             return _Answer(page=_page(request, here, head, raw, decoded))
         finally:
@@ -254,34 +268,34 @@ def _lines(site: Headers, home: bool, own: Headers) -> str:
     return "".join([f"{name}: {value}\r\n" for name, value in headers.values()])
 
 
-async def _final_head(connection: Connection) -> wire.Head:
+async def _final_head(connection: Connection, budget: Budget) -> wire.Head:
     """The head of the real answer: those that only announce it are passed over, but not without end."""
-    head = await connection.head()
+    head = await connection.head(budget)
     spent = 0
     for _ in range(MAX_INTERIM):
         if head.status >= 200:
             return head
         if head.status == 101:
             raise FetchError("bad_response", "the server changes to a protocol that nobody asked for")
-        spent += 64 + sum(len(name) + len(value) + 4 for name, value in head.headers)
+        spent += head.size
         if spent > wire.MAX_HEAD:
             raise too_much_head()
         try:
-            head = await connection.head(spent)
+            head = await connection.head(budget, spent)
         except Closed as closed:
             raise FetchError("truncated", "the connection ended before the real answer") from closed.error
     raise FetchError("bad_response", f"more than {MAX_INTERIM} answers came before the real one")
 
 
-async def _read(connection: Connection, head: wire.Head, body: Body, limit: int) -> bool:
+async def _read(connection: Connection, head: wire.Head, body: Body, limit: int, budget: Budget) -> bool:
     """Read a body to its end; whether the connection is fit for another request."""
     framing = wire.framing(head)
     if framing.length is not None:
-        return await _read_length(connection, framing.length, body, limit) and head.persistent
+        return await _read_length(connection, framing.length, body, limit, budget) and head.persistent
     chunks = wire.Chunks() if framing.chunked else None
     data = connection.take(HIGH_WATER)
     while True:
-        body.feed(chunks.feed(data) if chunks else data)
+        await _feed(body, budget.at_once(chunks.feed, data) if chunks else data, budget)
         if body.full:
             return False
         if chunks and chunks.done:
@@ -294,7 +308,14 @@ async def _read(connection: Connection, head: wire.Head, body: Body, limit: int)
             return False
 
 
-async def _read_length(connection: Connection, length: int, body: Body, limit: int) -> bool:
+async def _feed(body: Body, data: bytes, budget: Budget) -> None:
+    if body.is_coded:
+        await budget.work(body.feed, data)
+    else:
+        budget.at_once(body.feed, data)
+
+
+async def _read_length(connection: Connection, length: int, body: Body, limit: int, budget: Budget) -> bool:
     if length > limit and not body.cut:
         raise FetchError("too_large", f"the page is larger than {limit:,} bytes: it has {length:,}")
     left = length
@@ -305,7 +326,7 @@ async def _read_length(connection: Connection, length: int, body: Body, limit: i
             missing = left - connection.waiting
             raise FetchError("truncated", f"the connection ended {missing:,} bytes before the body's end") from None
         data = connection.take(left)
-        body.feed(data)
+        await _feed(body, data, budget)
         left -= len(data)
         if body.full:
             return False
@@ -365,6 +386,9 @@ def _failure(error: Exception, request: Request) -> FetchError:
         why = f" ({error.error})" if error.error else ""
         return FetchError("connection", f"the server ended the connection without an answer{why}")
     if isinstance(error, ssl.SSLError):
+        # A certificate that could not be read for want of a descriptor is a missing one to OpenSSL.
+        if lack := lack_of_descriptors():
+            raise OwnShortage(lack)
         return _tls_failed(error)
     told = error.strerror if isinstance(error, OSError) else ""
     return FetchError("connection", f"the connection failed ({told or error})")

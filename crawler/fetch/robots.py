@@ -17,13 +17,15 @@ from protego import Protego
 
 from crawler.errors import FetchError
 from crawler.fetch import charset
+from crawler.fetch.budget import Budget
 from crawler.models import Page
 
 MAX_BYTES = 500_000
 """What is read of a robots.txt; what lies behind that does not count."""
 FRESH_S, UNREACHABLE_S = 3600.0, 60.0
 """How long rules hold, and how long a server in trouble is not asked again."""
-MAX_HOSTS = 2_000
+MAX_HOSTS, MAX_TEXTS = 2_000, 4_000_000
+"""The hosts whose rules a process keeps in memory, and the characters of all their texts: rules take 30 times that."""
 LOOK_S = 0.05
 PRODUCT = "crawler"
 _AWAY = frozenset(
@@ -31,6 +33,8 @@ _AWAY = frozenset(
     | {"bad_request"}
 )
 """What keeps the page itself from being fetched, too, and is its failure."""
+
+_AGENT = re.compile(r"\s*+user(?:-|\s*+)agent(?:\s*+:|\s)([^#]*+)", re.I)
 
 Fetch = Callable[[str], Awaitable[Page]]
 
@@ -61,15 +65,34 @@ class Rules:
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.unreachable = answer.unreachable
-        self._parsed = Protego.parse(answer.text) if answer.text else None
+        self._parsed: dict[str, Protego] = {}
 
     def allow(self, url: str, agent: str) -> bool:
         """Whether this program may fetch the URL under that name."""
-        return self._parsed is None or self._parsed.can_fetch(url, agent)
+        return bool(self._for(agent).can_fetch(url, agent))
 
     def crawl_delay_s(self, agent: str) -> float:
         """The seconds between requests that it asks for; 0 where it asks for none."""
-        return float((self._parsed.crawl_delay(agent) if self._parsed else None) or 0.0)
+        return float(self._for(agent).crawl_delay(agent) or 0.0)
+
+    def _for(self, agent: str) -> Protego:
+        if agent not in self._parsed:
+            self._parsed[agent] = Protego.parse(_without_others(self.answer.text, agent))
+        return self._parsed[agent]
+
+
+def _without_others(text: str, agent: str) -> str:
+    """A robots.txt without the names of other agents, of which the parser keeps all rules for each: ten thousand names
+    for ten thousand rules took minutes."""
+    return "\n".join([_without_other(line, agent.lower()) for line in text.splitlines()])
+
+
+def _without_other(line: str, agent: str) -> str:
+    named = _AGENT.match(line)
+    if not named or named[1].strip() == "*":
+        return line
+    name = named[1].strip().lower().replace("*", "")
+    return f"User-agent: {name}" if name in agent else "User-agent:"
 
 
 class Robots:
@@ -78,18 +101,23 @@ class Robots:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
         self._rules: OrderedDict[str, Rules] = OrderedDict()
+        self._length = 0
+        """The characters of all texts in `_rules`."""
         self._asked: dict[str, asyncio.Task[Rules]] = {}
 
-    async def check(self, url: str, user_agent: str, fetch: Fetch) -> float:
+    async def check(self, url: str, user_agent: str, fetch: Fetch, budget: Budget | None = None) -> float:
         """Raise where robots.txt does not let the URL be fetched; returns the Crawl-delay that it asks for."""
         agent = product(user_agent)
         origin = url[: url.index("/", 8)]  # in WHATWG's normal form there is always a path
-        rules = self.known(origin) or await self._learn(origin, fetch)
+        budget = budget or Budget()
+        rules = self.known(origin) or await self._learn(origin, fetch, budget)
         if rules.unreachable:
             status, left_s = rules.answer.status, rules.answer.at + UNREACHABLE_S - self._clock()
             message = f"{origin}/robots.txt answered {status}, so nothing is fetched from there yet"
             raise FetchError("robots_unreachable", message, max(1.0, left_s))
-        if not rules.allow(url, agent):
+        if not rules.answer.text:
+            return 0.0
+        if not budget.at_once(rules.allow, url, agent):
             raise FetchError(
                 "robots", f"{origin}/robots.txt does not let {agent} fetch this page (--ignore-robots would)"
             )
@@ -100,15 +128,15 @@ class Robots:
         rules = self._rules.get(origin)
         return rules if rules and rules.answer.is_fresh(self._clock()) else None
 
-    async def _learn(self, origin: str, fetch: Fetch) -> Rules:
+    async def _learn(self, origin: str, fetch: Fetch, budget: Budget) -> Rules:
         """Once at a time for each host in this process: whoever comes second waits for the first."""
         task = self._asked.get(origin)
         if task is None:
-            task = self._asked[origin] = asyncio.ensure_future(self._find(origin, fetch))
+            task = self._asked[origin] = asyncio.ensure_future(self._find(origin, fetch, budget))
             task.add_done_callback(lambda _: self._asked.pop(origin, None))
         return await asyncio.shield(task)
 
-    async def _find(self, origin: str, fetch: Fetch) -> Rules:
+    async def _find(self, origin: str, fetch: Fetch, budget: Budget) -> Rules:
         path = self._folder / sha256(origin.encode()).hexdigest()[:32]
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -119,19 +147,25 @@ class Robots:
                 if answer is not None and answer.is_fresh(self._clock()):
                     break
                 if mine:
-                    answer = await self._ask(origin, fetch)
+                    answer = await self._ask(origin, fetch, budget)
                     _write(path, answer)
                     break
                 await asyncio.sleep(LOOK_S)
         finally:
             os.close(lock)
-        rules = self._rules[origin] = Rules(answer)
-        self._rules.move_to_end(origin)
-        if len(self._rules) > MAX_HOSTS:
-            self._rules.popitem(last=False)
+        self._keep(origin, rules := Rules(answer))
         return rules
 
-    async def _ask(self, origin: str, fetch: Fetch) -> Answer:
+    def _keep(self, origin: str, rules: Rules) -> None:
+        """Remember the rules of a host, and forget those of others where they are too many or too long."""
+        replaced = self._rules.pop(origin, None)
+        self._rules[origin] = rules
+        self._length += len(rules.answer.text) - (len(replaced.answer.text) if replaced else 0)
+        while len(self._rules) > MAX_HOSTS or (self._length > MAX_TEXTS and len(self._rules) > 1):
+            _, oldest = self._rules.popitem(last=False)
+            self._length -= len(oldest.answer.text)
+
+    async def _ask(self, origin: str, fetch: Fetch, budget: Budget) -> Answer:
         try:
             page = await fetch(f"{origin}/robots.txt")
         except FetchError as error:
@@ -140,7 +174,9 @@ class Robots:
             return Answer(origin=origin, at=self._clock(), status=404)  # a file that cannot be had, such as in a loop
         text = ""
         if 200 <= page.status < 300:
-            text = charset.decode(page.body[:MAX_BYTES], "text/plain; charset=utf-8")[0].removeprefix("\ufeff")
+            body = page.body[:MAX_BYTES]
+            text, _ = budget.at_once(charset.decode, body, "text/plain; charset=utf-8")
+            text = text.removeprefix("\ufeff")
         return Answer(origin=origin, at=self._clock(), status=page.status, text=text)
 
 

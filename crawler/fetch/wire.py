@@ -45,6 +45,8 @@ class Head(msgspec.Struct, frozen=True):
     """Whether the server is going to keep the connection, as far as the head says."""
     fields: dict[str, list[str]]
     """The values of all headers of a name, which is in lower case."""
+    size: int = 0
+    """The bytes that came, with the lines that are no headers."""
 
     def list(self, name: str) -> "list[str]":
         """The values of a header that is a list, in lower case."""
@@ -75,23 +77,34 @@ def parse_head(data: bytes | bytearray) -> Head:
     if not 100 <= status <= 999:
         raise FetchError("bad_response", f"the answer's status is none: {first[:60]!r}")
     headers: list[tuple[str, str]] = []
+    folded: list[str] = []
     for line in lines:
         if line[0] in _BLANKS:
-            if headers:
-                name, value = headers[-1]
-                headers[-1] = (name, f"{value} {line.strip(_BLANKS)}".strip(_BLANKS))
+            folded.append(line.strip(_BLANKS))
             continue
+        if folded:
+            _unfold(headers, folded)
         name, colon, value = line.partition(":")
         name = name.rstrip(_BLANKS)
         if colon and _TOKEN.fullmatch(name):
             headers.append((name, value.strip(_BLANKS)))
+    if folded:
+        _unfold(headers, folded)
     fields: dict[str, list[str]] = {}
     for name, value in headers:
         fields.setdefault(name.lower(), []).append(value)
     modern = match[1] == match[2] == "1" or (int((match[1] or "1")[:4]), int((match[2] or "0")[:4])) >= (1, 1)
     words = [word.strip().lower() for text in fields.get("connection", ()) for word in text.split(",")]
     persistent = "close" not in words and (modern or "keep-alive" in words)
-    return Head(status, match[4].strip(), tuple(headers), persistent, fields)
+    return Head(status, match[4].strip(), tuple(headers), persistent, fields, len(data))
+
+
+def _unfold(headers: list[tuple[str, str]], folded: list[str]) -> None:
+    """Put lines that go on with a header behind its value, all at once: one by one they would copy it each time."""
+    if headers:
+        name, value = headers[-1]
+        headers[-1] = (name, " ".join(filter(None, (value, *folded))))
+    folded.clear()
 
 
 class Framing(msgspec.Struct, frozen=True):
@@ -128,7 +141,7 @@ class Chunks:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._left = 0
+        self._left = self._searched = 0
         self._framing = self._held = 0
         self._step: Callable[[], bytes | None] = self._size
         self.done = False
@@ -152,7 +165,8 @@ class Chunks:
         return self.done and bool(self._buffer)
 
     def _line(self) -> bytes | None:
-        end = self._buffer.find(b"\n")
+        end = self._buffer.find(b"\n", self._searched)
+        self._searched = len(self._buffer) if end < 0 else 0
         if end > MAX_CHUNK_LINE or (end < 0 and len(self._buffer) > MAX_CHUNK_LINE):
             raise FetchError("bad_response", f"a line between chunks is longer than {MAX_CHUNK_LINE:,} bytes")
         if end < 0:

@@ -17,10 +17,10 @@ _GONE = frozenset({404, 410})
 _GOOD = decided("ok", evidence=("much to read under an innocent title",))
 
 
-def judge(page: Page, text: str, tree: LexborHTMLParser | None) -> Verdict:
+def judge(page: Page, html: bytes, tree: LexborHTMLParser | None) -> Verdict:
     """Say what a page really is.
 
-    `text` is the decoded page, empty for what is not HTML; `tree` is its tree, or None, and is not changed.
+    `html` is the page in UTF-8, empty for what is not HTML; `tree` is its tree, or None, and is not changed.
     """
     status = page.status
     good = 200 <= status < 300
@@ -36,10 +36,10 @@ def judge(page: Page, text: str, tree: LexborHTMLParser | None) -> Verdict:
         return _verdict(rules.of_text(page, headers), status) if _is_short_text(page, headers) else _plain(status)
     sight = glance(tree)
     # What is rich only because of its links may still be a form to log in.
-    innocent = sight.own >= RICH or "password" not in text
+    innocent = sight.own >= RICH or b"password" not in html
     if good and sight.rich and innocent and not phrases.is_odd(" | ".join(sight.lines)):
         return _GOOD
-    return _verdict(rules.of_page(rules.Case.of(page, headers, text, tree, look(tree, sight))), status)
+    return _verdict(rules.of_page(rules.Case.of(page, headers, html, tree, look(tree, sight))), status)
 
 
 def _is_short_text(page: Page, headers: dict[str, str]) -> bool:

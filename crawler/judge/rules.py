@@ -13,7 +13,7 @@ from crawler.judge.sight import Sight, squashed
 from crawler.models import Page
 
 SHORT_BODY = 2_000
-MARKUP_CHARS = 200_000
+MARKUP_BYTES = 200_000
 CHALLENGE, SHORT, BRIEF, ANNOUNCEMENT, LONG = 1_200, 600, 300, 150, 2_500
 """The most characters of own text that a wall may have, by how sure its other signs are."""
 RECORD_CELLS, RECORD_PARTS, THIN, BEGINNING, SHORT_HEADING, MENU, SHELL = 4, 8, 140, 60, 45, 15, 200
@@ -50,7 +50,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it holds a described thing for search engines, such as a product."""
 
     @classmethod
-    def of(cls, page: Page, headers: dict[str, str], text: str, tree: LexborHTMLParser, sight: Sight) -> Self:
+    def of(cls, page: Page, headers: dict[str, str], html: bytes, tree: LexborHTMLParser, sight: Sight) -> Self:
         """The case of a page."""
         words = [*sight.lines, sight.text, squashed(" ".join(sight.framed))]
         noscripts = [node.text()[:SHORT_BODY] for node in tree.css("noscript")[:20]]
@@ -59,7 +59,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             headers=headers,
             place=_place(page.final_url),
             moved=_place(page.final_url) != _place(page.url),
-            markup=text[:MARKUP_CHARS].lower(),
+            markup=html[:MARKUP_BYTES].decode("utf-8", "ignore").lower(),
             sight=sight,
             heads=" | ".join(sight.lines),
             words=" | ".join(filter(None, words)),

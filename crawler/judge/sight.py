@@ -99,7 +99,7 @@ def glance(tree: LexborHTMLParser) -> Sight:
 
 def look(tree: LexborHTMLParser, glanced: Sight) -> Sight:
     """A look at the whole page, hidden parts left out."""
-    hidden = frozenset(node.mem_id for node in tree.css(_HIDDEN))
+    hidden = frozenset(node.mem_id for node in tree.css(_HIDDEN)[:MOST_NODES])
     sight = glanced
     if hidden or glanced.rich:
         sight = Sight(title=glanced.title, headings=_headings(tree, hidden))

@@ -28,6 +28,8 @@ CLASSES = {
 
 BLOCKS = frozenset({"http_429", "http_503"})
 """Reasons that speak against the whole domain; so many in a row open its circuit. Walls are another kind."""
+MAX_DATE = 100
+"""Characters of a `Retry-After` that are looked at: a date has some 30."""
 _TIMES = {_S: 1.0, _L: 15.0, _D: 5.0}
 """How much longer than soon the first wait of a class is."""
 
@@ -59,7 +61,7 @@ def delay(
 
 def retry_after(header: str, now: float) -> float | None:
     """The seconds that a `Retry-After` header means, as a number or a date, within reason; None where it means none."""
-    text = header.strip()
+    text = header.strip()[:MAX_DATE]
     if text.isdecimal():
         return min(float(text[:12]), RETRY_AFTER_MOST_S) or None
     try:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 from crawler import urls
-from crawler.errors import FetchError, NotNow
+from crawler.errors import FetchError, NotNow, OwnShortage
 from crawler.models import Rule, Sent
 from crawler.resilience.keeper import Booking, Keeper
 from crawler.resilience.permit import LATE_S, Ask, Report
@@ -162,7 +162,8 @@ class _Request:
     ) -> None:
         """Note how long it took, or that it never went out."""
         passage, sent = self._passage, self._passage.sent[self._number]
-        if isinstance(error, FetchError) and error.reason in _NEVER_SENT:
+        never_sent = isinstance(error, FetchError) and error.reason in _NEVER_SENT
+        if never_sent or (isinstance(error, OwnShortage) and error.unsent):
             del passage.sent[self._number]
         else:
             seconds = round(time.monotonic() - self._since, 4)

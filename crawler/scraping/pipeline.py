@@ -3,7 +3,6 @@
 import random
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,8 +10,9 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from crawler.errors import FetchError, NotNow
+from crawler.errors import FetchError, NotNow, shortage_of
 from crawler.fetch import charset
+from crawler.fetch.budget import SMALL, Budget
 from crawler.fetch.http import USER_AGENT, Gate, Request
 from crawler.fetch.robots import MAX_BYTES, Robots
 from crawler.fetch.session import LiveSession
@@ -26,7 +26,9 @@ from crawler.sites.config import Site
 from crawler.sites.depth import parse
 
 Fetch = Callable[[Request, Gate], Awaitable[Page]]
-Parsing = Callable[[int], AbstractContextManager[None]]
+
+TREE_TIMES, MAX_TREE = 20, 64_000_000
+"""What reading a page takes beside it, while it lasts: so many times its size, and no more than this."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,26 +71,27 @@ async def scrape(
     robots: Robots,
     *,
     worker: str,
-    parsing: Parsing = lambda task: nullcontext(),
+    budget: Budget,
     clock: Callable[[], float] = time.time,
     jitter: Callable[[], float] = random.random,
 ) -> Outcome:
-    """One attempt at one task. `parsing` marks the time in which the page is in a parser's hands."""
+    """One attempt at one task; all work on what servers send for it is done within its budget."""
     site = order.site
     begun = Outcome(
         task=order.task, status=TaskStatus.FAILED, worker=worker, site=(site.name, site.version), rule=order.rule
     )
     page: Page | None = None
     try:
-        page = await _fetched(order, fetch, passage, robots)
+        page = await _fetched(order, fetch, passage, robots, budget)
         begun = replace(begun, page=page)
         if page.status == 304 and order.conditional:
             passage.good = True
             ended = replace(begun, status=TaskStatus.COMPLETED, verdict=UNCHANGED)
         else:
             began = time.perf_counter()
-            with parsing(order.task.id):
-                read = examine(page, site)
+            small = len(page.body) <= SMALL
+            reading = (examine, page, site, budget)
+            read = budget.at_once(*reading) if small else await budget.work(*reading)
             begun = replace(begun, parse_ms=(time.perf_counter() - began) * 1000)
             ended = _judged(begun, page, read, order, passage, clock, jitter)
     except NotNow as error:
@@ -105,7 +108,7 @@ async def scrape(
     return replace(ended, sent=tuple(passage.sent))
 
 
-async def _fetched(order: Order, fetch: Fetch, passage: Passage, robots: Robots) -> Page:
+async def _fetched(order: Order, fetch: Fetch, passage: Passage, robots: Robots, budget: Budget) -> Page:
     """The page, with every request on the way to it permitted by its domain and by robots.txt."""
     site = order.site
     about = Request(
@@ -115,6 +118,7 @@ async def _fetched(order: Order, fetch: Fetch, passage: Passage, robots: Robots)
         connect_timeout_s=site.connect_timeout_s,
         headers=site.headers,
         session=order.session,
+        budget=budget,
     )
 
     async def robots_txt(url: str) -> Page:
@@ -125,7 +129,7 @@ async def _fetched(order: Order, fetch: Fetch, passage: Passage, robots: Robots)
         return await fetch(request, passage.request)
 
     async def check(url: str) -> None:
-        passage.obey(url, await robots.check(url, order.user_agent, robots_txt))
+        passage.obey(url, await robots.check(url, order.user_agent, robots_txt, budget))
 
     gate = partial(passage.request, check=check if order.respect_robots else None)
     conditional = order.conditional
@@ -196,30 +200,49 @@ def _postponed(begun: Outcome, error: NotNow, clock: Callable[[], float]) -> Out
     )
 
 
-def examine(page: Page, site: Site) -> Read:
+def examine(page: Page, site: Site, budget: Budget | None = None) -> Read:
     """What a page is and what it says; needs nothing but the page, so that a stored one can be read again."""
+    budget = budget or Budget()
+    beside = min(TREE_TIMES * len(page.body), MAX_TREE)
+    budget.hold(beside)
+    try:
+        return _examined(page, site, budget)
+    finally:
+        budget.release(beside)
+
+
+def _examined(page: Page, site: Site, budget: Budget) -> Read:
     declared = page.header("content-type")
-    text = charset.decode(page.body, declared)[0] if page.body and is_html(declared, page.body) else ""
-    if not text:
+    if not page.body or not is_html(declared, page.body):
         return _unread(page)
     try:
-        tree = parse(text)
-        verdict = judge(page, text, tree)
+        html = charset.utf8(page.body, declared, budget)
+        if not html:
+            return _unread(page)
+        tree = parse(html, budget)
+        large = len(html) > SMALL
+        if large:
+            budget.look()
+        verdict = judge(page, html, tree)
         record: dict[str, Any] = {}
         if verdict.completed:
-            fields = selectors.extract(tree, site.fields, page.final_url)
-            record = structured.extract(tree, page.final_url) | fields if site.structured else fields
+            if large:
+                budget.look()
+            fields = selectors.extract(tree, site.fields, page.final_url, budget)
+            record = structured.extract(tree, page.final_url, budget) | fields if site.structured else fields
         return Read(verdict=verdict, record=record, parser=_parser(site))
     except FetchError:
         if 200 <= page.status < 300:
             raise
         return _unread(page)
     except Exception as error:
+        if shortage_of(error):
+            raise
         raise FetchError("parse_error", f"the parser failed ({type(error).__name__}: {error})") from error
 
 
 def _unread(page: Page) -> Read:
-    return Read(verdict=judge(page, "", None), record={}, parser=("none", "1"))
+    return Read(verdict=judge(page, b"", None), record={}, parser=("none", "1"))
 
 
 def _parser(site: Site) -> tuple[str, str]:

@@ -12,6 +12,8 @@ import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
 MAX_LENGTH = 1_000
+MAX_KEPT = 10_000
+"""Elements that are kept for the next selector that asks for the same."""
 _PARTS = re.compile(
     r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\\.|/\*.*?\*/|\s+|[()\[\],>+~|:]|[^"'\\/\s()\[\],>+~|:]+|.""", re.S
 )
@@ -91,13 +93,14 @@ class TooMuch(Exception):
 
 
 class Budget:
-    """How many more elements may be looked at."""
+    """How many more elements may be looked at; `check` hears of every look."""
 
-    def __init__(self, looks: int) -> None:
-        self.left = looks
+    def __init__(self, looks: int, check: Callable[[], None] = lambda: None) -> None:
+        self.left, self._check = looks, check
 
     def spend(self, looks: int) -> None:
         """Count some looks; raises `TooMuch` when there were too many."""
+        self._check()
         self.left -= looks
         if self.left < 0:
             raise TooMuch
@@ -301,9 +304,13 @@ class Search:
 
     def _css(self, query: str) -> list[LexborNode]:
         if query not in self._seen:
-            self._size = self._size or len(self._tree.css("*"))
+            self._size = self._size or _size(self._tree)
             self._budget.spend(self._size // 20)
-            self._seen[query] = self._tree.css(query)
+            found = self._tree.css(query)
+            if len(found) > MAX_KEPT:
+                self._budget.spend(len(found) + 1)
+                return found
+            self._seen[query] = found
         found = self._seen[query]
         self._budget.spend(len(found) + 1)
         return found
@@ -408,6 +415,10 @@ class Search:
             if members is None or key in members:
                 counts[tag] = counts.get(tag, 0) + 1
                 yield key, counts[tag]
+
+
+def _size(tree: LexborHTMLParser) -> int:
+    return sum(1 for _ in tree.root.traverse()) if tree.root else 0
 
 
 def _by_id(nodes: Iterable[LexborNode]) -> Nodes:

@@ -1,169 +1,277 @@
 """Parses a page, unless no parser should see it: nested, attributed or formatted beyond reason."""
 
-import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
-from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser
+from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, SelectolaxError
 
 from crawler.errors import FetchError
+from crawler.fetch.budget import Budget
 
-MAX_DEPTH, MAX_ATTRIBUTES, MAX_ROOTS, MAX_TAGS = 4_000, 1_000, 20, 500_000
+MAX_TAGS, MAX_DEPTH, MAX_ATTRIBUTES, MAX_ROOTS = 500_000, 4_000, 1_000, 20
 MAX_STEPS = 200_000_000
 """Looks at open elements and attributes that the parser may need, some 3 to 10 ns each."""
-MAX_REPEATED = 2_000_000
-"""Elements that the parser may add on its own, some 300 bytes each."""
-FEW = math.isqrt(4 * MAX_REPEATED)
-"""Start tags that cannot do so: whatever number of them is formatting, the others are the blocks that can repeat it."""
+MAX_NAMES = 20_000
+"""Different names of tags, and of attributes: the parser finds one by looking at a part of all others."""
+MAX_SEPARATORS = 60_000
+"""Places where an attribute may begin, in pages whose names need no counting: that is a second at most."""
+MAX_TREE = 56_000_000
+"""Bytes of a tree, by what its parts were measured to take; those of an element include a place in one list."""
+ELEMENT, TEXT, ATTRIBUTE, ERROR = 164, 136, 230, 18
+MAX_ERRORS = 400_000
+"""Signs that may be errors, of which the parser keeps a list, and that weigh nothing in ordinary pages."""
+MAX_RUN = 520_000
+"""Characters of one text that are kept: nothing that is read is longer, but it may be read by all around it."""
+TINY = 300_000
+"""Bytes times tags of a page that can be nothing of the kind: its attributes repeated by its tags are not many."""
 SMALL = 64_000
 """Bytes in which there is no room for so many attributes that the parser would be busy for long: half a second."""
-STRIDE, SAMPLE = 10_000, 100
+BLOCK, SAMPLE = 200, 100
+"""Tags that are counted together, and elements of which one is looked at."""
+MAX_PARSED, MAX_HEIGHT = 50, 20
+"""Steps in which a page may be parsed, and elements inside elements that are counted as closed."""
 
 _SPACE = r" \t\n\r\f"
+_SEPARATORS = b" \t\n\r\f/\"'"
+_ERRORS = b"=\"'`/&<"
 _ATTRIBUTE = (
     rf"[{_SPACE}/]*+[^{_SPACE}/>][^{_SPACE}/>=]*+"
     rf"""(?:[{_SPACE}]*+=[{_SPACE}]*+(?:"[^"]*+"|'[^']*+'|[^{_SPACE}>"'][^{_SPACE}>]*+)?+)?+"""
 )
-_ATTRIBUTES = re.compile(_ATTRIBUTE.encode())
-_TAG = rf"<(/?)([a-z][^{_SPACE}/>]*+)((?:{_ATTRIBUTE})*+)[{_SPACE}/]*+(?:>|\Z)"
-_TOKENS = re.compile(rf"{_TAG}|<!--(?:-?>|.*?(?:--!?>|\Z))|<[!?/][^>]*+>?".encode(), re.DOTALL | re.I)
-_MANY_ATTRIBUTES = re.compile(rf"<[a-z][^{_SPACE}/>]*+[{_SPACE}/](?:{_ATTRIBUTE}){{64}}".encode())
-_FORMATTING = rb"(?:b(?:ig)?|code|em|font|[iu]|nobr|s(?:mall|trike|trong)?|tt)(?=[ \t\n\r\f/>])"
-_FORMATTING_STARTS = re.compile(b"<" + _FORMATTING)
-_FORMATTING_TAGS = re.compile(b"<(/?)(" + _FORMATTING + rf")((?:{_ATTRIBUTE})*+)".encode(), re.I)
-_RAW_ENDS = {
-    name: re.compile(rb"</" + name + rb"(?=[ \t\n\r\f/>])", re.I)
-    for name in (b"iframe", b"noembed", b"noframes", b"script", b"style", b"textarea", b"title", b"xmp")
-}
+_ATTRIBUTE_NAMES = re.compile(_ATTRIBUTE.replace("[^", "([^", 1).replace("=]*+", "=]*+)", 1).encode())
+_TAG = re.compile(rf"</?([a-z][^{_SPACE}/>]*+)((?:{_ATTRIBUTE})*+)".encode(), re.I)
+_TAG_NAMES = re.compile(rf"<([a-z][^{_SPACE}/>]*+)".encode(), re.I)
+_MANY_ATTRIBUTES = re.compile(rf"<[^{_SPACE}/><]*+[{_SPACE}/](?:{_ATTRIBUTE}){{64}}".encode())
+_ROOTS = re.compile(rb"<(?:html|body)", re.I)
+_IN_TAGS = re.compile(rb"""[<"'][^>]*+""")
+"""All that may be inside a tag: behind a `>` in an attribute's value there must be a quote first."""
+_PLAIN_ATTRIBUTES = (
+    rf"(?:[{_SPACE}/]++[^{_SPACE}/=\"'<>]++"
+    rf"(?:[{_SPACE}]*+=[{_SPACE}]*+(?:\"[^\"<>]*+\"|'[^'<>]*+'|[^{_SPACE}=\"'<>]++))?+)*+[{_SPACE}/]*+"
+)
+_WHOLE = re.compile(f"[a-z]+{_PLAIN_ATTRIBUTES}".encode(), re.I)
+"""A tag that ends at its first bracket."""
+_CLOSED = re.compile(
+    rf"<([a-z][a-z0-9]*+){_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+</\1[{_SPACE}]*+>"
+    rf"|<(?:[bh]r|embed|img|meta){_PLAIN_ATTRIBUTES}>|<!--[^<>-]*+-->".encode(),
+    re.I,
+)
+"""An element that is closed, with nothing in it but text and what was closed before, and those without contents."""
+_FORMATTING = re.compile(
+    rb"<((?:b(?:ig)?|code|em|font|[iu]|nobr|s(?:mall|trike|trong)?|tt)(?=[ \t\n\r\f/>])[^<>]*+)(>?)", re.I
+)
+_RUNS = re.compile(rb"(?:^|<)[^<]{%d,}+" % MAX_RUN)
+_WIDE = re.compile(rb"[\xf0-\xf4]")
+_BLOCK = re.compile(rb"(?:[^<]*+<){%d}" % (BLOCK + 1))
 
 
-def parse(html: str) -> LexborHTMLParser:
-    """The tree of a page; `FetchError` for one that would keep the parser busy for minutes, or fill the memory.
+def parse(html: str | bytes, budget: Budget | None = None) -> LexborHTMLParser:
+    """The tree of a page, given as text or in UTF-8; `FetchError` for one that takes the parser minutes, or the memory.
 
-    Lexbor looks through all open elements at nearly every tag, compares every attribute of a tag with all before it,
-    and opens formatting that was left open (`<p><font>…</p>`) again in every block: time and memory grow with the
-    square of the page's size. An ordinary page is too small for any of that, which is seen by counting.
+    Lexbor looks through all open elements at nearly every tag, compares every attribute of a tag with all before it
+    and every new name with others, and opens formatting that was left open (`<p><font>…</p>`) again in every block:
+    time and memory grow with the square of the page's size. An ordinary page is too small for any of that, which is
+    seen by counting. No count relies on where tags begin for the parser: what it takes for a comment or a script,
+    and when it closes an element, is known to nobody else.
     """
-    page = (html.replace("\0", "") if "\0" in html else html).encode("utf-8", "replace")
+    page = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
+    if b"\0" in page:
+        page = page.replace(b"\0", b"")
     tags = page.count(b"<")
     if tags > MAX_TAGS:
         raise _too_deep(f"it has {tags:,} tags")
-    if len(page) > SMALL:
-        _check_attributes(page)
-    if tags <= FEW:
+    if tags * len(page) <= TINY and len(page) <= SMALL:
         return _tree(page)
-    starts = tags - page.count(b"</")
-    if starts > FEW:
-        _check_formatting(page, starts)
-    if starts > MAX_DEPTH or starts * tags > MAX_STEPS:
-        return _parse_deep(page, tags, starts)
-    return _tree(page)
+    longest = max(map(len, _RUNS.findall(page)), default=0) if len(page) > MAX_RUN else 0
+    tree = _parse(page, tags, _extra(page, longest), budget or Budget())
+    if longest:
+        _cut_texts(tree)
+    return tree
+
+
+def _parse(page: bytes, tags: int, extra: int, budget: Budget) -> LexborHTMLParser:
+    starts = _starts(page)
+    _check_names(page, starts)
+    attributes = _attributes(page, budget) if len(page) > SMALL else len(page) // 2
+    formats = _formats(page)
+    weight = extra + _weight(len(page), tags, starts, attributes, formats)
+    if weight <= MAX_TREE and starts <= MAX_DEPTH and starts * tags <= MAX_STEPS:
+        return _tree(page)
+    budget.look()
+    left = _left_open(page)
+    formats = _formats(left)
+    weight = extra + _weight(len(page), tags, starts, attributes, formats)
+    if weight <= MAX_TREE and 2 * _starts(left) <= min(MAX_DEPTH, MAX_STEPS // tags):
+        return _tree(page)
+    return _parse_in_steps(page, tags, formats, extra, budget)
 
 
 def _tree(page: bytes) -> LexborHTMLParser:
     # With mutation events, lexbor is quadratic in the options of a <select>.
-    return LexborHTMLParser(page, options=LexborDocumentOptions.WO_EVENTS)
+    try:
+        return LexborHTMLParser(page, options=LexborDocumentOptions.WO_EVENTS)
+    except SelectolaxError:  # it takes any bytes: nothing but memory can be wanting
+        raise MemoryError from None
 
 
 def _too_deep(what: str) -> FetchError:
     return FetchError("too_deep", f"The page is not parsed, because {what}; another try would not help.")
 
 
-def _check_attributes(page: bytes) -> None:
-    folded = page.lower()
-    roots = folded.count(b"<html") + folded.count(b"<body")
-    if roots <= MAX_ROOTS and not _MANY_ATTRIBUTES.search(folded):
-        return
-    collected = steps = 0
-    for name, attributes in _start_tags(page):
-        number = len(_ATTRIBUTES.findall(attributes))
-        if name in (b"body", b"html"):
+def _weight(size: int, tags: int, starts: int, attributes: int, formats: int) -> int:
+    """The bytes that a tree of these may take; text that grows is copied."""
+    return size * 3 // 2 + starts * (ELEMENT + formats) + tags * TEXT + attributes * ATTRIBUTE
+
+
+def _extra(page: bytes, longest: int) -> int:
+    """The bytes for errors, and for one text where it takes four for each character."""
+    errors = len(page) - len(page.translate(None, _ERRORS)) - MAX_ERRORS if len(page) > MAX_ERRORS else 0
+    wide = 4 * longest if longest and _WIDE.search(page) else 0
+    return max(0, errors) * ERROR + wide
+
+
+def _cut_texts(tree: LexborHTMLParser) -> None:
+    texts = tree.root.traverse(include_text=True) if tree.root else ()
+    for node in [node for node in texts if node.is_text_node and len(node.text_content or "") > MAX_RUN]:
+        node.replace_with((node.text_content or "")[:MAX_RUN])
+
+
+def _separators(page: bytes) -> int:
+    return len(page) - len(page.translate(None, _SEPARATORS))
+
+
+def _attributes(page: bytes, budget: Budget) -> int:
+    """How many attributes there are at most; `FetchError` where one tag has too many, or they too many names."""
+    number = _separators(page)
+    if number > MAX_SEPARATORS:
+        number = _separators(b"".join(_IN_TAGS.findall(page)))
+    few = number <= MAX_SEPARATORS and not _MANY_ATTRIBUTES.search(page)
+    if few and len(_ROOTS.findall(page)) <= MAX_ROOTS:
+        return number
+    names: set[bytes] = set()
+    total = steps = collected = 0
+    for tag, attributes in _tags(page):
+        budget.check()
+        matches = islice(_ATTRIBUTE_NAMES.finditer(attributes), MAX_ATTRIBUTES + 1)
+        found = [match[1] for match in matches]
+        names.update(found)
+        number = len(found)
+        total += number
+        if tag.lower() in (b"body", b"html"):
             # Those of a second <body> are added to the first.
             number = collected = collected + number
         steps += number * number
         if number > MAX_ATTRIBUTES or steps > MAX_STEPS:
-            raise _too_deep(f"a <{name[:20].decode('latin-1')}> has {number:,} attributes")
+            raise _too_deep(f"a <{tag[:20].decode('latin-1')}> has more than {MAX_ATTRIBUTES:,} attributes")
+        if len(names) > MAX_NAMES:
+            raise _too_deep(f"its attributes have more than {MAX_NAMES:,} names")
+    return total
 
 
-def _start_tags(page: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The start tags outside comments, scripts and the like."""
-    begin = foreign = 0
-    while begin >= 0:
-        tokens = _TOKENS.finditer(page, begin)
-        begin = -1
-        for token in tokens:
-            slash, name, attributes = token.groups()
-            name = (name or b"").lower()
-            if name in (b"svg", b"math") and not token[0].endswith(b"/>"):
-                foreign = max(0, foreign - 1) if slash else foreign + 1
-            if name and not slash:
-                yield name, attributes
-                # Inside <svg>, <style> and <title> hold markup.
-                if name in _RAW_ENDS and not foreign:
-                    end = _RAW_ENDS[name].search(page, token.end())
-                    begin = end.start() if end else -1
-                    break
+def _tags(page: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Every tag wherever it may begin, also inside another: one of the two is none, but nobody knows which."""
+    at, left = page.find(b"<"), 4 * len(page)
+    while at >= 0:
+        match = _TAG.match(page, at)
+        if match:
+            left -= match.end() - at
+            if left < 0:
+                raise _too_deep("its tags lie inside each other")
+            if match[2]:
+                yield match[1], match[2]
+        at = page.find(b"<", at + 1)
 
 
-def _check_formatting(page: bytes, starts: int) -> None:
-    number = len(_FORMATTING_STARTS.findall(page.lower()))
-    if starts * number > MAX_REPEATED and starts * _left_open(page) > MAX_REPEATED:
-        raise _too_deep("its formatting would be repeated too often")
+def _check_names(page: bytes, starts: int) -> None:
+    if starts > MAX_NAMES and len({*_TAG_NAMES.findall(page)}) > MAX_NAMES:
+        raise _too_deep(f"its tags have more than {MAX_NAMES:,} names")
 
 
-def _left_open(page: bytes) -> int:
-    """How many formatting elements are open at once at most; of more than three alike, three count."""
-    opened: defaultdict[bytes, list[bytes]] = defaultdict(list)
-    alike: Counter[bytes] = Counter()
-    number = most = 0
-    for slash, tag, attributes in _FORMATTING_TAGS.findall(page):
-        name = tag.lower()
-        if not slash:
-            opened[name].append(attributes)
-            alike[name + attributes] += 1
-            number += alike[name + attributes] <= 3
-            most = max(most, number)
-        elif opened[name]:
-            markup = name + opened[name].pop()
-            number -= alike[markup] <= 3
-            alike[markup] -= 1
-    return most
+def _starts(page: bytes) -> int:
+    return page.count(b"<") - page.count(b"</") - page.count(b"<>")
 
 
-def _parse_deep(page: bytes, tags: int, starts: int) -> LexborHTMLParser:
-    """The tree of a page that may be nested beyond reason; `FetchError` where it is.
+def _left_open(page: bytes) -> bytes:
+    """The page with `<>` for every element that is surely closed, up to some height."""
+    for _ in range(MAX_HEIGHT):
+        page, number = _CLOSED.subn(b"<>", page)
+        if not number:
+            break
+    return page
 
-    Few tags are parsed at once: however they are nested, that cannot take long. Of many, ever longer beginnings are
-    parsed: each adds too little to what is known to take long.
+
+def _formats(page: bytes) -> int:
+    """The bytes of all formatting that may be left open, and opened again by each start tag; three alike count."""
+    weight = 0
+    for (tag, end), number in Counter(_FORMATTING.findall(page)).items():
+        alike = min(3, number) if end and _WHOLE.fullmatch(tag) else number
+        weight += alike * (ELEMENT + ATTRIBUTE * _separators(tag) + len(tag))
+    return weight
+
+
+def _parse_in_steps(page: bytes, tags: int, formats: int, extra: int, budget: Budget) -> LexborHTMLParser:
+    """The tree of a page that may be too much; `FetchError` where it is.
+
+    Ever longer beginnings are parsed: each adds too little to what was measured to take long, or much memory.
     """
     limit = min(MAX_DEPTH, MAX_STEPS // tags)
-    few = tags * tags <= MAX_STEPS
-    places = [] if few else [match.start() for match in re.finditer(b"<", page)]
-    for end in (*places[STRIDE::STRIDE], len(page)):
-        tree = _tree(page[:end])
-        depth = _depth(tree, limit, starts if few else None)
+    weight, end = extra, 0
+    for _ in range(MAX_PARSED):
+        budget.look()
+        begin, end = end, _step(page, end, formats, MAX_TREE - weight)
+        if begin == end < len(page):
+            break
+        tree = _tree(page[:end] if end < len(page) else page)
+        depth, measured = _measured(tree, limit, end)
+        weight = extra + measured
         if depth > limit:
             raise _too_deep(f"its {tags:,} tags are nested {depth:,} deep")
-    return tree
+        if weight > MAX_TREE:
+            break
+        if end == len(page):
+            return tree
+        del tree
+    raise _too_deep(f"its {tags:,} tags would take more than {MAX_TREE // 1_000_000} MB")
 
 
-def _depth(tree: LexborHTMLParser, limit: int, elements: int | None) -> int:
-    """How deep the page's elements are nested, give or take a few.
+def _step(page: bytes, begin: int, formats: int, room: int) -> int:
+    """How far a page can be parsed when it was parsed so far, and there is so much room left."""
+    end, nested, tags = begin, 0, 0
+    while end < len(page):
+        match = _BLOCK.match(page, end)
+        after = match.end() - 1 if match else len(page)
+        block = page[end:after]
+        starts = _starts(block)
+        tags += BLOCK
+        nested += _starts(_left_open(block))
+        attributes = _separators(b"".join(_IN_TAGS.findall(block)))
+        room -= _weight(len(block), BLOCK, starts, attributes, formats)
+        if room < 0 or 2 * nested * tags > MAX_STEPS:
+            break
+        end = after
+    return end
 
-    It looks no further where that is beyond the limit, or where of so many elements too few are left to get there.
-    """
+
+def _measured(tree: LexborHTMLParser, limit: int, size: int) -> tuple[int, int]:
+    """How deep the page's elements are nested, give or take a few, and what they weigh; no more beyond the limit."""
+    weight, depth = size * 3 // 2, 0
     tops = [tree.root] if tree.root else []
-    deepest = 0
     for top in tops:
-        for seen, node in enumerate(islice(top.traverse(), 0, None, SAMPLE)):
-            depth, parent = 0, node.parent
+        deepest = 0
+        for node in islice(top.traverse(), 0, None, SAMPLE):
+            around, parent = 0, node.parent
             while parent:
-                depth, parent = depth + 1, parent.parent
-            deepest = max(deepest, depth)
-            if deepest > limit or (elements and deepest + elements - seen * SAMPLE <= limit):
-                return deepest
-        # What is in a <template> is no part of the tree around it.
+                around, parent = around + 1, parent.parent
+            deepest = max(deepest, around)
+            if depth + deepest > limit:
+                return depth + deepest, weight
+        # What is in a <template> is no part of the tree around it; one may lie in the other.
+        depth += deepest + 1
+        if depth > limit:
+            return depth, weight
+        for node in top.traverse(include_text=True):
+            weight += TEXT if node.is_text_node else ELEMENT + ATTRIBUTE * len(node.attributes)
         tops.extend(top.template_fragments())
-    return deepest
+    return depth, weight

@@ -6,6 +6,7 @@ from typing import Any
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from crawler.fetch.budget import Budget
 from crawler.sites import css, structured, values
 from crawler.sites.config import MISSING, Field
 
@@ -51,12 +52,12 @@ def pattern(text: str) -> Any:
     return compiled
 
 
-def extract(tree: LexborHTMLParser, fields: dict[str, Field], url: str) -> dict[str, Any]:
-    """Every field of a page by its name, null (or an empty list) where the page has none; never raises.
+def extract(tree: LexborHTMLParser, fields: dict[str, Field], url: str, budget: Budget | None = None) -> dict[str, Any]:
+    """Every field of a page by its name, null (or an empty list) where the page has none; raises nothing of its own.
 
     It needs the whole tree, so it comes before `structured.extract`.
     """
-    page = _Page(tree, url)
+    page = _Page(tree, url, budget or Budget())
     record: dict[str, Any] = {}
     missing: list[str] = []
     for number, (name, field) in enumerate(fields.items()):
@@ -71,12 +72,12 @@ def extract(tree: LexborHTMLParser, fields: dict[str, Field], url: str) -> dict[
 class _Page:
     """A page, and how much more may be looked at in it; what few pages need is made when it is needed."""
 
-    def __init__(self, tree: LexborHTMLParser, url: str) -> None:
-        self._tree, self._url = tree, url
+    def __init__(self, tree: LexborHTMLParser, url: str, cost: Budget) -> None:
+        self._tree, self._url, self._cost = tree, url, cost
 
     @cached_property
     def _budget(self) -> css.Budget:
-        return css.Budget(MAX_LOOKS)
+        return css.Budget(MAX_LOOKS, self._cost.check)
 
     @cached_property
     def _search(self) -> css.Search:

@@ -11,6 +11,7 @@ import ada_url
 import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from crawler.fetch.budget import Budget
 from crawler.urls import MAX_LENGTH as MAX_URL
 
 NAME, VERSION = "default", "1"
@@ -22,11 +23,18 @@ MAX_TABLES, MAX_COLUMNS, MAX_ROWS, MAX_CELLS = 100, 50, 1_000, 20_000
 MAX_ITEMS, MAX_PROPERTIES, MAX_ITEM_DEPTH = 500, 2_000, 20
 MAX_JSON_BLOCKS, MAX_JSON_LENGTH, MAX_JSON_DEPTH = 50, 500_000, 50
 MAX_EXCERPT_NODES, MAX_SIBLINGS = 1_000, 20
+MAX_OWNED, MAX_NAMES = 20_000, 10_000
+"""Elements of items that are looked at, and characters of an attribute that is a list of names."""
+MAX_JSON_PARTS = 20_000
+"""Objects and lists in all blocks of JSON, some 300 bytes each."""
+LARGE = 1_000_000
+"""Bytes of a page of which not all text is read at once."""
 
 Record = dict[str, object]
 Cell = tuple[str, str]
 Grid = list[list[Cell]]
 
+_WORDS = re.compile(r"\S+")
 _BEFORE_SIGN = re.compile(r"\0(?=[,.;:)])")
 _PLAIN_PATH = re.compile(r"/?[A-Za-z0-9_-][A-Za-z0-9_/-]*(?:\.[A-Za-z0-9_-]+)?(?:\?[A-Za-z0-9_=&.-]*)?")
 """References of which a URL is made by putting them behind its origin or its folder."""
@@ -40,16 +48,17 @@ _VALUE_ATTRIBUTES = {
     "time": "datetime",
 }
 _INVISIBLE = "script, style, noscript, template, svg"
-# A form with headings, paragraphs or tables in it is the page itself (ASP.NET wraps every page in one).
-_BOILERPLATE = "nav, aside, select, button, textarea, form:not(:has(h1, h2, h3, p, table))"
+_BOILERPLATE = "nav, aside, select, button, textarea"
 
 
-def extract(tree: LexborHTMLParser, url: str) -> Record:
+def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> Record:
     """All that is found in a page, as values that JSON can hold; takes the invisible parts out of the tree."""
+    budget = budget or Budget()
     base = base_of(tree, url)
     metas, json_ld, links = list(_metas(tree)), _json_ld(tree), _links(tree, base)
+    budget.check()
     _remove(tree, _INVISIBLE)
-    headed, plain = _grids(tree)
+    headed, plain = _grids(tree, budget)
     record: Record = {
         "title": _first_words(tree, "head > title, body > title"),
         "description": next((value for name, value in metas if name == "description"), ""),
@@ -59,7 +68,7 @@ def extract(tree: LexborHTMLParser, url: str) -> Record:
         "json_ld": json_ld,
         "opengraph": _opengraph(metas),
         "microdata": _microdata(tree, base),
-        "fields": _fields(tree, plain),
+        "fields": _fields(tree, plain, budget),
         "tables": [_table(rows) for rows in headed],
         "links": links,
         "text": _main_text(tree),
@@ -72,9 +81,61 @@ def _remove(tree: LexborHTMLParser, query: str) -> None:
         node.decompose(recursive=False)
 
 
+def _remove_forms(tree: LexborHTMLParser) -> None:
+    """Take forms out of the tree, unless they are the page itself (ASP.NET wraps every page in one).
+
+    Forms can lie in each other. Whatever is found in one is in all around it, so that no part of the page is
+    searched for each of them.
+    """
+    kept: set[int] = set()
+    inside = 0
+    for form in tree.css("form"):
+        if inside:
+            inside -= 1
+            continue
+        if form.mem_id in kept:
+            continue
+        found = form.css_first("h1, h2, h3, p, table")
+        if found is None:
+            inside = len(form.css("form")) - 1
+            form.decompose(recursive=False)
+            continue
+        outer = found.parent
+        while outer is not None and outer.mem_id not in kept:
+            kept.add(outer.mem_id)
+            outer = outer.parent
+
+
 def _words(node: LexborNode, limit: int = MAX_STRING) -> str:
+    if len(node.parser.raw_html) > LARGE:
+        return _first_of(node, limit)
     text = node.text(separator="\0")
     return (joined(text) if "\0" in text else " ".join(text.split()))[:limit]
+
+
+def _first_of(node: LexborNode, limit: int) -> str:
+    """The beginning of a node's words on a page that is too large to have all of them in memory twice."""
+    parts, size = [], 0
+    for inner in node.traverse(include_text=True):
+        if inner.is_text_node:
+            text = inner.text_content or ""
+            words = _folded(text, limit)
+            parts.append(f"{' ' * text[:1].isspace()}{words}{' ' * text[-1:].isspace()}")
+            size += len(words)
+            if size > limit:
+                break
+    return joined("\0".join(parts))[:limit]
+
+
+def _folded(text: str, limit: int) -> str:
+    """The beginning of a text with single spaces, without a list of all its words."""
+    words, size = [], 0
+    for match in _WORDS.finditer(text):
+        words.append(match[0])
+        size += len(match[0]) + 1
+        if size > limit:
+            break
+    return " ".join(words)
 
 
 def joined(text: str) -> str:
@@ -97,6 +158,11 @@ def _excerpt(node: LexborNode) -> str:
             if size > MAX_STRING:
                 break
     return joined("\0".join(parts))[:MAX_STRING]
+
+
+def _value(text: str) -> str:
+    """The beginning of an attribute's words."""
+    return joined(text[: 10 * MAX_STRING])[:MAX_STRING]
 
 
 def _attribute(node: LexborNode, name: str) -> str:
@@ -142,7 +208,7 @@ def _metas(tree: LexborHTMLParser) -> Iterator[Cell]:
     for node in tree.css("meta[content]")[:MAX_METAS]:
         attributes = node.attributes
         name = attributes.get("property") or attributes.get("name") or ""
-        value = joined(attributes["content"] or "")[:MAX_STRING]
+        value = _value(attributes["content"] or "")
         if name and value:
             yield name.strip().lower()[:MAX_KEY], value
 
@@ -163,9 +229,13 @@ def _headings(tree: LexborHTMLParser) -> list[Record]:
 
 def _links(tree: LexborHTMLParser, base: str) -> list[str]:
     links: dict[str, None] = {}
+    seen: set[int] = set()
     root, folder = absolute(base, "/"), absolute(base, "./")
-    nodes = tree.css("a[href], area[href]")[:MAX_ANCHORS]
-    for reference in {_attribute(node, "href"): None for node in nodes}:
+    for node in tree.css("a[href], area[href]")[:MAX_ANCHORS]:
+        reference = _attribute(node, "href")
+        if (known := hash(reference)) in seen:
+            continue
+        seen.add(known)
         if folder and _PLAIN_PATH.fullmatch(reference):
             link = (root[:-1] if reference[0] == "/" else folder) + reference
         else:
@@ -179,11 +249,12 @@ def _links(tree: LexborHTMLParser, base: str) -> list[str]:
 
 def _json_ld(tree: LexborHTMLParser) -> list[object]:
     found: list[object] = []
-    left = MAX_JSON_LENGTH
+    left, parts = MAX_JSON_LENGTH, MAX_JSON_PARTS
     for node in tree.css('script[type*="ld+json" i]')[:MAX_JSON_BLOCKS]:
         text = node.text()
         left -= len(text)
-        if left < 0:
+        parts -= text.count("{") + text.count("[")
+        if left < 0 or parts < 0:
             break
         value = _json(text)
         found.extend(item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict))
@@ -221,17 +292,18 @@ def _plain(value: object, depth: int = 0) -> object:
     return value
 
 
-def _fields(tree: LexborHTMLParser, grids: list[Grid]) -> Record:
+def _fields(tree: LexborHTMLParser, grids: list[Grid], budget: Budget) -> Record:
     """The pairs of label and value in tables, definition lists and behind bold labels."""
     fields: Record = {}
     pairs = chain(_table_pairs(grids), _list_pairs(tree), _label_pairs(tree))
     for label, value in islice(pairs, MAX_FIELDS):
+        budget.check()
         if value and (name := label.rstrip(": ")[:MAX_KEY]):
             _add(fields, name, value)
     return fields
 
 
-def _grids(tree: LexborHTMLParser) -> tuple[list[Grid], list[Grid]]:
+def _grids(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Grid], list[Grid]]:
     """The rows of every table that holds no other table: those around them only make the layout.
 
     Tables with a head come first, then the others.
@@ -242,6 +314,7 @@ def _grids(tree: LexborHTMLParser) -> tuple[list[Grid], list[Grid]]:
     for table in tree.css("table:not(:has(table))")[:MAX_TABLES]:
         rows = [row for row in islice(_rows(table), min(MAX_ROWS, left)) if row]
         left -= sum(map(len, rows))
+        budget.check()
         if rows:
             (headed if _is_headed(rows) else plain).append(rows)
         if left <= 0:
@@ -352,7 +425,7 @@ def _microdata(tree: LexborHTMLParser, base: str) -> list[Record]:
                 value = item(inner, outer | {inner})
             else:
                 continue
-            for name in dict.fromkeys(_attribute(node, "itemprop").split()):
+            for name in dict.fromkeys(_attribute(node, "itemprop")[:MAX_NAMES].split()):
                 _add(values, name[:MAX_KEY], value)
         kind, identity = (_attribute(scopes[scope], name)[:MAX_STRING] for name in ("itemtype", "itemid"))
         return {"type": kind, **({"id": identity} if identity else {}), "properties": values}
@@ -365,7 +438,9 @@ def _owned(tree: LexborHTMLParser, scopes: dict[int, LexborNode]) -> Iterator[tu
     """Every element with `itemprop`, with each item that it describes."""
     adopters = _adopters(tree, scopes)
     owners: dict[int, tuple[int, ...]] = {scope: (scope,) for scope in scopes}
-    for node in tree.css("[itemprop]"):
+    for node in tree.css("[itemprop]")[:MAX_OWNED]:
+        if len(owners) > 2 * MAX_OWNED:
+            return
         path, parent = [], node.parent
         while parent is not None and parent.mem_id not in owners:
             path.append(parent.mem_id)
@@ -381,11 +456,16 @@ def _owned(tree: LexborHTMLParser, scopes: dict[int, LexborNode]) -> Iterator[tu
 
 def _adopters(tree: LexborHTMLParser, scopes: dict[int, LexborNode]) -> dict[int, list[int]]:
     """Which items take in an element that lies elsewhere, through `itemref`."""
-    references = [(name, scope) for scope, node in scopes.items() for name in _attribute(node, "itemref").split()]
+    lists = ((_attribute(node, "itemref")[:MAX_NAMES].split(), scope) for scope, node in scopes.items())
+    references = list(islice(((name, scope) for names, scope in lists for name in names), MAX_ITEMS))
     adopters: dict[int, list[int]] = {}
     if references:
-        elements = {node.id: node.mem_id for node in reversed(tree.css("[id]"))}
-        for name, scope in references[:MAX_ITEMS]:
+        wanted = {name for name, _ in references}
+        elements: dict[str, int] = {}
+        for node in tree.css("[id]"):
+            if (name := node.id or "") in wanted:
+                elements.setdefault(name, node.mem_id)
+        for name, scope in references:
             if name in elements:
                 adopters.setdefault(elements[name], []).append(scope)
     return adopters
@@ -394,7 +474,7 @@ def _adopters(tree: LexborHTMLParser, scopes: dict[int, LexborNode]) -> dict[int
 def _item_value(node: LexborNode, base: str) -> str:
     attributes = node.attributes
     if attributes.get("content"):
-        return joined(attributes["content"] or "")[:MAX_STRING]
+        return _value(attributes["content"] or "")
     source = _VALUE_ATTRIBUTES.get(node.tag or "")
     if source and (value := (attributes.get(source) or "").strip()):
         return (absolute(base, value) if source in ("src", "href", "data") else "") or value[:MAX_STRING]
@@ -404,6 +484,7 @@ def _item_value(node: LexborNode, base: str) -> str:
 def _main_text(tree: LexborHTMLParser) -> str:
     """The words of the page's main part; takes the rest out of the tree, so it comes last."""
     _remove(tree, _BOILERPLATE)
+    _remove_forms(tree)
     main = tree.css_first('main, [role="main"]')
     if main is None and len(articles := tree.css("article")) == 1:
         main = articles[0]

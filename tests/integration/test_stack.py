@@ -1,6 +1,7 @@
 """The stack: up, down, run, and what is left behind (nothing)."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess

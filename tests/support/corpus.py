@@ -68,6 +68,6 @@ def answer(body: bytes, facts: dict[str, str], headers: list[tuple[str, str]]) -
 def judged(page: Page) -> Verdict:
     """The verdict on a page, decoded and parsed as the pipeline does it."""
     if not is_html(page.header("content-type"), page.body):
-        return judge(page, "", None)
-    text, _ = charset.decode(page.body, page.header("content-type"))
-    return judge(page, text, parse(text))
+        return judge(page, b"", None)
+    html = charset.utf8(page.body, page.header("content-type"))
+    return judge(page, html, parse(html))

@@ -395,6 +395,11 @@ async def nested(call: Call) -> bytes:
     return response(document("Nested", f"{'<div>' * n}core{'</div>' * n}").encode())
 
 
+@serves("/large/<n>", "Normal page n with four megabytes of blanks before its end")
+async def large(call: Call) -> bytes:
+    return response(parcel(int(call.argument)) + b" " * 4_000_000)
+
+
 @serves("/huge-headers/<n>", "A page with one header of n bytes, 100,000 if n is left out")
 async def huge_headers(call: Call) -> bytes:
     return response(parcel(1), "X-Huge: " + "h" * int(call.argument or 100_000))
@@ -447,6 +452,12 @@ def zlib_bomb(wbits: int) -> bytes:
     """A bomb for gzip or deflate."""
     packer = zlib.compressobj(wbits=wbits)
     return bomb(packer.compress, packer.flush)
+
+
+def unfinished(size: int) -> bytes:
+    """The beginning of a gzip body: so much can be unpacked already, and its end is missing."""
+    packer = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)
+    return packer.compress(b" " * size) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
 def br_bomb() -> bytes:
@@ -765,6 +776,21 @@ ODD: dict[str, Odd] = {
         "ok",
         lambda: coded("gzip", gzip.compress(parcel(1)[:1000], mtime=0) + gzip.compress(parcel(1)[1000:], mtime=0)),
     ),
+    "/odd/gzip-pieces": Odd(
+        "A million empty members of gzip, in brotli",
+        "too_large",
+        lambda: coded("gzip, br", brotli.compress(gzip.compress(b"", mtime=0) * 1_000_000, quality=1)),
+    ),
+    "/odd/zstd-pieces": Odd(
+        "A million empty frames of zstd, in gzip",
+        "too_large",
+        lambda: coded("zstd, gzip", gzip.compress(zstd.compress(b"") * 1_000_000, mtime=0)),
+    ),
+    "/odd/zstd-skipped": Odd(
+        "A million frames of zstd that are to be skipped, in gzip",
+        "too_large",
+        lambda: coded("zstd, gzip", gzip.compress((b"\x50\x2a\x4d\x18" + bytes(4)) * 1_000_000, mtime=0)),
+    ),
     "/odd/layers-4": Odd("Four layers of gzip", "ok", lambda: layered(4, parcel(1))),
     "/odd/layers-5": Odd("Five layers of gzip", "unknown_encoding", lambda: layered(5, parcel(1))),
     "/odd/layers-1000": Odd(
@@ -953,6 +979,7 @@ FLOODS: dict[str, tuple[bytes, str, bytes]] = {
     "interim": (b"", "bad_response", b"HTTP/1.1 100 Continue\r\n\r\n"),
     "hints": (b"", "bad_response", b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>; rel=preload\r\n\r\n"),
     "large-hints": (b"", "headers_too_large", b"HTTP/1.1 103 Early Hints\r\nLink: " + b"l" * 30_000 + b"\r\n\r\n"),
+    "colonless-hints": (b"", "headers_too_large", b"HTTP/1.1 103 Early Hints\r\n" + b"no colon\r\n" * 3_000 + b"\r\n"),
     "rubbish": (b"", "bad_response", b"\xff\xfe"),
     "blank-lines": (b"", "bad_response", b"\r\n"),
     "behind-page": (response(parcel(1)), "ok", b"POISON"),
@@ -980,6 +1007,7 @@ STALLS: dict[str, bytes] = {
     "in-trailer": CHUNKED_HEAD + chunk(parcel(1)) + b"0\r\nX-Sum",
     "after-continue": b"HTTP/1.1 100 Continue\r\n\r\n",
     "in-gzip": coded("gzip", zipped())[:-100],
+    "unpacked": head(TYPE, "Content-Encoding: gzip") + unfinished(9_900_000),
 }
 
 

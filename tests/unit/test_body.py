@@ -2,13 +2,20 @@
 
 import gzip
 import struct
+import sys
 import zlib
 
 import brotli
 import pytest
 
-from crawler.errors import FetchError
-from crawler.fetch.body import Body
+from crawler.errors import FetchError, OwnShortage
+from crawler.fetch.body import MAX_PIECES, Body
+from crawler.fetch.budget import Budget, Memory
+
+if sys.version_info >= (3, 14):
+    from compression.zstd import compress as zstd_compress
+else:
+    from backports.zstd import compress as zstd_compress
 
 PAGE = b"<p>hello</p>" * 1000
 
@@ -124,3 +131,52 @@ def test_a_small_body_is_not_cut() -> None:
     with pytest.raises(FetchError) as caught:
         body.finish()
     assert caught.value.reason == "truncated"
+
+
+EMPTY_ZSTD = bytes.fromhex("28b52ffd2000010000")
+"""A frame with nothing in it."""
+SKIPPED_ZSTD = struct.pack("<II", 0x184D2A50, 0)
+PIECES = {"gzip": gzip.compress(b""), "zstd": EMPTY_ZSTD, "zstd skipped": SKIPPED_ZSTD}
+WRAPPED = {"": lambda data: data, "gzip": gzip.compress, "br": brotli.compress, "deflate": zlib.compress}
+
+
+@pytest.mark.parametrize("outer", WRAPPED)
+@pytest.mark.parametrize("kind", PIECES)
+def test_a_body_of_countless_empty_pieces_is_refused(kind: str, outer: str) -> None:
+    """A million empty frames take a few kilobytes on the wire: in whatever layer, so many pieces are enough."""
+    coding = f"{kind.split(maxsplit=1)[0]}, {outer}".rstrip(", ")
+    data = WRAPPED[outer](PIECES[kind] * (MAX_PIECES + 100))
+    with pytest.raises(FetchError) as caught:
+        read(coding, data, step=100_000)
+    assert caught.value.reason == "too_large"
+    assert "pieces" in caught.value.message
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
+def test_decoding_is_looked_at_inside_the_loop(coding: str) -> None:
+    """Whatever the coding, a single piece that is fed can cost too much."""
+    packed = {
+        "gzip": gzip.compress,
+        "deflate": zlib.compress,
+        "br": lambda data: brotli.compress(data, quality=1),
+        "zstd": zstd_compress,
+    }[coding](bytes(50_000_000))
+    now = iter(range(1_000_000))
+    body = Body(coding, 100_000_000, budget=Budget(3.0, clock=lambda: float(next(now))))
+    with pytest.raises(FetchError) as caught:
+        body.feed(packed)
+    assert caught.value.reason == "too_costly"
+
+
+@pytest.mark.parametrize(("coding", "packed"), [("gzip", gzip.compress(PAGE)), ("", PAGE)])
+def test_a_body_counts_as_what_it_takes(coding: str, packed: bytes) -> None:
+    """As received and as decoded, once where both are the same; a page beyond the process's share gives way."""
+    memory = Memory()
+    Budget(memory=memory).hold(memory.most - len(packed) - len(PAGE))
+    body = Body(coding, 1_000_000, budget=Budget(memory=memory))
+
+    body.feed(packed)
+    assert memory.most - memory.used == (0 if coding else len(PAGE))
+
+    with pytest.raises(OwnShortage):
+        body.feed(packed * 2)

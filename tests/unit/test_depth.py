@@ -44,6 +44,10 @@ def _numbered(tag: str, count: int) -> str:
         pytest.param(_numbered("<html a{}=1>", 100_000), id="attributes of the root"),
         pytest.param("<" * 1_000_000, id="brackets"),
         pytest.param("<p>" * 1_000_000, id="a million tags"),
+        pytest.param("<template>" * 100_000, id="templates"),
+        pytest.param("<template><div>" * 60_000, id="templates around blocks"),
+        pytest.param("<meta name=a content=b>" * 400_000, id="metas"),
+        pytest.param("<p>word" * 450_000, id="paragraphs"),
     ],
 )
 @pytest.mark.timeout(20)
@@ -123,7 +127,7 @@ def test_few_tags_cost_little_however_they_are_nested(html: str) -> None:
     fields = {"a": Field(css="div, td, li"), "b": Field(css="div", type="html"), "c": Field(css="div div td", all=True)}
     try:
         tree = parse(html)
-        judge(page("https://county.example/", html.encode()), html, tree)
+        judge(page("https://county.example/", html.encode()), html.encode(), tree)
         selectors.extract(tree, fields, "https://county.example/")
         structured.extract(tree, "https://county.example/")
     except FetchError:
@@ -147,16 +151,66 @@ def test_a_small_page_has_no_room_for_too_many_attributes() -> None:
 
 
 def test_formatting_is_counted_where_it_could_be_repeated_too_often() -> None:
-    """Half formatting, half blocks make the most of it: below the limit no page can have too many."""
-    half = 1_414
+    """Half formatting, half blocks make the most of it: what is parsed stays within the limit on memory."""
 
     def made(number: int) -> str:
         return "<div>" + _numbered("<b id={}>", number) + "</div>" + "<p>x" * number
 
-    elements = len(LexborHTMLParser(made(300)).css("b"))
-    assert elements <= 301 * 301
-    assert (2 * half) ** 2 // 4 <= depth.MAX_REPEATED < (2 * half + 2) ** 2 // 4
-    assert refused(made(half + 1))
+    for number in (50, 100, 200, 300, 400):
+        if not refused(made(number)):
+            elements = len(LexborHTMLParser(made(number)).css("b"))
+            assert elements * (depth.ELEMENT + depth.ATTRIBUTE) <= depth.MAX_TREE
+    assert not refused(made(200))
+    assert refused(made(600))
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        pytest.param("<b id={0}><object></b></object>", id="an end tag that closes nothing"),
+        pytest.param("<b id={0}><!--</b>-->", id="an end tag in a comment"),
+        pytest.param("<b title='>' id={0}>", id="a bracket in an attribute"),
+        pytest.param('<b a=b"c d=">" id={0}>', id="a quote in a value"),
+        pytest.param("<b a<c{0}>", id="a bracket in a name"),
+    ],
+)
+def test_no_formatting_is_hidden(html: str) -> None:
+    """What only looks closed, or alike, is counted."""
+    assert refused("<div>" + _numbered(html, 1_500) + "</div>" + "<p>x" * 20_000)
+
+
+def test_few_large_tags_are_not_repeated_either() -> None:
+    """Formatting with many attributes takes much memory in few blocks, even on a small page."""
+    large = "".join("<b" + _numbered(f" a{number}x{{}}", 60) + ">" for number in range(90))
+
+    assert len(large) < depth.SMALL
+    assert refused(f"<div>{large}</div>" + "<p>x" * 500)
+
+
+@pytest.mark.parametrize("html", ["<p a{0}>", "</p a{0}=1>", "<svg a{0}=1 /><svg b{0}/>", "<x{0}></x{0}>", "<x{0}>"])
+@pytest.mark.timeout(20)
+def test_pages_with_too_many_names_are_not_parsed(html: str) -> None:
+    """The parser finds a name by looking at a part of all others; wherever a tag stands, its names count."""
+    assert refused(_numbered(html, 120_000))
+    assert refused("<svg><p><style><!-- </style>" + _numbered(html, 120_000))
+    assert refused("<svg><![CDATA[> <a b=' ]]></svg>" + _numbered(html, 120_000) + "'>")
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        pytest.param("<table>" + f"<tr>{'<td>123.45</td>' * 5}</tr>\n" * 20_000 + "</table>", id="a table"),
+        pytest.param("<table>" + f"<tr>\n{' <td>123.45</td>' * 5}\n</tr>\n" * 20_000, id="a table with spaces"),
+        pytest.param("<table>" + f"<tr>{'<td>123.45' * 5}" * 20_000, id="a table without end tags"),
+        pytest.param("<p>word" * 150_000, id="paragraphs"),
+        pytest.param("<div>" * 390 + "<div></div>" * 150_000, id="nested and flat"),
+        pytest.param("<p class='a b'>some <b>bold</b> words<br><a href='/x/y'>link</a></p>" * 25_000, id="an archive"),
+        pytest.param("word " * 1_900_000, id="words"),
+    ],
+)
+def test_the_largest_real_pages_are_parsed(html: str) -> None:
+    """Tables of 20,000 rows are real."""
+    assert not refused(html)
 
 
 def test_what_is_left_out_of_the_page_hides_nothing() -> None:

@@ -1,12 +1,14 @@
 """What is made of a page: its verdict, and the record that its site asks for."""
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from crawler.errors import FetchError
+from crawler.fetch.budget import SMALL, Budget
 from crawler.models import Page
 from crawler.scraping.pipeline import examine
 from crawler.sites.config import Site, load
@@ -87,3 +89,33 @@ def test_a_page_is_read_as_often_as_one_likes(described: Describe) -> None:
     same: Page = page(body=BODY)
 
     assert examine(same, site) == examine(same, site)
+
+
+def test_a_page_that_costs_too_much_is_given_up(described: Describe) -> None:
+    """Reading looks at the clock between its steps and inside them; what is an error anyway keeps its own reason."""
+    site = described("rate: 1/s")
+    large = BODY + b"<p>word</p>" * 20_000
+
+    def slow() -> Budget:
+        return Budget(0.5, clock=lambda: float(next(seconds)))
+
+    seconds = count()
+    with pytest.raises(FetchError) as caught:
+        examine(page(body=large), site, slow())
+    assert caught.value.reason == "too_costly"
+    assert examine(page(body=large, status=500), site, slow()).verdict.name == "http_500"
+    assert examine(page(body=large), site, Budget()).verdict.name == "ok"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    ["a: {css: 'p:nth-of-type(2n) + p', all: true}", "b: {css: 'p:has(b)', all: true}", "c: {css: p, all: true}"],
+)
+def test_fields_are_looked_for_within_the_budget(described: Describe, fields: str) -> None:
+    """Every selector that is worked out here looks at the clock while it does."""
+    site = described(f"structured: false\nfields:\n  {fields}")
+    body = BODY + b"<p>word</p>" * 5_000
+    assert len(body) < SMALL
+    seconds = count()
+    with pytest.raises(FetchError, match="CPU time"):
+        examine(page(body=body), site, Budget(0.5, clock=lambda: float(next(seconds))))

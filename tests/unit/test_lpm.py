@@ -205,9 +205,9 @@ def test_a_killed_owners_tasks_come_back_at_once(lpm: LocalPersistenceManager) -
             tasks = lpm.get_next_pending(own.id, 2)
             for task in tasks:
                 own.begin(task.id)
-            with own.parsing(tasks[0].id):
-                os.write(writer, b".")
-                signal.pause()
+            own.mark(tasks[0].id)
+            os.write(writer, b".")
+            signal.pause()
         os.read(reader, 1)
         assert lpm.bury() == 0
         os.kill(pid, signal.SIGKILL)

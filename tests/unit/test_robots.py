@@ -1,6 +1,7 @@
 """robots.txt: who is asked, what is obeyed, and what trouble with it means."""
 
 import asyncio
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from crawler.errors import FetchError, NotNow
 from crawler.fetch.http import USER_AGENT
-from crawler.fetch.robots import FRESH_S, MAX_BYTES, UNREACHABLE_S, Robots, product
+from crawler.fetch.robots import FRESH_S, MAX_BYTES, MAX_TEXTS, UNREACHABLE_S, Answer, Robots, Rules, product
 from crawler.models import Page
 
 ORIGIN = "https://county.example"
@@ -188,6 +189,42 @@ def test_a_hostile_file_costs_little(tmp_path: Path) -> None:
     assert time.process_time() - began < 20  # a limit on hanging, not a speed
 
 
+AGENTS = ("User-agent: a{0}\n", "User-agent: {1}\n", "useragent a{0}*\n", "user agent a{0}\n")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("agents", AGENTS)
+def test_rules_are_kept_for_our_agent_only(tmp_path: Path, agents: str) -> None:
+    """Thousands of rules for thousands of agents are no millions of rules, and ours are obeyed."""
+    named = "".join(agents.format(number, "*" * number) for number in range(2, 10_000))[:200_000]
+    rules = "".join(f"Disallow: /{number}$\n" for number in range(10_000))
+    server = Server(f"User-agent: *\nDisallow: /private\n{named}\nUser-agent: crawler\n{rules}"[:MAX_BYTES])
+    robots = Robots(tmp_path)
+
+    assert check(robots, server, "/5", "else/1.0") == 0.0
+    assert check(robots, server, "/private", "else/1.0") == "robots"
+    assert check(robots, server, "/5") == "robots"
+
+
+@pytest.mark.parametrize(
+    ("text", "agent", "outcome"),
+    [
+        ("User-agent: a\nUser-agent: crawler\nUser-agent: b\nDisallow: /", "crawler", "robots"),
+        ("User-agent: a\nDisallow: /\nUser-agent: b\nDisallow:", "crawler", 0.0),
+        ("User-agent: crawler*\nDisallow: /", "crawler", "robots"),
+        ("USER AGENT crawler\nDisallow: /", "crawler", "robots"),
+        ("useragent: crawler # us\nDisallow: /", "crawler", "robots"),
+        ("User-agent: *\nUser-agent: x\nDisallow: /", "crawler", "robots"),
+        ("User-agent: x\nDisallow: /a\nUser-agent:\nDisallow: /\n", "x", 0.0),
+        ("User-agent: my-bot\nDisallow: /\nUser-agent: *\nDisallow:", "My-Bot/2.0", "robots"),
+        ("User-agent: bot\nDisallow: /\nUser-agent: *\nDisallow:", "mybot", 0.0),
+    ],
+)
+def test_groups_are_told_apart_by_their_agents(tmp_path: Path, text: str, agent: str, outcome: str | float) -> None:
+    """A group may have many names, of which only ours, and the one for all, matter."""
+    assert check(Robots(tmp_path), Server(text), "/b", agent) == outcome
+
+
 def test_a_damaged_answer_is_asked_for_again(tmp_path: Path) -> None:
     """What lies in the folder is only a memory."""
     server = Server("User-agent: *\nDisallow: /a")
@@ -212,3 +249,50 @@ def test_a_damaged_answer_is_asked_for_again(tmp_path: Path) -> None:
 def test_rules_are_looked_up_by_the_product(agent: str, name: str) -> None:
     """By our own name, or by that which was given on the command line."""
     assert product(agent) == name
+
+
+@pytest.mark.parametrize("name", ["User-agent: a{}", "user agent a{}", "User-Agent:\tcraw{}ler", "useragent: {stars}"])
+def test_names_of_others_cost_next_to_nothing(name: str) -> None:
+    """A group of ten thousand names and as many rules is read in time that grows with its size, not its square."""
+
+    def cost(count: int) -> float:
+        names = [name.format(n, stars="*" * (n + 2)) for n in range(count)]
+        text = "\n".join([*names, *(f"Disallow: /{n}" for n in range(count)), "User-agent: *", "Disallow: /private"])
+        best = math.inf
+        for _ in range(3):
+            rules = Rules(Answer(origin=ORIGIN, at=0.0, status=200, text=text))
+            began = time.thread_time()
+            assert rules.allow(f"{ORIGIN}/7", "crawler")
+            assert not rules.allow(f"{ORIGIN}/private", "crawler")
+            best = min(best, time.thread_time() - began)
+        return best
+
+    assert cost(1600) / cost(100) < 64
+
+
+@pytest.mark.parametrize(
+    "line", ["User-agent: crawler", "user agent craw*ler", "Useragent:CRAWLER # us", "User-agent: *"]
+)
+def test_groups_that_mean_us_are_kept_however_they_are_written(line: str) -> None:
+    """Among the names of others, in the ways that the parser knows, ours is heard."""
+    rules = Rules(Answer(origin=ORIGIN, at=0.0, status=200, text=f"User-agent: a\n{line}\nUser-agent: b\nDisallow: /"))
+    assert not rules.allow(f"{ORIGIN}/", "crawler")
+    after = Rules(Answer(origin=ORIGIN, at=0.0, status=200, text=f"{line}\nAllow: /\nUser-agent: b\nDisallow: /"))
+    assert after.allow(f"{ORIGIN}/", "crawler")
+
+
+def test_the_rules_of_few_hosts_are_kept_where_they_are_long(tmp_path: Path) -> None:
+    """What a process remembers is bounded in characters, too; what it forgot it reads again from its file."""
+    robots = Robots(tmp_path)
+    text = "User-agent: *\nDisallow: /private\n" + "# " + "x" * 400_000
+
+    async def ask(count: int) -> Server:
+        server = Server(text)
+        for n in range(count):
+            assert await robots.check(f"https://{n}.example/a", USER_AGENT, server.fetch) == 0.0
+        return server
+
+    assert len(asyncio.run(ask(20)).asked) == 20
+    assert len([n for n in range(20) if robots.known(f"https://{n}.example")]) <= MAX_TEXTS // 400_000
+    assert robots.known("https://19.example")
+    assert asyncio.run(ask(20)).asked == []

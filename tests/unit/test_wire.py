@@ -109,3 +109,12 @@ def test_no_server_breaks_the_client(answers: list[bytes]) -> None:
         return found
 
     assert asyncio.run(work()) <= REASONS
+
+
+def test_folded_lines_follow_each_other() -> None:
+    """However many lines a value has, they are one, with single blanks between them."""
+    sent = b"HTTP/1.1 200 OK\r\n lost\r\nA:\r\n \t b\r\n\t\r\n c \r\nB: d\r\n e\r\nno colon\r\n\r\n"
+    head = wire.parse_head(sent)
+
+    assert head.headers == (("A", "b c"), ("B", "d e"))
+    assert head.size == len(sent)

@@ -82,7 +82,8 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
         lpm.close()
     facts["books"] = msgspec.structs.asdict(facts["books"])
     facts["jobs"] = {name: msgspec.structs.asdict(books) for name, books in facts["jobs"].items()}
-    return facts | {"pids": _pids(settings), "disk": _disk(settings), "redis": _redis(settings)}
+    running = {"pids": _pids(settings), "trouble": _troubles(settings)}
+    return facts | running | {"disk": _disk(settings), "redis": _redis(settings)}
 
 
 def _gateway(ledger: Bookkeeping) -> dict[str, Any] | None:
@@ -113,6 +114,12 @@ def _pids(settings: Settings) -> dict[str, Any]:
         "flower": stack.flower.pid if stack.flower and stack.flower.find() else None,
         "workers": [{"pid": pid, "children": sorted(children)} for pid, children in sorted(workers.items())],
     }
+
+
+def _troubles(settings: Settings) -> dict[str, str]:
+    """What keeps living processes from working, by their pids."""
+    notes = owners.living(settings.data_dir / "run" / "owners")
+    return {str(note.about.get("pid", note.id)): note.trouble for note in notes if note.trouble}
 
 
 def _standing_still(settings: Settings, stack: "Stack") -> list[dict[str, Any]]:
@@ -205,6 +212,7 @@ def describe(facts: dict[str, Any]) -> list[str]:
     redis_is = f"up ({sum(messages.values()):,} messages)" if redis["up"] else "down"
     agent = f" · agent {pids['agent']}" if pids["agent"] else ""
     lines = delivering(facts)
+    lines += [f"process {pid} claims nothing: {printable(text)}" for pid, text in facts["trouble"].items()]
     supervisor = "of another version" if pids["unreadable"] else pids["supervisor"] or "none"
     lines += [
         f"STANDS STILL: {each['what']}, process {each['pid']}; kill -CONT {each['pid']} wakes it, kill -9 ends it"

@@ -1,0 +1,195 @@
+"""What the work on one page may cost: CPU time of its thread, and bytes of its process."""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from greenlet import getcurrent, greenlet
+
+from crawler.errors import FetchError, OwnShortage
+
+T = TypeVar("T")
+
+YIELD_S = 0.25
+"""CPU time after which the work on a page lets the event loop serve the others."""
+SMALL = 64_000
+"""Bytes of a page that is read at once: that takes some milliseconds."""
+MAX_IDLE = 4
+STEPS_PER_LOOK = 32
+"""Steps between two looks at the clock: a look takes longer than a short step."""
+MAX_IN_FLIGHT = 256_000_000
+"""Bytes of pages in flight above which a process claims nothing: 25 of the largest at once, thousands of usual ones."""
+
+
+class Memory:
+    """The bytes of all pages that a process has in flight, from the first byte received to the commit of the result."""
+
+    def __init__(self, max_body: int = 0) -> None:
+        self.limit = max(MAX_IN_FLIGHT, 4 * max_body)
+        """Above it nothing is claimed."""
+        self.most = self.limit + self.limit // 2
+        """Above it a page that wants more gives way: pages that were claimed below the limit may all grow at once."""
+        self.used = 0
+        self._holders: dict[Budget, int] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is to be claimed."""
+        return self.used >= self.limit
+
+    def take(self, holder: "Budget", count: int) -> None:
+        """Count so many bytes more for a page; raises `OwnShortage` where it has to give way.
+
+        The page that has held bytes for longest never does, so that there is always one that goes on.
+        """
+        if self.used + count > self.most and holder is not next(iter(self._holders), holder):
+            raise OwnShortage(f"the pages in flight take {self.used:,} bytes of memory, and one of them wants more")
+        self._holders[holder] = self._holders.get(holder, 0) + count
+        self.used += count
+
+    def give(self, holder: "Budget", count: int | None = None) -> None:
+        """Count so many bytes of a page no longer, or all that it has."""
+        held = self._holders.get(holder, 0)
+        left = 0 if count is None else held - count
+        self.used -= held - left
+        if left:
+            self._holders[holder] = left  # in its place: who came first stays the first
+        else:
+            self._holders.pop(holder, None)
+
+
+class _Greenlets(threading.local):
+    """Greenlets that wait for work: to make one takes ten times as long as to use it again."""
+
+    def __init__(self) -> None:
+        self.idle: list[greenlet] = []
+
+    def take(self) -> greenlet:
+        if self.idle:
+            return self.idle.pop()
+        made = greenlet(_serve)
+        made.switch()
+        return made
+
+    def give(self, used: greenlet) -> None:
+        if len(self.idle) < MAX_IDLE:
+            self.idle.append(used)
+
+
+_greenlets = _Greenlets()
+
+
+def _serve() -> None:
+    """What a greenlet does: call what it is given, and hand over the result or the error, in a list to be emptied."""
+    ended: list[Any] = []
+    while True:
+        function, args = getcurrent().parent.switch(ended)
+        try:
+            ended = [function(*args), None]
+        except BaseException as error:
+            ended = [None, error]
+        del function, args  # what waits for work keeps nothing of the last page
+
+
+class Budget:
+    """What is left of one page's share; `mark` is told when the work on the page's bytes begins and pauses."""
+
+    def __init__(
+        self,
+        cpu_s: float = math.inf,
+        memory: Memory | None = None,
+        mark: Callable[[bool], None] = lambda working: None,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._cpu_s = self._left_s = cpu_s
+        self._memory, self._mark, self._clock = memory, mark, clock
+        self._since: float | None = None
+        """The CPU time at which the present work began; of short work at its first look at the clock."""
+        self._steps = 0
+        self._worker: greenlet | None = None
+
+    async def work(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a function on the page's bytes, with the page marked; at its checks it lets others go first now and then.
+
+        It runs in a greenlet, because code that is not asynchronous cannot wait for the loop otherwise.
+        """
+        worker = _greenlets.take()
+        ended = self._continue(worker, function, args)
+        while not ended:
+            try:
+                await asyncio.sleep(0)
+            except BaseException:
+                worker.throw()  # broken off while others went first: the work ends where it stands
+                _greenlets.give(worker)
+                raise
+            ended = self._continue(worker)
+        _greenlets.give(worker)
+        found, error = ended
+        ended.clear()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame, which would hold it
+        result: T = found
+        return result
+
+    def at_once(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a function that takes some milliseconds at most, with the page marked: for it a greenlet and two looks at
+        the clock would be a part of an ordinary page's cost."""
+        self._mark(True)
+        try:
+            return function(*args)
+        finally:
+            self._count()
+            self._mark(False)
+
+    def _continue(self, worker: greenlet, *args: Any) -> list[Any]:
+        self._mark(True)
+        self._worker, self._since = worker, self._clock()
+        try:
+            ended: list[Any] = worker.switch(*args)
+            return ended
+        finally:
+            self._count()
+            self._worker = None
+            self._mark(False)
+
+    def _count(self) -> None:
+        if self._since is not None:
+            self._left_s -= self._clock() - self._since
+            self._since = None
+
+    def check(self) -> None:
+        """To be called at every step of a loop over a page's bytes; raises `FetchError` where the page costs too much.
+
+        No step may take more than some milliseconds: only some of them look at the clock.
+        """
+        self._steps += 1
+        if self._steps >= STEPS_PER_LOOK:
+            self._steps = 0
+            self.look()
+
+    def look(self) -> None:
+        """The same for a step that may take longer: every one looks at the clock."""
+        now = self._clock()
+        if self._since is None:
+            self._since = now
+        spent_s = now - self._since
+        if spent_s > self._left_s:
+            raise FetchError("too_costly", f"the page is given up after {self._cpu_s:g} s of CPU time")
+        if spent_s >= YIELD_S and self._worker and self._worker.parent:
+            self._worker.parent.switch([])
+
+    def hold(self, count: int) -> None:
+        """Count so many bytes that are kept for the page; raises `OwnShortage` where the process has too many."""
+        if self._memory:
+            self._memory.take(self, count)
+
+    def release(self, count: int | None = None) -> None:
+        """Count so many bytes, or all of the page's, as free."""
+        if self._memory:
+            self._memory.give(self, count)

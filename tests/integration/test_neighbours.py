@@ -1,0 +1,170 @@
+"""One page never hurts another: real workers, pages that cost too much, and processes that lack something."""
+
+import contextlib
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from crawler.db import owners
+from crawler.fetch.budget import Memory
+from tests.support.site import Site
+from tests.support.stack import Folder, wait_for
+
+
+@pytest.fixture
+def folder(folder: Folder, redis_url: str) -> Folder:
+    """A folder on the tests' own Redis, whose pages are given up at the first failure."""
+    folder.env["REDIS_URL"] = redis_url
+    folder.redis().flushall()
+    (folder.path / "config").mkdir()
+    configure(folder, 60)
+    return folder
+
+
+def configure(folder: Folder, timeout_s: int) -> None:
+    """Give each page one attempt of so many seconds."""
+    defaults = folder.path / "config" / "scraping_defaults.yaml"
+    defaults.write_text(f"timeout_s: {timeout_s}\nretry: {{attempts: 1}}\n")
+
+
+def crawl(folder: Folder, urls: list[str], limit_s: float = 120) -> None:
+    """Import the URLs and wait until each has come to its end."""
+    bring(folder, urls)
+    folder.wait_until_done(len(urls), limit_s)
+
+
+def bring(folder: Folder, urls: list[str]) -> None:
+    """Import the URLs."""
+    done = folder.crawler("bulk", "import", str(folder.write(f"{len(urls)}.txt", urls)))
+    assert done.returncode == 0, done.stderr
+
+
+def ends(folder: Folder) -> dict[str, tuple[object, ...]]:
+    """State, reason, attempts, failures and strikes by URL."""
+    lpm = folder.lpm()
+    rows = lpm.ledger.db.all("SELECT url, status, error_type, attempts, failures, strikes FROM tasks")
+    lpm.close()
+    return {str(url): tuple(rest) for url, *rest in rows}
+
+
+def troubles(folder: Folder) -> list[str]:
+    """What keeps the living processes from working."""
+    return [note.trouble for note in owners.living(folder.data / "run" / "owners") if note.trouble]
+
+
+COLLECTED = ("completed", None, 1, 0, 0)
+
+
+def test_pages_that_take_long_to_decode_hurt_nobody(folder: Folder, site: Site) -> None:
+    """Bodies of a million empty pieces fail alone, at once: no process dies, and no neighbour gets a strike."""
+    # Given a worker that is ended when it stands still for two seconds
+    folder.env["CRAWLER_STALL_S"] = "2"
+    folder.worker(concurrency=2)
+    children = folder.children()
+    good = [site.page(n) for n in range(40)]
+    bad = [f"{site.url}/odd/{kind}?{n}" for n in range(4) for kind in ("gzip-pieces", "zstd-pieces", "zstd-skipped")]
+
+    # When such pages are among others
+    crawl(folder, [url for n in range(4) for url in (*good[n * 10 : n * 10 + 10], *bad[n * 3 : n * 3 + 3])])
+
+    # Then each of them is too large, and all else is collected by the processes that began
+    found = ends(folder)
+    assert {url: found[url] for url in bad} == dict.fromkeys(bad, ("failed", "too_large", 1, 1, 0))
+    assert {url: found[url] for url in good} == dict.fromkeys(good, COLLECTED)
+    assert folder.children() == children
+
+
+def test_pages_that_grow_and_stall_share_the_memory_of_their_process(folder: Folder, site: Site) -> None:
+    """A hundred pages of 9.9 MB that never end: memory stays bounded, and what gave way costs nothing."""
+    # Given a worker with one child, and pages that are given up after some seconds
+    configure(folder, 5)
+    folder.env["CRAWLER_PAGES"] = "256"
+    folder.worker(concurrency=1)
+    [child] = folder.children()
+    before = peak(child)
+    good = [site.page(n) for n in range(100)]
+    bad = [f"{site.url}/stall/unpacked?{n}" for n in range(100)]
+
+    # When they come all at once
+    crawl(folder, [url for pair in zip(bad, good, strict=True) for url in pair], 300)
+
+    # Then each has ended after one attempt, some of them had given way, and the child did not grow beyond its share
+    found = ends(folder)
+    assert {url: found[url] for url in bad} == dict.fromkeys(bad, ("failed", "timeout", 1, 1, 0))
+    assert {url: found[url] for url in good} == dict.fromkeys(good, COLLECTED)
+    lpm = folder.lpm()
+    [(gave_way,)] = lpm.ledger.db.all("SELECT count(*) FROM events WHERE kind = 'broken off'")
+    lpm.close()
+    assert int(str(gave_way)) > 0
+    assert folder.children() == [child]
+    assert peak(child) - before < Memory().most + 150_000_000
+
+
+def peak(pid: int) -> int:
+    """The most memory that a process has had."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+@contextlib.contextmanager
+def limited(pid: int, kind: int, more: int) -> Iterator[None]:
+    """A process that may have so much more of something than now, until the end of the block."""
+    process = psutil.Process(pid)
+    has = process.num_fds() if kind == resource.RLIMIT_NOFILE else process.memory_info().vms
+    before = resource.prlimit(pid, kind)
+    resource.prlimit(pid, kind, (has + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, kind, before)
+
+
+def test_a_process_without_descriptors_charges_no_page(folder: Folder, site: Site) -> None:
+    """Pages wait for connections that cannot be had, at no cost; `status` and the log say what is lacking."""
+    # Given a worker whose child may open hardly anything more
+    folder.env["CRAWLER_PAGES"] = "64"
+    worker = folder.worker(concurrency=1)
+    [child] = folder.children()
+    pages = [site.page(n, 0.3) for n in range(120)]
+
+    # When there is work
+    with limited(child, resource.RLIMIT_NOFILE, 12):
+        bring(folder, pages)
+        wait_for(lambda: any("descriptor" in text for text in troubles(folder)), 60, "the trouble to be known")
+        shown = wait_for(lambda: folder.status()["trouble"], 60, "status to show it")
+        assert re.search("file descriptor|open files", shown[str(child)])  # it is pages or the store that lack them
+
+    # Then all of it is collected at the first attempt, and nothing is in the way any more
+    folder.wait_until_done(len(pages), 120)
+    assert ends(folder) == dict.fromkeys(pages, COLLECTED)
+    wait_for(lambda: not troubles(folder), 20, "the trouble to be over")
+    log = folder.log(worker)
+    assert "nothing more is claimed for now: this process has no file descriptor left" in log
+    assert "what was lacking is there again" in log
+    assert folder.children() == [child]
+
+
+def test_a_process_without_memory_charges_no_page(folder: Folder, site: Site) -> None:
+    """Under `ulimit -v` pages are broken off wherever memory ends, and come when there is some again."""
+    # Given a worker at work whose child may have only a little more memory
+    folder.env["CRAWLER_PAGES"] = "64"
+    folder.worker(concurrency=1)
+    [child] = folder.children()
+    few = [site.page(n) for n in range(20)]
+    crawl(folder, few)
+    pages = [f"{site.url}/large/{n}" for n in range(40)]
+
+    # When large pages come
+    with limited(child, resource.RLIMIT_AS, 20_000_000):
+        bring(folder, pages)
+        wait_for(lambda: any("no memory left" in text for text in troubles(folder)), 60, "the trouble to be known")
+
+    # Then they are collected when there is memory, at the first attempt
+    folder.wait_until_done(len(few) + len(pages), 120)
+    assert ends(folder) == dict.fromkeys([*few, *pages], COLLECTED)
+    assert folder.children() == [child]

@@ -1,0 +1,202 @@
+"""What a page may cost: CPU time that is looked at inside the loops, turns for the others, bytes of the process."""
+
+import asyncio
+import contextlib
+import gc
+import weakref
+
+import pytest
+
+from crawler.errors import FetchError, OwnShortage
+from crawler.fetch.budget import MAX_IN_FLIGHT, STEPS_PER_LOOK, Budget, Memory
+
+TICK_S = 0.01
+
+
+class Ticking:
+    """A clock of CPU time that goes on by a hundredth of a second at every look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += TICK_S
+        return self.now
+
+
+def toil(budget: Budget, looks: int) -> str:
+    """Work of so many looks at the clock."""
+    for _ in range(looks * STEPS_PER_LOOK):
+        budget.check()
+    return "done"
+
+
+def test_work_beyond_the_budget_ends_itself() -> None:
+    """A loop that goes on for too long is a failure of its page, with a reason that is not tried again."""
+
+    budget = Budget(5.0, clock=Ticking())
+    with pytest.raises(FetchError) as caught:
+        asyncio.run(budget.work(toil, budget, 10_000))
+    assert caught.value.reason == "too_costly"
+
+
+def test_the_budget_is_one_for_all_work_on_a_page() -> None:
+    """What decoding took is not there for parsing; what others take meanwhile does not count."""
+    clock = Ticking()
+    budget = Budget(5.0, clock=clock)
+
+    async def work() -> None:
+        assert await budget.work(toil, budget, 300) == "done"
+        clock.now += 1000
+        assert await budget.work(toil, budget, 150) == "done"
+        await budget.work(toil, budget, 150)
+
+    with pytest.raises(FetchError):
+        asyncio.run(work())
+
+
+def test_others_go_first_now_and_then_and_the_mark_names_who_works() -> None:
+    """Each quarter of a second the loop serves the others; the mark is that of the page that is worked on."""
+    marked: list[str] = [""]
+    seen: list[tuple[str, str]] = []
+
+    def page(name: str) -> Budget:
+        return Budget(60.0, mark=lambda working: marked.append(name if working else ""), clock=Ticking())
+
+    def steps(name: str, budget: Budget) -> None:
+        for _ in range(10):
+            toil(budget, 30)
+            seen.append((name, marked[-1]))
+
+    async def neighbour(others: list["asyncio.Task[None]"]) -> None:
+        while not all(task.done() for task in others):
+            seen.append(("loop", marked[-1]))
+            await asyncio.sleep(0)
+
+    async def work() -> None:
+        budgets = {name: page(name) for name in "ab"}
+        tasks = [asyncio.create_task(budgets[name].work(steps, name, budgets[name])) for name in "ab"]
+        await neighbour(tasks)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(work())
+
+    assert {(name, mark) for name, mark in seen} == {("a", "a"), ("b", "b"), ("loop", "")}
+    assert sum(name == "loop" for name, _ in seen) >= 10
+    assert marked[-1] == ""
+
+
+def test_a_short_page_does_not_give_way() -> None:
+    """Work of less than a quarter of a second is done at once."""
+
+    async def work() -> int:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            turns += 1
+
+        task = asyncio.create_task(other())
+        budget = Budget(60.0, clock=Ticking())
+        await budget.work(toil, budget, 20)
+        before = turns
+        await task
+        return before
+
+    assert asyncio.run(work()) == 0
+
+
+def test_work_that_is_broken_off_leaves_nothing_behind() -> None:
+    """A page whose time is up while others go first ends where it stands, with its cleaning up done."""
+    ended: list[str] = []
+    marks: list[bool] = []
+    budget = Budget(60.0, mark=marks.append, clock=Ticking())
+
+    def endless() -> None:
+        try:
+            toil(budget, 1_000_000)
+        finally:
+            ended.append("cleaned up")
+
+    async def work() -> None:
+        task = asyncio.create_task(budget.work(endless))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(work())
+    assert ended == ["cleaned up"]
+    assert marks[-1] is False
+
+
+def test_short_work_is_marked_and_counted_too() -> None:
+    """What is done at once cannot give way, but ends itself all the same, and counts."""
+    marks: list[bool] = []
+    budget = Budget(5.0, mark=marks.append, clock=Ticking())
+
+    assert budget.at_once(toil, budget, 300) == "done"
+    with pytest.raises(FetchError):
+        budget.at_once(toil, budget, 300)
+    assert marks == [True, False] * 2
+
+
+def test_greenlets_keep_nothing_of_the_last_page() -> None:
+    """What a page's work returned, raised or was given is gone when its caller forgets it."""
+
+    class Large:
+        """Something that can be looked for."""
+
+    async def work(fails: bool) -> "weakref.ref[Large]":
+        large = Large()
+
+        def read(given: Large) -> Large:
+            if fails:
+                raise ValueError(given)
+            return given
+
+        with contextlib.suppress(ValueError):
+            await Budget().work(read, large)
+        return weakref.ref(large)
+
+    for fails in (False, True):
+        left = asyncio.run(work(fails))
+        gc.collect()
+        assert left() is None
+
+
+def test_errors_come_out_as_they_are() -> None:
+    """What the work raises, its caller gets; the page is marked no longer."""
+    marks: list[bool] = []
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(Budget(mark=marks.append).work(lambda: 1 // 0))
+    assert marks == [True, False]
+
+
+def test_pages_in_flight_share_the_memory_of_their_process() -> None:
+    """Above the limit nothing is claimed; above a higher line the page that wants more gives way, the oldest never."""
+    memory = Memory()
+    old, young = Budget(memory=memory), Budget(memory=memory)
+
+    old.hold(MAX_IN_FLIGHT // 2)
+    young.hold(MAX_IN_FLIGHT // 2)
+    assert memory.used == memory.limit
+    young.hold(MAX_IN_FLIGHT // 4)
+    with pytest.raises(OwnShortage):
+        young.hold(MAX_IN_FLIGHT)
+    old.hold(MAX_IN_FLIGHT)
+    assert memory.used == MAX_IN_FLIGHT * 9 // 4
+
+    old.release(MAX_IN_FLIGHT)
+    young.release()
+    assert not memory.is_full
+    old.release()
+    assert memory.used == 0
+
+
+def test_larger_pages_make_the_memory_larger() -> None:
+    """Where pages may be larger than usual, some of them still fit."""
+    assert Memory(1_000_000_000).limit == 4_000_000_000
+    assert Memory(10_000_000).limit == MAX_IN_FLIGHT

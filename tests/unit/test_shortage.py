@@ -1,0 +1,156 @@
+"""What this process or machine lacks is no page's failure, wherever it shows."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crawler.errors import FetchError, OwnShortage, shortage_of
+from crawler.fetch import proxy
+from crawler.fetch.budget import Budget, Memory
+from crawler.fetch.egress import lack_of_descriptors, lack_of_ports
+from crawler.fetch.http import Client, Request
+from crawler.fetch.robots import Robots
+from crawler.models import Page
+from crawler.scraping.pipeline import examine
+from crawler.sites.config import load
+from tests.support import tls
+from tests.support.serving import serving
+from tests.support.site import Site
+from tests.support.tasks import page
+
+
+@contextlib.contextmanager
+def without_descriptors() -> Iterator[None]:
+    """No file and no socket can be opened in this block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 1, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
+
+
+def wrapped(error: Exception) -> Exception:
+    """An error as a library passes it on."""
+    outer = ValueError("it went wrong")
+    outer.__cause__ = error
+    return outer
+
+
+OURS = [
+    *(OSError(code, os.strerror(code)) for code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)),
+    *(OSError(code, os.strerror(code)) for code in (errno.ENOSPC, errno.EDQUOT)),
+    MemoryError(),
+    RuntimeError("can't start new thread"),
+    OwnShortage("there is no port"),
+]
+OTHERS = [
+    *(OSError(code, os.strerror(code)) for code in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.EPIPE)),
+    RuntimeError("no running event loop"),
+    FetchError("timeout", "too slow"),
+    ValueError("memory"),
+    socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
+]
+
+
+@pytest.mark.parametrize("error", OURS, ids=repr)
+def test_a_shortage_is_known_however_it_is_wrapped(error: Exception) -> None:
+    """By itself and as the cause of another error."""
+    assert shortage_of(error)
+    assert shortage_of(wrapped(error)) == shortage_of(error)
+
+
+@pytest.mark.parametrize("error", OTHERS, ids=repr)
+def test_other_errors_are_no_shortage(error: Exception) -> None:
+    """A page's own failures stay its own."""
+    assert shortage_of(error) == shortage_of(wrapped(error)) == ""
+
+
+@pytest.mark.parametrize("url", ["http://{}/page/1", "https://{}/page/1", "http://name.example/", "http://8.8.8.8/"])
+def test_a_fetch_without_descriptors_is_no_failure(site: Site, url: str) -> None:
+    """Connecting, resolving, TLS and proxies: it is said that nothing was sent, and no page is blamed."""
+    place = site.url.removeprefix("http://")
+    through = proxy.from_environment(f"http://{place}" if "8.8" in url else None, None, None)
+
+    async def work() -> None:
+        async with Client(10_000, through=through) as client:
+            with without_descriptors(), pytest.raises(OwnShortage, match="descriptor") as caught:
+                await client.fetch(Request(url=url.format(place), loopback=True, timeout_s=20))
+            assert caught.value.unsent
+            assert (await client.fetch(Request(url=f"{site.url}/page/1", loopback=True))).status == 200
+
+    asyncio.run(work())
+
+
+def test_tls_set_up_without_descriptors_is_set_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Certificates that could not be read are missing without a word: no process goes on with such a set."""
+    certificates = tls.make(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+
+    async def work() -> bytes:
+        async with serving(talk, tls=tls.identity(certificates, "good")) as port, Client(10_000) as client:
+            request = Request(url=f"https://127.0.0.1:{port}/", loopback=True)
+            with without_descriptors(), pytest.raises(OwnShortage):
+                await client.fetch(request)
+            return (await client.fetch(request)).body
+
+    assert asyncio.run(work()) == b"hi"
+
+
+def test_robots_without_descriptors_are_no_failure(tmp_path: Path) -> None:
+    """Neither what is asked nor what was learnt is lost: it is asked again."""
+
+    async def fetch(url: str) -> Page:
+        return page(url, b"")
+
+    async def work() -> None:
+        robots = Robots(tmp_path)
+        with without_descriptors(), pytest.raises(OSError, match="Too many open files") as caught:
+            await robots.check("http://a.example/", "crawler", fetch)
+        assert shortage_of(caught.value)
+        assert await robots.check("http://a.example/", "crawler", fetch) == 0.0
+
+    asyncio.run(work())
+
+
+def test_few_descriptors_are_noticed() -> None:
+    """What a failure leaves free does not hide that there are hardly any."""
+    assert lack_of_descriptors() == ""
+    with without_descriptors():
+        assert "descriptor" in lack_of_descriptors()
+
+
+def test_ports_that_are_used_up_are_ours() -> None:
+    """The kernel has one error for that and for an address that it knows no way to; a datagram has a way or not."""
+    way, none = (socket.AF_INET, 0, 0, "", ("127.0.0.1", 9)), (socket.AF_INET, 0, 0, "", ("255.255.255.255", 9))
+
+    assert "port" in lack_of_ports(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"), [none, way])
+    assert lack_of_ports(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"), [none]) == ""
+    assert lack_of_ports(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), [way]) == ""
+
+
+def test_a_page_that_there_is_no_memory_for_is_not_blamed(tmp_path: Path) -> None:
+    """Reading gives way where the process has too much in flight, also where the page says it is in error."""
+    memory = Memory()
+    Budget(memory=memory).hold(memory.most)
+
+    for status in (200, 404):
+        with pytest.raises(OwnShortage):
+            examine(page(status=status), load(tmp_path).of("http://a.example/"), Budget(memory=memory))

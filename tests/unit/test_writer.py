@@ -1,0 +1,97 @@
+"""The thread that stores outcomes: it waits for the store, never forgets its trouble, and charges no page for ours."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Outcome, Sent, Task
+from crawler.writer import Writer
+from tests.support.stack import wait_for
+from tests.support.tasks import done, new, page
+
+
+class Storing:
+    """A writer on a store of its own, and what it told."""
+
+    def __init__(self, folder: Path, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.lpm = LocalPersistenceManager(folder)
+        self.stored: list[Outcome] = []
+        self.complaints: list[str] = []
+        self.writer = Writer(lambda: Narrow(folder), self._hear, self.complaints.append, sleep)
+
+    def _hear(self, outcomes: Sequence[Outcome]) -> None:
+        self.stored += outcomes
+
+    def tasks(self, count: int) -> list[Task]:
+        """So many claimed tasks."""
+        self.lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(count)])
+        return self.lpm.get_next_pending("owner", count)
+
+    def states(self) -> list[tuple[object, ...]]:
+        """What the ledger says of them."""
+        return self.lpm.ledger.db.all("SELECT status, error_type, attempts, failures FROM tasks ORDER BY id")
+
+    def put(self, *outcomes: Outcome) -> None:
+        """Have them stored, and wait for it."""
+        for outcome in outcomes:
+            self.writer.put(outcome)
+        wait_for(lambda: len(self.stored) >= len(outcomes), 20, "the outcomes to be stored")
+
+
+class Narrow(LocalPersistenceManager):
+    """A store in a process without the memory for some pages."""
+
+    def save_result(self, *outcomes: Outcome) -> list[bool]:
+        """Store them, unless one of them is a page that there is no memory for."""
+        if any(outcome.page and outcome.page.body == b"large" for outcome in outcomes):
+            raise MemoryError
+        return super().save_result(*outcomes)
+
+
+def test_a_store_error_and_another_in_one_group_leave_no_trouble_behind(tmp_path: Path) -> None:
+    """A group meets a store that cannot be written, then holds a result that cannot be stored: work goes on."""
+    raw = tmp_path / "raw"
+    slept: list[str] = []
+
+    def mend(_: float) -> None:
+        slept.append(storing.writer.trouble)
+        raw.unlink()
+        raw.mkdir()
+
+    # Given a store whose folder for pages is none, and a group with a result that no JSON can hold
+    storing = Storing(tmp_path, mend)
+    good, bad = storing.tasks(2)
+    raw.rmdir()
+    raw.write_text("no folder")
+
+    # When it is stored, and the folder is back at the second attempt
+    storing.put(done(good), done(bad, record={"x": object()}))
+
+    # Then nothing is in the way of more, and the two have ended
+    assert len(slept) == len(storing.complaints) == 1
+    assert "cannot be written" in slept[0]
+    wait_for(lambda: storing.writer.trouble == "", 5, "the trouble to be over")
+    assert storing.states() == [("completed", None, 1, 0), ("failed", "internal", 1, 1)]
+    storing.writer.stop(5)
+
+
+def test_a_result_that_there_is_no_memory_for_is_fetched_again(tmp_path: Path) -> None:
+    """Its task goes back without an attempt, its requests are noted, and the others of its group are stored."""
+    storing = Storing(tmp_path)
+    small, large = storing.tasks(2)
+    too_large = page(large.url, b"large")
+    sent = (Sent("a.example", 1000.0, 0.1),)
+
+    storing.put(done(small), done(large, page=too_large, sent=sent))
+
+    assert storing.states() == [("completed", None, 1, 0), ("pending", None, 0, 0)]
+    assert [outcome.shortage for outcome in storing.stored] == [False, True]
+    [(noted,)] = storing.lpm.ledger.db.all("SELECT detail ->> 'sent' FROM events WHERE kind = 'broken off'")
+    assert noted == '[["a.example",1000.0,0.1]]'
+    [(message, wait_s)] = storing.lpm.ledger.db.all(
+        "SELECT error_message, not_before - ? FROM tasks WHERE id = ?", (time.time(), large.id)
+    )
+    assert message == "broken off, because there is no memory left"
+    assert 0 < float(str(wait_s)) < 10
+    storing.writer.stop(5)
