@@ -186,8 +186,8 @@ class LocalPersistenceManager:
             path.unlink(missing_ok=True)
             os.close(lock)
 
-    def is_importing(self, job: Job) -> bool:
-        """Whether some process reads a job's input now."""
+    def is_importing(self, job: Job | None) -> bool:
+        """Whether some process reads a job's input now, or that of any job."""
         return is_importing(self.run, job)
 
     def unaccounted(self, job: Job) -> list[str]:
@@ -534,9 +534,9 @@ class LocalPersistenceManager:
         return freed
 
 
-def is_importing(run: Path, job: Job) -> bool:
-    """Whether some process reads a job's input now."""
-    return any(_is_locked(path) for path in (run / "imports").glob(f"{job.id}.*"))
+def is_importing(run: Path, job: Job | None) -> bool:
+    """Whether some process reads a job's input now, or that of any job."""
+    return any(_is_locked(path) for path in (run / "imports").glob(f"{job.id if job else '*'}.*"))
 
 
 def unaccounted(ledger: Ledger, run: Path, job: Job) -> list[str]:

@@ -7,7 +7,8 @@ import pytest
 
 from tests.support.disk import Disk, can_mount
 from tests.support.site import Site
-from tests.support.stack import Folder
+from tests.support.stack import Folder, wait_for
+from tests.support.tasks import new
 
 
 def torn(pending: Path) -> list[str]:
@@ -55,6 +56,27 @@ def test_an_import_that_was_killed_is_told_until_it_is_completed(folder: Folder,
     assert "Receipt: 6,000 rows" in again.stdout
     assert folder.crawler("job", "verify", "parcels.txt").returncode == 0
     assert folder.crawler("resume").returncode == 0
+
+
+def test_resume_waits_for_an_import_that_runs(folder: Folder, site: Site) -> None:
+    """Another process that still reads a file may bring more: until then not everything is done."""
+    # Given an import in the middle of its file, its first rows done
+    first, second = folder.write("first.txt", [site.page(1)]), [site.page(n) for n in range(2, 5)]
+    folder.crawler("run", str(first))
+    lpm = folder.lpm()
+    job = lpm.ledger.job("first.txt")
+    with lpm.importing(job):
+        resumed = folder.start("crawler", "resume")
+        wait_for(folder.children, 60, "the workers of resume")
+
+        # When that brings more rows, and ends
+        lpm.persist_tasks([new(url) for url in second], job=job, loopback=True)
+        folder.wait_until_completed(4, 60)
+        assert resumed.poll() is None
+    lpm.close()
+
+    # Then so does the command
+    assert resumed.wait(60) == 0, folder.log(resumed)
 
 
 def test_what_an_import_has_left_can_be_accepted(folder: Folder, site: Site) -> None:

@@ -123,17 +123,18 @@ def crawl(settings: Settings, workers: int | None, job: Job | None) -> Books:
     if left := end_orphans(settings.data_dir):
         say(f"ended {left} processes of a stack whose supervisor is dead")
     while True:
-        if not _progress_of(settings, job).open:
+        if not _has_more(settings, job):
             return follow(settings, job)
         with running_stack(settings, workers) as joined, contextlib.suppress(_StackGone):
             return follow(settings, job, joined)
         say("that stack has ended before this job")
 
 
-def _progress_of(settings: Settings, job: Job | None) -> Books:
+def _has_more(settings: Settings, job: Job | None) -> bool:
+    """Whether tasks are open, or another process is about to bring some."""
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm), lpm.errors():
-        return lpm.ledger.progress(job)
+        return bool(lpm.ledger.progress(job).open) or lpm.is_importing(job)
 
 
 @contextlib.contextmanager
@@ -180,7 +181,7 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
                 began = time.monotonic()
                 books = lpm.ledger.progress(job)
                 progress.show(books, standstill.reason(books), lpm.ledger.forbidden(job) if books.skipped else 0)
-                if not books.open:
+                if not books.open and not lpm.is_importing(job):
                     lpm.ledger.finalise(lpm.now())  # the maintainer would, but may be stopped before it has seen it
                     return books
             if not joined or read_stack(settings.data_dir).up:
