@@ -2,7 +2,6 @@
 
 import logging
 import os
-import select
 import sys
 from typing import TextIO
 
@@ -71,6 +70,8 @@ def leave_lost_terminal() -> bool:
 
     What is said later must not fail: it would break off a stop.
     """
+    import select
+
     poll = select.poll()
     for descriptor in (1, 2):
         poll.register(descriptor, 0)

@@ -212,6 +212,7 @@ def end_process(process: psutil.Process | None, grace_s: float) -> None:
         family = [process, *process.children(recursive=True)]
         if grace_s > 0:
             process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGCONT)  # one that is stopped would not hear of it
             psutil.wait_procs([process], timeout=grace_s)
         for member in family:
             with contextlib.suppress(psutil.NoSuchProcess):

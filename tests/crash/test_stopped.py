@@ -46,7 +46,7 @@ def stop(pid: int, store: Path) -> None:
 def test_a_stopped_child_that_is_the_maintainer_is_replaced(folder: Folder, site: Site, redis_url: str) -> None:
     """Its pages come from the other child, the doctor names it, and when it goes on nothing is stored twice."""
     # Given two children with pages that hang, more than one of them can have
-    told = {"REDIS_URL": redis_url, "CRAWLER_STALL_S": "2"}
+    told = {"REDIS_URL": redis_url, "CRAWLER_STALL_S": "5"}
     folder.env |= told
     folder.redis().flushall()
     worker = folder.worker(concurrency=2)

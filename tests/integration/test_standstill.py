@@ -84,7 +84,7 @@ def test_a_failing_restart_is_shown_while_it_lasts(folder: Folder, site: Site) -
 
 def test_a_redis_that_hangs_is_killed_and_started_again(folder: Folder, site: Site) -> None:
     """One that was stopped keeps nobody waiting for ever: after three times CRAWLER_STALL_S there is a new one."""
-    folder.env["CRAWLER_STALL_S"] = "2"
+    folder.env["CRAWLER_STALL_S"] = "4"
     folder.crawler("up", "--workers", "1")
     server = read_stack(folder.data).redis
     assert server

@@ -32,7 +32,7 @@ def test_a_closed_terminal_ends_the_stack(folder: Folder, site: Site, command: s
     terminal.process.send_signal(signal.SIGHUP)
 
     # Then nothing is left
-    assert terminal.process.wait(30) == 128 + signal.SIGHUP
+    assert terminal.process.wait(60) == 128 + signal.SIGHUP
     assert left_behind(folder) == []
     assert folder.books().processing == 0
     assert owners_of(folder) == []
@@ -65,7 +65,7 @@ def test_a_closed_terminal_ends_a_worker_in_order(folder: Folder, site: Site, re
 
     terminal.close()
 
-    terminal.process.wait(30)
+    terminal.process.wait(60)
     assert left_behind(folder) == []
     assert owners_of(folder) == []
     lpm = folder.lpm()
@@ -82,7 +82,7 @@ def test_a_signal_ends_a_single_call_in_order(folder: Folder, site: Site, number
 
     call.send_signal(number)
 
-    assert call.wait(30) == 128 + number
+    assert call.wait(60) == 128 + number
     assert folder.books().pending == 1
     assert owners_of(folder) == []
 

@@ -18,7 +18,7 @@ from crawler.cli.commands.stack import down, up
 from crawler.config import Settings
 from crawler.errors import StackIsUp
 from crawler.orchestrator import Orchestrator, end_orphans
-from crawler.process import Mark, Stack, read_stack, write_stack
+from crawler.process import Mark, Stack, end_process, read_stack, write_stack
 from tests.support.patient import look, of
 from tests.support.stack import wait_for
 
@@ -72,6 +72,16 @@ def test_a_stopped_process_is_seen_to_be_stopped(tmp_path: Path) -> None:
         [wrong] = [finding for finding in look(tmp_path) if "is stopped" in finding.detail]
         assert wrong.detail.startswith(f"supervisor {process.pid} of the stack")
         assert f"kill -CONT {process.pid}" in (wrong.fix or "")
+
+
+def test_a_stopped_process_ends_in_order(tmp_path: Path) -> None:
+    """It is woken to hear SIGTERM, instead of being killed when its time is over."""
+    with sleeper(tmp_path / "sleep") as process:
+        process.send_signal(signal.SIGSTOP)
+        found = psutil.Process(process.pid)
+        wait_for(lambda: found.status() == psutil.STATUS_STOPPED, 10, "it to stop")
+        end_process(found, 60)
+        assert getattr(found, "returncode", None) == -signal.SIGTERM
 
 
 def test_the_stack_of_another_version_is_left_alone(tmp_path: Path) -> None:
