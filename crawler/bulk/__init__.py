@@ -1,7 +1,7 @@
 """A file's rows into a job of the ledger."""
 
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -75,7 +75,7 @@ def import_file(
             )
         secrets = Secrets(lpm.folder / "sessions", job.name, session)
         with rows.RejectsFile(file) as rejects:
-            while batch := _kept(list(islice(items, COMMIT_ROWS)), secrets):
+            while batch := _kept(rows.batch(items, COMMIT_ROWS, _size), secrets):
                 bad = [item for item in batch if isinstance(item, rows.Reject)]
                 for item in bad:
                     rejects.add(item)
@@ -129,6 +129,10 @@ class Secrets:
         if self.unsaved:
             self._session = msgspec.structs.replace(self._session, credentials=dict(self._found))
             sessions.save(self._folder, self._job, self._session)
+
+
+def _size(item: rows.Row | rows.Reject) -> int:
+    return item.size if isinstance(item, rows.Row) else len(item.text)
 
 
 def _kept(items: list[rows.Row | rows.Reject], secrets: Secrets) -> list[rows.Row | rows.Reject]:
