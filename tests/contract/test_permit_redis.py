@@ -13,6 +13,7 @@ import redis
 from crawler.errors import ServiceError
 from crawler.models import Rule
 from crawler.process import Child, redis_program
+from crawler.redis_address import RedisAddress
 from crawler.resilience.permit import AHEAD_S, HEADROOM, OPEN_S, Answer, Ask, Report
 from crawler.resilience.redis_circuit_breaker import RedisCircuitBreaker
 from crawler.resilience.redis_rate_limiter import (
@@ -21,7 +22,6 @@ from crawler.resilience.redis_rate_limiter import (
     RETURN_S,
     Offset,
     RedisRateLimiter,
-    address,
 )
 from tests.contract.fleet import FAST, Fleet
 from tests.support.stack import wait_for
@@ -52,7 +52,7 @@ def test_the_clock_is_that_of_redis(redis_url: str) -> None:
     Fleet(redis_url)
     permit = RedisRateLimiter(redis_url, 2, "a", 1)
     permit.nothing_booked()
-    client = redis.Redis.from_url(address(redis_url, 2))
+    client = redis.Redis.from_url(RedisAddress.parse(redis_url).for_redis(2))
     client.delete("permit-epoch")
     permit.nothing_booked()
     seconds_, _ = client.time()
@@ -101,24 +101,6 @@ def test_the_breaker_alone(redis_url: str) -> None:
     assert one.can_request("x.example")
     one.close()
     other.close()
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("redis://:secret@127.0.0.1:6380/0", "redis://:secret@127.0.0.1:6380?db=2"),
-        ("redis://host", "redis://host?db=2"),
-        ("rediss://user:p%40ss@host:6380/7?ssl_cert_reqs=required", "rediss://user:p%40ss@host:6380?ssl_cert_reqs=required&db=2"),
-        ("redis+socket:///run/redis.sock?virtual_host=3&password=s", "unix:///run/redis.sock?password=s&db=2"),
-        ("redis+socket://:s@/run/redis.sock", "unix://:s@/run/redis.sock?db=2"),
-    ],
-)  # fmt: skip
-def test_the_database_number_of_any_address_is_replaced(url: str, expected: str) -> None:
-    """The broker's address, however it is spelt, leads to the database of the limits."""
-    told = redis.Redis.from_url(address(url, 2)).connection_pool.connection_kwargs
-
-    assert address(url, 2) == expected
-    assert told["db"] == 2
 
 
 # While Redis is away
