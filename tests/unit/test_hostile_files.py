@@ -225,7 +225,7 @@ def very_many_styles(path: Path, n: int) -> Path:
     return crafted(path, header() + f"<row>{A}</row>", styles=styles)
 
 
-@shape(10)
+@shape(4)
 def long_formats(path: Path, n: int) -> Path:
     codes = "".join(f"<numFmt numFmtId='{i}' formatCode='{noise(500_000, i)}'/>" for i in range(n))
     return crafted(path, header() + f"<row>{A}</row>", styles=f"<s><numFmts>{codes}</numFmts></s>")
@@ -359,12 +359,12 @@ def bomb_that_says_it_is_small(path: Path, n: int) -> Path:
     return path
 
 
-@shape(10, "is packed as no workbook is")
+@shape(2, "is packed as no workbook is")
 def packed_by_bzip2(path: Path, n: int) -> Path:
     return crafted(path, header() + f"<row>{A}</row>" + " " * (n << 20), zipfile.ZIP_BZIP2)
 
 
-@shape(10, "is packed as no workbook is")
+@shape(2, "is packed as no workbook is")
 def packed_by_lzma(path: Path, n: int) -> Path:
     return crafted(path, header() + f"<row>{A}</row>" + " " * (n << 20), zipfile.ZIP_LZMA)
 
