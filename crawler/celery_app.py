@@ -10,21 +10,20 @@ from kombu import Exchange, Queue
 
 from crawler import config, process
 from crawler.models import QUEUES
+from crawler.redis_address import RedisAddress
 
 settings = config.load()
 
 
 def backend_address(broker: str) -> str:
     """Results go to the database behind the broker's, so that an emptied one does not take the other along."""
-    base, separator, number = broker.rpartition("/")
-    if separator and number.isdigit():
-        return f"{base}/{int(number) + 1}"
-    return broker.rstrip("/") + "/1"
+    address = RedisAddress.parse(broker)
+    return address.for_celery(address.db + 1)
 
 
 # Flower as shipped listens on every interface without a password.
 os.environ.setdefault("FLOWER_ADDRESS", "127.0.0.1")
-broker_url = process.redis_address(settings)
+broker_url = RedisAddress.parse(process.redis_address(settings)).for_celery()
 
 app = Celery("crawler", broker=broker_url, backend=backend_address(broker_url))
 app.conf.update(

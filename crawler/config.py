@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 
 from crawler.errors import ConfigError
+from crawler.redis_address import RedisAddress
 
 _SECRETS = ("redis_url", "http_proxy", "https_proxy", "gateway_url", "gateway_token")
 _KINDS = {"int": "a whole number", "float": "a number"}
@@ -210,11 +211,10 @@ def _bad_timezone(text: str) -> str | None:
 
 def _bad_redis_url(text: str) -> str | None:
     try:
-        parts = urlsplit(text)
-        good = parts.scheme in ("redis", "rediss", "redis+socket") and parts.port != 0
-    except ValueError:
-        return "is not an address; write redis://host:port/number"
-    return None if good else "must begin with redis://, rediss:// or redis+socket://"
+        RedisAddress.parse(text)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _bad_gateway(text: str) -> str | None:

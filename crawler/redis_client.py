@@ -3,13 +3,13 @@
 import redis
 
 from crawler.errors import ServiceError
+from crawler.redis_address import RedisAddress
 
 
 def connect(url: str) -> redis.Redis:
-    """A client whose every call has a deadline; understands kombu's spelling of sockets too."""
-    if url.startswith("redis+socket://"):
-        url = "unix://" + url.removeprefix("redis+socket://").replace("virtual_host=", "db=")
-    return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=2)
+    """A client whose every call has a deadline, for an address in any spelling."""
+    address = RedisAddress.parse(url).for_redis()
+    return redis.Redis.from_url(address, socket_timeout=5, socket_connect_timeout=2)
 
 
 def check_redis(client: redis.Redis) -> None:

@@ -1,6 +1,7 @@
 """Canonical URLs and domains; one WHATWG parser for all of them, so that what is checked is what is dialled."""
 
 import ipaddress
+import re
 from functools import cache, lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from publicsuffixlist import PublicSuffixList
 
 MAX_LENGTH = 8192
+_QUERY_PASSWORD = re.compile(r"([?&](?:password|ssl_password)=)[^&#]*", re.IGNORECASE)
 _TRACKING = frozenset(
     {"fbclid", "gclid", "dclid", "gbraid", "wbraid", "msclkid", "yclid", "igshid", "mc_cid", "mc_eid", "twclid"}
 )
@@ -117,4 +119,6 @@ def without_credentials(text: str) -> str:
         authority, slash, path = rest, "", ""
     if "@" in authority:
         authority = "***@" + authority.rpartition("@")[2]
+    if scheme.startswith(("redis", "unix", "sentinel")):  # a password may stand in their queries, too
+        path = _QUERY_PASSWORD.sub(r"\1***", path)
     return scheme + separator + authority + slash + path

@@ -1,7 +1,7 @@
 """A file's rows into a job of the ledger."""
 
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -54,7 +54,7 @@ def import_file(
         _check_all(file, sites)
     key = f"name:{job_name}" if job_name else f"{rows.checksum(file)}:{queue}"
     items = rows.read(file, sites)
-    first = list(islice(items, COMMIT_ROWS))  # an unusable file is known before anything is written
+    first = rows.batch(items, COMMIT_ROWS, _size)  # an unusable file is known before anything is written
     items = chain(first, items)
     lpm = LocalPersistenceManager(settings.data_dir)
     source_file = str(file.absolute()).encode("utf-8", "replace").decode()  # a name may be any bytes
@@ -77,7 +77,7 @@ def import_file(
             )
         secrets = Secrets(lpm.folder / "sessions", job.name, session)
         with lpm.importing(job), rows.RejectsFile(file) as rejects:
-            while batch := _kept(list(islice(items, COMMIT_ROWS)), secrets):
+            while batch := _kept(rows.batch(items, COMMIT_ROWS, _size), secrets):
                 bad = [item for item in batch if isinstance(item, rows.Reject)]
                 for item in bad:
                     rejects.add(item)
@@ -131,6 +131,10 @@ class Secrets:
         if self.unsaved:
             self._session = msgspec.structs.replace(self._session, credentials=dict(self._found))
             sessions.save(self._folder, self._job, self._session)
+
+
+def _size(item: rows.Row | rows.Reject) -> int:
+    return item.size if isinstance(item, rows.Row) else len(item.text)
 
 
 def _kept(items: list[rows.Row | rows.Reject], secrets: Secrets) -> list[rows.Row | rows.Reject]:

@@ -3,9 +3,9 @@
 import json
 import math
 import re
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +21,9 @@ _MAX_DIGITS = 4000
 
 _PASSED = 1 << 16
 """How much may stay in the window behind us: at every mistake, the parser counts the lines from there on."""
+_CREDIT = 300_000
+"""How many brackets may be looked at in vain for the ends of broken elements, besides some for each that was read."""
+_STARTS = 20
 _PAIRS = {"[": "]", "{": "}"}
 _MARK = re.compile(r'\\.|["\[\]{},]', re.DOTALL)
 _SOLID = re.compile(r"[^\s,]")
@@ -115,6 +118,11 @@ class _Array:
         self._ended = self._closed = False
         self._broken: InputError | None = None
         self._keys: frozenset[str] = frozenset()
+        # Where the window begins in the text, and what is known from earlier mistakes: else a file full of them would
+        # be searched to the end of the window for each.
+        self._base = self._credit_used = self._searched = 0
+        self._starts: deque[int] = deque()
+        self._unrelated: tuple[int, set[int]] = (0, set())
 
     def elements(self) -> Iterator[Element]:
         """Every element, in its order."""
@@ -173,6 +181,7 @@ class _Array:
     def _trim(self) -> None:
         before = max(0, self._at - 200)  # enough to see how far the element is indented
         self._window, self._at = self._window[before:], self._at - before
+        self._base += before
 
     def _element(self) -> Element:
         line, beginning = self._line, self._beginning()
@@ -246,25 +255,50 @@ class _Array:
     def _matching(self) -> int | None:
         """The brace that closes this element, if brackets and strings are in order up to it."""
         opened: list[str] = []
-        for mark in _Nesting().marks(self._window, self._at):
+        left = _CREDIT + (self._base + self._at) // 2 - self._credit_used
+        count = 0
+        for count, mark in enumerate(_Nesting().marks(self._window, self._at)):
             sign, end = mark[0], mark.end()
             if sign in _PAIRS:
                 opened.append(_PAIRS[sign])
             elif sign in "]}" and opened.pop() != sign:
-                return None
+                break
             if not opened:
                 return end if _BOUNDARY.match(self._window, end) else None
+            if count > left and count > 50:
+                break
+        self._credit_used += count
         return None
 
     def _related(self) -> int | None:
         """The next object that has most keys in common with the last good element, as those inside it rarely have."""
-        # Only the next few: in a file full of mistakes this is done for every element.
-        for start in islice(_START.finditer(self._window, self._at), 20):
+        end = self._base + len(self._window)
+        if self._unrelated[0] != end:  # what a longer window shows may be related
+            self._unrelated = (end, set())
+        for start in self._next_starts():
+            if start in self._unrelated[1]:
+                continue
             with suppress(json.JSONDecodeError, RecursionError):
-                keys = frozenset(self._decoder.raw_decode(self._window, start.end())[0])
+                keys = frozenset(self._decoder.raw_decode(self._window, start - self._base)[0])
                 if 2 * len(keys & self._keys) > len(keys | self._keys):
-                    return start.end()
+                    return start - self._base
+            self._unrelated[1].add(start)
         return None
+
+    def _next_starts(self) -> list[int]:
+        """Where in the text the next few objects begin; only those, for it is done for every mistake."""
+        while self._starts and self._starts[0] < self._base + self._at:
+            self._starts.popleft()
+        begin = max(self._at, self._searched - self._base)
+        while len(self._starts) < _STARTS:
+            found = _START.search(self._window, begin)
+            if found is None:
+                self._searched = self._base + max(begin, self._window.rfind(","))
+                break
+            begin = found.end()
+            self._searched = self._base + begin
+            self._starts.append(self._searched)
+        return list(self._starts)
 
     def _opening(self) -> int | None:
         """Any object at all, behind what is none."""

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, NoReturn, Self, cast
+from typing import Any, BinaryIO, NamedTuple, NoReturn, Self, TypeVar, cast
 
 import msgspec
 
@@ -27,22 +27,33 @@ from crawler.urls import credentials, parse, without_credentials
 MAX_QUOTED_LINES = 1000
 """A quoted cell over more lines than this counts as a quote that was never closed."""
 
+MAX_BATCH = 4 << 20
+"""What rows that are committed together may take."""
+MAX_NAME = 1_000
+"""Characters of a column's name: each row is stored with all of them."""
+MAX_CELLS = 100_000_000
+"""The cells of a workbook's rows, with the empty ones between and behind those that it holds."""
+
+_PLAIN_ROW = 1 << 14
 _DELIMITERS = ",;\t|"
 _NO_DELIMITER = "\x1f"
 _PRIORITIES = {"": 5} | {str(number): number for number in range(1, 10)}
 _WHOLE = re.compile(r"\+?0*([1-9])(?:\.0*)?")
 _MARKUP = re.compile(r"<(?:!doctype|!--|\?xml|html|head|body|script)", re.IGNORECASE)
 _ARRAY = re.compile(r"\[\s*(?:\{|\n|$)")
-_USER_INFO = re.compile(
-    r"""(\bhttps?:[\\/]*|\b[a-z][a-z0-9+.-]{0,20}:[\\/]{2,}|(?<![\w:])[\\/]{2,})[^"\r\n,]*@""", re.IGNORECASE
-)
+_CUTS = re.compile(r"""(["\r\n,])""")
+_URL_START = re.compile(r"""\bhttps?:[\\/]*|\b[a-z][a-z0-9+.-]{0,20}:[\\/]{2,}|(?<![\w:])[\\/]{2,}""", re.IGNORECASE)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row that can become a task; `credentials` are what its URL held of them, by origin: the task has them not."""
+    """A row that can become a task; `credentials` are what its URL held of them, by origin: the task has them not.
+
+    `size` is about what it takes in memory.
+    """
 
     task: NewTask
     credentials: tuple[str, str] | None = None
+    size: int = 0
 
     def __repr__(self) -> str:
         return f"Row({self.task})"
@@ -71,6 +82,7 @@ class _Form(NamedTuple):
     known: frozenset[str] = frozenset()
 
 
+T = TypeVar("T")
 Rows = Iterator[Row | Reject]
 _Items = Iterator[Row | Fields | Reject]
 
@@ -108,6 +120,18 @@ def _items(path: Path, form: _Form) -> _Items:
         raise InputError(str(path), "there are no rows in it" + (", only a header" if ending in _TABLES else ""))
     yield row
     yield from rows
+
+
+def batch(items: Iterator[T], rows: int, size: Callable[[T], int]) -> list[T]:
+    """The next rows, fewer where they are large: five thousand of a megabyte would take gigabytes of memory."""
+    found: list[T] = []
+    total = 0
+    for item in items:
+        found.append(item)
+        total += size(item)
+        if len(found) == rows or total > MAX_BATCH:
+            break
+    return found
 
 
 def checksum(path: Path) -> str:
@@ -229,7 +253,7 @@ def _plain(name: str) -> str:
     return name.replace("\ufeff", "").strip(' \t\r\n\xa0"').lower()
 
 
-@lru_cache(maxsize=16)  # only a few: a hostile file may have names of a megabyte
+@lru_cache(maxsize=16)
 def _columns(names: tuple[str, ...]) -> _Columns:
     found = {_plain(name): name for name in names} | {name: name for name in names if name in _Columns._fields}
     return _Columns(**{field: found[field] for field in _Columns._fields if field in found})
@@ -274,7 +298,7 @@ def _good(line: int, fields: dict[str, Any], columns: _Columns, text: str, sites
         line=line,
         input=fields | {columns.url: address.url} if secret else fields,
     )
-    return Row(task, secret)
+    return Row(task, secret, len(text) + 64 * len(fields))
 
 
 def _made_url(fields: dict[str, Any], sites: Sites, text: str) -> str:
@@ -326,7 +350,7 @@ def _kind(value: Any) -> str:
 
 
 def _no_url(names: Sequence[str]) -> str:
-    plain = {_plain(name): name for name in names}
+    plain = {_plain(name): name for name in names[:1_000]}
     near = difflib.get_close_matches("url", plain, n=1, cutoff=0.4)
     hint = f"; the nearest is {plain[near[0]][:60]!r}" if near else ""
     shown = ", ".join(repr(name[:60]) for name in names[:20]) or "nothing"
@@ -340,7 +364,15 @@ def _reject(line: int, reason: str, text: str) -> Reject:
 
 def _redacted(text: str) -> str:
     """Without passwords; JSON may write `http:\\/\\/`, a browser takes `http:user@host`, a row may hold many URLs."""
-    return without_credentials(_USER_INFO.sub(r"\1***@", text))
+    if "@" in text:
+        text = "".join(_without_user_info(part) for part in _CUTS.split(text))
+    return without_credentials(text)
+
+
+def _without_user_info(part: str) -> str:
+    """Without what stands between the start of a URL and the last `@`; a search for both at once would be cubic."""
+    start, last = _URL_START.search(part), part.rfind("@")
+    return f"{part[: start.end()]}***{part[last:]}" if start and start.end() <= last else part
 
 
 # TXT and JSON.
@@ -382,7 +414,9 @@ def _object_row(line: int, text: str, form: _Form) -> Row | Fields | Reject:
         return _reject(line, str(error), text)
     if not isinstance(fields, dict):
         return _reject(line, f"not an object but {_kind(fields)}", text)
-    return _row(line, fields, _columns(tuple(fields)), text, form)
+    # Names of a megabyte in all, other ones in each row, are not to be held by a cache.
+    columns = _columns if len(text) < _PLAIN_ROW else _columns.__wrapped__
+    return _row(line, fields, columns(tuple(fields)), text, form)
 
 
 # CSV.
@@ -476,6 +510,10 @@ def _names(path: Path, cells: list[str], line: int, form: _Form) -> list[str]:
         instead = "; a 'platform' with any other column would do, too" if form.known else ""
         raise InputError(str(path), _no_url(cells) + instead, line)
     names = [name.replace("\ufeff", "") if name.strip() else f"column {n}" for n, name in enumerate(cells, 1)]
+    longest = max(names, key=len)
+    if len(longest) > MAX_NAME:
+        reason = f"the column {longest[:60]!r}… has a name of {len(longest):,} characters, more than {MAX_NAME:,}"
+        raise InputError(str(path), reason, line)
     _refuse_twins(path, names, line, form.known.union(_Columns._fields))
     return names
 
@@ -544,14 +582,27 @@ def _sheet_rows(path: Path, form: _Form) -> _Items:
     header = next(records, None)
     if header is None:
         raise InputError(str(path), "there is neither a header nor a row in its first sheet")
-    names = _names(path, header.cells, header.number, form)
+    if header.fault:
+        raise InputError(str(path), header.fault, header.number)
+    names = _names(path, _dense(header.cells), header.number, form)
     table = _Table(_Source(iter(())), names, "\t", form)
-    for number, cells, size in records:
-        text = "\t".join(cells)
-        if size > MAX_LINE:
-            yield _reject(number, too_long(size), text)
+    count = 0
+    for number, cells, size, fault in records:
+        row = _dense(cells)
+        text = "\t".join(row)
+        count += max(len(row), len(names))
+        if count > MAX_CELLS:  # a row of forty bytes may have a thousand of them
+            reason = f"there are more than {MAX_CELLS:,} cells in its rows; split it into smaller workbooks"
+            raise InputError(str(path), reason, number)
+        if fault or size > MAX_LINE:
+            yield _reject(number, fault or too_long(size), text)
         else:
-            yield table.row(number, cells + [""] * (len(names) - len(cells)), text)
+            yield table.row(number, row + [""] * (len(names) - len(row)), text)
+
+
+def _dense(cells: dict[int, str]) -> list[str]:
+    """The cells by column from 1 on, with empty ones between them."""
+    return [cells.get(column, "") for column in range(1, max(cells, default=0) + 1)]
 
 
 Reader = Callable[[Path, Iterator[str], _Form], _Items]

@@ -3,11 +3,13 @@
 import asyncio
 import fcntl
 import logging
+import math
 import os
 import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -26,6 +28,8 @@ FRESH_S, UNREACHABLE_S = 3600.0, 60.0
 """How long rules hold, and how long a server in trouble is not asked again."""
 MAX_HOSTS, MAX_TEXTS = 2_000, 4_000_000
 """The hosts whose rules a process keeps in memory, and the characters of all their texts: rules take 30 times that."""
+SWEEP_S, SWEEP_HOSTS, MAX_FILES = 3600.0, 5_000, 10_000
+"""A process looks for files that can go at its first host and after so many seconds or hosts; so many stay at most."""
 LOOK_S = 0.05
 PRODUCT = "crawler"
 _AWAY = frozenset(
@@ -38,6 +42,7 @@ _AGENT = re.compile(r"\s*+user(?:-|\s*+)agent(?:\s*+:|\s)([^#]*+)", re.I)
 
 Fetch = Callable[[str], Awaitable[Page]]
 
+log = logging.getLogger(__name__)
 logging.getLogger("protego").setLevel(logging.WARNING)
 
 
@@ -104,6 +109,8 @@ class Robots:
         self._length = 0
         """The characters of all texts in `_rules`."""
         self._asked: dict[str, asyncio.Task[Rules]] = {}
+        self._swept, self._written = -math.inf, 0
+        self._sweeping: asyncio.Future[int] | None = None
 
     async def check(self, url: str, user_agent: str, fetch: Fetch, budget: Budget | None = None) -> float:
         """Raise where robots.txt does not let the URL be fetched; returns the Crawl-delay that it asks for."""
@@ -139,16 +146,21 @@ class Robots:
     async def _find(self, origin: str, fetch: Fetch, budget: Budget) -> Rules:
         path = self._folder / sha256(origin.encode()).hexdigest()[:32]
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = _open_lock(path)
         try:
             while True:
                 mine = _try_lock(lock)  # one process of the machine asks, and the kernel frees the lock of a killed one
+                if mine and not os.fstat(lock).st_nlink:  # swept away: the next process would lock another file
+                    os.close(lock)
+                    lock = _open_lock(path)
+                    continue
                 answer = _read(path, origin)
                 if answer is not None and answer.is_fresh(self._clock()):
                     break
                 if mine:
                     answer = await self._ask(origin, fetch, budget)
                     _write(path, answer)
+                    self._sweep_now_and_then()
                     break
                 await asyncio.sleep(LOOK_S)
         finally:
@@ -164,6 +176,16 @@ class Robots:
         while len(self._rules) > MAX_HOSTS or (self._length > MAX_TEXTS and len(self._rules) > 1):
             _, oldest = self._rules.popitem(last=False)
             self._length -= len(oldest.answer.text)
+
+    def _sweep_now_and_then(self) -> None:
+        """Have expired files removed by a thread, so that no page waits for it."""
+        now = self._clock()
+        self._written += 1
+        if 0 <= now - self._swept < SWEEP_S and self._written < SWEEP_HOSTS:
+            return
+        if self._sweeping is None or self._sweeping.done():
+            self._swept, self._written = now, 0
+            self._sweeping = asyncio.get_running_loop().run_in_executor(None, sweep, self._folder, now)
 
     async def _ask(self, origin: str, fetch: Fetch, budget: Budget) -> Answer:
         try:
@@ -189,6 +211,42 @@ def product(user_agent: str) -> str:
     return match[0] if match else PRODUCT
 
 
+def sweep(folder: Path, now: float, most: int = MAX_FILES) -> int:
+    """Remove what has expired, and of the rest the oldest beyond the limit; returns of how many hosts."""
+    ages: dict[str, float] = {}
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name, _, suffix = entry.name.partition(".")
+                with suppress(FileNotFoundError):
+                    if not suffix or name not in ages:  # where there is an answer, its age counts
+                        ages[name] = now - entry.stat().st_mtime
+        youngest = sorted(ages, key=ages.__getitem__)
+        kept = [name for name in youngest if abs(ages[name]) < FRESH_S][:most]
+        return sum(_remove(folder / name, now - ages[name]) for name in ages.keys() - set(kept))
+    except OSError as error:
+        log.warning("expired answers in %s cannot be removed (%s); they are in nobody's way", folder, error)
+        return 0
+
+
+def _remove(path: Path, at: float) -> bool:
+    """Remove a host's files unless it is being asked, or was since `at`."""
+    lock = _open_lock(path)
+    try:
+        if not _try_lock(lock) or (path.exists() and path.stat().st_mtime > at + 0.001):
+            return False
+        path.unlink(missing_ok=True)
+        path.with_suffix(".part").unlink(missing_ok=True)
+        path.with_suffix(".lock").unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+    return True
+
+
+def _open_lock(path: Path) -> int:
+    return os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
 def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,6 +264,7 @@ def _read(path: Path, origin: str) -> Answer | None:
 
 
 def _write(path: Path, answer: Answer) -> None:
-    hidden = path.with_suffix(f".{os.getpid()}")
+    hidden = path.with_suffix(".part")  # whoever writes holds the lock
     hidden.write_bytes(msgspec.json.encode(answer))
+    os.utime(hidden, (answer.at, answer.at))  # by which it is swept
     hidden.rename(path)

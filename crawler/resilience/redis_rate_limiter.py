@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 import redis
@@ -18,6 +17,7 @@ from redis.retry import Retry
 
 from crawler.errors import ServiceError
 from crawler.models import Rule
+from crawler.redis_address import RedisAddress
 from crawler.resilience import permit
 from crawler.resilience.book import Known, capped, describe, sane
 from crawler.resilience.memory import MemoryPermit, end
@@ -50,15 +50,6 @@ def script() -> str:
     values = ", ".join(repr(getattr(permit, name)) for name in _CONSTANTS)
     text = resources.files(__package__).joinpath("permit.lua").read_text()
     return f"local {', '.join(_CONSTANTS)} = {values} {text}"
-
-
-def address(url: str, db: int) -> str:
-    """The broker's address with another database number; understands kombu's spelling of sockets too."""
-    parts = urlsplit(url)
-    socket = parts.scheme in ("redis+socket", "unix")
-    query = [(key, value) for key, value in parse_qsl(parts.query) if key not in ("db", "virtual_host")]
-    scheme, path = ("unix", parts.path) if socket else (parts.scheme, "")
-    return f"{scheme}://{parts.netloc}{path}?{urlencode([*query, ('db', str(db))])}"
 
 
 class Offset:
@@ -102,7 +93,7 @@ class RedisRateLimiter:
         self._holder, self._fail_max = holder, fail_max
         self._share, self._place, self._clock, self._monotonic = share, place, clock, monotonic
         self._client: redis.Redis = redis.Redis.from_url(
-            address(url, db),
+            RedisAddress.parse(url).for_redis(db),
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),  # a connection that breaks may mean a Redis that has forgotten

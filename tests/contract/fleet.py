@@ -5,9 +5,10 @@ from typing import Any
 import redis
 
 from crawler.models import Rule
+from crawler.redis_address import RedisAddress
 from crawler.resilience.memory import Book, MemoryPermit
 from crawler.resilience.permit import Answer, Ask, Domain, Permit, Report
-from crawler.resilience.redis_rate_limiter import RedisRateLimiter, address
+from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 
 BEGIN = 1_800_000_000.0
 FAST = Rule(interval_s=0.05, at_a_time=0)
@@ -23,7 +24,7 @@ class Fleet:
         self._members: dict[str, Permit] = {}
         self.client: redis.Redis | None = None
         if redis_url:
-            self.client = redis.Redis.from_url(address(redis_url, 2))
+            self.client = redis.Redis.from_url(RedisAddress.parse(redis_url).for_redis(2))
             self.client.flushdb()
         self["nobody"].ask([Ask(domain="first.example", rule=Rule())])
 

@@ -14,6 +14,7 @@ import redis
 from crawler.errors import ServiceError
 from crawler.models import Rule
 from crawler.process import Child, redis_program
+from crawler.redis_address import RedisAddress
 from crawler.resilience.permit import AHEAD_S, HEADROOM, OPEN_S, Answer, Ask, Report
 from crawler.resilience.redis_circuit_breaker import RedisCircuitBreaker
 from crawler.resilience.redis_rate_limiter import (
@@ -22,7 +23,6 @@ from crawler.resilience.redis_rate_limiter import (
     RETURN_S,
     Offset,
     RedisRateLimiter,
-    address,
 )
 from tests.contract.fleet import BEGIN, FAST, Fleet
 from tests.support.clock import Clock
@@ -54,7 +54,7 @@ def test_the_clock_is_that_of_redis(redis_url: str) -> None:
     Fleet(redis_url)
     permit = RedisRateLimiter(redis_url, 2, "a", 1)
     permit.nothing_booked()
-    client = redis.Redis.from_url(address(redis_url, 2))
+    client = redis.Redis.from_url(RedisAddress.parse(redis_url).for_redis(2))
     client.delete("permit-epoch")
     permit.nothing_booked()
     seconds_, _ = client.time()
@@ -109,7 +109,7 @@ def test_the_keys_of_the_breaker_are_the_documented_ones(redis_url: str) -> None
     """`permit:DOMAIN` in database 2 has `state`, `failures`, `opened_at` and `last_block`, for any client to read."""
     clock = Clock(BEGIN)
     breaker = RedisCircuitBreaker(redis_url, 2, "one", 2, clock=clock)
-    with contextlib.closing(breaker), redis.Redis.from_url(address(redis_url, 2)) as client:
+    with contextlib.closing(breaker), redis.Redis.from_url(RedisAddress.parse(redis_url).for_redis(2)) as client:
         client.flushdb()
 
         def keys() -> dict[str, str]:
@@ -138,24 +138,6 @@ def test_the_keys_of_the_breaker_are_the_documented_ones(redis_url: str) -> None
         assert breaker.can_request("county.example")
         breaker.record_success("county.example")
         assert keys() == {}
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("redis://:secret@127.0.0.1:6380/0", "redis://:secret@127.0.0.1:6380?db=2"),
-        ("redis://host", "redis://host?db=2"),
-        ("rediss://user:p%40ss@host:6380/7?ssl_cert_reqs=required", "rediss://user:p%40ss@host:6380?ssl_cert_reqs=required&db=2"),
-        ("redis+socket:///run/redis.sock?virtual_host=3&password=s", "unix:///run/redis.sock?password=s&db=2"),
-        ("redis+socket://:s@/run/redis.sock", "unix://:s@/run/redis.sock?db=2"),
-    ],
-)  # fmt: skip
-def test_the_database_number_of_any_address_is_replaced(url: str, expected: str) -> None:
-    """The broker's address, however it is spelt, leads to the database of the limits."""
-    told = redis.Redis.from_url(address(url, 2)).connection_pool.connection_kwargs
-
-    assert address(url, 2) == expected
-    assert told["db"] == 2
 
 
 # While Redis is away

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import redis
 
-from crawler.resilience.redis_rate_limiter import address
+from crawler.redis_address import RedisAddress
 from tests.support.stack import Folder, wait_for
 
 PER_SECOND = 20
@@ -15,7 +15,7 @@ PER_SECOND = 20
 def test_no_second_holds_more_than_the_rate_whatever_dies(folder: Folder, redis_url: str) -> None:
     """Ten processes at 20 a second; two are killed while they hold bookings, then Redis is emptied, script and all:
     no window of a second, before, between or after, has more than 20 requests."""
-    client = redis.Redis.from_url(address(redis_url, 2))
+    client = redis.Redis.from_url(RedisAddress.parse(redis_url).for_redis(2))
     client.flushall()
     log = folder.path / "sent"
     log.touch()

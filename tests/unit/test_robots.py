@@ -1,18 +1,20 @@
 """robots.txt: who is asked, what is obeyed, and what trouble with it means."""
 
 import asyncio
+import fcntl
 import math
 import os
 import subprocess
 import sys
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from crawler.errors import FetchError, NotNow
 from crawler.fetch.http import USER_AGENT
-from crawler.fetch.robots import FRESH_S, MAX_BYTES, MAX_TEXTS, UNREACHABLE_S, Answer, Robots, Rules, product
+from crawler.fetch.robots import FRESH_S, MAX_BYTES, MAX_TEXTS, UNREACHABLE_S, Answer, Robots, Rules, product, sweep
 from crawler.models import Page
 
 ORIGIN = "https://county.example"
@@ -296,3 +298,54 @@ def test_the_rules_of_few_hosts_are_kept_where_they_are_long(tmp_path: Path) -> 
     assert len([n for n in range(20) if robots.known(f"https://{n}.example")]) <= MAX_TEXTS // 400_000
     assert robots.known("https://19.example")
     assert asyncio.run(ask(20)).asked == []
+
+
+def test_expired_files_go_and_a_host_being_asked_stays(tmp_path: Path) -> None:
+    """The folder does not grow for ever: what has expired goes, with its lock, but no lock that somebody holds."""
+    now = time.time()
+    robots = Robots(tmp_path, lambda: now)
+    for n in range(30):
+        old, lock = tmp_path / f"{n:032x}", tmp_path / f"{n:032x}.lock"
+        for path in (old, lock):
+            path.touch()
+            os.utime(path, (now - FRESH_S - 1 - n,) * 2)
+    with (tmp_path / f"{7:032x}.lock").open("w") as held:
+        os.utime(held.fileno(), (now - 2 * FRESH_S,) * 2)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert check(robots, Server("User-agent: *\nDisallow: /a"), "/a") == "robots"
+
+    left = {path.name.partition(".")[0] for path in tmp_path.iterdir()}
+    assert len(left) == 2
+    assert f"{7:032x}" in left
+    assert check(Robots(tmp_path), Server(error=FetchError("connection", "it is asked again")), "/a") == "robots"
+
+
+def test_so_many_files_stay_at_most(tmp_path: Path) -> None:
+    """Of hosts that are all fresh the oldest go; a lock that was swept away is taken anew."""
+    now = time.time()
+    for n in range(20):
+        (tmp_path / f"{n:032x}").touch()
+        os.utime(tmp_path / f"{n:032x}", (now - n,) * 2)
+
+    assert sweep(tmp_path, now, most=5) == 15
+    assert {int(path.name, 16) for path in tmp_path.iterdir()} == set(range(5))
+    assert sweep(tmp_path / "missing", now) == 0
+
+
+def test_a_lock_that_is_swept_away_while_one_waits_is_taken_anew(tmp_path: Path) -> None:
+    """Two processes never hold different locks of one host."""
+    robots, server = Robots(tmp_path), Server("User-agent: *\nDisallow: /a")
+    name = sha256(ORIGIN.encode()).hexdigest()[:32]
+
+    async def run() -> None:
+        with (tmp_path / f"{name}.lock").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            asked = asyncio.ensure_future(robots.check(ORIGIN + "/b", USER_AGENT, server.fetch))
+            await asyncio.sleep(0)
+            (tmp_path / f"{name}.lock").unlink()
+        await asked
+
+    asyncio.run(run())
+
+    assert (tmp_path / f"{name}.lock").exists()
+    assert (tmp_path / name).exists()

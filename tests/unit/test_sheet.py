@@ -12,11 +12,10 @@ import xlsxwriter
 from crawler.bulk import sheet
 from crawler.bulk.rows import Reject, Row, checksum, read
 from crawler.errors import InputError
+from tests.support.workbooks import MAIN, crafted
 
 A = "http://a.example/"
-MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 at = datetime.fromisoformat  # Excel knows no time zones
-REL = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 
 
 def workbook(path: Path, *rows: list[Any], **options: Any) -> Path:
@@ -30,25 +29,9 @@ def workbook(path: Path, *rows: list[Any], **options: Any) -> Path:
     return path
 
 
-def crafted(path: Path, cells: str, **parts: str) -> Path:
-    """A workbook written by hand: the inside of its sheetData, and other parts where given."""
-    files = {
-        "_rels/.rels": f'<R><Relationship Id="1" Type="{REL}/officeDocument" Target="/xl/workbook.xml"/></R>',
-        "xl/workbook.xml": f'<workbook xmlns:r="{REL}"><sheets><sheet name="s" r:id="a"/></sheets></workbook>',
-        "xl/_rels/workbook.xml.rels": f'<R><Relationship Id="a" Type="{REL}/worksheet" Target="worksheets/s.xml"/>'
-        f'<Relationship Id="b" Type="{REL}/sharedStrings" Target="strings.xml"/>'
-        f'<Relationship Id="c" Type="{REL}/styles" Target="styles.xml"/></R>',
-        "xl/worksheets/s.xml": f'<worksheet xmlns="{MAIN}"><sheetData>{cells}</sheetData></worksheet>',
-    }
-    files |= {f"xl/{name}.xml": text for name, text in parts.items()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-    return path
-
-
 def cells(path: Path) -> list[tuple[int, list[str]]]:
-    return [(record.number, record.cells) for record in sheet.records(path)]
+    found = [(record.number, record.cells) for record in sheet.records(path)]
+    return [(number, [row.get(column, "") for column in range(1, max(row) + 1)]) for number, row in found]
 
 
 def inputs(path: Path) -> list[dict[str, Any]]:

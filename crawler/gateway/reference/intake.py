@@ -4,7 +4,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, tzinfo
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def import_file(
     counts: Counter[str] = Counter()
     items = _tasks(file, tz, clock)
     with rows.RejectsFile(file) as rejects:
-        while batch := list(islice(items, COMMIT_ROWS)):
+        while batch := rows.batch(items, COMMIT_ROWS, _size):
             with books.writing():
                 added = iter(books.add(item[1] for item in batch if not isinstance(item, rows.Reject)))
             for item in batch:
@@ -69,6 +68,10 @@ def import_file(
         rejected=counts["refused"],
         rejects_file=str(rejects.path) if counts["refused"] else None,
     )
+
+
+def _size(item: tuple[rows.Fields, NewTask] | rows.Reject) -> int:
+    return len(item.text) if isinstance(item, rows.Reject) else len(item[0].text)
 
 
 def _tasks(
