@@ -12,9 +12,9 @@ from crawler.errors import FetchError, OwnShortage
 from crawler.fetch.budget import Budget
 
 if sys.version_info >= (3, 14):
-    from compression.zstd import ZstdDecompressor, ZstdError
+    from compression.zstd import DecompressionParameter, ZstdDecompressor, ZstdError
 else:
-    from backports.zstd import ZstdDecompressor, ZstdError
+    from backports.zstd import DecompressionParameter, ZstdDecompressor, ZstdError
 
 ACCEPTED = "gzip, deflate, br, zstd"
 MAX_LAYERS = 4
@@ -27,6 +27,9 @@ _STEP = 1 << 16
 class Decoder(Protocol):
     """Undoes one content coding."""
 
+    window: int
+    """How much of what it has put out it keeps at most."""
+
     def feed(self, data: bytes, emit: Callable[[bytes], None]) -> None:
         """Decode some bytes, in steps of bounded size."""
 
@@ -36,6 +39,8 @@ class Decoder(Protocol):
 
 class _Zlib:
     """gzip (with several members) and deflate (with or without zlib's header: servers send both)."""
+
+    window = 1 << 15
 
     def __init__(self, gzip: bool, budget: Budget) -> None:
         self._gzip, self._budget = gzip, budget
@@ -66,25 +71,32 @@ class _Zlib:
 
 
 class _Brotli:
+    window = 1 << 24
+
     def __init__(self, budget: Budget) -> None:
         self._inner = brotli.Decompressor()
         self._budget = budget
 
     def feed(self, data: bytes, emit: Callable[[bytes], None]) -> None:
-        emit(self._inner.process(data, output_buffer_limit=_STEP))
-        while not self._inner.is_finished() and not self._inner.can_accept_more_data():
+        out = self._inner.process(data, output_buffer_limit=_STEP)
+        # A decoder that can accept more may still have something to put out.
+        while out or not (self._inner.is_finished() or self._inner.can_accept_more_data()):
             self._budget.check()
-            emit(self._inner.process(b"", output_buffer_limit=_STEP))
+            emit(out)
+            out = b"" if self._inner.is_finished() else self._inner.process(b"", output_buffer_limit=_STEP)
 
     def finish(self) -> bool:
         return bool(self._inner.is_finished())
 
 
 class _Zstd:
-    """Frames may follow each other, and may hold nothing, or what is to be skipped."""
+    """Frames may follow each other, and may hold nothing, or what is to be skipped; their window has the size that
+    RFC 9659 allows."""
+
+    window = 1 << 23
 
     def __init__(self, budget: Budget) -> None:
-        self._inner = ZstdDecompressor()
+        self._inner = _zstd()
         self._budget = budget
         self._frames = 1
 
@@ -92,7 +104,7 @@ class _Zstd:
         while data or not (self._inner.needs_input or self._inner.eof):
             self._budget.check()
             if self._inner.eof:
-                self._inner = ZstdDecompressor()
+                self._inner = _zstd()
                 self._frames += 1
                 _check_pieces(self._frames)
             out = self._inner.decompress(data, _STEP)
@@ -101,6 +113,10 @@ class _Zstd:
 
     def finish(self) -> bool:
         return self._inner.eof
+
+
+def _zstd() -> ZstdDecompressor:
+    return ZstdDecompressor(options={DecompressionParameter.window_log_max: _Zstd.window.bit_length() - 1})
 
 
 _DECODERS: dict[str, Callable[[Budget], Decoder]] = {
@@ -141,7 +157,9 @@ class Body:
         if len(names) > MAX_LAYERS:
             raise FetchError("unknown_encoding", f"{len(names)} layers of Content-Encoding are more than {MAX_LAYERS}")
         self._layers = [_DECODERS[name](self._budget) for name in reversed(names)] if names else []
-        self._passed = [0] * len(names)
+        self._passed = [0] * (len(names) + 1)
+        """The bytes that each layer got, and those that came out."""
+        self._windows = 0
         self._limit = limit
         self.cut = cut
         self.full = False
@@ -168,20 +186,29 @@ class Body:
             self.full = True
             del self._decoded[self._limit :]
         except (zlib.error, brotli.error, ZstdError, EOFError) as error:
-            if "memory" in str(error):  # zstd says so in words
+            if "not enough memory" in str(error):  # zstd says so in words
                 raise OwnShortage(f"there is no memory left to decode a page ({error})") from None
             coding = type(self._layers[0]).__name__.strip("_").lower()
             raise FetchError("bad_encoding", f"the body is not what its {coding} coding says ({error})") from None
 
     def _pass(self, data: bytes, depth: int) -> None:
+        if depth:
+            self._hold_window(len(data), depth)
+        self._passed[depth] += len(data)  # a layer may swallow for ever and put out nothing
         if depth == len(self._layers):
             self._decoded += data
             self._check(len(self._decoded), "decompressed")
             self._budget.hold(len(data))
             return
-        self._passed[depth] += len(data)  # a layer may swallow for ever and put out nothing
         self._check(self._passed[depth], "decompressed")
         self._layers[depth].feed(data, lambda out: self._pass(out, depth + 1))
+
+    def _hold_window(self, count: int, depth: int) -> None:
+        """Count what the layer before keeps of what it has put out."""
+        more = min(count, self._layers[depth - 1].window - self._passed[depth])
+        if more > 0:
+            self._budget.hold(more)
+            self._windows += more
 
     def _check(self, size: int, what: str) -> None:
         if size > self._limit and self.cut:
@@ -199,6 +226,8 @@ class Body:
             return raw, raw
         if not self.full and not all(layer.finish() for layer in self._layers):
             raise FetchError("truncated", "the compressed body ends before its end")
+        self._layers.clear()
+        self._budget.release(self._windows)
         return raw, bytes(self._decoded)
 
 

@@ -23,6 +23,8 @@ KEEP_S = 5.0
 MAX_IDLE = 256
 HIGH_WATER = 256 * 1024
 """So many bytes wait at most to be read; what is no longer is waited for as a whole."""
+HEADER_BYTES = 400
+"""What a header takes in memory beside its letters: 256 KB of empty ones take 30 MB."""
 _PIECE = 64 * 1024
 """What is sent of a request's body at a time, once the other side has taken what went before."""
 
@@ -209,7 +211,9 @@ class Connection(asyncio.Protocol):
                 raise wire.not_http(self._buffer)
         if end + spent > wire.MAX_HEAD:
             raise too_much_head()
-        return budget.at_once(wire.parse_head, self.take(end)[start:])
+        head = budget.at_once(wire.parse_head, self.take(end)[start:])
+        budget.hold(head.size + HEADER_BYTES * len(head.headers))
+        return head
 
     async def upgrade(self, context: ssl.SSLContext, host: str) -> None:
         """Put TLS upon a connection through a proxy."""

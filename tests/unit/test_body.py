@@ -1,6 +1,7 @@
 """Bodies: every coding, every layer, and a limit that nothing gets around."""
 
 import gzip
+import random
 import struct
 import sys
 import zlib
@@ -13,8 +14,10 @@ from crawler.fetch.body import MAX_PIECES, Body
 from crawler.fetch.budget import Budget, Memory
 
 if sys.version_info >= (3, 14):
+    from compression.zstd import CompressionParameter, ZstdCompressor
     from compression.zstd import compress as zstd_compress
 else:
+    from backports.zstd import CompressionParameter, ZstdCompressor
     from backports.zstd import compress as zstd_compress
 
 PAGE = b"<p>hello</p>" * 1000
@@ -56,6 +59,15 @@ def test_codings_are_undone(encoding: str, data: bytes) -> None:
     """Whatever the coding and however small the pieces, the page comes out."""
     assert read(encoding, data) == PAGE
     assert read(encoding, data, step=1) == PAGE
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
+@pytest.mark.parametrize("step", [999, 65_536, 10_000_000])
+def test_a_page_whose_end_unpacks_to_much_is_whole(coding: str, step: int) -> None:
+    """The last bytes of a coded body may stand for more than a decoder puts out at a time."""
+    page = random.Random(1).randbytes(100_000) + b" " * 900_000
+    pack = {"gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress, "zstd": zstd_compress}[coding]
+    assert read(coding, pack(page), step=step) == page
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "br"])
@@ -172,11 +184,41 @@ def test_decoding_is_looked_at_inside_the_loop(coding: str) -> None:
 def test_a_body_counts_as_what_it_takes(coding: str, packed: bytes) -> None:
     """As received and as decoded, once where both are the same; a page beyond the process's share gives way."""
     memory = Memory()
-    Budget(memory=memory).hold(memory.most - len(packed) - len(PAGE))
+    other = Budget(memory=memory)
+    other.hold(1000)
     body = Body(coding, 1_000_000, budget=Budget(memory=memory))
+    body.feed(packed)
+    assert body.finish()[1] == PAGE
+    assert memory.used == 1000 + len(packed) + (len(PAGE) if coding else 0)
+
+    other.hold(memory.most - memory.used)
+    with pytest.raises(OwnShortage):
+        Body(coding, 1_000_000, budget=Budget(memory=memory)).feed(packed)
+
+
+@pytest.mark.parametrize(
+    ("coding", "window"), [("br", 5_000_000), ("zstd", 5_000_000), ("gzip", 1 << 15), ("zstd, br", 10_000_000)]
+)
+def test_what_decoders_keep_counts_while_they_work(coding: str, window: int) -> None:
+    """A window is as large as what was put out, up to what the coding allows; at the end it is free again."""
+    pack = {"br": lambda raw: brotli.compress(raw, quality=1), "zstd": zstd_compress, "gzip": gzip.compress}
+    packed = random.Random(1).randbytes(5_000_000)
+    for name in coding.split(", "):
+        packed = pack[name](packed)
+    memory = Memory()
+    body = Body(coding, 10_000_000, budget=Budget(memory=memory))
 
     body.feed(packed)
-    assert memory.most - memory.used == (0 if coding else len(PAGE))
+    kept = memory.used - len(packed) - 5_000_000
+    assert kept == pytest.approx(window, rel=0.01)
+    body.finish()
+    assert memory.used == len(packed) + 5_000_000
 
-    with pytest.raises(OwnShortage):
-        body.feed(packed * 2)
+
+def test_a_window_beyond_the_standard_is_refused() -> None:
+    """No page can make a decoder keep more than eight megabytes of it (RFC 9659)."""
+    packer = ZstdCompressor(options={CompressionParameter.window_log: 24})
+    wide = packer.compress(PAGE) + packer.flush()
+    with pytest.raises(FetchError) as caught:
+        read("zstd", wide, step=100_000)
+    assert caught.value.reason == "bad_encoding"
