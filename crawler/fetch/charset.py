@@ -13,8 +13,8 @@ from crawler.fetch.budget import Budget
 DETECTION_BYTES = 65_536
 MIN_CONFIDENCE = 0.5
 FALLBACK = "windows-1252"
-MAX_UTF8 = 24_000_000
-"""Bytes of a page in UTF-8, where it came in another charset: ten million letters have room."""
+MAX_UTF8 = 15_000_000
+"""Bytes of a page in UTF-8, where it came in another charset."""
 PIECE = 1 << 18
 
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16le"), (codecs.BOM_UTF16_BE, "utf-16be"))

@@ -55,7 +55,7 @@ class Sight(msgspec.Struct):
     labels: list[str] = []
     """The short ones of their texts, as they are."""
     cells: int = 0
-    images: int = 0
+    images: bool = False
     frames: int = 0
     buttons: list[str] = []
     fields: int = 0
@@ -180,7 +180,7 @@ def _note_controls(sight: Sight, tree: LexborHTMLParser, hidden: frozenset[int])
             sight.hidden_fields.append((node.attributes.get("name") or "").lower()[:MOST_HEADING])
         elif not _is_within(node, hidden):
             _note_control(sight, node)
-    sight.images = len(tree.css("img"))
+    sight.images = tree.css_first("img") is not None
     frames = tree.css("iframe, frame, object, embed")[:MOST_LISTED]
     sight.frames = sum(not (frame.parent and frame.parent.tag == "noscript") for frame in frames)
     sight.mounts = sum(map(_is_empty, tree.css(_MOUNTS)[:MOST_HEADINGS]))

@@ -12,8 +12,8 @@ import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
 MAX_LENGTH = 1_000
-MAX_KEPT = 10_000
-"""Elements that are kept for the next selector that asks for the same."""
+MAX_FOUND, MAX_KEPT = 110_000, 5_000
+"""Elements that a part of a selector may find, some 250 bytes each, and that are kept for the next who asks."""
 _PARTS = re.compile(
     r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\\.|/\*.*?\*/|\s+|[()\[\],>+~|:]|[^"'\\/\s()\[\],>+~|:]+|.""", re.S
 )
@@ -288,6 +288,8 @@ class Search:
 
     def find(self, selector: Selector) -> list[LexborNode]:
         """All that it selects, in the page's order; raises `TooMuch` where the budget does not suffice."""
+        if selector.direct and len(selector.complexes) == 1:
+            return self._css(selector.text)
         found = self._found(selector)
         if selector.direct or len(selector.complexes) == 1:
             return list(found.values())
@@ -307,12 +309,15 @@ class Search:
             self._size = self._size or _size(self._tree)
             self._budget.spend(self._size // 20)
             found = self._tree.css(query)
+            self._budget.spend(len(found) + 1)
+            if len(found) > MAX_FOUND:
+                raise TooMuch
             if len(found) > MAX_KEPT:
-                self._budget.spend(len(found) + 1)
                 return found
             self._seen[query] = found
-        found = self._seen[query]
-        self._budget.spend(len(found) + 1)
+        else:
+            found = self._seen[query]
+            self._budget.spend(len(found) + 1)
         return found
 
     def _complex(self, steps: Complex) -> Nodes:

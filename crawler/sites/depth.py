@@ -13,13 +13,15 @@ from crawler.fetch.budget import Budget
 MAX_TAGS, MAX_DEPTH, MAX_ATTRIBUTES, MAX_ROOTS = 500_000, 4_000, 1_000, 20
 MAX_STEPS = 200_000_000
 """Looks at open elements and attributes that the parser may need, some 3 to 10 ns each."""
+FIRST_STEPS = 20_000_000
+"""The same for the first part of a page that may be too much; each that follows may need as many more."""
 MAX_NAMES = 20_000
 """Different names of tags, and of attributes: the parser finds one by looking at a part of all others."""
 MAX_SEPARATORS = 60_000
 """Places where an attribute may begin, in pages whose names need no counting: that is a second at most."""
 MAX_TREE = 56_000_000
 """Bytes of a tree, by what its parts were measured to take; those of an element include a place in one list."""
-ELEMENT, TEXT, ATTRIBUTE, ERROR = 164, 136, 230, 18
+ELEMENT, TEXT, ATTRIBUTE, MISPLACED, ERROR = 164, 136, 230, 140, 18
 MAX_ERRORS = 400_000
 """Signs that may be errors, of which the parser keeps a list, and that weigh nothing in ordinary pages."""
 MAX_RUN = 520_000
@@ -30,6 +32,7 @@ SMALL = 64_000
 """Bytes in which there is no room for so many attributes that the parser would be busy for long: half a second."""
 BLOCK, SAMPLE = 200, 100
 """Tags that are counted together, and elements of which one is looked at."""
+PART = 500_000
 MAX_PARSED, MAX_HEIGHT = 50, 20
 """Steps in which a page may be parsed, and elements inside elements that are counted as closed."""
 
@@ -55,10 +58,14 @@ _WHOLE = re.compile(f"[a-z]+{_PLAIN_ATTRIBUTES}".encode(), re.I)
 """A tag that ends at its first bracket."""
 _CLOSED = re.compile(
     rf"<([a-z][a-z0-9]*+){_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+</\1[{_SPACE}]*+>"
+    rf"|<(p|li|tr|option|h[1-6]|a|button){_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+(?=<\2[{_SPACE}/>])"
+    rf"|<t[dh]{_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+(?=<t[dhr][{_SPACE}/>])"
+    rf"|<d[dt]{_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+(?=<d[dt][{_SPACE}/>])"
     rf"|<(?:[bh]r|embed|img|meta){_PLAIN_ATTRIBUTES}>|<!--[^<>-]*+-->".encode(),
     re.I,
 )
-"""An element that is closed, with nothing in it but text and what was closed before, and those without contents."""
+"""An element that its end tag or the next of its kind closes, with nothing in it but text and what was closed before,
+and those without contents."""
 _FORMATTING = re.compile(
     rb"<((?:b(?:ig)?|code|em|font|[iu]|nobr|s(?:mall|trike|trong)?|tt)(?=[ \t\n\r\f/>])[^<>]*+)(>?)", re.I
 )
@@ -102,8 +109,8 @@ def _parse(page: bytes, tags: int, extra: int, budget: Budget) -> LexborHTMLPars
     budget.look()
     left = _left_open(page)
     formats = _formats(left)
-    weight = extra + _weight(len(page), tags, starts, attributes, formats)
-    if weight <= MAX_TREE and 2 * _starts(left) <= min(MAX_DEPTH, MAX_STEPS // tags):
+    weight = extra + _weight(len(page), tags, starts, attributes, formats) + _misplaced(left)
+    if weight <= MAX_TREE and 2 * _starts(left) <= min(MAX_DEPTH, MAX_STEPS // max(1, tags)):
         return _tree(page)
     return _parse_in_steps(page, tags, formats, extra, budget)
 
@@ -138,6 +145,16 @@ def _cut_texts(tree: LexborHTMLParser) -> None:
         node.replace_with((node.text_content or "")[:MAX_RUN])
 
 
+def _parts(page: bytes) -> Iterator[bytes]:
+    """The page in parts that begin with a tag, so that what is found in it need not be in memory all at once."""
+    begin = 0
+    while begin < len(page):
+        end = page.find(b"<", begin + PART)
+        end = len(page) if end < 0 else end
+        yield page[begin:end] if begin or end < len(page) else page
+        begin = end
+
+
 def _separators(page: bytes) -> int:
     return len(page) - len(page.translate(None, _SEPARATORS))
 
@@ -146,7 +163,7 @@ def _attributes(page: bytes, budget: Budget) -> int:
     """How many attributes there are at most; `FetchError` where one tag has too many, or they too many names."""
     number = _separators(page)
     if number > MAX_SEPARATORS:
-        number = _separators(b"".join(_IN_TAGS.findall(page)))
+        number = sum(_separators(b"".join(_IN_TAGS.findall(part))) for part in _parts(page))
     few = number <= MAX_SEPARATORS and not _MANY_ATTRIBUTES.search(page)
     if few and len(_ROOTS.findall(page)) <= MAX_ROOTS:
         return number
@@ -185,8 +202,11 @@ def _tags(page: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _check_names(page: bytes, starts: int) -> None:
-    if starts > MAX_NAMES and len({*_TAG_NAMES.findall(page)}) > MAX_NAMES:
-        raise _too_deep(f"its tags have more than {MAX_NAMES:,} names")
+    names: set[bytes] = set()
+    for part in _parts(page) if starts > MAX_NAMES else ():
+        names.update(_TAG_NAMES.findall(part))
+        if len(names) > MAX_NAMES:
+            raise _too_deep(f"its tags have more than {MAX_NAMES:,} names")
 
 
 def _starts(page: bytes) -> int:
@@ -202,10 +222,18 @@ def _left_open(page: bytes) -> bytes:
     return page
 
 
+def _misplaced(left: bytes) -> int:
+    """The bytes of the errors that the parser notes for tags which may be out of place."""
+    return MISPLACED * (left.count(b"<") - left.count(b"<>"))
+
+
 def _formats(page: bytes) -> int:
     """The bytes of all formatting that may be left open, and opened again by each start tag; three alike count."""
     weight = 0
-    for (tag, end), number in Counter(_FORMATTING.findall(page)).items():
+    found: Counter[tuple[bytes, bytes]] = Counter()
+    for part in _parts(page):
+        found.update(_FORMATTING.findall(part))
+    for (tag, end), number in found.items():
         alike = min(3, number) if end and _WHOLE.fullmatch(tag) else number
         weight += alike * (ELEMENT + ATTRIBUTE * _separators(tag) + len(tag))
     return weight
@@ -216,16 +244,18 @@ def _parse_in_steps(page: bytes, tags: int, formats: int, extra: int, budget: Bu
 
     Ever longer beginnings are parsed: each adds too little to what was measured to take long, or much memory.
     """
-    limit = min(MAX_DEPTH, MAX_STEPS // tags)
+    limit = min(MAX_DEPTH, MAX_STEPS // max(1, tags))
     weight, end = extra, 0
-    for _ in range(MAX_PARSED):
+    for number in range(1, MAX_PARSED):
         budget.look()
-        begin, end = end, _step(page, end, formats, MAX_TREE - weight)
+        begin = end
+        end, misplaced = _step(page, end, formats, MAX_TREE - weight, min(MAX_STEPS, number * FIRST_STEPS))
         if begin == end < len(page):
             break
+        extra += misplaced
         tree = _tree(page[:end] if end < len(page) else page)
         depth, measured = _measured(tree, limit, end)
-        weight = extra + measured
+        weight = extra + measured + end  # the beginning is a copy
         if depth > limit:
             raise _too_deep(f"its {tags:,} tags are nested {depth:,} deep")
         if weight > MAX_TREE:
@@ -236,22 +266,24 @@ def _parse_in_steps(page: bytes, tags: int, formats: int, extra: int, budget: Bu
     raise _too_deep(f"its {tags:,} tags would take more than {MAX_TREE // 1_000_000} MB")
 
 
-def _step(page: bytes, begin: int, formats: int, room: int) -> int:
-    """How far a page can be parsed when it was parsed so far, and there is so much room left."""
-    end, nested, tags = begin, 0, 0
+def _step(page: bytes, begin: int, formats: int, room: int, steps: int) -> tuple[int, int]:
+    """How far a page can be parsed when it was parsed so far, and so much room is left; what errors take of it."""
+    end, nested, tags, misplaced = begin, 0, 0, 0
     while end < len(page):
         match = _BLOCK.match(page, end)
         after = match.end() - 1 if match else len(page)
         block = page[end:after]
         starts = _starts(block)
         tags += BLOCK
-        nested += _starts(_left_open(block))
+        left = _left_open(block)
+        nested += _starts(left)
         attributes = _separators(b"".join(_IN_TAGS.findall(block)))
-        room -= _weight(len(block), BLOCK, starts, attributes, formats)
-        if room < 0 or 2 * nested * tags > MAX_STEPS:
+        room -= _weight(len(block), BLOCK, starts, attributes, formats) + _misplaced(left)
+        if room < 0 or 2 * nested * tags > steps:
             break
         end = after
-    return end
+        misplaced += _misplaced(left)
+    return end, misplaced
 
 
 def _measured(tree: LexborHTMLParser, limit: int, size: int) -> tuple[int, int]:

@@ -1,0 +1,115 @@
+"""One page adds little memory beside its body, whatever is in it."""
+
+import subprocess
+import sys
+
+import pytest
+
+MOST_MB = 64
+"""What the architecture promises for all that is made of one page: text, tree, verdict, fields, record."""
+
+READER = """
+import os
+from crawler.errors import FetchError
+from crawler.scraping.pipeline import examine
+from crawler.sites.config import Field, Site
+from tests.support.tasks import page
+from tests.unit.test_memory import FIELDS, PAGES
+
+site = Site(name="county", version="1", fields={str(n): Field(**field) for n, field in enumerate(FIELDS)})
+
+def status(name):
+    for line in open("/proc/self/status"):
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) / 1024
+
+def read(body):
+    try:
+        return examine(page("https://county.example/", body), site).verdict.name
+    except FetchError as error:
+        return error.reason
+
+def measure(body):
+    body = (body if isinstance(body, bytes) else body.encode())[:10_000_000]
+    open("/proc/self/clear_refs", "w").write("5")
+    before = status("VmRSS")
+    outcome = read(body)
+    return outcome, round(status("VmHWM") - before)
+
+read(b"<p>small \\xff</p>" * 100)
+for name, make in PAGES.items():
+    if os.fork() == 0:
+        print(name, *measure(make()), sep=";", flush=True)
+        os._exit(0)
+    os.wait()
+"""
+FIELDS = [
+    {"css": "h1"},
+    {"css": "td", "all": True},
+    {"css": "div p", "all": True},
+    {"css": "a", "attr": "href", "type": "url", "all": True},
+    {"css": "body", "regex": r"(\d+) b"},
+]
+
+
+def _numbered(piece: str, count: int) -> str:
+    return "".join(piece.format(number) for number in range(count))
+
+
+ROW = "<tr>\n" + " <td>123.45</td>\n" * 5 + "</tr>\n"
+JSON = '<script type="application/ld+json">'
+PAGES = {
+    "metas": lambda: "<meta name=a content=b>" * 400_000,
+    "paragraphs": lambda: "<p>some words\n" * 700_000,
+    "closed paragraphs": lambda: "<p>some words</p>\n" * 100_000,
+    "long paragraphs": lambda: ("<p>" + "some words " * 20 + "</p>\n") * 40_000,
+    "a table": lambda: "<table>" + ROW * 20_000 + "</table>",
+    "an open table": lambda: "<table>" + "<tr><td>1<td>2<td>3<td>4<td>5" * 20_000,
+    "rows": lambda: "<table>" + "<tr>" * 290_000,
+    "headings": lambda: "<h1>" * 290_000,
+    "images": lambda: "<img>" * 290_000,
+    "end tags": lambda: "</x>" * 490_000,
+    "links": lambda: _numbered("<a href=/x{}>y</a>", 120_000),
+    "long links": lambda: _numbered("<a href='/x{}😀" + "z" * 900 + "'>y</a>", 9_500),
+    "attributes": lambda: _numbered("<p a=1 b=2 c=3 d=4 e=5 f=6 g=7 h=8 id={}>", 200_000),
+    "hidden parts": lambda: "<p hidden>x" * 120_000,
+    "one text": lambda: "word " * 2_000_000,
+    "one wide text": lambda: "word 😀" + "word " * 1_300_000,
+    "one wider text": lambda: "word 😀" + "word " * 2_000_000,
+    "high bytes": lambda: "я".encode("koi8-r") * 10_000_000,
+    "wrong bytes": lambda: b"\xff" * 10_000_000,
+    "wrong bytes of UTF-8": lambda: b"<meta charset=utf-8>" + b"\xe2\x82 " * 3_300_000,
+    "errors": lambda: "&#" * 5_000_000,
+    "errors in a tag": lambda: "<a " + "=" * 9_000_000,
+    "comments": lambda: "<!-->" * 400_000,
+    "formatting": lambda: "<div>" + _numbered("<b id={}>", 380) + "</div>" + "<p>x" * 50_000,
+    "large formatting": lambda: "<div>" + _numbered(f"<b title='{'x' * 9_000}{{}}'>", 500) + "</div>" + "<p>x" * 300,
+    "JSON": lambda: JSON + "[" + '{"a":{}},' * 50_000 + "{}]</script>",
+    "JSON and a table": lambda: JSON + "[" + '{"a":{}},' * 9_000 + "{}]</script><table>" + ROW * 15_000,
+    "names of properties": lambda: "<div itemscope><p itemprop='" + "a " * 4_900_000 + "'>x",
+    "items elsewhere": lambda: "<div itemscope itemref='" + "a " * 4_000_000 + "'></div><p id=a itemprop=b>x",
+    "zero bytes": lambda: "<p>a\0" * 100_000 + "\0" * 9_000_000,
+    "templates": lambda: "<template><p>word" * 100_000,
+}
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, tuple[str, int]]:
+    """What came of each page, and by how many megabytes the process that read it has grown: each has its own."""
+    ended = subprocess.run([sys.executable, "-c", READER], capture_output=True, text=True, check=True)
+    rows = [line.split(";") for line in ended.stdout.splitlines()]
+    return {name: (outcome, int(grown)) for name, outcome, grown in rows}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_one_page_adds_little_memory(measured: dict[str, tuple[str, int]], name: str) -> None:
+    """Whatever is read or refused: the peak grows by no more than the promise while a page is read."""
+    outcome, grown = measured[name]
+
+    assert grown <= MOST_MB, f"{outcome}: {grown} MB"
+
+
+@pytest.mark.parametrize("name", ["a table", "an open table", "closed paragraphs", "long paragraphs", "one text"])
+def test_large_pages_are_read(measured: dict[str, tuple[str, int]], name: str) -> None:
+    """What real archives send is within the limit."""
+    assert measured[name][0] == "ok"
