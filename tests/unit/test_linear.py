@@ -15,6 +15,7 @@ from crawler import urls
 from crawler.errors import CrawlerError
 from crawler.fetch import charset, cookies, robots, wire
 from crawler.fetch.body import Body
+from crawler.fetch.budget import Budget
 from crawler.judge import judge, sight
 from crawler.logs import printable
 from crawler.resilience import retry
@@ -199,9 +200,9 @@ PARTS: dict[str, Callable[[LexborHTMLParser], object]] = {
     "structured_json_ld": structured._json_ld,
     "structured_links": lambda tree: structured._links(tree, URL),
     "structured_headings": structured._headings,
-    "structured_grids": structured._grids,
+    "structured_grids": lambda tree: structured._grids(tree, Budget()),
     "structured_microdata": lambda tree: structured._microdata(tree, URL),
-    "structured_fields": lambda tree: structured._fields(tree, []),
+    "structured_fields": lambda tree: structured._fields(tree, [], Budget()),
     "structured_remove_forms": structured._remove_forms,
     "structured_main_text": structured._main_text,
     "structured": lambda tree: structured.extract(tree, URL),
