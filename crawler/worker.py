@@ -126,17 +126,17 @@ class Worker:
         self._slots: dict[int, int] = {}
         self._unsaved = 0
         self._ended: dict[int, asyncio.Event] = {}
+        self._held: set[tuple[int, int]] = set()
+        """Task and fence of every lease that this process knows of."""
         self._few = min(FEW_PAGES, settings.pages)
         self._most = self._few
         self._was_full = self._was_short = self._reporting = False
         self._last_domain = ""
         self._claim_trouble = ""
-        self._shortage, self._short_until = "", 0.0
-        self._told = ""
+        self._shortage, self._short_until, self._told = "", 0.0, ""
         self._pause_s = POLL_S
         self._suspect: Suspect | None = None
-        self._suspect_not_before = 0.0
-        self._tries_suspect = False
+        self._suspect_not_before, self._tries_suspect = 0.0, False
         self._complained = -60.0
         self._room_seen = -ROOM_S
         self._no_room: str | None = None
@@ -246,7 +246,14 @@ class Worker:
     async def _renew_permits(self) -> None:
         while True:
             await asyncio.sleep(LEASE_S / 3)
-            await self._loop.run_in_executor(self._claims, self._keeper.renew)
+            await self._loop.run_in_executor(self._claims, self._renew)
+
+    def _renew(self) -> None:
+        """Keep the permits, and give back what this process holds without knowing: else it would stay so for ever."""
+        self._keeper.renew()
+        with contextlib.suppress(StoreError), self._lpm.errors():  # then the next time
+            if given := self._lpm.ledger.give_back(self._owner.id, self._held, time.time()):
+                log.warning("%d tasks were leased and forgotten, and are pending again", given)
 
     async def _adapt(self) -> None:
         """Have as many pages in flight as keep the loop busy: with slow servers many, with quick ones few."""
@@ -401,6 +408,7 @@ class Worker:
                         count = len(unused)
                         about = unused[0]
                         self._keeper.report(Report(domain=about.domain, rule=about.rule, slots=count, unused=count))
+            self._held.update((task.id, task.fence) for task in tasks)
         failpoint("claimed")
         if tasks:
             self._last_domain = tasks[-1].domain
@@ -422,7 +430,11 @@ class Worker:
     async def _try_alone(self, suspect: Suspect) -> bool:
         """Begin with a suspect, if its domain lets it go; nothing else is claimed until it has ended."""
         self._suspect = None
-        claimed, wait_s = await self._take(suspect.id, suspect.domain, suspect.job_id)
+        try:
+            claimed, wait_s = await self._take(suspect.id, suspect.domain, suspect.job_id)
+        except StoreError as error:
+            self._complain(str(error))
+            claimed, wait_s = None, 1.0
         if claimed is None:
             self._suspect_not_before = time.monotonic() + wait_s
             return False
@@ -574,6 +586,7 @@ class Worker:
         """These are committed: what was noted about their pages can go."""
         self._unsaved -= len(outcomes)
         for outcome in outcomes:
+            self._held.discard((outcome.task.id, outcome.task.fence))
             if budget := self._budgets.pop((outcome.task.id, outcome.task.fence), None):
                 budget.release()
             slot = self._slots.pop(outcome.task.id, None)
@@ -636,7 +649,10 @@ class Worker:
 
     def _claim_one(self, task: int) -> Task | None:
         with self._lpm.errors():
-            return self._lpm.ledger.claim_one(self._owner.id, task, time.time())
+            claimed = self._lpm.ledger.claim_one(self._owner.id, task, time.time())
+            if claimed:
+                self._held.add((claimed.id, claimed.fence))
+            return claimed
 
 
 @cache

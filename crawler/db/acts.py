@@ -263,6 +263,21 @@ class Acts(Bookkeeping):
                 self.event(id_, "taken back", {"worker": note.pid, "began": began}, now)
         return [domain for _, domain in rows]
 
+    def give_back(self, owner: str, held: Collection[tuple[int, int]], now: float) -> int:
+        """Return the leases of an owner (task, fence) that it does not know of: an error came between it and them."""
+        rows = self.db.all("SELECT id, fence FROM tasks WHERE status = 'processing' AND owner = ?", (owner,))
+        forgotten = [id_ for id_, fence in rows if (id_, fence) not in held]
+        if forgotten:
+            with writing(self.db):
+                self.db.execute(
+                    f"""UPDATE tasks SET status = 'pending', owner = NULL, message_id = NULL
+                        WHERE {_IDS} AND status = 'processing' AND owner = ?""",
+                    (_json(forgotten), owner),
+                )
+                for id_ in forgotten:
+                    self.event(id_, "given back", {}, now)
+        return len(forgotten)
+
     def follow_clock(self, now: float, uptime: float, boot: str) -> float:
         """Move all that waits by as much as the clock was set since it was last looked at; returns by how much.
 

@@ -195,3 +195,22 @@ def test_an_office_goes_from_a_stopped_holder_to_the_next(tmp_path: Path) -> Non
     assert third.take()
     for office in (first, second, third):
         office.close()
+
+
+def test_a_lease_that_its_owner_does_not_know_of_is_given_back(folder: Folder, site: Site, redis_url: str) -> None:
+    """An error between a lease and who asked for it leaves a task to a living process that never heard of it."""
+    # Given a worker, and a task that is leased to it behind its back
+    folder.env["REDIS_URL"] = redis_url
+    folder.redis().flushall()
+    folder.worker(concurrency=1)
+    lpm = folder.lpm()
+    [note] = owners.living(lpm.owners)
+    page = site.page(1)
+    lpm.persist_tasks([new(page)], loopback=True)
+    assert lpm.ledger.claim_one(note.id, 1, lpm.now()) is not None
+
+    # When it compares its leases with what it knows, then the task is collected
+    folder.wait_until_done(1, 120)
+    kinds = [row[0] for row in lpm.ledger.db.all("SELECT kind FROM events ORDER BY id")]
+    lpm.close()
+    assert kinds == ["given back", "completed"]
