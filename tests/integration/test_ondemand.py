@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from crawler.orchestrator import AGENT_GRACE_S, REDIS_GRACE_S, WORKER_GRACE_S
 from tests.support.exchange import assign, claim, fail, given
 from tests.support.gateway import TOKEN, Gateway
 from tests.support.scripted import Answer, Call, ScriptedGateway
@@ -295,6 +296,7 @@ def test_a_stop_is_quick_whatever_the_gateway_does(folder: Folder, site: Site) -
         run.send_signal(signal.SIGTERM)
 
         assert run.wait(120) == 143
+        assert WORKER_GRACE_S + AGENT_GRACE_S + REDIS_GRACE_S < 10  # a stop waits for nothing else
         assert not [process for process in family if process.is_running() and process.status() != "zombie"]
         answering.set()
         folder.start("crawler", "ondemand", "--workers", "1")

@@ -324,20 +324,20 @@ def test_flower_shows_progress_on_port_5555(folder: Folder) -> None:
 
     wait_for(workers, 120, "the worker in Flower")
     with Pages() as pages:
-        pages.parcels(4)
+        urls = pages.parcels(4)
         pages.hold(3, until=answering)
         try:
             # When they are collected
-            file = folder.write("pages.txt", [f"{pages.url}/page/{n}" for n in range(5)])
+            file = folder.write("pages.txt", [*urls, f"{pages.url}/gone"])
             assert folder.crawler("bulk", "import", str(file)).returncode == 0
-            begun = {f"('{pages.url}/page/{n}',)": "SUCCESS" for n in range(3)}
-            begun |= {f"('{pages.url}/page/3',)": "STARTED", f"('{pages.url}/page/4',)": "FAILURE"}
+            begun = {f"('{url}',)": "SUCCESS" for url in urls[:3]}
+            begun |= {f"('{urls[3]}',)": "STARTED", f"('{pages.url}/gone',)": "FAILURE"}
 
             # Then Flower shows what is done, what failed and what is under way, and then its end
             wait_for(lambda: states() == begun, 120, "one page under way in Flower")
         finally:
             answering.set()
-        wait_for(lambda: states() == begun | {f"('{pages.url}/page/3',)": "SUCCESS"}, 120, "its end in Flower")
+        wait_for(lambda: states() == begun | {f"('{urls[3]}',)": "SUCCESS"}, 120, "its end in Flower")
 
     # And the worker is there, alive, with what it has done
     [worker] = workers()

@@ -180,12 +180,12 @@ def test_a_killed_run_is_cleaned_up_by_the_next(folder: Folder, pages: Pages) ->
     stale = read_stack(folder.data)
     assert stale.redis is not None
     assert stale.redis.find() is not None
+
+    again = folder.start("crawler", "run", str(file), "--workers", "2")
+    wait_for(lambda: stale.redis and stale.redis.find() is None, 120, "the end of the orphans")
     answering.set()
 
-    done = folder.crawler("run", str(file), "--workers", "2")
-
-    assert done.returncode == 0, done.stderr
-    assert stale.redis.find() is None
+    assert again.wait(120) == 0, folder.log(again)
     assert left_behind(folder) == []
 
 
@@ -306,7 +306,7 @@ def test_sigterm_frees_a_workers_leases(folder: Folder, site: Site, redis_url: s
     worker = folder.worker(concurrency=1)
     file = folder.write("pages.txt", [f"{site.url}/hold/{n}" for n in range(20)])
     folder.crawler("bulk", "import", str(file))
-    wait_for(lambda: folder.books().processing == 8, 30, "eight pages in flight")
+    wait_for(lambda: folder.books().processing, 30, "pages in flight")  # how many depends on the load
 
     # When it is told to stop
     worker.terminate()
@@ -343,7 +343,7 @@ def test_the_worker_command_is_a_worker_like_any_other(folder: Folder, site: Sit
     worker = folder.start("crawler", "worker", "--workers", "1")
     file = folder.write("pages.txt", [f"{site.url}/hold/{n}" for n in range(5)])
     folder.crawler("bulk", "import", str(file))
-    wait_for(lambda: folder.books().processing == 5, 30, "the pages to begin")
+    wait_for(lambda: folder.books().processing, 30, "pages in flight")  # how many depends on the load
 
     # When it is told twice to stop
     worker.terminate()
