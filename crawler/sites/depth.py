@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
-from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser
+from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode
 
 from crawler.errors import FetchError
 
@@ -25,7 +25,7 @@ MAX_ERRORS = 400_000
 """Signs that may be errors, of which the parser keeps a list, and that weigh nothing in ordinary pages."""
 MAX_RUN = 520_000
 """Characters of one text that are kept: nothing that is read is longer, but it may be read by all around it."""
-TINY = 300_000
+TINY = 1_500_000
 """Bytes times tags of a page that can be nothing of the kind: its attributes repeated by its tags are not many."""
 SMALL = 64_000
 """Bytes in which there is no room for so many attributes that the parser would be busy for long: half a second."""
@@ -70,6 +70,9 @@ _FORMATTING = re.compile(
 )
 _RUNS = re.compile(rb"(?:^|<)[^<]{%d,}+" % MAX_RUN)
 _WIDE = re.compile(rb"[\xf0-\xf4]")
+_FORMATS = frozenset(b"b big code em font i nobr s small strike strong tt u".split())
+_STYLED = re.compile(rb"<([bcefinstuBCEFINSTU][a-zA-Z]{0,5}+)[ \t\n\r\f/]")
+BARE = 3 * len(_FORMATS) * ELEMENT
 _BLOCK = re.compile(rb"(?:[^<]*+<){%d}" % (BLOCK + 1))
 
 
@@ -101,10 +104,14 @@ def _parse(page: bytes, tags: int, extra: int) -> LexborHTMLParser:
     starts = _starts(page)
     _check_names(page, starts)
     attributes = _attributes(page) if len(page) > SMALL else len(page) // 2
-    formats = _formats(page)
+    formats = _formats(page) if starts > MAX_DEPTH or _has_styled(page) else BARE
     weight = extra + _weight(len(page), tags, starts, attributes, formats)
     if weight <= MAX_TREE and starts <= MAX_DEPTH and starts * tags <= MAX_STEPS:
         return _tree(page)
+    if weight <= MAX_TREE and tags * tags <= MAX_STEPS:  # however they are nested, that cannot take long
+        tree = _tree(page)
+        _check_depth(tree, MAX_DEPTH, tags)
+        return tree
     left = _left_open(page)
     formats = _formats(left)
     weight = extra + _weight(len(page), tags, starts, attributes, formats) + _misplaced(left)
@@ -221,6 +228,11 @@ def _misplaced(left: bytes) -> int:
     return MISPLACED * (left.count(b"<") - left.count(b"<>"))
 
 
+def _has_styled(page: bytes) -> bool:
+    """Whether there is formatting with attributes; of that without them, few elements are left open."""
+    return any(name.lower() in _FORMATS for name in {*_STYLED.findall(page)})
+
+
 def _formats(page: bytes) -> int:
     """The bytes of all formatting that may be left open, and opened again by each start tag; three alike count."""
     weight = 0
@@ -247,10 +259,8 @@ def _parse_in_steps(page: bytes, tags: int, formats: int, extra: int) -> LexborH
             break
         extra += misplaced
         tree = _tree(page[:end] if end < len(page) else page)
-        depth, measured = _measured(tree, limit, end)
-        weight = extra + measured + end  # the beginning is a copy
-        if depth > limit:
-            raise _too_deep(f"its {tags:,} tags are nested {depth:,} deep")
+        _check_depth(tree, limit, tags)
+        weight = extra + _measured(tree, end) + end  # the beginning is a copy
         if weight > MAX_TREE:
             break
         if end == len(page):
@@ -279,24 +289,33 @@ def _step(page: bytes, begin: int, formats: int, room: int, steps: int) -> tuple
     return end, misplaced
 
 
-def _measured(tree: LexborHTMLParser, limit: int, size: int) -> tuple[int, int]:
-    """How deep the page's elements are nested, give or take a few, and what they weigh; no more beyond the limit."""
-    weight, depth = size * 3 // 2, 0
-    tops = [tree.root] if tree.root else []
-    for top in tops:
-        deepest = 0
+def _check_depth(tree: LexborHTMLParser, limit: int, tags: int) -> None:
+    """Refuse a tree that is nested deeper, give or take a few."""
+    depth = 0
+    for top in _tops(tree):
+        # What is in a <template> is no part of the tree around it; one may lie in the other.
+        before, depth = depth, depth + 1
         for node in islice(top.traverse(), 0, None, SAMPLE):
             around, parent = 0, node.parent
             while parent:
                 around, parent = around + 1, parent.parent
-            deepest = max(deepest, around)
-            if depth + deepest > limit:
-                return depth + deepest, weight
-        # What is in a <template> is no part of the tree around it; one may lie in the other.
-        depth += deepest + 1
-        if depth > limit:
-            return depth, weight
+            depth = max(depth, before + around + 1)
+            if depth > limit:
+                raise _too_deep(f"its {tags:,} tags are nested {depth:,} deep")
+
+
+def _measured(tree: LexborHTMLParser, size: int) -> int:
+    """What a tree weighs."""
+    weight = size * 3 // 2
+    for top in _tops(tree):
         for node in top.traverse(include_text=True):
             weight += TEXT if node.is_text_node else ELEMENT + ATTRIBUTE * len(node.attributes)
+    return weight
+
+
+def _tops(tree: LexborHTMLParser) -> Iterator[LexborNode]:
+    """The root, and what each <template> holds."""
+    tops = [tree.root] if tree.root else []
+    for top in tops:
+        yield top
         tops.extend(top.template_fragments())
-    return depth, weight
