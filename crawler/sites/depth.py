@@ -43,7 +43,8 @@ _ATTRIBUTE = (
     rf"""(?:[{_SPACE}]*+=[{_SPACE}]*+(?:"[^"]*+"|'[^']*+'|[^{_SPACE}>"'][^{_SPACE}>]*+)?+)?+"""
 )
 _ATTRIBUTE_NAMES = re.compile(_ATTRIBUTE.replace("[^", "([^", 1).replace("=]*+", "=]*+)", 1).encode())
-_TAG = re.compile(rf"</?([a-z][^{_SPACE}/>]*+)((?:{_ATTRIBUTE})*+)".encode(), re.I)
+_TAG = re.compile(rf"</?+([^{_SPACE}/><]*+)(?=[{_SPACE}/])((?:{_ATTRIBUTE})++)".encode())
+"""A tag with attributes; one with a bracket in its name is found from the last of them on."""
 _TAG_NAMES = re.compile(rf"<([a-z][^{_SPACE}/>]*+)".encode(), re.I)
 _MANY_ATTRIBUTES = re.compile(rf"<[^{_SPACE}/><]*+[{_SPACE}/](?:{_ATTRIBUTE}){{64}}".encode())
 _ROOTS = re.compile(rb"<(?:html|body)", re.I)
@@ -57,7 +58,7 @@ _WHOLE = re.compile(f"[a-z]+{_PLAIN_ATTRIBUTES}".encode(), re.I)
 """A tag that ends at its first bracket."""
 _CLOSED = re.compile(
     rf"<([a-z][a-z0-9]*+){_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+</\1[{_SPACE}]*+>"
-    rf"|<(p|li|tr|option|h[1-6]|a|button){_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+(?=<\2[{_SPACE}/>])"
+    rf"|<(p|li|tr|option){_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+(?=<\2[{_SPACE}/>])"
     rf"|<t[dh]{_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+(?=<t[dhr][{_SPACE}/>])"
     rf"|<d[dt]{_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+(?=<d[dt][{_SPACE}/>])"
     rf"|<(?:[bh]r|embed|img|meta){_PLAIN_ATTRIBUTES}>|<!--[^<>-]*+-->".encode(),
@@ -189,17 +190,19 @@ def _attributes(page: bytes) -> int:
 
 
 def _tags(page: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Every tag wherever it may begin, also inside another: one of the two is none, but nobody knows which."""
-    at, left = page.find(b"<"), 4 * len(page)
-    while at >= 0:
-        match = _TAG.match(page, at)
-        if match:
-            left -= match.end() - at
-            if left < 0:
-                raise _too_deep("its tags lie inside each other")
-            if match[2]:
-                yield match[1], match[2]
-        at = page.find(b"<", at + 1)
+    """Every tag with attributes wherever it may begin, also inside another: one of the two is none, but which?"""
+    left = 4 * len(page)
+    for match in _TAG.finditer(page):
+        yield match[1], match[2]
+        at = page.find(b"<", match.start() + 1, match.end())
+        while at >= 0:
+            inner = _TAG.match(page, at)
+            if inner:
+                left -= inner.end() - at
+                if left < 0:
+                    raise _too_deep("its tags lie inside each other")
+                yield inner[1], inner[2]
+            at = page.find(b"<", at + 1, match.end())
 
 
 def _check_names(page: bytes, starts: int) -> None:
@@ -280,7 +283,7 @@ def _step(page: bytes, begin: int, formats: int, room: int, steps: int) -> tuple
         tags += BLOCK
         left = _left_open(block)
         nested += _starts(left)
-        attributes = _separators(b"".join(_IN_TAGS.findall(block)))
+        attributes = sum(len(_ATTRIBUTE_NAMES.findall(found)) for _, found in _tags(block))
         room -= _weight(len(block), BLOCK, starts, attributes, formats) + _misplaced(left)
         if room < 0 or 2 * nested * tags > steps:
             break
