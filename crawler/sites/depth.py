@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
-from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, SelectolaxError
+from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode, SelectolaxError
 
 from crawler.errors import FetchError
 from crawler.fetch.budget import Budget
@@ -26,7 +26,7 @@ MAX_ERRORS = 400_000
 """Signs that may be errors, of which the parser keeps a list, and that weigh nothing in ordinary pages."""
 MAX_RUN = 520_000
 """Characters of one text that are kept: nothing that is read is longer, but it may be read by all around it."""
-TINY = 300_000
+TINY = 1_500_000
 """Bytes times tags of a page that can be nothing of the kind: its attributes repeated by its tags are not many."""
 SMALL = 64_000
 """Bytes in which there is no room for so many attributes that the parser would be busy for long: half a second."""
@@ -44,7 +44,8 @@ _ATTRIBUTE = (
     rf"""(?:[{_SPACE}]*+=[{_SPACE}]*+(?:"[^"]*+"|'[^']*+'|[^{_SPACE}>"'][^{_SPACE}>]*+)?+)?+"""
 )
 _ATTRIBUTE_NAMES = re.compile(_ATTRIBUTE.replace("[^", "([^", 1).replace("=]*+", "=]*+)", 1).encode())
-_TAG = re.compile(rf"</?([a-z][^{_SPACE}/>]*+)((?:{_ATTRIBUTE})*+)".encode(), re.I)
+_TAG = re.compile(rf"</?+([^{_SPACE}/><]*+)(?=[{_SPACE}/])((?:{_ATTRIBUTE})++)".encode())
+"""A tag with attributes; one with a bracket in its name is found from the last of them on."""
 _TAG_NAMES = re.compile(rf"<([a-z][^{_SPACE}/>]*+)".encode(), re.I)
 _MANY_ATTRIBUTES = re.compile(rf"<[^{_SPACE}/><]*+[{_SPACE}/](?:{_ATTRIBUTE}){{64}}".encode())
 _ROOTS = re.compile(rb"<(?:html|body)", re.I)
@@ -58,7 +59,7 @@ _WHOLE = re.compile(f"[a-z]+{_PLAIN_ATTRIBUTES}".encode(), re.I)
 """A tag that ends at its first bracket."""
 _CLOSED = re.compile(
     rf"<([a-z][a-z0-9]*+){_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+</\1[{_SPACE}]*+>"
-    rf"|<(p|li|tr|option|h[1-6]|a|button){_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+(?=<\2[{_SPACE}/>])"
+    rf"|<(p|li|tr|option){_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+(?=<\2[{_SPACE}/>])"
     rf"|<t[dh]{_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+(?=<t[dhr][{_SPACE}/>])"
     rf"|<d[dt]{_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+(?=<d[dt][{_SPACE}/>])"
     rf"|<(?:[bh]r|embed|img|meta){_PLAIN_ATTRIBUTES}>|<!--[^<>-]*+-->".encode(),
@@ -71,6 +72,9 @@ _FORMATTING = re.compile(
 )
 _RUNS = re.compile(rb"(?:^|<)[^<]{%d,}+" % MAX_RUN)
 _WIDE = re.compile(rb"[\xf0-\xf4]")
+_FORMATS = frozenset(b"b big code em font i nobr s small strike strong tt u".split())
+_STYLED = re.compile(rb"<([bcefinstuBCEFINSTU][a-zA-Z]{0,5}+)[ \t\n\r\f/]")
+BARE = 3 * len(_FORMATS) * ELEMENT
 _BLOCK = re.compile(rb"(?:[^<]*+<){%d}" % (BLOCK + 1))
 
 
@@ -102,11 +106,15 @@ def _parse(page: bytes, tags: int, extra: int, budget: Budget) -> LexborHTMLPars
     starts = _starts(page)
     _check_names(page, starts)
     attributes = _attributes(page, budget) if len(page) > SMALL else len(page) // 2
-    formats = _formats(page)
+    formats = _formats(page) if starts > MAX_DEPTH or _has_styled(page) else BARE
     weight = extra + _weight(len(page), tags, starts, attributes, formats)
     if weight <= MAX_TREE and starts <= MAX_DEPTH and starts * tags <= MAX_STEPS:
         return _tree(page)
     budget.look()
+    if weight <= MAX_TREE and tags * tags <= MAX_STEPS:  # however they are nested, that cannot take long
+        tree = _tree(page)
+        _check_depth(tree, MAX_DEPTH, tags)
+        return tree
     left = _left_open(page)
     formats = _formats(left)
     weight = extra + _weight(len(page), tags, starts, attributes, formats) + _misplaced(left)
@@ -188,17 +196,19 @@ def _attributes(page: bytes, budget: Budget) -> int:
 
 
 def _tags(page: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Every tag wherever it may begin, also inside another: one of the two is none, but nobody knows which."""
-    at, left = page.find(b"<"), 4 * len(page)
-    while at >= 0:
-        match = _TAG.match(page, at)
-        if match:
-            left -= match.end() - at
-            if left < 0:
-                raise _too_deep("its tags lie inside each other")
-            if match[2]:
-                yield match[1], match[2]
-        at = page.find(b"<", at + 1)
+    """Every tag with attributes wherever it may begin, also inside another: one of the two is none, but which?"""
+    left = 4 * len(page)
+    for match in _TAG.finditer(page):
+        yield match[1], match[2]
+        at = page.find(b"<", match.start() + 1, match.end())
+        while at >= 0:
+            inner = _TAG.match(page, at)
+            if inner:
+                left -= inner.end() - at
+                if left < 0:
+                    raise _too_deep("its tags lie inside each other")
+                yield inner[1], inner[2]
+            at = page.find(b"<", at + 1, match.end())
 
 
 def _check_names(page: bytes, starts: int) -> None:
@@ -225,6 +235,11 @@ def _left_open(page: bytes) -> bytes:
 def _misplaced(left: bytes) -> int:
     """The bytes of the errors that the parser notes for tags which may be out of place."""
     return MISPLACED * (left.count(b"<") - left.count(b"<>"))
+
+
+def _has_styled(page: bytes) -> bool:
+    """Whether there is formatting with attributes; of that without them, few elements are left open."""
+    return any(name.lower() in _FORMATS for name in {*_STYLED.findall(page)})
 
 
 def _formats(page: bytes) -> int:
@@ -254,10 +269,8 @@ def _parse_in_steps(page: bytes, tags: int, formats: int, extra: int, budget: Bu
             break
         extra += misplaced
         tree = _tree(page[:end] if end < len(page) else page)
-        depth, measured = _measured(tree, limit, end)
-        weight = extra + measured + end  # the beginning is a copy
-        if depth > limit:
-            raise _too_deep(f"its {tags:,} tags are nested {depth:,} deep")
+        _check_depth(tree, limit, tags)
+        weight = extra + _measured(tree, end) + end  # the beginning is a copy
         if weight > MAX_TREE:
             break
         if end == len(page):
@@ -277,7 +290,7 @@ def _step(page: bytes, begin: int, formats: int, room: int, steps: int) -> tuple
         tags += BLOCK
         left = _left_open(block)
         nested += _starts(left)
-        attributes = _separators(b"".join(_IN_TAGS.findall(block)))
+        attributes = sum(len(_ATTRIBUTE_NAMES.findall(found)) for _, found in _tags(block))
         room -= _weight(len(block), BLOCK, starts, attributes, formats) + _misplaced(left)
         if room < 0 or 2 * nested * tags > steps:
             break
@@ -286,24 +299,33 @@ def _step(page: bytes, begin: int, formats: int, room: int, steps: int) -> tuple
     return end, misplaced
 
 
-def _measured(tree: LexborHTMLParser, limit: int, size: int) -> tuple[int, int]:
-    """How deep the page's elements are nested, give or take a few, and what they weigh; no more beyond the limit."""
-    weight, depth = size * 3 // 2, 0
-    tops = [tree.root] if tree.root else []
-    for top in tops:
-        deepest = 0
+def _check_depth(tree: LexborHTMLParser, limit: int, tags: int) -> None:
+    """Refuse a tree that is nested deeper, give or take a few."""
+    depth = 0
+    for top in _tops(tree):
+        # What is in a <template> is no part of the tree around it; one may lie in the other.
+        before, depth = depth, depth + 1
         for node in islice(top.traverse(), 0, None, SAMPLE):
             around, parent = 0, node.parent
             while parent:
                 around, parent = around + 1, parent.parent
-            deepest = max(deepest, around)
-            if depth + deepest > limit:
-                return depth + deepest, weight
-        # What is in a <template> is no part of the tree around it; one may lie in the other.
-        depth += deepest + 1
-        if depth > limit:
-            return depth, weight
+            depth = max(depth, before + around + 1)
+            if depth > limit:
+                raise _too_deep(f"its {tags:,} tags are nested {depth:,} deep")
+
+
+def _measured(tree: LexborHTMLParser, size: int) -> int:
+    """What a tree weighs."""
+    weight = size * 3 // 2
+    for top in _tops(tree):
         for node in top.traverse(include_text=True):
             weight += TEXT if node.is_text_node else ELEMENT + ATTRIBUTE * len(node.attributes)
+    return weight
+
+
+def _tops(tree: LexborHTMLParser) -> Iterator[LexborNode]:
+    """The root, and what each <template> holds."""
+    tops = [tree.root] if tree.root else []
+    for top in tops:
+        yield top
         tops.extend(top.template_fragments())
-    return depth, weight

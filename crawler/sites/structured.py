@@ -48,7 +48,7 @@ _VALUE_ATTRIBUTES = {
     "time": "datetime",
 }
 _INVISIBLE = "script, style, noscript, template, svg"
-_BOILERPLATE = "nav, aside, select, button, textarea"
+_BOILERPLATE = "nav, aside, select, button, textarea, form"
 
 
 def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> Record:
@@ -81,15 +81,18 @@ def _remove(tree: LexborHTMLParser, query: str) -> None:
         node.decompose(recursive=False)
 
 
-def _remove_forms(tree: LexborHTMLParser) -> None:
-    """Take forms out of the tree, unless they are the page itself (ASP.NET wraps every page in one).
+def _remove_boilerplate(tree: LexborHTMLParser) -> None:
+    """Take menus and controls out of the tree, and forms unless they are the page itself, as in ASP.NET.
 
     Forms can lie in each other. Whatever is found in one is in all around it, so that no part of the page is
     searched for each of them.
     """
     kept: set[int] = set()
     inside = 0
-    for form in tree.css("form"):
+    for form in tree.css(_BOILERPLATE):
+        if form.tag != "form":
+            form.decompose(recursive=False)
+            continue
         if inside:
             inside -= 1
             continue
@@ -483,8 +486,7 @@ def _item_value(node: LexborNode, base: str) -> str:
 
 def _main_text(tree: LexborHTMLParser) -> str:
     """The words of the page's main part; takes the rest out of the tree, so it comes last."""
-    _remove(tree, _BOILERPLATE)
-    _remove_forms(tree)
+    _remove_boilerplate(tree)
     main = tree.css_first('main, [role="main"]')
     if main is None and len(articles := tree.css("article")) == 1:
         main = articles[0]
