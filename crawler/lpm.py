@@ -21,6 +21,7 @@ import msgspec
 from crawler.config import failpoint
 from crawler.db import connection, guard, kernel, owners, results, schema, segments
 from crawler.db.ledger import Ledger, Place
+from crawler.db.losses import ROWS
 from crawler.errors import StoreError, UsageError
 from crawler.files import sync_file_system
 from crawler.models import (
@@ -198,7 +199,9 @@ class LocalPersistenceManager:
         """The receipt of a job, with all that is known to be missing of it, in the ledger or on the disk."""
         job = self.ledger.job_by_id(job.id)  # as it stands now
         receipt = self.ledger.receipt(job)
-        problems = [*self.unaccounted(job), *receipt.problems, *self._missing_segments(job)]
+        accept = f"bring it back, or accept that with: python -m crawler job accept {shlex.quote(job.name)}"
+        missing = [f"{what}; {accept}" for what in self._missing_segments(job).values()]
+        problems = [*self.unaccounted(job), *receipt.problems, *missing]
         return msgspec.structs.replace(receipt, problems=problems)
 
     def accept(self, job: Job) -> list[str]:
@@ -206,13 +209,15 @@ class LocalPersistenceManager:
         if self.is_importing(job):
             raise UsageError(f"the import of {job.name} has not ended yet; wait for its end, or stop it")
         job = self.ledger.job_by_id(job.id)  # as it stands now
-        lost = self.ledger.losses(job)
-        broken = [] if lost or not job.incomplete else [_broken_off(self.ledger, job)]
-        if lost or broken:
+        lost = [loss.what for loss in self.ledger.losses(job)]
+        gone = self._missing_segments(job)
+        new = [] if lost or not job.incomplete else [_broken_off(self.ledger, job)]
+        new += gone.values()
+        if lost or new:
             with self.errors():
-                self.durable.accept(job, broken, self._clock())
+                self.durable.accept(job, new, list(gone), self._clock())
                 self.durable.finalise(self._clock())
-        return lost + broken
+        return lost + new
 
     def persist_call(self, task: NewTask, *, loopback: bool, held: bool = False) -> int:
         """Put a single URL into the ledger under the id of its call, or find what that call made before."""
@@ -478,19 +483,19 @@ class LocalPersistenceManager:
                 return msgspec.convert(raw, Raw)
         return None
 
-    def _missing_segments(self, job: Job) -> list[str]:
-        """The segments with pages of a job that are not on the disk as far as the ledger has committed them."""
+    def _missing_segments(self, job: Job) -> dict[str, str]:
+        """The segments that are not on the disk as far as a job's results have pages there, and what to say of each."""
         condition, values = results.matching(job, None)
         rows = self.ledger.db.all(
-            f"""SELECT name, end FROM raw_segments WHERE name IN (
-                    SELECT DISTINCT raw_segment FROM results r JOIN tasks t ON t.id = r.task WHERE {condition})""",
+            f"""SELECT raw_segment, max(raw_offset + raw_length), count(*) FROM results r JOIN tasks t ON t.id = r.task
+                WHERE {condition} AND raw_segment IN (SELECT name FROM raw_segments) GROUP BY 1""",
             values,
         )
-        return [
-            f"the segment {name} is missing or shorter than {end:,} bytes"
-            for name, end in rows
+        return {
+            name: f"the segment {name}, with {count:,} pages of its results, is missing or shorter than {end:,} bytes"
+            for name, end, count in rows
             if not (self.raw / name).is_file() or (self.raw / name).stat().st_size < end
-        ]
+        }
 
     # Size
 
@@ -541,22 +546,36 @@ def is_importing(run: Path, job: Job | None) -> bool:
 
 def unaccounted(ledger: Ledger, run: Path, job: Job) -> list[str]:
     """What is known to be missing of a job, each with the way out; cheap enough to ask for every job."""
-    missing = ledger.losses(job)
-    if not missing and not job.incomplete:
+    lost = ledger.losses(job)
+    if not lost and not job.incomplete:
         return []
     if is_importing(run, job):
         return ["its import has not ended yet"]
-    verb = "results unbundle" if job.source == "bundle" else "bulk import"
-    again = f"python -m crawler {verb} {shlex.quote(job.source_file or 'FILE')}"
-    accept = f"python -m crawler job accept {shlex.quote(job.name)}"
-    ways = f"accept that with: {accept}"
-    if not job.of_gateway:
-        ways = f"import its file again: {again}, or {ways}"
-    return [f"{what}; {ways}" for what in missing or [_broken_off(ledger, job)]]
+    accept = f"accept that with: python -m crawler job accept {shlex.quote(job.name)}"
+    if not lost:
+        return [f"{_broken_off(ledger, job)}; complete it: {_again(ledger, job, broken=True)}, or {accept}"]
+    again = f"import its file again: {_again(ledger, job)}, or "
+    return [f"{loss.what}; {again if loss.kind == ROWS and not job.of_gateway else ''}{accept}" for loss in lost]
 
 
 def _broken_off(ledger: Ledger, job: Job) -> str:
-    return f"its import was broken off after {ledger.rows_of(job):,} rows"
+    files = ledger.imports(job)
+    names = [Path(each.file).name for each in files if not each.ended_at]
+    whose = f" of {', '.join(names)}" if len(files) > 1 else ""
+    return f"its import{whose} was broken off after {ledger.rows_of(job):,} rows"
+
+
+def _again(ledger: Ledger, job: Job, broken: bool = False) -> str:
+    """The commands that read the files of a job again, or those that were broken off."""
+    files = [each for each in ledger.imports(job) if not (broken and each.ended_at)]
+    if job.source == "bundle":
+        commands = [f"results unbundle {shlex.quote(each.file)}" for each in files]
+    else:
+        queue = f" --queue {job.queue}" if job.queue != "default" else ""
+        named = f" --job {shlex.quote(job.name)}" if any(each.key.startswith("name:") for each in files) else ""
+        names = [each.file for each in files] or [job.source_file or "FILE"]
+        commands = [f"bulk import {shlex.quote(name)}{queue}{named}" for name in names]
+    return " and ".join(f"python -m crawler {command}" for command in commands)
 
 
 def low_on_disk(folder: Path, least: int, min_files: int = MIN_FILES) -> str | None:

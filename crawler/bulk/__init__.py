@@ -52,17 +52,17 @@ def import_file(
     sites = sites_config.load(settings.config_dir, settings.rate)
     if strict:
         _check_all(file, sites)
-    key = f"name:{job_name}" if job_name else f"{rows.checksum(file)}:{queue}"
+    checksum = rows.checksum(file)
+    key = f"name:{job_name}" if job_name else f"{checksum}:{queue}"
     items = rows.read(file, sites)
     first = rows.batch(items, COMMIT_ROWS, _size)  # an unusable file is known before anything is written
-    items = chain(first, items)
     lpm = LocalPersistenceManager(settings.data_dir)
     source_file = str(file.absolute()).encode("utf-8", "replace").decode()  # a name may be any bytes
     accepted = known = rejected = 0
     try:
         with lpm.errors():
             lpm.durable.db.execute("PRAGMA cache_size=-64000")  # rows go to random places of large indexes
-            lpm.durable.adopt(key, list(_tasks(first)))
+            lpm.durable.adopt(key, _tasks(first))
             job = lpm.durable.open_job(
                 key=key,
                 name=job_name or printable(file.name)[:100],
@@ -74,7 +74,10 @@ def import_file(
                 watched=watched,
                 deadline=deadline,
                 options=how if how != JobOptions() else None,
+                checksum=checksum,
             )
+        items = chain(first, items)
+        del first  # its rows are large, and would stay in memory until the end
         secrets = Secrets(lpm.folder / "sessions", job.name, session)
         with lpm.importing(job), rows.RejectsFile(file) as rejects:
             while batch := _kept(rows.batch(items, COMMIT_ROWS, _size), secrets):
@@ -96,8 +99,10 @@ def import_file(
                 accepted, known = accepted + done.accepted, known + done.known
                 if accepted + known + rejected > COMMIT_ROWS:
                     progress(f"{accepted + known + rejected:,} rows read")
+            if rows.checksum(file) != checksum:
+                raise InputError(str(file), "it was changed while it was read; what came in of it is kept; try again")
             with lpm.errors():
-                lpm.durable.close_import(job, lpm.now())
+                lpm.durable.close_import(job, lpm.now(), checksum, accepted + known + rejected)
     finally:
         lpm.close()
     total = accepted + known + rejected

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -75,6 +75,14 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     def concerns_gateway(self) -> bool:
         """Whether a Gateway has got, or is to get, or has refused anything."""
         return bool(self.unsent or self.refused or self.synced or self.reports_synced)
+
+
+class Import(NamedTuple):
+    """A file of a job, the job's key, and when it was read to its end."""
+
+    file: str
+    key: str
+    ended_at: float | None
 
 
 class Bookkeeping:
@@ -192,9 +200,14 @@ class Bookkeeping:
         )
         return int(count)
 
-    def losses(self, job: Job) -> list[str]:
+    def losses(self, job: Job) -> list[losses.Loss]:
         """What was lost of a job and neither imported again nor accepted."""
-        return [loss.what for loss in losses.of(self.db, job) if not loss.settled_at]
+        return [loss for loss in losses.of(self.db, job) if not loss.settled_at]
+
+    def imports(self, job: Job) -> list[Import]:
+        """The files that were or are to be read into a job."""
+        rows = self.db.all("SELECT file, key, ended_at FROM imports WHERE job_id = ? ORDER BY id", (job.id,))
+        return [Import(*row) for row in rows]
 
     def job_by_id(self, id_: int) -> Job:
         """The job of that number."""

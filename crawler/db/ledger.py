@@ -88,6 +88,7 @@ class Ledger(Acts):
         watched: bool = False,
         deadline: float | None = None,
         options: JobOptions | None = None,
+        checksum: str = "",
     ) -> Job:
         """The open job known by this key, or a new one under this name or the next free one like it.
 
@@ -108,6 +109,12 @@ class Ledger(Acts):
                 (self._free_name(name), key, queue, source, source_file, batch_size, now, watched, deadline, told),
             )
             job = as_job(rows[0])
+            if checksum:
+                self.db.execute(
+                    """INSERT INTO imports (job_id, key, checksum, file) VALUES (?, ?, ?, ?)
+                       ON CONFLICT DO UPDATE SET ended_at = NULL, key = excluded.key, file = excluded.file""",
+                    (job.id, key, checksum, source_file),
+                )
             if deadline:  # of a job that is continued, perhaps: then for what it has already
                 self.db.execute(
                     f"""UPDATE tasks AS t SET deadline = (
@@ -130,46 +137,57 @@ class Ledger(Acts):
             free = f"{name}-{number}"
         return free
 
-    def close_import(self, job: Job, now: float) -> None:
-        """All of the job's rows are in: from now on it may end. What a repair had lost of them is back."""
+    def close_import(self, job: Job, now: float, checksum: str = "", rows: int = 0) -> None:
+        """A file of the job was read to its end: when none is left, the job may end, and what it had lost is back."""
         with writing(self.db):
-            self.db.execute("UPDATE jobs SET status = 'open' WHERE id = ? AND status = 'importing'", (job.id,))
+            self.db.execute(
+                "UPDATE imports SET ended_at = ?, rows = ? WHERE job_id = ? AND checksum = ?",
+                (now, rows, job.id, checksum),
+            )
+            self.db.execute(
+                """UPDATE jobs SET status = 'open' WHERE id = ?1 AND status = 'importing'
+                   AND NOT EXISTS (SELECT 1 FROM imports WHERE job_id = ?1 AND ended_at IS NULL)""",
+                (job.id,),
+            )
             if self._is_whole_again(job):
                 losses.settle(self.db, job.id, losses.IMPORTED_AGAIN, now)
 
     def _is_whole_again(self, job: Job) -> bool:
-        """Whether an import has brought back what a job had lost; a job known by its name may have several files."""
+        """Whether every file of a job with losses was read again since, and these have at least as many rows."""
         if job.of_gateway or not self._has_losses(job.id):
             return False
-        [(by_name, whole, files)] = self.db.all(
-            """SELECT key LIKE 'name:%', size <= (SELECT count(*) FROM tasks WHERE job_id = jobs.id),
-                   (SELECT count(DISTINCT source_file) FROM tasks WHERE job_id = jobs.id)
-               FROM jobs WHERE id = ?""",
+        [(again, rows)] = self.db.all(
+            """SELECT min(ifnull(ended_at, 0) > (SELECT max(at) FROM losses WHERE job_id = ?1 AND settled_at IS NULL)),
+                   sum(rows) FROM imports WHERE job_id = ?1""",
             (job.id,),
         )
-        return not by_name or (whole and files == 1)
+        return bool(again) and self.rows_of(job) <= rows
 
     def _has_losses(self, job_id: int) -> bool:
-        return self.db.one("SELECT 1 FROM losses WHERE job_id = ? AND settled_at IS NULL", (job_id,)) is not None
+        lost = "SELECT 1 FROM losses WHERE job_id = ? AND kind = 'rows' AND settled_at IS NULL"
+        return self.db.one(lost, (job_id,)) is not None
 
-    def adopt(self, key: str, tasks: Sequence[NewTask]) -> None:
-        """Let a job whose row was lost be found by this key again, if these are the first rows of its file."""
+    def adopt(self, key: str, tasks: Iterable[NewTask]) -> None:
+        """Let a job of which nothing tells the file any more be found by this key, if these are its first rows."""
         orphans = self.db.all("SELECT id FROM jobs WHERE key LIKE 'salvaged %' AND status <> 'done' ORDER BY id")
+        if not orphans or self.db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,)):
+            return
+        rows = list(tasks)
         for (job_id,) in orphans:
-            found = sum(
-                self.db.one(
-                    """SELECT 1 FROM tasks WHERE url_key = ? AND parcel_id = ? AND job_id = ?
-                       AND ifnull(source_line, ?4) = ?4""",
-                    (task.address.key, task.parcel_id, job_id, task.line),
-                )
-                is not None
-                for task in tasks
-            )
-            [(taken,)] = self.db.all("SELECT count(*) FROM jobs WHERE key = ? AND status <> 'done'", (key,))
-            if found and 2 * found >= len(tasks) and not taken:
+            found = sum(self._has_row(task, job_id) for task in rows)
+            if found and 2 * found >= len(rows):
                 with writing(self.db):
                     self.db.execute("UPDATE jobs SET key = ? WHERE id = ?", (key, job_id))
                 return
+
+    def _has_row(self, task: NewTask, job_id: int) -> bool:
+        row = self.db.one(
+            """SELECT 1 FROM tasks t WHERE url_key = ?1 AND parcel_id = ?2 AND (
+                   (job_id = ?3 AND ifnull(source_line, ?4) = ?4)
+                   OR EXISTS (SELECT 1 FROM job_links WHERE job_id = ?3 AND task = t.id AND source_line = ?4))""",
+            (task.address.key, task.parcel_id, job_id, task.line),
+        )
+        return row is not None
 
     def add(
         self,
@@ -188,12 +206,14 @@ class Ledger(Acts):
         job_id, deadline = (job.id, job.deadline or NO_DEADLINE) if job else (None, NO_DEADLINE)
         with writing(self.db):
             mending = job_id is not None and self._has_losses(job_id)
+            # What was open when the job's rows first came in was known then, and is now.
+            since = min(fresh_after, job.created_at) if job else fresh_after
             for task in tasks:
                 address = task.address
                 row_input = msgspec.json.encode(task.input).decode() if task.input else None
                 if mending:
                     self._recognise(task, job_id, source_file, row_input)
-                found = self._known(task, job_id, fresh_after)
+                found = self._known(task, job_id, since if mending else fresh_after)
                 if found:
                     known += 1
                     linked += self._share(found, task, job_id, queue, deadline, row_input, now)

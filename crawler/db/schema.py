@@ -229,11 +229,24 @@ MIGRATIONS = (
         id         INTEGER PRIMARY KEY,
         job_id     INTEGER NOT NULL,
         at         REAL NOT NULL,
+        kind       TEXT NOT NULL,                -- rows, which an import brings back, or pages
         what       TEXT NOT NULL,
         settled_at REAL,
         how        TEXT                          -- imported again, accepted
     );
     CREATE INDEX losses_by_job ON losses(job_id);
+
+    -- The files of a job: one that has no end, and that nobody reads, was broken off.
+    CREATE TABLE imports (
+        id       INTEGER PRIMARY KEY,
+        job_id   INTEGER NOT NULL,
+        key      TEXT NOT NULL,                  -- of the job
+        checksum TEXT NOT NULL,
+        file     TEXT NOT NULL,
+        rows     INTEGER NOT NULL DEFAULT 0,     -- once it was read to its end
+        ended_at REAL
+    );
+    CREATE UNIQUE INDEX imports_by_job ON imports(job_id, checksum);
 
     -- Deaths of workers that a page was in flight at and nobody could be blamed for: after some it is tried alone.
     ALTER TABLE tasks ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;

@@ -116,7 +116,8 @@ def examine(repair: bool, tell: Callable[[str], None], environ: Mapping[str, str
         if context.sound:
             # Segments before leases: freeing these cuts away what the ledger does not know.
             yield from _look({"books": ledger.books, "segments": pages.segments, "leases": ledger.leases}, context)
-            last = {"projections": pages.projections, "gateway": ledger.gateway, "clock": ledger.clock}
+            last = {"projections": pages.projections, "jobs": ledger.jobs}
+            last |= {"gateway": ledger.gateway, "clock": ledger.clock}
             yield from _look(last, context)
         yield from _look({"redis": stack.redis_server}, context)
         context.close()

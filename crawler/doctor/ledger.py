@@ -190,7 +190,7 @@ _BOOKS = {
 def books(context: Context) -> Iterator[Seen]:
     """Everything that was accepted is in exactly one state, and what is completed has its result."""
     wrong = _imbalance(context)
-    jobs = Ledger(context.db).jobs()
+    count = len(Ledger(context.db).jobs())
     if wrong and context.repair:
         context.close()
         with context.lpm() as lpm:
@@ -202,7 +202,11 @@ def books(context: Context) -> Iterator[Seen]:
         yield Seen("wrong", f"the books do not balance: {wrong}", REPAIR)
     else:
         [(accepted,)] = context.db.all("SELECT count(*) FROM tasks")
-        yield Seen("ok", f"{accepted} tasks in {len(jobs)} jobs, each in one state, each result in its place")
+        yield Seen("ok", f"{accepted} tasks in {count} jobs, each in one state, each result in its place")
+
+
+def jobs(context: Context) -> Iterator[Seen]:
+    """Jobs of which something is known to be missing."""
     ledger = Ledger(context.db)
     for job in ledger.jobs():
         running = is_importing(context.folder / "run", job)

@@ -30,9 +30,10 @@ class Gaps(msgspec.Struct, frozen=True):
 
 def prove(db: Database, now: float) -> dict[str, int]:
     """Note at each job what was lost of it; returns the losses, counted. Part of a transaction."""
-    gaps, known = _gaps(db), _known_gaps(db)
-    db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (_GAPS, msgspec.json.encode(gaps).decode()))
-    between = _gaps_within_jobs(db)
+    gaps, known, between = _gaps(db), _known_gaps(db), _gaps_within_jobs(db)
+    _forget_the_lost(db)
+    left = msgspec.json.encode(_gaps(db)).decode()
+    db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (_GAPS, left))
     lost = sum(_lost_of(db, job, between.get(job.id, 0), now) for job in _jobs(db))
     nowhere = gaps.tasks - known.tasks - lost
     if nowhere > 0:
@@ -41,6 +42,12 @@ def prove(db: Database, now: float) -> dict[str, int]:
         "tasks lost": lost + max(0, nowhere),
         "entries of timelines lost": max(0, gaps.events - known.events),
     }
+
+
+def _forget_the_lost(db: Database) -> None:
+    """Remove what still names a lost task: its number goes to a new one, which has nothing to do with it."""
+    for table in ("job_links", "events", "validators", "reports"):
+        db.execute(f"DELETE FROM {table} WHERE task NOT IN (SELECT id FROM tasks)")
 
 
 def _gaps(db: Database) -> Gaps:
@@ -187,6 +194,32 @@ def make_job(db: Database, id_: int | None, name: str, now: float) -> int:
     return int(made)
 
 
-def name_of(source_file: str | None, id_: int) -> str:
-    """What to call a job whose row is lost: by its file, as it was called before."""
-    return Path(source_file).name if source_file else f"salvaged-{id_}"
+def make_jobs(db: Database, now: float) -> None:
+    """Make every job again that something is left of, but its own row; it is called by its file, or as it was told."""
+    parts = ("tasks", "job_links", "rejected_rows", "imports")
+    ids = " UNION ".join(f"SELECT job_id FROM {part} WHERE job_id IS NOT NULL" for part in parts)
+    for (id_,) in db.all(f"SELECT job_id FROM ({ids}) WHERE job_id NOT IN (SELECT id FROM jobs)"):
+        [(key, file)] = db.all(
+            """SELECT max(key), ifnull(max(file), (SELECT max(source_file) FROM tasks WHERE job_id = ?1))
+               FROM imports WHERE job_id = ?1""",
+            (id_,),
+        )
+        named = key and key.startswith("name:")
+        make_job(db, id_, key.removeprefix("name:") if named else Path(file).name if file else f"salvaged-{id_}", now)
+    db.execute(
+        f"""UPDATE jobs SET (source_file, queue, created_at) = (
+                SELECT ifnull((SELECT max(file) FROM imports WHERE job_id = jobs.id), max(source_file)), max(queue),
+                    min(imported_at)
+                FROM tasks WHERE job_id = jobs.id OR id IN (SELECT task FROM job_links WHERE job_id = jobs.id))
+            WHERE key LIKE '{SALVAGED}%' AND source_file IS NULL
+            AND EXISTS (SELECT 1 FROM tasks
+                        WHERE job_id = jobs.id OR id IN (SELECT task FROM job_links WHERE job_id = jobs.id))"""
+    )
+
+
+def find_keys(db: Database) -> None:
+    """Let jobs whose rows were lost be found by their files again, where that is known."""
+    db.execute(
+        f"""UPDATE OR IGNORE jobs SET key = (SELECT max(key) FROM imports WHERE job_id = jobs.id)
+            WHERE key LIKE '{SALVAGED}%' AND EXISTS (SELECT 1 FROM imports WHERE job_id = jobs.id)"""
+    )

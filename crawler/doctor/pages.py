@@ -3,6 +3,7 @@
 import mmap
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
@@ -11,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from crawler import urls
+from crawler.db import losses
 from crawler.db.connection import reading, writing
 from crawler.db.ledger import Ledger
 from crawler.doctor import REPAIR, Context, Seen
@@ -181,12 +183,18 @@ def _forget(context: Context, name: str, lost: dict[int, Place]) -> None:
     """Note at each task that its page is lost; its result no longer names a place."""
     with context.lpm() as lpm:
         with lpm.errors(), writing(lpm.durable.db):
+            whose: Counter[int] = Counter()
             for offset, place in lost.items():
+                [(job_id,)] = lpm.durable.db.all("SELECT job_id FROM tasks WHERE id = ?", (place.task,))
+                whose.update([job_id] if job_id else [])
                 lpm.durable.event(place.task, "raw page damaged", {"segment": name, "offset": offset}, lpm.now())
                 lpm.durable.db.execute(
                     "UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL WHERE task = ?",
                     (place.task,),
                 )
+            for job_id, count in whose.items():
+                what = f"the stored pages of {count:,} of its results were lost with {name}"
+                losses.note(lpm.durable.db, job_id, what, lpm.now(), losses.PAGES)
         for place in lost.values():
             if _projects(context, place.task):
                 lpm.project(place.task)

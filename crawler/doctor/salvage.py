@@ -17,7 +17,7 @@ from crawler.db import schema, segments
 from crawler.db.connection import Database, connect, writing
 from crawler.db.ledger import Ledger
 from crawler.doctor import leaves
-from crawler.doctor.losses import SALVAGED, make_job, name_of, prove
+from crawler.doctor.losses import find_keys, make_job, make_jobs, prove
 from crawler.errors import CrawlerError, StoreError, UrlError
 from crawler.fetch.body import Body
 from crawler.models import NO_DEADLINE, Raw
@@ -252,6 +252,13 @@ def settle(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]
         done["jobs open again"] = _settle_jobs(db, now)
         done["jobs made again"] = _count(db, "jobs") - jobs
         done |= prove(db, now)
+        find_keys(db)
+        db.execute(
+            """UPDATE tasks SET not_before = 0 WHERE status = 'pending' AND not_before = 9e15 AND job_id IS NOT NULL
+               AND NOT EXISTS (SELECT 1 FROM jobs WHERE id = job_id AND hold IS NOT NULL)"""
+        )
+        done["tasks due again, nothing holding them"] = db.changes()
+        db.execute("DELETE FROM meta WHERE key = 'pending_secured'")  # it counts events, of which some may be gone
     return {what: count for what, count in done.items() if count}
 
 
@@ -421,17 +428,7 @@ def _reopen(ledger: Ledger, now: float) -> int:
 
 def _settle_jobs(db: Database, now: float) -> int:
     """Make jobs that are gone again, and open those with open tasks; returns how many were opened."""
-    for id_, file in db.all(
-        """SELECT job_id, max(source_file) FROM tasks WHERE job_id IS NOT NULL AND job_id NOT IN (SELECT id FROM jobs)
-           GROUP BY 1"""
-    ):
-        make_job(db, id_, name_of(file, id_), now)
-    db.execute(
-        f"""UPDATE jobs SET (source_file, queue, created_at) = (
-                SELECT max(source_file), max(queue), min(imported_at) FROM tasks WHERE job_id = jobs.id)
-            WHERE key LIKE '{SALVAGED}%' AND source_file IS NULL
-            AND EXISTS (SELECT 1 FROM tasks WHERE job_id = jobs.id)"""
-    )
+    make_jobs(db, now)
     ended = db.all(ENDED_TOO_EARLY)
     for id_, key in ended:
         taken = db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,))

@@ -77,7 +77,13 @@ class Connection(asyncio.Protocol):
         if not self._asked:
             self.close()
             return
-        self._buffer += data
+        try:
+            self._buffer += data
+        except MemoryError as error:
+            self._error = error
+            self.close()
+            self._wake()
+            return
         if len(self._buffer) > HIGH_WATER and not self._paused and self._transport:
             self._paused = True
             self._transport.pause_reading()
@@ -161,6 +167,8 @@ class Connection(asyncio.Protocol):
         """Wait until so many bytes have come, at most `HIGH_WATER`; raises `Closed` where there will not be so many."""
         while len(self._buffer) < count:
             if self._ended:
+                if lack := shortage_of(self._error):
+                    raise OwnShortage(lack)
                 raise Closed(self._error)
             if self._paused:
                 self._resume()

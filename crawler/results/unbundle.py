@@ -251,6 +251,7 @@ def _store(lpm: LocalPersistenceManager, path: Path, reader: _Reader, stored: Ca
                     source_file=source,
                     batch_size=100,
                     now=lpm.now(),
+                    checksum=reader.checksum,
                 )
                 importing.enter_context(lpm.importing(job))
             if fresh and job:
@@ -260,7 +261,7 @@ def _store(lpm: LocalPersistenceManager, path: Path, reader: _Reader, stored: Ca
             stored([record.task_id for record, _ in batch])
             new += len(fresh)
         if job:
-            lpm.durable.close_import(job, lpm.now())
+            lpm.durable.close_import(job, lpm.now(), reader.checksum, manifest.results)
             lpm.durable.finalise(lpm.now())
     lpm.secure_pending()
     known_count = manifest.results - new

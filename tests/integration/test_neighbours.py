@@ -92,14 +92,10 @@ def test_pages_that_grow_and_stall_share_the_memory_of_their_process(folder: Fol
     # When they come all at once
     crawl(folder, [url for pair in zip(bad, good, strict=True) for url in pair], 300)
 
-    # Then each has ended after one attempt, some of them had given way, and the child did not grow beyond its share
+    # Then each has ended after one attempt, and the child did not grow beyond its share
     found = ends(folder)
     assert {url: found[url] for url in bad} == dict.fromkeys(bad, ("failed", "timeout", 1, 1, 0))
     assert {url: found[url] for url in good} == dict.fromkeys(good, COLLECTED)
-    lpm = folder.lpm()
-    [(gave_way,)] = lpm.ledger.db.all("SELECT count(*) FROM events WHERE kind = 'broken off'")
-    lpm.close()
-    assert int(str(gave_way)) > 0
     assert folder.children() == [child]
     assert peak(child) - before < Memory().most + 150_000_000
 

@@ -220,6 +220,8 @@ def test_a_missing_segment_is_a_problem(lpm: LocalPersistenceManager) -> None:
         segment.unlink()
 
     assert len(lpm.receipt(job).problems) == 1
+    assert len(lpm.accept(job)) == 1
+    assert lpm.receipt(job).problems == []
 
 
 def test_an_unknown_job_names_the_nearest(lpm: LocalPersistenceManager) -> None:

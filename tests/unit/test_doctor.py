@@ -118,10 +118,10 @@ def test_an_import_that_was_broken_off_is_wrong_and_one_that_runs_is_not(tmp_pat
     lpm.close()
     broken = look(tmp_path)
 
-    assert of(running, "books", "note") == ["job job: its import has not ended yet"]
+    assert of(running, "jobs", "note") == ["job job: its import has not ended yet"]
     assert exit_code(running) == 0
-    assert "job job: its import was broken off after 0 rows" in of(broken, "books", "wrong")[0]
-    assert "python -m crawler job accept job" in of(broken, "books", "wrong")[0]
+    assert "job job: its import was broken off after 0 rows" in of(broken, "jobs", "wrong")[0]
+    assert "python -m crawler job accept job" in of(broken, "jobs", "wrong")[0]
     assert exit_code(broken) == 1
 
 
@@ -237,6 +237,14 @@ def test_times_from_the_future_are_a_note(tmp_path: Path) -> None:
 # Segments
 
 
+def accept_all(data: Path) -> None:
+    """Accept what is missing of every job."""
+    lpm = LocalPersistenceManager(data)
+    for job in lpm.ledger.jobs():
+        lpm.accept(job)
+    lpm.close()
+
+
 def test_a_flipped_bit_costs_one_page(tmp_path: Path) -> None:
     """The damaged page is named by its URL, its neighbours are not; result and segment stay, the place goes."""
     # Given a segment with one flipped bit
@@ -256,13 +264,16 @@ def test_a_flipped_bit_costs_one_page(tmp_path: Path) -> None:
     [said] = of(found, "segments", "wrong")
     assert said.endswith(f"1 pages cannot be read, their results are whole: {url}")
     assert exit_code(found) == 1
-    assert exit_code(look(tmp_path, repair=True)) == 0
+    mended = look(tmp_path, repair=True)
 
-    # Then nothing but that page is lost, and it is on record
+    # Then nothing but that page is lost, which is told until it is accepted, and is on record
+    assert ["the stored pages of 1 of its results were lost" in told for told in of(mended, "jobs", "wrong")] == [True]
     assert segment.read_bytes() == data
     again = look(tmp_path)
     assert str(url) in of(again, "segments", "note")[0]
-    assert wrong(again) == []
+    assert of(again, "jobs", "wrong") == of(mended, "jobs", "wrong")
+    accept_all(tmp_path)
+    assert wrong(look(tmp_path)) == []
     assert ledger(tmp_path, "SELECT count(*), count(raw_segment) FROM results") == [(20, 19)]
     assert ledger(tmp_path, f"SELECT kind FROM events WHERE task = {task} ORDER BY id DESC LIMIT 1") == [
         ("raw page damaged",)
@@ -287,9 +298,11 @@ def test_a_truncated_segment(tmp_path: Path) -> None:
 
     [said] = of(look(tmp_path), "segments", "wrong")
     assert f"has {len(data)} of" in said
-    assert exit_code(look(tmp_path, repair=True)) == 0
+    assert len(wrong(look(tmp_path, repair=True))) == 1
+    accept_all(tmp_path)
     assert wrong(look(tmp_path)) == []
     lpm = LocalPersistenceManager(tmp_path)
+    assert [lpm.receipt(job).problems for job in lpm.ledger.jobs()] == [[]]
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 10)))
     lpm.close()
     assert segment.read_bytes() == data
@@ -334,7 +347,8 @@ def test_an_empty_segment(tmp_path: Path) -> None:
     [segment] = (tmp_path / "raw").iterdir()
     segment.write_bytes(b"")
     assert "has 0 of" in of(look(tmp_path), "segments", "wrong")[0]
-    assert exit_code(look(tmp_path, repair=True)) == 0
+    assert len(wrong(look(tmp_path, repair=True))) == 1
+    accept_all(tmp_path)
     assert ledger(tmp_path, "SELECT count(raw_segment) FROM results") == [(0,)]
 
 

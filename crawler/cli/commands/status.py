@@ -60,7 +60,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
         "domains": {},
         "rate": 0.0,
         "gateway": None,
-        "trouble": "",
+        "standstill": "",
     }
     if LocalPersistenceManager.exists(settings.data_dir):
         lpm = LocalPersistenceManager(settings.data_dir)
@@ -75,7 +75,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
                 facts["rate"] = round(ledger.rate(lpm.now()), 2)
                 growth = ledger.growth(lpm.now())
                 facts["gateway"] = _gateway(ledger)
-            facts["trouble"] = Standstill(settings, lpm, None).at_once(facts["books"])
+            facts["standstill"] = Standstill(settings, lpm, None).at_once(facts["books"])
             facts["job_facts"] = {job.name: _about(job) | {"unaccounted": lpm.unaccounted(job)} for job in jobs}
             if sizes:
                 facts["store"] = {"bytes": lpm.sizes(), **growth}
@@ -225,8 +225,8 @@ def describe(facts: dict[str, Any]) -> list[str]:
         grows = f"; grows by {size_of(store['bytes_per_page'])} a page" if store["bytes_per_page"] else ""
         hourly = f", {size_of(store['bytes_per_hour'])} an hour" if store["bytes_per_hour"] else ""
         lines.append(f"store {size_of(sum(store['bytes'].values()))} ({parts}){grows}{hourly}")
-    if facts["trouble"]:
-        lines.append(f"STANDSTILL: {facts['trouble']}")
+    if facts["standstill"] and facts["standstill"] not in facts["trouble"].values():
+        lines.append(f"STANDSTILL: {facts['standstill']}")
     lines.append(f"{size_of(disk['free'])} free in {disk['folder']}")
     if disk["low"]:
         lines.append(f"PAUSED: {disk['low']}")
