@@ -14,7 +14,7 @@ from crawler.db.ledger import Ledger
 from crawler.doctor import REPAIR, Context, Seen, awaken
 from crawler.doctor.salvage import ENDED_TOO_EARLY, SENSELESS, UNKNOWN_STATES, salvage, settle
 from crawler.files import sync_folder
-from crawler.lpm import is_importing, unaccounted
+from crawler.lpm import is_importing, is_whole, unaccounted
 from crawler.models import TaskStatus
 from crawler.process import read_stack
 
@@ -218,7 +218,15 @@ def _imbalance(context: Context) -> str:
     """What does not add up, as of one moment."""
     with reading(context.db):
         counts = {what: int(context.db.all(sql)[0][0]) for what, sql in _BOOKS.items()}
+        counts["results in pending/ that this ledger does not know"] = _unknown(context)
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
+def _unknown(context: Context) -> int:
+    """How many results lie in pending/ whose tasks are not completed: the ledger is an older one, or lost its log."""
+    known = "SELECT 1 FROM tasks WHERE task_id = ? AND status = 'completed'"
+    files = (context.folder / "pending").glob("[!.]*.json")
+    return sum(context.db.one(known, (path.stem,)) is None and is_whole(path) for path in files)
 
 
 def gateway(context: Context) -> Iterator[Seen]:

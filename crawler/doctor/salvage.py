@@ -306,7 +306,7 @@ def _put_back(db: Database, raw: Path, result: Projected) -> bool:
     row = db.one("SELECT id, status, job_id FROM tasks WHERE task_id = ?", (result.task_id,))
     if result.job and (row is None or row[2] is not None):
         make_job(db, row[2] if row else None, result.job, result.scraped_at.timestamp())
-    if row and (row[1] != "completed" or db.one("SELECT 1 FROM results WHERE task = ?", (row[0],))):
+    if row and db.one("SELECT 1 FROM results WHERE task = ?", (row[0],)):
         return False
     place = (result.raw.segment, result.raw.offset, result.raw.length) if result.raw else (None, None, None)
     if row is None:

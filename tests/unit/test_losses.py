@@ -8,8 +8,9 @@ import pytest
 
 from crawler.bulk import import_file
 from crawler.config import Settings, load
+from crawler.db import results
 from crawler.doctor import exit_code
-from crawler.errors import UsageError
+from crawler.errors import InputError, UsageError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
 from tests.support.patient import change, ledger, look, pages_of, wipe, wrong
@@ -184,3 +185,130 @@ def test_an_import_that_was_broken_off_is_unaccounted_for(settings: Settings, fi
     import_file(settings, file)
     assert lpm.receipt(job).problems == []
     lpm.close()
+
+
+def write(file: Path, urls: list[str]) -> Path:
+    """A TXT file with these URLs."""
+    file.write_text("".join(f"{url}\n" for url in urls))
+    return file
+
+
+def collected(settings: Settings) -> None:
+    """Collect all that is due."""
+    lpm = LocalPersistenceManager(settings.data_dir)
+    while tasks := lpm.get_next_pending("owner", 500):
+        lpm.save_result(*(done(task) for task in tasks))
+    lpm.durable.finalise(lpm.now())
+    lpm.close()
+
+
+def test_the_number_of_a_lost_task_is_nobody_elses(settings: Settings, tmp_path: Path) -> None:
+    """Rows of another job that meant a lost task are told as lost, and never mean the next task of its number."""
+    # Given a job whose rows all mean another job's tasks, of which the last are lost
+    shared = [f"http://a.example/{n}" for n in range(ROWS)]
+    again = [*shared, shared[0]]
+    first, second = write(tmp_path / "first.txt", shared), write(tmp_path / "second.txt", again)
+    import_file(settings, first)
+    import_file(settings, second)
+    for number in pages_of(settings.data_dir / "lpm.db", "tasks", "leaf")[-2:]:
+        wipe(settings.data_dir / "lpm.db", number)
+    mended = look(settings.data_dir, repair=True)
+
+    # Then both jobs are told
+    told = [finding.detail for finding in wrong(mended)]
+    assert any(text.startswith("job first.txt: ") and "tasks were lost" in text for text in told), told
+    assert any(text.startswith("job second.txt: ") and "known tasks were lost" in text for text in told), told
+
+    # And when others come first, and both files are read again, every row has its own page
+    import_file(settings, write(tmp_path / "other.txt", [f"http://c.example/{n}" for n in range(50)]))
+    import_file(settings, second)
+    import_file(settings, first)
+    collected(settings)
+    lpm = LocalPersistenceManager(settings.data_dir)
+    for name, rows in (("first.txt", shared), ("second.txt", again)):
+        job = lpm.ledger.job(name)
+        assert lpm.receipt(job).problems == []
+        assert [row["url"] for row in results.read_rows(lpm.ledger.db, job)] == rows
+    lpm.close()
+
+
+def test_a_job_of_known_rows_only_is_found_again(settings: Settings, tmp_path: Path) -> None:
+    """A job that has no task of its own does not vanish with its row, and reading its file again fetches nothing."""
+    shared = [f"http://a.example/{n}" for n in range(50)]
+    first, second = write(tmp_path / "first.txt", shared), write(tmp_path / "second.txt", [*shared, "no address"])
+    import_file(settings, first)
+    import_file(settings, second)
+    collected(settings)
+    wipe(settings.data_dir / "lpm.db", pages_of(settings.data_dir / "lpm.db", "jobs", "leaf")[0])
+    mended = look(settings.data_dir, repair=True)
+    assert sorted(finding.detail.partition(":")[0] for finding in wrong(mended)) == ["job first.txt", "job second.txt"]
+
+    for file in (first, second):
+        assert import_file(settings, file)[0].accepted == 0
+    assert stand(settings) == (50, 50, [])
+
+
+def test_lost_links_are_made_again_without_fetching_anything(settings: Settings, tmp_path: Path) -> None:
+    """Rows that meant tasks which are completed by now mean them again."""
+    shared = [f"http://a.example/{n}" for n in range(200)]
+    second = write(tmp_path / "second.txt", [*shared, shared[0]])
+    import_file(settings, write(tmp_path / "first.txt", shared))
+    import_file(settings, second)
+    collected(settings)
+    change(settings.data_dir, "DELETE FROM job_links")
+    assert len(wrong(look(settings.data_dir, repair=True))) == 1
+
+    assert import_file(settings, second)[0].accepted == 0
+    assert stand(settings) == (200, 200, [])
+
+
+@pytest.mark.parametrize("kind", ["shorter", "other"])
+def test_only_the_same_files_make_up_for_a_loss(settings: Settings, file: Path, kind: str) -> None:
+    """A shorter file, or other rows under the same name and at the same place, bring nothing back."""
+    named = "auction" if kind == "other" else None
+    crawled(settings, file, job_name=named)
+    change(settings.data_dir, "DELETE FROM tasks WHERE id <= 20")
+    change(settings.data_dir, "DELETE FROM jobs" if kind == "shorter" else "DELETE FROM results WHERE task <= 20")
+    look(settings.data_dir, repair=True)
+    lines = file.read_text().splitlines()
+    others = [f"http://b.example/{n},q{n}" for n in range(60)]
+    file.write_text("\n".join(lines[:200] if kind == "shorter" else [lines[0], *others]) + "\n")
+
+    import_file(settings, file, job_name=named)
+
+    lpm = LocalPersistenceManager(settings.data_dir)
+    [job] = [job for job in lpm.ledger.jobs() if job.name == (named or "parcels.csv")]
+    assert lpm.receipt(job).problems != []
+    lpm.close()
+
+
+def test_one_file_of_several_that_was_broken_off_is_not_forgotten(settings: Settings, tmp_path: Path) -> None:
+    """The end of another file's import does not close a job of which a file is not all in."""
+    first = write(tmp_path / "first.txt", ["http://a.example/1"])
+    second = write(tmp_path / "second.txt", ["http://a.example/2"])
+    lpm = LocalPersistenceManager(settings.data_dir)
+    import_file(settings, first, job_name="auction")
+    lpm.durable.db.execute("UPDATE imports SET ended_at = NULL")  # as a kill before the last commit leaves it
+    lpm.durable.db.execute("UPDATE jobs SET status = 'importing'")
+
+    import_file(settings, second, job_name="auction")
+
+    job = lpm.ledger.job("auction")
+    [problem] = lpm.receipt(job).problems
+    assert problem.startswith("its import of first.txt was broken off")
+    assert f"bulk import {first} --job auction" in problem
+    import_file(settings, first, job_name="auction")
+    assert lpm.receipt(job).problems == []
+    lpm.close()
+
+
+def test_a_file_that_changes_while_it_is_read(settings: Settings, tmp_path: Path) -> None:
+    """What was read is not the file that the job is known by: its import has not ended."""
+    file = write(tmp_path / "grows.txt", [f"http://a.example/{n}" for n in range(6000)])
+
+    def change_it(line: str) -> None:
+        write(file, ["http://a.example/1"])
+
+    with pytest.raises(InputError, match="changed while it was read"):
+        import_file(settings, file, progress=change_it)
+    assert len(stand(settings)[2]) == 1

@@ -17,7 +17,7 @@ from crawler.doctor import exit_code
 from crawler.errors import StoreError
 from crawler.lpm import LocalPersistenceManager
 from tests.support.patient import change, crawl, ledger, look, of, pages_of, wipe, wrong
-from tests.support.tasks import done
+from tests.support.tasks import done, new
 
 
 @pytest.mark.parametrize(
@@ -154,6 +154,29 @@ def test_a_lost_ledger_is_made_again_from_pending(tmp_path: Path, content: bytes
     assert (lpm.raw_page(1), len(list(lpm.raw.glob("*.warc.gz")))) == (None, 1)
     lpm.bury()
     assert len(list(lpm.raw.glob("*.warc.gz"))) == 1
+    lpm.close()
+
+
+def test_results_that_an_older_ledger_does_not_know_are_put_back(tmp_path: Path) -> None:
+    """A ledger that was rolled back gets back from pending/ and raw/ what was collected since."""
+    # Given a ledger that is replaced by an older copy of itself
+    crawl(tmp_path, 30, 10)
+    older = (tmp_path / "lpm.db").read_bytes()
+    lpm = LocalPersistenceManager(tmp_path)
+    lpm.persist_tasks([new(f"http://b.example/{n}") for n in range(20)])
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 40)))
+    before = {result["task_id"]: result["url"] for result in lpm.results()}
+    lpm.close()
+    (tmp_path / "lpm.db").write_bytes(older)
+
+    # When it is looked at, and mended
+    found = look(tmp_path)
+    look(tmp_path, repair=True)
+
+    # Then all results are there again, each with its page
+    assert "40 results in pending/ that this ledger does not know" in of(found, "books", "wrong")[0]
+    lpm = LocalPersistenceManager(tmp_path)
+    assert {result["task_id"]: result["url"] for result in lpm.results()} == before
     lpm.close()
 
 
