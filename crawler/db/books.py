@@ -146,8 +146,8 @@ class Bookkeeping:
         """Tasks that ended a second, of late."""
         [(count,)] = self.db.all(
             """SELECT count(*) FROM (SELECT at, kind FROM events ORDER BY id DESC LIMIT 20000)
-               WHERE at > ? AND kind IN ('completed', 'failed', 'skipped')""",
-            (now - over_s,),
+               WHERE at > ? AND at <= ? AND kind IN ('completed', 'failed', 'skipped')""",
+            (now - over_s, now),
         )
         return float(count) / over_s
 
