@@ -314,8 +314,9 @@ def _put_back(db: Database, raw: Path, result: Projected) -> bool:
         at_place = """SELECT task, task IN (SELECT id FROM tasks) FROM results
                       WHERE raw_segment = ? AND raw_offset = ? AND 'unchanged' NOT IN (verdict, ?)"""
         row = db.one(at_place, (*place[:2], result.verdict)) or (_free_id(db), False)
-        if row[1]:
-            return False  # it is there, under another name: that of its task was damaged
+        if row[1]:  # it is there, under another name: that of its task was damaged
+            db.execute("UPDATE OR IGNORE tasks SET task_id = ? WHERE id = ?", (result.task_id, row[0]))
+            return False
         _make_task(db, row[0], result)
     kind, size = _about(raw, result.raw)
     db.execute(
