@@ -76,8 +76,8 @@ def import_file(
                 options=how if how != JobOptions() else None,
                 checksum=checksum,
             )
-        items = chain(first, items)
-        del first  # its rows are large, and would stay in memory until the end
+        items = chain(iter(first), items)  # the iterator lets go of its rows, which may be large
+        del first
         secrets = Secrets(lpm.folder / "sessions", job.name, session)
         with lpm.importing(job), rows.RejectsFile(file) as rejects:
             while batch := _kept(rows.batch(items, COMMIT_ROWS, _size), secrets):
