@@ -13,8 +13,8 @@ from crawler.models import Outcome, Task, TaskStatus
 
 log = logging.getLogger(__name__)
 
-GROUP_SIZE, GROUP_S = 100, 0.03
-"""A group of outcomes is committed when it has so many, or is so old."""
+GROUP_SIZE, GROUP_BYTES, GROUP_S = 100, 16_000_000, 0.03
+"""A group of outcomes is committed when it has so many, or so many bytes, or is so old."""
 AGAIN_S = 1.0
 """How long to wait before the store is tried again."""
 SHORT_S = 5.0
@@ -62,13 +62,14 @@ class Writer:
         while not ended and (first := self._outcomes.get()) is not None:
             if self._outcomes.qsize() < GROUP_SIZE and not self._stopping:
                 time.sleep(GROUP_S)  # woken once for a whole group
-            group = [first]
-            while len(group) < GROUP_SIZE and not self._outcomes.empty():
+            group, size = [first], _size(first)
+            while len(group) < GROUP_SIZE and size < GROUP_BYTES and not self._outcomes.empty():
                 item = self._outcomes.get()
                 if item is None:
                     ended = True
                     break
                 group.append(item)
+                size += _size(item)
             self._commit(lpm, group)
         lpm.close()
 
@@ -113,6 +114,10 @@ class Writer:
         self._complain(self.trouble)
         self._sleep(AGAIN_S)
         return [part]
+
+
+def _size(outcome: Outcome) -> int:
+    return len(outcome.record) + (len(outcome.page.body) if outcome.page else 0)
 
 
 def given_back(outcome: Outcome, lack: str, clock: Callable[[], float] = time.time) -> Outcome:

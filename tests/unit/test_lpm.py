@@ -3,9 +3,11 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import stat
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -467,3 +469,24 @@ def test_a_job_ends_when_nothing_is_open(lpm: LocalPersistenceManager) -> None:
     lpm.durable.close_import(first, time.time())
     assert [job.name for job in lpm.ledger.finalise(time.time())] == ["first"]
     assert lpm.ledger.finalise(time.time()) == []
+
+
+def test_large_results_are_projected_a_few_at_a_time(tmp_path: Path) -> None:
+    """What could not be written to pending/ for long is never in memory all at once."""
+    lpm = LocalPersistenceManager(tmp_path)
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(12)])
+    record = b'{"title":"' + b"x" * 6_000_000 + b'"}'
+    first, *others = lpm.get_next_pending("owner", 12)
+    lpm.save_result(done(first))
+    shutil.rmtree(lpm.pending)
+    for task in others:
+        lpm.save_result(done(task, record=record))
+    lpm.pending.mkdir()
+
+    tracemalloc.start()
+    lpm.save_result()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 8 * len(record)
+    assert len(list(lpm.pending.glob("*.json"))) == len(others)
