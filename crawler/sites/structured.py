@@ -13,8 +13,8 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.errors import UrlError
 from crawler.fetch.budget import Budget
+from crawler.urls import MAX_HOST, check_host
 from crawler.urls import MAX_LENGTH as MAX_URL
-from crawler.urls import check_host
 
 NAME, VERSION = "default", "1"
 
@@ -198,7 +198,8 @@ def absolute(base: str, reference: str) -> str:
     if not reference or len(reference) > MAX_URL:
         return ""
     try:
-        check_host(reference)
+        if len(reference) > MAX_HOST:
+            check_host(reference)
         url = ada_url.join_url(base, reference).partition("#")[0]
     except (UrlError, ValueError):
         return ""

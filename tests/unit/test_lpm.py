@@ -471,6 +471,35 @@ def test_a_job_ends_when_nothing_is_open(lpm: LocalPersistenceManager) -> None:
     assert lpm.ledger.finalise(time.time()) == []
 
 
+def test_a_death_while_much_is_stored_is_blamed_on_no_page(tmp_path: Path) -> None:
+    """The page that the loop works on then is a suspect like all others in flight: it gets no strike."""
+    lpm = LocalPersistenceManager(tmp_path)
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(2)])
+    lpm.close()
+
+    # Given an owner that is killed while it parses the one page, and its writer stores the other
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        own = Owner(lpm.owners, "worker", slots=10)
+        parsed, stored = lpm.get_next_pending(own.id, 2)
+        own.begin(parsed.id)
+        own.begin(stored.id)
+        own.writes(True)
+        own.mark(parsed.id)
+        os.write(writer, b".")
+        signal.pause()
+    os.read(reader, 1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+    # When it is buried
+    assert lpm.bury() == 2
+
+    # Then both are suspects
+    assert lpm.ledger.db.all("SELECT status, strikes, deaths FROM tasks") == [("pending", 0, 1)] * 2
+
+
 def test_large_results_are_projected_a_few_at_a_time(tmp_path: Path) -> None:
     """What could not be written to pending/ for long is never in memory all at once."""
     lpm = LocalPersistenceManager(tmp_path)
