@@ -157,7 +157,7 @@ def outcomes(tasks: Sequence[Any], stock: Sequence[tuple[Any, Any]]) -> list[Any
         ends.append(
             Outcome(
                 task=task, status=TaskStatus.COMPLETED, worker="benchmark", verdict="ok", parse_ms=1.0,
-                page=replace(page, body=page.body + mark, raw=page.raw + mark), record=read.record, parser=read.parser,
+                page=replace(page, body=page.body + mark, raw=page.raw + mark), record=read.encoded, parser=read.parser,
             )
         )  # fmt: skip
     return ends
@@ -420,6 +420,7 @@ def _seconds(data: Path, arguments: Sequence[str]) -> float:
 
 def grown(data: Path, size: int) -> None:
     """A store with so many tasks of earlier jobs: half of them collected and synced, half waiting in a paused job."""
+    import msgspec
     from msgspec.structs import replace
 
     from crawler.lpm import LocalPersistenceManager
@@ -431,7 +432,7 @@ def grown(data: Path, size: int) -> None:
     [(page, read)] = pages(data.parent, 1)
     # A page that is not kept, and a record of the eight fields: a million should fit on the disk, some times over.
     record = {name: read.record[name] for name in site.FIELDS}
-    stock = [(replace(page, body=b"", raw=b""), replace(read, record=record))]
+    stock = [(replace(page, body=b"", raw=b""), replace(read, encoded=msgspec.json.encode(record)))]
     with closing(LocalPersistenceManager(data, raw="none")) as lpm:
         lpm.project = lambda task: None  # type: ignore[method-assign]  # they are synced at once
         while tasks := claimed(lpm.ledger, 2_000, 2_000):

@@ -284,16 +284,15 @@ class LocalPersistenceManager:
     def _project_all(self) -> None:
         """Write what is due to pending/; where that fails it stays due: the commit has decided, not the file."""
         with self.errors():
-            documents = list(results.documents(self.ledger.db, self._unprojected))
-        for task, task_id, document in documents:
-            try:
-                self._write_pending(task_id, document)
-            except OSError as error:
-                self._unprojected = [other for other in self._unprojected if other >= task]
-                if len(self._unprojected) >= 1000:
-                    log.warning("pending/ lacks files (%s); they are made again at the next start", error)
-                    self._unprojected.clear()
-                return
+            for task, task_id, document in results.documents(self.ledger.db, self._unprojected):
+                try:
+                    self._write_pending(task_id, document)
+                except OSError as error:
+                    self._unprojected = [other for other in self._unprojected if other >= task]
+                    if len(self._unprojected) >= 1000:
+                        log.warning("pending/ lacks files (%s); they are made again at the next start", error)
+                        self._unprojected.clear()
+                    return
         self._unprojected.clear()
 
     def _keeps(self, outcome: Outcome) -> bool:

@@ -168,7 +168,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """`pending` means: try again, not before `not_before`."""
     worker: str
     page: Page | None = None
-    record: dict[str, Any] | None = None
+    record: bytes = b"{}"
+    """The record as JSON: it is made where the page is worked on, within the page's budget."""
     parse_ms: float = 0.0
     parser: tuple[str, str] = ("none", "1")
     """Name and version of what made the record."""

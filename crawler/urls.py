@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from publicsuffixlist import PublicSuffixList
 
 MAX_LENGTH = 8192
+MAX_HOST = 255
+"""Characters of a host: names have no more, and the time to read an international one grows with their square."""
+_AUTHORITY = re.compile(
+    r"[\x00-\x20]*+(?:[a-z][a-z0-9+.\t\n\r-]*+:|[/\\][\t\n\r]*+[/\\])[/\\\t\n\r]*+([^/\\?#]*+)", re.I
+)
+"""The most that a browser may take for user, host and port at the beginning of a reference."""
 _QUERY_PASSWORD = re.compile(r"([?&](?:password|ssl_password)=)[^&#]*", re.IGNORECASE)
 _TRACKING = frozenset(
     {"fbclid", "gclid", "dclid", "gbraid", "wbraid", "msclkid", "yclid", "igshid", "mc_cid", "mc_eid", "twclid"}
@@ -46,6 +52,7 @@ def normal(text: str) -> str:
         raise UrlError("the URL is empty")
     if len(text) > MAX_LENGTH:
         raise UrlError(f"the URL has {len(text):,} characters, more than {MAX_LENGTH:,}")
+    check_host(text)
     try:
         href = ada_url.normalize_url(text).partition("#")[0]
     except ValueError:
@@ -62,6 +69,15 @@ def normal(text: str) -> str:
     if authority.endswith(":0"):
         raise UrlError("port 0 cannot be connected to")
     return href
+
+
+def check_host(reference: str) -> None:
+    """Raise `UrlError` for a URL or reference with a host that no parser should see."""
+    if len(reference) <= MAX_HOST:
+        return
+    match = _AUTHORITY.match(reference)
+    if match and len(match[1].rpartition("@")[2]) > MAX_HOST:
+        raise UrlError(f"the host has more than {MAX_HOST} characters")
 
 
 def credentials(text: str) -> tuple[str, str] | None:

@@ -147,7 +147,10 @@ class Worker:
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._live(),), name="loop")
         self._thread.daemon = True
         self._writer = Writer(
-            lambda: LocalPersistenceManager(settings.data_dir, settings.raw), self._hear_stored, self._complain
+            lambda: LocalPersistenceManager(settings.data_dir, settings.raw),
+            self._hear_stored,
+            self._complain,
+            mark=self._owner.writes,
         )
         self._thread.start()
         self._ready.result()

@@ -13,8 +13,10 @@ from crawler.models import Outcome, Task, TaskStatus
 
 log = logging.getLogger(__name__)
 
-GROUP_SIZE, GROUP_S = 100, 0.03
-"""A group of outcomes is committed when it has so many, or is so old."""
+GROUP_SIZE, GROUP_BYTES, GROUP_S = 100, 16_000_000, 0.03
+"""A group of outcomes is committed when it has so many, or so many bytes, or is so old."""
+MUCH = 4_000_000
+"""Bytes that are stored with a mark: what they take of time and memory must not be blamed on a page that is read."""
 AGAIN_S = 1.0
 """How long to wait before the store is tried again."""
 SHORT_S = 5.0
@@ -30,8 +32,9 @@ class Writer:
         stored: Callable[[Sequence[Outcome]], None],
         complain: Callable[[str], None],
         sleep: Callable[[float], None] = time.sleep,
+        mark: Callable[[bool], None] = lambda much: None,
     ) -> None:
-        self._open, self._stored, self._complain, self._sleep = lpm, stored, complain, sleep
+        self._open, self._stored, self._complain, self._sleep, self._mark = lpm, stored, complain, sleep, mark
         self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._stopping = False
@@ -62,13 +65,14 @@ class Writer:
         while not ended and (first := self._outcomes.get()) is not None:
             if self._outcomes.qsize() < GROUP_SIZE and not self._stopping:
                 time.sleep(GROUP_S)  # woken once for a whole group
-            group = [first]
-            while len(group) < GROUP_SIZE and not self._outcomes.empty():
+            group, size = [first], _size(first)
+            while len(group) < GROUP_SIZE and size < GROUP_BYTES and not self._outcomes.empty():
                 item = self._outcomes.get()
                 if item is None:
                     ended = True
                     break
                 group.append(item)
+                size += _size(item)
             self._commit(lpm, group)
         lpm.close()
 
@@ -83,7 +87,7 @@ class Writer:
     def _save(self, lpm: LocalPersistenceManager, part: list[Outcome]) -> list[list[Outcome]]:
         """Store some outcomes at once; where that fails, returns what is to be stored instead."""
         try:
-            lpm.save_result(*part)
+            self._store(lpm, part)
         except StoreError as error:
             return self._wait(part, error)
         except Exception as error:
@@ -105,6 +109,16 @@ class Writer:
         self._stored(part)
         return []
 
+    def _store(self, lpm: LocalPersistenceManager, part: list[Outcome]) -> None:
+        much = sum(map(_size, part)) > MUCH
+        if much:
+            self._mark(True)
+        try:
+            lpm.save_result(*part)
+        finally:
+            if much:
+                self._mark(False)
+
     def _wait(self, part: list[Outcome], error: Exception) -> list[list[Outcome]]:
         if self._stopping:
             self._stored(part)  # their leases fall with this process, and they are fetched again
@@ -113,6 +127,10 @@ class Writer:
         self._complain(self.trouble)
         self._sleep(AGAIN_S)
         return [part]
+
+
+def _size(outcome: Outcome) -> int:
+    return len(outcome.record) + (len(outcome.page.body) if outcome.page else 0)
 
 
 def given_back(outcome: Outcome, lack: str, clock: Callable[[], float] = time.time) -> Outcome:

@@ -6,7 +6,8 @@ The file is `run/owners/<owner>`, laid out as
     256–319  the id of the message in hand
     320–327  the task whose page is being worked on (the crash marker)
     328–335  the beat: CLOCK_MONOTONIC when the owner's loop last ran
-    336–591  what keeps the owner from working, as text
+    336–343  whether the writer's thread is storing much: then nobody knows over what the owner died
+    344–591  what keeps the owner from working, as text
     592–     one task a slot: pages in flight
 
 and mapped into memory, so that noting a task costs no system call and survives kill -9.
@@ -29,7 +30,7 @@ import msgspec
 STILL = 2.0
 """A living process whose loop has not run for so many times CRAWLER_STALL_S loses its leases and its part: its own
 watchdog would have ended it by then, were it not stopped as a whole."""
-_MESSAGE, _PARSING, _BEAT, _TROUBLE, _SLOTS = 256, 320, 328, 336, 592
+_MESSAGE, _PARSING, _BEAT, _WRITING, _TROUBLE, _SLOTS = 256, 320, 328, 336, 344, 592
 
 
 class Owner:
@@ -81,6 +82,11 @@ class Owner:
     def mark(self, task: int) -> None:
         """Leave the crash marker while a page's bytes are being worked on (none: 0)."""
         struct.pack_into("<q", self._map, _PARSING, task)
+
+    def writes(self, much: bool) -> None:
+        """Note whether the writer's thread is storing much; it may go on for a moment after `close`."""
+        if not self._map.closed:
+            struct.pack_into("<q", self._map, _WRITING, much)
 
     def close(self) -> None:
         """Give up all leases."""
@@ -159,6 +165,7 @@ class Note(msgspec.Struct, frozen=True):
     about: dict[str, Any]
     message_id: str
     parsing: int
+    """The page over which it died, or 0 where that may have been something else."""
     in_flight: frozenset[int]
     evidence: str
     """Where its threads stood, where the watchdog or a fatal signal ended it; nothing where it was killed."""
@@ -250,7 +257,7 @@ def _read(path: Path, data: bytes) -> Note:
         about = {}
     slots = data[_SLOTS:]
     numbers = struct.unpack(f"<{len(slots) // 8}q", slots[: len(slots) // 8 * 8])
-    parsing, beat = struct.unpack("<qd", data[_PARSING:_TROUBLE])
+    parsing, beat, writing = struct.unpack("<qdq", data[_PARSING:_TROUBLE])
     try:
         evidence = _parsing_thread(path.with_suffix(".trace").read_text(errors="replace"))
     except FileNotFoundError:
@@ -259,7 +266,7 @@ def _read(path: Path, data: bytes) -> Note:
         path.name,
         about,
         _text(data[_MESSAGE:_PARSING]),
-        parsing,
+        0 if writing else parsing,
         frozenset(number for number in numbers if number),
         evidence,
         beat,

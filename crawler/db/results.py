@@ -14,6 +14,8 @@ MAX_VALIDATOR = 512
 """A longer ETag is not worth keeping."""
 PAGE = 500
 """Results are read so many at a time: a reader that holds one moment of the database lets its log grow."""
+MAX_READ = 16_000_000
+"""Bytes of records that are read at a time where they may all be large; one more may be larger than that alone."""
 
 SAME_CONTENT = """(SELECT ifnull(same_as, task) FROM results
                   WHERE substr(body_sha256, 1, 12) = ? AND body_sha256 = ? LIMIT 1)"""
@@ -85,7 +87,7 @@ def _insert(db: Database, outcome: Outcome, page: Page, content_type: str, diges
     at = (place.segment, place.offset, place.length) if place else (None, None, None)
     db.execute(
         f"INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {SAME_CONTENT})",
-        (outcome.task.id, msgspec.json.encode(outcome.record or {}).decode(), page.final_url, page.status,
+        (outcome.task.id, outcome.record.decode(), page.final_url, page.status,
          content_type, outcome.verdict or "ok", len(page.body), digest,
          page.fetch_s * 1000, outcome.parse_ms, *outcome.parser, *at, page.fetched_at, *outcome.site,
          digest[:12], digest),
@@ -115,15 +117,34 @@ def read(
 def documents(db: Database, tasks: Sequence[int]) -> Iterator[tuple[int, str, bytes]]:
     """The results of tasks as JSON, in the order of the tasks, but not what has left pending/; each record as it lies.
 
-    Read as a whole, so that none of them is read from where others write.
+    Those of some megabytes are read as a whole, so that none of them is read from where others write.
     """
-    rows = db.all(
-        f"""{_RESULT} WHERE r.task IN (SELECT value FROM json_each(?)) AND o.state <> 'synced'
-            AND o.archived_at IS NULL ORDER BY r.task""",
+    for batch in _batches(db, tasks):
+        rows = db.all(
+            f"""{_RESULT} WHERE r.task IN (SELECT value FROM json_each(?)) AND o.state <> 'synced'
+                AND o.archived_at IS NULL ORDER BY r.task""",
+            (msgspec.json.encode(batch).decode(),),
+        )
+        for row in rows:
+            yield row[0], row[1], msgspec.json.encode(_shaped(row, msgspec.Raw(row[4].encode())))
+
+
+def _batches(db: Database, tasks: Sequence[int]) -> Iterator[list[int]]:
+    """The tasks in their order, in parts whose records fit in memory together."""
+    batch: list[int] = []
+    size = 0
+    for task, length in db.all(
+        """SELECT task, octet_length(record) FROM results
+           WHERE task IN (SELECT value FROM json_each(?)) ORDER BY task""",
         (msgspec.json.encode(tasks).decode(),),
-    )
-    for row in rows:
-        yield row[0], row[1], msgspec.json.encode(_shaped(row, msgspec.Raw(row[4].encode())))
+    ):
+        if batch and size + length > MAX_READ:
+            yield batch
+            batch, size = [], 0
+        batch.append(task)
+        size += length
+    if batch:
+        yield batch
 
 
 def newest(db: Database, job: Job | None, limit: int) -> list[dict[str, Any]]:

@@ -370,6 +370,7 @@ def _next(here: _Place, target: str) -> _Place:
     # Browsers read the bytes of a header as UTF-8 where they are.
     text = target.encode("latin-1").decode("utf-8", "replace")
     try:
+        urls.check_host(text)
         return _place(urls.normal(ada_url.join_url(here.url, text)))
     except UrlError as error:
         raise FetchError("bad_redirect", f"redirected to where nothing is fetched: {error}") from None

@@ -278,6 +278,7 @@ def _onward(call: _Call, request: Request, page: Page) -> str:
         raise call.failed(f"the Gateway answered {page.status}, which leads nowhere; is GATEWAY_URL right?")
     text = locations.pop().encode("latin-1").decode("utf-8", "replace")
     try:
+        urls.check_host(text)
         there = urls.parse(ada_url.join_url(request.url, text)).url
     except (UrlError, ValueError):
         raise call.failed(f"the Gateway redirected to what is no address: {call.shown(text)}") from None

@@ -2,8 +2,9 @@
 
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
+from itertools import islice
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,6 +30,8 @@ Fetch = Callable[[Request, Gate], Awaitable[Page]]
 
 TREE_TIMES, MAX_TREE = 20, 64_000_000
 """What reading a page takes beside it, while it lasts: so many times its size, and no more than this."""
+MAX_RECORD = 8_000_000
+"""Bytes of a record as JSON."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +64,8 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
 
     verdict: Verdict
     record: dict[str, Any]
+    encoded: bytes = b"{}"
+    """The record as JSON."""
     parser: tuple[str, str]
 
 
@@ -154,7 +159,7 @@ def _judged(
     begun = replace(begun, verdict=verdict.name, evidence=evidence, quarantine=verdict.quarantine)
     passage.good, passage.block = page.status < 500, verdict.block
     if verdict.completed:
-        return replace(begun, status=TaskStatus.COMPLETED, record=read.record, parser=read.parser)
+        return replace(begun, status=TaskStatus.COMPLETED, record=read.encoded, parser=read.parser)
     message = f"the server answered {page.status} {printable(page.reason[:100])[:100]}".rstrip()
     if not verdict.name.startswith("http_"):
         message += f", and the page is: {verdict.name.replace('_', ' ')}"
@@ -201,14 +206,19 @@ def _postponed(begun: Outcome, error: NotNow, clock: Callable[[], float]) -> Out
 
 
 def examine(page: Page, site: Site, budget: Budget | None = None) -> Read:
-    """What a page is and what it says; needs nothing but the page, so that a stored one can be read again."""
+    """What a page is and what it says; needs nothing but the page, so that a stored one can be read again.
+
+    The record is counted for the page from here on, because it waits for the store like the body.
+    """
     budget = budget or Budget()
     beside = min(TREE_TIMES * len(page.body), MAX_TREE)
     budget.hold(beside)
     try:
-        return _examined(page, site, budget)
+        read = _examined(page, site, budget)
     finally:
         budget.release(beside)
+    budget.hold(len(read.encoded))
+    return read
 
 
 def _examined(page: Page, site: Site, budget: Budget) -> Read:
@@ -225,12 +235,16 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
             budget.look()
         verdict = judge(page, html, tree)
         record: dict[str, Any] = {}
+        encoded = b"{}"
         if verdict.completed:
             if large:
                 budget.look()
             fields = selectors.extract(tree, site.fields, page.final_url, budget)
             record = structured.extract(tree, page.final_url, budget) | fields if site.structured else fields
-        return Read(verdict=verdict, record=record, parser=_parser(site))
+            if large:
+                budget.look()
+            encoded = _encoded(record, fields, budget)
+        return Read(verdict=verdict, record=record, encoded=encoded, parser=_parser(site))
     except FetchError:
         if 200 <= page.status < 300:
             raise
@@ -239,6 +253,28 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
         if shortage_of(error):
             raise
         raise FetchError("parse_error", f"the parser failed ({type(error).__name__}: {error})") from error
+
+
+def _encoded(record: dict[str, Any], fields: Collection[str], budget: Budget) -> bytes:
+    """A record as JSON; of one that is too large the largest parts are cut, but never the fields of a site."""
+    encoded = msgspec.json.encode(record)
+    while len(encoded) > MAX_RECORD:
+        budget.look()
+        sizes = {name: len(msgspec.json.encode(record[name])) for name in record if name not in fields}
+        if not sizes:
+            raise FetchError("too_large", f"the page's fields have more than {MAX_RECORD:,} bytes")
+        largest = max(sizes, key=lambda name: sizes[name])
+        record[largest] = half = _first_half(record[largest])
+        if not half:
+            del record[largest]
+        encoded = msgspec.json.encode(record)
+    return encoded
+
+
+def _first_half(value: Any) -> Any:
+    if isinstance(value, dict):
+        return dict(islice(value.items(), len(value) // 2))
+    return value[: len(value) // 2]
 
 
 def _unread(page: Page) -> Read:

@@ -11,16 +11,22 @@ import ada_url
 import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from crawler.errors import UrlError
 from crawler.fetch.budget import Budget
+from crawler.urls import MAX_HOST, check_host
 from crawler.urls import MAX_LENGTH as MAX_URL
 
 NAME, VERSION = "default", "1"
 
 MAX_TEXT, MAX_STRING, MAX_KEY = 100_000, 2_000, 200
-MAX_LINKS, MAX_ANCHORS = 1_000, 10_000
+MAX_LINKS, MAX_ANCHORS, MAX_LINKED = 1_000, 10_000, 1_000_000
+"""Links, elements that are looked at for them, and characters of all links."""
 MAX_HEADINGS, MAX_METAS, MAX_FIELDS, MAX_PARAGRAPHS = 200, 500, 2_000, 2_000
 MAX_TABLES, MAX_COLUMNS, MAX_ROWS, MAX_CELLS = 100, 50, 1_000, 20_000
 MAX_ITEMS, MAX_PROPERTIES, MAX_ITEM_DEPTH = 500, 2_000, 20
+MAX_ITEM_NAMES, MAX_NAMED, MAX_MICRODATA = 20, 20_000, 1_000_000
+"""Names of one value, names of all values, and characters of all items as they are written: a value is written once
+for each of its names, and again wherever the item around it is."""
 MAX_JSON_BLOCKS, MAX_JSON_LENGTH, MAX_JSON_DEPTH = 50, 500_000, 50
 MAX_EXCERPT_NODES, MAX_SIBLINGS = 1_000, 20
 MAX_OWNED, MAX_NAMES = 20_000, 10_000
@@ -55,7 +61,7 @@ def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> R
     """All that is found in a page, as values that JSON can hold; takes the invisible parts out of the tree."""
     budget = budget or Budget()
     base = base_of(tree, url)
-    metas, json_ld, links = list(_metas(tree)), _json_ld(tree), _links(tree, base)
+    metas, json_ld, links = list(_metas(tree)), _json_ld(tree), _links(tree, base, budget)
     budget.check()
     _remove(tree, _INVISIBLE)
     headed, plain = _grids(tree, budget)
@@ -64,10 +70,10 @@ def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> R
         "description": next((value for name, value in metas if name == "description"), ""),
         "canonical": absolute(base, _first_attribute(tree, 'link[rel~="canonical" i][href]', "href")),
         "language": _first_attribute(tree, "html[lang]", "lang")[:MAX_KEY],
-        "headings": _headings(tree),
+        "headings": _headings(tree, budget),
         "json_ld": json_ld,
         "opengraph": _opengraph(metas),
-        "microdata": _microdata(tree, base),
+        "microdata": _microdata(tree, base, budget),
         "fields": _fields(tree, plain, budget),
         "tables": [_table(rows) for rows in headed],
         "links": links,
@@ -192,8 +198,10 @@ def absolute(base: str, reference: str) -> str:
     if not reference or len(reference) > MAX_URL:
         return ""
     try:
+        if len(reference) > MAX_HOST:
+            check_host(reference)
         url = ada_url.join_url(base, reference).partition("#")[0]
-    except ValueError:
+    except (UrlError, ValueError):
         return ""
     return url if url.startswith(("http://", "https://")) and len(url) <= MAX_URL else ""
 
@@ -224,14 +232,18 @@ def _opengraph(metas: list[Cell]) -> Record:
     return record
 
 
-def _headings(tree: LexborHTMLParser) -> list[Record]:
-    nodes = tree.css("h1, h2, h3, h4, h5, h6")[:MAX_HEADINGS]
-    headings = ((int((node.tag or "h1")[1]), _excerpt(node)) for node in nodes)
-    return [{"level": level, "text": text} for level, text in headings if text]
+def _headings(tree: LexborHTMLParser, budget: Budget) -> list[Record]:
+    headings: list[Record] = []
+    for node in tree.css("h1, h2, h3, h4, h5, h6")[:MAX_HEADINGS]:
+        budget.check()
+        if text := _excerpt(node):
+            headings.append({"level": int((node.tag or "h1")[1]), "text": text})
+    return headings
 
 
-def _links(tree: LexborHTMLParser, base: str) -> list[str]:
+def _links(tree: LexborHTMLParser, base: str, budget: Budget) -> list[str]:
     links: dict[str, None] = {}
+    left = MAX_LINKED
     seen: set[int] = set()
     root, folder = absolute(base, "/"), absolute(base, "./")
     for node in tree.css("a[href], area[href]")[:MAX_ANCHORS]:
@@ -242,8 +254,12 @@ def _links(tree: LexborHTMLParser, base: str) -> list[str]:
         if folder and _PLAIN_PATH.fullmatch(reference):
             link = (root[:-1] if reference[0] == "/" else folder) + reference
         else:
+            budget.check()
             link = "" if reference.startswith("#") else absolute(base, reference)
-        if link and len(link) <= MAX_URL:
+        if link and len(link) <= MAX_URL and link not in links:
+            left -= len(link)
+            if left < 0:
+                break
             links[link] = None
             if len(links) == MAX_LINKS:
                 break
@@ -406,35 +422,59 @@ def _after(label: LexborNode) -> Iterator[str]:
         node = node.next
 
 
-def _microdata(tree: LexborHTMLParser, base: str) -> list[Record]:
+def _microdata(tree: LexborHTMLParser, base: str, budget: Budget) -> list[Record]:
     scopes = {node.mem_id: node for node in tree.css("[itemscope]")[:MAX_ITEMS]}
     if not scopes:
         return []
     properties: dict[int, list[LexborNode]] = {scope: [] for scope in scopes}
     for scope, node in islice(_owned(tree, scopes), MAX_PROPERTIES):
+        budget.check()
         properties[scope].append(node)
-    left = MAX_ITEMS
+    items_left, names_left = MAX_ITEMS, MAX_NAMED
+    names_of: dict[int, list[str]] = {}
+    value_of: dict[int, str] = {}
 
-    def item(scope: int, outer: frozenset[int]) -> Record:
-        nonlocal left
-        left -= 1
+    def item(scope: int, outer: frozenset[int]) -> tuple[Record, int]:
+        """An item, and how many characters it has when it is written."""
+        nonlocal items_left, names_left
+        items_left -= 1
+        kind, identity = (_attribute(scopes[scope], name)[:MAX_STRING] for name in ("itemtype", "itemid"))
         values: Record = {}
+        size = len(kind) + len(identity) + 40
         for node in properties[scope]:
+            budget.check()
             inner = node.mem_id
+            if inner not in names_of:
+                names = dict.fromkeys(_attribute(node, "itemprop")[:MAX_NAMES].split())
+                names_of[inner] = [name[:MAX_KEY] for name in islice(names, MAX_ITEM_NAMES)]
             if inner not in scopes:
-                value: object = _item_value(node, base)
+                if inner not in value_of:
+                    value_of[inner] = _item_value(node, base)
+                value: object = value_of[inner]
+                length = len(value_of[inner])
             # `itemref` can make an item its own part, or part of many: neither may grow without end.
-            elif left > 0 and inner not in outer and len(outer) < MAX_ITEM_DEPTH:
-                value = item(inner, outer | {inner})
+            elif items_left > 0 and inner not in outer and len(outer) < MAX_ITEM_DEPTH:
+                value, length = item(inner, outer | {inner})
             else:
                 continue
-            for name in dict.fromkeys(_attribute(node, "itemprop")[:MAX_NAMES].split()):
-                _add(values, name[:MAX_KEY], value)
-        kind, identity = (_attribute(scopes[scope], name)[:MAX_STRING] for name in ("itemtype", "itemid"))
-        return {"type": kind, **({"id": identity} if identity else {}), "properties": values}
+            for name in names_of[inner]:
+                size += len(name) + length + 6
+                names_left -= 1
+                if size > MAX_MICRODATA or names_left < 0:
+                    size -= len(name) + length + 6
+                    break
+                _add(values, name, value)
+        return {"type": kind, **({"id": identity} if identity else {}), "properties": values}, size
 
-    tops = [scope for scope, node in scopes.items() if "itemprop" not in node.attributes]
-    return [item(scope, frozenset({scope})) for scope in tops if left > 0]
+    items, left = [], MAX_MICRODATA
+    for scope, node in scopes.items():
+        if items_left > 0 and "itemprop" not in node.attributes:
+            found, size = item(scope, frozenset({scope}))
+            left -= size
+            if left < 0:
+                break
+            items.append(found)
+    return items
 
 
 def _owned(tree: LexborHTMLParser, scopes: dict[int, LexborNode]) -> Iterator[tuple[int, LexborNode]]:

@@ -164,7 +164,7 @@ def test_not_modified_means_the_page_before(folder: Folder) -> None:
 def test_a_good_page_goes_before_a_later_wall(folder: Folder) -> None:
     """What failed last does not hide what was collected before; where nothing was, its page is read."""
     wall = {"status": TaskStatus.FAILED, "page": made(b"<title>Denied</title>", 403), "error_type": "http_403"}
-    wall |= {"record": None, "verdict": None, "error_message": "the server answered 403"}
+    wall |= {"record": {}, "verdict": None, "error_message": "the server answered 403"}
     store(folder, good(), wall)
     store(folder, wall, url=f"{URL}8")
 

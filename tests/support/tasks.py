@@ -4,6 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from crawler import urls
 from crawler.db import exchange
 from crawler.gateway.agent import open_job as open_gateway_job
@@ -39,12 +41,14 @@ def page(url: str = "http://a.example/", body: bytes = b"<p>hello</p>", status: 
     )
 
 
-def done(task: Task, **fields: Any) -> Outcome:
+def done(task: Task, record: dict[str, Any] | bytes | None = None, **fields: Any) -> Outcome:
     """A good end of an attempt."""
+    if record is None:
+        record = {"title": "x"}
     values: dict[str, Any] = {
         "status": TaskStatus.COMPLETED,
         "page": page(task.url),
-        "record": {"title": "x"},
+        "record": record if isinstance(record, bytes) else msgspec.json.encode(record),
         "verdict": "ok",
         "sent": (Sent(task.domain, time.time(), 0.01),),
     }

@@ -1,5 +1,6 @@
 """What is made of a page: its verdict, and the record that its site asks for."""
 
+import json
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -8,9 +9,9 @@ from typing import Any
 import pytest
 
 from crawler.errors import FetchError
-from crawler.fetch.budget import SMALL, Budget
+from crawler.fetch.budget import SMALL, Budget, Memory
 from crawler.models import Page
-from crawler.scraping.pipeline import examine
+from crawler.scraping.pipeline import MAX_RECORD, examine
 from crawler.sites.config import Site, load
 from tests.support.tasks import page
 
@@ -119,3 +120,39 @@ def test_fields_are_looked_for_within_the_budget(described: Describe, fields: st
     seconds = count()
     with pytest.raises(FetchError, match="CPU time"):
         examine(page(body=body), site, Budget(0.5, clock=lambda: float(next(seconds))))
+
+
+def test_the_record_is_written_where_the_page_is_worked_on(described: Describe) -> None:
+    """It comes as JSON, and its bytes count as the page's until the result is stored."""
+    memory = Memory()
+    budget = Budget(memory=memory)
+
+    found = examine(page(body=BODY), described("structured: true"), budget)
+
+    assert json.loads(found.encoded) == found.record
+    assert memory.used == len(found.encoded) > 100
+    budget.release()
+    assert memory.used == 0
+
+
+def test_a_record_that_is_too_large_is_cut(described: Describe) -> None:
+    """The largest parts get shorter until it fits; all else is whole."""
+    table = "<table><tr><th>a</th><th>b</th></tr>" + f"<tr><td>1</td><td>{'x' * 1_900}</td></tr>" * 900 + "</table>"
+    html = "<title>Parcel 7</title><h1>Parcel 12-3</h1>" + table * 6
+
+    found = examine(page(body=html.encode()), described("structured: true\nfields: {title: h1}"))
+
+    assert MAX_RECORD // 3 < len(found.encoded) <= MAX_RECORD
+    assert json.loads(found.encoded) == found.record
+    assert found.record["title"] == "Parcel 12-3"
+    assert found.record["headings"] == [{"level": 1, "text": "Parcel 12-3"}]
+
+
+def test_fields_that_are_too_large_are_never_cut(described: Describe) -> None:
+    """A page with more bytes of fields than a record may have is too large."""
+    asked = "".join(f"\n  rows{n}: {{css: p, all: true}}" for n in range(5))
+
+    with pytest.raises(FetchError, match="fields have more than") as refused:
+        examine(page(body=f"<p>{'x' * 1_990}</p>".encode() * 1_000), described(f"fields:{asked}"))
+
+    assert refused.value.reason == "too_large"

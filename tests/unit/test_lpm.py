@@ -3,9 +3,11 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import stat
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -467,3 +469,53 @@ def test_a_job_ends_when_nothing_is_open(lpm: LocalPersistenceManager) -> None:
     lpm.durable.close_import(first, time.time())
     assert [job.name for job in lpm.ledger.finalise(time.time())] == ["first"]
     assert lpm.ledger.finalise(time.time()) == []
+
+
+def test_a_death_while_much_is_stored_is_blamed_on_no_page(tmp_path: Path) -> None:
+    """The page that the loop works on then is a suspect like all others in flight: it gets no strike."""
+    lpm = LocalPersistenceManager(tmp_path)
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(2)])
+    lpm.close()
+
+    # Given an owner that is killed while it parses the one page, and its writer stores the other
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        own = Owner(lpm.owners, "worker", slots=10)
+        parsed, stored = lpm.get_next_pending(own.id, 2)
+        own.begin(parsed.id)
+        own.begin(stored.id)
+        own.writes(True)
+        own.mark(parsed.id)
+        os.write(writer, b".")
+        signal.pause()
+    os.read(reader, 1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+    # When it is buried
+    assert lpm.bury() == 2
+
+    # Then both are suspects
+    assert lpm.ledger.db.all("SELECT status, strikes, deaths FROM tasks") == [("pending", 0, 1)] * 2
+
+
+def test_large_results_are_projected_a_few_at_a_time(tmp_path: Path) -> None:
+    """What could not be written to pending/ for long is never in memory all at once."""
+    lpm = LocalPersistenceManager(tmp_path)
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(12)])
+    record = b'{"title":"' + b"x" * 6_000_000 + b'"}'
+    first, *others = lpm.get_next_pending("owner", 12)
+    lpm.save_result(done(first))
+    shutil.rmtree(lpm.pending)
+    for task in others:
+        lpm.save_result(done(task, record=record))
+    lpm.pending.mkdir()
+
+    tracemalloc.start()
+    lpm.save_result()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 8 * len(record)
+    assert len(list(lpm.pending.glob("*.json"))) == len(others)

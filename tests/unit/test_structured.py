@@ -1,6 +1,7 @@
 """The default parser: what a page says about itself."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from html import escape
 
@@ -143,6 +144,36 @@ def test_microdata_follows_itemref() -> None:
       <p id="far">x <b itemprop="a">1</b></p><p id="near" itemprop="b">2</p>"""
 
     assert extract(html, URL)["microdata"] == [{"type": "", "properties": {"a": "1", "b": "2"}}]
+
+
+NAMES = " ".join(f"name{n}" for n in range(300))
+REPEATED = {
+    "items in items, each with ten names": "<div itemscope>" + '<div itemscope itemprop="a b c d e f g h i j">' * 6,
+    "values with many names": "<div itemscope>" + f"<i itemprop='{NAMES}' content='{'y' * 2_000}'></i>" * 20,
+    "one value in many items": f"<i id=x itemprop='{NAMES}' content='{'y' * 500}'></i>"
+    + "<div itemscope itemref=x></div>" * 100,
+    "links with a long beginning": f"<base href='http://a.example/{'x' * 8_000}/'>"
+    + "".join(f"<a href=p{n}></a>" for n in range(1_000)),
+}
+
+
+@pytest.mark.parametrize("html", REPEATED.values(), ids=REPEATED)
+def test_what_a_page_repeats_is_not_written_without_end(html: str) -> None:
+    """A few bytes of a page may stand for many in its record: they are cut at a megabyte of each kind."""
+    assert 100_000 < len(msgspec.json.encode(extract(html, URL))) < 1_200_000
+
+
+def test_links_with_endless_hosts_cost_no_more_than_others() -> None:
+    """The time to read an international name grows with the square of its length: none is read beyond 255."""
+
+    def cost_s(signs: str) -> float:
+        links = "".join(f"<a id=x{n} itemprop=u href='http://a{n}{signs}'></a>" for n in range(4))
+        tree = parse(links + "<div itemscope itemref='x0 x1 x2 x3'></div>" * 100)
+        began = time.thread_time()
+        structured.extract(tree, URL)
+        return time.thread_time() - began
+
+    assert cost_s("\u0301" * 4_000 + "\u0316" * 4_000) < 20 * max(cost_s("/" * 8_000), 0.002)
 
 
 def test_microdata_that_refers_to_itself_ends() -> None:

@@ -54,6 +54,30 @@ def test_what_is_no_fetchable_url_is_refused_with_a_reason(text: str, reason: st
     assert "geheim" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "before",
+    ["http://", "HTTPS:", "//", "\\/", " \x01http:\\\\", "ht\ntp:/\t/", "/\n/", "//user:geheim@", "http:///", "foo:"],
+)
+def test_an_endless_host_is_refused_however_it_is_spelled(before: str) -> None:
+    """No parser sees a host of more than 255 characters."""
+    with pytest.raises(UrlError, match="the host has more than 255 characters"):
+        urls.check_host(before + "漢" * 256 + "/path")
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 300, "/" + "x" * 300, "?" + "//" * 300, f"//{'u' * 300}@{'a' * 255}/{'x' * 300}"]
+)
+def test_long_paths_and_passwords_are_no_endless_hosts(text: str) -> None:
+    """Only the host's length counts."""
+    urls.check_host(text)
+
+
+def test_a_url_with_an_endless_host_is_refused() -> None:
+    """Wherever it comes from."""
+    with pytest.raises(UrlError, match="the host has more than 255 characters"):
+        urls.parse(f"http://{'a.' * 128}example/")
+
+
 def test_the_same_page_has_the_same_key() -> None:
     """Fragment, order of parameters and tracking parameters do not make another page; anything else does."""
     key = urls.parse("http://a.example/x?b=2&a=1").key

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, Sent, Task
-from crawler.writer import Writer
+from crawler.writer import GROUP_BYTES, MUCH, Writer
 from tests.support.stack import wait_for
 from tests.support.tasks import done, new, page
 
@@ -17,11 +17,18 @@ class Storing:
     def __init__(self, folder: Path, sleep: Callable[[float], None] = time.sleep) -> None:
         self.lpm = LocalPersistenceManager(folder)
         self.stored: list[Outcome] = []
+        self.groups: list[int] = []
+        self.marks: list[tuple[bool, int]] = []
+        """Each mark, with the number of outcomes that were stored by then."""
         self.complaints: list[str] = []
-        self.writer = Writer(lambda: Narrow(folder), self._hear, self.complaints.append, sleep)
+        self.writer = Writer(lambda: Narrow(folder), self._hear, self.complaints.append, sleep, self._marked)
 
     def _hear(self, outcomes: Sequence[Outcome]) -> None:
+        self.groups.append(len(outcomes))
         self.stored += outcomes
+
+    def _marked(self, much: bool) -> None:
+        self.marks.append((much, len(self.stored)))
 
     def tasks(self, count: int) -> list[Task]:
         """So many claimed tasks."""
@@ -59,14 +66,14 @@ def test_a_store_error_and_another_in_one_group_leave_no_trouble_behind(tmp_path
         raw.unlink()
         raw.mkdir()
 
-    # Given a store whose folder for pages is none, and a group with a result that no JSON can hold
+    # Given a store whose folder for pages is none, and a group with a result that is no text
     storing = Storing(tmp_path, mend)
     good, bad = storing.tasks(2)
     raw.rmdir()
     raw.write_text("no folder")
 
     # When it is stored, and the folder is back at the second attempt
-    storing.put(done(good), done(bad, record={"x": object()}))
+    storing.put(done(good), done(bad, record=b"\xff"))
 
     # Then nothing is in the way of more, and the two have ended
     assert len(slept) == len(storing.complaints) == 1
@@ -94,4 +101,33 @@ def test_a_result_that_there_is_no_memory_for_is_fetched_again(tmp_path: Path) -
     )
     assert message == "broken off, because there is no memory left"
     assert 0 < float(str(wait_s)) < 10
+    storing.writer.stop(5)
+
+
+def test_large_results_are_stored_a_few_at_a_time(tmp_path: Path) -> None:
+    """A group ends with so many bytes, because all of it is in memory once more while it is stored."""
+    storing = Storing(tmp_path)
+    record = b'{"title":"' + b"x" * 6_000_000 + b'"}'
+
+    storing.put(*(done(task, record=record) for task in storing.tasks(8)))
+
+    assert max(storing.groups) <= GROUP_BYTES // len(record) + 1
+    assert {state for state, *_ in storing.states()} == {"completed"}
+    storing.writer.stop(5)
+
+
+def test_storing_much_is_marked(tmp_path: Path) -> None:
+    """While some megabytes are stored the owner says so, also where that fails; for ordinary pages it does not."""
+    storing = Storing(tmp_path)
+    small, large, failing = storing.tasks(3)
+
+    storing.put(done(small))
+    marks_of_small = list(storing.marks)
+    storing.put(done(large, record=b'{"title":"' + b"x" * MUCH + b'"}'))
+    wait_for(lambda: len(storing.stored) == 2, 20, "the second to be stored")
+    storing.put(done(failing, record=b"\xff" * (MUCH + 1)))
+    wait_for(lambda: len(storing.stored) == 3, 20, "the third to be stored")
+
+    assert marks_of_small == []
+    assert storing.marks == [(True, 1), (False, 1), (True, 2), (False, 2)]
     storing.writer.stop(5)
