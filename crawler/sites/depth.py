@@ -70,6 +70,8 @@ and those without contents."""
 _FORMATTING = re.compile(
     rb"<((?:b(?:ig)?|code|em|font|[iu]|nobr|s(?:mall|trike|trong)?|tt)(?=[ \t\n\r\f/>])[^<>]*+)(>?)", re.I
 )
+_STRAY = re.compile(rb"<(?![a-z/!?])", re.I)
+"""A bracket that is text."""
 _RUNS = re.compile(rb"(?:^|<)[^<]{%d,}+" % MAX_RUN)
 _WIDE = re.compile(rb"[\xf0-\xf4]")
 _FORMATS = frozenset(b"b big code em font i nobr s small strike strong tt u".split())
@@ -95,9 +97,10 @@ def parse(html: str | bytes, budget: Budget | None = None) -> LexborHTMLParser:
         raise _too_deep(f"it has {tags:,} tags")
     if tags * len(page) <= TINY and len(page) <= SMALL:
         return _tree(page)
-    longest = max(map(len, _RUNS.findall(page)), default=0) if len(page) > MAX_RUN else 0
+    large = len(page) > MAX_RUN
+    longest = max(map(len, _RUNS.findall(_STRAY.sub(b" ", page))), default=0) if large else 0
     tree = _parse(page, tags, _extra(page, longest), budget or Budget())
-    if longest:
+    if large:
         _cut_texts(tree)
     return tree
 
@@ -148,6 +151,7 @@ def _extra(page: bytes, longest: int) -> int:
 
 
 def _cut_texts(tree: LexborHTMLParser) -> None:
+    """Cut every text that is too long, wherever its parts were: the parser joins what stands around tags it ignores."""
     texts = tree.root.traverse(include_text=True) if tree.root else ()
     for node in [node for node in texts if node.is_text_node and len(node.text_content or "") > MAX_RUN]:
         node.replace_with((node.text_content or "")[:MAX_RUN])

@@ -9,7 +9,7 @@ from crawler.errors import FetchError
 from crawler.judge import judge
 from crawler.sites import depth, selectors, structured
 from crawler.sites.config import Field
-from crawler.sites.depth import parse
+from crawler.sites.depth import MAX_RUN, parse
 from tests.support.tasks import page
 
 
@@ -222,3 +222,23 @@ def test_what_is_left_out_of_the_page_hides_nothing() -> None:
 
 
 SIGNS = "abcdefghijklmnopqrstuvwxyz0123456789"
+
+
+WORDS = "word" * 2_500
+JOINED = {
+    "brackets that are text": f"<p>{WORDS}" + f"< {WORDS}" * 60,
+    "end tags of nothing": f"<p>{WORDS}" + f"</x>{WORDS}" * 60,
+    "tags that have no place": f"<p>{WORDS}" + f"<td>{WORDS}" * 60,
+    "text in a table": "<table>" + f"<tr>{WORDS}" * 60,
+    "a control": "<textarea>" + f"<p>{WORDS}" * 60,
+}
+
+
+@pytest.mark.parametrize("html", JOINED.values(), ids=JOINED)
+def test_no_text_is_longer_than_what_is_read_of_it(html: str) -> None:
+    """Whatever the parser joins into one text, the rest of it is cut: all elements around it may be asked for it."""
+    tree = parse(html)
+
+    assert tree.root
+    texts = [node.text_content or "" for node in tree.root.traverse(include_text=True) if node.is_text_node]
+    assert max(map(len, texts)) == MAX_RUN
