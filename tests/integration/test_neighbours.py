@@ -11,6 +11,7 @@ import pytest
 
 from crawler.db import owners
 from crawler.fetch.budget import Memory
+from tests.support.pages import Answer, Pages, parcel
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 
@@ -56,6 +57,7 @@ def troubles(folder: Folder) -> list[str]:
     return [note.trouble for note in owners.living(folder.data / "run" / "owners") if note.trouble]
 
 
+MARKS = "\u0301" * 4_000 + "\u0316" * 4_000
 COLLECTED = ("completed", None, 1, 0, 0)
 
 
@@ -75,6 +77,30 @@ def test_pages_that_take_long_to_decode_hurt_nobody(folder: Folder, site: Site) 
     found = ends(folder)
     assert {url: found[url] for url in bad} == dict.fromkeys(bad, ("failed", "too_large", 1, 1, 0))
     assert {url: found[url] for url in good} == dict.fromkeys(good, COLLECTED)
+    assert folder.children() == children
+
+
+def test_small_pages_that_stand_for_much_hurt_nobody(folder: Folder, pages: Pages) -> None:
+    """Items in items, hosts of marks, links with endless beginnings: all are collected at the first attempt."""
+    # Given a worker that is ended when it stands still for two seconds, and pages of some KB among others
+    folder.env["CRAWLER_STALL_S"] = "2"
+    hosts = "".join(f"<a id=x{n} itemprop=u href='http://a{n}{MARKS}'></a>" for n in range(3))
+    repeated = {
+        "items": "<div itemscope>" + '<div itemscope itemprop="a b c d e f g h i j">' * 8,
+        "hosts": hosts + "<div itemscope itemref='x0 x1 x2'></div>" * 500,
+        "links": f"<base href='http://a.example/{'x' * 8_000}/'>" + "".join(f"<a href={n}></a>" for n in range(1_000)),
+    }
+    bad = [f"{pages.url}/{kind}/{n}" for n in range(10) for kind in repeated]
+    pages.answers |= {url.removeprefix(pages.url): Answer(parcel(1) + repeated[url.split("/")[-2]]) for url in bad}
+    good = pages.parcels(60)
+    folder.worker(concurrency=2)
+    children = folder.children()
+
+    # When they are crawled
+    crawl(folder, [url for n in range(30) for url in (*good[n * 2 : n * 2 + 2], bad[n])])
+
+    # Then all are collected, by the processes that began
+    assert ends(folder) == dict.fromkeys([*good, *bad], COLLECTED)
     assert folder.children() == children
 
 
