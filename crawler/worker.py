@@ -219,6 +219,7 @@ class Worker:
         self._finish = asyncio.Event()
         self._page_ended = asyncio.Event()
         async with Client.of(self._settings) as self._client:
+            faulthandler.enable(self._trace)  # a crash inside C code leaves a trace, which a kill does not
             living = (self._rearm_watchdog(), self._renew_permits(), self._adapt())
             beats = [asyncio.create_task(each) for each in living]
             self._ready.set_result(None)
@@ -237,6 +238,7 @@ class Worker:
                 beat.cancel()
         self._claims.shutdown()
         faulthandler.cancel_dump_traceback_later()
+        faulthandler.disable()
         self._lpm.close()
         self._owner.close()
 

@@ -139,10 +139,14 @@ def has_other(folder: Folder, gone: int) -> bool:
     return bool(children) and gone not in children
 
 
+@pytest.mark.parametrize(("number", "deaths"), [(signal.SIGKILL, SUSPECT_DEATHS + ALONE_DEATHS), (signal.SIGSEGV, 5)])
 def test_the_one_that_kills_is_found_and_its_neighbours_are_not_blamed(
-    folder: Folder, site: Site, redis_url: str
+    folder: Folder, site: Site, redis_url: str, number: signal.Signals, deaths: int
 ) -> None:
-    """A page at which the worker dies without a mark is set aside after it was alone; the others are collected."""
+    """A page at which the worker dies without a mark is set aside after it was alone; the others are collected.
+
+    A crash leaves a trace, so that fewer of them are enough.
+    """
     # Given pages, and a test that kills each child which has asked for one of them: nothing marks that page
     folder.env |= {"REDIS_URL": redis_url, "CRAWLER_PAGES": "4"}
     folder.redis().flushall()
@@ -157,7 +161,7 @@ def test_the_one_that_kills_is_found_and_its_neighbours_are_not_blamed(
             site.reset()
             for child in folder.children():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
+                    os.kill(child, number)
         books = folder.books()
         return books.accepted == 9 and not books.open
 
@@ -165,7 +169,7 @@ def test_the_one_that_kills_is_found_and_its_neighbours_are_not_blamed(
 
     # Then only that one has failed
     lpm = folder.lpm()
-    failed = lpm.ledger.db.all("SELECT url, error_type FROM tasks WHERE status <> 'completed'")
+    failed = lpm.ledger.db.all("SELECT url, error_type, attempts FROM tasks WHERE status <> 'completed'")
     lpm.close()
-    assert failed == [(deadly, "poison")]
+    assert failed == [(deadly, "poison", deaths)]
     assert sorted(result["url"] for result in folder.results()) == sorted(pages)
