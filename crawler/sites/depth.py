@@ -10,7 +10,7 @@ from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNod
 from crawler.errors import FetchError
 from crawler.fetch.budget import Budget
 
-MAX_TAGS, MAX_DEPTH, MAX_ATTRIBUTES, MAX_ROOTS = 500_000, 4_000, 1_000, 20
+MAX_TAGS, MAX_DEPTH, MAX_ATTRIBUTES, MAX_ROOTS = 360_000, 4_000, 1_000, 20
 MAX_STEPS = 200_000_000
 """Looks at open elements and attributes that the parser may need, some 3 to 10 ns each."""
 FIRST_STEPS = 20_000_000
