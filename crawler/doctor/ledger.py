@@ -182,7 +182,7 @@ _BOOKS = {
         WHERE (size, linked, rejected) <> ((SELECT count(*) FROM tasks WHERE job_id = jobs.id),
             (SELECT count(*) FROM job_links WHERE job_id = jobs.id),
             (SELECT count(*) FROM rejected_rows WHERE job_id = jobs.id))
-        AND NOT EXISTS (SELECT 1 FROM losses WHERE job_id = jobs.id AND settled_at IS NULL)""",
+        AND NOT EXISTS (SELECT 1 FROM losses WHERE job_id = jobs.id AND kind = 'rows' AND settled_at IS NULL)""",
     "jobs that are done although a task is open": f"SELECT count(*) FROM ({ENDED_TOO_EARLY})",
 }
 

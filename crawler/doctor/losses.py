@@ -102,7 +102,8 @@ def _jobs(db: Database) -> list[_Job]:
                (SELECT count(*) FROM job_links WHERE job_id = jobs.id),
                (SELECT count(*) FROM rejected_rows WHERE job_id = jobs.id),
                (SELECT count(*) FROM temp.no_input JOIN tasks USING (id) WHERE job_id = jobs.id)
-           FROM jobs WHERE NOT EXISTS (SELECT 1 FROM losses WHERE job_id = jobs.id AND settled_at IS NULL)"""
+           FROM jobs WHERE NOT EXISTS (
+               SELECT 1 FROM losses WHERE job_id = jobs.id AND kind = 'rows' AND settled_at IS NULL)"""
     )
     return [_Job(*row) for row in rows]
 

@@ -312,3 +312,14 @@ def test_a_file_that_changes_while_it_is_read(settings: Settings, tmp_path: Path
     with pytest.raises(InputError, match="changed while it was read"):
         import_file(settings, file, progress=change_it)
     assert len(stand(settings)[2]) == 1
+
+
+def test_lost_rows_are_told_although_lost_pages_are_not_accepted_yet(settings: Settings, file: Path) -> None:
+    """One loss of a job does not hide the next one."""
+    job = crawled(settings, file)
+    change(settings.data_dir, f"INSERT INTO losses (job_id, at, kind, what) VALUES ({job.id}, 1, 'pages', 'a page')")
+    change(settings.data_dir, f"DELETE FROM tasks WHERE id > {ROWS - 10}")
+
+    look(settings.data_dir, repair=True)
+
+    assert any(f"10 of its {ROWS:,} tasks were lost" in problem for problem in stand(settings)[2])
