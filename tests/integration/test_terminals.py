@@ -74,14 +74,15 @@ def test_a_closed_terminal_ends_a_worker_in_order(folder: Folder, site: Site, re
     lpm.close()
 
 
-def test_a_signal_ends_a_single_call_in_order(folder: Folder, site: Site) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_single_call_in_order(folder: Folder, site: Site, number: signal.Signals) -> None:
     """`scrape` gives back what it has in hand, and exits with the signal's code."""
     call = folder.start("crawler", "scrape", f"{site.url}/hold/1")
     wait_for(lambda: (folder.data / "lpm.db").exists() and folder.books().processing == 1, 60, "the page to begin")
 
-    call.send_signal(signal.SIGTERM)
+    call.send_signal(number)
 
-    assert call.wait(120) == 128 + signal.SIGTERM
+    assert call.wait(120) == 128 + number
     assert folder.books().pending == 1
     assert owners_of(folder) == []
 
