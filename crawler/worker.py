@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
@@ -211,7 +211,11 @@ class Worker:
             finally:
                 self._calls.discard(call)
 
-        return asyncio.run_coroutine_threadsafe(noted(), self._loop).result()
+        future = asyncio.run_coroutine_threadsafe(noted(), self._loop)
+        # Not without a limit: a signal between Python's last look for one and such a wait would never be heard.
+        while not wait([future], 1).done:
+            pass
+        return future.result()
 
     # The loop's thread
 
