@@ -156,16 +156,18 @@ def test_run_terminated_ends_with_143(folder: Folder, pages: Pages) -> None:
     assert left_behind(folder) == []
 
 
-def test_run_joins_a_stack_that_is_up(folder: Folder, site: Site) -> None:
+def test_run_joins_a_stack_that_is_up(folder: Folder, pages: Pages) -> None:
     """`run` uses the stack that is there, and leaves it up."""
     folder.crawler("up", "--workers", "1")
     supervisor = folder.status()["pids"]["supervisor"]
-    file = folder.write("pages.txt", [site.page(n) for n in range(30)])
+    file, answering = folder.write("pages.txt", pages.parcels(30)), threading.Event()
+    pages.hold(0, until=answering)
+    run = folder.start("crawler", "run", str(file))
+    wait_for(lambda: "joining" in folder.log(run), 60, "`run` to find the stack")
 
-    done = folder.crawler("run", str(file))
+    answering.set()
 
-    assert done.returncode == 0, done.stderr
-    assert "joining" in done.stderr
+    assert run.wait(120) == 0, folder.log(run)
     assert folder.status()["pids"]["supervisor"] == supervisor
 
 
