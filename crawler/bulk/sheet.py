@@ -165,6 +165,8 @@ class _Workbook:
         names: Names = {}
         parser = expat.ParserCreate(intern=names)
         parser.buffer_text = True
+        if hasattr(parser, "SetReparseDeferralEnabled"):  # a newer expat would hold much more than the present tag
+            parser.SetReparseDeferralEnabled(False)
 
         def first(name: str, attributes: Names) -> None:
             if ":" in name:  # some programs write <x:row>; without a prefix each call is spared its cutting off

@@ -332,7 +332,7 @@ def bomb(path: Path, n: int) -> Path:
     return crafted(path, " " * ((n << 20) // 2))
 
 
-@shape(10, "as only bombs do")
+@shape(10, "bomb")
 def bomb_with_a_false_size(path: Path, n: int) -> Path:
     crafted(path, " " * ((n << 20) // 2))
     data = bytearray(path.read_bytes())
