@@ -27,7 +27,7 @@ from crawler.bulk import Summary, import_file, rows, source_name
 from crawler.bulk.textfile import opened
 from crawler.config import Settings, failpoint
 from crawler.db import kernel, owners
-from crawler.errors import CrawlerError, ServiceError, UsageError
+from crawler.errors import CrawlerError, InputError, ServiceError, UsageError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import JobOptions
 from crawler.results import whole_file
@@ -82,10 +82,10 @@ class Inbox:
         self._data = settings.data_dir.absolute()
         self._folder = self._data / "inbox"
         self._stop = threading.Event()
-        self._seen: dict[Path, tuple[tuple[int, int], float]] = {}
+        self._seen: dict[Path, tuple[tuple[int, int] | None, float]] = {}
         self._copies: dict[Path, tuple[int, float]] = {}
-        self._half: dict[Path, tuple[tuple[int, int], float]] = {}
-        """The items whose file has changed since it was imported, as `_seen` has those that were dropped."""
+        self._changed: dict[Path, tuple[tuple[int, int] | None, float]] = {}
+        """The items whose file has changed since it was imported; as those that were dropped, they are to rest."""
         self._trouble = ""
         self._make_folders()
 
@@ -183,18 +183,17 @@ class Inbox:
             if not file.exists():
                 self._remove_if_abandoned(item)
                 return
-            before = self._half.get(item)
-            if before is not None and _state(file) != before[0]:
-                before = self._half[item] = (_state(file), self._clock())
-            if before is not None and self._clock() - before[1] < SETTLED_S:
-                return
             state = _state(file)
-            receipt = self._import(file, options)
-            if _state(file) != state:  # its writer had only paused: it is imported once more when it rests
-                log.warning("%s was changed after it was taken: it is imported again when it rests", options.name)
-                self._half[item] = (_state(file), self._clock())
+            changed, since = self._changed.get(item, (state, -SETTLED_S))
+            if state != changed or self._clock() - since < SETTLED_S:
+                self._changed[item] = (state, since if state == changed else self._clock())
                 return
-            self._half.pop(item, None)
+            receipt = self._import(file, options)
+            if _state(file) not in (state, None):  # its writer had only paused
+                log.warning("%s was changed after it was taken: it is imported again when it rests", options.name)
+                self._changed[item] = (_state(file), self._clock())
+                return
+            self._changed.pop(item, None)
             with whole_file(_receipt_path(item, options)) as out:
                 out.write(msgspec.json.format(msgspec.json.encode(receipt)) + b"\n")
         failpoint("receipted")
@@ -293,14 +292,18 @@ def safe_name(file: Path) -> str:
     return file.name.encode("utf-8", "replace")[-200:].decode("utf-8", "ignore")
 
 
-def _state(file: Path) -> tuple[int, int]:
-    stat = file.stat()
+def _state(file: Path) -> tuple[int, int] | None:
+    """Size and time of a file; None where it is gone."""
+    try:
+        stat = file.stat()
+    except FileNotFoundError:
+        return None
     return stat.st_size, stat.st_mtime_ns
 
 
 def _is_written(file: Path) -> bool:
     """Whether some process has the file open for writing, as far as the file system tells: then it is not whole."""
-    with opened(file) as source:
+    with contextlib.suppress(InputError), opened(file) as source:  # one that cannot be read is told at its import
         try:
             fcntl.fcntl(
                 source, fcntl.F_SETSIG, signal.SIGURG

@@ -88,11 +88,11 @@ def import_file(
                 replaces=replaces,
             )
             number = lpm.durable.number_of(job, checksum)
-        batches = chain([first], batches)  # which lets go of its rows: they may be large
+        batches = chain(iter([first]), batches)  # an iterator lets go of its rows, which may be large
         del first
         secrets = Secrets(lpm.folder / "sessions", job.name, session)
         with lpm.importing(job), rows.RejectsFile(file) as rejects:
-            for batch in (_kept(read, secrets) for read in batches):
+            while batch := _kept(next(batches, []), secrets):
                 bad = [item for item in batch if isinstance(item, rows.Reject)]
                 for item in bad:
                     rejects.add(item)

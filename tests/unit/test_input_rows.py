@@ -43,7 +43,7 @@ def made_rows(chance: random.Random, count: int, name: str) -> list[Row]:
     """Rows of few pages, so that many mean the same one, with bad rows among them; `n` is each one's own."""
     rows = []
     for number in range(count):
-        bad = chance.random() < 0.15
+        bad = number > 0 and chance.random() < 0.15
         page = f"http://a.example/{chance.randrange(1 + count // 2)}"
         rows.append({"url": "no address" if bad else page, "parcel_id": chance.choice("pq"), "n": f"{name}-{number}"})
     return rows
