@@ -20,6 +20,11 @@ CrawlerError
 import errno
 
 
+def place(line: int, item: int = 1) -> str:
+    """Where a row stands in its file: `item` is the how-many-eth it is on its line."""
+    return f"line {line}" if item == 1 else f"line {line}, item {item}"
+
+
 class CrawlerError(Exception):
     """The root; `exit_code` is what a command ends with."""
 
@@ -39,12 +44,12 @@ class ConfigError(UsageError):
 class InputError(UsageError):
     """An input file cannot be used at all (a single bad row is only rejected)."""
 
-    def __init__(self, path: str, reason: str, line: int | None = None) -> None:
-        super().__init__(path, reason, line)
-        self.path, self.reason, self.line = path, reason, line
+    def __init__(self, path: str, reason: str, line: int | None = None, item: int = 1) -> None:
+        super().__init__(path, reason, line, item)
+        self.path, self.reason, self.line, self.item = path, reason, line, item
 
     def __str__(self) -> str:
-        where = self.path if self.line is None else f"{self.path}, line {self.line}"
+        where = self.path if self.line is None else f"{self.path}, {place(self.line, self.item)}"
         return f"{where}: {self.reason}"
 
 

@@ -1,6 +1,6 @@
 """The inbox: a file that is put there is imported by the stack, once, whoever is killed on the way.
 
-    inbox/FILE, inbox/urgent/FILE       dropped by hand; taken when it has not changed for two seconds
+    inbox/FILE, inbox/urgent/FILE       dropped by hand; taken when it rests for two seconds and nobody writes it
     inbox/ITEM/                         an import: `.options` says how, and it counts from the moment its file is there
     inbox/done/ITEM/, failed/ITEM/      the file and what became of it, in FILE.receipt.json
 
@@ -8,10 +8,13 @@ A command on another kernel than the stack's must not open the database: it leav
 """
 
 import contextlib
+import errno
+import fcntl
 import logging
 import os
 import secrets
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -20,11 +23,11 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
-from crawler.bulk import Summary, import_file
+from crawler.bulk import Summary, import_file, rows, source_name
 from crawler.bulk.textfile import opened
 from crawler.config import Settings, failpoint
 from crawler.db import kernel, owners
-from crawler.errors import CrawlerError, ServiceError, UsageError
+from crawler.errors import CrawlerError, InputError, ServiceError, UsageError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import JobOptions
 from crawler.results import whole_file
@@ -79,8 +82,10 @@ class Inbox:
         self._data = settings.data_dir.absolute()
         self._folder = self._data / "inbox"
         self._stop = threading.Event()
-        self._seen: dict[Path, tuple[tuple[int, int], float]] = {}
+        self._seen: dict[Path, tuple[tuple[int, int] | None, float]] = {}
         self._copies: dict[Path, tuple[int, float]] = {}
+        self._changed: dict[Path, tuple[tuple[int, int] | None, float]] = {}
+        """The items whose file has changed since it was imported; as those that were dropped, they are to rest."""
         self._trouble = ""
         self._make_folders()
 
@@ -159,11 +164,10 @@ class Inbox:
                     continue
                 if not path.is_file():
                     continue
-                stat = path.stat()
-                state = (stat.st_size, stat.st_mtime_ns)
+                state = _state(path)
                 before, since = self._seen.get(path, (None, 0.0))
                 seen[path] = (state, since if state == before else self._clock())
-                if self._clock() - seen[path][1] >= SETTLED_S:
+                if self._clock() - seen[path][1] >= SETTLED_S and not _is_written(path):
                     options = Options(name=safe_name(path), queue="urgent" if folder.name == "urgent" else "default")
                     path.rename(_new_item(self._folder, options) / options.name)
         self._seen = seen
@@ -179,7 +183,17 @@ class Inbox:
             if not file.exists():
                 self._remove_if_abandoned(item)
                 return
+            state = _state(file)
+            changed, since = self._changed.get(item, (state, -SETTLED_S))
+            if state != changed or self._clock() - since < SETTLED_S:
+                self._changed[item] = (state, since if state == changed else self._clock())
+                return
             receipt = self._import(file, options)
+            if _state(file) not in (state, None):  # its writer had only paused
+                log.warning("%s was changed after it was taken: it is imported again when it rests", options.name)
+                self._changed[item] = (_state(file), self._clock())
+                return
+            self._changed.pop(item, None)
             with whole_file(_receipt_path(item, options)) as out:
                 out.write(msgspec.json.format(msgspec.json.encode(receipt)) + b"\n")
         failpoint("receipted")
@@ -187,6 +201,7 @@ class Inbox:
             self._forget(receipt.summary)
         outcome = self._folder / ("done" if receipt.summary else "failed")
         outcome.mkdir(mode=0o700, exist_ok=True)
+        self._note_move(file, outcome / item.name / file.name)
         item.rename(outcome / item.name)
 
     def _remove_if_abandoned(self, item: Path) -> None:
@@ -211,6 +226,7 @@ class Inbox:
                 deadline=options.deadline,
                 how=options.how,
                 watched=True,  # until the receipt is written: killed before that, the job goes on, even if it has ended
+                replaces=True,
                 progress=self._go_on,
             )
         except UsageError as error:
@@ -223,12 +239,21 @@ class Inbox:
             return Receipt(error=f"{options.name}: the import met an unforeseen error ({error!r})")
         failpoint("taken")
         log.info("%s from the inbox: %d new, %d known", job.name, summary.accepted, summary.known)
+        if summary.other_sheets:
+            log.warning("%s: %s", job.name, rows.not_read(summary.other_sheets))
         rejects_file = Path(summary.rejects_file).name if summary.rejects_file else None
         return Receipt(summary=msgspec.structs.replace(summary, rejects_file=rejects_file))
 
     def _go_on(self, _line: str) -> None:
         if self._stop.is_set():
             raise _Stopping
+
+    def _note_move(self, file: Path, to: Path) -> None:
+        """Note where the file will be, before it is moved: killed in between, the next process moves it."""
+        if LocalPersistenceManager.exists(self._data):
+            lpm = LocalPersistenceManager(self._data)
+            with contextlib.closing(lpm), lpm.errors():
+                lpm.durable.move_import(source_name(file), source_name(to))
 
     def _forget(self, summary: Summary) -> None:
         """The receipt is there: the same file again is a new job once this one has ended."""
@@ -265,6 +290,29 @@ def deliver(settings: Settings, file: Path, options: Options, say: Callable[[str
 def safe_name(file: Path) -> str:
     """The file's name as text that can be stored, with room for an ending behind it."""
     return file.name.encode("utf-8", "replace")[-200:].decode("utf-8", "ignore")
+
+
+def _state(file: Path) -> tuple[int, int] | None:
+    """Size and time of a file; None where it is gone."""
+    try:
+        stat = file.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _is_written(file: Path) -> bool:
+    """Whether some process has the file open for writing, as far as the file system tells: then it is not whole."""
+    with contextlib.suppress(InputError), opened(file) as source:  # one that cannot be read is told at its import
+        try:
+            fcntl.fcntl(
+                source, fcntl.F_SETSIG, signal.SIGURG
+            )  # a writer that comes now sends one, and SIGIO would kill
+            fcntl.fcntl(source, fcntl.F_SETLEASE, fcntl.F_RDLCK)  # given only where there is no writer
+            fcntl.fcntl(source, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except OSError as error:
+            return error.errno == errno.EAGAIN
+    return False
 
 
 def _new_item(inbox: Path, options: Options) -> Path:

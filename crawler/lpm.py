@@ -20,7 +20,8 @@ import msgspec
 
 from crawler.config import failpoint
 from crawler.db import connection, guard, kernel, owners, results, schema, segments
-from crawler.db.ledger import Ledger, Place
+from crawler.db.books import NOTED_FILE
+from crawler.db.ledger import Ledger, Place, RejectedRow
 from crawler.db.losses import ROWS
 from crawler.errors import StoreError, UsageError
 from crawler.files import sync_file_system
@@ -147,6 +148,7 @@ class LocalPersistenceManager:
         queue: str = "default",
         source: str = "file",
         source_file: str | None = None,
+        file_number: int = 0,
         loopback: bool = False,
         fresh_for_s: float | None = None,
     ) -> Imported:
@@ -159,15 +161,17 @@ class LocalPersistenceManager:
                 queue=queue,
                 source=source,
                 source_file=source_file,
+                file_number=file_number,
                 loopback=loopback,
                 fresh_after=NO_DEADLINE if fresh_for_s is None else now - fresh_for_s,
                 now=now,
             )
 
-    def persist_rejects(self, job: Job, rejects: Iterable[tuple[int, str, str]]) -> None:
-        """Note the rows of a job's input (line, reason, beginning) that no task could be made of."""
+    def persist_rejects(self, job: Job, rejects: Iterable[RejectedRow], file_number: int = 0) -> None:
+        """Note the rows of a job's input that no task could be made of."""
         with self.errors():
-            self.durable.reject(job, ((line, reason, _storable(text) or "") for line, reason, text in rejects))
+            storable = (row._replace(text=_storable(row.text) or "") for row in rejects)
+            self.durable.reject(job, storable, file_number)
 
     @contextmanager
     def importing(self, job: Job) -> Iterator[None]:
@@ -386,9 +390,12 @@ class LocalPersistenceManager:
 
     def report(self, task: int) -> dict[str, Any]:
         """A task's result, or why there is none."""
-        names = ("task_id", "url", "status", "attempts", "error_type", "error_message", "source_file", "source_line")
-        [row] = self.ledger.db.all(f"SELECT {', '.join(names)} FROM tasks WHERE id = ?", (task,))
-        return dict(zip(names, row, strict=True)) | (self.result(task) or {})
+        names = ("task_id", "url", "status", "attempts", "error_type", "error_message", "source_line", "source_item")
+        [row] = self.ledger.db.all(
+            f"SELECT {', '.join(names)}, ifnull({NOTED_FILE.format('t')}, source_file) FROM tasks t WHERE id = ?",
+            (task,),
+        )
+        return dict(zip((*names, "source_file"), row, strict=True)) | (self.result(task) or {})
 
     def get_unsynced_results(self, limit: int = 100) -> list[dict[str, Any]]:
         """Results that a Gateway is to get: those of its own tasks, and held ones that a command has released."""

@@ -80,6 +80,8 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 5
     parcel_id: str = ""
     line: int | None = None
+    item: int = 1
+    """The how-many-eth row of its line it is: a JSON array may have all of them on one."""
     input: dict[str, Any] = {}
     external_id: str | None = None
 

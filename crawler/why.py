@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from crawler.db.acts import HELD
-from crawler.db.books import THEIRS
+from crawler.db.books import NOTED_FILE, THEIRS
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import NO_DEADLINE, Rule
 
@@ -33,8 +33,8 @@ class Timeline(msgspec.Struct, frozen=True):
 
 _COLUMNS = (
     "task_id", "url", "status", "error_type", "error_message", "imported_at", "source", "source_file", "source_line",
-    "queue", "priority", "deadline", "not_before", "leased_at", "owner", "message_id", "published_at", "external_id",
-    "parcel_id",
+    "source_item", "queue", "priority", "deadline", "not_before", "leased_at", "owner", "message_id", "published_at",
+    "external_id", "parcel_id",
 )  # fmt: skip
 
 
@@ -42,15 +42,18 @@ def timeline(lpm: LocalPersistenceManager, task: int) -> Timeline:
     """What happened to a task, from the line of its file to its delivery."""
     db = lpm.ledger.db
     [row] = db.all(
-        f"SELECT {', '.join(_COLUMNS)}, (SELECT name FROM jobs WHERE id = job_id) FROM tasks WHERE id = ?", (task,)
+        f"""SELECT {", ".join(_COLUMNS)}, (SELECT name FROM jobs WHERE id = job_id), {NOTED_FILE.format("t")}
+            FROM tasks t WHERE id = ?""",
+        (task,),
     )
-    facts = dict(zip((*_COLUMNS, "job"), row, strict=True))
+    facts = dict(zip((*_COLUMNS, "job", "noted_file"), row, strict=True))
     steps = [Step(facts["imported_at"], "imported", _without_none(_origin(facts)))]
     steps += [
-        Step(None, "also wanted", {"job": job, "file": file, "line": line})
-        for job, file, line in db.execute(
-            """SELECT name, source_file, source_line FROM job_links JOIN jobs ON jobs.id = job_links.job_id
-               WHERE task = ? ORDER BY 1, 3""",
+        Step(None, "also wanted", {"job": job, "file": file, "line": line} | _item(item))
+        for job, file, line, item in db.execute(
+            f"""SELECT name, ifnull({NOTED_FILE.format("l")}, source_file), source_line, source_item
+                FROM job_links l JOIN jobs ON jobs.id = l.job_id
+                WHERE task = ? ORDER BY 1, file_number, source_line, source_item""",
             (task,),
         )
     ]
@@ -70,8 +73,9 @@ def timeline(lpm: LocalPersistenceManager, task: int) -> Timeline:
 def _origin(facts: dict[str, Any]) -> dict[str, Any]:
     return {
         "door": facts["source"],
-        "file": facts["source_file"],
+        "file": facts["noted_file"] or facts["source_file"],
         "line": facts["source_line"],
+        **_item(facts["source_item"]),
         "job": facts["job"],
         "their task" if facts["source"] in THEIRS else "call": facts["external_id"],
         "queue": facts["queue"],
@@ -79,6 +83,11 @@ def _origin(facts: dict[str, Any]) -> dict[str, Any]:
         "parcel": facts["parcel_id"] or None,
         "deadline": facts["deadline"] if facts["deadline"] < NO_DEADLINE else None,
     }
+
+
+def _item(number: int) -> dict[str, int]:
+    """The how-many-eth row of its line, where that has several."""
+    return {"item": number} if number > 1 else {}
 
 
 def _events(lpm: LocalPersistenceManager, task: int, facts: dict[str, Any]) -> list[Step]:

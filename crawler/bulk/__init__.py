@@ -8,6 +8,7 @@ import msgspec
 
 from crawler.bulk import rows
 from crawler.config import Settings, failpoint
+from crawler.db.ledger import RejectedRow
 from crawler.errors import InputError
 from crawler.fetch import session as sessions
 from crawler.fetch.session import Session
@@ -21,7 +22,7 @@ COMMIT_ROWS = 5000
 """Rows a commit: a kill in the middle costs at most these, and the same command brings them again."""
 
 
-class Summary(msgspec.Struct, frozen=True):
+class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of a file's rows; the first is the sum of the next three."""
 
     rows: int
@@ -31,6 +32,8 @@ class Summary(msgspec.Struct, frozen=True):
     rejects_file: str | None
     job: str
     queue: str
+    other_sheets: tuple[str, ...] = ()
+    """The sheets of a workbook that were not read."""
 
 
 def import_file(
@@ -46,18 +49,24 @@ def import_file(
     how: JobOptions | None = None,
     session: Session | None = None,
     watched: bool = False,
+    replaces: bool = False,
+    commit_rows: int = COMMIT_ROWS,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Summary, Job]:
-    """Read a file into its job; the same file again, while that job is open, continues it."""
+    """Read a file into its job; the same file again, while that job is open, continues it.
+
+    So does another state of the file where it `replaces` the one that was read from its path before.
+    """
     sites = sites_config.load(settings.config_dir, settings.rate)
     if strict:
         _check_all(file, sites)
     checksum = rows.checksum(file)
     key = f"name:{job_name}" if job_name else f"{checksum}:{queue}"
-    items = rows.read(file, sites)
-    first = rows.batch(items, COMMIT_ROWS, _size)  # an unusable file is known before anything is written
+    batches = rows.batches(rows.read(file, sites), commit_rows, _size)
+    first = next(batches)  # an unusable file is known before anything is written
+    other_sheets = rows.other_sheets(file)
     lpm = LocalPersistenceManager(settings.data_dir)
-    source_file = str(file.absolute()).encode("utf-8", "replace").decode()  # a name may be any bytes
+    source_file = source_name(file)
     accepted = known = rejected = 0
     try:
         with lpm.errors():
@@ -75,29 +84,34 @@ def import_file(
                 deadline=deadline,
                 options=how if how != JobOptions() else None,
                 checksum=checksum,
+                rows=_tasks(first),
+                replaces=replaces,
             )
-        items = chain(iter(first), items)  # the iterator lets go of its rows, which may be large
+            number = lpm.durable.number_of(job, checksum)
+        batches = chain(iter([first]), batches)  # an iterator lets go of its rows, which may be large
         del first
         secrets = Secrets(lpm.folder / "sessions", job.name, session)
         with lpm.importing(job), rows.RejectsFile(file) as rejects:
-            while batch := _kept(rows.batch(items, COMMIT_ROWS, _size), secrets):
+            while batch := _kept(next(batches, []), secrets):
                 bad = [item for item in batch if isinstance(item, rows.Reject)]
                 for item in bad:
                     rejects.add(item)
                 rejected += len(bad)
                 if bad:
-                    lpm.persist_rejects(job, ((item.line, item.reason, item.text) for item in bad))
+                    rejected_rows = (RejectedRow(item.line, item.reason, item.text, item.item) for item in bad)
+                    lpm.persist_rejects(job, rejected_rows, number)
                 done = lpm.persist_tasks(
                     _tasks(batch),
                     job=job,
                     queue=queue,
                     source_file=source_file,
+                    file_number=number,
                     loopback=True,
                     fresh_for_s=fresh_for_s,
                 )
                 failpoint("imported")
                 accepted, known = accepted + done.accepted, known + done.known
-                if accepted + known + rejected > COMMIT_ROWS:
+                if accepted + known + rejected > commit_rows:
                     progress(f"{accepted + known + rejected:,} rows read")
             if rows.checksum(file) != checksum:
                 raise InputError(str(file), "it was changed while it was read; what came in of it is kept; try again")
@@ -107,7 +121,12 @@ def import_file(
         lpm.close()
     total = accepted + known + rejected
     path = str(rejects.path) if rejected else None
-    return Summary(total, accepted, known, rejected, path, job.name, queue), job
+    return Summary(total, accepted, known, rejected, path, job.name, queue, other_sheets), job
+
+
+def source_name(file: Path) -> str:
+    """A file's place as the ledger notes it: a name may be any bytes."""
+    return str(file.absolute()).encode("utf-8", "replace").decode()
 
 
 class Secrets:
@@ -149,7 +168,7 @@ def _kept(items: list[rows.Row | rows.Reject], secrets: Secrets) -> list[rows.Ro
         if isinstance(item, rows.Row) and item.credentials and not secrets.take(item.credentials):
             origin = item.credentials[0]
             reason = f"another row names another user or password for {origin}; import it under another --job"
-            checked.append(rows.Reject(item.task.line or 0, reason, item.task.address.url))
+            checked.append(rows.Reject(item.task.line or 0, reason, item.task.address.url, item.task.item))
         else:
             checked.append(item)
     secrets.save()
@@ -163,4 +182,4 @@ def _tasks(items: list[rows.Row | rows.Reject]) -> Iterator[NewTask]:
 def _check_all(file: Path, sites: Sites) -> None:
     for item in rows.read(file, sites):
         if isinstance(item, rows.Reject):
-            raise InputError(str(file), f"{item.reason}; nothing was imported (--strict)", item.line)
+            raise InputError(str(file), f"{item.reason}; nothing was imported (--strict)", item.line, item.item)

@@ -20,6 +20,7 @@ from crawler.bulk.jsontext import elements, loads
 from crawler.bulk.textfile import KEPT, MAX_LINE, Line, lines, opened, pieces, too_long
 from crawler.errors import InputError, UrlError, UsageError
 from crawler.files import sync_folder
+from crawler.logs import printable
 from crawler.models import NewTask
 from crawler.sites.config import Sites, expand
 from crawler.urls import credentials, parse, without_credentials
@@ -35,6 +36,7 @@ MAX_CELLS = 100_000_000
 """The cells of a workbook's rows, with the empty ones between and behind those that it holds."""
 
 _PLAIN_ROW = 1 << 14
+_SHOWN = 8
 _DELIMITERS = ",;\t|"
 _NO_DELIMITER = "\x1f"
 _PRIORITIES = {"": 5} | {str(number): number for number in range(1, 10)}
@@ -59,12 +61,14 @@ class Row(msgspec.Struct, frozen=True):
         return f"Row({self.task})"
 
 
-class Reject(msgspec.Struct, frozen=True):
+class Reject(msgspec.Struct, frozen=True, omit_defaults=True):
     """A row that cannot, why, and its first kilobyte without secrets."""
 
     line: int
     reason: str
     text: str
+    item: int = 1
+    """The how-many-eth row of its line it is."""
 
 
 class Fields(msgspec.Struct, frozen=True):
@@ -73,6 +77,7 @@ class Fields(msgspec.Struct, frozen=True):
     line: int
     fields: dict[str, Any]
     text: str
+    item: int = 1
 
 
 class _Form(NamedTuple):
@@ -122,16 +127,47 @@ def _items(path: Path, form: _Form) -> _Items:
     yield from rows
 
 
-def batch(items: Iterator[T], rows: int, size: Callable[[T], int]) -> list[T]:
-    """The next rows, fewer where they are large: five thousand of a megabyte would take gigabytes of memory."""
+def batches(items: Iterator[T], rows: int, size: Callable[[T], int]) -> Iterator[list[T]]:
+    """The rows in lists, shorter where they are large: five thousand of a megabyte would take gigabytes of memory.
+
+    Those that were read before an `InputError` come before it is raised.
+    """
     found: list[T] = []
     total = 0
-    for item in items:
+    broken: InputError | None = None
+    while broken is None:
+        try:
+            item = next(items)
+        except StopIteration:
+            break
+        except InputError as error:
+            broken = error
+            break
         found.append(item)
         total += size(item)
         if len(found) == rows or total > MAX_BATCH:
-            break
-    return found
+            yield found
+            found, total = [], 0
+    if found:
+        yield found
+    if broken:
+        raise broken
+
+
+def other_sheets(path: Path) -> tuple[str, ...]:
+    """The sheets of a workbook that hold rows, but are not read: only the first one is."""
+    if _ending(path)[0] != ".xlsx":
+        return ()
+    from crawler.bulk import sheet
+
+    return tuple(sheet.other_sheets(path))
+
+
+def not_read(sheets: Sequence[str]) -> str:
+    """What to say of the sheets that are not read."""
+    names = ", ".join(repr(printable(name)) for name in sheets[:_SHOWN])
+    more = f" and {len(sheets) - _SHOWN:,} more" if len(sheets) > _SHOWN else ""
+    return f"only the first sheet was read, not {names}{more}: save each as a file of its own to import it"
 
 
 def checksum(path: Path) -> str:
@@ -142,7 +178,7 @@ def checksum(path: Path) -> str:
 
 def rejected(row: Fields, reason: str) -> Reject:
     """A row that its reader could make nothing of."""
-    return _reject(row.line, reason, row.text)
+    return msgspec.structs.replace(_reject(row.line, reason, row.text), item=row.item)
 
 
 class RejectsFile:
@@ -400,11 +436,21 @@ def _jsonl_rows(_path: Path, texts: Iterator[str], form: _Form) -> _Items:
 
 
 def _json_rows(path: Path, texts: Iterator[str], form: _Form) -> _Items:
+    line = item = 0
     for element in elements(path, texts):
+        item = item + 1 if element.line == line else 1
+        line = element.line
         if element.fault:
-            yield _reject(element.line, element.fault, element.text)
+            row: Row | Fields | Reject = _reject(line, element.fault, element.text)
         else:
-            yield _object_row(element.line, element.text, form)
+            row = _object_row(line, element.text, form)
+        yield row if item == 1 else _with_item(row, item)
+
+
+def _with_item(row: Row | Fields | Reject, item: int) -> Row | Fields | Reject:
+    if isinstance(row, Row):
+        return msgspec.structs.replace(row, task=msgspec.structs.replace(row.task, item=item))
+    return msgspec.structs.replace(row, item=item)
 
 
 def _object_row(line: int, text: str, form: _Form) -> Row | Fields | Reject:

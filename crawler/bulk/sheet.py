@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import BinaryIO, NamedTuple
@@ -33,8 +34,11 @@ MAX_STRINGS, MAX_STYLES, MAX_ROWS = 20_000_000, 100_000, 1 << 20
 _MAX_DIRECTORY, _MAX_RELATIONS = 1 << 20, 10_000
 _MAX_TOKEN, _MAX_NAMES, _MAX_DEPTH = 1 << 20, 10_000, 1_000
 _MAX_FORMAT = 255  # as in Excel
+_MAX_SHEET_NAME = 100
 _MAX_PARTS = 1_000
 _PIECE = 1 << 16
+_LOOKED_AT = 16
+"""Pieces of another sheet that are looked at for rows."""
 _ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")
 _NOT_SHOWN = re.compile(r'"[^"]*"?|\\.|_.|\[(?!h+\]|m+\]|s+\])[^\]]*\]', re.IGNORECASE)
 _BUILT_IN_DATES = frozenset((*range(14, 23), *range(27, 37), 45, 47, *range(50, 59)))
@@ -58,6 +62,8 @@ class _Book(NamedTuple):
     """What is needed of a workbook to read its first sheet."""
 
     sheet: str
+    others: dict[str, str]
+    """The parts of the other sheets by their names."""
     strings: str | None
     styles: str | None
     dates_from_1904: bool
@@ -76,8 +82,36 @@ def records(path: Path) -> Iterator[Record]:
             book.parse(about.strings, strings)
             strings.finish()
         sheet = _Sheet(path, strings, styles)
-        for _ in book.parsing(about.sheet, sheet):
-            yield from sheet.records()
+        try:
+            with _damage(path):
+                for _ in book.parsing(about.sheet, sheet):
+                    yield from sheet.records()
+        except InputError as error:
+            yield from sheet.records()  # those that were whole before it
+            if error.line is None and sheet.ended:
+                reason = f"{error.reason}; only the rows before were read"
+                raise InputError(error.path, reason, sheet.ended + 1) from None
+            raise
+
+
+def other_sheets(path: Path) -> list[str]:
+    """The names of the sheets behind the first one that seem to hold rows."""
+    with opened(path) as file, _damage(path):
+        book = _Workbook(path, file)
+        return [name for name, part in book.about().others.items() if _has_rows(path, book, part)]
+
+
+def _has_rows(path: Path, book: "_Workbook", part: str) -> bool:
+    with TemporaryFile() as texts, TemporaryFile() as places:
+        sheet = _Sheet(path, _Strings(texts, places), _Styles(dates_from_1904=False))
+        try:
+            with _damage(path):
+                for _ in islice(book.parsing(part, sheet), _LOOKED_AT):
+                    if sheet.ended:
+                        return True
+        except InputError:
+            return True
+        return sheet.depth > 0  # there is more of it
 
 
 @contextmanager
@@ -111,13 +145,16 @@ class _Workbook:
         folder, name = posixpath.split(main)
         parts = self._relations(folder, f"{folder}/_rels/{name}.rels")
         found: dict[str, str] = {}  # only what stands first
+        others: dict[str, str] = {}
 
         def start(name: str, attributes: Names) -> None:
             if name == "sheet":
                 for key, value in attributes.items():
                     kind, target = parts.get(value, ("", "")) if key.endswith(":id") else ("", "")
-                    if kind == "worksheet":
-                        found.setdefault("sheet", target)
+                    if kind == "worksheet" and target != found.setdefault("sheet", target):
+                        others[attributes.get("name", target)[:_MAX_SHEET_NAME]] = target
+                if len(others) > _MAX_RELATIONS:
+                    raise zipfile.BadZipFile(f"more than {_MAX_RELATIONS:,} sheets")
             elif name == "workbookPr":
                 found.setdefault("date1904", attributes.get("date1904", ""))
 
@@ -126,7 +163,7 @@ class _Workbook:
             raise InputError(str(self._path), "there is no sheet in this workbook")
         one = {kind: target for kind, target in parts.values() if self._has(target)}
         since_1904 = found.get("date1904") in ("1", "true")
-        return _Book(found["sheet"], one.get("sharedStrings"), one.get("styles"), since_1904)
+        return _Book(found["sheet"], others, one.get("sharedStrings"), one.get("styles"), since_1904)
 
     def _relations(self, folder: str, part: str) -> dict[str, tuple[str, str]]:
         """Kind and target by id."""
@@ -388,6 +425,8 @@ class _Sheet(_Reading):
         self._path, self._strings, self._styles = path, strings, styles
         self._rows: list[_Row] = []
         self._row = _Row(0)
+        self.ended = 0
+        """The number of the last row with cells that has come to its end."""
         self._column = self._total = 0
         self._about: Names = {}
         self._parts: list[str] = []
@@ -441,6 +480,7 @@ class _Sheet(_Reading):
         elif name == "row":
             if self._row.cells or self._row.fault:
                 self._rows.append(self._row)
+                self.ended = self._row.number
         elif name == "rPh":
             self._phonetic = False
 

@@ -17,6 +17,9 @@ from crawler.models import NO_DEADLINE, Books, Job, JobOptions, JobStatus, Recei
 JOB = "id, name, status, queue, source_file, created_at, completed_at, deadline, hold, source, options"
 THEIRS = ("gateway", "bundle")
 """The doors through which tasks come with a Gateway's id; at others `external_id` is the name of a call."""
+NOTED_FILE = """(SELECT file FROM imports i WHERE i.job_id = {0}.job_id AND i.number = {0}.file_number
+    AND (i.number > 0 OR i.key NOT LIKE 'name:%') ORDER BY i.id DESC LIMIT 1)"""
+"""Where the file of a row lies by now; in a named job of an older program, number 0 may be that of several files."""
 _THEIR_ID = f"iif(source IN {THEIRS}, external_id, NULL)"
 
 
@@ -331,13 +334,13 @@ class Bookkeeping:
     ) -> Iterator[dict[str, Any]]:
         """Tasks as they stand, in the order of import, read some at a time; `their_id` is a Gateway's name for one."""
         names = ("task_id", "their_id", "url", "parcel_id", "status", "reason", "message", "attempts", "queue",
-                 "priority", "domain", "source_file", "source_line", "completed_at")  # fmt: skip
+                 "priority", "domain", "source_file", "source_line", "source_item", "completed_at")  # fmt: skip
         last = 0
         while limit is None or limit > 0:
             size = min(1000, limit or 1000)
             rows = self.db.all(
                 f"""SELECT id, task_id, {_THEIR_ID}, url, parcel_id, status, error_type, error_message, attempts, queue,
-                        priority, domain, source_file, source_line, completed_at FROM tasks NOT INDEXED
+                        priority, domain, source_file, source_line, source_item, completed_at FROM tasks NOT INDEXED
                     WHERE {self._of(job)} AND id > ? AND (? IS NULL OR error_type = ?) AND (? IS NULL OR domain = ?)
                     AND (? OR status IN (SELECT value FROM json_each(?))) ORDER BY id LIMIT ?""",
                 (*((job.id,) if job else ()), last, reason, reason, domain, domain, not statuses,

@@ -164,8 +164,8 @@ def _assign(
         for reason, text in unnamed:
             ledger.db.execute("UPDATE jobs SET rejected = rejected + 1 WHERE id = ?", (job.id,))
             ledger.db.execute(
-                """INSERT INTO rejected_rows SELECT ?1, ifnull(max(source_line), 0) + 1, ?2, ?3
-                   FROM rejected_rows WHERE job_id = ?1""",
+                """INSERT INTO rejected_rows (job_id, source_line, reason, text)
+                   SELECT ?1, ifnull(max(source_line), 0) + 1, ?2, ?3 FROM rejected_rows WHERE job_id = ?1""",
                 (job.id, reason, text),
             )
         if last:

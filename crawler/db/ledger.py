@@ -62,6 +62,19 @@ class Suspect(NamedTuple):
     leased_at: float
 
 
+class RejectedRow(NamedTuple):
+    """A row of input that no task could be made of: where it stands, why, and how it begins."""
+
+    line: int
+    reason: str
+    text: str
+    item: int = 1
+
+
+_RowKey = tuple[int | None, int, int | None, int]
+"""What a row of input is known by: its job, the number of its file there, its line, and the how-many-eth on that."""
+
+
 class Chunk(msgspec.Struct, frozen=True):
     """The slice of work that one message carries."""
 
@@ -89,14 +102,20 @@ class Ledger(Acts):
         deadline: float | None = None,
         options: JobOptions | None = None,
         checksum: str = "",
+        rows: Iterable[NewTask] = (),
+        replaces: bool = False,
     ) -> Job:
         """The open job known by this key, or a new one under this name or the next free one like it.
 
         `watched` is for whoever waits for the end: where that was killed, the ended job is its own, not a new one.
+        `checksum` and the first `rows` are those of the file that is read into it.
+        `replaces` says that what was read from this very path before was not the whole file: it goes into the same job.
         """
         told = msgspec.json.encode(options).decode() if options else None
         with writing(self.db):
-            rows = self.db.all(
+            if replaces:
+                self._replace_import(key, checksum, source_file)
+            found = self.db.all(
                 f"""UPDATE jobs SET status = 'importing', completed_at = NULL, watched = max(watched, ?2),
                         deadline = ifnull(?3, deadline), options = ifnull(?4, options)
                     WHERE id = (SELECT max(id) FROM jobs WHERE key = ?1 AND (status <> 'done' OR (?2 AND watched)))
@@ -108,13 +127,9 @@ class Ledger(Acts):
                     VALUES (?, ?, 'importing', ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {JOB}""",
                 (self._free_name(name), key, queue, source, source_file, batch_size, now, watched, deadline, told),
             )
-            job = as_job(rows[0])
+            job = as_job(found[0])
             if checksum:
-                self.db.execute(
-                    """INSERT INTO imports (job_id, key, checksum, file) VALUES (?, ?, ?, ?)
-                       ON CONFLICT DO UPDATE SET ended_at = NULL, key = excluded.key, file = excluded.file""",
-                    (job.id, key, checksum, source_file),
-                )
+                self._note_import(job.id, key, checksum, source_file, rows)
             if deadline:  # of a job that is continued, perhaps: then for what it has already
                 self.db.execute(
                     f"""UPDATE tasks AS t SET deadline = (
@@ -123,6 +138,65 @@ class Ledger(Acts):
                     (job.id,),
                 )
         return job
+
+    def _replace_import(self, key: str, checksum: str, file: str | None) -> None:
+        """Let the job that an earlier state of this file was read into be that of this one."""
+        row = self.db.one("SELECT id, job_id, key FROM imports WHERE file = ? AND checksum <> ?", (file, checksum))
+        if row:
+            id_, job_id, old_key = row
+            self.db.execute("UPDATE OR IGNORE imports SET checksum = ? WHERE id = ?", (checksum, id_))
+            self.db.execute("UPDATE OR IGNORE jobs SET key = ? WHERE id = ? AND key = ?", (key, job_id, old_key))
+
+    def _note_import(self, job_id: int, key: str, checksum: str, file: str | None, rows: Iterable[NewTask]) -> None:
+        """Note that a file is being read into a job, under the number that it has there."""
+        row = self.db.one("SELECT number FROM imports WHERE job_id = ? AND checksum = ?", (job_id, checksum))
+        number = row[0] if row else self._number_for(job_id, key, file, rows)
+        self.db.execute(
+            """INSERT INTO imports (job_id, key, checksum, file, number) VALUES (?, ?, ?, ?, ?)
+               ON CONFLICT DO UPDATE SET ended_at = NULL, key = excluded.key, file = excluded.file""",
+            (job_id, key, checksum, file, number),
+        )
+        self.db.execute("UPDATE jobs SET files = max(files, ?) WHERE id = ?", (number + 1, job_id))
+
+    def _number_for(self, job_id: int, key: str, file: str | None, rows: Iterable[NewTask]) -> int:
+        """A new number for a file of a job, or that of its rows, where a repair or an older program forgot the file."""
+        [(files, known)] = self.db.all(
+            "SELECT files, (SELECT count(*) FROM imports WHERE job_id = jobs.id) FROM jobs WHERE id = ?", (job_id,)
+        )
+        found = self._number_before(job_id, file, rows, files) if known < files else None
+        if found is not None:
+            return found
+        return int(files) if key.startswith("name:") else 0  # only a named job has several
+
+    def _number_before(self, job_id: int, file: str | None, rows: Iterable[NewTask], files: int) -> int | None:
+        """The number that a file had: that of tasks from its path, or of most of its first rows if it was moved."""
+        by_path = self.db.one(
+            """SELECT file_number FROM tasks WHERE job_id = ?1 AND source_file = ?2 AND NOT EXISTS (
+                   SELECT 1 FROM imports WHERE job_id = ?1 AND number = file_number AND file = ?2) LIMIT 1""",
+            (job_id, file),
+        )
+        if by_path:
+            return int(by_path[0])
+        first, taken = list(rows), self.db.all("SELECT number FROM imports WHERE job_id = ?", (job_id,))
+        found: dict[tuple[bool, int], int] = {}
+        for number in range(files):
+            count = (number,) not in taken and sum(self._has_row(task, job_id, number) for task in first)
+            if count:  # rows of another path are less likely this file's
+                of_other = "SELECT 1 FROM tasks WHERE job_id = ? AND file_number = ? AND source_file <> ? LIMIT 1"
+                found[self.db.one(of_other, (job_id, number, file)) is not None, -count] = number
+        return found[min(found)] if found else None
+
+    def number_of(self, job: Job, checksum: str) -> int:
+        """The number of a file within its job."""
+        [(number,)] = self.db.all("SELECT number FROM imports WHERE job_id = ? AND checksum = ?", (job.id, checksum))
+        return int(number)
+
+    def move_import(self, file: str, to: str) -> None:
+        """A file that was imported lies elsewhere now: whoever is to read it again is told so."""
+        with writing(self.db):
+            jobs = "SELECT job_id FROM imports WHERE file = ?1"
+            self.db.execute(f"UPDATE jobs SET source_file = ?2 WHERE source_file = ?1 AND id IN ({jobs})", (file, to))
+            self.db.execute("UPDATE imports SET file = ?2 WHERE file = ?1", (file, to))
 
     def report_job(self, job: Job) -> None:
         """Whoever waited for the job has told its end: the next import of the same file is a new one."""
@@ -144,6 +218,8 @@ class Ledger(Acts):
                 "UPDATE imports SET ended_at = ?, rows = ? WHERE job_id = ? AND checksum = ?",
                 (now, rows, job.id, checksum),
             )
+            if checksum:
+                self._count_once(job, checksum)
             self.db.execute(
                 """UPDATE jobs SET status = 'open' WHERE id = ?1 AND status = 'importing'
                    AND NOT EXISTS (SELECT 1 FROM imports WHERE job_id = ?1 AND ended_at IS NULL)""",
@@ -152,13 +228,29 @@ class Ledger(Acts):
             if self._is_whole_again(job):
                 losses.settle(self.db, job.id, losses.IMPORTED_AGAIN, now)
 
+    def _count_once(self, job: Job, checksum: str) -> None:
+        """Forget that rows were rejected which another reading let in: the sites' URL templates may have changed."""
+        [(rows,)] = self.db.all("SELECT sum(rows) FROM imports WHERE job_id = ?", (job.id,))
+        if self.rows_of(job) <= rows:
+            return
+        self.db.execute(
+            """DELETE FROM rejected_rows WHERE job_id = ?1 AND file_number = ?2
+               AND (source_line, source_item) IN (
+                   SELECT source_line, source_item FROM tasks WHERE job_id = ?1 AND file_number = ?2
+                   UNION ALL
+                   SELECT source_line, source_item FROM job_links WHERE job_id = ?1 AND file_number = ?2)
+               AND 1 >= (SELECT count(DISTINCT source_file) FROM tasks WHERE job_id = ?1 AND file_number = ?2)""",
+            (job.id, self.number_of(job, checksum)),
+        )
+        self.db.execute("UPDATE jobs SET rejected = rejected - ? WHERE id = ?", (self.db.changes(), job.id))
+
     def _is_whole_again(self, job: Job) -> bool:
         """Whether every file of a job with losses was read again since, and these have at least as many rows."""
         if job.of_gateway or not self._has_losses(job.id):
             return False
         [(again, rows)] = self.db.all(
-            """SELECT min(ifnull(ended_at, 0) > (SELECT max(at) FROM losses WHERE job_id = ?1 AND settled_at IS NULL)),
-                   sum(rows) FROM imports WHERE job_id = ?1""",
+            """SELECT min(ended_at IS NOT NULL) AND count(*) >= (SELECT files FROM jobs WHERE id = ?1), sum(rows)
+               FROM imports WHERE job_id = ?1""",
             (job.id,),
         )
         return bool(again) and self.rows_of(job) <= rows
@@ -180,12 +272,15 @@ class Ledger(Acts):
                     self.db.execute("UPDATE jobs SET key = ? WHERE id = ?", (key, job_id))
                 return
 
-    def _has_row(self, task: NewTask, job_id: int) -> bool:
+    def _has_row(self, task: NewTask, job_id: int, number: int | None = None) -> bool:
+        """Whether a job has this row, in any of its files or in that of the number."""
         row = self.db.one(
             """SELECT 1 FROM tasks t WHERE url_key = ?1 AND parcel_id = ?2 AND (
-                   (job_id = ?3 AND ifnull(source_line, ?4) = ?4)
-                   OR EXISTS (SELECT 1 FROM job_links WHERE job_id = ?3 AND task = t.id AND source_line = ?4))""",
-            (task.address.key, task.parcel_id, job_id, task.line),
+                   (job_id = ?3 AND (source_line IS NULL OR (
+                        (source_line, source_item) = (?4, ?5) AND file_number = ifnull(?6, file_number))))
+                   OR EXISTS (SELECT 1 FROM job_links WHERE job_id = ?3 AND task = t.id
+                              AND (source_line, source_item) = (?4, ?5) AND file_number = ifnull(?6, file_number)))""",
+            (task.address.key, task.parcel_id, job_id, task.line, task.item, number),
         )
         return row is not None
 
@@ -197,6 +292,7 @@ class Ledger(Acts):
         queue: str,
         source: str,
         source_file: str | None,
+        file_number: int,
         loopback: bool,
         fresh_after: float,
         now: float,
@@ -210,22 +306,24 @@ class Ledger(Acts):
             since = min(fresh_after, job.created_at) if job else fresh_after
             for task in tasks:
                 address = task.address
+                row = (job_id, file_number, task.line, task.item)
                 row_input = msgspec.json.encode(task.input).decode() if task.input else None
                 if mending:
-                    self._recognise(task, job_id, source_file, row_input)
-                found = self._known(task, job_id, since if mending else fresh_after)
+                    self._recognise(task, row, source_file, row_input)
+                found = self._known(task, row, since if mending else fresh_after)
                 if found:
                     known += 1
-                    linked += self._share(found, task, job_id, queue, deadline, row_input, now)
+                    linked += self._share(found, task, row, queue, deadline, source_file, row_input, now)
                     continue
                 accepted += 1
                 self.db.execute(
                     """INSERT INTO tasks (task_id, external_id, job_id, url, url_key, domain, parcel_id, queue,
-                           priority, deadline, source, source_file, source_line, input, loopback, imported_at)
-                       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+                           priority, deadline, source, source_file, source_line, input, loopback, imported_at,
+                           file_number, source_item)
+                       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
                     (secrets.token_hex(16), task.external_id, job_id, address.url, address.key, address.domain,
                      task.parcel_id, queue, task.priority, deadline, source, source_file, task.line, row_input,
-                     loopback, now),
+                     loopback, now, file_number, task.item),
                 )  # fmt: skip
             if (accepted or linked) and not mending:
                 self.db.execute(
@@ -233,59 +331,79 @@ class Ledger(Acts):
                 )
         return Imported(accepted, known)
 
-    def reject(self, job: Job, rejects: Iterable[tuple[int, str, str]]) -> None:
-        """Note the rows of a job's input (line, reason, beginning) that no task could be made of."""
+    def reject(self, job: Job, rejects: Iterable[RejectedRow], file_number: int) -> None:
+        """Note the rows of a job's input that no task could be made of."""
         with writing(self.db):
             before = self.db.total_changes()
             self.db.executemany(
-                "INSERT OR IGNORE INTO rejected_rows (job_id, source_line, reason, text) VALUES (?, ?, ?, ?)",
-                [(job.id, *row) for row in rejects],
+                """INSERT OR IGNORE INTO rejected_rows (job_id, file_number, source_line, reason, text, source_item)
+                   VALUES (?, ?, ?, ?, ?, ?)""",
+                [(job.id, file_number, *row) for row in rejects],
             )
             new = self.db.total_changes() - before
             if new and not self._has_losses(job.id):
                 self.db.execute("UPDATE jobs SET rejected = rejected + ? WHERE id = ?", (new, job.id))
 
-    def _recognise(self, task: NewTask, job_id: int | None, source_file: str | None, row_input: str | None) -> None:
+    def _recognise(self, task: NewTask, row: _RowKey, source_file: str | None, row_input: str | None) -> None:
         """Give a task whose input was lost, or which a repair has made of its result, what this row says of it."""
         self.db.execute(
-            """UPDATE OR IGNORE tasks SET parcel_id = ?1, source_line = ?2, job_id = ?4, source_file = ?5,
-                   input = ifnull(input, ?6)
-               WHERE id = (SELECT id FROM tasks WHERE url_key = ?3 AND ifnull(job_id, ?4) = ?4
-                           AND iif(source = 'salvage' AND source_line IS NULL, parcel_id IN ('', ?1),
-                                   input IS NULL AND parcel_id = ?1 AND source_line = ?2) LIMIT 1)""",
-            (task.parcel_id, task.line, task.address.key, job_id, source_file, row_input),
+            """UPDATE OR IGNORE tasks SET (job_id, file_number, source_line, source_item) = (?1, ?2, ?3, ?4),
+                   parcel_id = ?6, source_file = ?7, input = ?8
+               WHERE id = (
+                   SELECT id FROM tasks t WHERE url_key = ?5 AND ifnull(job_id, ?1) = ?1
+                   AND iif(source = 'salvage' AND source_line IS NULL, parcel_id IN ('', ?6), input IS NULL
+                       AND parcel_id = ?6 AND (file_number, source_line, source_item) = (?2, ?3, ?4))
+                   AND NOT EXISTS (SELECT 1 FROM job_links
+                       WHERE (job_id, task, file_number, source_line, source_item) = (?1, t.id, ?2, ?3, ?4))
+                   LIMIT 1)""",
+            (*row, task.address.key, task.parcel_id, source_file, row_input),
         )
 
-    def _known(self, task: NewTask, job_id: int | None, fresh_after: float) -> tuple[Any, ...] | None:
-        """The task that this row means if it is open, in the same job, or collected lately."""
-        rows = self.db.all(
-            """SELECT id, job_id, source_line, queue, priority, deadline, status, completed_at FROM tasks
-               WHERE url_key = ? AND parcel_id = ? AND source <> 'gateway'""",
+    def _known(self, task: NewTask, row: _RowKey, fresh_after: float) -> tuple[Any, ...] | None:
+        """The task that this row means, as it did before, or because that is open, in the same job, or of late."""
+        job_id = row[0]
+        candidates = self.db.all(
+            """SELECT id, job_id, file_number, source_line, source_item, source, queue, priority, deadline, status,
+                   completed_at FROM tasks WHERE url_key = ? AND parcel_id = ? AND source <> 'gateway'""",
             (task.address.key, task.parcel_id),
         )
-        for row in rows:
-            id_, its_job, *_, status, completed_at = row
+        for found in candidates if job_id is not None else ():
+            if found[1:5] == row or self._is_linked(found[0], row):
+                return found
+        for found in candidates:
+            id_, its_job, *_, status, completed_at = found
             if (
                 status in ("pending", "processing")
                 or (job_id is not None and its_job == job_id)
                 or (status == "completed" and completed_at >= fresh_after)
                 or self.db.one("SELECT 1 FROM job_links WHERE job_id = ? AND task = ?", (job_id, id_))
             ):
-                return row
+                return found
         return None
+
+    def _is_linked(self, id_: int, row: _RowKey) -> bool:
+        """Whether this very row means that task already."""
+        job_id, number, line, item = row
+        link = self.db.one(
+            """SELECT 1 FROM job_links
+               WHERE job_id = ? AND task = ? AND file_number = ? AND source_line = ? AND source_item = ?""",
+            (job_id, id_, number, line or 0, item),
+        )
+        return link is not None
 
     def _share(
         self,
         found: tuple[Any, ...],
         task: NewTask,
-        job_id: int | None,
+        row: _RowKey,
         queue: str,
         deadline: float,
+        source_file: str | None,
         row_input: str | None,
         now: float,
     ) -> bool:
-        """Let a known task count for this job too; whether it did not yet."""
-        id_, its_job, its_line, its_queue, its_priority, its_deadline, status, _ = found
+        """Let a known task count for this row too; whether it did not yet."""
+        id_, its_job, _, its_line, _, source, its_queue, its_priority, its_deadline, status, _ = found
         its_place = (QUEUES.index(its_queue), its_priority, its_deadline)
         place = (
             min(QUEUES.index(queue), its_place[0]),
@@ -300,9 +418,22 @@ class Ledger(Acts):
                 (QUEUES[place[0]], *place[1:], id_),
             )
             self.event(id_, "raised", {"queue": QUEUES[place[0]], "priority": place[1]}, now)
-        if job_id is None or (its_job, its_line) == (job_id, task.line):
+        job_id, number, line, item = row
+        if job_id is None or found[1:5] == row:
             return False
-        self.db.execute("INSERT OR IGNORE INTO job_links VALUES (?, ?, ?, ?)", (job_id, id_, task.line or 0, row_input))
+        if (its_job, its_line, source) == (job_id, None, "salvage") and not self._is_linked(id_, row):
+            # Made again of its result, which tells no line: this row is the first to mean it.
+            self.db.execute(
+                """UPDATE tasks SET file_number = ?, source_line = ?, source_item = ?, source_file = ?, input = ?
+                   WHERE id = ?""",
+                (number, line, item, source_file, row_input, id_),
+            )
+            return False
+        self.db.execute(
+            """INSERT OR IGNORE INTO job_links (job_id, task, file_number, source_line, source_item, input)
+               VALUES (?, ?, ?, ?, ?, ?)""",
+            (job_id, id_, number, line or 0, item, row_input),
+        )
         return bool(self.db.changes())
 
     def add_call(self, task: NewTask, *, loopback: bool, now: float, held: bool = False) -> int:

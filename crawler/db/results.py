@@ -30,16 +30,19 @@ _RESULT = f"""
     FROM results r JOIN tasks t ON t.id = r.task JOIN outbox o ON o.task = r.task"""
 _INPUT_ROWS = """
     CREATE TEMP TABLE input_rows AS
-    SELECT source_line AS line, id AS task, 0 AS linked FROM tasks WHERE job_id = ?1
-    UNION ALL SELECT source_line, task, 1 FROM job_links WHERE job_id = ?1
-    UNION ALL SELECT source_line, NULL, 0 FROM rejected_rows WHERE job_id = ?1
-    ORDER BY line, task"""
+    SELECT file_number AS file, source_line AS line, source_item AS item, id AS task, 0 AS linked
+    FROM tasks WHERE job_id = ?1
+    UNION ALL SELECT file_number, source_line, source_item, task, 1 FROM job_links WHERE job_id = ?1
+    UNION ALL SELECT file_number, source_line, source_item, NULL, 0 FROM rejected_rows WHERE job_id = ?1
+    ORDER BY file, line, item, task"""
 _INPUT_ROW = f"""
     SELECT r.task, t.task_id, t.parcel_id, iif(i.linked, l.input, t.input), {_FIELDS},
            i.line, t.status, t.error_type, t.error_message, x.reason, x.text
     FROM input_rows i LEFT JOIN tasks t ON t.id = i.task LEFT JOIN results r ON r.task = i.task
-        LEFT JOIN job_links l ON i.linked AND l.job_id = ?1 AND l.task = i.task AND l.source_line = i.line
-        LEFT JOIN rejected_rows x ON i.task IS NULL AND x.job_id = ?1 AND x.source_line = i.line
+        LEFT JOIN job_links l ON i.linked AND l.job_id = ?1 AND l.task = i.task
+            AND l.file_number = i.file AND l.source_line = i.line AND l.source_item = i.item
+        LEFT JOIN rejected_rows x ON i.task IS NULL AND x.job_id = ?1
+            AND x.file_number = i.file AND x.source_line = i.line AND x.source_item = i.item
     WHERE i.rowid > ?2 AND i.rowid <= ?2 + ?3 ORDER BY i.rowid"""
 
 

@@ -256,6 +256,50 @@ MIGRATIONS = (
     CREATE INDEX tasks_suspected ON tasks(queue, priority, deadline, id)
         WHERE status = 'pending' AND not_before = 0 AND deaths >= 3;
     """,
+    """
+    -- A row of input is known by the number of its file within the job, from 0, its line, and the how-many-eth it is on
+    -- that line, from 1. Rows of earlier schemas have number 0 whatever their file, and are known by their line alone.
+    ALTER TABLE tasks ADD COLUMN file_number INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE tasks ADD COLUMN source_item INTEGER NOT NULL DEFAULT 1;
+    ALTER TABLE imports ADD COLUMN number INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE jobs ADD COLUMN files INTEGER NOT NULL DEFAULT 0; -- that were given a number
+    UPDATE jobs SET files = max(1,
+        (SELECT count(*) FROM imports WHERE job_id = jobs.id),
+        iif(key LIKE 'name:%', (SELECT count(DISTINCT source_file) FROM tasks WHERE job_id = jobs.id), 1))
+    WHERE source <> 'gateway';
+
+    CREATE TABLE new_links (
+        job_id      INTEGER NOT NULL,
+        task        INTEGER NOT NULL,
+        source_line INTEGER NOT NULL,
+        input       TEXT,
+        file_number INTEGER NOT NULL DEFAULT 0,
+        source_item INTEGER NOT NULL DEFAULT 1,
+        PRIMARY KEY (job_id, task, file_number, source_line, source_item)
+    ) WITHOUT ROWID;
+    INSERT INTO new_links (job_id, task, source_line, input) SELECT job_id, task, source_line, input FROM job_links;
+    DROP TABLE job_links;
+    ALTER TABLE new_links RENAME TO job_links;
+    CREATE INDEX job_links_by_task ON job_links(task);
+
+    CREATE TABLE new_rejects (
+        job_id      INTEGER NOT NULL,
+        source_line INTEGER NOT NULL,
+        reason      TEXT NOT NULL,
+        text        TEXT NOT NULL,
+        file_number INTEGER NOT NULL DEFAULT 0,
+        source_item INTEGER NOT NULL DEFAULT 1,
+        PRIMARY KEY (job_id, file_number, source_line, source_item)
+    ) WITHOUT ROWID;
+    INSERT INTO new_rejects (job_id, source_line, reason, text)
+        SELECT job_id, source_line, reason, text FROM rejected_rows;
+    DROP TABLE rejected_rows;
+    ALTER TABLE new_rejects RENAME TO rejected_rows;
+
+    -- A lost row opens the imports of its job again: whether they have ended since, no clock has to tell.
+    UPDATE imports SET ended_at = NULL WHERE ended_at <= (
+        SELECT max(at) FROM losses WHERE job_id = imports.job_id AND kind = 'rows' AND settled_at IS NULL);
+    """,
 )
 
 

@@ -87,6 +87,8 @@ class _Job(msgspec.Struct, frozen=True):
 
     id: int
     key: str
+    forgot_files: bool
+    """Whether its files were not all in, and some of them are not known any more."""
     size: int
     linked: int
     rejected: int
@@ -98,7 +100,9 @@ class _Job(msgspec.Struct, frozen=True):
 
 def _jobs(db: Database) -> list[_Job]:
     rows = db.all(
-        """SELECT id, key, size, linked, rejected, (SELECT count(*) FROM tasks WHERE job_id = jobs.id),
+        """SELECT id, key, source <> 'gateway' AND status = 'importing'
+                   AND files > (SELECT count(*) FROM imports WHERE job_id = jobs.id),
+               size, linked, rejected, (SELECT count(*) FROM tasks WHERE job_id = jobs.id),
                (SELECT count(*) FROM job_links WHERE job_id = jobs.id),
                (SELECT count(*) FROM rejected_rows WHERE job_id = jobs.id),
                (SELECT count(*) FROM temp.no_input JOIN tasks USING (id) WHERE job_id = jobs.id)
@@ -111,7 +115,7 @@ def _jobs(db: Database) -> list[_Job]:
 def _lost_of(db: Database, job: _Job, between: int, now: float) -> int:
     """Note what a job has lost, and keep its witnesses; returns how many tasks that are."""
     if job.key.startswith(SALVAGED):
-        what = f"its row was lost, and with it how many tasks it had; {job.tasks:,} are left"
+        what = f"its row was lost, and with it how many tasks it had and whether it was paused; {job.tasks:,} are left"
         _note(db, job.id, what + (f", and {between:,} between them were lost" if between else ""), now)
         db.execute(
             "UPDATE jobs SET size = ?, linked = ?, rejected = ? WHERE id = ?",
@@ -125,6 +129,8 @@ def _lost_of(db: Database, job: _Job, between: int, now: float) -> int:
         _note(db, job.id, f"the input of {job.no_input:,} of its tasks was lost", now)
     if links > 0:
         _note(db, job.id, f"{links:,} of its {job.linked:,} rows that meant known tasks were lost", now)
+    if job.forgot_files:
+        _note(db, job.id, "it was lost which of its files were read to their ends", now)
     if rejects > 0:
         _note(db, job.id, f"{rejects:,} of its {job.rejected:,} rejected rows were lost", now)
     # More than a witness knows is no loss: the witness is an older one.
@@ -137,33 +143,47 @@ def _lost_of(db: Database, job: _Job, between: int, now: float) -> int:
 
 def _where(db: Database, job_id: int) -> str:
     """The lines of the input that no row is left of; blank ones and those within a cell are among them."""
-    lines = (
-        row[0]
-        for row in db.execute(
-            """SELECT source_line FROM tasks WHERE job_id = ?1 AND source_line > 0
-               UNION SELECT source_line FROM job_links WHERE job_id = ?1 AND source_line > 0
-               UNION SELECT source_line FROM rejected_rows WHERE job_id = ?1 ORDER BY 1""",
-            (job_id,),
-        )
+    columns = "file_number, source_line, source_item"
+    rows = db.execute(
+        f"""SELECT {columns} FROM tasks WHERE job_id = ?1 AND source_line > 0
+            UNION SELECT {columns} FROM job_links WHERE job_id = ?1 AND source_line > 0
+            UNION SELECT {columns} FROM rejected_rows WHERE job_id = ?1 ORDER BY 1, 2, 3""",
+        (job_id,),
     )
-    found = list(_ranges(lines))
+    found = list(_gaps_between(rows))
     if not found:
         return ""
     more = f" and {len(found) - _SHOWN:,} more places" if len(found) > _SHOWN else ""
     return f"; no row is left of the lines {', '.join(found[:_SHOWN])}{more}"
 
 
-def _ranges(lines: Iterable[int]) -> Iterator[str]:
-    last = 1  # the first line may be a header
-    for line in lines:
+def _gaps_between(rows: Iterable[tuple[int, int, int]]) -> Iterator[str]:
+    """The lines without a row in each file, and the items without one on a line that has several."""
+    last_file, last, last_item = 0, 1, 0  # the first line may be a header
+    for file, line, item in rows:
+        if file != last_file:
+            last_file, last, last_item = file, 1, 0
         if line > last + 1:
-            yield f"{last + 1}" if line == last + 2 else f"{last + 1}–{line - 1}"
-        last = line
+            yield _range(last + 1, line - 1) + _of_file(file)
+        if line > last:
+            last, last_item = line, 0
+        if item > last_item + 1:
+            yield f"{line} (items {_range(last_item + 1, item - 1)})" + _of_file(file)
+        last_item = item
+
+
+def _range(first: int, last: int) -> str:
+    return f"{first}" if first == last else f"{first}–{last}"
+
+
+def _of_file(number: int) -> str:
+    return f" of file {number + 1}" if number else ""
 
 
 def _note(db: Database, job_id: int, what: str, now: float) -> None:
     """Note a loss, and let the job be imported again: it is one whose import is not complete."""
     losses.note(db, job_id, what, now)
+    db.execute("UPDATE imports SET ended_at = NULL WHERE job_id = ?", (job_id,))
     db.execute(
         """UPDATE jobs SET status = 'importing', completed_at = NULL,
                key = iif(EXISTS (SELECT 1 FROM jobs other
@@ -215,6 +235,18 @@ def make_jobs(db: Database, now: float) -> None:
             WHERE key LIKE '{SALVAGED}%' AND source_file IS NULL
             AND EXISTS (SELECT 1 FROM tasks
                         WHERE job_id = jobs.id OR id IN (SELECT task FROM job_links WHERE job_id = jobs.id))"""
+    )
+
+
+def count_files(db: Database) -> None:
+    """See that no new file of a job gets a number that rows of it have already, where the job's own count was lost."""
+    rows = " UNION ALL ".join(
+        f"SELECT max(file_number) AS number FROM {table} WHERE job_id = jobs.id"
+        for table in ("tasks", "job_links", "rejected_rows")
+    )
+    db.execute(
+        f"""UPDATE jobs SET files = max(files, ifnull((SELECT 1 + max(number) FROM ({rows})), 0))
+            WHERE source <> 'gateway'"""
     )
 
 

@@ -17,7 +17,7 @@ from crawler.db import schema, segments
 from crawler.db.connection import Database, connect, writing
 from crawler.db.ledger import Ledger
 from crawler.doctor import leaves
-from crawler.doctor.losses import find_keys, make_job, make_jobs, prove
+from crawler.doctor.losses import count_files, find_keys, make_job, make_jobs, prove
 from crawler.errors import CrawlerError, StoreError, UrlError
 from crawler.fetch.body import Body
 from crawler.models import NO_DEADLINE, Raw
@@ -79,6 +79,8 @@ def _read_all(copy: Path, fresh: Database) -> dict[str, int]:
             _read_indexes(copy, fresh)
         for table in ("results", "events"):
             fresh.execute(f"DELETE FROM {table} WHERE {SENSELESS[table]}")
+        # An event looks like a loss that was not settled yet.
+        fresh.execute("DELETE FROM losses WHERE kind NOT IN ('rows', 'pages')")
         fresh.execute(f"UPDATE tasks SET task_id = lower(hex(randomblob(16))) WHERE {SENSELESS['tasks']}")
         fresh.execute(f"INSERT INTO no_input SELECT id FROM tasks WHERE {_BAD_INPUT}")
         fresh.execute(f"UPDATE tasks SET input = NULL WHERE {_BAD_INPUT}")
@@ -251,6 +253,7 @@ def settle(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]
         done["tasks pending again, their state being unknown"] = db.changes()
         done["jobs open again"] = _settle_jobs(db, now)
         done["jobs made again"] = _count(db, "jobs") - jobs
+        count_files(db)
         done |= prove(db, now)
         find_keys(db)
         db.execute(

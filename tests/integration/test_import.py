@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import xlsxwriter
 
 from tests.support.stack import Folder, assert_balanced, wait_for
 from tests.support.tasks import commits
@@ -79,6 +80,19 @@ def test_bad_rows_are_set_aside_and_the_sum_is_right(folder: Folder) -> None:
     rejects = [json.loads(line) for line in Path(facts["rejects_file"]).read_text().splitlines()]
     assert [reject["line"] for reject in rejects] == [2, 4]
     assert "geheim" not in json.dumps(rejects) + done.stderr
+
+
+def test_sheets_that_are_not_read_are_told(folder: Folder) -> None:
+    """`bulk import` and a dry run say in one line which sheets of a workbook they did not read."""
+    with xlsxwriter.Workbook(folder.path / "two.xlsx") as book:
+        for name in ("Parcels", "Late ones"):
+            book.add_worksheet(name).write_column(0, 0, ["url", f"http://a.example/{name[0]}"])
+
+    dry, done = (folder.crawler("bulk", "import", "two.xlsx", *options) for options in (["--dry-run"], []))
+
+    assert done.returncode == 0
+    for said in (dry, done):
+        assert "only the first sheet was read, not 'Late ones'" in said.stderr
 
 
 def test_strict_imports_all_or_nothing(folder: Folder) -> None:

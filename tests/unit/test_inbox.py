@@ -1,6 +1,8 @@
 """The inbox and the name of the kernel, with clocks as arguments."""
 
+import gzip
 import json
+import logging
 import os
 import threading
 import time
@@ -14,6 +16,8 @@ from crawler.errors import StoreError
 from crawler.inbox import Inbox, safe_name
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books
+from crawler.why import timeline
+from tests.support.patient import change, look
 from tests.support.stack import wait_for
 from tests.support.tasks import done
 
@@ -110,6 +114,106 @@ def test_what_is_no_whole_file_is_left_alone(tmp_path: Path) -> None:
 
     assert sorted((tmp_path / "inbox").iterdir()) == before
     assert not LocalPersistenceManager.exists(tmp_path)
+
+
+def test_a_file_that_somebody_still_writes_is_left_alone(tmp_path: Path) -> None:
+    """A writer may pause for longer than a file is watched: what it has open is not whole."""
+    now = [100.0]
+    inbox = Inbox(Settings(data_dir=tmp_path), clock=lambda: now[0])
+    dropped = tmp_path / "inbox" / "a.txt"
+
+    with dropped.open("w") as writer:
+        writer.write("http://a.example/1\nhttp://a.exa")
+        writer.flush()
+        for _ in range(3):
+            inbox.take()
+            now[0] += 60
+        assert dropped.exists()
+        writer.write("mple/2\n")
+    for _ in range(2):
+        inbox.take()
+        now[0] += 2
+
+    assert not dropped.exists()
+    assert books(tmp_path).accepted == 2
+
+
+class Appending(logging.Handler):
+    """Appends to the file of the inbox's item when its import has ended, as a writer that had only paused."""
+
+    def __init__(self, data: Path, text: str) -> None:
+        super().__init__()
+        self.data, self.text = data, text
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append once."""
+        if "from the inbox" in record.msg and self.text:
+            [file] = (self.data / "inbox").glob("*/a.txt")
+            with file.open("a") as out:
+                out.write(self.text)
+            self.text = ""
+
+
+@pytest.mark.parametrize("collected", [False, True])
+def test_a_file_that_changed_after_its_import_is_imported_as_a_whole(tmp_path: Path, collected: bool) -> None:
+    """Into the same job, when it rests again; what was there is recognised, even if it is collected by then."""
+    # Given a dropped file that grows just behind its import
+    now = [100.0]
+    inbox = Inbox(Settings(data_dir=tmp_path), clock=lambda: now[0])
+    (tmp_path / "inbox" / "a.txt").write_text("http://a.example/1\nhttp://a.example/2\n")
+    handler, log = Appending(tmp_path, "http://a.example/3\n"), logging.getLogger("crawler.inbox")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        for _ in range(3):
+            inbox.take()
+            now[0] += 1.5
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
+    assert receipts(tmp_path, "done") == {}
+    lpm = LocalPersistenceManager(tmp_path)
+    if collected:
+        lpm.save_result(*map(done, lpm.get_next_pending("me", 5)))
+        lpm.ledger.finalise(lpm.now())
+
+    # When it rests
+    now[0] += 2
+    inbox.take()
+
+    # Then its receipt is that of the whole file, in one job
+    summary = receipts(tmp_path, "done")["a.txt"]["summary"]
+    assert isinstance(summary, dict)
+    assert (summary["rows"], summary["accepted"], summary["known"]) == (3, 1, 2)
+    [job] = lpm.ledger.jobs()
+    receipt = lpm.receipt(job)
+    lpm.close()
+    assert (receipt.rows, receipt.known, receipt.problems) == (3, 0, [])
+
+
+@pytest.mark.parametrize("outcome", ["done", "failed"])
+def test_the_way_out_names_where_the_file_is(tmp_path: Path, outcome: str) -> None:
+    """What is to be read again is read from where the inbox has moved it to."""
+    now = [100.0]
+    inbox = Inbox(Settings(data_dir=tmp_path), clock=lambda: now[0])
+    packed = gzip.compress("".join(f"http://a.example/{n * n}\n" for n in range(2000)).encode())
+    (tmp_path / "inbox" / "a.txt.gz").write_bytes(packed if outcome == "done" else packed[:-500])
+
+    for _ in range(2):
+        inbox.take()
+        now[0] += 2
+    if outcome == "done":
+        change(tmp_path, "DELETE FROM tasks WHERE id = 7")
+        look(tmp_path, repair=True)
+
+    [file] = (tmp_path / "inbox" / outcome).glob("*/a.txt.gz")
+    lpm = LocalPersistenceManager(tmp_path)
+    [job] = lpm.ledger.jobs()
+    problem, *_ = lpm.receipt(job).problems
+    origin = timeline(lpm, 1).steps[0].detail["file"]
+    lpm.close()
+    assert f"bulk import {file}" in problem
+    assert job.source_file == origin == str(file)
 
 
 def test_unusable_file_is_set_aside_with_its_reason(tmp_path: Path) -> None:

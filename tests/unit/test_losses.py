@@ -314,6 +314,20 @@ def test_a_file_that_changes_while_it_is_read(settings: Settings, tmp_path: Path
     assert len(stand(settings)[2]) == 1
 
 
+def test_a_repair_tells_that_a_pause_may_be_lost(settings: Settings, file: Path) -> None:
+    """Nothing proves that a job whose row was lost was paused: that its pages are due again is told."""
+    job = crawled(settings, file)
+    lpm = LocalPersistenceManager(settings.data_dir)
+    lpm.durable.hold(job, "paused", lpm.now())
+    lpm.close()
+    wipe(settings.data_dir / "lpm.db", pages_of(settings.data_dir / "lpm.db", "jobs", "leaf")[0])
+
+    mended = look(settings.data_dir, repair=True)
+
+    assert any("100 tasks due again, nothing holding them" in finding.detail for finding in mended)
+    assert any("how many tasks it had and whether it was paused" in finding.detail for finding in wrong(mended))
+
+
 def test_lost_rows_are_told_although_lost_pages_are_not_accepted_yet(settings: Settings, file: Path) -> None:
     """One loss of a job does not hide the next one."""
     job = crawled(settings, file)

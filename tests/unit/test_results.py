@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pyarrow.parquet
 import pytest
 
+from crawler.db.ledger import RejectedRow
 from crawler.errors import UsageError
 from crawler.results import export, format_of, input_rows, whole_file
 from crawler.results.flat import BASE, flatten, tabulated
@@ -321,7 +322,7 @@ def test_every_row_of_the_input_in_its_order(folder: Folder) -> None:
     lpm.persist_tasks([new("http://a.example/1", line=4, input={"n": "4"})], job=first)
     lpm.persist_tasks([new("http://a.example/2", line=2, input={"n": "2"})], job=first)
     lpm.persist_tasks([new("http://a.example/1", line=5, input={"n": "5"})], job=first)
-    lpm.persist_rejects(first, [(3, "not a URL", "nonsense")])
+    lpm.persist_rejects(first, [RejectedRow(3, "not a URL", "nonsense")])
     second = open_job(lpm, "second.csv")
     lpm.persist_tasks([new("http://a.example/2", line=2, input={"n": "x"})], job=second)
     lpm.persist_tasks([new("http://a.example/single")])

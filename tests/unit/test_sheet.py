@@ -10,7 +10,7 @@ import pytest
 import xlsxwriter
 
 from crawler.bulk import sheet
-from crawler.bulk.rows import Reject, Row, checksum, read
+from crawler.bulk.rows import Reject, Row, checksum, other_sheets, read
 from crawler.errors import InputError
 from tests.support.workbooks import MAIN, crafted
 
@@ -236,9 +236,25 @@ def test_rows_before_a_break_are_read(tmp_path: Path) -> None:
     good = "".join(f"<row><c t='str'><v>{'url' if n == 0 else A + str(n)}</v></c></row>" for n in range(5000))
     path = crafted(tmp_path / "p.xlsx", good + "<row></wrong>")
     found: list[Row | Reject] = []
-    with pytest.raises(InputError, match="not well-formed"):
+    with pytest.raises(InputError, match=r"line 5001: .*not well-formed.*; only the rows before were read"):
         found.extend(read(path))
-    assert len(found) > 3000
+    assert len(found) == 4999
+
+
+def test_sheets_that_are_not_read_are_named(tmp_path: Path) -> None:
+    """Only the first sheet is read; the others that hold rows are named, empty ones are not."""
+    with xlsxwriter.Workbook(tmp_path / "three.xlsx") as book:
+        for name in ("Parcels", "Empty", "Late ones"):
+            sheet = book.add_worksheet(name)
+            if name != "Empty":
+                sheet.write_column(0, 0, ["url", f"http://a.example/{name[0]}"])
+
+    found = list(read(tmp_path / "three.xlsx"))
+
+    assert [row.task.address.url for row in found if isinstance(row, Row)] == ["http://a.example/P"]
+    assert other_sheets(tmp_path / "three.xlsx") == ("Late ones",)
+    assert other_sheets(crafted(tmp_path / "one.xlsx", "<row><c t='str'><v>url</v></c></row>")) == ()
+    assert other_sheets(tmp_path / "parcels.csv") == ()
 
 
 def test_a_large_sheet_needs_little_memory(tmp_path: Path) -> None:

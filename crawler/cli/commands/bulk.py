@@ -16,7 +16,7 @@ from crawler.cli.session import robots_option, session_options
 from crawler.cli.types import Deadline, Rate, Span
 from crawler.config import Settings
 from crawler.db import kernel
-from crawler.errors import ServiceError, UsageError
+from crawler.errors import ServiceError, UsageError, place
 from crawler.forecast import Forecast, limits_of, of_job, sentence
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
@@ -138,6 +138,8 @@ def import_(
         print_json(msgspec.structs.asdict(summary) | {"deadline": deadline, "forecast": seen})
     else:
         say(f"job {printable(summary.job)}")
+        if summary.other_sheets:
+            say(rows.not_read(summary.other_sheets))
         print(
             f"{summary.rows:,} rows: {summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected"
         )
@@ -171,10 +173,12 @@ def _show(settings: Settings, file: Path, queue: str, as_json: bool) -> int:
             good += 1
             if good <= 5 and not as_json:
                 task = item.task
-                print(f"  line {task.line}: {printable(task.address.url)} (priority {task.priority})")
+                print(f"  {place(task.line or 0, task.item)}: {printable(task.address.url)} (priority {task.priority})")
         else:
             bad += 1
-            say(f"line {item.line}: rejected: {item.reason}")
+            say(f"{place(item.line, item.item)}: rejected: {item.reason}")
+    if sheets := rows.other_sheets(file):
+        say(rows.not_read(sheets))
     if as_json:
         print_json({"rows": good + bad, "good": good, "rejected": bad, "queue": queue, "dry_run": True})
     else:

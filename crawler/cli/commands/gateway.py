@@ -126,6 +126,7 @@ def import_(file: Path, as_json: bool, store: Path) -> int:
     """
     import msgspec
 
+    from crawler.bulk import rows
     from crawler.gateway.reference.intake import import_file
 
     tz = times.zone(config.load().timezone)
@@ -136,6 +137,8 @@ def import_(file: Path, as_json: bool, store: Path) -> int:
     else:
         changed = f"{done.changed:,} changed, " if done.changed else ""
         print(f"{done.rows:,} rows: {done.accepted:,} new, {done.known:,} known, {changed}{done.rejected:,} rejected")
+        if done.other_sheets:
+            say(rows.not_read(done.other_sheets))
         if done.rejects_file:
             print(f"Rejected rows are in {printable(done.rejects_file)}")
         print(f"Imported {done.accepted} tasks into {printable(str(store))}")

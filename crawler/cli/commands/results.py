@@ -13,7 +13,7 @@ from crawler import results as store
 from crawler.cli.output import data_dir_option, json_option, print_json, say, stored
 from crawler.cli.types import only_job_option, since_option
 from crawler.db.books import Delivery
-from crawler.errors import StoreError
+from crawler.errors import StoreError, place
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 
@@ -130,7 +130,8 @@ def show(task: str, as_json: bool) -> int:
 
 def _show_origin(report: dict[str, Any], width: int) -> None:
     if report["source_file"]:
-        print(f"  {'from':{width}} {printable(report['source_file'])}, line {report['source_line']}")
+        where = f", {place(line, report['source_item'])}" if (line := report["source_line"]) else ""
+        print(f"  {'from':{width}} {printable(report['source_file'])}{where}")
 
 
 @results.command()

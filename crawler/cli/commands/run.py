@@ -75,7 +75,7 @@ def run(
     Example:
       python -m crawler run parcels.csv --workers 4
     """
-    from crawler.bulk import import_file
+    from crawler.bulk import import_file, rows
 
     settings = config.load()
     summary, job = import_file(
@@ -91,6 +91,8 @@ def run(
         progress=say,
     )
     say(f"job {job.name}: {summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected")
+    if summary.other_sheets:
+        say(rows.not_read(summary.other_sheets))
     if summary.rejects_file:
         say(f"rejected rows are in {summary.rejects_file}")
     say_forecast(settings, job, starts=True)

@@ -27,7 +27,7 @@ _KNOWN = frozenset({"task_id", "type", "platform", "priority", "deadline", "targ
 _PRIORITIES = {"": DEFAULT_PRIORITY} | {str(number): number for number in range(1, 5)}
 
 
-class Summary(msgspec.Struct, frozen=True):
+class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of a file's rows; the first is the sum of the next four."""
 
     rows: int
@@ -36,6 +36,8 @@ class Summary(msgspec.Struct, frozen=True):
     changed: int
     rejected: int
     rejects_file: str | None
+    other_sheets: tuple[str, ...] = ()
+    """The sheets of a workbook that were not read."""
 
 
 def import_file(
@@ -48,9 +50,9 @@ def import_file(
 ) -> Summary:
     """Take every good row of a file in as a task; the same file again gives the same tasks."""
     counts: Counter[str] = Counter()
-    items = _tasks(file, tz, clock)
+    batches = rows.batches(_tasks(file, tz, clock), COMMIT_ROWS, _size)
     with rows.RejectsFile(file) as rejects:
-        while batch := rows.batch(items, COMMIT_ROWS, _size):
+        for batch in batches:
             with books.writing():
                 added = iter(books.add(item[1] for item in batch if not isinstance(item, rows.Reject)))
             for item in batch:
@@ -67,6 +69,7 @@ def import_file(
         changed=counts["changed"],
         rejected=counts["refused"],
         rejects_file=str(rejects.path) if counts["refused"] else None,
+        other_sheets=rows.other_sheets(file),
     )
 
 
