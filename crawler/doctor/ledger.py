@@ -12,7 +12,16 @@ from crawler.db import exchange, guard, owners, schema
 from crawler.db.connection import reading
 from crawler.db.ledger import Ledger
 from crawler.doctor import REPAIR, Context, Seen, awaken
-from crawler.doctor.salvage import ENDED_TOO_EARLY, SENSELESS, UNKNOWN_STATES, salvage, settle
+from crawler.doctor.columns import describe
+from crawler.doctor.salvage import (
+    ENDED_OTHERWISE,
+    ENDED_TOO_EARLY,
+    NEVER_ENDED,
+    SENSELESS,
+    UNKNOWN_STATES,
+    salvage,
+    settle,
+)
 from crawler.files import sync_folder
 from crawler.lpm import is_importing, is_whole, unaccounted
 from crawler.models import TaskStatus
@@ -87,7 +96,7 @@ def _version(path: Path) -> tuple[int, int] | None:
 def _sound(context: Context, version: int) -> Iterator[Seen]:
     problems = _problems(context, version)
     if problems:
-        yield from _damaged(context, "; ".join(problems[:3]))
+        yield from _damaged(context, "; ".join(problems[:4]))
         return
     size = context.path.stat().st_size
     wal = context.path.with_name("lpm.db-wal")
@@ -109,8 +118,7 @@ def _problems(context: Context, version: int) -> list[str]:
     """What SQLite, and a reader of the rows, would stumble over."""
     context.tell(f"reading {context.path} …")
     try:
-        check = "integrity_check" if context.repair else "quick_check"
-        found = [str(row[0]).replace("\n", " ") for row in context.db.all(f"PRAGMA {check}(20)")]
+        found = [str(row[0]).replace("\n", " ") for row in context.db.all("PRAGMA integrity_check(20)")]
         if found != ["ok"]:
             return found
         for table, senseless in SENSELESS.items():
@@ -119,9 +127,9 @@ def _problems(context: Context, version: int) -> list[str]:
                 return [f"{count} rows of {table} make no sense"]
         if not context.db.all("SELECT 1 FROM meta WHERE key = 'ledger_id'"):
             return ["its id is gone"]
-    except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as error:
+        return describe(context.db)
+    except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError) as error:
         return [str(error)]
-    return []
 
 
 def _damaged(context: Context, why: str) -> Iterator[Seen]:
@@ -184,6 +192,8 @@ _BOOKS = {
             (SELECT count(*) FROM rejected_rows WHERE job_id = jobs.id))
         AND NOT EXISTS (SELECT 1 FROM losses WHERE job_id = jobs.id AND kind = 'rows' AND settled_at IS NULL)""",
     "jobs that are done although a task is open": f"SELECT count(*) FROM ({ENDED_TOO_EARLY})",
+    "tasks that have ended at no time": f"SELECT count(*) FROM tasks WHERE {NEVER_ENDED}",
+    "tasks that ended otherwise than their timelines say": f"SELECT count(*) FROM ({ENDED_OTHERWISE})",
 }
 
 

@@ -17,6 +17,7 @@ from crawler.db import schema, segments
 from crawler.db.connection import Database, connect, writing
 from crawler.db.ledger import Ledger
 from crawler.doctor import leaves
+from crawler.doctor.columns import index_of, mend
 from crawler.doctor.losses import find_keys, make_job, make_jobs, prove
 from crawler.errors import CrawlerError, StoreError, UrlError
 from crawler.fetch.body import Body
@@ -46,8 +47,8 @@ def salvage(damaged: Path, target: Path, pending: Path, raw: Path, now: float) -
         _copy(damaged, copy)
         with contextlib.closing(connect(target)) as fresh:
             schema.migrate(fresh, target)
-            saved = _read_all(copy, fresh)
-            done = settle(fresh, pending, raw, now)
+            saved, mended = _read_all(copy, fresh, pending)
+            done = mended | settle(fresh, pending, raw, now)
             _require_sound(fresh, damaged)
     except BaseException:
         _remove(target)
@@ -69,7 +70,7 @@ def _remove(path: Path) -> None:
         Path(f"{path}{ending}").unlink(missing_ok=True)
 
 
-def _read_all(copy: Path, fresh: Database) -> dict[str, int]:
+def _read_all(copy: Path, fresh: Database, pending: Path) -> tuple[dict[str, int], dict[str, int]]:
     tables = {name: _columns(fresh, name) for (name,) in fresh.all(_TABLES)}
     with writing(fresh):
         fresh.execute(INDEXED)
@@ -80,10 +81,9 @@ def _read_all(copy: Path, fresh: Database) -> dict[str, int]:
         for table in ("results", "events"):
             fresh.execute(f"DELETE FROM {table} WHERE {SENSELESS[table]}")
         fresh.execute(f"UPDATE tasks SET task_id = lower(hex(randomblob(16))) WHERE {SENSELESS['tasks']}")
-        fresh.execute(f"INSERT INTO no_input SELECT id FROM tasks WHERE {_BAD_INPUT}")
-        fresh.execute(f"UPDATE tasks SET input = NULL WHERE {_BAD_INPUT}")
-        fresh.execute("UPDATE tasks SET queue = 'default' WHERE queue NOT IN ('urgent', 'default')")
-    return {name: _count(fresh, name) for name in tables}
+        saved = {name: _count(fresh, name) for name in tables}
+        mended = mend(fresh, pending, index_of(copy))
+    return saved, {what: count for what, count in mended.items() if count}
 
 
 SENSELESS = {
@@ -151,7 +151,6 @@ INDEXED = """
     CREATE TEMP TABLE IF NOT EXISTS no_input (id INTEGER PRIMARY KEY)"""
 """What the indexes still know of tasks whose rows are lost: not their URLs, but whose they are; and the tasks whose
 input is lost."""
-_BAD_INPUT = "NOT json_valid(input) OR json_type(input) <> 'object'"
 _INDEXES = {
     "tasks_by_task_id": ("task_id",),
     "tasks_by_url": ("url_key", "parcel_id"),
@@ -211,6 +210,9 @@ def settle(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]
     with writing(db):
         db.execute(INDEXED)
         jobs = _count(db, "jobs")
+        # One that was completed is so only with its result, which is looked for next.
+        db.execute(f"UPDATE tasks SET status = e.kind FROM ({ENDED_OTHERWISE}) e WHERE e.task = tasks.id")
+        done["tasks that ended as their timelines say"] = db.changes()
         db.execute("CREATE INDEX by_place ON results(raw_segment, raw_offset)")
         done["results put back from pending/"] = sum(_put_back(db, raw, result) for result in _projected(pending))
         db.execute("DROP INDEX by_place")
@@ -244,8 +246,8 @@ def settle(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]
         done["ends of a Gateway's tasks to be reported again"] = db.changes()
         done["tasks pending again, their results being lost"] = _reopen(ledger, now)
         db.execute(
-            """UPDATE tasks SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0
-               WHERE (status = 'processing' AND owner IS NULL)
+            f"""UPDATE tasks SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0
+               WHERE (status = 'processing' AND owner IS NULL) OR {NEVER_ENDED}
                   OR status NOT IN ('pending', 'processing', 'completed', 'failed', 'skipped', 'expired')"""
         )
         done["tasks pending again, their state being unknown"] = db.changes()
@@ -449,3 +451,12 @@ ENDED_TOO_EARLY = """
         EXISTS (SELECT 1 FROM tasks WHERE job_id = jobs.id AND status IN ('pending', 'processing'))
         OR EXISTS (SELECT 1 FROM job_links l JOIN tasks ON tasks.id = task WHERE l.job_id = jobs.id AND is_open))"""
 """Jobs that are done although a task of theirs is open."""
+NEVER_ENDED = "(status IN ('failed', 'skipped', 'expired') AND completed_at IS NULL)"
+"""Tasks in a final state that nothing has brought them into."""
+ENDED_OTHERWISE = """
+    SELECT e.task, e.kind FROM tasks t JOIN (
+        SELECT task, kind, max(id) FROM events WHERE kind IN ('completed', 'failed', 'skipped', 'expired', 'poison',
+            'unbundled', 'retry asked', 'handed out again', 'result lost') GROUP BY task) e ON e.task = t.id
+    WHERE t.status IN ('failed', 'skipped', 'expired') AND e.kind IN ('completed', 'failed', 'skipped', 'expired')
+        AND t.status <> e.kind"""
+"""Tasks that have another final state than the one their timelines end with, and that one."""

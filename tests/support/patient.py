@@ -73,3 +73,34 @@ def change(data: Path, sql: str) -> None:
     lpm = LocalPersistenceManager(data)
     lpm.durable.db.execute(sql)
     lpm.close()
+
+
+def spoil(data: Path, table: str, before: bytes, after: bytes) -> None:
+    """Write other bytes over some in the pages of a table, and of nothing else: no index knows of it."""
+    path = data / "lpm.db"
+    content = bytearray(path.read_bytes())
+    assert len(before) == len(after)
+    for number in pages_of(path, table, "leaf"):
+        at = content.find(before, (number - 1) * 4096, number * 4096)
+        if at >= 0:
+            content[at : at + len(after)] = after
+            path.write_bytes(content)
+            return
+    raise AssertionError(f"{before!r} is in no page of {table}")
+
+
+def empty_index(data: Path, name: str) -> None:
+    """Take every entry out of an index: each of its pages is sound, and belongs to it."""
+    path = str(data / "lpm.db")
+    db = apsw.Connection(path)
+    [(sql,)] = db.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (name,)).fetchall()
+    db.close()
+    for definition in (f"{sql} {'AND' if 'WHERE' in str(sql) else 'WHERE'} 0", sql):
+        db = apsw.Connection(path)
+        db.execute("PRAGMA writable_schema = 1")
+        db.execute("UPDATE sqlite_schema SET sql = ? WHERE name = ?", (definition, name))
+        db.close()
+        if definition is not sql:
+            db = apsw.Connection(path)
+            db.execute(f"REINDEX {name}")
+            db.close()
