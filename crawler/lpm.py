@@ -624,4 +624,4 @@ def is_whole(path: Path) -> bool:
         result = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError):
         return False
-    return isinstance(result, dict) and result.get("task_id") == path.stem
+    return isinstance(result, dict) and result.get("task_id") == path.stem and isinstance(result.get("data"), dict)

@@ -18,7 +18,7 @@ from crawler.db.connection import Database, connect, writing
 from crawler.db.ledger import Ledger
 from crawler.doctor import leaves
 from crawler.doctor.columns import index_of, mend
-from crawler.doctor.losses import find_keys, make_job, make_jobs, prove
+from crawler.doctor.lost_rows import find_keys, make_job, make_jobs, prove
 from crawler.errors import CrawlerError, StoreError, UrlError
 from crawler.fetch.body import Body
 from crawler.models import NO_DEADLINE, Raw
