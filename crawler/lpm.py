@@ -101,6 +101,8 @@ class LocalPersistenceManager:
             opened = connection.connect(self.path, durable)
             try:
                 with connection.store_errors(self.path):
+                    if opened.one("SELECT 1 FROM sqlite_schema") is None:  # its log may be lost, and all was in that
+                        guard.check_unused(self.folder)
                     older = schema.is_older(opened, self.path)
                     with guard.alone(lock, self.folder) if older and lock is not None else contextlib.nullcontext():
                         schema.migrate(opened, self.path)

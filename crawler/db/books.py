@@ -31,6 +31,8 @@ _CHECKS = {
         WHERE job_id = ?1)) FROM jobs WHERE id = ?1""",
     "completed tasks without a result": """SELECT count(*) FROM tasks t WHERE id IN ({members})
         AND status = 'completed' AND NOT EXISTS (SELECT 1 FROM results WHERE task = t.id)""",
+    "results whose records cannot be read": """SELECT count(*) FROM results WHERE task IN ({members})
+        AND NOT json_valid(record)""",
     "results that no Gateway would ever get": """SELECT count(*) FROM results r WHERE task IN ({members})
         AND NOT EXISTS (SELECT 1 FROM outbox WHERE task = r.task)""",
     "results of tasks that are not completed": """SELECT count(*) FROM results JOIN tasks t ON t.id = task

@@ -56,6 +56,23 @@ def describe(db: Database) -> list[str]:
     return [str(each) for each in found[:_SHOWN]] + more
 
 
+def undecodable(db: Database) -> list[str]:
+    """Rows with a text that is no text: SQLite hands it out as it is, and every reader stumbles over it."""
+    found = []
+    for (table,) in db.all("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"):
+        columns = db.all(f"PRAGMA table_info({table})")
+        key = next(row[1] for row in columns if row[5] == 1)
+        texts = ", ".join(row[1] for row in columns if row[2] == "TEXT")
+        rows = db.execute(f"SELECT {key}, CAST(concat({texts}) AS BLOB) FROM {table} NOT INDEXED") if texts else ()
+        for number, text in rows:
+            try:
+                text.decode()
+            except UnicodeDecodeError:
+                found.append(f"the row of {table} with {key} {number} holds a text that is not UTF-8")
+    more = [f"and {len(found) - _SHOWN:,} more such rows"] if len(found) > _SHOWN else []
+    return found[:_SHOWN] + more
+
+
 def contradictions(db: Database) -> Iterator[Contradiction]:
     """Every column of a task that cannot be what was once written there."""
     there = {row[1] for row in db.all("PRAGMA table_info(tasks)")}  # an older program's has fewer

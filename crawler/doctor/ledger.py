@@ -9,10 +9,10 @@ import apsw
 from crawler import times
 from crawler.config import failpoint
 from crawler.db import exchange, guard, owners, schema
-from crawler.db.connection import reading
+from crawler.db.connection import Database, reading
 from crawler.db.ledger import Ledger
 from crawler.doctor import REPAIR, Context, Seen, awaken
-from crawler.doctor.columns import describe
+from crawler.doctor.columns import describe, undecodable
 from crawler.doctor.salvage import (
     ENDED_OTHERWISE,
     ENDED_TOO_EARLY,
@@ -51,6 +51,8 @@ def database(context: Context) -> Iterator[Seen]:
         yield from _absent(context)
     elif (version := _version(path)) is None:
         yield from _damaged(context, "its first page cannot be read as that of a database")
+    elif version == (0, 0) and not _has_tables(path):
+        yield from _absent(context)
     elif version[0] != schema.APPLICATION_ID:
         yield Seen("wrong", f"{path} is a database of another program", "use another folder: --data-dir DIR")
     elif version[1] > len(schema.MIGRATIONS):
@@ -93,6 +95,17 @@ def _version(path: Path) -> tuple[int, int] | None:
         db.close(True)
 
 
+def _has_tables(path: Path) -> bool:
+    """Whether anything was ever committed to a database, or can still be read of that: its log may have been lost."""
+    db = Database(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        return bool(db.all("SELECT 1 FROM sqlite_schema"))
+    except apsw.Error:
+        return True
+    finally:
+        db.close(True)
+
+
 def _sound(context: Context, version: int) -> Iterator[Seen]:
     problems = _problems(context, version)
     if problems:
@@ -127,7 +140,7 @@ def _problems(context: Context, version: int) -> list[str]:
                 return [f"{count} rows of {table} make no sense"]
         if not context.db.all("SELECT 1 FROM meta WHERE key = 'ledger_id'"):
             return ["its id is gone"]
-        return describe(context.db)
+        return undecodable(context.db) or describe(context.db)
     except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError) as error:
         return [str(error)]
 

@@ -150,6 +150,31 @@ def test_a_digest_that_is_not_that_of_the_page(tmp_path: Path) -> None:
     assert ledger(tmp_path, "SELECT body_sha256 FROM results WHERE task = 155") == [(digest,)]
 
 
+@pytest.mark.parametrize(
+    ("table", "column", "where"),
+    [("results", "record", "task = 4"), ("tasks", "url", "id = 15"), ("tasks", "error_message", "id = 4"),
+     ("events", "detail", "task = 4"), ("jobs", "name", "id = 1"), ("results", "final_url", "task = 4")],
+)  # fmt: skip
+def test_a_text_that_is_none(tmp_path: Path, table: str, column: str, where: str) -> None:
+    """A byte that no UTF-8 has is found in every column, and what it cost is told or made again."""
+    crawl(tmp_path, 20, 10)
+    broken = f"CAST(CAST(coalesce({column}, '{{}}') AS BLOB) || x'b0' AS TEXT)"
+    if column in ("record", "detail"):
+        broken = """CAST(x'7b2261223a22b0227d' AS TEXT)"""
+    change(tmp_path, f"UPDATE {table} SET {column} = {broken} WHERE {where}")
+
+    found = look(tmp_path)
+    assert f"the row of {table} with" in of(found, "ledger", "wrong")[0]
+    assert exit_code(found) == 4
+
+    look(tmp_path, repair=True)
+    left = look(tmp_path)
+    assert {finding.check for finding in wrong(left)} <= {"jobs"}
+    assert ledger(tmp_path, "SELECT count(*) FROM results") == [(10,)]
+    tasks = ledger(tmp_path, "SELECT count(*) FROM tasks")
+    assert tasks == [(20,)] or of(left, "jobs", "wrong"), "a task was lost, and nobody says so"
+
+
 def test_a_page_of_two_results_is_lost_to_both(tmp_path: Path) -> None:
     """What lies where an unchanged page was found before is named by each of its results."""
     crawl(tmp_path, 20, 10)
