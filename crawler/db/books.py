@@ -148,28 +148,9 @@ class Bookkeeping:
         return count, first or 0.0
 
     def index_faults(self) -> list[str]:
-        """The indexes of the tasks that have other numbers of entries than the table has rows for.
-
-        What such an index lacks is never claimed or counted, and nothing else tells: SQLite does not compare them.
-        """
+        """The indexes of the tasks that hide some of them, or show some that are not there."""
         with reading(self.db):
-            return self._index_faults()
-
-    def _index_faults(self) -> list[str]:
-        indexes = {
-            name: sql.partition(" WHERE ")[2] or "1"
-            for name, sql in self.db.all(
-                "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = 'tasks' AND sql NOT NULL"
-            )
-        }
-        sums = ", ".join(f"ifnull(sum({condition}), 0)" for condition in indexes.values())
-        [rows] = self.db.all(f"SELECT {sums} FROM tasks NOT INDEXED")
-        faults = []
-        for (name, condition), wanted in zip(indexes.items(), rows, strict=True):
-            [(has,)] = self.db.all(f"SELECT count(*) FROM tasks INDEXED BY {name} WHERE {condition}")
-            if has != wanted:
-                faults.append(f"the index {name} of lpm.db has {has:,} entries for {wanted:,} tasks")
-        return faults
+            return index_faults(self.db, ["tasks"])
 
     def in_flight(self) -> dict[str, int]:
         """How many tasks are being worked on, by domain, the most first."""
@@ -347,7 +328,7 @@ class Bookkeeping:
             counted = {state: count for state in TaskStatus if (count := getattr(books, state))}
             if found != counted:  # these come from an index, those from the rows
                 problems.append(f"an index of lpm.db has other states of tasks than their rows; {REPAIR}")
-            problems += [f"{fault}; {REPAIR}" for fault in self._index_faults()]
+            problems += [f"{fault}; {REPAIR}" for fault in index_faults(self.db, ["tasks"])]
             return Receipt(
                 job=job.name,
                 status=job.state,
@@ -449,6 +430,27 @@ class Bookkeeping:
 
     def _shares(self, job: Job) -> bool:
         return self.db.one("SELECT 1 FROM job_links WHERE job_id = ? LIMIT 1", (job.id,)) is not None
+
+
+def index_faults(db: Database, tables: Iterable[str]) -> list[str]:
+    """The indexes of these tables that have other numbers of entries than there are rows for; as of one moment.
+
+    What an index lacks is never claimed or counted, and SQLite alone does not tell: its own check passes an index
+    whose pages are those of something else, as long as it should be empty.
+    """
+    faults = []
+    for table in tables:
+        found = db.all(
+            "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = ? AND sql NOT NULL", (table,)
+        )
+        indexes = {name: sql.partition(" WHERE ")[2] or "1" for name, sql in found}
+        sums = ", ".join(f"ifnull(sum({condition}), 0)" for condition in indexes.values())
+        [rows] = db.all(f"SELECT {sums} FROM {table} NOT INDEXED") if indexes else [()]
+        for (name, condition), wanted in zip(indexes.items(), rows, strict=True):
+            [(has,)] = db.all(f"SELECT count(*) FROM {table} INDEXED BY {name} WHERE {condition}")
+            if has != wanted:
+                faults.append(f"the index {name} of lpm.db has {has:,} entries for {wanted:,} {table}")
+    return faults
 
 
 def as_job(row: tuple[Any, ...]) -> Job:

@@ -9,6 +9,7 @@ import apsw
 from crawler import times
 from crawler.config import failpoint
 from crawler.db import exchange, guard, owners, schema
+from crawler.db.books import index_faults
 from crawler.db.connection import Database, reading
 from crawler.db.ledger import Ledger
 from crawler.doctor import REPAIR, Context, Seen, awaken
@@ -134,6 +135,10 @@ def _problems(context: Context, version: int) -> list[str]:
         found = [str(row[0]).replace("\n", " ") for row in context.db.all("PRAGMA integrity_check(20)")]
         if found != ["ok"]:
             return found
+        with reading(context.db):
+            tables = [name for (name,) in context.db.all("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+            if faults := index_faults(context.db, tables):
+                return faults
         for table, senseless in SENSELESS.items():
             [(count,)] = context.db.all(f"SELECT count(*) FROM {table} WHERE {senseless}")
             if count:

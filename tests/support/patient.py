@@ -104,3 +104,14 @@ def empty_index(data: Path, name: str) -> None:
             db = apsw.Connection(path)
             db.execute(f"REINDEX {name}")
             db.close()
+
+
+def swap_index(data: Path, name: str, table: str) -> None:
+    """Overwrite the first page of an index with one of a table: it is sound, but not of this index."""
+    path = data / "lpm.db"
+    db = apsw.Connection(str(path))
+    [(root,)] = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)).fetchall()
+    db.close()
+    content, target, source = bytearray(path.read_bytes()), int(str(root)), pages_of(path, table, "leaf")[0]
+    content[(target - 1) * 4096 : target * 4096] = content[(source - 1) * 4096 : source * 4096]
+    path.write_bytes(content)

@@ -7,7 +7,7 @@ import pytest
 from crawler import urls
 from crawler.doctor import exit_code
 from crawler.lpm import LocalPersistenceManager
-from tests.support.patient import change, crawl, empty_index, ledger, look, of, spoil, wrong
+from tests.support.patient import change, crawl, empty_index, ledger, look, of, spoil, swap_index, wrong
 from tests.support.tasks import done, new, open_job, page
 
 TASKS = "SELECT id, url, url_key, domain, status, queue, priority, deadline, not_before, job_id FROM tasks ORDER BY id"
@@ -225,6 +225,22 @@ def test_an_index_that_lacks_its_entries(tmp_path: Path, index: str) -> None:
     change(tmp_path, "UPDATE tasks SET not_before = 0 WHERE id = 15")
     assert ledger(tmp_path, TASKS) == rows
     assert verify(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "index", ["tasks_published", "tasks_waiting", "outbox_ready", "reports_ready", "losses_by_job"]
+)
+def test_an_empty_index_with_the_page_of_something_else(tmp_path: Path, index: str) -> None:
+    """Where no row belongs into an index SQLite's own check does not look into it; the first such row would."""
+    crawl(tmp_path, 20, 10)
+    swap_index(tmp_path, index, "events")
+
+    assert exit_code(look(tmp_path)) == 4
+
+    assert exit_code(look(tmp_path, repair=True)) == 0
+    assert wrong(look(tmp_path)) == []
+    change(tmp_path, "UPDATE tasks SET not_before = 5, message_id = 'x' WHERE status = 'pending'")
+    assert wrong(look(tmp_path)) == []
 
 
 def test_a_sound_store_of_every_kind_contradicts_nothing(tmp_path: Path) -> None:
