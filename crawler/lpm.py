@@ -484,18 +484,29 @@ class LocalPersistenceManager:
                 return msgspec.convert(raw, Raw)
         return None
 
-    def _missing_segments(self, job: Job) -> dict[str, str]:
-        """The segments that are not on the disk as far as a job's results have pages there, and what to say of each."""
+    def missing_pages(self) -> list[str]:
+        """What of the pages that results name is not on the disk; cheap where all of it is."""
+        known = self.ledger.db.all("SELECT name, end FROM raw_segments")
+        there = all(self._has_segment(name, end) for name, end in known)
+        return [] if there else list(self._missing_segments(None).values())
+
+    def _has_segment(self, name: str, end: int) -> bool:
+        """Whether a segment is on the disk, up to that byte."""
+        return (self.raw / name).is_file() and (self.raw / name).stat().st_size >= end
+
+    def _missing_segments(self, job: Job | None) -> dict[str, str]:
+        """The segments that are not on the disk as far as results have pages there, and what to say of each."""
         condition, values = results.matching(job, None)
+        pages = f"pages of {'its' if job else 'the'} results"
         rows = self.ledger.db.all(
             f"""SELECT raw_segment, max(raw_offset + raw_length), count(*) FROM results r JOIN tasks t ON t.id = r.task
                 WHERE {condition} AND raw_segment IN (SELECT name FROM raw_segments) GROUP BY 1""",
             values,
         )
         return {
-            name: f"the segment {name}, with {count:,} pages of its results, is missing or shorter than {end:,} bytes"
+            name: f"the segment {name}, with {count:,} {pages}, is missing or shorter than {end:,} bytes"
             for name, end, count in rows
-            if not (self.raw / name).is_file() or (self.raw / name).stat().st_size < end
+            if not self._has_segment(name, end)
         }
 
     # Size

@@ -253,3 +253,16 @@ def test_a_copied_folder_is_read_as_it_is(folder: Folder) -> None:
     assert "1 results; 100.0 % success" in some.stdout
     assert "4 could not be read as results" in some.stdout
     assert {path.name for path in copy.iterdir()} == before.keys()
+
+
+def test_resume_does_not_pass_over_pages_that_are_gone(folder: Folder) -> None:
+    """Where raw/ is gone, `resume` says so as `job verify` does, until that is accepted."""
+    crawl(folder.data, 10, 10)
+    shutil.rmtree(folder.data / "raw")
+
+    resumed = folder.crawler("resume")
+    assert resumed.returncode == folder.crawler("job", "verify", "job").returncode == 5
+    assert "with 10 pages of the results, is missing" in resumed.stdout
+
+    folder.crawler("job", "accept", "job")
+    assert folder.crawler("resume").returncode == folder.crawler("job", "verify", "job").returncode == 0

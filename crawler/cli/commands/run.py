@@ -206,7 +206,9 @@ def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> 
         delivery = lpm.ledger.delivery(job)
         missing = {each.name: lpm.unaccounted(each) for each in lpm.ledger.jobs()} if not job else {}
         unaccounted = [f"{name}: {what}" for name, problems in missing.items() for what in problems]
-        unaccounted += [] if job else [f"{fault}; {REPAIR}" for fault in lpm.ledger.index_faults()]
+        if not job:
+            unaccounted += [f"{fault}; {REPAIR}" for fault in lpm.ledger.index_faults()]
+            unaccounted += [f"{what}; python -m crawler doctor tells more" for what in lpm.missing_pages()]
         if job:
             lpm.ledger.report_job(job)
     if as_json:
