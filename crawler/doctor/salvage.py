@@ -108,6 +108,7 @@ def _columns(db: Database, table: str) -> list[Column]:
 
 def _copy(damaged: Path, copy: Path) -> None:
     """A copy with everything that was still in the log, so that it is one file."""
+    damaged = damaged.resolve()  # the log of a linked file is where that is
     for ending in ("", "-wal"):
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(f"{damaged}{ending}", f"{copy}{ending}")

@@ -51,10 +51,11 @@ class Exported(msgspec.Struct, frozen=True):
 class Files(msgspec.Struct, frozen=True):
     """What lies in pending/: results, what should be one and is not, and what is none of ours."""
 
-    results: int = 0
-    torn: int = 0
-    missing: int = 0
-    foreign: int = 0
+    results: int
+    torn: int
+    missing: int | None = None
+    """None, as the next, where there is no ledger to compare with."""
+    foreign: int | None = None
 
 
 _IN_PENDING = """SELECT t.task_id FROM outbox o JOIN tasks t ON t.id = o.task JOIN results r ON r.task = o.task

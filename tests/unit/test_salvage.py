@@ -158,6 +158,26 @@ def test_a_lost_ledger_is_made_again_from_pending(tmp_path: Path, content: bytes
     lpm.close()
 
 
+def test_the_log_of_a_linked_ledger_is_read_too(tmp_path: Path) -> None:
+    """Where lpm.db is a link to another disk, its log is there, and a repair saves what is in it."""
+    crawl(tmp_path / "living", 20, 10)
+    lpm = LocalPersistenceManager(tmp_path / "living")
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 5)))
+    data, far = tmp_path / "data", tmp_path / "far"
+    shutil.copytree(tmp_path / "living", data)
+    lpm.close()
+    far.mkdir()
+    for path in data.glob("lpm.db*"):
+        path.rename(far / path.name)
+    (data / "lpm.db").symlink_to(far / "lpm.db")
+    shutil.rmtree(data / "pending")
+    wipe(far / "lpm.db", pages_of(far / "lpm.db", "tasks_by_task_id", "leaf")[0])
+
+    look(data, repair=True)
+
+    assert ledger(data, "SELECT count(*) FROM results") == [(15,)]
+
+
 def test_a_ledger_whose_log_was_lost_is_not_begun_anew(tmp_path: Path) -> None:
     """Where all was in the log still, and that is gone, no new ledger takes the place of the results that are there."""
     lpm = LocalPersistenceManager(tmp_path / "living")

@@ -63,8 +63,8 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
         return
     print(_how_many(files.results, sent, lpm.pending))
     if files.torn or files.missing:
-        again = "python -m crawler doctor --repair makes them again"
-        print(f"  {files.torn:,} more files are torn and {files.missing:,} are missing; {again}")
+        missing = "" if files.missing is None else f" and {files.missing:,} are missing"
+        print(f"  {files.torn:,} more files are torn{missing}; python -m crawler doctor --repair makes them again")
     if files.foreign:
         print(f"  {files.foreign:,} files there are none of this store's")
     if items:
