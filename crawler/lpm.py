@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -365,9 +366,10 @@ class LocalPersistenceManager:
         if place:
             detail["raw"] = place
         kind = outcome.status if final else "retry" if failed else "postponed" if not outcome.sent else "broken off"
-        ledger.event(task.id, kind, detail, now)
         if page and outcome.status is TaskStatus.COMPLETED:
             results.insert(ledger.db, outcome, page, digest, place, now)
+            detail["record_crc32"] = crc32(outcome.record)  # by this the doctor knows a record with a wrong byte
+        ledger.event(task.id, kind, detail, now)
         return True
 
     def results(

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import apsw
 import msgspec
@@ -34,6 +35,8 @@ _VALUES = {
 
 A queue or a priority that nobody knows, or a time in ten thousand years, keeps a task from ever being claimed.
 """
+_STORED = "(SELECT max(id) FROM events WHERE task = r.task AND kind IN ('completed', 'unbundled'))"
+"""The entry of the timeline that came with a result."""
 _SHOWN = 3
 
 
@@ -51,7 +54,7 @@ class Contradiction(msgspec.Struct, frozen=True):
 
 def describe(db: Database) -> list[str]:
     """What contradicts itself, the first few by name."""
-    found = list(contradictions(db))
+    found = [*contradictions(db), *wrong_records(db)]
     more = [f"and {len(found) - _SHOWN:,} more columns of tasks"] if len(found) > _SHOWN else []
     return [str(each) for each in found[:_SHOWN]] + more
 
@@ -95,6 +98,43 @@ def contradictions(db: Database) -> Iterator[Contradiction]:
             yield Contradiction(id_, task_id, "domain", f"is {domain[:200]!r}, but url is {url[:200]!r}")
 
 
+def wrong_records(db: Database) -> Iterator[Contradiction]:
+    """Every record that is not the one whose checksum its timeline has; older ones have none."""
+    for id_, task_id, record, checksum in db.execute(
+        f"""SELECT r.task, task_id, CAST(record AS BLOB), json_extract(detail, '$.record_crc32')
+           FROM results r JOIN tasks t ON t.id = r.task
+           JOIN events e ON e.id = {_STORED}
+           WHERE verdict <> 'unchanged' AND json_valid(detail)"""
+    ):
+        if checksum is not None and crc32(record) != checksum:
+            yield Contradiction(id_, task_id, "record", "is not the one whose checksum its timeline has")
+
+
+def _mend_record(db: Database, pending: Path, wrong: Contradiction) -> bool:
+    """Take the record from its file where that has the checksum; one that is nowhere is collected again.
+
+    Where the file has the same record as the ledger it is the checksum that is damaged.
+    """
+    [(record, event, checksum)] = db.all(
+        f"""SELECT CAST(record AS BLOB), e.id, json_extract(detail, '$.record_crc32') FROM results r JOIN events e
+           ON e.id = {_STORED}
+           WHERE r.task = ?""",
+        (wrong.id,),
+    )
+    data = b""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        file = msgspec.json.decode((pending / f"{wrong.task_id}.json").read_bytes(), type=dict[str, msgspec.Raw])
+        data = bytes(file.get("data", b""))
+    if data and crc32(data) == checksum:
+        db.execute("UPDATE results SET record = ? WHERE task = ?", (data.decode(), wrong.id))
+    elif data and data == record:
+        db.execute("UPDATE events SET detail = json_remove(detail, '$.record_crc32') WHERE id = ?", (event,))
+    else:
+        db.execute("DELETE FROM results WHERE task = ?", (wrong.id,))
+        return False
+    return True
+
+
 def _parsed(url: str) -> Address | None:
     try:
         return urls.parse(url)
@@ -124,7 +164,13 @@ def mend(db: Database, pending: Path, is_indexed: Callable[[int, bytes], bool]) 
                 db.execute("INSERT OR IGNORE INTO no_input VALUES (?)", (each.id,))
         else:
             lost += not _mend_url(db, pending, each, is_indexed)
-    return {"columns of tasks put right": len(found) - lost, "tasks removed, their URLs being lost": lost}
+    records = [_mend_record(db, pending, each) for each in list(wrong_records(db))]
+    return {
+        "columns of tasks put right": len(found) - lost,
+        "tasks removed, their URLs being lost": lost,
+        "records put right": sum(records),
+        "records removed, being damaged": len(records) - sum(records),
+    }
 
 
 def _mend_url(db: Database, pending: Path, wrong: Contradiction, is_indexed: Callable[[int, bytes], bool]) -> bool:

@@ -279,7 +279,7 @@ class Projected(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     final_url: str
     scraped_at: datetime
-    data: dict[str, Any] = {}
+    data: msgspec.Raw = msgspec.Raw(b"{}")
     status_code: int = 200
     verdict: str = "ok"
     raw_html_hash: str = ""
@@ -300,6 +300,7 @@ def _projected(pending: Path) -> Iterator[Projected]:
     for path in pending.glob("[!.]*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             result = msgspec.json.decode(path.read_bytes(), type=Projected)
+            msgspec.json.decode(result.data, type=dict)
             if result.task_id == path.stem:
                 yield result
 
@@ -324,7 +325,7 @@ def _put_back(db: Database, raw: Path, result: Projected) -> bool:
     kind, size = _about(raw, result.raw)
     db.execute(
         "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
-        (row[0], msgspec.json.encode(result.data).decode(), result.final_url, result.status_code, kind, result.verdict,
+        (row[0], bytes(result.data).decode(), result.final_url, result.status_code, kind, result.verdict,
          size, result.raw_html_hash, 0.0, result.parse_duration_ms, result.parser.name, result.parser.version, *place,
          result.scraped_at.timestamp(), result.site.name, result.site.version),
     )  # fmt: skip

@@ -191,17 +191,44 @@ def test_a_page_of_two_results_is_lost_to_both(tmp_path: Path) -> None:
     assert ledger(tmp_path, "SELECT task FROM results WHERE raw_segment IS NULL") == [(4,), (5,)]
 
 
-def test_a_record_that_its_file_contradicts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", ["file", "nothing", "checksum"])
+def test_a_record_with_a_wrong_byte(tmp_path: Path, left: str) -> None:
+    """The checksum in the timeline tells: the record comes back from its file, or its page is collected again."""
+    crawl(tmp_path, 20, 10)
+    [(task_id, record)] = ledger(tmp_path, "SELECT task_id, record FROM results JOIN tasks ON id = task WHERE task = 4")
+    if left == "checksum":
+        change(tmp_path, "UPDATE events SET detail = json_set(detail, '$.record_crc32', 5) WHERE task = 4")
+    else:
+        change(tmp_path, 'UPDATE results SET record = \'{"title":"y"}\' WHERE task = 4')
+    if left == "nothing":
+        (tmp_path / "pending" / f"{task_id}.json").unlink()
+
+    found = look(tmp_path)
+    assert f"task {task_id}: record is not the one" in of(found, "ledger", "wrong")[0]
+    assert exit_code(found) == 4
+
+    assert exit_code(look(tmp_path, repair=True)) == 0
+    assert wrong(look(tmp_path)) == []
+    if left == "nothing":
+        assert ledger(tmp_path, "SELECT status FROM tasks WHERE id = 4") == [("pending",)]
+    else:
+        assert ledger(tmp_path, "SELECT record FROM results WHERE task = 4") == [(record,)]
+
+
+def test_a_file_that_says_something_else(tmp_path: Path) -> None:
     """A file in pending/ that says something else than the ledger is named, kept aside and made again."""
     crawl(tmp_path, 20, 10)
-    change(tmp_path, 'UPDATE results SET record = \'{"title":"y"}\' WHERE task = 4')
     [(task_id,)] = ledger(tmp_path, "SELECT task_id FROM tasks WHERE id = 4")
+    path = tmp_path / "pending" / f"{task_id}.json"
+    before = path.read_bytes()
+    path.write_bytes(before.replace(b'"title":"x"', b'"title":"y"'))
 
     said = of(look(tmp_path), "projections", "wrong")[0]
     assert said.endswith(f"1 say something else than the ledger: {task_id}")
 
     assert exit_code(look(tmp_path, repair=True)) == 0
     assert of(look(tmp_path), "projections", "wrong") == []
+    assert path.read_bytes() == before
     assert len(list((tmp_path / "pending").glob(f"{task_id}.json.damaged-*"))) == 1
 
 
