@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -102,6 +103,8 @@ class LocalPersistenceManager:
             opened = connection.connect(self.path, durable)
             try:
                 with connection.store_errors(self.path):
+                    if opened.one("SELECT 1 FROM sqlite_schema") is None:  # its log may be lost, and all was in that
+                        guard.check_unused(self.folder)
                     older = schema.is_older(opened, self.path)
                     with guard.alone(lock, self.folder) if older and lock is not None else contextlib.nullcontext():
                         schema.migrate(opened, self.path)
@@ -367,9 +370,10 @@ class LocalPersistenceManager:
         if place:
             detail["raw"] = place
         kind = outcome.status if final else "retry" if failed else "postponed" if not outcome.sent else "broken off"
-        ledger.event(task.id, kind, detail, now)
         if page and outcome.status is TaskStatus.COMPLETED:
             results.insert(ledger.db, outcome, page, digest, place, now)
+            detail["record_crc32"] = crc32(outcome.record)  # by this the doctor knows a record with a wrong byte
+        ledger.event(task.id, kind, detail, now)
         return True
 
     def results(
@@ -489,18 +493,29 @@ class LocalPersistenceManager:
                 return msgspec.convert(raw, Raw)
         return None
 
-    def _missing_segments(self, job: Job) -> dict[str, str]:
-        """The segments that are not on the disk as far as a job's results have pages there, and what to say of each."""
+    def missing_pages(self) -> list[str]:
+        """What of the pages that results name is not on the disk; cheap where all of it is."""
+        known = self.ledger.db.all("SELECT name, end FROM raw_segments")
+        there = all(self._has_segment(name, end) for name, end in known)
+        return [] if there else list(self._missing_segments(None).values())
+
+    def _has_segment(self, name: str, end: int) -> bool:
+        """Whether a segment is on the disk, up to that byte."""
+        return (self.raw / name).is_file() and (self.raw / name).stat().st_size >= end
+
+    def _missing_segments(self, job: Job | None) -> dict[str, str]:
+        """The segments that are not on the disk as far as results have pages there, and what to say of each."""
         condition, values = results.matching(job, None)
+        pages = f"pages of {'its' if job else 'the'} results"
         rows = self.ledger.db.all(
             f"""SELECT raw_segment, max(raw_offset + raw_length), count(*) FROM results r JOIN tasks t ON t.id = r.task
                 WHERE {condition} AND raw_segment IN (SELECT name FROM raw_segments) GROUP BY 1""",
             values,
         )
         return {
-            name: f"the segment {name}, with {count:,} pages of its results, is missing or shorter than {end:,} bytes"
+            name: f"the segment {name}, with {count:,} {pages}, is missing or shorter than {end:,} bytes"
             for name, end, count in rows
-            if not (self.raw / name).is_file() or (self.raw / name).stat().st_size < end
+            if not self._has_segment(name, end)
         }
 
     # Size
@@ -631,4 +646,4 @@ def is_whole(path: Path) -> bool:
         result = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError):
         return False
-    return isinstance(result, dict) and result.get("task_id") == path.stem
+    return isinstance(result, dict) and result.get("task_id") == path.stem and isinstance(result.get("data"), dict)

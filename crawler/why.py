@@ -97,6 +97,7 @@ def _events(lpm: LocalPersistenceManager, task: int, facts: dict[str, Any]) -> l
     for at, kind, text in rows:
         detail = msgspec.json.decode(text)
         claimed = detail.pop("claimed_at", None)
+        detail.pop("record_crc32", None)
         if claimed is not None:
             steps.append(Step(claimed, "claimed", {"waited_s": round(max(0.0, claimed - ready), 3)}))
         if len(sent := detail.pop("sent", [])) > 1:

@@ -75,12 +75,28 @@ class Source:
             assert self.lpm
             yield from self.lpm.results(self.job)
         elif self.path.is_dir():
+            due, read = self._due(), 0
             # By name, so that the same folder always gives the same examples.
             for file in sorted(self.path.iterdir()):
-                if not file.name.startswith("."):  # one that is being written
-                    yield from self._read(file)
+                if file.name.startswith("."):  # one that is being written
+                    continue
+                if self.lpm and not self._rows(
+                    f"SELECT 1 FROM tasks t WHERE {self._condition} AND task_id = ?", (file.stem,)
+                ):
+                    self._set_aside(file, 1, "no task of this store has this name")
+                    continue
+                for result in self._read(file):
+                    read += 1
+                    yield result
+            lacking = min(due, self._due()) - read  # while it was read, some may have come or gone
+            if lacking > 0:
+                self.notes.append(f"{lacking:,} results that the ledger has for this folder were not in it")
         else:
             yield from self._read(self.path)
+
+    def _due(self) -> int:
+        """How many results the ledger has for pending/."""
+        return self.lpm.ledger.delivery(None).pending if self.lpm else 0
 
     def _read(self, file: Path) -> Iterator[dict[str, Any]]:
         number = 0

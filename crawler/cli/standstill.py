@@ -5,6 +5,7 @@ import time
 from crawler import times
 from crawler.config import Settings
 from crawler.db import owners
+from crawler.db.books import REPAIR
 from crawler.errors import ServiceError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager, low_on_disk
@@ -12,7 +13,8 @@ from crawler.models import QUEUES, Books, Job
 
 STILL_S, SLOW_S = 3.0, 10.0
 """A crawl that has ended nothing for so long stands still; pages on their way are waited for a little longer."""
-LOOK_S = 2.0
+LOOK_S, COUNT_S = 2.0, 60.0
+"""How often the reason is looked for, and how often all tasks are counted for that."""
 
 
 class Standstill:
@@ -22,7 +24,8 @@ class Standstill:
         self._settings, self._lpm, self._job = settings, lpm, job
         self._done = -1
         self._since = self._looked = 0.0
-        self._found = ""
+        self._found = self._damage = ""
+        self._next_count = 0.0
 
     def reason(self, books: Books) -> str:
         """What keeps the books from moving; empty where they move."""
@@ -66,7 +69,21 @@ class Standstill:
             return f"process {stopped} stands still; kill -CONT {stopped} wakes it, kill -9 {stopped} ends it"
         if not workers:
             return f"no worker runs; {self._lpm.folder / 'logs' / 'worker.log'} says why"
-        return self._of_domains() or self._of_waits() or (self._in_flight(books) if still_s >= SLOW_S else "")
+        return (
+            self._of_indexes(still_s)
+            or self._of_domains()
+            or self._of_waits()
+            or (self._in_flight(books) if still_s >= SLOW_S else "")
+        )
+
+    def _of_indexes(self, still_s: float) -> str:
+        """That open tasks exist which no worker finds; every task is looked at for this, so not at every look."""
+        if 0 < still_s < SLOW_S or time.monotonic() < self._next_count:
+            return self._damage
+        faults = self._lpm.ledger.index_faults()
+        self._next_count = time.monotonic() + COUNT_S
+        self._damage = f"{faults[0]}, so workers do not find them all; stop, then {REPAIR}" if faults else ""
+        return self._damage
 
     def _of_domains(self) -> str:
         """What keeps all domains shut at which tasks are due; or that Redis, which would know, does not answer."""
@@ -100,11 +117,9 @@ class Standstill:
 
     def _of_waits(self) -> str:
         """That all tasks wait for a time, or for an operator."""
-        ledger = self._lpm.ledger
-        if ledger.has_due(QUEUES):
+        if self._lpm.ledger.has_due(QUEUES):
             return ""
-        waits = "status = 'pending' AND not_before > 0"
-        [(count, first)] = ledger.db.all(f"SELECT count(*), min(not_before) FROM tasks WHERE {waits}")
+        count, first = self._lpm.ledger.waits()
         if not count:
             return ""
         if first >= 9e15:

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import msgspec
 from crawler import urls
 from crawler.db import losses
 from crawler.db.connection import Database, reading, writing
-from crawler.errors import UrlError, UsageError
+from crawler.errors import StoreError, UrlError, UsageError
 from crawler.models import NO_DEADLINE, Books, Job, JobOptions, JobStatus, Receipt, TaskStatus
 
 JOB = "id, name, status, queue, source_file, created_at, completed_at, deadline, hold, source, options"
@@ -23,6 +24,7 @@ NOTED_FILE = """(SELECT file FROM imports i WHERE i.job_id = {0}.job_id AND i.nu
 _THEIR_ID = f"iif(source IN {THEIRS}, external_id, NULL)"
 
 
+REPAIR = "mend it: python -m crawler doctor --repair"
 _CHECKS = {
     "tasks more or fewer than were accepted": """SELECT abs(size - (SELECT count(*) FROM tasks WHERE job_id = ?1))
         FROM jobs WHERE id = ?1""",
@@ -32,6 +34,8 @@ _CHECKS = {
         WHERE job_id = ?1)) FROM jobs WHERE id = ?1""",
     "completed tasks without a result": """SELECT count(*) FROM tasks t WHERE id IN ({members})
         AND status = 'completed' AND NOT EXISTS (SELECT 1 FROM results WHERE task = t.id)""",
+    "results whose records cannot be read": """SELECT count(*) FROM results WHERE task IN ({members})
+        AND NOT json_valid(record)""",
     "results that no Gateway would ever get": """SELECT count(*) FROM results r WHERE task IN ({members})
         AND NOT EXISTS (SELECT 1 FROM outbox WHERE task = r.task)""",
     "results of tasks that are not completed": """SELECT count(*) FROM results JOIN tasks t ON t.id = task
@@ -138,6 +142,18 @@ class Bookkeeping:
     def waiting(self) -> dict[str, int]:
         """How many tasks are pending, by queue."""
         return dict(self.db.all("SELECT queue, count(*) FROM tasks WHERE status = 'pending' GROUP BY 1"))
+
+    def waits(self) -> tuple[int, float]:
+        """How many pending tasks wait for a time, or for an operator, and the first of these times."""
+        [(count, first)] = self.db.all(
+            "SELECT count(*), min(not_before) FROM tasks WHERE status = 'pending' AND not_before > 0"
+        )
+        return count, first or 0.0
+
+    def index_faults(self) -> list[str]:
+        """The indexes of the tasks that hide some of them, or show some that are not there."""
+        with reading(self.db):
+            return index_faults(self.db, ["tasks"])
 
     def in_flight(self) -> dict[str, int]:
         """How many tasks are being worked on, by domain, the most first."""
@@ -304,13 +320,18 @@ class Bookkeeping:
             [(rejected,)] = self.db.all("SELECT count(*) FROM rejected_rows WHERE job_id = ?", (job.id,))
             [(links,)] = self.db.all("SELECT count(*) FROM job_links WHERE job_id = ?", (job.id,))
             [(own,)] = self.db.all("SELECT count(*) FROM tasks WHERE job_id = ?", (job.id,))
-            digest = sha256()
+            digest, found = sha256(), Counter[str]()
             for row in self.db.execute(
                 f"""SELECT url, parcel_id, status, body_sha256 FROM tasks t LEFT JOIN results ON task = t.id
                     WHERE t.id IN ({self._members(job)}) ORDER BY t.id""",
                 (job.id,),
             ):
                 digest.update("\t".join(str(value or "") for value in row).encode() + b"\n")
+                found[row[2]] += 1
+            counted = {state: count for state in TaskStatus if (count := getattr(books, state))}
+            if found != counted:  # these come from an index, those from the rows
+                problems.append(f"an index of lpm.db has other states of tasks than their rows; {REPAIR}")
+            problems += [f"{fault}; {REPAIR}" for fault in index_faults(self.db, ["tasks"])]
             return Receipt(
                 job=job.name,
                 status=job.state,
@@ -414,6 +435,27 @@ class Bookkeeping:
         return self.db.one("SELECT 1 FROM job_links WHERE job_id = ? LIMIT 1", (job.id,)) is not None
 
 
+def index_faults(db: Database, tables: Iterable[str]) -> list[str]:
+    """The indexes of these tables that have other numbers of entries than there are rows for; as of one moment.
+
+    What an index lacks is never claimed or counted, and SQLite alone does not tell: its own check passes an index
+    whose pages are those of something else, as long as it should be empty.
+    """
+    faults = []
+    for table in tables:
+        found = db.all(
+            "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = ? AND sql NOT NULL", (table,)
+        )
+        indexes = {name: sql.partition(" WHERE ")[2] or "1" for name, sql in found}
+        sums = ", ".join(f"ifnull(sum({condition}), 0)" for condition in indexes.values())
+        [rows] = db.all(f"SELECT {sums} FROM {table} NOT INDEXED") if indexes else [()]
+        for (name, condition), wanted in zip(indexes.items(), rows, strict=True):
+            [(has,)] = db.all(f"SELECT count(*) FROM {table} INDEXED BY {name} WHERE {condition}")
+            if has != wanted:
+                faults.append(f"the index {name} of lpm.db has {has:,} entries for {wanted:,} {table}")
+    return faults
+
+
 def as_job(row: tuple[Any, ...]) -> Job:
     options = msgspec.json.decode(row[-1], type=JobOptions) if row[-1] else JobOptions()
     fields = dict(zip(Job.__struct_fields__, row, strict=True))
@@ -422,6 +464,8 @@ def as_job(row: tuple[Any, ...]) -> Job:
 
 def _books(states: Iterable[tuple[str, int]], outbox: Iterable[tuple[str, int]]) -> Books:
     counts, sent = dict(states), dict(outbox)
+    if unknown := sum(counts[state] for state in counts.keys() - set(TaskStatus)):
+        raise StoreError(f"{unknown:,} tasks are in a state that this program does not know; {REPAIR}")
     results, synced = sum(sent.values()), sent.get("synced", 0)
     return Books(
         **{**counts, "accepted": sum(counts.values()), "results": results, "synced": synced,

@@ -53,12 +53,17 @@ def check(folder: Path) -> None:
         raise StoreError(f"a repair of {folder} was broken off; finish it: python -m crawler doctor --repair")
     path = folder / "lpm.db"
     if not (path.exists() and (path.is_dir() or path.stat().st_size)):
-        left = [*(folder / "raw").glob("*.warc.gz"), *(folder / "pending").glob("[!.]*.json")]
-        if left:
-            raise StoreError(
-                f"{path} is missing or empty, but {len(left):,} files of results are there; "
-                "python -m crawler doctor --repair makes it again from them"
-            )
+        check_unused(folder)
+
+
+def check_unused(folder: Path) -> None:
+    """Refuse to begin a new ledger where results are."""
+    left = [*(folder / "raw").glob("*.warc.gz"), *(folder / "pending").glob("[!.]*.json")]
+    if left:
+        raise StoreError(
+            f"{folder / 'lpm.db'} is missing or empty, but {len(left):,} files of results are there; "
+            "python -m crawler doctor --repair makes it again from them"
+        )
 
 
 def unfinished(folder: Path) -> list[Path]:

@@ -348,7 +348,7 @@ class Ledger(Acts):
         """Give a task whose input was lost, or which a repair has made of its result, what this row says of it."""
         self.db.execute(
             """UPDATE OR IGNORE tasks SET (job_id, file_number, source_line, source_item) = (?1, ?2, ?3, ?4),
-                   parcel_id = ?6, source_file = ?7, input = ?8
+                   parcel_id = ?6, source_file = ?7, input = ?8, url = ?9
                WHERE id = (
                    SELECT id FROM tasks t WHERE url_key = ?5 AND ifnull(job_id, ?1) = ?1
                    AND iif(source = 'salvage' AND source_line IS NULL, parcel_id IN ('', ?6), input IS NULL
@@ -356,7 +356,7 @@ class Ledger(Acts):
                    AND NOT EXISTS (SELECT 1 FROM job_links
                        WHERE (job_id, task, file_number, source_line, source_item) = (?1, t.id, ?2, ?3, ?4))
                    LIMIT 1)""",
-            (*row, task.address.key, task.parcel_id, source_file, row_input),
+            (*row, task.address.key, task.parcel_id, source_file, row_input, task.address.url),
         )
 
     def _known(self, task: NewTask, row: _RowKey, fresh_after: float) -> tuple[Any, ...] | None:

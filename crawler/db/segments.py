@@ -125,6 +125,12 @@ def unpack(data: bytes, limit: int) -> tuple[str, bytes]:
         raise ValueError(str(error)) from None
     if not inner.eof or inner.unused_data:
         raise ValueError("not one whole gzip member" if len(record) < limit else f"more than {limit:,} bytes")
+    _, head, body = response(record)
+    return head, body
+
+
+def response(record: bytes) -> tuple[list[bytes], str, bytes]:
+    """The WARC fields, the HTTP header block and the body of a record; ValueError where it is no whole response."""
     fields, _, http = record.partition(b"\r\n\r\n")
     lines = fields.split(b"\r\n")
     if lines[0] != b"WARC/1.1" or b"WARC-Type: response" not in lines or not http.endswith(b"\r\n\r\n"):
@@ -134,7 +140,7 @@ def unpack(data: bytes, limit: int) -> tuple[str, bytes]:
     head, found, body = http[:-4].partition(b"\r\n\r\n")
     if not found:
         raise ValueError("no HTTP headers")
-    return head.decode("latin-1"), body
+    return lines, head.decode("latin-1"), body
 
 
 def older(folder: Path, before: float) -> list[Path]:

@@ -60,6 +60,7 @@ class Context:
         """The ledger for reading only: nothing that is looked at is changed, not even by closing it."""
         db = Database(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
         db.set_busy_handler(retry_on_busy(BUSY_LIMIT_S))
+        db.execute("PRAGMA cache_size=-128000")  # each index is compared with its table, in another order
         return db
 
     def close(self) -> None:

@@ -9,10 +9,20 @@ import apsw
 from crawler import times
 from crawler.config import failpoint
 from crawler.db import exchange, guard, owners, schema
-from crawler.db.connection import reading
+from crawler.db.books import index_faults
+from crawler.db.connection import Database, reading
 from crawler.db.ledger import Ledger
 from crawler.doctor import REPAIR, Context, Seen, awaken
-from crawler.doctor.salvage import ENDED_TOO_EARLY, SENSELESS, UNKNOWN_STATES, salvage, settle
+from crawler.doctor.columns import describe, undecodable
+from crawler.doctor.salvage import (
+    ENDED_OTHERWISE,
+    ENDED_TOO_EARLY,
+    NEVER_ENDED,
+    SENSELESS,
+    UNKNOWN_STATES,
+    salvage,
+    settle,
+)
 from crawler.files import sync_folder
 from crawler.lpm import is_importing, is_whole, unaccounted
 from crawler.models import TaskStatus
@@ -42,6 +52,8 @@ def database(context: Context) -> Iterator[Seen]:
         yield from _absent(context)
     elif (version := _version(path)) is None:
         yield from _damaged(context, "its first page cannot be read as that of a database")
+    elif version == (0, 0) and not _has_tables(path):
+        yield from _absent(context)
     elif version[0] != schema.APPLICATION_ID:
         yield Seen("wrong", f"{path} is a database of another program", "use another folder: --data-dir DIR")
     elif version[1] > len(schema.MIGRATIONS):
@@ -84,10 +96,21 @@ def _version(path: Path) -> tuple[int, int] | None:
         db.close(True)
 
 
+def _has_tables(path: Path) -> bool:
+    """Whether anything was ever committed to a database, or can still be read of that: its log may have been lost."""
+    db = Database(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        return bool(db.all("SELECT 1 FROM sqlite_schema"))
+    except apsw.Error:
+        return True
+    finally:
+        db.close(True)
+
+
 def _sound(context: Context, version: int) -> Iterator[Seen]:
     problems = _problems(context, version)
     if problems:
-        yield from _damaged(context, "; ".join(problems[:3]))
+        yield from _damaged(context, "; ".join(problems[:4]))
         return
     size = context.path.stat().st_size
     wal = context.path.with_name("lpm.db-wal")
@@ -109,19 +132,22 @@ def _problems(context: Context, version: int) -> list[str]:
     """What SQLite, and a reader of the rows, would stumble over."""
     context.tell(f"reading {context.path} …")
     try:
-        check = "integrity_check" if context.repair else "quick_check"
-        found = [str(row[0]).replace("\n", " ") for row in context.db.all(f"PRAGMA {check}(20)")]
+        found = [str(row[0]).replace("\n", " ") for row in context.db.all("PRAGMA integrity_check(20)")]
         if found != ["ok"]:
             return found
+        with reading(context.db):
+            tables = [name for (name,) in context.db.all("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+            if faults := index_faults(context.db, tables):
+                return faults
         for table, senseless in SENSELESS.items():
             [(count,)] = context.db.all(f"SELECT count(*) FROM {table} WHERE {senseless}")
             if count:
                 return [f"{count} rows of {table} make no sense"]
         if not context.db.all("SELECT 1 FROM meta WHERE key = 'ledger_id'"):
             return ["its id is gone"]
-    except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as error:
+        return undecodable(context.db) or describe(context.db)
+    except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError) as error:
         return [str(error)]
-    return []
 
 
 def _damaged(context: Context, why: str) -> Iterator[Seen]:
@@ -184,6 +210,8 @@ _BOOKS = {
             (SELECT count(*) FROM rejected_rows WHERE job_id = jobs.id))
         AND NOT EXISTS (SELECT 1 FROM losses WHERE job_id = jobs.id AND kind = 'rows' AND settled_at IS NULL)""",
     "jobs that are done although a task is open": f"SELECT count(*) FROM ({ENDED_TOO_EARLY})",
+    "tasks that have ended at no time": f"SELECT count(*) FROM tasks WHERE {NEVER_ENDED}",
+    "tasks that ended otherwise than their timelines say": f"SELECT count(*) FROM ({ENDED_OTHERWISE})",
 }
 
 

@@ -2,7 +2,6 @@
 
 import mmap
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,20 +9,22 @@ from hashlib import sha256
 from pathlib import Path
 
 import msgspec
+from isal import isal_zlib
 
 from crawler import urls
 from crawler.db import losses
+from crawler.db import segments as warc
 from crawler.db.connection import reading, writing
 from crawler.db.ledger import Ledger
 from crawler.doctor import REPAIR, Context, Seen
-from crawler.doctor.salvage import decoded
-from crawler.errors import CrawlerError, UrlError
+from crawler.errors import FetchError, UrlError
+from crawler.fetch.body import decoded
 from crawler.lpm import UNFINISHED, is_whole
-from crawler.models import Raw
 
-_SAMPLE = 200
 _SHOWN = 20
 _STEP = 1 << 16
+_GZIP = b"\x1f\x8b\x08\x00"
+"""The beginning of every member, which has no flags."""
 _GRACE_S = 60
 """What somebody at work may not have done yet."""
 
@@ -31,9 +32,11 @@ _GRACE_S = 60
 class Place(msgspec.Struct, frozen=True):
     """Where a result says that its page is, and what its body is known by."""
 
+    offset: int
     task: int
     length: int
     digest: str
+    final_url: str
 
 
 class Walk(msgspec.Struct):
@@ -42,7 +45,9 @@ class Walk(msgspec.Struct):
     size: int = -1
     """Negative where there is no such file."""
     good: set[int] = msgspec.field(default_factory=set)
-    """The offsets of results whose pages are as they should be."""
+    """The tasks whose pages are as they should be."""
+    digests: dict[int, str] = msgspec.field(default_factory=dict)
+    """What the pages of these tasks have for a digest, where the results say another: by all else it is the page."""
     gaps: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """Stretches without a whole record."""
     end: int = 0
@@ -54,12 +59,15 @@ def segments(context: Context) -> Iterator[Seen]:
     known = [name for (name,) in context.db.all(_KNOWN)]
     there = {path.name: path for path in sorted((context.folder / "raw").glob("[!.]*.warc.gz"))}
     [(total,)] = context.db.all("SELECT count(raw_segment) FROM results")
-    every, bad = 1 if context.repair else max(1, total // _SAMPLE), 0
+    bad = 0
     for number, name in enumerate(known, 1):
         context.tell(f"reading segment {number} of {len(known)}: {name} …")
         end, places = _places(context, name)
-        walk = _walk(there[name], end, places, every) if name in there else Walk()
-        lost = {offset: place for offset, place in places.items() if offset not in walk.good}
+        walk = _walk(there[name], end, places) if name in there else Walk()
+        if walk.digests:
+            bad += len(walk.digests)
+            yield _other_digests(context, name, walk.digests)
+        lost = [place for place in places if place.task not in walk.good and place.task not in walk.digests]
         bad += len(lost)
         if name in there and end is None:
             yield _unlisted(context, name, walk)
@@ -76,60 +84,98 @@ _KNOWN = """SELECT name FROM raw_segments
             UNION SELECT raw_segment FROM results WHERE raw_segment IS NOT NULL ORDER BY 1"""
 
 
-def _places(context: Context, name: str) -> tuple[int | None, dict[int, Place]]:
+def _places(context: Context, name: str) -> tuple[int | None, list[Place]]:
     """A segment's committed end and the pages in it, as of one moment: it may be growing."""
     with reading(context.db):
         row = context.db.one("SELECT end FROM raw_segments WHERE name = ?", (name,))
         rows = context.db.all(
-            "SELECT raw_offset, task, raw_length, body_sha256 FROM results WHERE raw_segment = ?", (name,)
+            "SELECT raw_offset, task, raw_length, body_sha256, final_url FROM results WHERE raw_segment = ?", (name,)
         )
-    return row[0] if row else None, {offset: Place(*place) for offset, *place in rows}
+    return row[0] if row else None, [Place(*place) for place in rows]
 
 
-def _walk(path: Path, end: int | None, places: dict[int, Place], every: int) -> Walk:
-    """Go through a segment record by record; of every so many pages the body is compared, too."""
+def _walk(path: Path, end: int | None, places: list[Place]) -> Walk:
+    """Go through a segment record by record, and compare the bodies of pages with what results say of them."""
     walk = Walk(path.stat().st_size)
     if walk.size == 0:
         return walk
+    at_offset: dict[int, list[Place]] = {}
+    for place in places:  # an unchanged page is at the place of the one it is the same as
+        at_offset.setdefault(place.offset, []).append(place)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         at, limit = 0, len(data) if end is None else min(end, len(data))
         while at < limit:
-            behind = _member(data, at, limit)
-            if behind is None:
-                following = data.find(b"\x1f\x8b\x08", at + 1, limit)
+            wanted = at_offset.get(at, [])
+            found = _member(data, at, limit, whole=bool(wanted))
+            if found is None:
+                following = data.find(_GZIP, at + 1, limit)
                 behind = limit if following < 0 else following
                 walk.gaps.append((at, behind))
             else:
-                place = places.get(at)
-                if place and place.length == behind - at and (len(walk.good) % every or _same(path, at, place)):
-                    walk.good.add(at)
+                behind, record = found
+                _compare(walk, record, [place for place in wanted if place.length == behind - at])
                 walk.end = behind
             at = behind
     return walk
 
 
-def _member(data: mmap.mmap, at: int, limit: int) -> int | None:
-    """The end of the gzip member that begins there, if it is a whole one with the right checksum."""
-    inflater, begin = zlib.decompressobj(wbits=31), at
+def _member(data: mmap.mmap, at: int, limit: int, whole: bool = False) -> tuple[int, bytes] | None:
+    """The end of the gzip member that begins there, if it is one with the right checksum, and its text (or the
+    beginning of that)."""
+    if data[at : at + len(_GZIP)] != _GZIP:
+        return None
+    inflater, begin = isal_zlib.decompressobj(wbits=31), at
+    texts: list[bytes] = []
     try:
         while at < limit and not inflater.eof:
             piece = data[at : min(at + _STEP, limit)]
             text = inflater.decompress(piece)
             if at == begin and not text.startswith(b"WARC/"[: len(text)]):
                 return None
+            if whole or not texts:
+                texts.append(text)
             at += len(piece)
-    except zlib.error:
+    except isal_zlib.error:  # type: ignore[misc]  # its stub does not tell that it is an exception
         return None
-    return at - len(inflater.unused_data) if inflater.eof else None
+    return (at - len(inflater.unused_data), b"".join(texts)) if inflater.eof else None
 
 
-def _same(path: Path, at: int, place: Place) -> bool:
-    """Whether the body there is the one that the result was made of."""
+def _compare(walk: Walk, record: bytes, places: list[Place]) -> None:
+    """Whether the body of a record is the one that results were made of."""
+    if not places:
+        return
     try:
-        _, body = decoded(path.parent, Raw(segment=path.name, offset=at, length=place.length))
-    except CrawlerError:
-        return False
-    return sha256(body).hexdigest() == place.digest
+        fields, head, received = warc.response(record)
+        digest = sha256(decoded(head, received, limit=1 << 30)).hexdigest()
+    except (ValueError, FetchError):
+        return
+    for place in places:
+        if digest == place.digest:
+            walk.good.add(place.task)
+        elif b"WARC-Target-URI: " + place.final_url.encode() in fields and _is_intact(fields, received):
+            walk.digests[place.task] = digest
+
+
+def _is_intact(fields: list[bytes], received: bytes) -> bool:
+    """Whether a body is as long ago, when it was written with its own digest."""
+    return b"WARC-Payload-Digest: sha256:" + sha256(received).hexdigest().encode() in fields
+
+
+def _other_digests(context: Context, name: str, digests: dict[int, str]) -> Seen:
+    """Results that know their pages by another digest than these have: it is the ledger that is damaged there."""
+    shown = _listed([_url(context, task) for task in list(digests)[:_SHOWN]], len(digests))
+    detail = f"body_sha256 of {len(digests)} results is not that of their pages in {name}, which are whole: {shown}"
+    if not context.repair:
+        return Seen("wrong", detail, REPAIR)
+    with context.lpm() as lpm:
+        with lpm.errors(), writing(lpm.durable.db):
+            lpm.durable.db.executemany(
+                "UPDATE results SET body_sha256 = ? WHERE task = ?",
+                [(digest, task) for task, digest in digests.items()],
+            )
+        for task in digests:
+            lpm.project(task)
+    return Seen("mended", detail)
 
 
 def _unlisted(context: Context, name: str, walk: Walk) -> Seen:
@@ -142,10 +188,10 @@ def _unlisted(context: Context, name: str, walk: Walk) -> Seen:
     return Seen("mended", detail)
 
 
-def _judge(context: Context, name: str, end: int, walk: Walk, lost: dict[int, Place], waits: bool) -> Iterator[Seen]:
+def _judge(context: Context, name: str, end: int, walk: Walk, lost: list[Place], waits: bool) -> Iterator[Seen]:
     what = "is missing" if walk.size < 0 else f"has {walk.size} of {end} bytes" if walk.size < end else "is damaged"
     if lost:
-        shown = _listed([_url(context, place.task) for place in list(lost.values())[:_SHOWN]], len(lost))
+        shown = _listed([_url(context, place.task) for place in lost[:_SHOWN]], len(lost))
         detail = f"{name} {what}: {len(lost)} pages cannot be read, their results are whole: {shown}"
         if waits:
             yield Seen("wrong", detail, f"bring {context.folder / 'raw' / name} back: mount its disk, or take a backup")
@@ -179,15 +225,16 @@ def _url(context: Context, task: int) -> str:
     return str(row[0]) if row else f"task {task}"
 
 
-def _forget(context: Context, name: str, lost: dict[int, Place]) -> None:
+def _forget(context: Context, name: str, lost: list[Place]) -> None:
     """Note at each task that its page is lost; its result no longer names a place."""
     with context.lpm() as lpm:
         with lpm.errors(), writing(lpm.durable.db):
             whose: Counter[int] = Counter()
-            for offset, place in lost.items():
+            for place in lost:
                 [(job_id,)] = lpm.durable.db.all("SELECT job_id FROM tasks WHERE id = ?", (place.task,))
                 whose.update([job_id] if job_id else [])
-                lpm.durable.event(place.task, "raw page damaged", {"segment": name, "offset": offset}, lpm.now())
+                about = {"segment": name, "offset": place.offset}
+                lpm.durable.event(place.task, "raw page damaged", about, lpm.now())
                 lpm.durable.db.execute(
                     "UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL WHERE task = ?",
                     (place.task,),
@@ -195,7 +242,7 @@ def _forget(context: Context, name: str, lost: dict[int, Place]) -> None:
             for job_id, count in whose.items():
                 what = f"the stored pages of {count:,} of its results were lost with {name}"
                 losses.note(lpm.durable.db, job_id, what, lpm.now(), losses.PAGES)
-        for place in lost.values():
+        for place in lost:
             if _projects(context, place.task):
                 lpm.project(place.task)
 
@@ -224,20 +271,21 @@ def _orphan(context: Context, path: Path) -> Iterator[Seen]:
 
 def _targets(path: Path) -> list[str]:
     """The URLs of the pages in a segment, as far as they can be read."""
-    found: dict[str, None] = {}
+    targets: dict[str, None] = {}
     if path.stat().st_size == 0:
         return []
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         at = 0
-        while at < len(data) and (behind := _member(data, at, len(data))) is not None:
-            head = zlib.decompressobj(wbits=31).decompress(data[at:behind], _STEP).partition(b"\r\n\r\n")[0]
+        while at < len(data) and (found := _member(data, at, len(data))) is not None:
+            behind, record = found
+            head = record.partition(b"\r\n\r\n")[0]
             for line in head.decode("utf-8", "replace").splitlines():
                 name, _, url = line.partition(": ")
                 with suppress(UrlError):
                     if name == "WARC-Target-URI" and urls.parse(url):
-                        found[url] = None
+                        targets[url] = None
             at = behind
-    return list(found)
+    return list(targets)
 
 
 def projections(context: Context) -> Iterator[Seen]:
@@ -245,7 +293,7 @@ def projections(context: Context) -> Iterator[Seen]:
     folder = context.folder / "pending"
     context.tell(f"reading {folder} …")
     due, gone = _expected(context, time.time() - _GRACE_S if context.alive else float("inf"))
-    files: dict[str, list[Path]] = {"unreadable": [], "left": [], "foreign": []}
+    files: dict[str, list[Path]] = {"unreadable": [], "other": [], "left": [], "foreign": []}
     whole = 0
     for path in folder.iterdir() if folder.is_dir() else ():
         kind = _kind(context, path, gone)
@@ -254,14 +302,18 @@ def projections(context: Context) -> Iterator[Seen]:
             files[kind].append(path)
         due.discard(path.stem)
     unreadable, left, foreign = files["unreadable"], files["left"], sorted(path.name for path in files["foreign"])
+    other = files["other"]
     if foreign:
         shown = _listed(foreign[:_SHOWN], len(foreign))
         yield Seen("note", f"{len(foreign)} files in pending/ are none of ours: {shown}")
     what = f"{len(due)} files are missing in pending/, {len(unreadable)} cannot be read, {len(left)} should be gone"
-    if not due and not unreadable and not left:
+    if other:
+        what += f", {len(other)} say something else than the ledger: "
+        what += _listed([path.stem for path in other[:_SHOWN]], len(other))
+    if not due and not unreadable and not left and not other:
         yield Seen("ok", f"{whole} results in pending/ are whole")
     elif context.repair:
-        for path in unreadable:
+        for path in unreadable + other:
             context.aside(path)
         for path in left:
             path.unlink(missing_ok=True)
@@ -269,7 +321,7 @@ def projections(context: Context) -> Iterator[Seen]:
             made = lpm.project_missing()
         yield Seen("mended", f"{what}; {made} were made again from the ledger")
     else:
-        yield Seen("wrong" if due or unreadable else "note", what, REPAIR)
+        yield Seen("wrong" if due or unreadable or other else "note", what, REPAIR)
 
 
 def _kind(context: Context, path: Path, gone: set[str]) -> str | None:
@@ -281,7 +333,24 @@ def _kind(context: Context, path: Path, gone: set[str]) -> str | None:
         return "foreign"
     if path.stem in gone:
         return "left"
-    return "whole" if is_whole(path) else "unreadable"
+    if not is_whole(path):
+        return "unreadable"
+    return "whole" if _agrees(context, path) else "other"
+
+
+def _agrees(context: Context, path: Path) -> bool:
+    """Whether a file has the record, the URLs and the digest that the ledger has; where not, one of both is damaged."""
+    row = context.db.one(
+        "SELECT record, url, final_url, body_sha256 FROM results JOIN tasks ON id = task WHERE task_id = ?",
+        (path.stem,),
+    )
+    if row is None:
+        return True  # the books tell that
+    with suppress(FileNotFoundError):  # it has just been sent
+        file = msgspec.json.decode(path.read_bytes())
+        there = [file.get(name) for name in ("url", "final_url", "raw_html_hash")]
+        return there == list(row[1:]) and file.get("data") == msgspec.json.decode(row[0])
+    return True
 
 
 def _expected(context: Context, before: float) -> tuple[set[str], set[str]]:

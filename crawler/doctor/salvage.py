@@ -17,7 +17,8 @@ from crawler.db import schema, segments
 from crawler.db.connection import Database, connect, writing
 from crawler.db.ledger import Ledger
 from crawler.doctor import leaves
-from crawler.doctor.losses import count_files, find_keys, make_job, make_jobs, prove
+from crawler.doctor.columns import index_of, mend
+from crawler.doctor.lost_rows import count_files, find_keys, make_job, make_jobs, prove
 from crawler.errors import CrawlerError, StoreError, UrlError
 from crawler.fetch.body import Body
 from crawler.models import NO_DEADLINE, Raw
@@ -46,8 +47,8 @@ def salvage(damaged: Path, target: Path, pending: Path, raw: Path, now: float) -
         _copy(damaged, copy)
         with contextlib.closing(connect(target)) as fresh:
             schema.migrate(fresh, target)
-            saved = _read_all(copy, fresh)
-            done = settle(fresh, pending, raw, now)
+            saved, mended = _read_all(copy, fresh, pending)
+            done = mended | settle(fresh, pending, raw, now)
             _require_sound(fresh, damaged)
     except BaseException:
         _remove(target)
@@ -69,7 +70,7 @@ def _remove(path: Path) -> None:
         Path(f"{path}{ending}").unlink(missing_ok=True)
 
 
-def _read_all(copy: Path, fresh: Database) -> dict[str, int]:
+def _read_all(copy: Path, fresh: Database, pending: Path) -> tuple[dict[str, int], dict[str, int]]:
     tables = {name: _columns(fresh, name) for (name,) in fresh.all(_TABLES)}
     with writing(fresh):
         fresh.execute(INDEXED)
@@ -82,10 +83,9 @@ def _read_all(copy: Path, fresh: Database) -> dict[str, int]:
         # An event looks like a loss that was not settled yet.
         fresh.execute("DELETE FROM losses WHERE kind NOT IN ('rows', 'pages')")
         fresh.execute(f"UPDATE tasks SET task_id = lower(hex(randomblob(16))) WHERE {SENSELESS['tasks']}")
-        fresh.execute(f"INSERT INTO no_input SELECT id FROM tasks WHERE {_BAD_INPUT}")
-        fresh.execute(f"UPDATE tasks SET input = NULL WHERE {_BAD_INPUT}")
-        fresh.execute("UPDATE tasks SET queue = 'default' WHERE queue NOT IN ('urgent', 'default')")
-    return {name: _count(fresh, name) for name in tables}
+        saved = {name: _count(fresh, name) for name in tables}
+        mended = mend(fresh, pending, index_of(copy))
+    return saved, {what: count for what, count in mended.items() if count}
 
 
 SENSELESS = {
@@ -110,6 +110,7 @@ def _columns(db: Database, table: str) -> list[Column]:
 
 def _copy(damaged: Path, copy: Path) -> None:
     """A copy with everything that was still in the log, so that it is one file."""
+    damaged = damaged.resolve()  # the log of a linked file is where that is
     for ending in ("", "-wal"):
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(f"{damaged}{ending}", f"{copy}{ending}")
@@ -153,7 +154,6 @@ INDEXED = """
     CREATE TEMP TABLE IF NOT EXISTS no_input (id INTEGER PRIMARY KEY)"""
 """What the indexes still know of tasks whose rows are lost: not their URLs, but whose they are; and the tasks whose
 input is lost."""
-_BAD_INPUT = "NOT json_valid(input) OR json_type(input) <> 'object'"
 _INDEXES = {
     "tasks_by_task_id": ("task_id",),
     "tasks_by_url": ("url_key", "parcel_id"),
@@ -213,6 +213,9 @@ def settle(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]
     with writing(db):
         db.execute(INDEXED)
         jobs = _count(db, "jobs")
+        # One that was completed is so only with its result, which is looked for next.
+        db.execute(f"UPDATE tasks SET status = e.kind FROM ({ENDED_OTHERWISE}) e WHERE e.task = tasks.id")
+        done["tasks that ended as their timelines say"] = db.changes()
         db.execute("CREATE INDEX by_place ON results(raw_segment, raw_offset)")
         done["results put back from pending/"] = sum(_put_back(db, raw, result) for result in _projected(pending))
         db.execute("DROP INDEX by_place")
@@ -246,8 +249,8 @@ def settle(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]
         done["ends of a Gateway's tasks to be reported again"] = db.changes()
         done["tasks pending again, their results being lost"] = _reopen(ledger, now)
         db.execute(
-            """UPDATE tasks SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0
-               WHERE (status = 'processing' AND owner IS NULL)
+            f"""UPDATE tasks SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0
+               WHERE (status = 'processing' AND owner IS NULL) OR {NEVER_ENDED}
                   OR status NOT IN ('pending', 'processing', 'completed', 'failed', 'skipped', 'expired')"""
         )
         done["tasks pending again, their state being unknown"] = db.changes()
@@ -279,7 +282,7 @@ class Projected(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     final_url: str
     scraped_at: datetime
-    data: dict[str, Any] = {}
+    data: msgspec.Raw = msgspec.Raw(b"{}")
     status_code: int = 200
     verdict: str = "ok"
     raw_html_hash: str = ""
@@ -300,6 +303,7 @@ def _projected(pending: Path) -> Iterator[Projected]:
     for path in pending.glob("[!.]*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             result = msgspec.json.decode(path.read_bytes(), type=Projected)
+            msgspec.json.decode(result.data, type=dict)
             if result.task_id == path.stem:
                 yield result
 
@@ -324,7 +328,7 @@ def _put_back(db: Database, raw: Path, result: Projected) -> bool:
     kind, size = _about(raw, result.raw)
     db.execute(
         "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
-        (row[0], msgspec.json.encode(result.data).decode(), result.final_url, result.status_code, kind, result.verdict,
+        (row[0], bytes(result.data).decode(), result.final_url, result.status_code, kind, result.verdict,
          size, result.raw_html_hash, 0.0, result.parse_duration_ms, result.parser.name, result.parser.version, *place,
          result.scraped_at.timestamp(), result.site.name, result.site.version),
     )  # fmt: skip
@@ -452,3 +456,12 @@ ENDED_TOO_EARLY = """
         EXISTS (SELECT 1 FROM tasks WHERE job_id = jobs.id AND status IN ('pending', 'processing'))
         OR EXISTS (SELECT 1 FROM job_links l JOIN tasks ON tasks.id = task WHERE l.job_id = jobs.id AND is_open))"""
 """Jobs that are done although a task of theirs is open."""
+NEVER_ENDED = "(status IN ('failed', 'skipped', 'expired') AND completed_at IS NULL)"
+"""Tasks in a final state that nothing has brought them into."""
+ENDED_OTHERWISE = """
+    SELECT e.task, e.kind FROM tasks t JOIN (
+        SELECT task, kind, max(id) FROM events WHERE kind IN ('completed', 'failed', 'skipped', 'expired', 'poison',
+            'unbundled', 'retry asked', 'handed out again', 'result lost') GROUP BY task) e ON e.task = t.id
+    WHERE t.status IN ('failed', 'skipped', 'expired') AND e.kind IN ('completed', 'failed', 'skipped', 'expired')
+        AND t.status <> e.kind"""
+"""Tasks that have another final state than the one their timelines end with, and that one."""

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from crawler.config import failpoint
+from crawler.db import owners, segments
 from crawler.db import results as ledger
-from crawler.db import segments
 from crawler.errors import UsageError
 from crawler.files import sync_folder
 from crawler.lpm import LocalPersistenceManager
@@ -48,9 +48,57 @@ class Exported(msgspec.Struct, frozen=True):
     pages: int
 
 
-def count_pending(lpm: LocalPersistenceManager) -> int:
-    """How many results lie in pending/."""
-    return sum(1 for _ in lpm.pending.glob("[!.]*.json"))
+class Files(msgspec.Struct, frozen=True):
+    """What lies in pending/: results, what should be one and is not, and what is none of ours."""
+
+    results: int
+    torn: int
+    missing: int | None = None
+    """None, as the next, where there is no ledger to compare with."""
+    foreign: int | None = None
+
+
+_IN_PENDING = """SELECT t.task_id FROM outbox o JOIN tasks t ON t.id = o.task JOIN results r ON r.task = o.task
+                 WHERE o.state <> 'synced' AND o.archived_at IS NULL"""
+_LAG_S = 10.0
+"""So much later than its commit a living writer may have written a file."""
+
+
+def look_at_files(lpm: LocalPersistenceManager, job: Job | None) -> Files:
+    """Look at every file in pending/ (or those of a job) and compare them with what the ledger has for it."""
+    condition, values = ledger.matching(job, None)
+    with lpm.errors():
+        due = {row[0] for row in lpm.ledger.db.all(f"{_IN_PENDING} AND {condition}", values)}
+        results = torn = foreign = 0
+        for path in lpm.pending.glob("[!.]*"):
+            name = path.stem if path.suffix == ".json" else ""
+            if name in due or lpm.ledger.db.one(f"{_IN_PENDING} AND {condition} AND t.task_id = ?", (*values, name)):
+                due.discard(name)
+                whole = _looks_whole(path)
+                results, torn = results + whole, torn + (not whole and path.exists())
+            elif job is None and not lpm.ledger.db.one("SELECT 1 FROM tasks WHERE task_id = ?", (name,)):
+                foreign += 1
+        latest = lpm.now() - _LAG_S if owners.living(lpm.owners) else lpm.now()
+        late = "o.created_at <= ? AND t.task_id IN (SELECT value FROM json_each(?))"
+        missing = lpm.ledger.db.all(f"{_IN_PENDING} AND {late}", (latest, msgspec.json.encode(list(due)).decode()))
+    return Files(results, torn, len(missing), foreign)
+
+
+def count_files(lpm: LocalPersistenceManager) -> Files:
+    """Look at every file in pending/ where there is no ledger to compare it with."""
+    whole = [_looks_whole(path) for path in lpm.pending.glob("[!.]*.json")]
+    return Files(results=sum(whole), torn=len(whole) - sum(whole))
+
+
+def _looks_whole(path: Path) -> bool:
+    """Whether a file begins with its name and ends as a result does: that tells torn ones without reading them all."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            head = file.read(64)
+            file.seek(-2, os.SEEK_END)
+            return head.startswith(b'{"task_id":"%s"' % os.fsencode(path.stem)) and file.read() == b"}\n"
+    except OSError:
+        return False
 
 
 def newest(lpm: LocalPersistenceManager, job: Job | None, limit: int) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
+from zlib import crc32
 
 import msgspec
 
@@ -304,9 +305,10 @@ class _Insert:
              row_input, carried.imported_at, carried.completed_at),
         )  # fmt: skip
         at = (place.segment, place.offset, place.length) if place else (None, None, None)
+        data = msgspec.json.encode(record.data)
         ledger.db.execute(
             f"INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {SAME_CONTENT})",
-            (task, msgspec.json.encode(record.data).decode(), record.final_url, record.status_code,
+            (task, data.decode(), record.final_url, record.status_code,
              carried.content_type, record.verdict, carried.bytes, record.raw_html_hash, carried.fetch_ms,
              record.parse_duration_ms, record.parser.name, record.parser.version, *at, record.scraped_at.timestamp(),
              record.site.name, record.site.version, record.raw_html_hash[:12], record.raw_html_hash),
@@ -317,6 +319,7 @@ class _Insert:
             "checksum": self._reader.checksum,
             "ledger": self._reader.manifest.ledger,
             "job": record.job,
+            "record_crc32": crc32(data),
         }
         if carried.external_id is not None:
             detail["external_id"] = carried.external_id

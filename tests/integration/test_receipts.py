@@ -1,11 +1,13 @@
 """A receipt never certifies what is not there: imports that broke off, files that are torn or gone."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.support.disk import Disk, can_mount
+from tests.support.patient import crawl
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 from tests.support.tasks import new
@@ -201,3 +203,66 @@ def test_an_unbundle_that_was_killed_is_told_and_completed(folder: Folder, site:
 
     assert folder.crawler("results", "unbundle", "stick.tar.zst", *other).returncode == 0
     assert folder.crawler("job", "verify", "stick.tar.zst", *other).returncode == 0
+
+
+def test_only_files_that_are_results_are_counted(folder: Folder) -> None:
+    """`results list` looks at each file: torn, empty, missing and foreign ones are told, not counted."""
+    crawl(folder.data, 20, 12)
+    pending = folder.data / "pending"
+    first, second, third, fourth, *_ = sorted(pending.iterdir())
+    first.write_bytes(b"")
+    second.write_bytes(second.read_bytes()[:-2])
+    third.write_bytes(bytes(third.stat().st_size))
+    fourth.unlink()
+    (pending / ("0" * 32 + ".json")).write_text('{"task_id":"' + "0" * 32 + '","data":{},"url":"http://x.example/"}\n')
+    (pending / "notes.txt").write_text("mine")
+
+    told = folder.crawler("results", "list").stdout
+    facts = json.loads(folder.crawler("results", "list", "--json").stdout)
+    of_job = json.loads(folder.crawler("results", "list", "--job", "job", "--json").stdout)
+
+    assert f"8 results in {pending}/" in told
+    assert "3 more files are torn and 1 are missing; python -m crawler doctor --repair makes them again" in told
+    assert "2 files there are none of this store's" in told
+    assert facts["results"] == of_job["results"] == 8
+    assert facts["files"] == {"results": 8, "torn": 3, "missing": 1, "foreign": 2}
+
+    # `analyze` makes them again, and counts no stranger's
+    analysed = folder.crawler("analyze", str(pending)).stdout
+    assert "12 results; 60.0 % success" in analysed
+    assert "4 files were missing or torn, and were made again from the ledger" in analysed
+    assert "no task of this store has this name" in analysed
+    assert json.loads(folder.crawler("results", "list", "--json").stdout)["files"]["torn"] == 0
+
+
+def test_a_copied_folder_is_read_as_it_is(folder: Folder) -> None:
+    """Without its ledger, what is torn in a folder is told and nothing is written; none of it gives no rate."""
+    crawl(folder.data, 5, 5)
+    copy = folder.path / "copy"
+    shutil.copytree(folder.data / "pending", copy)
+    for path in copy.iterdir():
+        path.write_bytes(path.read_bytes()[:40])
+    before = {path.name: path.read_bytes() for path in copy.iterdir()}
+
+    torn = folder.crawler("analyze", str(copy))
+    assert (torn.returncode, torn.stdout) == (2, "")
+    assert "there are no results in it; 5 could not be read" in torn.stderr
+
+    shutil.copy(next((folder.data / "pending").iterdir()), copy)
+    some = folder.crawler("analyze", str(copy))
+    assert "1 results; 100.0 % success" in some.stdout
+    assert "4 could not be read as results" in some.stdout
+    assert {path.name for path in copy.iterdir()} == before.keys()
+
+
+def test_resume_does_not_pass_over_pages_that_are_gone(folder: Folder) -> None:
+    """Where raw/ is gone, `resume` says so as `job verify` does, until that is accepted."""
+    crawl(folder.data, 10, 10)
+    shutil.rmtree(folder.data / "raw")
+
+    resumed = folder.crawler("resume")
+    assert resumed.returncode == folder.crawler("job", "verify", "job").returncode == 5
+    assert "with 10 pages of the results, is missing" in resumed.stdout
+
+    folder.crawler("job", "accept", "job")
+    assert folder.crawler("resume").returncode == folder.crawler("job", "verify", "job").returncode == 0

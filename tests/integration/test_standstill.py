@@ -13,6 +13,7 @@ from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import Books
 from crawler.process import read_stack
+from tests.support.patient import change, crawl, empty_index
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 
@@ -60,6 +61,52 @@ def test_run_says_that_tasks_wait_to_be_tried_again(folder: Folder, site: Site) 
     wait_for(lambda: "1 tasks wait to be tried again" in folder.log(run), 60, "the reason")
 
     assert run.wait(60) == 0
+
+
+@pytest.mark.parametrize("index", ["tasks_due", "tasks_waiting"])
+def test_open_tasks_that_no_worker_finds_are_told(tmp_path: Path, index: str) -> None:
+    """Where an index lacks its entries, `run`, `resume` and `status` say so, and how to mend it."""
+    crawl(tmp_path, 10, 0)
+    if index == "tasks_waiting":
+        change(tmp_path, "UPDATE tasks SET not_before = 5")
+    empty_index(tmp_path, index)
+    lpm = LocalPersistenceManager(tmp_path)
+    owner = owners.Owner(lpm.owners, "worker", slots=1)
+    standstill = Standstill(Settings(data_dir=tmp_path, min_free=0), lpm, None)
+
+    said = standstill.examine(lpm.ledger.progress(None), 20.0)
+    at_once = standstill.at_once(lpm.ledger.progress(None))
+    owner.close()
+    lpm.close()
+
+    assert said.startswith(f"the index {index} of lpm.db has 0 entries for 10 tasks")
+    assert said.endswith("python -m crawler doctor --repair")
+    assert at_once == said
+
+
+def test_a_receipt_counts_rows_and_not_only_an_index(folder: Folder) -> None:
+    """An index that hides open tasks makes neither `resume` nor `job verify` say that all is done."""
+    crawl(folder.data, 10, 0)
+    empty_index(folder.data, "tasks_by_job")
+
+    resumed, verified = folder.crawler("resume"), folder.crawler("job", "verify", "job")
+
+    assert (resumed.returncode, verified.returncode) == (5, 5), (resumed, verified)
+    assert "the index tasks_by_job of lpm.db has 0 entries for 10 tasks" in resumed.stdout
+    assert "doctor --repair" in verified.stdout
+
+
+@pytest.mark.parametrize("command", [("status",), ("resume",), ("job", "verify", "job"), ("job", "list")])
+def test_a_state_that_nobody_knows_is_damage(folder: Folder, command: tuple[str, ...]) -> None:
+    """A task that is neither open nor done is not left out of a count without a word."""
+    crawl(folder.data, 10, 10)
+    change(folder.data, "UPDATE tasks SET status = 'completee' WHERE id = 3")
+
+    said = folder.crawler(*command)
+
+    assert said.returncode == 4
+    assert "1 tasks are in a state that this program does not know" in said.stderr
+    assert "python -m crawler doctor --repair" in said.stderr
 
 
 def test_a_failing_restart_is_shown_while_it_lasts(folder: Folder, site: Site) -> None:

@@ -73,3 +73,48 @@ def change(data: Path, sql: str) -> None:
     lpm = LocalPersistenceManager(data)
     lpm.durable.db.execute(sql)
     lpm.close()
+
+
+def spoil(data: Path, table: str, before: bytes, after: bytes) -> None:
+    """Write other bytes over some in a row of a table, and over nothing else: no index knows of it."""
+    path = data / "lpm.db"
+    content = path.read_bytes()
+    assert len(before) == len(after)
+    rows = f"SELECT * FROM {table} NOT INDEXED"
+    sound = ledger(data, rows)
+    for number in pages_of(path, table, "leaf"):
+        at = content.find(before, (number - 1) * 4096, number * 4096)
+        while at >= 0:
+            path.write_bytes(content[:at] + after + content[at + len(after) :])
+            if ledger(data, rows) != sound:  # pages also keep bytes of rows that stand elsewhere by now
+                return
+            at = content.find(before, at + 1, number * 4096)
+    raise AssertionError(f"{before!r} is in no row of {table}")
+
+
+def empty_index(data: Path, name: str) -> None:
+    """Take every entry out of an index: each of its pages is sound, and belongs to it."""
+    path = str(data / "lpm.db")
+    db = apsw.Connection(path)
+    [(sql,)] = db.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (name,)).fetchall()
+    db.close()
+    for definition in (f"{sql} {'AND' if 'WHERE' in str(sql) else 'WHERE'} 0", sql):
+        db = apsw.Connection(path)
+        db.execute("PRAGMA writable_schema = 1")
+        db.execute("UPDATE sqlite_schema SET sql = ? WHERE name = ?", (definition, name))
+        db.close()
+        if definition is not sql:
+            db = apsw.Connection(path)
+            db.execute(f"REINDEX {name}")
+            db.close()
+
+
+def swap_index(data: Path, name: str, table: str) -> None:
+    """Overwrite the first page of an index with one of a table: it is sound, but not of this index."""
+    path = data / "lpm.db"
+    db = apsw.Connection(str(path))
+    [(root,)] = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)).fetchall()
+    db.close()
+    content, target, source = bytearray(path.read_bytes()), int(str(root)), pages_of(path, table, "leaf")[0]
+    content[(target - 1) * 4096 : target * 4096] = content[(source - 1) * 4096 : source * 4096]
+    path.write_bytes(content)

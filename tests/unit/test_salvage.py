@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from crawler.doctor import exit_code
 from crawler.errors import StoreError
 from crawler.lpm import LocalPersistenceManager
 from tests.support.patient import change, crawl, ledger, look, of, pages_of, wipe, wrong
-from tests.support.tasks import done, new
+from tests.support.tasks import done, new, open_job
 
 
 @pytest.mark.parametrize(
@@ -155,6 +156,47 @@ def test_a_lost_ledger_is_made_again_from_pending(tmp_path: Path, content: bytes
     lpm.bury()
     assert len(list(lpm.raw.glob("*.warc.gz"))) == 1
     lpm.close()
+
+
+def test_the_log_of_a_linked_ledger_is_read_too(tmp_path: Path) -> None:
+    """Where lpm.db is a link to another disk, its log is there, and a repair saves what is in it."""
+    crawl(tmp_path / "living", 20, 10)
+    lpm = LocalPersistenceManager(tmp_path / "living")
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 5)))
+    data, far = tmp_path / "data", tmp_path / "far"
+    shutil.copytree(tmp_path / "living", data)
+    lpm.close()
+    far.mkdir()
+    for path in data.glob("lpm.db*"):
+        path.rename(far / path.name)
+    (data / "lpm.db").symlink_to(far / "lpm.db")
+    shutil.rmtree(data / "pending")
+    wipe(far / "lpm.db", pages_of(far / "lpm.db", "tasks_by_task_id", "leaf")[0])
+
+    look(data, repair=True)
+
+    assert ledger(data, "SELECT count(*) FROM results") == [(15,)]
+
+
+def test_a_ledger_whose_log_was_lost_is_not_begun_anew(tmp_path: Path) -> None:
+    """Where all was in the log still, and that is gone, no new ledger takes the place of the results that are there."""
+    lpm = LocalPersistenceManager(tmp_path / "living")
+    job = open_job(lpm)
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(10)], job=job)
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 5)))
+    data = tmp_path / "data"
+    shutil.copytree(tmp_path / "living", data)
+    lpm.close()
+    for ending in ("-wal", "-shm"):
+        (data / f"lpm.db{ending}").unlink()
+
+    with pytest.raises(StoreError, match="missing or empty, but 6 files of results are there"):
+        LocalPersistenceManager(data).close_after_check()
+    assert "there is nothing in it, but pending/ and raw/ hold 5 and 1 files" in of(look(data), "ledger", "wrong")[0]
+
+    look(data, repair=True)
+    assert ledger(data, "SELECT count(*) FROM results JOIN tasks ON id = task") == [(5,)]
+    assert of(look(data), "jobs", "wrong")  # its open tasks are lost, and it says so
 
 
 def test_results_that_an_older_ledger_does_not_know_are_put_back(tmp_path: Path) -> None:

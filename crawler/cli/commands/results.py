@@ -45,22 +45,28 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
     """
     wanted = limit or (20 if sys.stdout.isatty() and not as_json else 0)
     lpm = LocalPersistenceManager(config.load().data_dir)
-    items, sent = list[dict[str, Any]](), Delivery()
+    items, sent, files = list[dict[str, Any]](), Delivery(), None
     if job_name or LocalPersistenceManager.exists(lpm.folder):
         try:
             with stored() as lpm:
                 job = lpm.ledger.job(job_name) if job_name else None
                 sent, items = lpm.ledger.delivery(job), store.newest(lpm, job, wanted) if wanted else items
+                files = store.look_at_files(lpm, job)
         except StoreError as error:
             if job_name or wanted:
                 raise
             say(f"only files are counted: {error}")  # they are there without the ledger too
-    count = sent.pending if job_name else store.count_pending(lpm)
+    files = files or store.count_files(lpm)
     if as_json:
-        facts: dict[str, Any] = {"results": count, "folder": str(lpm.pending), "delivery": sent}
+        facts: dict[str, Any] = {"results": files.results, "folder": str(lpm.pending), "files": files, "delivery": sent}
         print_json(facts | ({"items": [{name: i[name] for name in LISTED} for i in items]} if limit else {}))
         return
-    print(_how_many(count, sent, lpm.pending))
+    print(_how_many(files.results, sent, lpm.pending))
+    if files.torn or files.missing:
+        missing = "" if files.missing is None else f" and {files.missing:,} are missing"
+        print(f"  {files.torn:,} more files are torn{missing}; python -m crawler doctor --repair makes them again")
+    if files.foreign:
+        print(f"  {files.foreign:,} files there are none of this store's")
     if items:
         _show_table(items)
 

@@ -32,6 +32,7 @@ from crawler.cli.output import (
 from crawler.cli.session import robots_option, session_options
 from crawler.cli.standstill import Standstill
 from crawler.config import Settings
+from crawler.db.books import REPAIR
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, JobOptions
@@ -207,6 +208,9 @@ def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> 
         delivery = lpm.ledger.delivery(job)
         missing = {each.name: lpm.unaccounted(each) for each in lpm.ledger.jobs()} if not job else {}
         unaccounted = [f"{name}: {what}" for name, problems in missing.items() for what in problems]
+        if not job:
+            unaccounted += [f"{fault}; {REPAIR}" for fault in lpm.ledger.index_faults()]
+            unaccounted += [f"{what}; python -m crawler doctor tells more" for what in lpm.missing_pages()]
         if job:
             lpm.ledger.report_job(job)
     if as_json:
