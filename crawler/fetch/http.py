@@ -176,7 +176,7 @@ class Client:
             raise
         keep = False
         try:
-            connection.send(sent, request.body or b"")
+            connection.send(sent, request.body or b"", request.budget)
             try:
                 head = await _final_head(connection, request.budget)
             except (Closed, FetchError) as error:

@@ -193,3 +193,38 @@ def test_a_process_without_memory_charges_no_page(folder: Folder, site: Site) ->
     folder.wait_until_done(len(few) + len(pages), 120)
     assert ends(folder) == dict.fromkeys([*few, *pages], COLLECTED)
     assert folder.children() == [child]
+
+
+def test_pages_that_stall_with_much_memory_keep_no_other_from_being_claimed(folder: Folder, site: Site) -> None:
+    """Hundreds of pages of 9.9 MB whose servers fall silent give way to pages of other hosts, and end by themselves."""
+    # Given pages that nobody gives up soon, on one host, and good ones on three others, all in one child
+    configure(folder, 900)
+    folder.env |= {"CRAWLER_PAGES": "256", "CRAWLER_ALLOW_NETS": "127.0.0.0/8"}
+    worker = folder.worker(concurrency=1)
+    [child] = folder.children()
+    before = peak(child)
+    stalled = [f"{site.url}/stall/unpacked?{n}" for n in range(200)]
+    with contextlib.ExitStack() as stack:
+        hosts = [stack.enter_context(Pages(f"127.0.0.{n}")) for n in (2, 3, 4)]
+        bring(folder, stalled)
+        wait_for(lambda: any("of memory" in text for text in troubles(folder)), 60, "the memory to be full")
+
+        # When the good ones come, then they are collected although no stalled one has ended
+        good = [url for host in hosts for url in host.parcels(40)]
+        bring(folder, good)
+        folder.wait_until_completed(len(good), 300)
+    found = ends(folder)
+    assert {url: found[url] for url in good} == dict.fromkeys(good, COLLECTED)
+    assert {found[url][0] for url in stalled} <= {"pending", "processing"}
+    assert {found[url][3:] for url in stalled} == {(0, 0)}
+    assert folder.children() == [child]
+    assert peak(child) - before < Memory().most + 150_000_000
+
+    # And when they are given up soon, each ends with its own reason
+    worker.terminate()
+    worker.wait(120)
+    configure(folder, 2)
+    folder.worker(concurrency=1)
+    folder.wait_until_done(len(good) + len(stalled), 600)
+    found = ends(folder)
+    assert {found[url][:2] + found[url][3:] for url in stalled} == {("failed", "timeout", 1, 0)}

@@ -6,12 +6,12 @@ import errno
 import os
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from crawler.errors import FetchError, OwnShortage, shortage_of
+from crawler.errors import FetchError, GaveWay, OwnShortage, shortage_of
 from crawler.fetch import proxy
 from crawler.fetch.budget import Budget, Memory
 from crawler.fetch.egress import lack_of_descriptors, lack_of_ports
@@ -23,6 +23,7 @@ from crawler.sites.config import load
 from tests.support import tls
 from tests.support.serving import serving
 from tests.support.site import Site
+from tests.support.stack import PATIENCE_S
 from tests.support.tasks import page
 
 
@@ -154,3 +155,55 @@ def test_a_page_that_there_is_no_memory_for_is_not_blamed(tmp_path: Path) -> Non
     for status in (200, 404):
         with pytest.raises(OwnShortage):
             examine(page(status=status), load(tmp_path).of("http://a.example/"), Budget(memory=memory))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+
+
+WAITS = {
+    "in the head": b"HTTP/1.1 200 OK\r\nA: " + b"x" * 200_000,
+    "in the body": b"HTTP/1.1 200 OK\r\nContent-Length: 250000\r\n\r\n" + b"x" * 200_000,
+    "in a chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40000\r\n" + b"x" * 200_000,
+    "without an end": b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 200_000,
+}
+
+
+@pytest.mark.parametrize("sent", WAITS.values(), ids=WAITS)
+def test_what_waits_in_a_connection_is_counted_and_can_give_way(sent: bytes) -> None:
+    """Wherever its server falls silent, a page's bytes are counted once, and are free when it gives way or ends."""
+    memory = Memory()
+    elder = Budget(memory=memory)
+    elder.hold(memory.limit // 2)  # the first ones need not give way
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(sent)
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        async with serving(talk) as port, Client(1_000_000) as client:
+            budgets = [Budget(memory=memory) for _ in range(2)]
+            url = f"http://127.0.0.1:{port}/"
+            pages = [
+                asyncio.create_task(client.fetch(Request(url=url, loopback=True, timeout_s=600, budget=budget)))
+                for budget in budgets
+            ]
+            await until(lambda: memory.used >= memory.limit // 2 + 2 * 200_000)
+            assert memory.used < memory.limit // 2 + 2 * 201_000
+            await until(memory.relieve)
+            done, _ = await asyncio.wait(pages, return_when=asyncio.FIRST_COMPLETED)
+            assert [type(page.exception()) for page in done] == [GaveWay]
+            for page in pages:
+                page.cancel()
+            await asyncio.gather(*pages, return_exceptions=True)
+            for budget in budgets:
+                budget.release()
+
+    asyncio.run(work())
+    assert memory.used == memory.limit // 2
