@@ -15,7 +15,7 @@ import msgspec
 from crawler.errors import FetchError, GaveWay, OwnShortage, shortage_of
 from crawler.fetch import wire
 from crawler.fetch.budget import Budget
-from crawler.fetch.egress import Egress, Reach, lack_of_descriptors
+from crawler.fetch.egress import Egress, Reach, lack_now
 from crawler.fetch.proxy import Proxy
 
 KEEP_S = 5.0
@@ -407,7 +407,7 @@ class Pool:
 def _verified() -> ssl.SSLContext:
     """TLS as it must be: certificates checked against the system's, or those of SSL_CERT_FILE and SSL_CERT_DIR."""
     context = ssl.create_default_context()
-    if lack := lack_of_descriptors():  # then certificates may be missing without a word, and would be for good
+    if lack := lack_now():  # then certificates may be missing without a word, and would be for good
         raise OwnShortage(lack)
     context.set_alpn_protocols(["http/1.1"])
     return context

@@ -3,12 +3,18 @@
 import asyncio
 import contextlib
 import errno
+import gzip
 import os
+import re
 import resource
 import socket
+import subprocess
+import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import brotli
 import pytest
 
 from crawler.errors import FetchError, GaveWay, OwnShortage, shortage_of
@@ -25,6 +31,11 @@ from tests.support.serving import serving
 from tests.support.site import Site
 from tests.support.stack import PATIENCE_S
 from tests.support.tasks import page
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 
 @contextlib.contextmanager
@@ -207,3 +218,43 @@ def test_what_waits_in_a_connection_is_counted_and_can_give_way(sent: bytes) -> 
 
     asyncio.run(work())
     assert memory.used == memory.limit // 2
+
+
+LONG = bytes(range(32, 127)) * 94_000
+CODED: dict[str, bytes] = {
+    "": LONG,
+    "gzip": gzip.compress(LONG, 1),
+    "deflate": zlib.compress(LONG, 1),
+    "br": brotli.compress(LONG, quality=1, lgwin=24),
+    "zstd": zstd.compress(LONG, options={zstd.CompressionParameter.window_log: 23}),
+}
+CODED["br, gzip"] = gzip.compress(CODED["br"])
+
+
+def test_a_process_with_hardly_any_memory_charges_no_page(tmp_path: Path) -> None:
+    """Whatever the codings and with TLS: decoders and OpenSSL say that a page is bad, but it is we who lack memory."""
+    certificates = tls.make(tmp_path)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            asked = await reader.readuntil(b"\r\n\r\n")
+            coding, body = [*CODED.items()][int(asked.split(b"/")[1].split()[0])]
+            head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {coding}\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            await writer.drain()
+
+    async def work() -> tuple[bytes, list[str]]:
+        secure = tls.identity(certificates, "good")
+        async with serving(talk) as port, serving(talk, tls=secure) as secure_port:
+            urls = [f"http://127.0.0.1:{port}/{number}" for number in range(len(CODED))]
+            urls += [f"http://localhost:{port}/1", f"https://127.0.0.1:{secure_port}/3"]
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.support.tight", *urls),
+                stdout=subprocess.PIPE,
+                env=os.environ | {"SSL_CERT_FILE": str(certificates / "ca.pem")},
+            )
+            return (await process.communicate())[0], urls
+
+    printed, urls = asyncio.run(work())
+    found = re.findall(r"(?m)^(\S+): [1-9]\d* pages, [1-9]\d* times short$", printed.decode())
+    assert (found, len(printed.splitlines())) == (urls, len(urls)), printed.decode()
