@@ -20,6 +20,7 @@ import pytest
 from crawler.errors import FetchError, GaveWay, OwnShortage, shortage_of
 from crawler.fetch import proxy
 from crawler.fetch.budget import Budget, Memory
+from crawler.fetch.connection import _verified
 from crawler.fetch.egress import lack_of_descriptors, lack_of_ports
 from crawler.fetch.http import Client, Request
 from crawler.fetch.robots import Robots
@@ -258,3 +259,8 @@ def test_a_process_with_hardly_any_memory_charges_no_page(tmp_path: Path) -> Non
     printed, urls = asyncio.run(work())
     found = re.findall(r"(?m)^(\S+): [1-9]\d* pages, [1-9]\d* times short$", printed.decode())
     assert (found, len(printed.splitlines())) == (urls, len(urls)), printed.decode()
+
+
+def test_no_server_chooses_what_a_handshake_costs() -> None:
+    """DHE is not offered, as in browsers: with numbers of 10,000 bits it takes half a second that no page pays for."""
+    assert not [cipher["name"] for cipher in _verified().get_ciphers() if cipher["name"].startswith("DHE")]
