@@ -15,6 +15,7 @@ CrawlerError
 ├── FetchError              one fetch of one page ended without a page
 ├── NotNow                  a domain may be asked again only later; no failure
 └── OwnShortage             this process or machine lacks memory, descriptors or the like; no page's fault
+    └── GaveWay             … namely memory for this page, which others need more
 """
 
 import errno
@@ -137,6 +138,10 @@ class OwnShortage(CrawlerError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class GaveWay(OwnShortage):
+    """A page had to give way to others in the memory of its process; it is fetched again when it is their turn."""
 
 
 _LACKS = {

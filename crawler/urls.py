@@ -66,6 +66,8 @@ def normal(text: str) -> str:
     if "@" in authority:
         authority = authority.rpartition("@")[2]
         href = f"{scheme}://{authority}/{tail}"
+    if len(authority) > MAX_HOST:  # an international name is longer in its ASCII form
+        raise UrlError(f"the host has more than {MAX_HOST} characters")
     if authority.endswith(":0"):
         raise UrlError("port 0 cannot be connected to")
     return href

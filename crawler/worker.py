@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, partial
@@ -24,7 +25,7 @@ from crawler.config import Settings, failpoint
 from crawler.db.acts import HELD
 from crawler.db.ledger import Due, Place, Suspect
 from crawler.db.owners import Owner
-from crawler.errors import NotNow, StoreError, shortage_of
+from crawler.errors import GaveWay, NotNow, StoreError, shortage_of
 from crawler.fetch.budget import Budget, Memory
 from crawler.fetch.http import Client
 from crawler.fetch.robots import Robots
@@ -37,7 +38,7 @@ from crawler.resilience.permit import LEASE_S, Ask, Permit, Report
 from crawler.scraping import pipeline
 from crawler.scraping.passage import Passage
 from crawler.sites import config as sites
-from crawler.writer import Writer, given_back, internal_failure
+from crawler.writer import SHORT_S, Writer, given_back, internal_failure
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,10 @@ SUSPECT_WAIT_S = 30.0
 """A suspect that nobody had a free moment for in so long is waited for: nothing else is claimed until it can go."""
 SHORTAGE_S = 1.0
 """How long nothing is claimed after this process lacked memory, descriptors or the like."""
+CALM_S = 5.0
+"""How long nothing is lacking before the log says so: what comes and goes is said once."""
+GIVE_WAY_MOST_S, MAX_GAVE_WAY = 300.0, 10_000
+"""How long a page waits at most that gave way; each time doubles it. Of so many pages the times are remembered."""
 STOP_GRACE_S = 3.0
 """How long pages in flight may go on when a stop is asked for."""
 
@@ -120,6 +125,7 @@ class Worker:
         self._memory = Memory(settings.max_body)
         self._budgets: dict[tuple[int, int], Budget] = {}
         """Of pages that are not stored yet, by task and fence."""
+        self._gave_way: OrderedDict[int, int] = OrderedDict()  # how often, by task
         self._pages: set[asyncio.Task[None]] = set()
         self._calls: set[asyncio.Task[Any]] = set()
         self._fetching: dict[int, float] = {}
@@ -130,13 +136,12 @@ class Worker:
         """Task and fence of every lease that this process knows of."""
         self._few = min(FEW_PAGES, settings.pages)
         self._most = self._few
-        self._was_full = self._was_short = self._reporting = False
-        self._last_domain = ""
-        self._claim_trouble = ""
-        self._shortage, self._short_until, self._told = "", 0.0, ""
+        self._was_full = self._was_short = self._reporting = self._tries_suspect = False
+        self._last_domain = self._claim_trouble = ""
+        self._shortage = self._told = ""
+        self._short_until = self._short_at = self._suspect_not_before = 0.0
         self._pause_s = POLL_S
         self._suspect: Suspect | None = None
-        self._suspect_not_before, self._tries_suspect = 0.0, False
         self._complained = -60.0
         self._room_seen = -ROOM_S
         self._no_room: str | None = None
@@ -305,9 +310,11 @@ class Worker:
         room = self._room()
         self._tries_suspect = self._tries_suspect and not self._idle
         full = room <= 0 or self._unsaved >= MAX_UNSAVED
-        if full or self._tries_suspect or self._writer.trouble or self._is_short:
+        if full or self._tries_suspect or self._writer.trouble or time.monotonic() < self._short_until:
             return [], True
         try:
+            if self._memory.is_full and not await self._relieve(queues):
+                return [], True
             claimed = await self._loop.run_in_executor(self._claims, self._claim_now, queues, room)
         except StoreError as error:
             self._claim_trouble = str(error)
@@ -323,6 +330,15 @@ class Worker:
             self._claim_trouble = ""
             log.warning("the store can be used again; work goes on")
         return claimed
+
+    async def _relieve(self, queues: Sequence[str]) -> bool:
+        """Where others wait, have a page give way whose server stalls; whether there is room for them then."""
+        is_due = await self._loop.run_in_executor(self._claims, self._has_due, queues)
+        return is_due and self._memory.relieve() and not self._memory.is_full
+
+    def _has_due(self, queues: Sequence[str]) -> bool:
+        with self._lpm.errors():
+            return self._lpm.ledger.has_due(queues)
 
     @property
     def _is_short(self) -> bool:
@@ -343,11 +359,15 @@ class Worker:
         trouble = self._trouble()
         if trouble != self._told:
             self._owner.trouble(trouble)
-        if self._is_short and not self._was_short:
-            log.warning("nothing more is claimed for now: %s", trouble)
-        elif self._was_short and not self._is_short:
+        now = time.monotonic()
+        if self._is_short:
+            if not self._was_short:
+                log.warning("nothing more is claimed for now: %s", trouble)
+            self._was_short, self._short_at = True, now
+        elif self._was_short and now - self._short_at > CALM_S:
             log.warning("what was lacking is there again; work goes on")
-        self._told, self._was_short = trouble, self._is_short
+            self._was_short = False
+        self._told = trouble
 
     def _room(self) -> int:
         """How many more pages may be in flight; the slow ones, which began first, make room for others."""
@@ -527,11 +547,20 @@ class Worker:
 
     def _broken_off(self, begun: Outcome, error: Exception) -> Outcome:
         """The end of an attempt in an error that is not its page's: a defect must cost one page, never the worker."""
+        if isinstance(error, GaveWay):
+            return given_back(begun, str(error), self._note_way(begun.task.id))
         if lack := shortage_of(error):
             self._note_shortage(lack)
             return given_back(begun, lack)
         log.exception("an unforeseen error; the task has failed", extra={"task_id": begun.task.task_id})
         return internal_failure(begun.task, self._name, error)
+
+    def _note_way(self, task: int) -> float:
+        """A page has given way to others: how long it waits now, longer each time."""
+        times = self._gave_way[task] = self._gave_way.pop(task, 0) + 1
+        while len(self._gave_way) > MAX_GAVE_WAY:
+            self._gave_way.popitem(last=False)
+        return min(SHORT_S * (1 << min(times - 1, 10)), GIVE_WAY_MOST_S)
 
     async def _attempt(self, begun: Outcome, booking: Booking | None) -> Outcome:
         task = begun.task
@@ -555,6 +584,7 @@ class Worker:
         budget = self._budgets[task.id, task.fence] = Budget(
             self._settings.stall_s * CPU_SHARE, self._memory, partial(self._mark, task.id)
         )
+        budget.times = self._gave_way.get(task.id, 0)
         self._fetching[task.id] = time.monotonic()
         try:
             return await pipeline.scrape(
@@ -563,6 +593,7 @@ class Worker:
         except asyncio.CancelledError:
             return msgspec.structs.replace(begun, sent=tuple(passage.sent))
         except Exception as error:
+            budget.release()  # nothing of the page is kept
             return self._broken_off(msgspec.structs.replace(begun, sent=tuple(passage.sent), rule=rule), error)
         finally:
             self._fetching.pop(task.id, None)
@@ -598,6 +629,8 @@ class Worker:
             self._held.discard((outcome.task.id, outcome.task.fence))
             if budget := self._budgets.pop((outcome.task.id, outcome.task.fence), None):
                 budget.release()
+            if not outcome.shortage:
+                self._gave_way.pop(outcome.task.id, None)
             slot = self._slots.pop(outcome.task.id, None)
             if slot is not None:
                 self._owner.end(slot)
@@ -634,7 +667,7 @@ class Worker:
 
     async def _take(self, task: int, domain: str, job_id: int | None) -> tuple[Claimed | None, float]:
         """Book a request for one task and lease it; else in how many seconds to ask again."""
-        if self._is_short:
+        if self._is_short and not (self._memory.is_full and self._memory.relieve()):
             return None, POLL_S
         errand = await self._loop.run_in_executor(self._claims, self._errand, job_id)
         rule = self._sites.rule(domain, errand.options.rate)

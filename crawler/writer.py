@@ -133,14 +133,14 @@ def _size(outcome: Outcome) -> int:
     return len(outcome.record) + (len(outcome.page.body) if outcome.page else 0)
 
 
-def given_back(outcome: Outcome, lack: str, clock: Callable[[], float] = time.time) -> Outcome:
+def given_back(outcome: Outcome, lack: str, wait_s: float = SHORT_S, clock: Callable[[], float] = time.time) -> Outcome:
     """The end of an attempt that this process broke off because it lacked something: as if there had been none."""
     return Outcome(
         task=outcome.task,
         status=TaskStatus.PENDING,
         worker=outcome.worker,
         error_message=f"broken off, because {lack}",
-        not_before=clock() + SHORT_S,
+        not_before=clock() + wait_s,
         charge=False,
         shortage=True,
         sent=outcome.sent,

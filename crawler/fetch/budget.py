@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from greenlet import getcurrent, greenlet
 
-from crawler.errors import FetchError, OwnShortage
+from crawler.errors import FetchError, GaveWay
 
 T = TypeVar("T")
 
@@ -24,16 +24,34 @@ MAX_IN_FLIGHT = 256_000_000
 """Bytes of pages in flight above which a process claims nothing: 25 of the largest at once, thousands of usual ones."""
 
 
+GROWTH, STALLED_S = 64_000, 2.0
+"""A page that holds at least so many bytes and has not grown by as many in so long gives way to those that wait."""
+
+SMALL_SHARE = 10
+"""A page that wants so many times less than another holds does not give way to it."""
+
+
+class _Share:
+    """What a page holds, and when it was seen to grow last."""
+
+    __slots__ = ("grown_at", "held", "seen")
+
+    def __init__(self, now: float) -> None:
+        self.held = self.seen = 0
+        self.grown_at = now
+
+
 class Memory:
     """The bytes of all pages that a process has in flight, from the first byte received to the commit of the result."""
 
-    def __init__(self, max_body: int = 0) -> None:
+    def __init__(self, max_body: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = max(MAX_IN_FLIGHT, 4 * max_body)
-        """Above it nothing is claimed."""
+        """Above it nothing is claimed, unless a page that stalls gives way."""
         self.most = self.limit + self.limit // 2
-        """Above it a page that wants more gives way: pages that were claimed below the limit may all grow at once."""
+        """Above it a page gives way at once: those that were claimed below the limit may all grow together."""
         self.used = 0
-        self._holders: dict[Budget, int] = {}
+        self._clock = clock
+        self._shares: dict[Budget, _Share] = {}
 
     @property
     def is_full(self) -> bool:
@@ -41,24 +59,69 @@ class Memory:
         return self.used >= self.limit
 
     def take(self, holder: "Budget", count: int) -> None:
-        """Count so many bytes more for a page; raises `OwnShortage` where it has to give way.
-
-        The page that has held bytes for longest never does, so that there is always one that goes on.
-        """
-        if self.used + count > self.most and holder is not next(iter(self._holders), holder):
-            raise OwnShortage(f"the pages in flight take {self.used:,} bytes of memory, and one of them wants more")
-        self._holders[holder] = self._holders.get(holder, 0) + count
+        """Count so many bytes more for a page; raises `GaveWay` where it has to give way, or has done so already."""
+        if holder.gave_way or (self.used + count > self.most and not self._make_room(holder, count)):
+            raise GaveWay(f"the pages in flight take {self.used:,} bytes of memory, and one of them had to give way")
+        share = self._shares.get(holder)
+        if share is None:
+            share = self._shares[holder] = _Share(self._clock())
+        share.held += count
         self.used += count
+        if share.held - share.seen >= GROWTH:
+            share.seen, share.grown_at = share.held, self._clock()
 
     def give(self, holder: "Budget", count: int | None = None) -> None:
         """Count so many bytes of a page no longer, or all that it has."""
-        held = self._holders.get(holder, 0)
-        left = 0 if count is None else held - count
-        self.used -= held - left
-        if left:
-            self._holders[holder] = left  # in its place: who came first stays the first
-        else:
-            self._holders.pop(holder, None)
+        share = self._shares.get(holder)
+        if share is None:
+            return
+        if count is None:
+            del self._shares[holder]
+        freed = share.held if count is None else count
+        share.held -= freed
+        self.used -= freed
+
+    def relieve(self) -> bool:
+        """Have the page give way that has not grown for longest, if that is long enough; whether there is one."""
+        before = self._clock() - STALLED_S
+        stalled = [holder for holder in self._movable() if self._shares[holder].grown_at <= before]
+        if not stalled:
+            return False
+        self._send_away(min(stalled, key=lambda holder: self._shares[holder].grown_at))
+        return True
+
+    def _make_room(self, holder: "Budget", count: int) -> bool:
+        """Whether a page may grow above all limits: a small one instead of the largest that reads from its server, and
+        the first of all, so that there is always one that goes on. What a page leaves is free only when it has ended,
+        so that large ones would outrun that."""
+        largest = max(self._movable(), key=lambda other: self._shares[other].held, default=holder)
+        wanted = count + (self._shares[holder].held if holder in self._shares else 0)
+        if largest is not holder and SMALL_SHARE * wanted <= self._shares[largest].held:
+            self._send_away(largest)
+            return True
+        return holder is next(iter(self._in_order()), holder)
+
+    def _in_order(self) -> "list[Budget]":
+        """Pages that gave way most often come first, then those that came first: none gives way for ever."""
+        return sorted(self._shares, key=lambda holder: -holder.times)
+
+    def _movable(self) -> "list[Budget]":
+        """The pages that can give way at once and are worth it, without the first ones, which share half of the limit:
+        they go on to their own end, and the other half is for those that wait."""
+        movable: list[Budget] = []
+        held = 0
+        for place, holder in enumerate(self._in_order()):
+            share = self._shares[holder]
+            held += share.held
+            if place and held > self.limit // 2 and share.held >= GROWTH and holder.leave:
+                movable.append(holder)
+        return movable
+
+    def _send_away(self, holder: "Budget") -> None:
+        self.give(holder)
+        holder.gave_way = True
+        if holder.leave:
+            holder.leave()
 
 
 class _Greenlets(threading.local):
@@ -110,6 +173,12 @@ class Budget:
         """The CPU time at which the present work began; of short work at its first look at the clock."""
         self._steps = 0
         self._worker: greenlet | None = None
+        self.times = 0
+        """How often the page gave way before."""
+        self.gave_way = False
+        """Whether it has given way to others now: it gets no more memory."""
+        self.leave: Callable[[], None] | None = None
+        """Ends the wait for the page's server, while there is one."""
 
     async def work(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function on the page's bytes, with the page marked; at its checks it lets others go first now and then.
@@ -185,7 +254,7 @@ class Budget:
             self._worker.parent.switch([])
 
     def hold(self, count: int) -> None:
-        """Count so many bytes that are kept for the page; raises `OwnShortage` where the process has too many."""
+        """Count so many bytes that are kept for the page; raises `GaveWay` where the process has too many."""
         if self._memory:
             self._memory.take(self, count)
 

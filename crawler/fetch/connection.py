@@ -12,10 +12,10 @@ from typing import cast
 
 import msgspec
 
-from crawler.errors import FetchError, OwnShortage, shortage_of
+from crawler.errors import FetchError, GaveWay, OwnShortage, shortage_of
 from crawler.fetch import wire
 from crawler.fetch.budget import Budget
-from crawler.fetch.egress import Egress, Reach, lack_of_descriptors
+from crawler.fetch.egress import Egress, Reach, lack_now
 from crawler.fetch.proxy import Proxy
 
 KEEP_S = 5.0
@@ -25,6 +25,8 @@ HIGH_WATER = 256 * 1024
 """So many bytes wait at most to be read; what is no longer is waited for as a whole."""
 HEADER_BYTES = 400
 """What a header takes in memory beside its letters: 256 KB of empty ones take 30 MB."""
+_CIPHERS = "@SECLEVEL=2:ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM"
+"""Python's own without DHE, like browsers: there the server chooses numbers that cost the client half a second."""
 _PIECE = 64 * 1024
 """What is sent of a request's body at a time, once the other side has taken what went before."""
 
@@ -59,6 +61,8 @@ class Connection(asyncio.Protocol):
         self._asked = True
         self._paused = False
         self._transport: asyncio.Transport | None = None
+        self._budget: Budget | None = None
+        """Of the page that it serves; what waits in the buffer is counted there."""
         self._room: asyncio.Future[None] | None = None
         self._pouring: asyncio.Task[None] | None = None
         self.sent_all = True
@@ -78,11 +82,9 @@ class Connection(asyncio.Protocol):
             self.close()
             return
         try:
-            self._buffer += data
-        except MemoryError as error:
-            self._error = error
-            self.close()
-            self._wake()
+            self._keep(data)
+        except (MemoryError, OwnShortage) as error:
+            self._break_off(error)
             return
         if len(self._buffer) > HIGH_WATER and not self._paused and self._transport:
             self._paused = True
@@ -98,10 +100,13 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
-        if exc and not self.sent_all:
-            self._buffer += self._last_words()
         self._ended = True
         self._error = self._error or exc
+        if exc and not self.sent_all:
+            try:
+                self._keep(self._last_words())
+            except (MemoryError, OwnShortage) as error:
+                self._error = error
         self._wake()
         self.resume_writing()
 
@@ -125,16 +130,32 @@ class Connection(asyncio.Protocol):
             return os.read(self._transport.get_extra_info("socket").fileno(), HIGH_WATER)
         return b""
 
+    def _keep(self, data: bytes) -> None:
+        if self._budget:
+            self._budget.hold(len(data))
+        self._buffer += data
+
+    def _break_off(self, error: Exception) -> None:
+        self._error = error.with_traceback(None)
+        self.close()
+        self._wake()
+
+    def _give_way(self) -> None:
+        self._break_off(GaveWay("its server was waited for, and others needed the memory"))
+
     def _wake(self) -> None:
         if self._waiter and not self._waiter.done():
             self._waiter.set_result(None)
 
     # What the client calls
 
-    def send(self, data: bytes, body: bytes = b"") -> None:
+    def send(self, data: bytes, body: bytes = b"", budget: Budget | None = None) -> None:
         """Send a request; from now on bytes are expected. A large body goes out while they are waited for."""
         assert self._transport
         self._asked = True
+        if budget:
+            budget.hold(len(self._buffer))
+            self._budget, budget.leave = budget, self._give_way
         self._transport.write(data + body[:_PIECE])
         if len(body) > _PIECE:
             self.sent_all = False
@@ -167,8 +188,9 @@ class Connection(asyncio.Protocol):
         """Wait until so many bytes have come, at most `HIGH_WATER`; raises `Closed` where there will not be so many."""
         while len(self._buffer) < count:
             if self._ended:
+                # A new error each time: one that is kept here would keep all that its raising has passed through.
                 if lack := shortage_of(self._error):
-                    raise OwnShortage(lack)
+                    raise GaveWay(lack) if isinstance(self._error, GaveWay) else OwnShortage(lack)
                 raise Closed(self._error)
             if self._paused:
                 self._resume()
@@ -182,6 +204,8 @@ class Connection(asyncio.Protocol):
         """The next bytes, as many as have come of these."""
         data = bytes(self._buffer[:count]) if count < len(self._buffer) else bytes(self._buffer)
         del self._buffer[:count]
+        if self._budget:
+            self._budget.release(len(data))
         if self._paused:
             self._resume()
         return data
@@ -239,9 +263,16 @@ class Connection(asyncio.Protocol):
     def rest(self) -> bool:
         """Stop expecting bytes; whether the connection can serve another request."""
         self._asked, self.used = False, True
+        self._leave_page()
         return self.sent_all and not (
             self._buffer or self._ended or self._transport is None or self._transport.is_closing()
         )
+
+    def _leave_page(self) -> None:
+        if self._budget:
+            self._budget.release(len(self._buffer))
+            self._budget.leave = None
+            self._budget = None
 
     def is_quiet(self) -> bool:
         """Whether an idle connection still stands and nothing has come meanwhile, not even unread by the loop."""
@@ -255,6 +286,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """End it at once."""
         self._ended = True
+        self._leave_page()
         if self._pouring:
             self._pouring.cancel()
         if self._transport:
@@ -377,8 +409,9 @@ class Pool:
 def _verified() -> ssl.SSLContext:
     """TLS as it must be: certificates checked against the system's, or those of SSL_CERT_FILE and SSL_CERT_DIR."""
     context = ssl.create_default_context()
-    if lack := lack_of_descriptors():  # then certificates may be missing without a word, and would be for good
+    if lack := lack_now():  # then certificates may be missing without a word, and would be for good
         raise OwnShortage(lack)
+    context.set_ciphers(_CIPHERS)
     context.set_alpn_protocols(["http/1.1"])
     return context
 

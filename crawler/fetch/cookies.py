@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from crawler import urls
+from crawler import times, urls
 from crawler.errors import InputError
 from crawler.fetch.egress import literal
 
@@ -39,6 +39,9 @@ class Cookie(msgspec.Struct, frozen=True, kw_only=True):
     """Whether hosts below the domain get it, too."""
     secure: bool = False
     expires: float = _SESSION
+    """By the wall clock, because a date is what `Expires` gives."""
+    lasts_until: float = _SESSION
+    """By the machine's uptime, because an age is what `Max-Age` gives."""
     given: bool = False
     """Whether it comes from the operator's file: then no flood pushes it out."""
 
@@ -50,6 +53,10 @@ class Cookie(msgspec.Struct, frozen=True, kw_only=True):
         """A cookie with the same key takes its place."""
         return (self.name, self.domain, self.path)
 
+    def lives(self, now: float, uptime: float) -> bool:
+        """Whether it has not expired."""
+        return self.expires > now and self.lasts_until > uptime
+
     @property
     def size(self) -> int:
         """What it weighs."""
@@ -59,8 +66,13 @@ class Cookie(msgspec.Struct, frozen=True, kw_only=True):
 class Jars:
     """The cookies of one job in this process, a jar for each registrable domain, the last used are kept."""
 
-    def __init__(self, given: Iterable[Cookie] = (), clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        given: Iterable[Cookie] = (),
+        clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] = times.uptime,
+    ) -> None:
+        self._clock, self._uptime = clock, uptime
         self._given: dict[str, list[Cookie]] = {}
         for cookie in given:
             self._given.setdefault(urls.domain(cookie.domain), []).append(cookie)
@@ -83,11 +95,11 @@ class Jars:
         jar = self._jar(urls.domain(host), create=False)
         if not jar:
             return ""
-        now = self._clock()
+        now, uptime = self._clock(), self._uptime()
         fitting = [
             cookie
             for cookie in jar.values()
-            if cookie.expires > now
+            if cookie.lives(now, uptime)
             and (scheme == "https" or not cookie.secure)
             and (host == cookie.domain or (cookie.subdomains and host.endswith(f".{cookie.domain}")))
             and _path_fits(path, cookie.path)
@@ -104,20 +116,20 @@ class Jars:
 
     def take(self, scheme: str, host: str, path: str, headers: Iterable[str]) -> None:
         """Keep what an answer's `Set-Cookie` headers say, as far as it may say it."""
-        host, now = host.rstrip("."), self._clock()
+        host, now, uptime = host.rstrip("."), self._clock(), self._uptime()
         for text in list(headers)[:MAX_SET]:
-            cookie = parse(text, scheme, host, path, now)
+            cookie = parse(text, scheme, host, path, uptime)
             if cookie:
-                self._put(cookie, now)
+                self._put(cookie, now, uptime)
 
-    def _put(self, cookie: Cookie, now: float) -> None:
+    def _put(self, cookie: Cookie, now: float, uptime: float) -> None:
         jar = self._jar(urls.domain(cookie.domain), create=True)
         old = jar.pop(cookie.key, None)
-        if cookie.expires <= now:
+        if not cookie.lives(now, uptime):
             return
         jar[cookie.key] = msgspec.structs.replace(cookie, given=True) if old and old.given else cookie
         while len(jar) > MAX_COOKIES or sum(kept.size for kept in jar.values()) > MAX_BYTES:
-            victim = next((key for key, kept in jar.items() if kept.expires <= now or not kept.given), None)
+            victim = next((key for key, kept in jar.items() if not (kept.given and kept.lives(now, uptime))), None)
             if victim is None:
                 return  # all of them are the operator's own
             del jar[victim]
@@ -141,7 +153,7 @@ def _path_fits(path: str, cookie_path: str) -> bool:
     )
 
 
-def parse(text: str, scheme: str, host: str, path: str, now: float) -> Cookie | None:
+def parse(text: str, scheme: str, host: str, path: str, uptime: float) -> Cookie | None:
     """Read one `Set-Cookie` header of an answer from a host; None where a browser would ignore it."""
     if _CONTROL.search(text):
         return None
@@ -168,6 +180,7 @@ def parse(text: str, scheme: str, host: str, path: str, now: float) -> Cookie | 
         return None
     if name.lower().startswith("__host-") and (not secure or subdomains or asked != "/"):
         return None
+    expires, lasts_until = _expiry(told, uptime)
     return Cookie(
         name=name,
         value=value,
@@ -175,7 +188,8 @@ def parse(text: str, scheme: str, host: str, path: str, now: float) -> Cookie | 
         path=where,
         subdomains=subdomains,
         secure=secure,
-        expires=_expiry(told, now),
+        expires=expires,
+        lasts_until=lasts_until,
     )
 
 
@@ -186,15 +200,16 @@ def _may_set(host: str, wanted: str) -> bool:
     return literal(host) is None and host.endswith(f".{wanted}") and not urls.is_public_suffix(wanted)
 
 
-def _expiry(told: dict[str, str], now: float) -> float:
+def _expiry(told: dict[str, str], uptime: float) -> tuple[float, float]:
+    """When a cookie expires by the wall clock, and when by the machine's uptime; `Max-Age` goes before `Expires`."""
     age = told.get("max-age", "")
     if age.removeprefix("-").isdecimal() and age.isascii():
-        return now + min(int(age[:12]), 400 * 86400) if not age.startswith("-") else 0.0
+        return _SESSION, uptime + min(int(age[:12]), 400 * 86400) if not age.startswith("-") else -1.0
     date = parsedate_tz(told.get("expires", "")[:100])
     try:
-        return float(mktime_tz(date)) if date else _SESSION
+        return float(mktime_tz(date)) if date else _SESSION, _SESSION
     except (ValueError, OverflowError):
-        return _SESSION
+        return _SESSION, _SESSION
 
 
 def read_file(path: Path, now: float) -> tuple[Cookie, ...]:
@@ -224,7 +239,11 @@ def _row(path: Path, number: int, line: str) -> Cookie:
         raise InputError(str(path), f"has {len(parts)} fields between tabs, not the 7 of a cookie file", number)
     domain, subdomains, where, secure, expires, name, value = parts
     domain = domain.strip().removeprefix(".").lower()
-    if not domain or not domain.isascii() or (any(sign in domain for sign in "/ :@") and literal(domain) is None):
+    if (
+        not 0 < len(domain) <= urls.MAX_HOST
+        or not domain.isascii()
+        or (any(sign in domain for sign in "/ :@") and literal(domain) is None)
+    ):
         raise InputError(str(path), "the first field is no host name", number)
     for flag, which in ((subdomains, "second"), (secure, "fourth")):
         if flag.strip().upper() not in ("TRUE", "FALSE"):

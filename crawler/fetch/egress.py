@@ -7,6 +7,7 @@ judgement.
 import asyncio
 import errno
 import ipaddress
+import mmap
 import os
 import socket
 import time
@@ -35,8 +36,8 @@ DNS_THREADS = 64
 """A name server that never answers holds a thread for each name that was asked for."""
 MAX_ADDRESSES = 8
 """No more addresses of one name are tried: a name with thousands would cost as many attempts."""
-SPARE_DESCRIPTORS = 4
-"""A connection needs one, a resolver a few."""
+SPARE_DESCRIPTORS, SPARE_MEMORY = 4, 1 << 25
+"""A connection needs one, a resolver a few. A decoder needs up to 16 MB at a time, the stack of a thread 8."""
 ATTEMPT_S = 0.25
 """How long one address has the field to itself before the next is tried beside it (RFC 8305)."""
 
@@ -241,7 +242,7 @@ class Egress:
         try:
             dialled = await aiohappyeyeballs.start_connection(infos, happy_eyeballs_delay=ATTEMPT_S)
         except OSError as error:
-            if lack := shortage_of(error) or lack_of_descriptors() or lack_of_ports(error, infos):
+            if lack := _lack_behind(error) or lack_of_ports(error, infos):
                 raise OwnShortage(lack) from None
             raise
         try:
@@ -274,7 +275,7 @@ class Egress:
             return await asyncio.shield(task)  # others may wait for the same answer
         except (OSError, UnicodeError) as error:
             # A resolver that cannot open a file or a socket says that the name is unknown.
-            if lack := shortage_of(error) or lack_of_descriptors():
+            if lack := _lack_behind(error):
                 raise OwnShortage(lack) from None
             raise FetchError("dns", f"the host name {host[:200]} could not be resolved ({_reason(error)})") from None
 
@@ -292,8 +293,31 @@ class Egress:
             task.exception()  # nobody may be waiting for it any more
 
 
+def lack_now() -> str:
+    """Asked after a failure that libraries give another reason for: what this process lacks; empty where nothing."""
+    return lack_of_descriptors() or lack_of_memory()
+
+
+def _lack_behind(error: Exception) -> str:
+    if isinstance(error, socket.gaierror) and error.errno == socket.EAI_MEMORY:
+        error = MemoryError()
+    return shortage_of(error) or lack_now()
+
+
+def lack_of_memory() -> str:
+    """Whether this process can have hardly any more memory (`ulimit -v`); to ask for some takes none.
+
+    Decoders and TLS say that the data are bad then, or that the connection has failed.
+    """
+    try:
+        mmap.mmap(-1, SPARE_MEMORY).close()
+    except OSError as error:
+        return shortage_of(error)
+    return ""
+
+
 def lack_of_descriptors() -> str:
-    """Asked after a failure that may come from it: whether this process can open hardly any file; what it lacks then.
+    """Whether this process can open hardly any file; what it lacks then.
 
     Some must be left beside the first: the failed attempt has closed its own by now.
     """

@@ -21,7 +21,7 @@ from crawler.fetch import wire
 from crawler.fetch.body import ACCEPTED, Body
 from crawler.fetch.budget import Budget
 from crawler.fetch.connection import HIGH_WATER, Closed, Connection, Pool, Route, proxy_headers, too_much_head
-from crawler.fetch.egress import Egress, Reach, lack_of_descriptors, names_loopback
+from crawler.fetch.egress import Egress, Reach, lack_now, names_loopback
 from crawler.fetch.session import Headers, LiveSession, harmless, header_problem
 from crawler.models import Page
 
@@ -31,6 +31,11 @@ MAX_INTERIM = 100
 USER_AGENT = f"Mozilla/5.0 (compatible; crawler/{__version__})"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _PORTS = {"http": 80, "https": 443}
+_MAYBE_OURS = frozenset(
+    {"connection", "dns", "tls", "tls_broken_off", "truncated", "bad_response", "bad_encoding", "unknown_encoding"}
+)
+"""What libraries also say where memory or descriptors are lacking: a decoder that the data are bad, OpenSSL that a
+certificate is missing, a transport nothing at all."""
 _ALWAYS = {
     "user-agent": ("User-Agent", USER_AGENT),
     "accept": ("Accept", "text/html,application/xhtml+xml,*/*;q=0.8"),
@@ -120,6 +125,9 @@ class Client:
         return cls(settings.max_body, egress=Egress(settings.allow_nets), through=through)
 
     async def __aenter__(self) -> Self:
+        # The loop starts its threads at the first name or address; where there is no memory for them later, libuv ends
+        # the process.
+        await asyncio.get_running_loop().getaddrinfo("127.0.0.1", 0)
         self._pool = Pool(self._egress)
         return self
 
@@ -141,12 +149,8 @@ class Client:
                 try:
                     async with asyncio.timeout(left_s):
                         answer = await self._exchange(request, first, here, reach, fresh)
-                except (TimeoutError, Closed, OSError, RuntimeError) as error:
-                    if lack := shortage_of(error):
-                        raise OwnShortage(lack) from None
-                    if isinstance(error, RuntimeError):
-                        raise
-                    raise _failure(error, request) from None
+                except (TimeoutError, Closed, OSError, RuntimeError, FetchError) as error:
+                    raise _explained(error, request) from None
                 left_s -= time.monotonic() - since
             if answer.page:
                 return answer.page
@@ -176,7 +180,7 @@ class Client:
             raise
         keep = False
         try:
-            connection.send(sent, request.body or b"")
+            connection.send(sent, request.body or b"", request.budget)
             try:
                 head = await _final_head(connection, request.budget)
             except (Closed, FetchError) as error:
@@ -379,6 +383,14 @@ def _next(here: _Place, target: str) -> _Place:
         raise FetchError("bad_redirect", f"redirected to what is no URL: {shown!r}") from None
 
 
+def _explained(error: Exception, request: Request) -> Exception:
+    """What a request that failed is to be charged with: a shortage, however libraries put it, is no page's failure."""
+    failure = error if isinstance(error, FetchError | RuntimeError) else _failure(error, request)
+    suspicious = isinstance(failure, FetchError) and failure.reason in _MAYBE_OURS
+    lack = shortage_of(error) or (lack_now() if suspicious else "")
+    return OwnShortage(lack) if lack else failure
+
+
 def _failure(error: Exception, request: Request) -> FetchError:
     """What went wrong with a connection, as one of the reasons that the package knows."""
     if isinstance(error, TimeoutError):
@@ -387,9 +399,6 @@ def _failure(error: Exception, request: Request) -> FetchError:
         why = f" ({error.error})" if error.error else ""
         return FetchError("connection", f"the server ended the connection without an answer{why}")
     if isinstance(error, ssl.SSLError):
-        # A certificate that could not be read for want of a descriptor is a missing one to OpenSSL.
-        if lack := lack_of_descriptors():
-            raise OwnShortage(lack)
         return _tls_failed(error)
     told = error.strerror if isinstance(error, OSError) else ""
     return FetchError("connection", f"the connection failed ({told or error})")

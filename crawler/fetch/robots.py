@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import re
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -15,11 +14,12 @@ from hashlib import sha256
 from pathlib import Path
 
 import msgspec
-from protego import Protego
 
+from crawler import times
 from crawler.errors import FetchError
 from crawler.fetch import charset
-from crawler.fetch.budget import Budget
+from crawler.fetch.budget import SMALL, Budget
+from crawler.fetch.rules import RuleSet
 from crawler.models import Page
 
 MAX_BYTES = 500_000
@@ -27,7 +27,7 @@ MAX_BYTES = 500_000
 FRESH_S, UNREACHABLE_S = 3600.0, 60.0
 """How long rules hold, and how long a server in trouble is not asked again."""
 MAX_HOSTS, MAX_TEXTS = 2_000, 4_000_000
-"""The hosts whose rules a process keeps in memory, and the characters of all their texts: rules take 30 times that."""
+"""The hosts whose rules a process keeps in memory, and the characters of all their texts: rules take 20 times that."""
 SWEEP_S, SWEEP_HOSTS, MAX_FILES = 3600.0, 5_000, 10_000
 """A process looks for files that can go at its first host and after so many seconds or hosts; so many stay at most."""
 LOOK_S = 0.05
@@ -38,12 +38,9 @@ _AWAY = frozenset(
 )
 """What keeps the page itself from being fetched, too, and is its failure."""
 
-_AGENT = re.compile(r"\s*+user(?:-|\s*+)agent(?:\s*+:|\s)([^#]*+)", re.I)
-
 Fetch = Callable[[str], Awaitable[Page]]
 
 log = logging.getLogger(__name__)
-logging.getLogger("protego").setLevel(logging.WARNING)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +48,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     origin: str
     at: float
+    """The machine's uptime: no clock step makes an answer older or younger."""
+    boot: str = ""
+    """The boot that `at` belongs to; after another the host is asked again."""
     status: int
     text: str = ""
 
@@ -61,7 +61,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_fresh(self, now: float) -> bool:
         """Whether it still holds."""
-        return 0 <= now - self.at < (UNREACHABLE_S if self.unreachable else FRESH_S)
+        age_s = now - self.at
+        return self.boot == times.boot_id() and 0 <= age_s < (UNREACHABLE_S if self.unreachable else FRESH_S)
 
 
 class Rules:
@@ -70,40 +71,24 @@ class Rules:
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.unreachable = answer.unreachable
-        self._parsed: dict[str, Protego] = {}
+        self._sets: dict[str, RuleSet] = {}
 
-    def allow(self, url: str, agent: str) -> bool:
+    def allow(self, url: str, agent: str, budget: Budget | None = None) -> bool:
         """Whether this program may fetch the URL under that name."""
-        return bool(self._for(agent).can_fetch(url, agent))
+        budget = budget or Budget()
+        if agent not in self._sets:
+            self._sets[agent] = RuleSet(self.answer.text, agent, budget)
+        return self._sets[agent].allows(url, budget)
 
     def crawl_delay_s(self, agent: str) -> float:
-        """The seconds between requests that it asks for; 0 where it asks for none."""
-        return float(self._for(agent).crawl_delay(agent) or 0.0)
-
-    def _for(self, agent: str) -> Protego:
-        if agent not in self._parsed:
-            self._parsed[agent] = Protego.parse(_without_others(self.answer.text, agent))
-        return self._parsed[agent]
-
-
-def _without_others(text: str, agent: str) -> str:
-    """A robots.txt without the names of other agents, of which the parser keeps all rules for each: ten thousand names
-    for ten thousand rules took minutes."""
-    return "\n".join([_without_other(line, agent.lower()) for line in text.splitlines()])
-
-
-def _without_other(line: str, agent: str) -> str:
-    named = _AGENT.match(line)
-    if not named or named[1].strip() == "*":
-        return line
-    name = named[1].strip().lower().replace("*", "")
-    return f"User-agent: {name}" if name in agent else "User-agent:"
+        """The seconds between requests that it asks for, once `allow` was asked; 0 where it asks for none."""
+        return self._sets[agent].crawl_delay_s
 
 
 class Robots:
     """The robots.txt of all hosts, shared by the processes of this machine through a folder."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = times.uptime) -> None:
         self._folder, self._clock = folder, clock
         self._rules: OrderedDict[str, Rules] = OrderedDict()
         self._length = 0
@@ -124,7 +109,9 @@ class Robots:
             raise FetchError("robots_unreachable", message, max(1.0, left_s))
         if not rules.answer.text:
             return 0.0
-        if not budget.at_once(rules.allow, url, agent):
+        asking = (rules.allow, url, agent, budget)
+        small = len(rules.answer.text) <= SMALL
+        if not (budget.at_once(*asking) if small else await budget.work(*asking)):
             raise FetchError(
                 "robots", f"{origin}/robots.txt does not let {agent} fetch this page (--ignore-robots would)"
             )
@@ -193,13 +180,16 @@ class Robots:
         except FetchError as error:
             if error.reason in _AWAY:
                 raise
-            return Answer(origin=origin, at=self._clock(), status=404)  # a file that cannot be had, such as in a loop
+            return self._answer(origin, 404)  # a file that cannot be had, such as in a loop
         text = ""
         if 200 <= page.status < 300:
             body = page.body[:MAX_BYTES]
             text, _ = budget.at_once(charset.decode, body, "text/plain; charset=utf-8")
             text = text.removeprefix("\ufeff")
-        return Answer(origin=origin, at=self._clock(), status=page.status, text=text)
+        return self._answer(origin, page.status, text)
+
+    def _answer(self, origin: str, status: int, text: str = "") -> Answer:
+        return Answer(origin=origin, boot=times.boot_id(), at=self._clock(), status=status, text=text)
 
 
 @lru_cache(maxsize=1_000)
@@ -212,7 +202,10 @@ def product(user_agent: str) -> str:
 
 
 def sweep(folder: Path, now: float, most: int = MAX_FILES) -> int:
-    """Remove what has expired, and of the rest the oldest beyond the limit; returns of how many hosts."""
+    """Remove what has expired, and of the rest the oldest beyond the limit; returns of how many hosts.
+
+    The files are dated by the machine's uptime, so what an earlier boot left may stay for an hour.
+    """
     ages: dict[str, float] = {}
     try:
         with os.scandir(folder) as entries:

@@ -1,8 +1,12 @@
 """One page never hurts another: real workers, pages that cost too much, and processes that lack something."""
 
+import asyncio
 import contextlib
+import gzip
 import re
 import resource
+import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +16,7 @@ import pytest
 from crawler.db import owners
 from crawler.fetch.budget import Memory
 from tests.support.pages import Answer, Pages, parcel
+from tests.support.serving import serving
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 
@@ -193,3 +198,127 @@ def test_a_process_without_memory_charges_no_page(folder: Folder, site: Site) ->
     folder.wait_until_done(len(few) + len(pages), 120)
     assert ends(folder) == dict.fromkeys([*few, *pages], COLLECTED)
     assert folder.children() == [child]
+
+
+def test_pages_that_stall_with_much_memory_keep_no_other_from_being_claimed(folder: Folder, site: Site) -> None:
+    """Hundreds of pages of 9.9 MB whose servers fall silent give way to pages of other hosts, and end by themselves."""
+    # Given pages that nobody gives up soon, on one host, and good ones on three others, all in one child
+    configure(folder, 900)
+    folder.env |= {"CRAWLER_PAGES": "256", "CRAWLER_ALLOW_NETS": "127.0.0.0/8"}
+    worker = folder.worker(concurrency=1)
+    [child] = folder.children()
+    before = peak(child)
+    stalled = [f"{site.url}/stall/unpacked?{n}" for n in range(200)]
+    with contextlib.ExitStack() as stack:
+        hosts = [stack.enter_context(Pages(f"127.0.0.{n}")) for n in (2, 3, 4)]
+        bring(folder, stalled)
+        wait_for(lambda: any("of memory" in text for text in troubles(folder)), 60, "the memory to be full")
+
+        # When the good ones come, then they are collected although no stalled one has ended
+        good = [url for host in hosts for url in host.parcels(40)]
+        bring(folder, good)
+        folder.wait_until_completed(len(good), 300)
+    found = ends(folder)
+    assert {url: found[url] for url in good} == dict.fromkeys(good, COLLECTED)
+    assert {found[url][0] for url in stalled} <= {"pending", "processing"}
+    assert {found[url][3:] for url in stalled} == {(0, 0)}
+    assert folder.children() == [child]
+    assert peak(child) - before < Memory().most + 150_000_000
+
+    # And when they are given up soon, each ends with its own reason
+    worker.terminate()
+    worker.wait(120)
+    configure(folder, 2)
+    folder.worker(concurrency=1)
+    folder.wait_until_done(len(good) + len(stalled), 600)
+    found = ends(folder)
+    assert {found[url][:2] + found[url][3:] for url in stalled} == {("failed", "timeout", 1, 0)}
+
+
+def told(*headers: bytes, body: bytes = b"x") -> bytes:
+    """An answer with these headers."""
+    return b"\r\n".join([b"HTTP/1.1 200 OK", b"Content-Type: text/html", *headers, b"", body])
+
+
+CHUNKS = told(b"Transfer-Encoding: chunked", body=b"")
+ONE = b"Content-Length: 1"
+BAD_SHAPES = {
+    "extensions": CHUNKS + b"".join(b"1;a=%d\r\nx\r\n" % n for n in range(100_000)),
+    "an extension": CHUNKS + b"1;" + b"x" * 16_000 + b"\r\na\r\n",
+    "small chunks": CHUNKS + b"1\r\nx\r\n" * 1_000_000,
+    "a chunk without end": CHUNKS + b"fffffffffffffff\r\n" + b"x" * 11_000_000,
+    "trailers": CHUNKS + b"1\r\nx\r\n0\r\n" + b"T: y\r\n" * 1_000_000,
+    "cookies": told(*(b"Set-Cookie: a%d=b; Path=/%d" % (n, n) for n in range(8_000)), ONE),
+    "a cookie": told(b"Set-Cookie: a=b" + b"; Domain=.." * 20_000, ONE),
+    "a name": told(b"A" * 100_000 + b": b", ONE),
+    "names": told(*(b"A%d:" % n for n in range(30_000)), ONE),
+    "announcements": b"HTTP/1.1 100 C\r\n\r\n" * 200_000,
+    "long announcements": (b"HTTP/1.1 103 E\r\n" + b"A: b\r\n" * 400 + b"\r\n") * 1_000,
+    "lengths": told(*(b"Content-Length: %d" % n for n in range(9_000))),
+    "a length": told(b"Content-Length: " + b"9" * 200_000, body=b"x" * 11_000_000),
+    "lists": told(b"Connection: " + b"x," * 60_000, b"Content-Encoding: " + b"identity," * 14_000, ONE),
+    "layers": told(b"Content-Encoding: " + b"gzip," * 48_000, ONE),
+    "members": told(b"Content-Encoding: gzip", body=gzip.compress(b"") * 100_000),
+    "empty blocks": told(b"Content-Encoding: deflate", body=b"\0\0\0\xff\xff" * 1_000_000),
+    "mixed deflate": told(b"Content-Encoding: deflate", body=zlib.compress(b"x") + b"\x03\0" * 1_000_000),
+    "empty zstd blocks": told(b"Content-Encoding: zstd", body=b"\x28\xb5\x2f\xfd\0\x58" + b"\0\0\0" * 1_000_000),
+    "skipped brotli": told(b"Content-Encoding: br", body=b"\x0c" + b"\x06" * 9_000_000),
+    "a loop": b"HTTP/1.1 302 F\r\nLocation: /a%20loop?" + b"x" * 8_000 + b"\r\nContent-Length: 0\r\n\r\n",
+    "many places": b"HTTP/1.1 302 F\r\n" + b"".join(b"Location: /%d\r\n" % n for n in range(12_000)) + b"\r\n",
+    "a stalled buffer": told(b"Content-Length: 262000", body=b"x" * 261_000),
+    "unasked": told(ONE) + told(ONE) * 10_000,
+}
+
+
+@contextlib.contextmanager
+def raw_server(address: str) -> Iterator[str]:
+    """A server that answers with one of the bad shapes, by the number in the path, and then falls silent; its URL."""
+    shapes = [*BAD_SHAPES.values()]
+    started, stop, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
+    url = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while found := re.match(rb"GET /(\d*)", await reader.readuntil(b"\r\n\r\n")):
+            writer.write(shapes[int(found[1])] if found[1] else b"HTTP/1.1 404 N\r\nContent-Length: 0\r\n\r\n")
+            await writer.drain()
+
+    async def serve() -> None:
+        async with serving(talk, address) as port:
+            url.append(f"http://{address}:{port}")
+            started.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    started.wait()
+    try:
+        yield url[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+def test_answers_of_bad_shape_hurt_nobody(folder: Folder, pages: Pages) -> None:
+    """Whatever heads, chunks, codings and redirects a server makes up, pages of other hosts come at once."""
+    # Given a worker that is ended when it stands still for two seconds, and gives up the bad host's pages soon
+    (folder.path / "config" / "sites").mkdir()
+    (folder.path / "config" / "sites" / "bad.yaml").write_text("hosts: [127.0.0.5]\ntimeout_s: 4\n")
+    folder.env |= {"CRAWLER_STALL_S": "2", "CRAWLER_PAGES": "64", "CRAWLER_ALLOW_NETS": "127.0.0.0/8"}
+    folder.worker(concurrency=1)
+    [child] = folder.children()
+    before = peak(child)
+    good = pages.parcels(200)
+
+    # When all shapes come together, twice
+    with raw_server("127.0.0.5") as url:
+        bad = [f"{url}/{n}?{turn}" for turn in range(2) for n in range(len(BAD_SHAPES))]
+        crawl(folder, [url for n in range(200) for url in (*bad[n : n + 1], good[n])], 300)
+
+    # Then each has come to its own end in one attempt, nobody got a strike, and the child lives and has not grown much
+    found = ends(folder)
+    assert {url: found[url] for url in good} == dict.fromkeys(good, COLLECTED)
+    assert {found[url][4] for url in bad} == {0}
+    assert {found[url][0] for url in bad} <= {"failed", "completed"}
+    assert folder.children() == [child]
+    assert peak(child) - before < Memory().most + 150_000_000

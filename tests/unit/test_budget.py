@@ -7,8 +7,9 @@ import weakref
 
 import pytest
 
-from crawler.errors import FetchError, OwnShortage
-from crawler.fetch.budget import MAX_IN_FLIGHT, STEPS_PER_LOOK, Budget, Memory
+from crawler.errors import FetchError, GaveWay, OwnShortage
+from crawler.fetch.budget import GROWTH, MAX_IN_FLIGHT, STALLED_S, STEPS_PER_LOOK, Budget, Memory
+from tests.support.clock import Clock
 
 TICK_S = 0.01
 
@@ -200,3 +201,68 @@ def test_larger_pages_make_the_memory_larger() -> None:
     """Where pages may be larger than usual, some of them still fit."""
     assert Memory(1_000_000_000).limit == 4_000_000_000
     assert Memory(10_000_000).limit == MAX_IN_FLIGHT
+
+
+def holding(memory: Memory, count: int, times: int = 0) -> tuple[Budget, list[str]]:
+    """A page that reads from its server and holds so many bytes; its list hears when it gives way."""
+    budget, left = Budget(memory=memory), []
+    budget.times, budget.leave = times, lambda: left.append("left")
+    budget.hold(count)
+    return budget, left
+
+
+def test_the_page_that_has_not_grown_for_longest_gives_way() -> None:
+    """Not the first ones, which share half of the memory, and none that has just grown; what it held is free."""
+    clock = Clock(0.0)
+    memory = Memory(clock=clock)
+    first, second, third, fourth = [holding(memory, MAX_IN_FLIGHT // 4) for _ in range(4)]
+    assert (memory.is_full, memory.relieve()) == (True, False)
+
+    clock.now += STALLED_S
+    third[0].hold(GROWTH)
+    assert [memory.relieve(), memory.relieve()] == [True, False]
+    assert [bool(left) for _, left in (first, second, third, fourth)] == [False, False, False, True]
+    assert memory.used < memory.limit
+    with pytest.raises(GaveWay):
+        fourth[0].hold(1)
+    fourth[0].release()
+    assert memory.used == MAX_IN_FLIGHT * 3 // 4 + GROWTH
+
+    clock.now += STALLED_S
+    third[0].hold(GROWTH // 2)  # a drip is no growth
+    assert [memory.relieve(), memory.relieve()] == [True, False]
+    assert third[1] == ["left"]
+
+
+def test_pages_that_gave_way_before_are_the_last_to_do_so_again() -> None:
+    """So none gives way for ever: each is among the first at last."""
+    clock = Clock(0.0)
+    memory = Memory(clock=clock)
+    pages = [holding(memory, MAX_IN_FLIGHT // 4, times) for times in (0, 1, 2, 1)]
+
+    clock.now += STALLED_S
+    while memory.relieve():
+        pass
+    assert [len(left) for _, left in pages] == [1, 0, 0, 1]
+
+
+def test_a_small_page_does_not_give_way_to_large_ones() -> None:
+    """Above all limits the largest goes, unless it is the first; pages that hold hardly anything stay."""
+    memory = Memory()
+    first, large, small = [holding(memory, count) for count in (memory.limit, memory.most - memory.limit, 0)]
+
+    small[0].hold(20_000)
+    assert [len(left) for _, left in (first, large, small)] == [0, 1, 0]
+    assert memory.used == memory.limit + 20_000
+
+
+def test_a_page_that_no_longer_reads_from_its_server_does_not_give_way() -> None:
+    """What waits for the store is our own affair."""
+    clock = Clock(0.0)
+    memory = Memory(clock=clock)
+    pages = [holding(memory, MAX_IN_FLIGHT // 2) for _ in range(3)]
+    for budget, _ in pages:
+        budget.leave = None
+
+    clock.now += 1000
+    assert not memory.relieve()

@@ -10,9 +10,12 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from crawler import times
 from crawler.errors import FetchError, NotNow
+from crawler.fetch.budget import Budget
 from crawler.fetch.http import USER_AGENT
 from crawler.fetch.robots import FRESH_S, MAX_BYTES, MAX_TEXTS, UNREACHABLE_S, Answer, Robots, Rules, product, sweep
 from crawler.models import Page
@@ -62,6 +65,19 @@ def check(robots: Robots, server: Server, path: str, agent: str = USER_AGENT) ->
         ("User-agent: crawler2\nDisallow: /", "/a", 0.0),
         ("User-agent: *\nCrawl-delay: 7\nDisallow: /x", "/a", 7.0),
         ("User-agent: *\nCrawl-delay: -1e400", "/a", 0.0),
+        ("User-agent: *\nCrawl-delay: 1e400", "/a", 0.0),
+        ("User-agent: *\nCrawl-delay: inf\nCrawl-delay: nan\nCrawl-delay: -1\nCrawl-delay: x", "/a", 0.0),
+        ("User-agent: *\nCrawl-delay: 3\nCrawl-delay: inf", "/a", 3.0),
+        ("User-agent: a\nSitemap: /s\nUser-agent: crawler\nDisallow: /a", "/a", "robots"),
+        ("User-agent: *\nDisallow: /%7Ea", "/~a", "robots"),
+        ("User-agent: *\nDisallow: /ä", "/%C3%A4", "robots"),
+        ("User-agent: *\nDisallow: /a%2Fb", "/a/b", 0.0),
+        ("User-agent: *\nDisallow: /a%2fb", "/a%2Fb", "robots"),
+        ("User-agent: *\nDisallow: /a$b", "/a$b", "robots"),
+        ("User-agent: *\nDisallow: /*a*b*c$", "/xaxbxcxc", "robots"),
+        ("User-agent: *\nDisallow: /*ab*b$", "/ab", 0.0),
+        ("User-agent: *\nDisallow: /\nAllow: /x/index.html", "/x/", 0.0),
+        ("User-agent: *\nDisallow: /", "/robots.txt?x", 0.0),
         ("\ufeffUser-agent: *\r\nDisallow: /a", "/a", "robots"),
         ("<html>not found</html>", "/a", 0.0),
         ("\0\0\0User-agent", "/a", 0.0),
@@ -317,7 +333,8 @@ def test_expired_files_go_and_a_host_being_asked_stays(tmp_path: Path) -> None:
     left = {path.name.partition(".")[0] for path in tmp_path.iterdir()}
     assert len(left) == 2
     assert f"{7:032x}" in left
-    assert check(Robots(tmp_path), Server(error=FetchError("connection", "it is asked again")), "/a") == "robots"
+    again = Robots(tmp_path, lambda: now)
+    assert check(again, Server(error=FetchError("connection", "it is asked again")), "/a") == "robots"
 
 
 def test_so_many_files_stay_at_most(tmp_path: Path) -> None:
@@ -349,3 +366,63 @@ def test_a_lock_that_is_swept_away_while_one_waits_is_taken_anew(tmp_path: Path)
 
     assert (tmp_path / f"{name}.lock").exists()
     assert (tmp_path / name).exists()
+
+
+def test_the_clock_of_the_machine_may_be_set(tmp_path: Path) -> None:
+    """By default ages go by the machine's uptime, which nobody sets; another boot begins anew."""
+    server = Server("User-agent: *\nDisallow: /a")
+    assert check(Robots(tmp_path), server, "/a") == "robots"
+    [path] = [path for path in tmp_path.iterdir() if not path.suffix]
+    kept = msgspec.json.decode(path.read_bytes(), type=Answer)
+    assert 0 <= times.uptime() - kept.at < FRESH_S
+    assert kept.is_fresh(times.uptime())
+
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(kept, boot="another")))
+    assert check(Robots(tmp_path), server, "/a") == "robots"
+    assert len(server.asked) == 2
+
+
+class Ticking:
+    """A clock of CPU time that goes on by a hundredth of a second at every look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.01
+        return self.now
+
+
+MANY = {
+    "rules": "Disallow: /*a*b$\n" * 29_000,
+    "wildcards": "Disallow: /" + "*a" * 240_000,
+    "prefixes": "".join(f"Disallow: /{n}\n" for n in range(29_000)),
+    "comments": "#\n" * 240_000,
+    "names": "User-agent: a\n" * 30_000,
+}
+
+
+@pytest.mark.parametrize("rules", MANY.values(), ids=MANY)
+def test_rules_without_measure_are_read_within_the_budget_of_the_page(tmp_path: Path, rules: str) -> None:
+    """However many there are, others go first now and then, and a page for which it takes too long fails alone."""
+    server = Server("User-agent: *\n" + rules)
+    url = f"{ORIGIN}/{'a' * 8_000}"
+    turns = 0
+
+    async def neighbour() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def work() -> None:
+        other = asyncio.create_task(neighbour())
+        with pytest.raises(FetchError) as caught:
+            await Robots(tmp_path).check(url, USER_AGENT, server.fetch, Budget(1.0, clock=Ticking()))
+        assert caught.value.reason == "too_costly"
+        before = turns
+        assert await Robots(tmp_path).check(url, USER_AGENT, server.fetch, Budget(clock=Ticking())) == 0.0
+        other.cancel()
+        assert turns > before + 3
+
+    asyncio.run(work())

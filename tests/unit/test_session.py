@@ -7,6 +7,7 @@ import re
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from email.utils import formatdate
 from pathlib import Path
 
 import click
@@ -39,7 +40,7 @@ SECRETS = Session(
 def jar(*given: Cookie, now: list[float] | None = None) -> Jars:
     """The cookies of a job, at a time of the test's own."""
     moment = now or [NOW]
-    return Jars(given, clock=lambda: moment[0])
+    return Jars(given, clock=lambda: moment[0], uptime=lambda: moment[0])
 
 
 def take(kept: Jars, url: str, *headers: str) -> None:
@@ -735,3 +736,17 @@ def test_http_through_the_environment_s_proxy() -> None:
     asyncio.run(work())
     assert heard[0].startswith("GET http://8.8.8.8/x?y HTTP/1.1\r\nHost: 8.8.8.8\r\n")
     assert re.search(r"Proxy-Authorization: Basic \S+\r\n", heard[0])
+
+
+def test_a_clock_that_is_set_changes_no_age() -> None:
+    """`Max-Age` counts by the machine's uptime; `Expires` is a date, and goes by the clock."""
+    now, uptime = [1_800_000_000.0], [50.0]
+    jar = Jars(clock=lambda: now[0], uptime=lambda: uptime[0])
+    dated = formatdate(now[0] + 60, usegmt=True)
+    jar.take("https", "a.example", "/", ["aged=1; Max-Age=60", f"dated=1; Expires={dated}", "gone=1; Max-Age=0"])
+
+    now[0] += 86_400
+    assert jar.header("https", "a.example", "/") == "aged=1"
+    now[0] -= 86_400
+    uptime[0] += 61
+    assert jar.header("https", "a.example", "/") == "dated=1"

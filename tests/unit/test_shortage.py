@@ -3,17 +3,24 @@
 import asyncio
 import contextlib
 import errno
+import gzip
 import os
+import re
 import resource
 import socket
-from collections.abc import Iterator
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import brotli
 import pytest
 
-from crawler.errors import FetchError, OwnShortage, shortage_of
+from crawler.errors import FetchError, GaveWay, OwnShortage, shortage_of
 from crawler.fetch import proxy
 from crawler.fetch.budget import Budget, Memory
+from crawler.fetch.connection import _verified
 from crawler.fetch.egress import lack_of_descriptors, lack_of_ports
 from crawler.fetch.http import Client, Request
 from crawler.fetch.robots import Robots
@@ -23,7 +30,13 @@ from crawler.sites.config import load
 from tests.support import tls
 from tests.support.serving import serving
 from tests.support.site import Site
+from tests.support.stack import PATIENCE_S
 from tests.support.tasks import page
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 
 @contextlib.contextmanager
@@ -154,3 +167,100 @@ def test_a_page_that_there_is_no_memory_for_is_not_blamed(tmp_path: Path) -> Non
     for status in (200, 404):
         with pytest.raises(OwnShortage):
             examine(page(status=status), load(tmp_path).of("http://a.example/"), Budget(memory=memory))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+
+
+WAITS = {
+    "in the head": b"HTTP/1.1 200 OK\r\nA: " + b"x" * 200_000,
+    "in the body": b"HTTP/1.1 200 OK\r\nContent-Length: 250000\r\n\r\n" + b"x" * 200_000,
+    "in a chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40000\r\n" + b"x" * 200_000,
+    "without an end": b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 200_000,
+}
+
+
+@pytest.mark.parametrize("sent", WAITS.values(), ids=WAITS)
+def test_what_waits_in_a_connection_is_counted_and_can_give_way(sent: bytes) -> None:
+    """Wherever its server falls silent, a page's bytes are counted once, and are free when it gives way or ends."""
+    memory = Memory()
+    elder = Budget(memory=memory)
+    elder.hold(memory.limit // 2)  # the first ones need not give way
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(sent)
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        async with serving(talk) as port, Client(1_000_000) as client:
+            budgets = [Budget(memory=memory) for _ in range(2)]
+            url = f"http://127.0.0.1:{port}/"
+            pages = [
+                asyncio.create_task(client.fetch(Request(url=url, loopback=True, timeout_s=600, budget=budget)))
+                for budget in budgets
+            ]
+            await until(lambda: memory.used >= memory.limit // 2 + 2 * 200_000)
+            assert memory.used < memory.limit // 2 + 2 * 201_000
+            await until(memory.relieve)
+            done, _ = await asyncio.wait(pages, return_when=asyncio.FIRST_COMPLETED)
+            assert [type(page.exception()) for page in done] == [GaveWay]
+            for page in pages:
+                page.cancel()
+            await asyncio.gather(*pages, return_exceptions=True)
+            for budget in budgets:
+                budget.release()
+
+    asyncio.run(work())
+    assert memory.used == memory.limit // 2
+
+
+LONG = bytes(range(32, 127)) * 94_000
+CODED: dict[str, bytes] = {
+    "": LONG,
+    "gzip": gzip.compress(LONG, 1),
+    "deflate": zlib.compress(LONG, 1),
+    "br": brotli.compress(LONG, quality=1, lgwin=24),
+    "zstd": zstd.compress(LONG, options={zstd.CompressionParameter.window_log: 23}),
+}
+CODED["br, gzip"] = gzip.compress(CODED["br"])
+
+
+def test_a_process_with_hardly_any_memory_charges_no_page(tmp_path: Path) -> None:
+    """Whatever the codings and with TLS: decoders and OpenSSL say that a page is bad, but it is we who lack memory."""
+    certificates = tls.make(tmp_path)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            asked = await reader.readuntil(b"\r\n\r\n")
+            coding, body = [*CODED.items()][int(asked.split(b"/")[1].split()[0])]
+            head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {coding}\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            await writer.drain()
+
+    async def work() -> tuple[bytes, list[str]]:
+        secure = tls.identity(certificates, "good")
+        async with serving(talk) as port, serving(talk, tls=secure) as secure_port:
+            urls = [f"http://127.0.0.1:{port}/{number}" for number in range(len(CODED))]
+            urls += [f"http://localhost:{port}/1", f"https://127.0.0.1:{secure_port}/3"]
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.support.tight", *urls),
+                stdout=subprocess.PIPE,
+                env=os.environ | {"SSL_CERT_FILE": str(certificates / "ca.pem")},
+            )
+            return (await process.communicate())[0], urls
+
+    printed, urls = asyncio.run(work())
+    found = re.findall(r"(?m)^(\S+): [1-9]\d* pages, [1-9]\d* times short$", printed.decode())
+    assert (found, len(printed.splitlines())) == (urls, len(urls)), printed.decode()
+
+
+def test_no_server_chooses_what_a_handshake_costs() -> None:
+    """DHE is not offered, as in browsers: with numbers of 10,000 bits it takes half a second that no page pays for."""
+    assert not [cipher["name"] for cipher in _verified().get_ciphers() if cipher["name"].startswith("DHE")]

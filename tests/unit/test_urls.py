@@ -130,3 +130,13 @@ def test_credentials_are_taken_out_of_messages() -> None:
     """What is shown to people has no password in it."""
     assert urls.without_credentials("redis://:secret@127.0.0.1:1/0") == "redis://***@127.0.0.1:1/0"
     assert urls.without_credentials("http://a.example/x@y") == "http://a.example/x@y"
+
+
+@pytest.mark.parametrize("host", ["a." * 4_000 + "example", "a." * 128, "x" * 256, "漢." * 60, "漢" * 250])
+def test_hosts_that_no_name_server_can_know_are_refused(host: str) -> None:
+    """Also where only the ASCII form of an international name is too long; the longest names are no such hosts."""
+    with pytest.raises(UrlError, match="the host has more than 255 characters"):
+        urls.parse(f"http://{host}/")
+    longest = "a." * 122 + "a.example"
+    assert len(longest) == 253
+    assert urls.parse(f"http://{longest}/").domain == "a.example"
