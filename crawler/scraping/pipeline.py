@@ -233,7 +233,7 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
         large = len(html) > SMALL
         if large:
             budget.look()
-        verdict = judge(page, html, tree)
+        verdict = judge(page, html, tree, budget)
         record: dict[str, Any] = {}
         encoded = b"{}"
         if verdict.completed:
