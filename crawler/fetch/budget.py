@@ -16,7 +16,7 @@ T = TypeVar("T")
 YIELD_S = 0.25
 """CPU time after which the work on a page lets the event loop serve the others."""
 SMALL = 64_000
-"""Bytes of a page that is read at once: that takes some milliseconds."""
+"""Bytes of a page of which each part is read in some milliseconds."""
 MAX_IDLE = 4
 STEPS_PER_LOOK = 32
 """Steps between two looks at the clock: a look takes longer than a short step."""
@@ -107,7 +107,7 @@ class Budget:
         self._cpu_s = self._left_s = cpu_s
         self._memory, self._mark, self._clock = memory, mark, clock
         self._since: float | None = None
-        """The CPU time at which the present work began; of short work at its first look at the clock."""
+        """The CPU time at which the present work began, if any is done."""
         self._steps = 0
         self._worker: greenlet | None = None
 
@@ -138,9 +138,9 @@ class Budget:
         return result
 
     def at_once(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a function that takes some milliseconds at most, with the page marked: for it a greenlet and two looks at
-        the clock would be a part of an ordinary page's cost."""
+        """Run a function that takes some milliseconds at most, with the page marked: it cannot let others go first."""
         self._mark(True)
+        self._since = self._clock()
         try:
             return function(*args)
         finally:

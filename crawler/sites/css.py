@@ -153,7 +153,11 @@ def _whole(parts: list[str]) -> bool:
 def _known(text: str) -> bool:
     try:
         LexborHTMLParser("").css(text)
-    except (SelectolaxError, UnicodeEncodeError):
+    except SelectolaxError as error:
+        if str(error).startswith("Can't initialize"):
+            raise MemoryError from error
+        return False
+    except UnicodeEncodeError:
         return False
     return True
 

@@ -4,6 +4,7 @@ from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any
 
+import re2
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.fetch.budget import SMALL, Budget
@@ -39,8 +40,6 @@ _READERS = {"number": values.number, "integer": values.integer, "date": values.d
 @lru_cache(maxsize=10_000)
 def pattern(text: str) -> Any:
     """A regular expression of RE2, which needs time in proportion to the text whatever is in it; or a `ValueError`."""
-    import re2
-
     if len(text) > MAX_PATTERN:
         raise ValueError(f"the regular expression has {len(text):,} characters, more than {MAX_PATTERN:,}")
     options = re2.Options()
