@@ -18,8 +18,8 @@ YIELD_S = 0.25
 SMALL = 64_000
 """Bytes of a page of which each part is read in some milliseconds."""
 MAX_IDLE = 4
-STEPS_PER_LOOK = 32
-"""Steps between two looks at the clock: a look takes longer than a short step."""
+STEPS_PER_LOOK, BYTES_PER_STEP = 32, 2_000
+"""Steps between two looks at the clock: a look takes longer than a short step; and bytes that are read in a step."""
 MAX_IN_FLIGHT = 256_000_000
 """Bytes of pages in flight above which a process claims nothing: 25 of the largest at once, thousands of usual ones."""
 
@@ -163,12 +163,13 @@ class Budget:
             self._left_s -= self._clock() - self._since
             self._since = None
 
-    def check(self) -> None:
+    def check(self, size: int = 0) -> None:
         """To be called at every step of a loop over a page's bytes; raises `FetchError` where the page costs too much.
 
-        No step may take more than some milliseconds: only some of them look at the clock.
+        No step may take more than some milliseconds: only some of them look at the clock. `size` is that of the bytes
+        that a single step goes through, where they may be many.
         """
-        self._steps += 1
+        self._steps += 1 + size // BYTES_PER_STEP
         if self._steps >= STEPS_PER_LOOK:
             self._steps = 0
             self.look()

@@ -63,7 +63,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         """The case of a page."""
         words = [*sight.lines, sight.text, squashed(" ".join(sight.framed))]
         noscripts = [beginning(node, SHORT_BODY) for node in tree.css("noscript")[:20]]
-        budget.look()
+        budget.check(len(html))
         return cls(
             status=page.status,
             headers=headers,
@@ -177,7 +177,7 @@ _TRACE_SIGNS = tuple(sign for sign, _ in phrases.TRACES)
 def of_page(case: Case, budget: Budget) -> Found | None:
     """The first finding on a page; none for an error status means that it is a plain one."""
     for rule in _RULES if case.good else _ERROR_RULES:
-        budget.look()
+        budget.check(len(case.markup))
         found = rule(case)
         if found:
             return found

@@ -103,9 +103,9 @@ def glance(tree: LexborHTMLParser, budget: Budget) -> Sight:
 
 def look(tree: LexborHTMLParser, glanced: Sight, budget: Budget) -> Sight:
     """A look at the whole page, hidden parts left out."""
-    budget.look()
+    budget.check(len(tree.raw_html))
     hidden = frozenset(node.mem_id for node in tree.css(_HIDDEN)[:MOST_NODES])
-    budget.look()
+    budget.check(len(tree.raw_html))
     sight = glanced
     if hidden or glanced.rich:
         sight = Sight(title=glanced.title, headings=_headings(tree, hidden, budget))
@@ -132,7 +132,7 @@ def _headings(tree: LexborHTMLParser, hidden: frozenset[int], budget: Budget) ->
     first, second = tree.tags("h1")[:MOST_HEADINGS], tree.tags("h2")
     nodes = first + (second if len(second) <= MOST_SECOND_HEADINGS or not first else [])[:MOST_HEADINGS]
     nodes = nodes or tree.css("h3, h4, h5")[:MOST_HEADINGS]
-    budget.look()
+    budget.check(len(tree.raw_html))
     return [squashed(beginning(node, MOST_HEADING)) for node in nodes if not (hidden and _is_within(node, hidden))]
 
 
@@ -203,13 +203,13 @@ def _note_controls(sight: Sight, tree: LexborHTMLParser, hidden: frozenset[int],
             sight.hidden_fields.append(_attribute(node, "name"))
         elif not _is_within(node, hidden):
             _note_control(sight, node)
-    budget.look()
+    budget.check(len(tree.raw_html))
     sight.images = tree.css_first("img") is not None
     frames = tree.css("iframe, frame, object, embed")[:MOST_LISTED]
     sight.frames = sum(not (frame.parent and frame.parent.tag == "noscript") for frame in frames)
-    budget.look()
+    budget.check(len(tree.raw_html))
     sight.mounts = sum(map(_is_empty, tree.css(_MOUNTS)[:MOST_HEADINGS]))
-    budget.look()
+    budget.check(len(tree.raw_html))
 
 
 def _attribute(node: LexborNode, name: str) -> str:

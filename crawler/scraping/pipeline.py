@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from itertools import islice
 from mmap import mmap
+from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -217,8 +218,9 @@ def examine(page: Page, site: Site, budget: Budget | None = None) -> Read:
     beside = min(TREE_TIMES * len(page.body), MAX_TREE)
     budget.hold(beside)
     try:
-        # Is there so much address space? Libraries crash, or blame the page, where memory ends in their work.
-        mmap(-1, beside + MIN_FREE).close()
+        if getrlimit(RLIMIT_AS)[0] != RLIM_INFINITY:
+            # Is there so much? Libraries crash, or blame the page, where memory ends in their work.
+            mmap(-1, beside + MIN_FREE).close()
         read = _examined(page, site, budget)
     finally:
         budget.release(beside)

@@ -84,7 +84,7 @@ def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> R
 
 
 def _remove(tree: LexborHTMLParser, query: str, budget: Budget) -> None:
-    budget.look()
+    budget.check(len(tree.raw_html))
     for node in tree.css(query):
         budget.check()
         node.decompose(recursive=False)
@@ -98,7 +98,7 @@ def _remove_boilerplate(tree: LexborHTMLParser, budget: Budget) -> None:
     """
     kept: set[int] = set()
     inside = 0
-    budget.look()
+    budget.check(len(tree.raw_html))
     for form in tree.css(_BOILERPLATE):
         budget.check()
         if form.tag != "form":
@@ -254,7 +254,7 @@ def _opengraph(metas: list[Cell]) -> Record:
 
 def _headings(tree: LexborHTMLParser, budget: Budget) -> list[Record]:
     headings: list[Record] = []
-    budget.look()
+    budget.check(len(tree.raw_html))
     for node in tree.css("h1, h2, h3, h4, h5, h6")[:MAX_HEADINGS]:
         budget.check()
         if text := _excerpt(node):
@@ -267,9 +267,8 @@ def _links(tree: LexborHTMLParser, base: str, budget: Budget) -> list[str]:
     left = MAX_LINKED
     seen: set[int] = set()
     root, folder = absolute(base, "/"), absolute(base, "./")
-    budget.look()
+    budget.check(len(tree.raw_html))
     for node in tree.css("a[href], area[href]")[:MAX_ANCHORS]:
-        budget.check()
         reference = _attribute(node, "href")
         if (known := hash(reference)) in seen:
             continue
@@ -277,6 +276,7 @@ def _links(tree: LexborHTMLParser, base: str, budget: Budget) -> list[str]:
         if folder and _PLAIN_PATH.fullmatch(reference):
             link = (root[:-1] if reference[0] == "/" else folder) + reference
         else:
+            budget.check()
             link = "" if reference.startswith("#") else absolute(base, reference)
         if link and len(link) <= MAX_URL and link not in links:
             left -= len(link)
@@ -297,7 +297,7 @@ def _json_ld(tree: LexborHTMLParser, budget: Budget) -> list[object]:
         parts -= text.count("{") + text.count("[")
         if left < 0 or parts < 0:
             break
-        budget.look()
+        budget.check(len(text))
         value = _json(text)
         found.extend(item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict))
     return found
@@ -353,9 +353,9 @@ def _grids(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Grid], list[Gri
     headed: list[Grid] = []
     plain: list[Grid] = []
     left = MAX_CELLS
-    budget.look()
+    budget.check(len(tree.raw_html))
     for table in tree.css("table:not(:has(table))")[:MAX_TABLES]:
-        budget.look()
+        budget.check(len(tree.raw_html))
         rows = [row for row in islice(_rows(table, budget), min(MAX_ROWS, left)) if row]
         left -= sum(map(len, rows))
         if rows:
@@ -421,9 +421,9 @@ def _row_pairs(row: list[Cell], narrow: bool) -> list[Cell]:
 
 
 def _list_pairs(tree: LexborHTMLParser, budget: Budget) -> Iterator[Cell]:
-    budget.look()
+    budget.check(len(tree.raw_html))
     for terms in tree.css("dl:not(:has(dl))")[:MAX_TABLES]:
-        budget.look()
+        budget.check(len(tree.raw_html))
         name = ""
         for node in terms.css("dt, dd")[:MAX_FIELDS]:
             budget.check()
@@ -435,7 +435,7 @@ def _list_pairs(tree: LexborHTMLParser, budget: Budget) -> Iterator[Cell]:
 
 def _label_pairs(tree: LexborHTMLParser, budget: Budget) -> Iterator[Cell]:
     """Rows such as `<b>Owner:</b> Jane Roe<br>`; in table cells they are read with their table."""
-    budget.look()
+    budget.check(len(tree.raw_html))
     for label in tree.css("b, strong")[:MAX_FIELDS]:
         budget.check()
         name, after = _own_text(label).strip(), label.next
@@ -455,9 +455,9 @@ def _after(label: LexborNode) -> Iterator[str]:
 
 
 def _microdata(tree: LexborHTMLParser, base: str, budget: Budget) -> list[Record]:
-    budget.look()
+    budget.check(len(tree.raw_html))
     scopes = {node.mem_id: node for node in tree.css("[itemscope]")[:MAX_ITEMS]}
-    budget.look()
+    budget.check(len(tree.raw_html))
     if not scopes:
         return []
     properties: dict[int, list[LexborNode]] = {scope: [] for scope in scopes}
@@ -540,7 +540,7 @@ def _adopters(tree: LexborHTMLParser, scopes: dict[int, LexborNode], budget: Bud
     if references:
         wanted = {name for name, _ in references}
         elements: dict[str, int] = {}
-        budget.look()
+        budget.check(len(tree.raw_html))
         for node in tree.css("[id]"):
             budget.check()
             if (name := node.id or "") in wanted:
@@ -563,27 +563,26 @@ def _item_value(node: LexborNode, base: str) -> str:
 def _main_text(tree: LexborHTMLParser, budget: Budget) -> str:
     """The words of the page's main part; takes the rest out of the tree, so it comes last."""
     _remove_boilerplate(tree, budget)
-    budget.look()
+    budget.check(len(tree.raw_html))
     main = tree.css_first('main, [role="main"]')
     if main is None and len(articles := tree.css("article")) == 1:
         main = articles[0]
     if main and (text := _words(main, budget, MAX_TEXT)):
         return text
     _remove(tree, "header, footer", budget)
-    budget.look()
+    budget.check(len(tree.raw_html))
     text = _words(tree.body, budget, MAX_TEXT) if tree.body else ""
-    budget.look()
-    dense = _densest(tree, budget)
+    budget.check(len(tree.raw_html))
+    dense = _densest(tree)
     part = _words(dense, budget, MAX_TEXT) if dense else ""
     return part if len(part) * 2 > len(text) else text
 
 
-def _densest(tree: LexborHTMLParser, budget: Budget) -> LexborNode | None:
+def _densest(tree: LexborHTMLParser) -> LexborNode | None:
     """The element with most words in paragraphs directly below it."""
     weights: Counter[int] = Counter()
     parents: dict[int, LexborNode] = {}
     for node in tree.css("p")[:MAX_PARAGRAPHS]:
-        budget.check()
         if parent := node.parent:
             parents[parent.mem_id] = parent
             weights[parent.mem_id] += len(_own_text(node))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -76,7 +77,7 @@ def _numbered(piece: str, count: int) -> str:
 
 ROW = "<tr>\n" + " <td>123.45</td>\n" * 5 + "</tr>\n"
 JSON = '<script type="application/ld+json">'
-PAGES = {
+PAGES: dict[str, Callable[[], str | bytes]] = {
     "metas": lambda: "<meta name=a content=b>" * 400_000,
     "paragraphs": lambda: "<p>some words\n" * 700_000,
     "closed paragraphs": lambda: "<p>some words</p>\n" * 100_000,
