@@ -22,6 +22,8 @@ MAX_SEPARATORS = 60_000
 MAX_TREE = 56_000_000
 """Bytes of a tree, by what its parts were measured to take; those of an element include a place in one list."""
 ELEMENT, TEXT, ATTRIBUTE, MISPLACED, ERROR, WIDE = 164, 136, 230, 140, 18, 5
+MAX_COPIES, FIRST_BEGINNING = 20_000_000, 16_000
+"""Bytes of texts that the parser may copy, and of the page of which it is tried first how many they are."""
 MAX_ERRORS = 400_000
 """Signs that may be errors, of which the parser keeps a list, and that weigh nothing in ordinary pages."""
 MAX_RUN = 520_000
@@ -71,6 +73,25 @@ and those without contents."""
 _FORMATTING = re.compile(
     rb"<((?:b(?:ig)?|code|em|font|[iu]|nobr|s(?:mall|trike|trong)?|tt)(?=[ \t\n\r\f/>])[^<>]*+)(>?)", re.I
 )
+_DROPPED = re.compile(
+    rf"<(?:/[a-z][^{_SPACE}/>]*+|caption|col(?:group)?|form|frame(?:set)?|head|image|t(?:body|[dhr]|foot|head))"
+    rf"[{_SPACE}/]++[^{_SPACE}/>]".encode(),
+    re.I,
+)
+"""A tag with attributes that the parser drops where it has no place: the texts around it become one, by copying."""
+_DROPPED_NAMES = frozenset(
+    (
+        *("caption", "col", "colgroup", "form", "frame", "frameset", "head", "image"),
+        *("tbody", "td", "tfoot", "th", "thead", "tr"),
+    )
+)
+_MOVED = re.compile(
+    rf"<(?:table|/?(?:col(?:group)?|t(?:body|foot|head|r))|/(?:caption|t[dh]))(?=[{_SPACE}/>])[^<>]*+>"
+    rf"[{_SPACE}]*+[^{_SPACE}<]".encode(),
+    re.I,
+)
+"""Words between rows or cells: they become one text in front of the table."""
+_ANY_TAG = re.compile(rb"<[a-z/!?][^<>]*+>", re.I)
 _STRAY = re.compile(rb"<(?![a-z/!?])", re.I)
 """A bracket that is text."""
 _VALUES = re.compile(rb"""=(?:"[^"]{%d,}+|'[^']{%d,}+)""" % (MAX_RUN, MAX_RUN))
@@ -109,6 +130,8 @@ def parse(html: str | bytes, budget: Budget | None = None) -> LexborHTMLParser:
     if large:
         page = _without_long_runs(page)
         budget.look()
+    if not _has_little_to_copy(page):
+        _check_copies(page, budget)
     tree = _parse(page, tags, _extra(page, budget), budget)
     if large:
         budget.look()
@@ -138,6 +161,45 @@ def _parse(page: bytes, tags: int, extra: int, budget: Budget) -> LexborHTMLPars
     if weight <= MAX_TREE and 2 * _starts(left) <= min(MAX_DEPTH, MAX_STEPS // max(1, tags)):
         return _tree(page)
     return _parse_in_steps(page, tags, formats, extra, budget)
+
+
+def _has_little_to_copy(page: bytes) -> bool:
+    """Whether no page with such tags and so much text takes much memory for texts that become one."""
+    dropped = _joints(page)
+    if dropped * len(page) <= 2 * MAX_COPIES:
+        return True
+    return dropped * len(_ANY_TAG.sub(b"", page)) <= 2 * MAX_COPIES
+
+
+def _joints(page: bytes) -> int:
+    """At how many places two texts may become one."""
+    return len(_DROPPED.findall(page)) + len(_MOVED.findall(page))
+
+
+def _check_copies(page: bytes, budget: Budget) -> None:
+    """Refuse a page whose texts become one around tags that are dropped: each time all of it is copied, and kept.
+
+    Ever longer beginnings are parsed, and what was copied is reckoned: twice as much of a page copies four times that.
+    """
+    size = FIRST_BEGINNING
+    while size < len(page):
+        beginning = page[:size]
+        budget.look()
+        tree = _tree(beginning)
+        budget.look()
+        dropped, longest = _joints(beginning), 0
+        for top in _tops(tree):
+            for node in top.traverse(include_text=True):
+                budget.check()
+                if node.is_text_node:
+                    longest = max(longest, len(node.text_content or ""))
+                elif node.tag in _DROPPED_NAMES:
+                    dropped -= 1
+        del tree
+        copied = max(0, dropped) * longest // 2
+        if copied > MAX_COPIES // 4:
+            raise _too_deep(f"it has {dropped:,} tags in places where they have no meaning")
+        size *= 2
 
 
 def _tree(page: bytes) -> LexborHTMLParser:

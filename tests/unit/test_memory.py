@@ -132,6 +132,12 @@ PAGES: dict[str, Callable[[], str | bytes]] = {
     "a link around all": lambda: "<a href=x>" + ("it's a word " * 33_000 + "<br>") * 24,
     "spaces that do not break": lambda: "<div>" + ("\xa0" * 200_000 + "<br>") * 20,
     "signs to be escaped": lambda: "<div>" + ("&amp;'" * 80_000 + "<br>") * 20,
+    "cells in no table": lambda: "word <th class='b c6' href='/x'>" * 30_000,
+    "cells in no table of a small page": lambda: "word <th a=b>" * 4_900,
+    "attributes of end tags": lambda: "<p>" + "word </x a=b c=d>" * 30_000,
+    "rows around words": lambda: "<table>" + "word <tr a=b>" * 30_000,
+    "forms in a form": lambda: "<form>" + "word <form a=b>" * 30_000,
+    "a table with attributes": lambda: "<table>" + ROW.replace("<td", "<td class=a") * 9_000,
     "zero bytes": lambda: "<p>a\0" * 100_000 + "\0" * 9_000_000,
     "templates": lambda: "<template><p>word" * 100_000,
 }
@@ -153,7 +159,9 @@ def test_one_page_adds_little_memory(measured: dict[str, tuple[str, int]], name:
     assert grown <= MOST_MB, f"{outcome}: {grown} MB"
 
 
-@pytest.mark.parametrize("name", ["a table", "an open table", "closed paragraphs", "long paragraphs", "one text"])
+@pytest.mark.parametrize(
+    "name", ["a table", "an open table", "a table with attributes", "closed paragraphs", "long paragraphs", "one text"]
+)
 def test_large_pages_are_read(measured: dict[str, tuple[str, int]], name: str) -> None:
     """What real archives send is within the limit."""
     assert measured[name][0] == "ok"
