@@ -154,6 +154,9 @@ _LACKS = {
 }
 
 
+_PARSER_LACKS = ("Can't initialize", "Can't parse CSS selector", "Can't create a new node")
+
+
 def shortage_of(error: BaseException | None) -> str:
     """What this process or machine lacked when an error occurred; empty where it lacked nothing.
 
@@ -168,6 +171,9 @@ def shortage_of(error: BaseException | None) -> str:
             return _LACKS[errno.ENOMEM]
         if isinstance(error, OSError) and error.errno in _LACKS:
             return _LACKS[error.errno]
+        # The parser says so, for want of memory, of any selector: all were tried when the process started.
+        if type(error).__name__ == "SelectolaxError" and str(error).startswith(_PARSER_LACKS):
+            return _LACKS[errno.ENOMEM]
         if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
             return "no thread can be started (ulimit -u, or memory)"
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

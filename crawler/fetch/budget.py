@@ -16,10 +16,10 @@ T = TypeVar("T")
 YIELD_S = 0.25
 """CPU time after which the work on a page lets the event loop serve the others."""
 SMALL = 64_000
-"""Bytes of a page that is read at once: that takes some milliseconds."""
+"""Bytes of a page of which each part is read in some milliseconds."""
 MAX_IDLE = 4
-STEPS_PER_LOOK = 32
-"""Steps between two looks at the clock: a look takes longer than a short step."""
+STEPS_PER_LOOK, BYTES_PER_STEP = 32, 2_000
+"""Steps between two looks at the clock: a look takes longer than a short step; and bytes that are read in a step."""
 MAX_IN_FLIGHT = 256_000_000
 """Bytes of pages in flight above which a process claims nothing: 25 of the largest at once, thousands of usual ones."""
 
@@ -170,7 +170,7 @@ class Budget:
         self._cpu_s = self._left_s = cpu_s
         self._memory, self._mark, self._clock = memory, mark, clock
         self._since: float | None = None
-        """The CPU time at which the present work began; of short work at its first look at the clock."""
+        """The CPU time at which the present work began, if any is done."""
         self._steps = 0
         self._worker: greenlet | None = None
         self.times = 0
@@ -207,9 +207,9 @@ class Budget:
         return result
 
     def at_once(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a function that takes some milliseconds at most, with the page marked: for it a greenlet and two looks at
-        the clock would be a part of an ordinary page's cost."""
+        """Run a function that takes some milliseconds at most, with the page marked: it cannot let others go first."""
         self._mark(True)
+        self._since = self._clock()
         try:
             return function(*args)
         finally:
@@ -232,12 +232,13 @@ class Budget:
             self._left_s -= self._clock() - self._since
             self._since = None
 
-    def check(self) -> None:
+    def check(self, size: int = 0) -> None:
         """To be called at every step of a loop over a page's bytes; raises `FetchError` where the page costs too much.
 
-        No step may take more than some milliseconds: only some of them look at the clock.
+        No step may take more than some milliseconds: only some of them look at the clock. `size` is that of the bytes
+        that a single step goes through, where they may be many.
         """
-        self._steps += 1
+        self._steps += 1 + size // BYTES_PER_STEP
         if self._steps >= STEPS_PER_LOOK:
             self._steps = 0
             self.look()

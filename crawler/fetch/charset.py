@@ -43,6 +43,15 @@ _CODECS = {
 _NAMES = {codec: name for name, codec in _CODECS.items()} | {"utf-16": "utf-16le", "utf-8-sig": "utf-8"}
 
 
+def load() -> None:
+    """Import the codec of every charset, before memory or descriptors run short.
+
+    One that cannot be imported then is unknown to Python until the process ends.
+    """
+    for codec in _CODECS.values():
+        codecs.lookup(codec)
+
+
 def decode(body: bytes, content_type: str) -> tuple[str, str]:
     """The text of a body and the charset it was read in; bytes that do not fit become U+FFFD, nothing raises."""
     name, mark = _charset(body, content_type)

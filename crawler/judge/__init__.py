@@ -6,6 +6,7 @@ makes a wall: a rule asks for marks that nothing else has, or for several weak s
 
 from selectolax.lexbor import LexborHTMLParser
 
+from crawler.fetch.budget import Budget
 from crawler.judge import phrases, rules, vendors
 from crawler.judge.sight import RICH, glance, look
 from crawler.judge.verdict import DECISIONS, Decision, Verdict, decided
@@ -17,29 +18,31 @@ _GONE = frozenset({404, 410})
 _GOOD = decided("ok", evidence=("much to read under an innocent title",))
 
 
-def judge(page: Page, html: bytes, tree: LexborHTMLParser | None) -> Verdict:
+def judge(page: Page, html: bytes, tree: LexborHTMLParser | None, budget: Budget | None = None) -> Verdict:
     """Say what a page really is.
 
     `html` is the page in UTF-8, empty for what is not HTML; `tree` is its tree, or None, and is not changed.
     """
+    budget = budget or Budget()
     status = page.status
     good = 200 <= status < 300
     headers = {name.lower(): value for name, value in page.headers}
     by_header = None if vendors.HEADER_NAMES.isdisjoint(headers) else rules.by_header(headers)
     if by_header and status not in _GONE:
         return _verdict(by_header, status)
-    if not page.body[:4_096].strip() and not page.body.strip():
+    if not page.body or page.body.isspace():
         return _without_body(status)
     if status in _GONE or 300 <= status < 400:
         return _plain(status)
     if tree is None:
         return _verdict(rules.of_text(page, headers), status) if _is_short_text(page, headers) else _plain(status)
-    sight = glance(tree)
+    sight = glance(tree, budget)
     # What is rich only because of its links may still be a form to log in.
     innocent = sight.own >= RICH or b"password" not in html
     if good and sight.rich and innocent and not phrases.is_odd(" | ".join(sight.lines)):
         return _GOOD
-    return _verdict(rules.of_page(rules.Case.of(page, headers, html, tree, look(tree, sight))), status)
+    case = rules.Case.of(page, headers, html, tree, look(tree, sight, budget), budget)
+    return _verdict(rules.of_page(case, budget), status)
 
 
 def _is_short_text(page: Page, headers: dict[str, str]) -> bool:

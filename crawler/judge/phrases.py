@@ -1,8 +1,8 @@
 """What walls say, in the languages that we meet them in; all in lower case."""
 
 import re
-from functools import cache
-from typing import Any
+
+import re2
 
 ROBOT = (
     # titles and sentences of challenges
@@ -316,17 +316,13 @@ ODD = tuple(sorted(one for one in _EVERY if not any(other in one for other in _E
 """A title or heading with any of these gets a page a close look."""
 
 
-@cache
-def _odd() -> Any:
-    """All of them at once, by a machine that reads the text a single time."""
-    import re2
-
-    return re2.compile("|".join(map(re2.escape, ODD)))
+_ODD = re2.compile("|".join(map(re2.escape, ODD)))
+"""All of them at once, by a machine that reads the text a single time; made when the process starts."""
 
 
 def is_odd(text: str) -> bool:
     """Whether a text in lower case holds any of the odd phrases."""
-    return _odd().search(text) is not None
+    return _ODD.search(text) is not None
 
 
 _FILLERS = (

@@ -7,9 +7,10 @@ from urllib.parse import urlsplit
 import msgspec
 from selectolax.lexbor import LexborHTMLParser
 
+from crawler.fetch.budget import Budget
 from crawler.judge import phrases, vendors
 from crawler.judge.phrases import holds, says_only
-from crawler.judge.sight import Sight, squashed
+from crawler.judge.sight import Sight, beginning, squashed
 from crawler.models import Page
 
 SHORT_BODY = 2_000
@@ -50,10 +51,19 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it holds a described thing for search engines, such as a product."""
 
     @classmethod
-    def of(cls, page: Page, headers: dict[str, str], html: bytes, tree: LexborHTMLParser, sight: Sight) -> Self:
+    def of(
+        cls,
+        page: Page,
+        headers: dict[str, str],
+        html: bytes,
+        tree: LexborHTMLParser,
+        sight: Sight,
+        budget: Budget,
+    ) -> Self:
         """The case of a page."""
         words = [*sight.lines, sight.text, squashed(" ".join(sight.framed))]
-        noscripts = [node.text()[:SHORT_BODY] for node in tree.css("noscript")[:20]]
+        noscripts = [beginning(node, SHORT_BODY) for node in tree.css("noscript")[:20]]
+        budget.check(len(html))
         return cls(
             status=page.status,
             headers=headers,
@@ -164,9 +174,10 @@ def of_text(page: Page, headers: dict[str, str]) -> Found | None:
 _TRACE_SIGNS = tuple(sign for sign, _ in phrases.TRACES)
 
 
-def of_page(case: Case) -> Found | None:
+def of_page(case: Case, budget: Budget) -> Found | None:
     """The first finding on a page; none for an error status means that it is a plain one."""
     for rule in _RULES if case.good else _ERROR_RULES:
+        budget.check(len(case.markup))
         found = rule(case)
         if found:
             return found

@@ -5,6 +5,8 @@ from itertools import islice
 import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from crawler.fetch.budget import Budget
+
 RICH = 1_200
 """So many characters of own text make a page that is looked at no further, unless its title or a heading is odd."""
 FULL = 2_400
@@ -13,6 +15,8 @@ MOST_NODES = 20_000
 MOST_TEXT, MOST_PIECE, MOST_HEADING, MOST_LISTED = 6_000, 2_000, 300, 60
 MOST_HEADINGS, MOST_SECOND_HEADINGS = 4, 2
 MOST_INSIDE, MOST_WAITING_WORDS, MOST_LABEL = 100, 60, 30
+LARGE = 64_000
+"""Bytes of a page of which no element's whole text is copied: it may be all of the page, for each of many elements."""
 
 _OWN, _FRAME, _CONTROL = range(3)
 _ZONES = {
@@ -86,33 +90,50 @@ def squashed(text: str) -> str:
     return " ".join(text.lower().replace("’", "'").replace("‘", "'").split())
 
 
-def glance(tree: LexborHTMLParser) -> Sight:
+def glance(tree: LexborHTMLParser, budget: Budget) -> Sight:
     """A look that ends as soon as the page has shown enough to read."""
     title = tree.css_first("head > title, body > title")
-    sight = Sight(title=squashed(title.text()[:MOST_HEADING]) if title else "")
-    sight.headings = _headings(tree, frozenset())
+    sight = Sight(title=squashed(beginning(title, MOST_HEADING)) if title else "")
+    sight.headings = _headings(tree, frozenset(), budget)
     sight.own = _prose(tree.tags("p"))
     if sight.own < RICH:
-        _walk(sight, tree.body, True, frozenset())
+        _walk(sight, tree.body, True, frozenset(), budget)
     return sight
 
 
-def look(tree: LexborHTMLParser, glanced: Sight) -> Sight:
+def look(tree: LexborHTMLParser, glanced: Sight, budget: Budget) -> Sight:
     """A look at the whole page, hidden parts left out."""
+    budget.check(len(tree.raw_html))
     hidden = frozenset(node.mem_id for node in tree.css(_HIDDEN)[:MOST_NODES])
+    budget.check(len(tree.raw_html))
     sight = glanced
     if hidden or glanced.rich:
-        sight = Sight(title=glanced.title, headings=_headings(tree, hidden))
-        _walk(sight, tree.body, False, hidden)
-    _note_controls(sight, tree, hidden)
+        sight = Sight(title=glanced.title, headings=_headings(tree, hidden, budget))
+        _walk(sight, tree.body, False, hidden, budget)
+    _note_controls(sight, tree, hidden, budget)
     return sight
 
 
-def _headings(tree: LexborHTMLParser, hidden: frozenset[int]) -> list[str]:
+def beginning(node: LexborNode, most: int, deep: bool = True) -> str:
+    """The first characters of an element's text, or of that which is in no other element inside it."""
+    if len(node.parser.raw_html) <= LARGE:
+        return node.text(deep=deep)[:most]
+    pieces, left = [], most
+    for inner in islice(node.traverse(include_text=True) if deep else node.iter(include_text=True), MOST_NODES):
+        if inner.is_text_node:
+            pieces.append((inner.text_content or "")[:left])
+            left -= len(pieces[-1])
+            if not left:
+                break
+    return "".join(pieces)
+
+
+def _headings(tree: LexborHTMLParser, hidden: frozenset[int], budget: Budget) -> list[str]:
     first, second = tree.tags("h1")[:MOST_HEADINGS], tree.tags("h2")
     nodes = first + (second if len(second) <= MOST_SECOND_HEADINGS or not first else [])[:MOST_HEADINGS]
     nodes = nodes or tree.css("h3, h4, h5")[:MOST_HEADINGS]
-    return [squashed(node.text()[:MOST_HEADING]) for node in nodes if not (hidden and _is_within(node, hidden))]
+    budget.check(len(tree.raw_html))
+    return [squashed(beginning(node, MOST_HEADING)) for node in nodes if not (hidden and _is_within(node, hidden))]
 
 
 def _prose(paragraphs: list[LexborNode]) -> int:
@@ -129,13 +150,13 @@ def _prose(paragraphs: list[LexborNode]) -> int:
                 outer = outer.parent
             own[place] = outer is None
         if own[place]:
-            size += len("".join(node.text(deep=False).split()))
+            size += len("".join(beginning(node, MOST_TEXT, deep=False).split()))
             if size >= RICH:
                 break
     return size
 
 
-def _walk(sight: Sight, top: LexborNode | None, in_haste: bool, hidden: frozenset[int]) -> None:
+def _walk(sight: Sight, top: LexborNode | None, in_haste: bool, hidden: frozenset[int], budget: Budget) -> None:
     """Read the body's text, piece by piece."""
     stack: list[tuple[LexborNode, int]] = []
     node, zone = top.child if top else None, _OWN
@@ -145,6 +166,7 @@ def _walk(sight: Sight, top: LexborNode | None, in_haste: bool, hidden: frozense
             node, zone = stack.pop()
         if node is None:
             break
+        budget.check()
         tag, after = node.tag or "", node.next
         if tag == "-text":
             words = " ".join((node.text_content or "")[:MOST_PIECE].split())
@@ -159,7 +181,7 @@ def _walk(sight: Sight, top: LexborNode | None, in_haste: bool, hidden: frozense
                 break
         elif tag == "a":
             links += zone == _OWN
-            words = node.text().strip()
+            words = beginning(node, MOST_TEXT).strip()
             linked += len(words)
             if len(words) <= MOST_LABEL and len(sight.labels) < MOST_LISTED:
                 sight.labels.append(words)
@@ -173,29 +195,37 @@ def _walk(sight: Sight, top: LexborNode | None, in_haste: bool, hidden: frozense
     sight.own, sight.parts, sight.linked, sight.links, sight.cells = own, parts, linked, links, cells
 
 
-def _note_controls(sight: Sight, tree: LexborHTMLParser, hidden: frozenset[int]) -> None:
+def _note_controls(sight: Sight, tree: LexborHTMLParser, hidden: frozenset[int], budget: Budget) -> None:
     """Take down what a visitor can fill in, press or look at."""
     for node in tree.css("input, button, textarea, select")[:MOST_LISTED]:
-        if node.tag == "input" and (node.attributes.get("type") or "").lower() == "hidden":
-            sight.hidden_fields.append((node.attributes.get("name") or "").lower()[:MOST_HEADING])
+        budget.check()
+        if node.tag == "input" and _attribute(node, "type") == "hidden":
+            sight.hidden_fields.append(_attribute(node, "name"))
         elif not _is_within(node, hidden):
             _note_control(sight, node)
+    budget.check(len(tree.raw_html))
     sight.images = tree.css_first("img") is not None
     frames = tree.css("iframe, frame, object, embed")[:MOST_LISTED]
     sight.frames = sum(not (frame.parent and frame.parent.tag == "noscript") for frame in frames)
+    budget.check(len(tree.raw_html))
     sight.mounts = sum(map(_is_empty, tree.css(_MOUNTS)[:MOST_HEADINGS]))
+    budget.check(len(tree.raw_html))
+
+
+def _attribute(node: LexborNode, name: str) -> str:
+    return (node.attrs.get(name) or "")[:MOST_HEADING].lower()
 
 
 def _note_control(sight: Sight, node: LexborNode) -> None:
-    kind = (node.attributes.get("type") or "text").lower()
+    kind = _attribute(node, "type") or "text"
     if node.tag == "button":
-        sight.buttons.append(squashed(node.text()[:MOST_HEADING]))
+        sight.buttons.append(squashed(beginning(node, MOST_HEADING)))
     elif node.tag != "input":
         sight.fields += 1
     elif kind == "password":
         sight.passwords += 1
     elif kind in _BUTTON_TYPES:
-        sight.buttons.append(squashed((node.attributes.get("value") or "")[:MOST_HEADING]))
+        sight.buttons.append(squashed(_attribute(node, "value")))
     elif kind not in _SILENT_TYPES:
         sight.fields += 1
 

@@ -5,6 +5,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from itertools import islice
+from mmap import mmap
+from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,10 +28,14 @@ from crawler.sites import selectors, structured
 from crawler.sites.config import Site
 from crawler.sites.depth import parse
 
+charset.load()
+
 Fetch = Callable[[Request, Gate], Awaitable[Page]]
 
 TREE_TIMES, MAX_TREE = 20, 64_000_000
 """What reading a page takes beside it, while it lasts: so many times its size, and no more than this."""
+MIN_FREE = 10_000_000
+"""The same for the smallest page: bytes of memory without which none is read."""
 MAX_RECORD = 8_000_000
 """Bytes of a record as JSON."""
 
@@ -94,9 +100,7 @@ async def scrape(
             ended = replace(begun, status=TaskStatus.COMPLETED, verdict=UNCHANGED)
         else:
             began = time.perf_counter()
-            small = len(page.body) <= SMALL
-            reading = (examine, page, site, budget)
-            read = budget.at_once(*reading) if small else await budget.work(*reading)
+            read = await budget.work(examine, page, site, budget)
             begun = replace(begun, parse_ms=(time.perf_counter() - began) * 1000)
             ended = _judged(begun, page, read, order, passage, clock, jitter)
     except NotNow as error:
@@ -214,6 +218,9 @@ def examine(page: Page, site: Site, budget: Budget | None = None) -> Read:
     beside = min(TREE_TIMES * len(page.body), MAX_TREE)
     budget.hold(beside)
     try:
+        if getrlimit(RLIMIT_AS)[0] != RLIM_INFINITY:
+            # Is there so much? Libraries crash, or blame the page, where memory ends in their work.
+            mmap(-1, beside + MIN_FREE).close()
         read = _examined(page, site, budget)
     finally:
         budget.release(beside)
@@ -233,7 +240,7 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
         large = len(html) > SMALL
         if large:
             budget.look()
-        verdict = judge(page, html, tree)
+        verdict = judge(page, html, tree, budget)
         record: dict[str, Any] = {}
         encoded = b"{}"
         if verdict.completed:

@@ -11,6 +11,8 @@ from functools import lru_cache
 import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
+from crawler.fetch import budget
+
 MAX_LENGTH = 1_000
 MAX_FOUND, MAX_KEPT = 110_000, 5_000
 """Elements that a part of a selector may find, some 250 bytes each, and that are kept for the next who asks."""
@@ -92,15 +94,22 @@ class TooMuch(Exception):
     """The page is too large for what is looked for."""
 
 
-class Budget:
-    """How many more elements may be looked at; `check` hears of every look."""
+MANY = 200
+"""Looks that may take some tenths of a millisecond: the clock is looked at."""
 
-    def __init__(self, looks: int, check: Callable[[], None] = lambda: None) -> None:
-        self.left, self._check = looks, check
+
+class Budget:
+    """How many more elements may be looked at; the page's budget hears of every look."""
+
+    def __init__(self, looks: int, page: budget.Budget) -> None:
+        self.left, self._page = looks, page
 
     def spend(self, looks: int) -> None:
         """Count some looks; raises `TooMuch` when there were too many."""
-        self._check()
+        if looks < MANY:
+            self._page.check()
+        else:
+            self._page.look()
         self.left -= looks
         if self.left < 0:
             raise TooMuch
@@ -144,7 +153,11 @@ def _whole(parts: list[str]) -> bool:
 def _known(text: str) -> bool:
     try:
         LexborHTMLParser("").css(text)
-    except (SelectolaxError, UnicodeEncodeError):
+    except SelectolaxError as error:
+        if str(error).startswith("Can't initialize"):
+            raise MemoryError from error
+        return False
+    except UnicodeEncodeError:
         return False
     return True
 

@@ -4,9 +4,10 @@ from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any
 
+import re2
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from crawler.fetch.budget import Budget
+from crawler.fetch.budget import SMALL, Budget
 from crawler.sites import css, structured, values
 from crawler.sites.config import MISSING, Field
 
@@ -26,14 +27,19 @@ _SOURCES = {
     "object": "data",
 }
 _UNREAD = ("script", "style")
+_VOID = frozenset(
+    (
+        *("area", "base", "basefont", "bgsound", "br", "col", "embed", "frame", "hr", "img", "input"),
+        *("keygen", "link", "meta", "param", "source", "track", "wbr"),
+    )
+)
+"""Elements that have no end tag."""
 _READERS = {"number": values.number, "integer": values.integer, "date": values.day, "boolean": values.boolean}
 
 
 @lru_cache(maxsize=10_000)
 def pattern(text: str) -> Any:
     """A regular expression of RE2, which needs time in proportion to the text whatever is in it; or a `ValueError`."""
-    import re2
-
     if len(text) > MAX_PATTERN:
         raise ValueError(f"the regular expression has {len(text):,} characters, more than {MAX_PATTERN:,}")
     options = re2.Options()
@@ -74,10 +80,11 @@ class _Page:
 
     def __init__(self, tree: LexborHTMLParser, url: str, cost: Budget) -> None:
         self._tree, self._url, self._cost = tree, url, cost
+        self._is_large = len(tree.raw_html) > SMALL
 
     @cached_property
     def _budget(self) -> css.Budget:
-        return css.Budget(MAX_LOOKS, self._cost.check)
+        return css.Budget(MAX_LOOKS, self._cost)
 
     @cached_property
     def _search(self) -> css.Search:
@@ -89,6 +96,8 @@ class _Page:
 
     def first(self, selector: css.Selector, field: Field) -> Any:
         """The value of the first element that has one; a look through the page for the first element mostly does."""
+        if self._is_large:
+            self._cost.look()
         node = self._tree.css_first(selector.text)
         if node is None:
             return None
@@ -134,10 +143,34 @@ class _Page:
             self._budget.spend(1)
             return structured.joined((node.attrs.get(attribute) or "")[:MAX_TEXT])[:limit]
         if field.type == "html":
-            html = node.inner_html or ""
+            html = self._first_html(node, limit) if self._is_large else node.inner_html or ""
             self._budget.spend(1 + len(html) // 50)
             return html[:limit].strip()
         return self._words(node, limit)
+
+    def _first_html(self, node: LexborNode, limit: int) -> str:
+        """The beginning of what is in an element, as lexbor writes it: that would write all of it first."""
+        pieces: list[str] = []
+        left = limit
+        opened: list[tuple[str, LexborNode | None]] = [("", node.child)]
+        while opened and left > 0:
+            end, inner = opened.pop()
+            if inner is None:
+                piece = end
+            else:
+                self._budget.spend(1)
+                opened.append((end, inner.next))
+                if inner.is_element_node:
+                    piece = _start_tag(inner)
+                    fragments = inner.template_fragments() if inner.tag == "template" else []
+                    first = fragments[0].child if fragments else inner.child
+                    if first or inner.tag not in _VOID:
+                        opened.append((f"</{inner.tag}>", first))
+                else:
+                    piece = (inner.html or "")[:left]
+            pieces.append(piece)
+            left -= len(piece)
+        return "".join(pieces)
 
     def _words(self, node: LexborNode, limit: int) -> str:
         """The words in an element; those of scripts only where it is one itself."""
@@ -160,3 +193,13 @@ class _Page:
         if not found:
             return ""
         return (found.group(1 if compiled.groups else 0) or "").strip()
+
+
+def _start_tag(node: LexborNode) -> str:
+    attributes = "".join(f' {name}="{_escaped(value or "")}"' for name, value in node.attributes.items())
+    return f"<{node.tag}{attributes}>"
+
+
+def _escaped(value: str) -> str:
+    value = value[:MAX_TEXT].replace("&", "&amp;").replace("\xa0", "&nbsp;")
+    return value.replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")

@@ -35,6 +35,8 @@ MAX_JSON_PARTS = 20_000
 """Objects and lists in all blocks of JSON, some 300 bytes each."""
 LARGE = 1_000_000
 """Bytes of a page of which not all text is read at once."""
+MAX_ATTRIBUTE = 20_000
+"""Characters of an attribute that are looked at: a longer one is no name, URL or text that is kept."""
 
 Record = dict[str, object]
 Cell = tuple[str, str]
@@ -61,12 +63,11 @@ def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> R
     """All that is found in a page, as values that JSON can hold; takes the invisible parts out of the tree."""
     budget = budget or Budget()
     base = base_of(tree, url)
-    metas, json_ld, links = list(_metas(tree)), _json_ld(tree), _links(tree, base, budget)
-    budget.check()
-    _remove(tree, _INVISIBLE)
+    metas, json_ld, links = list(_metas(tree)), _json_ld(tree, budget), _links(tree, base, budget)
+    _remove(tree, _INVISIBLE, budget)
     headed, plain = _grids(tree, budget)
     record: Record = {
-        "title": _first_words(tree, "head > title, body > title"),
+        "title": _first_words(tree, "head > title, body > title", budget),
         "description": next((value for name, value in metas if name == "description"), ""),
         "canonical": absolute(base, _first_attribute(tree, 'link[rel~="canonical" i][href]', "href")),
         "language": _first_attribute(tree, "html[lang]", "lang")[:MAX_KEY],
@@ -77,17 +78,19 @@ def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> R
         "fields": _fields(tree, plain, budget),
         "tables": [_table(rows) for rows in headed],
         "links": links,
-        "text": _main_text(tree),
+        "text": _main_text(tree, budget),
     }
     return {name: value for name, value in record.items() if value}
 
 
-def _remove(tree: LexborHTMLParser, query: str) -> None:
+def _remove(tree: LexborHTMLParser, query: str, budget: Budget) -> None:
+    budget.check(len(tree.raw_html))
     for node in tree.css(query):
+        budget.check()
         node.decompose(recursive=False)
 
 
-def _remove_boilerplate(tree: LexborHTMLParser) -> None:
+def _remove_boilerplate(tree: LexborHTMLParser, budget: Budget) -> None:
     """Take menus and controls out of the tree, and forms unless they are the page itself, as in ASP.NET.
 
     Forms can lie in each other. Whatever is found in one is in all around it, so that no part of the page is
@@ -95,7 +98,9 @@ def _remove_boilerplate(tree: LexborHTMLParser) -> None:
     """
     kept: set[int] = set()
     inside = 0
+    budget.check(len(tree.raw_html))
     for form in tree.css(_BOILERPLATE):
+        budget.check()
         if form.tag != "form":
             form.decompose(recursive=False)
             continue
@@ -115,17 +120,18 @@ def _remove_boilerplate(tree: LexborHTMLParser) -> None:
             outer = outer.parent
 
 
-def _words(node: LexborNode, limit: int = MAX_STRING) -> str:
+def _words(node: LexborNode, budget: Budget, limit: int = MAX_STRING) -> str:
     if len(node.parser.raw_html) > LARGE:
-        return _first_of(node, limit)
+        return _first_of(node, budget, limit)
     text = node.text(separator="\0")
     return (joined(text) if "\0" in text else " ".join(text.split()))[:limit]
 
 
-def _first_of(node: LexborNode, limit: int) -> str:
+def _first_of(node: LexborNode, budget: Budget, limit: int) -> str:
     """The beginning of a node's words on a page that is too large to have all of them in memory twice."""
     parts, size = [], 0
     for inner in node.traverse(include_text=True):
+        budget.check()
         if inner.is_text_node:
             text = inner.text_content or ""
             words = _folded(text, limit)
@@ -169,13 +175,27 @@ def _excerpt(node: LexborNode) -> str:
     return joined("\0".join(parts))[:MAX_STRING]
 
 
+def _own_text(node: LexborNode) -> str:
+    """The text of a node that is in no other inside it; of a large page the beginning."""
+    if len(node.parser.raw_html) <= LARGE:
+        return node.text(deep=False)
+    parts, left = [], MAX_TEXT
+    for inner in node.iter(include_text=True):
+        if inner.is_text_node:
+            parts.append((inner.text_content or "")[:left])
+            left -= len(parts[-1])
+            if not left:
+                break
+    return "".join(parts)
+
+
 def _value(text: str) -> str:
     """The beginning of an attribute's words."""
     return joined(text[: 10 * MAX_STRING])[:MAX_STRING]
 
 
 def _attribute(node: LexborNode, name: str) -> str:
-    return (node.attrs.get(name) or "").strip()
+    return (node.attrs.get(name) or "")[:MAX_ATTRIBUTE].strip()
 
 
 def _first_attribute(tree: LexborHTMLParser, query: str, name: str) -> str:
@@ -183,9 +203,9 @@ def _first_attribute(tree: LexborHTMLParser, query: str, name: str) -> str:
     return _attribute(node, name) if node else ""
 
 
-def _first_words(tree: LexborHTMLParser, query: str) -> str:
+def _first_words(tree: LexborHTMLParser, query: str, budget: Budget) -> str:
     node = tree.css_first(query)
-    return _words(node) if node else ""
+    return _words(node, budget) if node else ""
 
 
 def base_of(tree: LexborHTMLParser, url: str) -> str:
@@ -234,6 +254,7 @@ def _opengraph(metas: list[Cell]) -> Record:
 
 def _headings(tree: LexborHTMLParser, budget: Budget) -> list[Record]:
     headings: list[Record] = []
+    budget.check(len(tree.raw_html))
     for node in tree.css("h1, h2, h3, h4, h5, h6")[:MAX_HEADINGS]:
         budget.check()
         if text := _excerpt(node):
@@ -246,6 +267,7 @@ def _links(tree: LexborHTMLParser, base: str, budget: Budget) -> list[str]:
     left = MAX_LINKED
     seen: set[int] = set()
     root, folder = absolute(base, "/"), absolute(base, "./")
+    budget.check(len(tree.raw_html))
     for node in tree.css("a[href], area[href]")[:MAX_ANCHORS]:
         reference = _attribute(node, "href")
         if (known := hash(reference)) in seen:
@@ -266,7 +288,7 @@ def _links(tree: LexborHTMLParser, base: str, budget: Budget) -> list[str]:
     return list(links)
 
 
-def _json_ld(tree: LexborHTMLParser) -> list[object]:
+def _json_ld(tree: LexborHTMLParser, budget: Budget) -> list[object]:
     found: list[object] = []
     left, parts = MAX_JSON_LENGTH, MAX_JSON_PARTS
     for node in tree.css('script[type*="ld+json" i]')[:MAX_JSON_BLOCKS]:
@@ -275,6 +297,7 @@ def _json_ld(tree: LexborHTMLParser) -> list[object]:
         parts -= text.count("{") + text.count("[")
         if left < 0 or parts < 0:
             break
+        budget.check(len(text))
         value = _json(text)
         found.extend(item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict))
     return found
@@ -314,7 +337,7 @@ def _plain(value: object, depth: int = 0) -> object:
 def _fields(tree: LexborHTMLParser, grids: list[Grid], budget: Budget) -> Record:
     """The pairs of label and value in tables, definition lists and behind bold labels."""
     fields: Record = {}
-    pairs = chain(_table_pairs(grids), _list_pairs(tree), _label_pairs(tree))
+    pairs = chain(_table_pairs(grids), _list_pairs(tree, budget), _label_pairs(tree, budget))
     for label, value in islice(pairs, MAX_FIELDS):
         budget.check()
         if value and (name := label.rstrip(": ")[:MAX_KEY]):
@@ -330,10 +353,11 @@ def _grids(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Grid], list[Gri
     headed: list[Grid] = []
     plain: list[Grid] = []
     left = MAX_CELLS
+    budget.check(len(tree.raw_html))
     for table in tree.css("table:not(:has(table))")[:MAX_TABLES]:
-        rows = [row for row in islice(_rows(table), min(MAX_ROWS, left)) if row]
+        budget.check(len(tree.raw_html))
+        rows = [row for row in islice(_rows(table, budget), min(MAX_ROWS, left)) if row]
         left -= sum(map(len, rows))
-        budget.check()
         if rows:
             (headed if _is_headed(rows) else plain).append(rows)
         if left <= 0:
@@ -341,22 +365,25 @@ def _grids(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Grid], list[Gri
     return headed, plain
 
 
-def _rows(table: LexborNode) -> Iterator[list[Cell]]:
+def _rows(table: LexborNode, budget: Budget) -> Iterator[list[Cell]]:
     for part in table.iter():
+        budget.check()
         tag = part.tag
         if tag == "tr":
-            yield _cells(part)
+            yield _cells(part, budget)
         elif tag == "thead":
             for row in part.iter():
-                yield [("th", text) for _, text in _cells(row)]
+                budget.check()
+                yield [("th", text) for _, text in _cells(row, budget)]
         elif tag in ("tbody", "tfoot"):
             for row in part.iter():
-                yield _cells(row)
+                budget.check()
+                yield _cells(row, budget)
 
 
-def _cells(row: LexborNode) -> list[Cell]:
+def _cells(row: LexborNode, budget: Budget) -> list[Cell]:
     cells = islice(row.iter(), MAX_COLUMNS)
-    return [(tag, _words(cell)) for cell in cells if (tag := cell.tag) == "td" or tag == "th"]
+    return [(tag, _words(cell, budget)) for cell in cells if (tag := cell.tag) == "td" or tag == "th"]
 
 
 def _is_headed(rows: Grid) -> bool:
@@ -393,20 +420,25 @@ def _row_pairs(row: list[Cell], narrow: bool) -> list[Cell]:
     return [(name, value) for (_, name), (_, value) in zip(row[::2], row[1::2], strict=True)]
 
 
-def _list_pairs(tree: LexborHTMLParser) -> Iterator[Cell]:
+def _list_pairs(tree: LexborHTMLParser, budget: Budget) -> Iterator[Cell]:
+    budget.check(len(tree.raw_html))
     for terms in tree.css("dl:not(:has(dl))")[:MAX_TABLES]:
+        budget.check(len(tree.raw_html))
         name = ""
         for node in terms.css("dt, dd")[:MAX_FIELDS]:
+            budget.check()
             if node.tag == "dt":
                 name = _excerpt(node)
             else:
                 yield name, _excerpt(node)
 
 
-def _label_pairs(tree: LexborHTMLParser) -> Iterator[Cell]:
+def _label_pairs(tree: LexborHTMLParser, budget: Budget) -> Iterator[Cell]:
     """Rows such as `<b>Owner:</b> Jane Roe<br>`; in table cells they are read with their table."""
+    budget.check(len(tree.raw_html))
     for label in tree.css("b, strong")[:MAX_FIELDS]:
-        name, after = label.text(deep=False).strip(), label.next
+        budget.check()
+        name, after = _own_text(label).strip(), label.next
         if not name.endswith(":") and not (after and (after.text_content or "").lstrip().startswith(":")):
             continue
         if len(name) <= MAX_KEY and label.parent and label.parent.tag not in ("td", "th"):
@@ -423,11 +455,13 @@ def _after(label: LexborNode) -> Iterator[str]:
 
 
 def _microdata(tree: LexborHTMLParser, base: str, budget: Budget) -> list[Record]:
+    budget.check(len(tree.raw_html))
     scopes = {node.mem_id: node for node in tree.css("[itemscope]")[:MAX_ITEMS]}
+    budget.check(len(tree.raw_html))
     if not scopes:
         return []
     properties: dict[int, list[LexborNode]] = {scope: [] for scope in scopes}
-    for scope, node in islice(_owned(tree, scopes), MAX_PROPERTIES):
+    for scope, node in islice(_owned(tree, scopes, budget), MAX_PROPERTIES):
         budget.check()
         properties[scope].append(node)
     items_left, names_left = MAX_ITEMS, MAX_NAMED
@@ -477,13 +511,14 @@ def _microdata(tree: LexborHTMLParser, base: str, budget: Budget) -> list[Record
     return items
 
 
-def _owned(tree: LexborHTMLParser, scopes: dict[int, LexborNode]) -> Iterator[tuple[int, LexborNode]]:
+def _owned(tree: LexborHTMLParser, scopes: dict[int, LexborNode], budget: Budget) -> Iterator[tuple[int, LexborNode]]:
     """Every element with `itemprop`, with each item that it describes."""
-    adopters = _adopters(tree, scopes)
+    adopters = _adopters(tree, scopes, budget)
     owners: dict[int, tuple[int, ...]] = {scope: (scope,) for scope in scopes}
     for node in tree.css("[itemprop]")[:MAX_OWNED]:
         if len(owners) > 2 * MAX_OWNED:
             return
+        budget.check()
         path, parent = [], node.parent
         while parent is not None and parent.mem_id not in owners:
             path.append(parent.mem_id)
@@ -497,7 +532,7 @@ def _owned(tree: LexborHTMLParser, scopes: dict[int, LexborNode]) -> Iterator[tu
             yield scope, node
 
 
-def _adopters(tree: LexborHTMLParser, scopes: dict[int, LexborNode]) -> dict[int, list[int]]:
+def _adopters(tree: LexborHTMLParser, scopes: dict[int, LexborNode], budget: Budget) -> dict[int, list[int]]:
     """Which items take in an element that lies elsewhere, through `itemref`."""
     lists = ((_attribute(node, "itemref")[:MAX_NAMES].split(), scope) for scope, node in scopes.items())
     references = list(islice(((name, scope) for names, scope in lists for name in names), MAX_ITEMS))
@@ -505,7 +540,9 @@ def _adopters(tree: LexborHTMLParser, scopes: dict[int, LexborNode]) -> dict[int
     if references:
         wanted = {name for name, _ in references}
         elements: dict[str, int] = {}
+        budget.check(len(tree.raw_html))
         for node in tree.css("[id]"):
+            budget.check()
             if (name := node.id or "") in wanted:
                 elements.setdefault(name, node.mem_id)
         for name, scope in references:
@@ -515,27 +552,29 @@ def _adopters(tree: LexborHTMLParser, scopes: dict[int, LexborNode]) -> dict[int
 
 
 def _item_value(node: LexborNode, base: str) -> str:
-    attributes = node.attributes
-    if attributes.get("content"):
-        return _value(attributes["content"] or "")
+    if content := node.attrs.get("content"):
+        return _value(content)
     source = _VALUE_ATTRIBUTES.get(node.tag or "")
-    if source and (value := (attributes.get(source) or "").strip()):
+    if source and (value := _attribute(node, source)):
         return (absolute(base, value) if source in ("src", "href", "data") else "") or value[:MAX_STRING]
     return _excerpt(node)
 
 
-def _main_text(tree: LexborHTMLParser) -> str:
+def _main_text(tree: LexborHTMLParser, budget: Budget) -> str:
     """The words of the page's main part; takes the rest out of the tree, so it comes last."""
-    _remove_boilerplate(tree)
+    _remove_boilerplate(tree, budget)
+    budget.check(len(tree.raw_html))
     main = tree.css_first('main, [role="main"]')
     if main is None and len(articles := tree.css("article")) == 1:
         main = articles[0]
-    if main and (text := _words(main, MAX_TEXT)):
+    if main and (text := _words(main, budget, MAX_TEXT)):
         return text
-    _remove(tree, "header, footer")
-    text = _words(tree.body, MAX_TEXT) if tree.body else ""
+    _remove(tree, "header, footer", budget)
+    budget.check(len(tree.raw_html))
+    text = _words(tree.body, budget, MAX_TEXT) if tree.body else ""
+    budget.check(len(tree.raw_html))
     dense = _densest(tree)
-    part = _words(dense, MAX_TEXT) if dense else ""
+    part = _words(dense, budget, MAX_TEXT) if dense else ""
     return part if len(part) * 2 > len(text) else text
 
 
@@ -546,5 +585,5 @@ def _densest(tree: LexborHTMLParser) -> LexborNode | None:
     for node in tree.css("p")[:MAX_PARAGRAPHS]:
         if parent := node.parent:
             parents[parent.mem_id] = parent
-            weights[parent.mem_id] += len(node.text(deep=False))
+            weights[parent.mem_id] += len(_own_text(node))
     return parents[weights.most_common(1)[0][0]] if weights else None

@@ -143,6 +143,20 @@ def test_short_work_is_marked_and_counted_too() -> None:
     assert marks == [True, False] * 2
 
 
+def test_short_work_counts_also_where_it_looks_at_no_clock() -> None:
+    """A thousand short pieces of work are not free: the next look finds that the budget is spent."""
+    clock = Ticking()
+    budget = Budget(5.0, clock=clock)
+
+    def step() -> None:
+        clock.now += 0.5
+
+    for _ in range(10):
+        budget.at_once(step)
+    with pytest.raises(FetchError):
+        budget.at_once(budget.look)
+
+
 def test_greenlets_keep_nothing_of_the_last_page() -> None:
     """What a page's work returned, raised or was given is gone when its caller forgets it."""
 

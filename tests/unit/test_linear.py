@@ -193,18 +193,18 @@ def flattened(tree: LexborHTMLParser) -> None:
 
 PARTS: dict[str, Callable[[LexborHTMLParser], object]] = {
     "judge": judged,
-    "glance": sight.glance,
-    "look": lambda tree: sight.look(tree, sight.Sight()),
+    "glance": lambda tree: sight.glance(tree, Budget()),
+    "look": lambda tree: sight.look(tree, sight.Sight(), Budget()),
     "selectors": lambda tree: selectors.extract(tree, ASKED, URL),
     "structured_metas": lambda tree: list(structured._metas(tree)),
-    "structured_json_ld": structured._json_ld,
+    "structured_json_ld": lambda tree: structured._json_ld(tree, Budget()),
     "structured_links": lambda tree: structured._links(tree, URL, Budget()),
     "structured_headings": lambda tree: structured._headings(tree, Budget()),
     "structured_grids": lambda tree: structured._grids(tree, Budget()),
     "structured_microdata": lambda tree: structured._microdata(tree, URL, Budget()),
     "structured_fields": lambda tree: structured._fields(tree, [], Budget()),
-    "structured_remove_boilerplate": structured._remove_boilerplate,
-    "structured_main_text": structured._main_text,
+    "structured_remove_boilerplate": lambda tree: structured._remove_boilerplate(tree, Budget()),
+    "structured_main_text": lambda tree: structured._main_text(tree, Budget()),
     "structured": lambda tree: structured.extract(tree, URL),
     "flat": flattened,
 }

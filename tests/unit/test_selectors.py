@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from crawler.fetch.budget import Budget
 from crawler.sites import css, selectors, values
 from crawler.sites.config import Field
 from crawler.sites.depth import parse
@@ -373,7 +374,7 @@ def test_a_selector_finds_what_css_says(selector: str) -> None:
         means = MEANINGS[selector]
         meant = [node.mem_id for node in elements(tree) if means(node, tree)]
 
-        found = [node.mem_id for node in css.Search(tree, css.Budget(PLENTY)).find(css.compile(selector))]
+        found = [node.mem_id for node in css.Search(tree, css.Budget(PLENTY, Budget())).find(css.compile(selector))]
 
         assert found == meant, seed
         some += bool(meant)
@@ -418,7 +419,7 @@ def test_any_text_is_a_selector_or_refused(text: str) -> None:
         selector = css.compile(text)
     except ValueError:
         return
-    assert isinstance(css.Search(tree, css.Budget(PLENTY)).find(selector), list)
+    assert isinstance(css.Search(tree, css.Budget(PLENTY, Budget())).find(selector), list)
 
 
 def test_strings_and_comments_in_selectors_are_whole() -> None:
@@ -458,7 +459,7 @@ BUSHY = "<div>" * 390 + "<div>x</div>" * 105_000  # about as many as are parsed
 def test_no_page_stretches_a_selector(page: str, selector: str) -> None:
     """What would take Lexbor hours takes a number of looks that the page's size bounds; else the search gives up."""
     tree = LexborHTMLParser(page)
-    budget = css.Budget(MAX_LOOKS)
+    budget = css.Budget(MAX_LOOKS, Budget())
     try:
         css.Search(tree, budget).find(css.compile(selector))
     except css.TooMuch:

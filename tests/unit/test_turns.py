@@ -1,0 +1,98 @@
+"""Whatever is in a page, the work on it lets the event loop serve the others again and again."""
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from crawler.errors import FetchError
+from crawler.fetch.budget import YIELD_S, Budget
+from crawler.scraping.pipeline import examine
+from crawler.sites.config import Field, Site
+from tests.support.tasks import page
+from tests.unit import test_memory
+from tests.unit.test_linear import FIELDS, SHAPES
+
+SIZES = (60_000, 1_200_000)
+"""A small page, and the most of many shapes that is not refused at once."""
+UNIT_S = 0.0065
+"""What `unit` takes of the machine for which the quarter of a second was chosen."""
+SITE = Site(name="county", version="1", fields={str(number): field for number, field in enumerate(FIELDS)})
+QUICK = {str(number): Field(css=f"div > a{number}") for number in range(32)}
+
+
+def unit() -> float:
+    """The CPU time of a fixed piece of work of the kind that pages make."""
+    began = time.thread_time()
+    for _ in range(20):
+        re.findall(r"\w+", "some words " * 1_500)
+    return time.thread_time() - began
+
+
+class Gaps:
+    """A clock of CPU time that notes the longest time between two looks at it, and where the second was."""
+
+    def __init__(self) -> None:
+        self.longest, self.where = 0.0, ""
+        self._last = time.thread_time()
+
+    def __call__(self) -> float:
+        gap = time.thread_time() - self._last
+        if gap > self.longest:
+            frame = sys._getframe(1)
+            while frame.f_back and frame.f_code.co_filename.endswith("budget.py"):
+                frame = frame.f_back
+            name = frame.f_code.co_filename.rpartition("/")[2]
+            self.longest, self.where = gap, f"{name}:{frame.f_lineno} {frame.f_code.co_name}"
+        self._last = time.thread_time()
+        return self._last
+
+
+def longest_gap(body: bytes, site: Site) -> tuple[float, str]:
+    gaps = Gaps()
+    budget = Budget(clock=gaps)
+    with suppress(FetchError):  # refused, which is fine if it was soon
+        examine(page("https://county.example/", body), site, budget)
+    gaps()
+    return gaps.longest, gaps.where
+
+
+def gives_way(body: bytes, site: Site = SITE) -> str:
+    """Where it does not, else nothing; a machine that is slower now has more time, what is in doubt is tried again."""
+    where = ""
+    for _ in range(3):
+        limit = YIELD_S * max(1.0, unit() / UNIT_S)
+        gap, where = longest_gap(body, site)
+        if gap <= limit:
+            return ""
+    return f"{gap:.2f} s of {limit:.2f} s before {where}"
+
+
+def made(shape: Callable[[int], str], size: int) -> bytes:
+    return shape(size).encode()[:size]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_shape_of_page_gives_way(size: int) -> None:
+    """Parsing, verdict, fields and the general reading of every shape look at the clock at least every 0.25 s."""
+    late = {name: gives_way(made(shape, size)) for name, shape in SHAPES.items()}
+
+    assert {name: where for name, where in late.items() if where} == {}
+
+
+@pytest.mark.parametrize("name", test_memory.PAGES)
+def test_the_largest_pages_give_way(name: str) -> None:
+    """The same for pages that take much memory."""
+    made = test_memory.PAGES[name]()
+
+    assert gives_way((made if isinstance(made, bytes) else made.encode())[:10_000_000]) == ""
+
+
+def test_many_fields_give_way() -> None:
+    """Fields whose first element is looked for quickly are many quick searches."""
+    body = b"<div><i>x</i></div>" * 60_000
+
+    assert gives_way(body, Site(name="county", version="1", fields=QUICK)) == ""
