@@ -1,9 +1,12 @@
 """Parses a page, unless no parser should see it: nested, attributed or formatted beyond reason."""
 
+import os
 import re
-from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice
+from mmap import mmap
+from pathlib import Path
+from resource import RLIM_INFINITY, RLIMIT_DATA, getrlimit, setrlimit
 
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode, SelectolaxError
 
@@ -19,13 +22,10 @@ MAX_NAMES = 20_000
 """Different names of tags, and of attributes: the parser finds one by looking at a part of all others."""
 MAX_SEPARATORS = 60_000
 """Places where an attribute may begin, in pages whose names need no counting: that is a second at most."""
-MAX_TREE = 56_000_000
-"""Bytes of a tree, by what its parts were measured to take; those of an element include a place in one list."""
-ELEMENT, TEXT, ATTRIBUTE, MISPLACED, ERROR, WIDE = 164, 136, 230, 140, 18, 5
-MAX_COPIES, FIRST_BEGINNING = 20_000_000, 16_000
-"""Bytes of texts that the parser may copy, and of the page of which it is tried first how many they are."""
-MAX_ERRORS = 400_000
-"""Signs that may be errors, of which the parser keeps a list, and that weigh nothing in ordinary pages."""
+MAX_TREE = 54_000_000
+"""Bytes by which the process may grow while a tree is made."""
+WIDE = 5
+"""Bytes for each of a text whose characters take four, when it is read."""
 MAX_RUN = 520_000
 """Characters of one text that are kept: nothing that is read is longer, but it may be read by all around it."""
 TINY = 1_500_000
@@ -38,9 +38,12 @@ PART = 500_000
 MAX_PARSED, MAX_HEIGHT = 50, 20
 """Steps in which a page may be parsed, and elements inside elements that are counted as closed."""
 
+_PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
+_SIZES = "/proc/self/statm"
+_KNOWS_SIZE = Path(_SIZES).exists()
+"""False on macOS, where no limit holds."""
 _SPACE = r" \t\n\r\f"
 _SEPARATORS = b" \t\n\r\f/\"'"
-_ERRORS = b"=\"'`/&<"
 _ATTRIBUTE = (
     rf"[{_SPACE}/]*+[^{_SPACE}/>][^{_SPACE}/>=]*+"
     rf"""(?:[{_SPACE}]*+=[{_SPACE}]*+(?:"[^"]*+"|'[^']*+'|[^{_SPACE}>"'][^{_SPACE}>]*+)?+)?+"""
@@ -70,28 +73,6 @@ _CLOSED = re.compile(
 )
 """An element that its end tag or the next of its kind closes, with nothing in it but text and what was closed before,
 and those without contents."""
-_FORMATTING = re.compile(
-    rb"<((?:b(?:ig)?|code|em|font|[iu]|nobr|s(?:mall|trike|trong)?|tt)(?=[ \t\n\r\f/>])[^<>]*+)(>?)", re.I
-)
-_DROPPED = re.compile(
-    rf"<(?:/[a-z][^{_SPACE}/>]*+|caption|col(?:group)?|form|frame(?:set)?|head|image|t(?:body|[dhr]|foot|head))"
-    rf"[{_SPACE}/]++[^{_SPACE}/>]".encode(),
-    re.I,
-)
-"""A tag with attributes that the parser drops where it has no place: the texts around it become one, by copying."""
-_DROPPED_NAMES = frozenset(
-    (
-        *("caption", "col", "colgroup", "form", "frame", "frameset", "head", "image"),
-        *("tbody", "td", "tfoot", "th", "thead", "tr"),
-    )
-)
-_MOVED = re.compile(
-    rf"<(?:table|/?(?:col(?:group)?|t(?:body|foot|head|r))|/(?:caption|t[dh]))(?=[{_SPACE}/>])[^<>]*+>"
-    rf"[{_SPACE}]*+[^{_SPACE}<]".encode(),
-    re.I,
-)
-"""Words between rows or cells: they become one text in front of the table."""
-_ANY_TAG = re.compile(rb"<[a-z/!?][^<>]*+>", re.I)
 _STRAY = re.compile(rb"<(?![a-z/!?])", re.I)
 """A bracket that is text."""
 _VALUES = re.compile(rb"""=(?:"[^"]{%d,}+|'[^']{%d,}+)""" % (MAX_RUN, MAX_RUN))
@@ -102,134 +83,105 @@ _RAW = re.compile(
 _RAW_ENDS = {b"!--": b"-->", b"![cdata[": b"]]>"}
 """What holds text with brackets; for others than these it ends with the end tag."""
 _WIDE = re.compile(rb"[\xf0-\xf4]")
-_FORMATS = frozenset(b"b big code em font i nobr s small strike strong tt u".split())
-_STYLED = re.compile(rb"<([bcefinstuBCEFINSTU][a-zA-Z]{0,5}+)[ \t\n\r\f/]")
-BARE = 3 * len(_FORMATS) * ELEMENT
 _BLOCK = re.compile(rb"(?:[^<]*+<){%d}" % (BLOCK + 1))
 
 
 def parse(html: str | bytes, budget: Budget | None = None) -> LexborHTMLParser:
     """The tree of a page, given as text or in UTF-8; `FetchError` for one that takes the parser minutes, or the memory.
 
-    Lexbor looks through all open elements at nearly every tag, compares every attribute of a tag with all before it
-    and every new name with others, and opens formatting that was left open (`<p><font>…</p>`) again in every block:
-    time and memory grow with the square of the page's size. An ordinary page is too small for any of that, which is
-    seen by counting. No count relies on where tags begin for the parser: what it takes for a comment or a script,
-    and when it closes an element, is known to nobody else.
+    Lexbor looks through all open elements at nearly every tag, and compares every attribute of a tag with all before
+    it and every new name with others: time grows with the square of the page's size. An ordinary page is too small for
+    any of that, which is seen by counting. No count relies on where tags begin for the parser: what it takes for a
+    comment or a script, and when it closes an element, is known to nobody else.
+
+    Memory needs no counting: the parser gets only so much.
     """
     page = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
     if b"\0" in page:
         page = page.replace(b"\0", b"")
     tags = page.count(b"<")
-    if tags > MAX_TAGS:
+    if tags > MAX_TAGS:  # of hardly any such page would the tree fit
         raise _too_deep(f"it has {tags:,} tags")
     if tags * len(page) <= TINY and len(page) <= SMALL:
         return _tree(page)
     budget = budget or Budget()
-    large = len(page) > MAX_RUN
-    if large:
-        page = _without_long_runs(page)
-        budget.look()
-    if not _has_little_to_copy(page):
-        _check_copies(page, budget)
-    tree = _parse(page, tags, _extra(page, budget), budget)
-    if large:
-        budget.look()
-        _cut_texts(tree, budget)
+    if len(page) <= MAX_RUN:
+        return _parse(page, tags, MAX_TREE, budget)
+    page = _without_long_runs(page)
+    budget.look()
+    tree = _parse(page, tags, MAX_TREE - WIDE * _longest_wide(page, budget), budget)
+    budget.look()
+    _cut_texts(tree, budget)
     return tree
 
 
-def _parse(page: bytes, tags: int, extra: int, budget: Budget) -> LexborHTMLParser:
+def _parse(page: bytes, tags: int, room: int, budget: Budget) -> LexborHTMLParser:
     starts = _starts(page)
     _check_names(page, starts, budget)
+    if len(page) > SMALL:
+        budget.look()
+        _check_attributes(page, budget)
     budget.look()
-    attributes = _attributes(page, budget) if len(page) > SMALL else len(page) // 2
-    budget.look()
-    formats = _formats(page, budget) if starts > MAX_DEPTH or _has_styled(page) else BARE
-    weight = extra + _weight(len(page), tags, starts, attributes, formats)
-    if weight <= MAX_TREE and starts <= MAX_DEPTH and starts * tags <= MAX_STEPS:
-        return _tree(page)
-    budget.look()
-    if weight <= MAX_TREE and tags * tags <= MAX_STEPS:  # however they are nested, that cannot take long
-        tree = _tree(page)
+    if starts <= MAX_DEPTH and starts * tags <= MAX_STEPS:
+        return _tree(page, room)
+    if tags * tags <= MAX_STEPS:  # however they are nested, that cannot take long
+        tree = _tree(page, room)
         budget.look()
         _check_depth(tree, MAX_DEPTH, tags, budget)
         return tree
-    left = _left_open(page, budget)
-    formats = _formats(left, budget)
-    weight = extra + _weight(len(page), tags, starts, attributes, formats) + _misplaced(left)
-    if weight <= MAX_TREE and 2 * _starts(left) <= min(MAX_DEPTH, MAX_STEPS // max(1, tags)):
-        return _tree(page)
-    return _parse_in_steps(page, tags, formats, extra, budget)
+    if 2 * _starts(_left_open(page, budget)) <= min(MAX_DEPTH, MAX_STEPS // tags):
+        return _tree(page, room)
+    return _parse_in_steps(page, tags, room, budget)
 
 
-def _has_little_to_copy(page: bytes) -> bool:
-    """Whether no page with such tags and so much text takes much memory for texts that become one."""
-    dropped = _joints(page)
-    if dropped * len(page) <= 2 * MAX_COPIES:
-        return True
-    return dropped * len(_ANY_TAG.sub(b"", page)) <= 2 * MAX_COPIES
+def _tree(page: bytes, room: int | None = None) -> LexborHTMLParser:
+    """The tree of a page, if the process need not grow by more than `room` for it.
 
-
-def _joints(page: bytes) -> int:
-    """At how many places two texts may become one."""
-    return len(_DROPPED.findall(page)) + len(_MOVED.findall(page))
-
-
-def _check_copies(page: bytes, budget: Budget) -> None:
-    """Refuse a page whose texts become one around tags that are dropped: each time all of it is copied, and kept.
-
-    Ever longer beginnings are parsed, and what was copied is reckoned: twice as much of a page copies four times that.
+    Lexbor joins texts around tags that it drops, opens formatting again in every block and notes every error: a page
+    of 5 MB took 6 GB. Within a limit of the kernel's it gives up at once, and says so.
     """
-    size = FIRST_BEGINNING
-    while size < len(page):
-        beginning = page[:size]
-        budget.look()
-        tree = _tree(beginning)
-        budget.look()
-        dropped, longest = _joints(beginning), 0
-        for top in _tops(tree):
-            for node in top.traverse(include_text=True):
-                budget.check()
-                if node.is_text_node:
-                    longest = max(longest, len(node.text_content or ""))
-                elif node.tag in _DROPPED_NAMES:
-                    dropped -= 1
-        del tree
-        copied = max(0, dropped) * longest // 2
-        if copied > MAX_COPIES // 4:
-            raise _too_deep(f"it has {dropped:,} tags in places where they have no meaning")
-        size *= 2
-
-
-def _tree(page: bytes) -> LexborHTMLParser:
-    # With mutation events, lexbor is quadratic in the options of a <select>.
+    before = getrlimit(RLIMIT_DATA)
+    most = _data_bytes() + max(0, room) if room is not None and _KNOWS_SIZE else RLIM_INFINITY
+    limited = most != RLIM_INFINITY and (before[0] == RLIM_INFINITY or most < before[0])
     try:
+        if limited:
+            setrlimit(RLIMIT_DATA, (most, before[1]))
+        # With mutation events, lexbor is quadratic in the options of a <select>.
         return LexborHTMLParser(page, options=LexborDocumentOptions.WO_EVENTS)
     except SelectolaxError:  # it takes any bytes: nothing but memory can be wanting
-        raise MemoryError from None
+        if not limited:
+            raise MemoryError from None
+    finally:
+        if limited:
+            setrlimit(RLIMIT_DATA, before)
+    mmap(-1, MAX_TREE).close()  # fails where the lack is ours
+    raise _too_deep(f"its tree would take more than {MAX_TREE // 1_000_000} MB")
+
+
+def _data_bytes() -> int:
+    """What the kernel counts for the limit."""
+    descriptor = os.open(_SIZES, os.O_RDONLY)
+    try:
+        return int(os.read(descriptor, 200).split()[5]) * _PAGE_SIZE
+    finally:
+        os.close(descriptor)
 
 
 def _too_deep(what: str) -> FetchError:
     return FetchError("too_deep", f"The page is not parsed, because {what}; another try would not help.")
 
 
-def _weight(size: int, tags: int, starts: int, attributes: int, formats: int) -> int:
-    """The bytes that a tree of these may take; text that grows is copied."""
-    return size * 3 // 2 + starts * (ELEMENT + formats) + tags * TEXT + attributes * ATTRIBUTE
-
-
-def _extra(page: bytes, budget: Budget) -> int:
-    """The bytes for errors, and for the longest text or value where it takes four for each character."""
-    errors = len(page) - len(page.translate(None, _ERRORS)) - MAX_ERRORS if len(page) > MAX_ERRORS else 0
+def _longest_wide(page: bytes, budget: Budget) -> int:
+    """The bytes of the longest text, value or name read as a whole, where a character of the page takes four."""
+    if not _WIDE.search(page):
+        return 0
+    texts, names = _long_runs(_STRAY.sub(b" ", page), b"<"), _long_runs(page, b" \t\n\r\f>")
+    others = (match.span() for pattern in (_VALUES, _COMMENTS) for match in pattern.finditer(page))
     longest = 0
-    if len(page) > MAX_RUN and _WIDE.search(page):
-        texts, names = _long_runs(_STRAY.sub(b" ", page), b"<"), _long_runs(page, b" \t\n\r\f>")
-        others = (match.span() for pattern in (_VALUES, _COMMENTS) for match in pattern.finditer(page))
-        for begin, end in chain(texts, names, others, _raw_texts(page)):  # all that is decoded as a whole
-            budget.check()
-            longest = max(longest, end - begin)
-    return max(0, errors) * ERROR + WIDE * longest
+    for begin, end in chain(texts, names, others, _raw_texts(page)):
+        budget.check()
+        longest = max(longest, end - begin)
+    return longest
 
 
 def _without_long_runs(page: bytes) -> bytes:
@@ -302,23 +254,22 @@ def _separators(page: bytes) -> int:
     return len(page) - len(page.translate(None, _SEPARATORS))
 
 
-def _attributes(page: bytes, budget: Budget) -> int:
-    """How many attributes there are at most; `FetchError` where one tag has too many, or they too many names."""
+def _check_attributes(page: bytes, budget: Budget) -> None:
+    """Refuse a page on which one tag has too many attributes, or they too many names."""
     number = _separators(page)
     if number > MAX_SEPARATORS:
         number = sum(_separators(b"".join(_IN_TAGS.findall(part))) for part in _parts(page, budget))
     few = number <= MAX_SEPARATORS and not _MANY_ATTRIBUTES.search(page)
     if few and len(_ROOTS.findall(page)) <= MAX_ROOTS:
-        return number
+        return
     names: set[bytes] = set()
-    total = steps = collected = 0
+    steps = collected = 0
     for tag, attributes in _tags(page):
         budget.check()
         matches = islice(_ATTRIBUTE_NAMES.finditer(attributes), MAX_ATTRIBUTES + 1)
         found = [match[1] for match in matches]
         names.update(found)
         number = len(found)
-        total += number
         if tag.lower() in (b"body", b"html"):
             # Those of a second <body> are added to the first.
             number = collected = collected + number
@@ -327,7 +278,6 @@ def _attributes(page: bytes, budget: Budget) -> int:
             raise _too_deep(f"a <{tag[:20].decode('latin-1')}> has more than {MAX_ATTRIBUTES:,} attributes")
         if len(names) > MAX_NAMES:
             raise _too_deep(f"its attributes have more than {MAX_NAMES:,} names")
-    return total
 
 
 def _tags(page: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -379,76 +329,42 @@ def _without_closed(page: bytes, budget: Budget) -> tuple[bytes, int]:
     return b"".join(parts), total
 
 
-def _misplaced(left: bytes) -> int:
-    """The bytes of the errors that the parser notes for tags which may be out of place."""
-    return MISPLACED * (left.count(b"<") - left.count(b"<>"))
-
-
-def _has_styled(page: bytes) -> bool:
-    """Whether there is formatting with attributes; of that without them, few elements are left open."""
-    return any(name.lower() in _FORMATS for name in {*_STYLED.findall(page)})
-
-
-def _formats(page: bytes, budget: Budget) -> int:
-    """The bytes of all formatting that may be left open, and opened again by each start tag; three alike count."""
-    weight = 0
-    found: Counter[tuple[bytes, bytes]] = Counter()
-    for part in _parts(page, budget):
-        found.update(_FORMATTING.findall(part))
-    for (tag, end), number in found.items():
-        budget.check()
-        alike = min(3, number) if end and _WHOLE.fullmatch(tag) else number
-        weight += alike * (ELEMENT + ATTRIBUTE * _separators(tag) + len(tag))
-    return weight
-
-
-def _parse_in_steps(page: bytes, tags: int, formats: int, extra: int, budget: Budget) -> LexborHTMLParser:
+def _parse_in_steps(page: bytes, tags: int, room: int, budget: Budget) -> LexborHTMLParser:
     """The tree of a page that may be too much; `FetchError` where it is.
 
-    Ever longer beginnings are parsed: each adds too little to what was measured to take long, or much memory.
+    Ever longer beginnings are parsed: each adds too little to what was measured to take long.
     """
-    limit = min(MAX_DEPTH, MAX_STEPS // max(1, tags))
-    weight, end = extra, 0
+    limit = min(MAX_DEPTH, MAX_STEPS // tags)
+    end = 0
     for number in range(1, MAX_PARSED):
         budget.look()
-        begin = end
-        steps = min(MAX_STEPS, number * FIRST_STEPS)
-        end, misplaced = _step(page, end, formats, MAX_TREE - weight, steps, budget)
+        begin, end = end, _step(page, end, min(MAX_STEPS, number * FIRST_STEPS), budget)
         if begin == end < len(page):
             break
-        extra += misplaced
         budget.look()
-        tree = _tree(page[:end] if end < len(page) else page)
+        beginning = page[:end] if end < len(page) else page
+        tree = _tree(beginning, room - len(beginning))
         budget.look()
         _check_depth(tree, limit, tags, budget)
-        weight = extra + _measured(tree, end, budget) + end  # the beginning is a copy
-        if weight > MAX_TREE:
-            break
         if end == len(page):
             return tree
         del tree
-    raise _too_deep(f"its {tags:,} tags would take more than {MAX_TREE // 1_000_000} MB")
+    raise _too_deep(f"its {tags:,} tags would take the parser too long")
 
 
-def _step(page: bytes, begin: int, formats: int, room: int, steps: int, budget: Budget) -> tuple[int, int]:
-    """How far a page can be parsed when it was parsed so far, and so much room is left; what errors take of it."""
-    end, nested, tags, misplaced = begin, 0, 0, 0
+def _step(page: bytes, begin: int, steps: int, budget: Budget) -> int:
+    """How far a page can be parsed when it was parsed so far."""
+    end, nested, tags = begin, 0, 0
     while end < len(page):
         budget.look()
         match = _BLOCK.match(page, end)
         after = match.end() - 1 if match else len(page)
-        block = page[end:after]
-        starts = _starts(block)
         tags += BLOCK
-        left = _left_open(block, budget)
-        nested += _starts(left)
-        attributes = sum(len(_ATTRIBUTE_NAMES.findall(found)) for _, found in _tags(block))
-        room -= _weight(len(block), BLOCK, starts, attributes, formats) + _misplaced(left)
-        if room < 0 or 2 * nested * tags > steps:
+        nested += _starts(_left_open(page[end:after], budget))
+        if 2 * nested * tags > steps:
             break
         end = after
-        misplaced += _misplaced(left)
-    return end, misplaced
+    return end
 
 
 def _check_depth(tree: LexborHTMLParser, limit: int, tags: int, budget: Budget) -> None:
@@ -465,16 +381,6 @@ def _check_depth(tree: LexborHTMLParser, limit: int, tags: int, budget: Budget) 
             depth = max(depth, before + around + 1)
             if depth > limit:
                 raise _too_deep(f"its {tags:,} tags are nested {depth:,} deep")
-
-
-def _measured(tree: LexborHTMLParser, size: int, budget: Budget) -> int:
-    """What a tree weighs."""
-    weight = size * 3 // 2
-    for top in _tops(tree):
-        for node in top.traverse(include_text=True):
-            budget.check()
-            weight += TEXT if node.is_text_node else ELEMENT + ATTRIBUTE * len(node.attributes)
-    return weight
 
 
 def _tops(tree: LexborHTMLParser) -> Iterator[LexborNode]:

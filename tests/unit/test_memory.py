@@ -71,6 +71,10 @@ def _value(before: str) -> str:
     return f"<{before}=' 😀" + 'x"> ' * 1_700_000 + " '>y"
 
 
+def _in_table(piece: str) -> str:
+    return "<table>" + piece * 30_000
+
+
 def _numbered(piece: str, count: int) -> str:
     return "".join(piece.format(number) for number in range(count))
 
@@ -137,6 +141,11 @@ PAGES: dict[str, Callable[[], str | bytes]] = {
     "attributes of end tags": lambda: "<p>" + "word </x a=b c=d>" * 30_000,
     "rows around words": lambda: "<table>" + "word <tr a=b>" * 30_000,
     "forms in a form": lambda: "<form>" + "word <form a=b>" * 30_000,
+    "cells behind a table": lambda: "<table>" + "<tr><td>x</td></tr>" * 30_000 + "</table>" + "word <td a=b>" * 30_000,
+    **{
+        f"words behind {name} in a table": partial(_in_table, f"word <{name} a=b></{name}>")
+        for name in ("script", "template", "input type=hidden", "form", "style")
+    },
     "a table with attributes": lambda: "<table>" + ROW.replace("<td", "<td class=a") * 9_000,
     "zero bytes": lambda: "<p>a\0" * 100_000 + "\0" * 9_000_000,
     "templates": lambda: "<template><p>word" * 100_000,
