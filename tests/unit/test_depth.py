@@ -3,7 +3,6 @@
 import time
 
 import pytest
-from selectolax.lexbor import LexborHTMLParser
 
 from crawler.errors import FetchError
 from crawler.judge import judge
