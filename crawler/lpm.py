@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import re
@@ -13,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -64,6 +66,7 @@ class LocalPersistenceManager:
         self._segments: dict[bool, segments.SegmentWriter] = {}
         """Of good pages (False) and of those in quarantine (True)."""
         self._unprojected: list[int] = []
+        self._is_newest: bool | None = None
         self._let_go: weakref.finalize[[int], LocalPersistenceManager] | None = None
 
     @classmethod
@@ -76,9 +79,33 @@ class LocalPersistenceManager:
         return self._clock()
 
     def close_after_check(self) -> None:
-        """Make sure that the store can be used, and leave it."""
+        """Make sure that the store can be used, and that its ledger is no older copy; then leave it."""
         _ = self.durable
+        with self.errors():
+            [(known,)] = self.ledger.db.all(
+                "SELECT count(*) FROM outbox WHERE state <> 'synced' AND archived_at IS NULL"
+            )
+            files = sum(1 for _ in self.pending.glob("[!.]*.json"))
+            later = sum(1 for _ in self.later_results()) if files > known else 0
         self.close()
+        if later:
+            raise StoreError(
+                f"{self.pending} holds {later:,} results that the ledger does not know: it is an older copy, or has "
+                "lost its log; python -m crawler doctor --repair puts them back"
+            )
+
+    def later_results(self) -> Iterator[str]:
+        """The tasks whose results are whole in pending/, but not completed here: the ledger is an older one."""
+        known = "SELECT 1 FROM tasks WHERE task_id = ? AND status = 'completed'"
+        for path in self.pending.glob("[!.]*.json"):
+            if self.ledger.db.one(known, (path.stem,)) is None and is_whole(path):
+                yield path.stem
+
+    def _may_cut(self) -> bool:
+        """Whether what lies behind the committed end of a segment is a killed writer's: a ledger stays the newest."""
+        if self._is_newest is None:
+            self._is_newest = next(self.later_results(), None) is None
+        return self._is_newest
 
     @property
     def durable(self) -> Ledger:
@@ -208,7 +235,7 @@ class LocalPersistenceManager:
         receipt = self.ledger.receipt(job)
         accept = f"bring it back, or accept that with: python -m crawler job accept {shlex.quote(job.name)}"
         missing = [f"{what}; {accept}" for what in self._missing_segments(job).values()]
-        problems = [*self.unaccounted(job), *receipt.problems, *missing]
+        problems = [*self.unaccounted(job), *receipt.problems, *missing, *self._unreadable_pages(job)]
         return msgspec.structs.replace(receipt, problems=problems)
 
     def accept(self, job: Job) -> list[str]:
@@ -324,7 +351,7 @@ class LocalPersistenceManager:
             return [None] * len(members)
         if quarantine not in self._segments:
             self._segments[quarantine] = segments.SegmentWriter(
-                self.raw, self._committed_end, self._clock, quarantine=quarantine
+                self.raw, self._committed_end, self._clock, quarantine=quarantine, may_cut=self._may_cut
             )
         places = iter(self._segments[quarantine].append(kept))
         return [None if member is None else next(places) for member in members]
@@ -483,7 +510,13 @@ class LocalPersistenceManager:
     def raw_page(self, task: int) -> tuple[str, bytes] | None:
         """The header block and body, as received, of the last page of a task, good or not, unless it was pruned."""
         place = self.raw_place(task)
-        return segments.read(self.raw, place) if place and self._committed_end(place.segment) else None
+        if place is None or not self._committed_end(place.segment):
+            return None
+        row = self.ledger.db.one(
+            "SELECT final_url FROM results WHERE task = ? AND raw_segment = ? AND raw_offset = ? AND verdict <> ?",
+            (task, place.segment, place.offset, UNCHANGED),
+        )
+        return segments.read(self.raw, place, row[0] if row else "")
 
     def raw_place(self, task: int) -> Raw | None:
         """Where the last page of a task was stored; `prune` may have removed it."""
@@ -517,6 +550,21 @@ class LocalPersistenceManager:
             for name, end, count in rows
             if not self._has_segment(name, end)
         }
+
+    def _unreadable_pages(self, job: Job) -> Iterator[str]:
+        """What to say where no page begins at the places of a job's results; only `doctor` reads them to their ends."""
+        condition, values = results.matching(job, None)
+        places = self.ledger.db.execute(
+            f"""SELECT raw_segment, raw_offset FROM results r JOIN tasks t ON t.id = r.task
+                WHERE {condition} AND raw_segment IN (SELECT name FROM raw_segments) ORDER BY 1, 2""",
+            values,
+        )
+        count = 0
+        for name, found in itertools.groupby(places, key=itemgetter(0)):
+            with contextlib.suppress(OSError), (self.raw / name).open("rb", buffering=0) as file:
+                count += sum(os.pread(file.fileno(), 2, offset) != segments.GZIP for _, offset in found)
+        if count:
+            yield f"{count:,} stored pages of its results cannot be read; python -m crawler doctor --repair tells more"
 
     # Size
 
@@ -556,7 +604,7 @@ class LocalPersistenceManager:
                 for domain in set(domains):
                     forget(domain, note.id)
             if notes:
-                segments.mend(self.raw, self._committed_end)
+                segments.mend(self.raw, self._committed_end, self._may_cut)
         return freed
 
 

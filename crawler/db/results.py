@@ -1,6 +1,6 @@
 """Results: stored once, read in the one shape they have everywhere."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -235,3 +235,8 @@ def _decoded(task_id: str, text: str) -> dict[str, Any]:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise StoreError(f"task {task_id} is damaged in lpm.db ({error}); python -m crawler doctor") from error
+
+
+def page_url(result: Mapping[str, Any]) -> str:
+    """The URL that the stored page of a result came from; empty where it is an earlier result's."""
+    return "" if result["verdict"] == UNCHANGED else str(result["final_url"])

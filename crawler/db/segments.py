@@ -23,6 +23,8 @@ SEGMENT_AGE_S = 86400.0
 """No page goes into a segment older than a day, so that `prune` can remove whole ones."""
 _QUARANTINE = "-quarantine-"
 """In the name of a segment of walls and error pages, which no reader of good ones should meet."""
+GZIP = b"\x1f\x8b"
+"""How a member begins."""
 _STAMP = "%Y%m%dT%H%M%S"
 _DROPPED = frozenset({"transfer-encoding"})
 """Headers that speak of the connection, not of the body that is stored."""
@@ -37,10 +39,11 @@ class SegmentWriter:
         committed: Callable[[str], int],
         clock: Callable[[], float] = time.time,
         quarantine: bool = False,
+        may_cut: Callable[[], bool] = lambda: True,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._clock, self._quarantine = folder, clock, quarantine
-        adopted = _adopt(folder, committed, clock(), quarantine)
+        adopted = _adopt(folder, committed, clock(), quarantine, may_cut)
         self.name, self._fd, self.end = adopted or _create(folder, clock(), quarantine)
         self.committed = adopted is not None
         """Whether the ledger knows the segment; one that it does not know goes when it is closed."""
@@ -72,23 +75,25 @@ class SegmentWriter:
         os.close(self._fd)
 
 
-def mend(folder: Path, committed: Callable[[str], int]) -> None:
-    """Cut whatever a killed writer left behind the last committed record, so that every reader finds whole ones."""
+def mend(folder: Path, committed: Callable[[str], int], may_cut: Callable[[], bool]) -> None:
+    """Cut whatever a killed writer left behind the last committed record, so that every reader finds whole ones.
+
+    `may_cut` is asked where there is something: behind the end that an older copy of the ledger knows, pages are that
+    were committed later.
+    """
     for path in _segments(folder):
         fd = _lock(path)
         if fd is not None:
             end = committed(path.name)  # asked under the lock: until then its writer may commit more
-            if end == 0:
-                path.unlink(missing_ok=True)
-            elif os.fstat(fd).st_size > end:
-                os.ftruncate(fd, end)
+            if os.fstat(fd).st_size > end and may_cut():
+                os.ftruncate(fd, end) if end else path.unlink(missing_ok=True)
             os.close(fd)
 
 
-def read(folder: Path, raw: Raw) -> tuple[str, bytes]:
-    """The HTTP header block and the body (as received) of a stored page."""
+def read(folder: Path, raw: Raw, url: str = "") -> tuple[str, bytes]:
+    """The HTTP header block and the body (as received) of a stored page; that of this URL, if one is given."""
     try:
-        return unpack(member(folder, raw), limit=1 << 30)
+        return unpack(member(folder, raw), 1 << 30, url)
     except ValueError as error:
         raise StoreError(f"{folder / raw.segment}: the page at byte {raw.offset} cannot be read ({error})") from error
 
@@ -116,8 +121,9 @@ def warcinfo(name: str) -> bytes:
     return _member(fields, f"software: crawler/{__version__}\r\nformat: WARC File Format 1.1\r\n".encode())
 
 
-def unpack(data: bytes, limit: int) -> tuple[str, bytes]:
-    """The HTTP header block and the body of one member; ValueError where it is not one whole response, or too large."""
+def unpack(data: bytes, limit: int, url: str = "") -> tuple[str, bytes]:
+    """The HTTP header block and the body of one member; ValueError where it is not one whole response, too large, or
+    that of another URL."""
     inner = zlib.decompressobj(wbits=31)
     try:
         record = inner.decompress(data, limit)
@@ -125,7 +131,9 @@ def unpack(data: bytes, limit: int) -> tuple[str, bytes]:
         raise ValueError(str(error)) from None
     if not inner.eof or inner.unused_data:
         raise ValueError("not one whole gzip member" if len(record) < limit else f"more than {limit:,} bytes")
-    _, head, body = response(record)
+    fields, head, body = response(record)
+    if url and f"WARC-Target-URI: {url}".encode() not in fields:
+        raise ValueError(f"it is not that of {url}")
     return head, body
 
 
@@ -186,14 +194,16 @@ def _young(name: str, now: float) -> bool:
     return begun is not None and now - begun < SEGMENT_AGE_S
 
 
-def _adopt(folder: Path, committed: Callable[[str], int], now: float, quarantine: bool) -> tuple[str, int, int] | None:
+def _adopt(
+    folder: Path, committed: Callable[[str], int], now: float, quarantine: bool, may_cut: Callable[[], bool]
+) -> tuple[str, int, int] | None:
     for path in _segments(folder):
         fits = _young(path.name, now) and (_QUARANTINE in path.name) == quarantine
         fd = _lock(path) if fits else None
         if fd is None:
             continue
-        end = committed(path.name)
-        if 0 < end < SEGMENT_LIMIT and os.fstat(fd).st_size >= end:
+        end, size = committed(path.name), os.fstat(fd).st_size
+        if 0 < end < SEGMENT_LIMIT and size >= end and (size == end or may_cut()):
             os.ftruncate(fd, end)
             return path.name, fd, end
         os.close(fd)  # full, or shorter than the ledger knows it: damaged, and not to be written over

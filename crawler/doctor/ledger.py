@@ -122,7 +122,7 @@ def _sound(context: Context, version: int) -> Iterator[Seen]:
     if version < len(schema.MIGRATIONS):
         context.close()
         with context.lpm() as lpm:
-            lpm.close_after_check()
+            _ = lpm.durable
         yield Seen("mended", f"lpm.db had schema {version}; a copy is kept beside it")
     context.sound = True
     yield Seen("ok", f"{context.path} is sound ({size / 1e6:.1f} MB)")

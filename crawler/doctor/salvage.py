@@ -219,6 +219,7 @@ def settle(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]
         db.execute("CREATE INDEX by_place ON results(raw_segment, raw_offset)")
         done["results put back from pending/"] = sum(_put_back(db, raw, result) for result in _projected(pending))
         db.execute("DROP INDEX by_place")
+        _lengthen_segments(db, raw, now)
         done["tasks made again from their results"] = _remake_tasks(db)
         db.execute(
             """UPDATE tasks SET status = 'completed', owner = NULL, error_type = NULL, error_message = NULL,
@@ -319,8 +320,10 @@ def _put_back(db: Database, raw: Path, result: Projected) -> bool:
     if row is None:
         # An unchanged page is at the place of the one it is the same as.
         at_place = """SELECT task, task IN (SELECT id FROM tasks) FROM results
-                      WHERE raw_segment = ? AND raw_offset = ? AND 'unchanged' NOT IN (verdict, ?)"""
-        row = db.one(at_place, (*place[:2], result.verdict)) or (_free_id(db), False)
+                      WHERE raw_segment = ? AND raw_offset = ? AND 'unchanged' NOT IN (verdict, ?)
+                      AND (final_url, body_sha256) = (?, ?)"""
+        same = (*place[:2], result.verdict, result.final_url, result.raw_html_hash)
+        row = db.one(at_place, same) or (_free_id(db), False)
         if row[1]:  # it is there, under another name: that of its task was damaged
             db.execute("UPDATE OR IGNORE tasks SET task_id = ? WHERE id = ?", (result.task_id, row[0]))
             return False
@@ -333,6 +336,17 @@ def _put_back(db: Database, raw: Path, result: Projected) -> bool:
          result.scraped_at.timestamp(), result.site.name, result.site.version),
     )  # fmt: skip
     return True
+
+
+def _lengthen_segments(db: Database, raw: Path, now: float) -> None:
+    """Let segments reach as far as the pages of results: an older copy of the ledger knows only their beginnings."""
+    rows = db.all("SELECT raw_segment, max(raw_offset + raw_length) FROM results WHERE raw_segment > '' GROUP BY 1")
+    for name, end in rows:
+        if (raw / name).is_file() and (raw / name).stat().st_size >= end:
+            db.execute(
+                "INSERT INTO raw_segments VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET end = max(end, excluded.end)",
+                (name, end, now),
+            )
 
 
 def _about(raw: Path, place: Raw | None) -> tuple[str, int]:

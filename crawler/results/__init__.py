@@ -194,7 +194,7 @@ class _Pages:
         place = _place(self._lpm, result)
         if place is None:
             return False
-        head, body = segments.read(self._lpm.raw, place)
+        head, body = segments.read(self._lpm.raw, place, ledger.page_url(result))
         target = self._folder / f"{result['task_id']}.{_page_ending(head)}"
         hidden = self._folder / f".{target.name}.{os.getpid()}"
         try:

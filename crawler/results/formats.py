@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import msgspec
 
 from crawler.db import segments
+from crawler.db.results import page_url
 from crawler.errors import UsageError
 from crawler.models import Raw
 from crawler.results.flat import Table, as_text, flatten, tabulated
@@ -223,7 +224,7 @@ def write_warc(results: Results, sink: Sink) -> None:
     for result in results:
         place = sink.place(result)
         if place:
-            segments.read(sink.raw, place)  # what is damaged ends the export; it is not handed on
+            segments.read(sink.raw, place, page_url(result))  # what is damaged ends the export; it is not handed on
             sink.out.write(segments.member(sink.raw, place))
         lacking += place is None
     if lacking:
