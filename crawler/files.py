@@ -2,9 +2,25 @@
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a file; an `OSError` for anything else: reading a pipe would wait for its other end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "this is no regular file", str(path))
+    return path.read_bytes()
+
+
+def set_aside(path: Path, ending: str) -> Path:
+    """Give whatever stands at a path another name in its folder, one that nothing has yet."""
+    kept = path.with_name(f"{path.name}.{ending}")
+    while os.path.lexists(kept):
+        kept = kept.with_name(f"{kept.name}.again")
+    return path.rename(kept)
 
 
 def sync_folder(folder: Path) -> None:

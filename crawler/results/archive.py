@@ -188,7 +188,7 @@ def _sweep(lpm: LocalPersistenceManager) -> None:
                     WHERE t.task_id IN (SELECT value FROM json_each(?)) AND NOT ({_IN_PENDING})""",
                 (msgspec.json.encode(batch).decode(),),
             ):
-                (lpm.pending / f"{task_id}.json").unlink(missing_ok=True)
+                lpm.remove_projection(task_id)
 
 
 def prune(lpm: LocalPersistenceManager, before: float, dry_run: bool) -> Pruned:
