@@ -475,8 +475,9 @@ class LocalPersistenceManager:
     def _unsecured(self) -> set[str]:
         """The tasks whose files may not be on the disk yet."""
         rows = self.ledger.db.execute(
-            """SELECT task_id FROM tasks WHERE id IN (SELECT task FROM events WHERE kind IN ('completed', 'unbundled')
-               AND id > ifnull((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'pending_secured'), 0))"""
+            """SELECT task_id FROM tasks WHERE id IN (
+                   SELECT task FROM events WHERE kind IN ('completed', 'unbundled', 'page unbundled')
+                   AND id > ifnull((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'pending_secured'), 0))"""
         )
         return {row[0] for row in rows}
 
