@@ -108,7 +108,12 @@ def examine(repair: bool, tell: Callable[[str], None], environ: Mapping[str, str
         if reason:
             yield Finding("repair", "wrong", f"nothing is mended: {reason}", DOWN if context.alive else None)
             context.repair = False
-        first = {"versions": machine.versions, "folder": machine.folder, "stack": stack.processes}
+        first = {
+            "versions": machine.versions,
+            "folder": machine.folder,
+            "inbox": machine.inbox,
+            "stack": stack.processes,
+        }
         yield from _look(first, context)
         yield from _look({"ledger": ledger.database}, context)
         if context.sound:
