@@ -167,7 +167,7 @@ def shortage_of(error: BaseException | None) -> str:
             break
         if isinstance(error, OwnShortage):
             return str(error)
-        if isinstance(error, MemoryError):
+        if isinstance(error, MemoryError) or type(error).__name__ == "NoMemError":  # SQLite's, through apsw
             return _LACKS[errno.ENOMEM]
         if isinstance(error, OSError) and error.errno in _LACKS:
             return _LACKS[error.errno]

@@ -28,6 +28,7 @@ from crawler.bulk.textfile import opened
 from crawler.config import Settings, failpoint
 from crawler.db import kernel, owners
 from crawler.errors import CrawlerError, InputError, ServiceError, UsageError
+from crawler.files import strangers
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import JobOptions
 from crawler.results import whole_file
@@ -87,6 +88,7 @@ class Inbox:
         self._changed: dict[Path, tuple[tuple[int, int] | None, float]] = {}
         """The items whose file has changed since it was imported; as those that were dropped, they are to rest."""
         self._trouble = ""
+        self._strangers: set[Path] = set()
         self._make_folders()
 
     def _make_folders(self) -> None:
@@ -157,6 +159,7 @@ class Inbox:
     def _adopt(self) -> None:
         """Make items of what was dropped by hand and has come to rest."""
         self._make_folders()  # somebody may have tidied up
+        self._tell_strangers()
         seen = {}
         for folder in (self._folder / "urgent", self._folder):
             for path in folder.iterdir():
@@ -171,6 +174,13 @@ class Inbox:
                     options = Options(name=safe_name(path), queue="urgent" if folder.name == "urgent" else "default")
                     path.rename(_new_item(self._folder, options) / options.name)
         self._seen = seen
+
+    def _tell_strangers(self) -> None:
+        """Say once of each link, pipe or folder that it is not imported."""
+        found = set(strangers(self._folder))
+        for path in sorted(found - self._strangers):
+            log.warning("%s is no regular file and is not imported; put a copy of the file there", path)
+        self._strangers = found
 
     def _take(self, item: Path) -> None:
         try:

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import threading
 import time
 import weakref
@@ -27,7 +28,7 @@ from crawler.db.books import NOTED_FILE
 from crawler.db.ledger import Ledger, Place, RejectedRow
 from crawler.db.losses import ROWS
 from crawler.errors import StoreError, UsageError
-from crawler.files import sync_file_system
+from crawler.files import read_regular, set_aside, sync_file_system
 from crawler.models import (
     NO_DEADLINE,
     UNCHANGED,
@@ -441,9 +442,17 @@ class LocalPersistenceManager:
                 (self._clock(), msgspec.json.encode(list(task_ids)).decode()),
             )
         for task_id in task_ids:
-            (self.pending / f"{task_id}.json").unlink(missing_ok=True)
+            self.remove_projection(task_id)
 
     # Projections
+
+    def remove_projection(self, task_id: str) -> None:
+        """Take the file of a result that has left it out of pending/; a folder in its place is only set aside."""
+        path = self.pending / f"{task_id}.json"
+        if path.is_dir() and not path.is_symlink():
+            set_aside(path, "damaged")
+        else:
+            path.unlink(missing_ok=True)
 
     def project(self, task: int) -> None:
         """Write pending/<task_id>.json, whole or not at all, unless the result has left it."""
@@ -470,17 +479,22 @@ class LocalPersistenceManager:
         with self.errors():
             suspects = None if read_all else self._unsecured()
             there = set()
-            for path in self.pending.iterdir():
-                if path.name.startswith("."):
-                    _remove_if_old(path)
-                elif (suspects is not None and path.stem not in suspects) or is_whole(path):
-                    there.add(path.stem)
+            with os.scandir(self.pending) as entries:
+                for entry in entries:
+                    path, stem = Path(entry.path), entry.name.removesuffix(".json")
+                    if entry.name.startswith("."):
+                        _remove_if_old(path)
+                    elif stem == entry.name or not (entry.is_file(follow_symlinks=False) or path.is_file()):
+                        continue  # a folder, a pipe, a link to nowhere: no result, whatever its name
+                    elif (suspects is not None and stem not in suspects) or is_whole(path):
+                        there.add(stem)
             made = 0
             for task, task_id in self.ledger.db.execute(
                 """SELECT t.id, t.task_id FROM outbox o JOIN tasks t ON t.id = o.task
                    WHERE o.state <> 'synced' AND o.archived_at IS NULL"""
             ):
                 if task_id not in there:
+                    _set_aside_unless_file(self.pending / f"{task_id}.json")
                     self.project(task)
                     made += 1
         return made
@@ -488,8 +502,9 @@ class LocalPersistenceManager:
     def _unsecured(self) -> set[str]:
         """The tasks whose files may not be on the disk yet."""
         rows = self.ledger.db.execute(
-            """SELECT task_id FROM tasks WHERE id IN (SELECT task FROM events WHERE kind IN ('completed', 'unbundled')
-               AND id > ifnull((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'pending_secured'), 0))"""
+            """SELECT task_id FROM tasks WHERE id IN (
+                   SELECT task FROM events WHERE kind IN ('completed', 'unbundled', 'page unbundled')
+                   AND id > ifnull((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'pending_secured'), 0))"""
         )
         return {row[0] for row in rows}
 
@@ -684,14 +699,21 @@ def _size(path: Path) -> int:
 def _remove_if_old(path: Path) -> None:
     """Remove what a killed writer of ours left; a living one's file is only milliseconds old."""
     with contextlib.suppress(FileNotFoundError):
-        if UNFINISHED.fullmatch(path.name) and time.time() - path.stat().st_mtime > 60:
+        if UNFINISHED.fullmatch(path.name) and path.is_file() and time.time() - path.stat().st_mtime > 60:
             path.unlink()
+
+
+def _set_aside_unless_file(path: Path) -> None:
+    """Make room for a result where a folder, a pipe, a device or a link has its name."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            set_aside(path, "damaged")
 
 
 def is_whole(path: Path) -> bool:
     """Whether a file in pending/ is a result that can be read, and that of its name."""
     try:
-        result = msgspec.json.decode(path.read_bytes())
+        result = msgspec.json.decode(read_regular(path))
     except (OSError, msgspec.DecodeError):
         return False
     return isinstance(result, dict) and result.get("task_id") == path.stem and isinstance(result.get("data"), dict)

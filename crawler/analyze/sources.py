@@ -13,7 +13,7 @@ import msgspec
 
 from crawler.analyze.facts import ErrorClass
 from crawler.db import results
-from crawler.errors import InputError, StoreError, UsageError
+from crawler.errors import InputError, StoreError, StoreFull, UsageError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job
 
@@ -80,11 +80,12 @@ class Source:
             for file in sorted(self.path.iterdir()):
                 if file.name.startswith("."):  # one that is being written
                     continue
-                if self.lpm and not self._rows(
-                    f"SELECT 1 FROM tasks t WHERE {self._condition} AND task_id = ?", (file.stem,)
-                ):
-                    self._set_aside(file, 1, "no task of this store has this name")
-                    continue
+                if self.lpm:
+                    due_here = self._is_due(file)
+                    if due_here is None:
+                        self._set_aside(file, 1, "no task of this store has this name")
+                    if not due_here:
+                        continue
                 for result in self._read(file):
                     read += 1
                     yield result
@@ -93,6 +94,16 @@ class Source:
                 self.notes.append(f"{lacking:,} results that the ledger has for this folder were not in it")
         else:
             yield from self._read(self.path)
+
+    def _is_due(self, file: Path) -> bool | None:
+        """Whether the ledger has a result for a file of this name; None where it knows no such task."""
+        # An archive that was killed leaves files of results that have left pending/: another source has those.
+        found = self._rows(
+            f"""SELECT coalesce(o.state <> 'synced' AND o.archived_at IS NULL, TRUE)
+                FROM tasks t LEFT JOIN outbox o ON o.task = t.id WHERE {self._condition} AND t.task_id = ?""",
+            (file.name.removesuffix(".json") if file.suffix == ".json" else "",),
+        )
+        return bool(found[0][0]) if found else None
 
     def _due(self) -> int:
         """How many results the ledger has for pending/."""
@@ -221,6 +232,9 @@ def _folder(name: str, path: Path, job: str | None) -> Source:
         lpm.close()
         if whole or job:
             raise
+        if isinstance(error, StoreFull):  # a report of what happens to be there would pass for one of all results
+            hint = "analyze a copy of this folder to see only what is there"
+            raise StoreFull(f"files that {name} may lack cannot be made again: {error}; {hint}") from error
         source = Source(name, path)
         source.notes.append(f"the store beside it cannot be used, so only files were read: {error}")
         return source

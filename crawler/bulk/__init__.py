@@ -1,5 +1,6 @@
 """A file's rows into a job of the ledger."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -114,7 +115,12 @@ def import_file(
                 if accepted + known + rejected > commit_rows:
                     progress(f"{accepted + known + rejected:,} rows read")
             if rows.checksum(file) != checksum:
-                raise InputError(str(file), "it was changed while it was read; what came in of it is kept; try again")
+                # Read again, it is another file and another job: this one would wait for ever for what it was.
+                accept = f"python -m crawler job accept {shlex.quote(job.name)}"
+                reason = (
+                    f"it was changed while it was read; import it again, and keep what came in of it with: {accept}"
+                )
+                raise InputError(str(file), reason)
             with lpm.errors():
                 lpm.durable.close_import(job, lpm.now(), checksum, accepted + known + rejected)
     finally:

@@ -29,6 +29,7 @@ _MARK = re.compile(r'\\.|["\[\]{},]', re.DOTALL)
 _SOLID = re.compile(r"[^\s,]")
 _START = re.compile(r',\s*(?=\{\s*")')
 _BRACE = re.compile(r"[{}]")
+_BEFORE_COLON = ('" ', '"\t', '"\r', '"\n')
 _BOUNDARY = re.compile(r"\s*(?:,\s*[{\]]|[\]{]|$)")
 
 
@@ -45,15 +46,52 @@ def loads(text: str) -> Any:
     if text.count("[") + text.count("{") > MAX_DEPTH and _depths(text)[0] > MAX_DEPTH:
         raise ValueError(_TOO_DEEP)
     try:
-        return msgspec.json.decode(text)
+        value = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return _second_opinion(text)
+    # A parser keeps the last of two equal keys, and what the first one named would be lost.
+    if not (type(value) is dict and text.count(",") < len(value)) and _may_repeat_keys(text, value):
+        json.loads(text, strict=False, parse_int=str, parse_float=str, object_pairs_hook=_unique)
+    return value
+
+
+def _may_repeat_keys(text: str, value: Any) -> bool:
+    """Whether the text may have more keys than its value; what only looks like a key is counted too."""
+    return text.count('":') + sum(map(text.count, _BEFORE_COLON)) > _count_keys(value)
+
+
+def _count_keys(value: Any) -> int:
+    keys = 0
+    if type(value) is dict:
+        keys, value = len(value), value.values()
+    elif type(value) is not list:
+        return 0
+    for inner in value:
+        if type(inner) is dict or type(inner) is list:
+            keys += _count_keys(inner)
+    return keys
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, unless two of its keys are the same."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"there are two fields {name[:60]!r}")
+        found[name] = value
+    return found
 
 
 def _second_opinion(text: str) -> Any:
     """Python's own parser is slower, but takes numbers of any length, and its messages name the mistake."""
     try:
-        value = json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_refuse_constant)
+        value = json.loads(
+            text,
+            parse_int=_number,
+            parse_float=_number,
+            parse_constant=_refuse_constant,
+            object_pairs_hook=_unique,
+        )
         msgspec.json.encode(value)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} (character {error.pos + 1})") from None

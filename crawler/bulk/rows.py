@@ -291,7 +291,12 @@ def _plain(name: str) -> str:
 
 @lru_cache(maxsize=16)
 def _columns(names: tuple[str, ...]) -> _Columns:
-    found = {_plain(name): name for name in names} | {name: name for name in names if name in _Columns._fields}
+    found: dict[str, str] = {}
+    for name in names:
+        plain = _plain(name)
+        if plain in found and plain in _Columns._fields:
+            raise _BadRow(f"there are two fields {plain!r}")
+        found[plain] = name
     return _Columns(**{field: found[field] for field in _Columns._fields if field in found})
 
 
@@ -340,6 +345,15 @@ def _good(line: int, fields: dict[str, Any], columns: _Columns, text: str, sites
 def _made_url(fields: dict[str, Any], sites: Sites, text: str) -> str:
     """The URL by the template of the row's platform."""
     columns = {_plain(name): name for name in fields}
+    meanings = Counter(map(_plain, fields))
+
+    def column(name: str) -> str | None:
+        if meanings[name] > 1:
+            raise ValueError(f"there are two fields {name[:60]!r}")
+        return _as_text(fields[columns[name]], columns[name], text) if name in columns else None
+
+    if meanings["platform"] > 1:
+        raise _BadRow("there are two fields 'platform'")
     platform = fields.get(columns.get("platform", ""))
     if platform is None or not str(platform).strip():
         raise _BadRow("there is neither a url nor a platform whose url_template could give it")
@@ -347,10 +361,6 @@ def _made_url(fields: dict[str, Any], sites: Sites, text: str) -> str:
     if site is None or site.url_template is None:
         known = ", ".join(sites.templates)
         raise _BadRow(f"there is no url, and no site {str(platform)[:60]!r} with a url_template; there are: {known}")
-
-    def column(name: str) -> str | None:
-        return _as_text(fields[columns[name]], columns[name], text) if name in columns else None
-
     try:
         return expand(site.url_template, column)
     except ValueError as error:
@@ -461,8 +471,12 @@ def _object_row(line: int, text: str, form: _Form) -> Row | Fields | Reject:
     if not isinstance(fields, dict):
         return _reject(line, f"not an object but {_kind(fields)}", text)
     # Names of a megabyte in all, other ones in each row, are not to be held by a cache.
-    columns = _columns if len(text) < _PLAIN_ROW else _columns.__wrapped__
-    return _row(line, fields, columns(tuple(fields)), text, form)
+    find_columns = _columns if len(text) < _PLAIN_ROW else _columns.__wrapped__
+    try:
+        columns = find_columns(tuple(fields))
+    except _BadRow as error:
+        return _reject(line, str(error), text)
+    return _row(line, fields, columns, text, form)
 
 
 # CSV.

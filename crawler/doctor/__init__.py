@@ -17,6 +17,7 @@ from crawler.config import Settings
 from crawler.db import guard, kernel, owners
 from crawler.db.connection import BUSY_LIMIT_S, Database, retry_on_busy
 from crawler.errors import ConfigError, CrawlerError, StoreError
+from crawler.files import set_aside
 from crawler.lpm import LocalPersistenceManager
 from crawler.process import read_stack
 
@@ -85,11 +86,7 @@ class Context:
 
     def aside(self, path: Path) -> Path:
         """Give a damaged file another name, in its place."""
-        kept = path.with_name(f"{path.name}.damaged-{self.stamp}")
-        while kept.exists():
-            kept = kept.with_name(f"{kept.name}.again")
-        path.rename(kept)
-        return kept
+        return set_aside(path, f"damaged-{self.stamp}")
 
 
 Check = Callable[[Context], Iterator[Seen]]
@@ -111,7 +108,12 @@ def examine(repair: bool, tell: Callable[[str], None], environ: Mapping[str, str
         if reason:
             yield Finding("repair", "wrong", f"nothing is mended: {reason}", DOWN if context.alive else None)
             context.repair = False
-        first = {"versions": machine.versions, "folder": machine.folder, "stack": stack.processes}
+        first = {
+            "versions": machine.versions,
+            "folder": machine.folder,
+            "inbox": machine.inbox,
+            "stack": stack.processes,
+        }
         yield from _look(first, context)
         yield from _look({"ledger": ledger.database}, context)
         if context.sound:

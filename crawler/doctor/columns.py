@@ -12,6 +12,7 @@ import msgspec
 from crawler import urls
 from crawler.db.connection import Database
 from crawler.errors import UrlError
+from crawler.files import read_regular
 from crawler.urls import Address
 
 _COUNT = "typeof({0}) <> 'integer' OR {0} NOT BETWEEN 0 AND 1000000000"
@@ -123,7 +124,7 @@ def _mend_record(db: Database, pending: Path, wrong: Contradiction) -> bool:
     )
     data = b""
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        file = msgspec.json.decode((pending / f"{wrong.task_id}.json").read_bytes(), type=dict[str, msgspec.Raw])
+        file = msgspec.json.decode(read_regular(pending / f"{wrong.task_id}.json"), type=dict[str, msgspec.Raw])
         data = bytes(file.get("data", b""))
     if data and crc32(data) == checksum:
         db.execute("UPDATE results SET record = ? WHERE task = ?", (data.decode(), wrong.id))
@@ -228,7 +229,7 @@ def _told(db: Database, pending: Path, wrong: Contradiction) -> Iterator[Address
         with contextlib.suppress(msgspec.DecodeError):
             texts.append(msgspec.json.decode(given or "{}"))
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        texts.append(msgspec.json.decode((pending / f"{wrong.task_id}.json").read_bytes(), type=dict).get("url"))
+        texts.append(msgspec.json.decode(read_regular(pending / f"{wrong.task_id}.json"), type=dict).get("url"))
     for text in _strings(texts):
         if address := _parsed(text):
             yield address

@@ -13,10 +13,13 @@ import psutil
 
 from crawler import __version__
 from crawler.doctor import Context, Seen
+from crawler.files import strangers
+from crawler.logs import printable
 
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "afs", "ceph", "glusterfs")
 _ROOM = 1_000_000_000
 _FILES = 1024
+_SHOWN = 8
 
 _PRUNE = "python -m crawler prune --raw --older-than 30d"
 
@@ -88,3 +91,11 @@ def _file_system(path: str) -> str:
     """The kind of the file system that the path is on: that of the longest mount point above it."""
     mounts = [m for m in psutil.disk_partitions(all=True) if f"{path}/".startswith(f"{m.mountpoint.rstrip('/')}/")]
     return max(mounts, key=lambda m: len(m.mountpoint)).fstype if mounts else ""
+
+
+def inbox(context: Context) -> Iterator[Seen]:
+    """What lies in the inbox can be imported."""
+    if found := strangers(context.folder / "inbox"):
+        names = ", ".join(printable(path.name) for path in found[:_SHOWN])
+        what = f"{len(found)} in the inbox are no regular files and are not imported: {names}"
+        yield Seen("note", what, "put copies of the files there")

@@ -19,6 +19,7 @@ from crawler.db.ledger import Ledger
 from crawler.doctor import REPAIR, Context, Seen
 from crawler.errors import FetchError, UrlError
 from crawler.fetch.body import decoded
+from crawler.files import read_regular
 from crawler.lpm import UNFINISHED, is_whole
 
 _SHOWN = 20
@@ -300,7 +301,8 @@ def projections(context: Context) -> Iterator[Seen]:
         whole += kind == "whole"
         if kind in files:
             files[kind].append(path)
-        due.discard(path.stem)
+        if path.suffix == ".json":
+            due.discard(path.stem)
     unreadable, left, foreign = files["unreadable"], files["left"], sorted(path.name for path in files["foreign"])
     other = files["other"]
     if foreign:
@@ -316,7 +318,10 @@ def projections(context: Context) -> Iterator[Seen]:
         for path in unreadable + other:
             context.aside(path)
         for path in left:
-            path.unlink(missing_ok=True)
+            if path.is_dir():
+                context.aside(path)
+            else:
+                path.unlink(missing_ok=True)
         with context.lpm() as lpm:
             made = lpm.project_missing()
         yield Seen("mended", f"{what}; {made} were made again from the ledger")
@@ -328,7 +333,7 @@ def _kind(context: Context, path: Path, gone: set[str]) -> str | None:
     """What a file in pending/ is; None for what somebody is just writing, and for what others hide there."""
     if path.name.startswith("."):
         ours = UNFINISHED.fullmatch(path.name)
-        return "left" if ours and time.time() - path.stat().st_mtime > _GRACE_S else None
+        return "left" if ours and time.time() - path.lstat().st_mtime > _GRACE_S else None
     if path.suffix != ".json" or not context.db.one("SELECT 1 FROM tasks WHERE task_id = ?", (path.stem,)):
         return "foreign"
     if path.stem in gone:
@@ -347,7 +352,7 @@ def _agrees(context: Context, path: Path) -> bool:
     if row is None:
         return True  # the books tell that
     with suppress(FileNotFoundError):  # it has just been sent
-        file = msgspec.json.decode(path.read_bytes())
+        file = msgspec.json.decode(read_regular(path))
         there = [file.get(name) for name in ("url", "final_url", "raw_html_hash")]
         return there == list(row[1:]) and file.get("data") == msgspec.json.decode(row[0])
     return True

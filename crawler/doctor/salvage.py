@@ -21,6 +21,7 @@ from crawler.doctor.columns import index_of, mend
 from crawler.doctor.lost_rows import count_files, find_keys, make_job, make_jobs, prove
 from crawler.errors import CrawlerError, StoreError, UrlError
 from crawler.fetch.body import Body
+from crawler.files import read_regular
 from crawler.models import NO_DEADLINE, Raw
 
 _TYPES: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (int, float), "TEXT": (str,), "BLOB": (bytes,)}
@@ -303,7 +304,7 @@ def _projected(pending: Path) -> Iterator[Projected]:
     """The results in pending/ that can be read."""
     for path in pending.glob("[!.]*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            result = msgspec.json.decode(path.read_bytes(), type=Projected)
+            result = msgspec.json.decode(read_regular(path), type=Projected)
             msgspec.json.decode(result.data, type=dict)
             if result.task_id == path.stem:
                 yield result

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import mmap
 import threading
 import time
 from collections.abc import Callable
@@ -39,6 +40,14 @@ class _Share:
     def __init__(self, now: float) -> None:
         self.held = self.seen = 0
         self.grown_at = now
+
+
+def check_free(count: int) -> None:
+    """Raise `MemoryError` where this process could not have so many bytes more; to ask takes none."""
+    try:
+        mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError as error:
+        raise MemoryError from error
 
 
 class Memory:

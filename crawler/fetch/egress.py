@@ -7,7 +7,6 @@ judgement.
 import asyncio
 import errno
 import ipaddress
-import mmap
 import os
 import socket
 import time
@@ -23,6 +22,7 @@ from typing import Any
 import aiohappyeyeballs
 
 from crawler.errors import FetchError, OwnShortage, shortage_of
+from crawler.fetch.budget import check_free
 
 Ip = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -310,8 +310,8 @@ def lack_of_memory() -> str:
     Decoders and TLS say that the data are bad then, or that the connection has failed.
     """
     try:
-        mmap.mmap(-1, SPARE_MEMORY).close()
-    except OSError as error:
+        check_free(SPARE_MEMORY)
+    except MemoryError as error:
         return shortage_of(error)
     return ""
 

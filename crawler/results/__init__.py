@@ -75,7 +75,7 @@ def look_at_files(lpm: LocalPersistenceManager, job: Job | None) -> Files:
             if name in due or lpm.ledger.db.one(f"{_IN_PENDING} AND {condition} AND t.task_id = ?", (*values, name)):
                 due.discard(name)
                 whole = _looks_whole(path)
-                results, torn = results + whole, torn + (not whole and path.exists())
+                results, torn = results + whole, torn + (not whole and os.path.lexists(path))
             elif job is None and not lpm.ledger.db.one("SELECT 1 FROM tasks WHERE task_id = ?", (name,)):
                 foreign += 1
         latest = lpm.now() - _LAG_S if owners.living(lpm.owners) else lpm.now()
@@ -93,6 +93,8 @@ def count_files(lpm: LocalPersistenceManager) -> Files:
 def _looks_whole(path: Path) -> bool:
     """Whether a file begins with its name and ends as a result does: that tells torn ones without reading them all."""
     try:
+        if not path.is_file():  # opening a pipe would wait for its other end
+            return False
         with path.open("rb", buffering=0) as file:
             head = file.read(64)
             file.seek(-2, os.SEEK_END)

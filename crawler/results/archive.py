@@ -63,6 +63,20 @@ class _Line(msgspec.Struct, frozen=True):
     task_id: str
 
 
+class _Begun(msgspec.Struct, frozen=True):
+    """An archive whose results are not all marked yet; the ledger notes it before the file appears."""
+
+    file: str
+    """Its path, in hex: a name may be any bytes."""
+    compress: bool
+    results: int
+    sha256: str
+
+    @property
+    def path(self) -> Path:
+        return Path(os.fsdecode(bytes.fromhex(self.file)))
+
+
 @contextmanager
 def keeping(lpm: LocalPersistenceManager, shared: bool = False) -> Iterator[None]:
     """Keep archive, unbundle and prune apart; only bundles may be written side by side."""
@@ -92,9 +106,11 @@ def archive(
 ) -> Archived:
     """Put the results that lie in pending/ into one file, read that back, and only then take them out of pending/.
 
-    Killed anywhere it can be called again: what the ledger has not marked is still in pending/.
+    Killed anywhere it can be called again: what the ledger has not marked is still in pending/, and a file that
+    appeared before all of its results were marked is recognised, so that none is written to a second one.
     """
     with keeping(lpm):
+        _complete(lpm, progress)
         condition, values = rows.matching(job, None)
         if before is not None:
             condition, values = f"{condition} AND r.scraped_at < ?", (*values, before)
@@ -103,12 +119,12 @@ def archive(
         archived = Archived(0, None, 0)
         if first is not None:
             target = output or _new_file(lpm, compress)
-            count, digest = _write(target, compress, chain([first], found), inside=output is None)
-            _verify(target, compress, count, digest)
-            progress(f"{count:,} results are in {target} and leave pending/")
+            begun = _write(lpm, target, compress, chain([first], found), inside=output is None)
+            _verify(begun)
+            progress(f"{begun.results:,} results are in {target} and leave pending/")
             failpoint("archived")
-            _mark(lpm, target, compress)
-            archived = Archived(count, printable(str(target)), target.stat().st_size)
+            _mark(lpm, begun)
+            archived = Archived(begun.results, printable(str(target)), target.stat().st_size)
         _sweep(lpm)
     return archived
 
@@ -122,23 +138,51 @@ def _new_file(lpm: LocalPersistenceManager, compress: bool) -> Path:
     return folder / f"results-{now:%Y%m%dT%H%M%S.%fZ}.jsonl{'.zst' if compress else ''}"
 
 
-def _write(target: Path, compress: bool, found: Iterator[dict[str, Any]], inside: bool) -> tuple[int, bytes]:
+def _complete(lpm: LocalPersistenceManager, progress: Callable[[str], None]) -> None:
+    """Mark what is in the file of an archive that was killed; without that file, nothing of it counts."""
+    row = lpm.ledger.db.one("SELECT value FROM meta WHERE key = 'archiving'")
+    if row is None:
+        return
+    begun = msgspec.json.decode(row[0], type=_Begun)
+    if begun.path.is_file() and _holds(begun):
+        _mark(lpm, begun)
+        progress(f"{begun.results:,} results were already in {begun.path}, whose archive was broken off")
+    else:
+        _note(lpm, None)
+
+
+def _note(lpm: LocalPersistenceManager, begun: _Begun | None) -> None:
+    with writing(lpm.durable.db):
+        lpm.durable.db.execute("DELETE FROM meta WHERE key = 'archiving'")
+        if begun:
+            note = msgspec.json.encode(begun).decode()
+            lpm.durable.db.execute("INSERT INTO meta (key, value) VALUES ('archiving', ?)", (note,))
+
+
+def _write(
+    lpm: LocalPersistenceManager, target: Path, compress: bool, found: Iterator[dict[str, Any]], inside: bool
+) -> _Begun:
     if target.exists():
         raise UsageError(f"{target} is there already; an archive is never written over")
     count, digest = 0, sha256()
     try:
-        with whole_file(target) as file, ZstdFile(file, "w", options=CHECKED) if compress else nullcontext(file) as out:
-            for result in found:
-                line = msgspec.json.encode(result) + b"\n"
-                out.write(line)
-                digest.update(line)
-                count += 1
-                failpoint("archiving")
+        with whole_file(target) as file:
+            with ZstdFile(file, "w", options=CHECKED) if compress else nullcontext(file) as out:
+                for result in found:
+                    line = msgspec.json.encode(result) + b"\n"
+                    out.write(line)
+                    digest.update(line)
+                    count += 1
+                    failpoint("archiving")
+            place = os.fsencode(os.path.realpath(target)).hex()
+            begun = _Begun(place, compress, count, digest.hexdigest())
+            _note(lpm, begun)
+            failpoint("archive-noted")
     except UsageError as error:
         if inside:  # it is the data folder that cannot be written, not a file that the user has named
             raise StoreFull(str(error)) from error
         raise
-    return count, digest.digest()
+    return begun
 
 
 @contextmanager
@@ -150,23 +194,29 @@ def _reading(target: Path, compress: bool) -> Iterator[BinaryIO | ZstdFile]:
             yield lines
 
 
-def _verify(target: Path, compress: bool, count: int, digest: bytes) -> None:
+def _holds(begun: _Begun) -> bool:
+    """Whether the file of an archive is what was written to it."""
     read, found = 0, sha256()
     try:
-        with _reading(target, compress) as lines:
+        with _reading(begun.path, begun.compress) as lines:
             for line in lines:
                 found.update(line)
                 read += 1
     except (OSError, ZstdError, EOFError):
-        read = -1
-    if (read, found.digest()) != (count, digest):
+        return False
+    return (read, found.hexdigest()) == (begun.results, begun.sha256)
+
+
+def _verify(begun: _Begun) -> None:
+    if not _holds(begun):
+        target = begun.path
         aside = target.rename(target.with_name(f"{target.name}.damaged"))
         raise StoreError(f"{aside} does not hold what was written to it: the disk fails; pending/ is as it was")
 
 
-def _mark(lpm: LocalPersistenceManager, target: Path, compress: bool) -> None:
+def _mark(lpm: LocalPersistenceManager, begun: _Begun) -> None:
     """Note what the file holds as archived: exactly that, whatever has come in meanwhile."""
-    with _reading(target, compress) as lines:
+    with _reading(begun.path, begun.compress) as lines:
         while batch := [msgspec.json.decode(line, type=_Line).task_id for line in islice(lines, BATCH)]:
             with writing(lpm.durable.db):
                 lpm.durable.db.execute(
@@ -175,6 +225,7 @@ def _mark(lpm: LocalPersistenceManager, target: Path, compress: bool) -> None:
                     (lpm.now(), msgspec.json.encode(batch).decode()),
                 )
             failpoint("archive-marked")
+    _note(lpm, None)
 
 
 def _sweep(lpm: LocalPersistenceManager) -> None:
@@ -188,7 +239,7 @@ def _sweep(lpm: LocalPersistenceManager) -> None:
                     WHERE t.task_id IN (SELECT value FROM json_each(?)) AND NOT ({_IN_PENDING})""",
                 (msgspec.json.encode(batch).decode(),),
             ):
-                (lpm.pending / f"{task_id}.json").unlink(missing_ok=True)
+                lpm.remove_projection(task_id)
 
 
 def prune(lpm: LocalPersistenceManager, before: float, dry_run: bool) -> Pruned:

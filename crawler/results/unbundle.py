@@ -52,6 +52,8 @@ class Unbundled(msgspec.Struct, frozen=True):
     known: int
     open: int
     pages: int
+    added_pages: int
+    """Pages of known results that were lacking here."""
     job: str | None
     checksum: str
 
@@ -68,7 +70,7 @@ def unbundle(
     max_body: int,
     stored: Callable[[list[str]], None] = lambda task_ids: None,
 ) -> Unbundled:
-    """Store the results of a bundle that this ledger does not have yet, after all of it was found to be sound.
+    """Store the results and pages of a bundle that this ledger does not have yet, once all of it was found to be sound.
 
     `stored` is told of each part's tasks once they are here, whether they were new or known.
     """
@@ -237,7 +239,7 @@ def _store(lpm: LocalPersistenceManager, path: Path, reader: _Reader, stored: Ca
     source, manifest, ledger = printable(str(path.absolute())), reader.manifest, lpm.durable
     key = f"bundle:{reader.checksum}"
     begun = ledger.db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,)) is not None
-    job, new, open_ = None, 0, 0
+    job, new, added, open_ = None, 0, 0, 0
     with ExitStack() as importing:
         for batch in reader.batches():
             known = _known(ledger, [record.task_id for record, _ in batch])
@@ -259,6 +261,9 @@ def _store(lpm: LocalPersistenceManager, path: Path, reader: _Reader, stored: Ca
                 insert = _Insert([record for record, _ in fresh.values()], job, source, reader, lpm.now())
                 lpm.save_carried([page for _, page in fresh.values()], insert)
                 failpoint("unbundled")
+            added += _add_pages(
+                lpm, [(record, page) for record, page in batch if record.task_id in known], reader, source
+            )
             stored([record.task_id for record, _ in batch])
             new += len(fresh)
         if job:
@@ -267,7 +272,41 @@ def _store(lpm: LocalPersistenceManager, path: Path, reader: _Reader, stored: Ca
     lpm.secure_pending()
     known_count = manifest.results - new
     name = job.name if job else None
-    return Unbundled(manifest.results, new, known_count, open_, manifest.pages, name, reader.checksum)
+    return Unbundled(manifest.results, new, known_count, open_, manifest.pages, added, name, reader.checksum)
+
+
+def _add_pages(
+    lpm: LocalPersistenceManager, known: Sequence[tuple[Record, bytes | None]], reader: _Reader, source: str
+) -> int:
+    """Take in the pages that known results lack, as after a bundle without pages; returns how many."""
+    pages = {(record.task_id, record.raw_html_hash): page for record, page in known if page is not None}
+    tasks = dict(pages.keys())
+    lacking = [
+        (task, pages[task_id, digest])
+        for task, task_id, digest in lpm.durable.db.all(
+            """SELECT t.id, t.task_id, r.body_sha256 FROM tasks t JOIN results r ON r.task = t.id
+               WHERE t.task_id IN (SELECT value FROM json_each(?))
+                 AND (r.raw_segment IS NULL OR r.raw_segment NOT IN (SELECT name FROM raw_segments))""",
+            (msgspec.json.encode(list(tasks)).decode(),),
+        )
+        if tasks[task_id] == digest  # else it is another page of that URL
+    ]
+
+    def update(ledger: Ledger, places: Sequence[Raw | None]) -> list[int]:
+        for (task, _), place in zip(lacking, places, strict=True):
+            assert place
+            ledger.db.execute(
+                "UPDATE results SET raw_segment = ?, raw_offset = ?, raw_length = ? WHERE task = ?",
+                (place.segment, place.offset, place.length, task),
+            )
+            detail = {"file": source, "checksum": reader.checksum, "raw": place}
+            ledger.event(task, "page unbundled", detail, lpm.now())
+        return [task for task, _ in lacking]
+
+    if lacking:
+        lpm.save_carried([page for _, page in lacking], update)
+        failpoint("page-unbundled")
+    return len(lacking)
 
 
 def _known(ledger: Ledger, task_ids: Sequence[str]) -> dict[str, bool]:

@@ -5,8 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from itertools import islice
-from mmap import mmap
-from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
+from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_DATA, getrlimit
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,7 +14,7 @@ from msgspec.structs import replace
 
 from crawler.errors import FetchError, NotNow, shortage_of
 from crawler.fetch import charset
-from crawler.fetch.budget import SMALL, Budget
+from crawler.fetch.budget import SMALL, Budget, check_free
 from crawler.fetch.http import USER_AGENT, Gate, Request
 from crawler.fetch.robots import MAX_BYTES, Robots
 from crawler.fetch.session import LiveSession
@@ -32,7 +31,7 @@ charset.load()
 
 Fetch = Callable[[Request, Gate], Awaitable[Page]]
 
-TREE_TIMES, MAX_TREE = 20, 64_000_000
+TREE_TIMES, MAX_TREE = 100, 64_000_000
 """What reading a page takes beside it, while it lasts: so many times its size, and no more than this."""
 MIN_FREE = 10_000_000
 """The same for the smallest page: bytes of memory without which none is read."""
@@ -218,9 +217,9 @@ def examine(page: Page, site: Site, budget: Budget | None = None) -> Read:
     beside = min(TREE_TIMES * len(page.body), MAX_TREE)
     budget.hold(beside)
     try:
-        if getrlimit(RLIMIT_AS)[0] != RLIM_INFINITY:
+        if any(getrlimit(limit)[0] != RLIM_INFINITY for limit in (RLIMIT_AS, RLIMIT_DATA)):
             # Is there so much? Libraries crash, or blame the page, where memory ends in their work.
-            mmap(-1, beside + MIN_FREE).close()
+            check_free(beside + MIN_FREE)
         read = _examined(page, site, budget)
     finally:
         budget.release(beside)

@@ -4,14 +4,13 @@ import os
 import re
 from collections.abc import Iterator
 from itertools import chain, islice
-from mmap import mmap
 from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_DATA, getrlimit, setrlimit
 
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode, SelectolaxError
 
 from crawler.errors import FetchError
-from crawler.fetch.budget import Budget
+from crawler.fetch.budget import Budget, check_free
 
 MAX_TAGS, MAX_DEPTH, MAX_ATTRIBUTES, MAX_ROOTS = 360_000, 4_000, 1_000, 20
 MAX_STEPS = 200_000_000
@@ -76,12 +75,13 @@ and those without contents."""
 _STRAY = re.compile(rb"<(?![a-z/!?])", re.I)
 """A bracket that is text."""
 _VALUES = re.compile(rb"""=(?:"[^"]{%d,}+|'[^']{%d,}+)""" % (MAX_RUN, MAX_RUN))
-_COMMENTS = re.compile(rb"<[!?/][^>]{%d,}+" % MAX_RUN)
 _RAW = re.compile(
     rb"<(!--|!\[cdata\[|iframe|no(?:embed|frames|script)|plaintext|script|style|textarea|title|xmp)", re.I
 )
 _RAW_ENDS = {b"!--": b"-->", b"![cdata[": b"]]>"}
 """What holds text with brackets; for others than these it ends with the end tag."""
+_LONGER = ((b"&nGt;", "≫⃒".encode()), (b"&nLt;", "≪⃒".encode()))
+"""The references whose text is longer than they are: lexbor writes 4,098 of them behind the end of its buffer."""
 _WIDE = re.compile(rb"[\xf0-\xf4]")
 _BLOCK = re.compile(rb"(?:[^<]*+<){%d}" % (BLOCK + 1))
 
@@ -99,6 +99,9 @@ def parse(html: str | bytes, budget: Budget | None = None) -> LexborHTMLParser:
     page = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
     if b"\0" in page:
         page = page.replace(b"\0", b"")
+    for written, meant in _LONGER:
+        if written in page:
+            page = page.replace(written, meant)
     tags = page.count(b"<")
     if tags > MAX_TAGS:  # of hardly any such page would the tree fit
         raise _too_deep(f"it has {tags:,} tags")
@@ -109,7 +112,10 @@ def parse(html: str | bytes, budget: Budget | None = None) -> LexborHTMLParser:
         return _parse(page, tags, MAX_TREE, budget)
     page = _without_long_runs(page)
     budget.look()
-    tree = _parse(page, tags, MAX_TREE - WIDE * _longest_wide(page, budget), budget)
+    room = MAX_TREE - WIDE * _longest_wide(page, budget)
+    if room < len(page):  # the heap may have room that the kernel has counted already
+        raise _too_deep("its texts would take too much memory")
+    tree = _parse(page, tags, room, budget)
     budget.look()
     _cut_texts(tree, budget)
     return tree
@@ -138,8 +144,17 @@ def _tree(page: bytes, room: int | None = None) -> LexborHTMLParser:
     """The tree of a page, if the process need not grow by more than `room` for it.
 
     Lexbor joins texts around tags that it drops, opens formatting again in every block and notes every error: a page
-    of 5 MB took 6 GB. Within a limit of the kernel's it gives up at once, and says so.
+    of 5 MB took 6 GB. Within a limit of the kernel's it gives up at once, and says so. The limit is that of all
+    threads: where another one has taken the room meanwhile, a second try has its own.
     """
+    tree = _within(page, room) or _within(page, room)
+    if tree is None:
+        check_free(MAX_TREE)  # else the lack is ours
+        raise _too_deep(f"its tree would take more than {MAX_TREE // 1_000_000} MB")
+    return tree
+
+
+def _within(page: bytes, room: int | None) -> LexborHTMLParser | None:
     before = getrlimit(RLIMIT_DATA)
     most = _data_bytes() + max(0, room) if room is not None and _KNOWS_SIZE else RLIM_INFINITY
     limited = most != RLIM_INFINITY and (before[0] == RLIM_INFINITY or most < before[0])
@@ -151,11 +166,10 @@ def _tree(page: bytes, room: int | None = None) -> LexborHTMLParser:
     except SelectolaxError:  # it takes any bytes: nothing but memory can be wanting
         if not limited:
             raise MemoryError from None
+        return None
     finally:
         if limited:
             setrlimit(RLIMIT_DATA, before)
-    mmap(-1, MAX_TREE).close()  # fails where the lack is ours
-    raise _too_deep(f"its tree would take more than {MAX_TREE // 1_000_000} MB")
 
 
 def _data_bytes() -> int:
@@ -176,9 +190,9 @@ def _longest_wide(page: bytes, budget: Budget) -> int:
     if not _WIDE.search(page):
         return 0
     texts, names = _long_runs(_STRAY.sub(b" ", page), b"<"), _long_runs(page, b" \t\n\r\f>")
-    others = (match.span() for pattern in (_VALUES, _COMMENTS) for match in pattern.finditer(page))
+    comments, values = _long_runs(page, b">"), (match.span() for match in _VALUES.finditer(page))
     longest = 0
-    for begin, end in chain(texts, names, others, _raw_texts(page)):
+    for begin, end in chain(texts, names, comments, values, _raw_texts(page)):
         budget.check()
         longest = max(longest, end - begin)
     return longest

@@ -107,9 +107,9 @@ def test_archive_by_job_age_and_output(crawled: Folder) -> None:
     assert len({json.loads(line)["task_id"] for line in out.read_text().splitlines()}) == PAGES
 
 
-@pytest.mark.parametrize("failpoint", ["archiving:700", "archived:1", "archive-marked:2"])
+@pytest.mark.parametrize("failpoint", ["archiving:700", "archive-noted:1", "archived:1", "archive-marked:2"])
 def test_archive_killed_at_a_step(many: Folder, failpoint: str) -> None:
-    """Killed while it writes, before it marks, or in the middle of that: typed again, all is there."""
+    """Killed while it writes, before it marks, or in the middle of that: typed again, all is there, and once."""
     # Given an archive that dies
     killed = many.crawler("results", "archive", "--compress", CRAWLER_FAILPOINT=failpoint)
     assert killed.returncode == -signal.SIGKILL
@@ -121,20 +121,33 @@ def test_archive_killed_at_a_step(many: Folder, failpoint: str) -> None:
     # Then each result is in an archive, none is in pending/, and no half file lies about
     assert again.returncode == 0, again.stderr
     assert pending(many) == 0
-    held = set()
+    held = []
     for file in (many.data / "archive").iterdir():
         assert not file.name.startswith(".")
-        held |= task_ids(file)
-    assert held == {result["task_id"] for result in many.results()}
+        held += task_ids(file)
+    assert set(held) == {result["task_id"] for result in many.results()}
     assert len(held) == MANY
 
 
-def task_ids(file: Path) -> set[str]:
+def test_the_file_of_a_killed_archive_was_moved(many: Folder) -> None:
+    """Without the file that was written, or with another under its name, what is not marked is archived again."""
+    mine = many.path / "mine.jsonl"
+    killed = many.crawler("results", "archive", "--output", str(mine), CRAWLER_FAILPOINT="archived:1")
+    assert killed.returncode == -signal.SIGKILL
+    mine.write_text("something else\n")
+
+    again = many.crawler("results", "archive", "--compress", "--json")
+
+    assert (again.returncode, json.loads(again.stdout)["results"]) == (0, MANY)
+    assert mine.read_text() == "something else\n"
+
+
+def task_ids(file: Path) -> list[str]:
     """The tasks in an archive."""
     from crawler.results.archive import _reading
 
     with _reading(file, compress=True) as lines:
-        return {json.loads(line)["task_id"] for line in lines}
+        return [json.loads(line)["task_id"] for line in lines]
 
 
 def test_a_bundle_carries_results_to_another_machine(crawled: Folder, there: Folder) -> None:

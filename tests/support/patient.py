@@ -1,6 +1,8 @@
 """A store for the doctor: crawled, damaged in ways of its own, and looked at."""
 
+import os
 import random
+import stat
 from pathlib import Path
 
 import apsw
@@ -41,6 +43,22 @@ def crawl(data: Path, size: int = 400, completed: int = 300) -> Job:
     lpm.save_result(*(done(task, page=page(task.url, random.Random(task.id).randbytes(400))) for task in claimed))
     lpm.close()
     return job
+
+
+def put_in_place(path: Path, kind: str) -> None:
+    """Put something that is no file in the place of one, or give the file another name."""
+    if kind == "renamed":
+        path.rename(path.with_suffix(".jsn"))
+        return
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        os.mknod(path, stat.S_IFSOCK | 0o600)
+    else:
+        path.symlink_to(path if kind == "link to itself" else path.with_name("nowhere"))
 
 
 def wipe(path: Path, number: int) -> bytes:

@@ -1,7 +1,9 @@
 """Analysis: numbers worked out by hand, folders with anything in them, hostile text, two runs."""
 
 import json
+import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -17,10 +19,11 @@ from crawler.analyze.facts import Comparison, Field, Profile, Range, Value, Verd
 from crawler.analyze.profile import Numbers, profile
 from crawler.analyze.report import page
 from crawler.analyze.sources import find
-from crawler.errors import InputError, UsageError
+from crawler.errors import InputError, StoreFull, UsageError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, TaskStatus
 from tests.support import tasks
+from tests.support.patient import put_in_place
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -348,6 +351,42 @@ def test_the_files_of_a_damaged_store_are_read(tmp_path: Path) -> None:
     assert (found.results, found.tasks) == (1, None)
     assert "the store beside it cannot be used" in found.notes[0]
     assert (tmp_path / "lpm.db").read_bytes() == b"no database" * 1000
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "renamed"])
+def test_what_is_no_file_is_made_again_before_it_is_counted(store: LocalPersistenceManager, kind: str) -> None:
+    """A report on pending/ is one of all results that the ledger has for it, whatever lies there under their names."""
+    before = profiled(store.pending).results
+    put_in_place(min(store.pending.iterdir()), kind)
+
+    found = profiled(store.pending)
+
+    assert found.results == before
+    assert found.notes[0].startswith("1 files were missing or torn")
+
+
+def test_missing_files_that_cannot_be_made_again_are_an_error(store: LocalPersistenceManager) -> None:
+    """Where pending/ lacks files and cannot be written, the results that are there do not pass for all."""
+    missing = min(store.pending.iterdir())
+    missing.unlink()
+    (store.pending / f".{missing.stem}.{os.getpid()}.{threading.get_native_id()}").mkdir()  # root may write anywhere
+
+    with pytest.raises(StoreFull, match="cannot be made again"):
+        profiled(store.pending)
+
+
+def test_what_was_archived_is_not_counted(store: LocalPersistenceManager) -> None:
+    """A file that a killed archive has left in pending/ is of a result that is elsewhere."""
+    before = profiled(store.pending).results
+    left = min(store.pending.iterdir())
+    content = left.read_bytes()
+    store.mark_synced([left.stem])
+    left.write_bytes(content)
+    left.with_suffix(".jsonl").write_bytes(content)
+
+    found = profiled(store.pending)
+
+    assert (found.results, found.unreadable) == (before - 1, 1)
 
 
 def test_records_without_measure_are_bounded(tmp_path: Path) -> None:

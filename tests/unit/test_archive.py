@@ -118,8 +118,9 @@ def test_an_archive_that_reads_back_wrong_is_set_aside(tmp_path: Path, harm: str
         data[len(data) // 2] ^= 1
     target.write_bytes(data[:-3] if harm == "cut" else data)
 
+    begun = archive._Begun(os.fsencode(target).hex(), True, 2, sha256(b"".join(lines)).hexdigest())
     with pytest.raises(StoreError, match=r"damaged does not hold"):
-        archive._verify(target, True, 2, sha256(b"".join(lines)).digest())
+        archive._verify(begun)
     assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl.zst.damaged"]
 
 

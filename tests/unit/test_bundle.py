@@ -19,6 +19,7 @@ from crawler.models import Raw
 from crawler.results import bundle
 from crawler.results.archive import CHECKED
 from crawler.results.unbundle import unbundle
+from tests.support.patient import look, wrong
 from tests.support.tasks import collect, done, new
 
 if sys.version_info >= (3, 14):
@@ -129,6 +130,39 @@ def test_a_bundle_comes_back_as_it_was(lpm: LocalPersistenceManager, tmp_path: P
         sql = f"SELECT {column} FROM results JOIN tasks ON tasks.id = task ORDER BY task"
         assert there.ledger.db.all(sql) == lpm.ledger.db.all(sql)
     there.close()
+
+
+def test_pages_that_are_lacking_come_with_a_later_bundle(lpm: LocalPersistenceManager, tmp_path: Path) -> None:
+    """After a bundle without pages, the full one brings them; a third time there is nothing to bring."""
+    bundle.bundle(lpm, tmp_path / "bare", job=None, since=None, raw=False)
+    bundle.bundle(lpm, tmp_path / "full", job=None, since=None, raw=True)
+    there = LocalPersistenceManager(tmp_path / "there")
+    bare = unbundle(there, tmp_path / "bare", MAX_BODY)
+    results = [result | {"raw": None} for result in there.results()]
+
+    full, again = (unbundle(there, tmp_path / "full", MAX_BODY) for _ in range(2))
+
+    assert (bare.new, bare.added_pages) == (3, 0)
+    assert (full.new, full.known, full.added_pages, again.added_pages) == (0, 3, 3, 0)
+    assert [there.raw_page(n) for n in (1, 2, 3)] == [lpm.raw_page(n) for n in (1, 2, 3)]
+    assert [result | {"raw": None} for result in there.results()] == results
+    files = {path.stem: json.loads(path.read_bytes()) for path in there.pending.glob("*.json")}
+    assert files == {result["task_id"]: result for result in there.results()}
+    there.close()
+    assert wrong(look(tmp_path / "there")) == []
+
+
+def test_a_page_with_another_digest_is_not_taken_in(lpm: LocalPersistenceManager, tmp_path: Path) -> None:
+    """The page of a known result is only that whose digest the ledger has."""
+    bundle.bundle(lpm, tmp_path / "full", job=None, since=None, raw=True)
+    lpm.durable.db.execute("UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL")
+    lpm.durable.db.execute("UPDATE results SET body_sha256 = ? WHERE task = 2", (sha256(b"other").hexdigest(),))
+
+    done = unbundle(lpm, tmp_path / "full", MAX_BODY)
+
+    assert (done.known, done.added_pages) == (3, 2)
+    found = lpm.ledger.db.all("SELECT task, raw_segment IS NULL FROM results ORDER BY task")
+    assert found == [(1, 0), (2, 1), (3, 0)]
 
 
 def test_a_gateways_id_travels(tmp_path: Path) -> None:

@@ -237,3 +237,20 @@ def test_no_text_is_longer_than_what_is_read_of_it(html: str) -> None:
     assert tree.root
     texts = [node.text_content or "" for node in tree.root.traverse(include_text=True) if node.is_text_node]
     assert max(map(len, texts)) == MAX_RUN
+
+
+@pytest.mark.parametrize("html", ["<p>{}", "<p title='{}'>x", "<title>{}", "<textarea>{}", "<svg>{}"])
+@pytest.mark.parametrize("reference", ["&nGt;", "&nLt;"])
+def test_references_that_grow_are_read(html: str, reference: str) -> None:
+    """The parser wrote behind its buffer where their texts are longer than themselves, and the process ended."""
+    tree = parse(html.format(reference * 5_000))
+
+    assert (tree.html or "").count("\u20d2") == 5_000
+
+
+def test_beginnings_of_comments_are_sought_once() -> None:
+    """Each of them was followed to the same end: 640 KB took more than 20 s."""
+    page = "😀" + "<!" * 180_000 + "x" * 159_000 + ">" + "word '" * 20_000
+    began = time.thread_time()
+    refused(page)
+    assert time.thread_time() - began < 5

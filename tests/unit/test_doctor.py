@@ -19,7 +19,7 @@ from crawler.errors import StoreError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, TaskStatus
 from crawler.process import Mark, Stack, write_stack
-from tests.support.patient import change, crawl, ledger, look, of, pages_of, wipe, wrong
+from tests.support.patient import change, crawl, ledger, look, of, pages_of, put_in_place, wipe, wrong
 from tests.support.tasks import done, give, new, open_job, page
 
 # Nothing wrong
@@ -425,6 +425,23 @@ def test_projections_are_made_again(tmp_path: Path) -> None:
         [half.stem, other.stem]
     )
     assert not hidden.exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "link to nowhere", "link to itself", "renamed"])
+def test_what_is_no_file_in_pending(tmp_path: Path, kind: str) -> None:
+    """What has the name of a result and is no file is set aside and made again; so is a renamed file."""
+    crawl(tmp_path, 3, 3)
+    pending = tmp_path / "pending"
+    before = {path: path.read_bytes() for path in sorted(pending.iterdir())}
+    put_in_place(min(before), kind)
+
+    found = look(tmp_path)
+    mended = look(tmp_path, repair=True)
+
+    assert len(of(found, "projections", "wrong")) == 1
+    assert exit_code(mended) == 0, wrong(mended)
+    assert {path: path.read_bytes() for path in sorted(pending.glob("*.json"))} == before
+    assert len(list(pending.iterdir())) == 4
 
 
 def test_what_others_hide_in_pending(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from crawler.inbox import Inbox, safe_name
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books
 from crawler.why import timeline
-from tests.support.patient import change, look
+from tests.support.patient import change, look, of
 from tests.support.stack import wait_for
 from tests.support.tasks import done
 
@@ -97,8 +97,8 @@ def test_same_file_again_is_a_new_job_when_the_first_has_ended(tmp_path: Path) -
             lpm.close()
 
 
-def test_what_is_no_whole_file_is_left_alone(tmp_path: Path) -> None:
-    """Hidden names, unfinished copies, links and folders are nobody's import."""
+def test_what_is_no_whole_file_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Hidden names, unfinished copies, links, pipes and folders are nobody's import; the last three are told."""
     now = [100.0]
     inbox = Inbox(Settings(data_dir=tmp_path), clock=lambda: now[0])
     inbox.take()
@@ -106,6 +106,8 @@ def test_what_is_no_whole_file_is_left_alone(tmp_path: Path) -> None:
         (tmp_path / "inbox" / name).write_text("http://a.example/\n")
     (tmp_path / "inbox" / "link.txt").symlink_to("/etc/hostname")
     (tmp_path / "inbox" / "folder").mkdir()
+    (tmp_path / "inbox" / ("0" * 16)).mkdir()  # an import that is just begun
+    os.mkfifo(tmp_path / "inbox" / "urgent" / "pipe.txt")
     before = sorted((tmp_path / "inbox").iterdir())
 
     for _ in range(3):
@@ -114,6 +116,11 @@ def test_what_is_no_whole_file_is_left_alone(tmp_path: Path) -> None:
 
     assert sorted((tmp_path / "inbox").iterdir()) == before
     assert not LocalPersistenceManager.exists(tmp_path)
+    told = [record.getMessage().partition(" is no regular")[0] for record in caplog.records]
+    assert sorted(told) == sorted(str(tmp_path / "inbox" / name) for name in ("link.txt", "folder", "urgent/pipe.txt"))
+    assert of(look(tmp_path), "inbox", "note") == [
+        "3 in the inbox are no regular files and are not imported: folder, link.txt, pipe.txt"
+    ]
 
 
 def test_a_file_that_somebody_still_writes_is_left_alone(tmp_path: Path) -> None:

@@ -396,3 +396,18 @@ def test_a_row_that_another_reading_lets_in_is_not_rejected_any_more(settings: S
     receipt = lpm.receipt(job)
     lpm.close()
     assert (receipt.rows, receipt.rejected, receipt.problems) == (2, 0, [])
+
+
+@pytest.mark.parametrize("twins", ['"APN": "7", "apn": "8"', '"apn": "7", "Platform": "other"'])
+def test_a_template_takes_no_column_that_is_there_twice(settings: Settings, tmp_path: Path, twins: str) -> None:
+    """Where two columns could give a row its URL, the row is rejected: the other's page would be lost."""
+    sites = tmp_path / "config" / "sites"
+    sites.mkdir(parents=True)
+    (sites / "beacon.yaml").write_text("hosts: [b.example]\nurl_template: http://b.example/{apn}\n")
+    told = msgspec.structs.replace(settings, config_dir=sites.parent)
+    file = tmp_path / "one.jsonl"
+    file.write_text(f'{{"platform": "beacon", "apn": "6"}}\n{{"platform": "beacon", {twins}}}\n')
+
+    summary, _ = import_file(told, file)
+
+    assert (summary.accepted, summary.rejected) == (1, 1)

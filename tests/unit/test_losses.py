@@ -303,15 +303,22 @@ def test_one_file_of_several_that_was_broken_off_is_not_forgotten(settings: Sett
 
 
 def test_a_file_that_changes_while_it_is_read(settings: Settings, tmp_path: Path) -> None:
-    """What was read is not the file that the job is known by: its import has not ended."""
+    """What was read is not the file that the job is known by: its import has not ended, until it is accepted."""
     file = write(tmp_path / "grows.txt", [f"http://a.example/{n}" for n in range(6000)])
 
     def change_it(line: str) -> None:
         write(file, ["http://a.example/1"])
 
-    with pytest.raises(InputError, match="changed while it was read"):
+    with pytest.raises(InputError, match=r"changed while it was read; import it again, .* job accept grows\.txt"):
         import_file(settings, file, progress=change_it)
     assert len(stand(settings)[2]) == 1
+    _, again = import_file(settings, file)
+    lpm = LocalPersistenceManager(settings.data_dir)
+    first = lpm.ledger.job("grows.txt")
+    lpm.accept(first)
+    problems = [lpm.receipt(lpm.ledger.job(name)).problems for name in (first.name, again.name)]
+    lpm.close()
+    assert problems == [[], []]
 
 
 def test_a_repair_tells_that_a_pause_may_be_lost(settings: Settings, file: Path) -> None:

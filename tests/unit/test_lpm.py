@@ -22,6 +22,8 @@ from crawler.db.owners import Owner
 from crawler.errors import StoreError, StoreFull
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Imported, Outcome, Sent, TaskStatus
+from crawler.results import look_at_files
+from tests.support.patient import put_in_place
 from tests.support.tasks import commits, done, new, open_job, page
 
 
@@ -274,6 +276,40 @@ def test_pending_is_made_again(lpm: LocalPersistenceManager) -> None:
 
     assert lpm.project_missing() == 3
     assert {path: path.read_bytes() for path in sorted(lpm.pending.glob("*.json"))} == before
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "link to nowhere", "link to itself", "renamed"])
+@pytest.mark.parametrize("secured", [False, True])
+def test_what_is_no_file_is_no_result(lpm: LocalPersistenceManager, kind: str, secured: bool) -> None:
+    """Whatever has the name of a result and is no file is set aside, never opened, and the file is made again."""
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(2)])
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 2)))
+    before = {path: path.read_bytes() for path in sorted(lpm.pending.glob("*.json"))}
+    wrong = min(before)
+    if secured:
+        lpm.secure_pending()
+    put_in_place(wrong, kind)
+
+    listed = look_at_files(lpm, None)
+    made = lpm.project_missing()
+
+    assert (listed.results, listed.torn + (listed.missing or 0)) == (1, 1)
+    assert made == 1
+    assert {path: path.read_bytes() for path in sorted(lpm.pending.glob("*.json"))} == before
+    (aside,) = [path for path in lpm.pending.iterdir() if path not in before]
+    assert aside.name.startswith(wrong.stem)
+
+
+def test_a_folder_in_the_place_of_a_result_does_not_hold_up_its_leaving(lpm: LocalPersistenceManager) -> None:
+    """A result that was sent leaves pending/, also where a folder has taken its name."""
+    lpm.persist_tasks([new("http://a.example/1")])
+    (task,) = lpm.get_next_pending("owner", 1)
+    lpm.save_result(done(task))
+    put_in_place(lpm.pending / f"{task.task_id}.json", "folder")
+
+    lpm.mark_synced([task.task_id])
+
+    assert [path.name for path in lpm.pending.iterdir()] == [f"{task.task_id}.json.damaged"]
 
 
 def test_raw_pages_are_warc_for_any_reader(lpm: LocalPersistenceManager) -> None:

@@ -20,10 +20,12 @@ for field in site.fields.values():  # as a worker does when it starts
     if field.regex:
         selectors.pattern(field.regex)
 
+LIMIT, FIELD = {"address space": (resource.RLIMIT_AS, 0), "data": (resource.RLIMIT_DATA, 5)}[sys.argv[2]]
+
 def limited(room):
     with open("/proc/self/statm") as pages:
-        taken = int(pages.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + room, resource.RLIM_INFINITY))
+        taken = int(pages.read().split()[FIELD]) * resource.getpagesize()
+    resource.setrlimit(LIMIT, (taken + room, resource.RLIM_INFINITY))
 
 def outcome(body, room):
     it = page("https://county.example/", body)
@@ -36,7 +38,7 @@ def outcome(body, room):
             return "shortage"
         return f"{type(error).__name__}: {error}"
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.setrlimit(LIMIT, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 def in_child(body, room):
     ours, theirs = os.pipe()
@@ -83,10 +85,11 @@ PAGES = {
 }
 
 
+@pytest.mark.parametrize("limit", ["address space", "data"])
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_not_blamed_for_want_of_memory(name: str) -> None:
+def test_a_page_is_not_blamed_for_want_of_memory(name: str, limit: str) -> None:
     """However little memory is left: the page is read as ever, or what is lacking is known to be ours."""
-    ended = subprocess.run([sys.executable, "-c", READER, name], capture_output=True, text=True, check=True)
+    ended = subprocess.run([sys.executable, "-c", READER, name, limit], capture_output=True, text=True, check=True)
     well, was_short, *others = ended.stdout.splitlines()
 
     assert well.split()[0] in ("ok", "thin", "soft_404", "login_wall")

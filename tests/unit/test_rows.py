@@ -574,6 +574,14 @@ def test_only_line_ends_end_a_line(write: Write) -> None:
         (f'{{"url": "{A}", "x": {"[" * 100}{"]" * 100}}}', "nested more than 100 deep"),
         (f'{{"url": "{A}", "x": {"[" * 50_000}{"]" * 50_000}}}', "nested more than 100 deep"),
         (f'{{"url": "{A}", "x": {"{" + chr(34) + "x" + chr(34) + ":"}', "not JSON: "),
+        (f'{{"url": "{A}", "url": "{A}1"}}', "there are two fields 'url'"),
+        (f'{{"url":"{A}", "x": ", : ", "\\u0075rl" \t: "{A}1"}}', "there are two fields 'url'"),
+        (f'{{"url": "{A}", "x": 1, "x": 2}}', "there are two fields 'x'"),
+        (f'{{"url": "{A}", "x": 1e999, "x": 2}}', "there are two fields 'x'"),
+        (f'{{"url": "{A}", "x": [1, {{"y": {{"a": 1, "a": 2}}}}]}}', "there are two fields 'a'"),
+        (f'{{"url": "{A}", "x": {{"a": 1, "a": 1}}}}', "there are two fields 'a'"),
+        (f'{{"url": "{A}", "URL": "{A}1"}}', "there are two fields 'url'"),
+        (f'{{"url": "{A}", "parcel_id": 1, " Parcel_ID ": 2}}', "there are two fields 'parcel_id'"),
         (f'{{"url": "{A}" "x": 1}}', "not JSON: "),
         (f'{{"url": "{A}", "x": }}', "not JSON: "),
         (f"{{'url': '{A}'}}", "not JSON: "),
@@ -597,6 +605,26 @@ def test_a_bad_object_costs_one_row(write: Write, name: str, element: str, reaso
     assert reject.line == (2 if name == "a.jsonl" else 3)
     assert reject.reason.startswith(reason)
     assert reject.text == element[:1024]
+
+
+def test_texts_that_look_like_keys_are_kept(write: Write) -> None:
+    """Only keys that are repeated reject their row: not those of other objects, nor what stands in a text."""
+    fields = {"x": '": ", "url": ', "y": [{"url": 1}, {"url": 2}, ', ": '], "url": A, "z": {"url": ",,"}, "": ":"}
+    path = write("a.jsonl", json.dumps(fields) + "\n" + json.dumps(fields, separators=(",", " : ")) + "\n")
+
+    found = [task.input for task in tasks(path)]
+
+    assert found == [fields, fields]
+
+
+def test_each_row_with_a_repeated_key_is_told_with_its_place(write: Write) -> None:
+    """In an array of one line, the rows that name two URLs are told by their item, and no other is lost."""
+    twice = f'{{"url":"{A}","url":"{B}"}}'
+    path = write("a.json", f'[{{"url":"{C}"}},{twice},{{"url":"{C}2"}},{twice}]')
+
+    found = [(reject.line, reject.item) for reject in rejects(path)]
+
+    assert (urls(path), found) == ([C, f"{C}2"], [(1, 2), (1, 4)])
 
 
 @pytest.mark.parametrize(
@@ -712,15 +740,6 @@ def test_numbers_of_any_length(write: Write) -> None:
     (task,) = tasks(path)
 
     assert task.input == {"url": A, "i": "1" * 6000, "f": "1e999", "n": -5, "x": 1.5}
-
-
-def test_the_last_of_two_equal_keys_wins(write: Write) -> None:
-    """Doubled keys are as in every JSON parser."""
-    path = write("a.json", f'[{{"url": "{A}", "url": "{B}"}}]')
-
-    found = urls(path)
-
-    assert found == [B]
 
 
 def test_elements_across_pieces(write: Write) -> None:

@@ -106,7 +106,7 @@ def bundle(output: Path, job_name: str | None, since: float | None, no_raw: bool
 @json_option
 @data_dir_option
 def unbundle(file: Path, as_json: bool) -> None:
-    """Take in the results of FILE that are not here yet; nothing of a damaged file is stored.
+    """Take in the results and pages of FILE that are not here yet; nothing of a damaged file is stored.
 
     They are held like all standalone results, and belong to a job of their own. Typed again, it changes nothing.
 
@@ -128,6 +128,8 @@ def unbundle(file: Path, as_json: bool) -> None:
         print(f"Job {printable(done.job)}")
     if done.open:
         print(f"{done.open:,} of the known ones are tasks without a result here; they were left as they are")
+    if done.added_pages:
+        print(f"{done.added_pages:,} pages of known results were missing here, and were taken in")
     print(f"{done.results} results: {done.new} new, {done.known} known")
 
 
