@@ -3,6 +3,7 @@
 import time
 
 from crawler import times
+from crawler.cli.output import STILL_S
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.db.books import REPAIR
@@ -11,8 +12,8 @@ from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import QUEUES, Books, Job
 
-STILL_S, SLOW_S = 3.0, 10.0
-"""A crawl that has ended nothing for so long stands still; pages on their way are waited for a little longer."""
+SLOW_S = 10.0
+"""Pages on their way are waited for a little longer than STILL_S."""
 LOOK_S, COUNT_S = 2.0, 60.0
 """How often the reason is looked for, and how often all tasks are counted for that."""
 

@@ -60,7 +60,7 @@ class Watch:
             about |= {
                 "rate": round(trend.rate, 2),
                 "eta_s": round(open_ / trend.rate, 1) if trend.rate and open_ else None,
-                "warning": slip(job, open_, trend.rate, now, self._tz),
+                "warning": slip(job, open_, trend.measured, now, self._tz),
             }
         return facts
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from crawler.cli.standstill import Standstill
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager, low_on_disk
-from crawler.models import Books
+from crawler.models import Books, Job, JobStatus
 from crawler.process import read_stack
+from tests.support.clock import Clock
 from tests.support.patient import change, crawl, empty_index
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
@@ -188,3 +190,56 @@ def test_a_reason_is_said_when_it_begins_changes_and_ends(capfd: pytest.CaptureF
         "all jobs: warning: Redis does not answer",
         "all jobs: no longer so",
     ]
+
+
+class Looks:
+    """Looks at a job's progress, a second apart."""
+
+    def __init__(self, deadline_in_s: float | None = None) -> None:
+        self._clock = Clock(0.0)
+        deadline = None if deadline_in_s is None else time.time() + deadline_in_s
+        job = Job(id=1, name="job", status=JobStatus.OPEN, queue="default", source_file=None, created_at=0,
+                  completed_at=None, deadline=deadline)  # fmt: skip
+        self.progress = BooksProgress(job, every_s=0.0, clock=self._clock)
+
+    def look(self, done: int, reason: str = "") -> None:
+        """Show so many of 50,000 done."""
+        self.progress.show(Books(accepted=50_000, pending=50_000 - done, completed=done), reason)
+        self._clock.now += 1
+
+
+def test_the_line_shows_the_reason_and_no_invented_progress(capfd: pytest.CaptureFixture[str]) -> None:
+    """While nothing comes each line says why, with neither rate nor time left; with no reason known the rate is 0."""
+    looks = Looks()
+    for second in range(11):
+        looks.look(100 * second)
+    for _ in range(10):
+        looks.look(1000, "only 31 MB are free in data; nothing more is fetched until 500 MB are")
+    for second in range(11, 21):
+        looks.look(100 * second)
+    for _ in range(10):
+        looks.look(2000)
+
+    lines = [line for line in capfd.readouterr().err.splitlines() if "done" in line]
+    assert lines[10] == "job: 1,000/50,000 done, 100/s, about 8 min left"
+    assert set(lines[13:21]) == {"job: 1,000/50,000 done, only 31 MB are free in data"}
+    assert lines[30] == "job: 2,000/50,000 done, 100/s, about 8 min left"
+    assert set(lines[37:]) == {"job: 2,000/50,000 done, 0/s"}
+
+
+def test_no_deadline_is_called_missed_before_anything_is_measured(capfd: pytest.CaptureFixture[str]) -> None:
+    """Neither right after the start nor after a standstill, when the first pages are slow to come; later it is."""
+    looks = Looks(deadline_in_s=600)
+    looks.look(0)
+    for second in range(20):
+        looks.look(1 + 1000 * (second // 2))
+    for _ in range(60):
+        looks.look(10_000, "Redis does not answer")
+    looks.look(10_001)
+    looks.look(10_002)
+    too_soon = capfd.readouterr().err
+    for second in range(30):
+        looks.look(10_003 + second)
+
+    assert "miss the deadline" not in too_soon
+    assert "at 1.0/s" in capfd.readouterr().err
