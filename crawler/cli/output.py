@@ -73,6 +73,11 @@ def shortened(text: str, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def counted(count: int, what: str) -> str:
+    """A number of things, of which one has no s."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def size_of(count: float) -> str:
     """Bytes as a person says them."""
     for unit in ("B", "kB", "MB"):

@@ -2,11 +2,17 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from crawler import times
+from crawler.cli.commands.status import gather
 from crawler.cli.output import BooksProgress
 from crawler.cli.standstill import Standstill
 from crawler.config import Settings
@@ -38,7 +44,10 @@ def test_run_says_that_redis_does_not_answer(folder: Folder, site: Site) -> None
     assert folder.log(run).count("warning:") == 1
     assert "no longer so" in folder.log(run)
     assert "STANDSTILL: Redis does not answer" in status
+    assert "; the supervisor starts it again by itself" in status
+    assert "crawler up" not in status + folder.log(run)
     assert f"STANDS STILL: redis, process {server.pid}" in status
+    assert f"kill -9 {server.pid} ends it" in status
 
 
 def test_run_says_what_a_domain_waits_for(folder: Folder, site: Site) -> None:
@@ -60,7 +69,7 @@ def test_run_says_that_tasks_wait_to_be_tried_again(folder: Folder, site: Site) 
     file = folder.write("pages.txt", [f"{site.url}/retry-after/8?times=1"])
     run = folder.start("crawler", "run", str(file), "--workers", "1")
 
-    wait_for(lambda: "1 tasks wait to be tried again" in folder.log(run), 60, "the reason")
+    wait_for(lambda: "waiting to try 1 task again" in folder.log(run), 60, "the reason")
 
     assert run.wait(60) == 0
 
@@ -190,6 +199,82 @@ def test_a_reason_is_said_when_it_begins_changes_and_ends(capfd: pytest.CaptureF
         "all jobs: warning: Redis does not answer",
         "all jobs: no longer so",
     ]
+
+
+@contextmanager
+def stopped_worker(lpm: LocalPersistenceManager) -> Iterator[int]:
+    """A process that is known as a worker and was stopped with SIGSTOP some seconds ago."""
+    code = "import sys, pathlib; from crawler.db.owners import Owner; "
+    code += "owner = Owner(pathlib.Path(sys.argv[1]), 'worker', slots=1); print(flush=True); input()"
+    argv = [sys.executable, "-c", code, str(lpm.owners)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        try:
+            wait_for(lambda: owners.living(lpm.owners)[0].still_s(time.monotonic()) > 3, 10, "its beat to be late")
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def in_flight(tmp_path: Path, count: int, completed: int) -> LocalPersistenceManager:
+    """A store with so many tasks in flight."""
+    crawl(tmp_path, count + completed, completed)
+    lpm = LocalPersistenceManager(tmp_path)
+    lpm.get_next_pending("owner", count)
+    return lpm
+
+
+def test_stopped_workers_are_not_taken_for_a_silent_server(tmp_path: Path, redis_url: str) -> None:
+    """Where the workers are stopped, they are the reason, long before CRAWLER_STALL_S is over."""
+    lpm = in_flight(tmp_path, 1, 3)
+    with stopped_worker(lpm) as pid:
+        settings = Settings(data_dir=tmp_path, min_free=0, redis_url=redis_url, stall_s=3600)
+        said = Standstill(settings, lpm, None).examine(lpm.ledger.progress(None), 20.0)
+        status = gather(settings, sizes=False)
+    lpm.close()
+
+    assert said == f"process {pid} stands still; kill -CONT {pid} wakes it, kill -9 {pid} ends it"
+    assert {"what": "a worker's child", "pid": pid} in status["pids"]["still"]
+
+
+@pytest.mark.parametrize(
+    ("count", "completed", "reason"),
+    [
+        (1, 398, "waiting for http://a.example/398 since {since}"),
+        (2, 398, "waiting for http://a.example/398 since {since} (and 1 other page)"),
+        (5, 398, "waiting for a.example: 5 pages in flight, the first since {since}"),
+        (5, 0, "a.example has not answered yet: 5 pages in flight, the first since {since}"),
+    ],
+)
+def test_pages_that_do_not_come_are_named(
+    tmp_path: Path, redis_url: str, count: int, completed: int, reason: str
+) -> None:
+    """Few pages in flight: the URL of the oldest, and since when; a server that has answered is not called silent."""
+    lpm = in_flight(tmp_path, count, completed)
+    owner = owners.Owner(lpm.owners, "worker", slots=1)
+    settings = Settings(data_dir=tmp_path, min_free=0, redis_url=redis_url, timezone="Europe/Sofia")
+    said = Standstill(settings, lpm, None).examine(lpm.ledger.progress(None), 20.0)
+    [(since,)] = lpm.ledger.db.all("SELECT min(leased_at) FROM tasks WHERE status = 'processing'")
+    owner.close()
+    lpm.close()
+
+    assert said == reason.format(since=times.clock(since, times.zone("Europe/Sofia")))
+
+
+def test_status_says_that_nothing_works_on_open_tasks(folder: Folder) -> None:
+    """With open tasks and no worker `status` and `status --watch` say so in one line, with the command that helps."""
+    crawl(folder.data, 10, 9)
+    line = "STANDSTILL: nothing works on 1 open task: no worker runs; python -m crawler resume goes on"
+
+    assert line in folder.crawler("status").stdout
+    watch = folder.start("crawler", "status", "--watch")
+    wait_for(lambda: line in folder.log(watch), 60, "the same line")
+
+    folder.crawler("job", "pause", "job")
+    paused = folder.crawler("status").stdout
+    assert "STANDSTILL: all that is open is paused: 1 task (python -m crawler job list)" in paused
 
 
 class Looks:
