@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from crawler import times
 from crawler.cli.output import STILL_S, counted, shortened
@@ -38,7 +39,7 @@ class Standstill:
         now = time.monotonic()
         if books.accepted - books.open != self._done:
             self._done, self._since = books.accepted - books.open, now
-        plain = self._paused() or low_on_disk(self._lpm.folder, self._settings.min_free) or self._trouble()
+        plain = self._paused() or no_room(self._lpm.folder, self._settings) or self._trouble()
         if plain or now - self._since < STILL_S:
             self._found = ""
             return plain or ""
@@ -174,6 +175,15 @@ class Standstill:
         new = books.open == books.accepted and domain not in self._lpm.ledger.paces()
         silent = f"{printable(domain)} has not answered yet: " if new else f"waiting for {printable(domain)}: "
         return f"{silent}{counted(count, 'page')} in flight, the first since {since}"
+
+
+def no_room(folder: Path, settings: Settings) -> str | None:
+    """What to say, and what helps, where the disk has too little room for anything to be fetched."""
+    from crawler.process import disk_full
+
+    if low := low_on_disk(folder, settings.min_free):
+        return f"{low}; free some room, or lower CRAWLER_MIN_FREE"
+    return disk_full(folder) or None
 
 
 def standing_still(notes: Sequence[owners.Note], stall_s: float) -> list[owners.Note]:

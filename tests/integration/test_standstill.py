@@ -1,12 +1,13 @@
 """A crawl that does not move says why, once, and says when that is over."""
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import Books, Job, JobStatus
 from crawler.process import read_stack
 from tests.support.clock import Clock
+from tests.support.disk import Disk, can_mount, filled
 from tests.support.patient import change, crawl, empty_index
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
@@ -201,7 +203,7 @@ def test_a_reason_is_said_when_it_begins_changes_and_ends(capfd: pytest.CaptureF
     ]
 
 
-@contextmanager
+@contextlib.contextmanager
 def stopped_worker(lpm: LocalPersistenceManager) -> Iterator[int]:
     """A process that is known as a worker and was stopped with SIGSTOP some seconds ago."""
     code = "import sys, pathlib; from crawler.db.owners import Owner; "
@@ -275,6 +277,51 @@ def test_status_says_that_nothing_works_on_open_tasks(folder: Folder) -> None:
     folder.crawler("job", "pause", "job")
     paused = folder.crawler("status").stdout
     assert "STANDSTILL: all that is open is paused: 1 task (python -m crawler job list)" in paused
+
+
+def test_where_nothing_can_be_fetched_there_is_no_forecast(folder: Folder, site: Site) -> None:
+    """With less room than CRAWLER_MIN_FREE, `bulk import` and `run` name that setting, and promise no time."""
+    folder.env["CRAWLER_MIN_FREE"] = str(min(2 * shutil.disk_usage(folder.path).free, 10**12 - 1))
+    file = folder.write("pages.txt", [site.page(1)])
+
+    told = folder.crawler("bulk", "import", str(file), "--deadline", "1h").stderr
+    run = folder.start("crawler", "run", str(file), "--deadline", "1h", "--workers", "1")
+    wait_for(lambda: "0/1 done, only " in folder.log(run), 60, "the reason in the line")
+    status = folder.crawler("status").stdout
+    run.terminate()
+    assert run.wait(120) == 143
+
+    for said in (told, folder.log(run)):
+        assert "no forecast: only " in said
+        assert "free some room, or lower CRAWLER_MIN_FREE" in said
+        assert "to spare" not in said
+    assert "lower CRAWLER_MIN_FREE" in status
+
+
+def test_up_on_a_full_disk_says_so(tmp_path: Path) -> None:
+    """Where the log of the supervisor cannot be written, the free space tells why nothing starts."""
+    if not can_mount(tmp_path):
+        print("loop mounts are not allowed here: tests/unit/test_process.py has what can be tested without")
+        return
+    disk = Disk(tmp_path / "small", size_mb=64)
+    disk.mount()
+    folder = Folder(disk.path)
+    try:
+        crawl(folder.data, 10, 9)
+        with contextlib.closing(folder.lpm()) as lpm:  # so that the store itself needs no more room
+            assert lpm.ledger.books().open == 1
+            with filled(disk.path):
+                done = folder.crawler("up")
+                status = folder.crawler("status", CRAWLER_MIN_FREE="0").stdout
+    finally:
+        folder.stop()
+        disk.discard()
+
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) <= 2, done.stderr
+    assert f"the disk of {folder.data}" in done.stderr
+    assert "is full; free some room" in done.stderr
+    assert "is full; free some room" in status
 
 
 class Looks:

@@ -9,13 +9,13 @@ import msgspec
 
 from crawler import config, times
 from crawler.cli.output import data_dir_option, json_option, print_json, size_of
-from crawler.cli.standstill import Standstill, standing_still
+from crawler.cli.standstill import Standstill, no_room, standing_still
 from crawler.config import Settings
 from crawler.db import exchange, owners
 from crawler.db.books import Bookkeeping
 from crawler.db.connection import reading
 from crawler.logs import printable
-from crawler.lpm import LocalPersistenceManager, low_on_disk
+from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Books, Job
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _disk(settings: Settings) -> dict[str, Any]:
         "folder": str(settings.data_dir.absolute()),
         "free": usage.free,
         "total": usage.total,
-        "low": low_on_disk(folder, settings.min_free),
+        "low": no_room(folder, settings),
     }
 
 
