@@ -17,6 +17,10 @@ from crawler.models import HEADROOM, Job, Rule
 
 PAGE_COST_S = 0.003
 """What a page takes of a process beside its parsing: client, ledger, disk."""
+PAUSE_S, PAUSE_INTERVALS = 5.0, 5.0
+"""Nothing for so long, and for so many times as long as a page usually takes to come, is a standstill and no rate."""
+MEASURED_S = 15.0
+"""How long a rate is measured before a deadline is judged by it."""
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -131,23 +135,40 @@ def sentence(seen: Forecast, job: Job, limits: Limits, now: float, tz: tzinfo | 
 
 
 class Trend:
-    """How fast work gets done, over the last half minute."""
+    """How fast work gets done of late; after a standstill the measure begins anew."""
 
     def __init__(self, over_s: float = 30.0) -> None:
         self._over_s = over_s
         self._points: deque[tuple[float, int]] = deque()
+        self._moved = -math.inf
 
     def add(self, now: float, done: int) -> None:
         """So much was done at that time."""
+        if self._points and done != self._points[-1][1]:
+            self._moved = now
+        elif self.still_s(now) > max(PAUSE_S, PAUSE_INTERVALS / self.rate if self.rate else 0.0):
+            self._points.clear()
         self._points.append((now, done))
         while len(self._points) > 2 and self._points[1][0] < now - self._over_s:
             self._points.popleft()
 
+    def still_s(self, now: float) -> float:
+        """For how long nothing has come."""
+        return now - self._moved
+
     @property
     def rate(self) -> float:
-        """Tasks a second; 0 while nothing is known."""
+        """Tasks a second; 0 while nothing is known, or nothing comes."""
+        if not self._points:
+            return 0.0
         (first, before), (last, done) = self._points[0], self._points[-1]
         return max(0.0, done - before) / (last - first) if last - first > 0.2 else 0.0
+
+    @property
+    def measured(self) -> float:
+        """The rate where it was measured for long enough to judge a deadline by it, else 0."""
+        long_enough = self._points and self._points[-1][0] - self._points[0][0] >= MEASURED_S
+        return self.rate if long_enough else 0.0
 
 
 def slip(job: Job, open_: int, rate: float, now: float, tz: tzinfo | None) -> str | None:

@@ -235,10 +235,10 @@ class Maintainer:
             return
         trend = self._trends.setdefault(job.id, Trend())
         trend.add(self._uptime(), books.accepted - books.open)
-        slipping = slip(job, books.open, trend.rate, now, self._zone)
+        slipping = slip(job, books.open, trend.measured, now, self._zone)
         if slipping and job.id not in self._late:
             self._late.add(job.id)
             log.warning("job %s: %s", job.name, slipping, extra={"job": job.name})
-        elif not slipping and job.id in self._late and books.open and trend.rate:
+        elif not slipping and job.id in self._late and books.open and trend.measured:
             self._late.discard(job.id)
             log.warning("job %s will be done in time again", job.name, extra={"job": job.name})

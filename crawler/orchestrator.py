@@ -28,10 +28,10 @@ from crawler.process import (
     Mark,
     Stack,
     end_process,
+    in_short,
     is_locked,
     read_stack,
     redis_program,
-    tail,
     write_stack,
 )
 from crawler.redis_client import check_redis, connect
@@ -75,7 +75,7 @@ class Orchestrator:
         self._celery: Child | None = None
         self._flower: Child | None = None
         self._agent: Child | None = None
-        self._stack = Stack()
+        self._stack, self._unwritten = Stack(), False
         self._guard = threading.RLock()
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
@@ -265,10 +265,11 @@ class Orchestrator:
                 pause_s = 0.5 if not self._revive() else min(pause_s * 2, 5.0)
                 trouble = ""
             except Exception as error:  # a watcher that has died starts nothing again
-                log.error("a restart failed and is tried again: %s", error)  # noqa: TRY400 – the message says it all
-                trouble = f"a restart failed and is tried again: {error}"
+                reason = in_short(error, self._data) or type(error).__name__
+                trouble = f"a restart failed and is tried again: {reason}"
+                log.error(trouble)  # noqa: TRY400 – the message says it all
                 pause_s = min(pause_s * 2, 5.0)
-            if trouble != self._stack.trouble and not self._closing.is_set():
+            if (trouble != self._stack.trouble or self._unwritten) and not self._closing.is_set():
                 with contextlib.suppress(OSError):  # a full disk must not end the watch
                     self._record(trouble=trouble)
 
@@ -311,7 +312,9 @@ class Orchestrator:
 
     def _record(self, **changes: object) -> None:
         self._stack = msgspec.structs.replace(self._stack, **changes)
+        self._unwritten = True  # on a full disk; the watcher tries again
         write_stack(self._data, self._stack)
+        self._unwritten = False
 
 
 def stop_stale(data_dir: Path, stack: Stack) -> int:
@@ -393,7 +396,6 @@ def spawn_supervisor(settings: Settings, workers: int | None, flower: bool) -> S
     log = data / "logs" / "supervisor.log"
     env = {"CRAWLER_DATA_DIR": str(data)} | _config_folder(settings)
     child = Child("the supervisor", argv, log, os.environ | env)
-    began = log.stat().st_size if log.exists() else 0
     mark = child.start()
     end = time.monotonic() + 2 * START_LIMIT_S
     while time.monotonic() < end:
@@ -403,7 +405,7 @@ def spawn_supervisor(settings: Settings, workers: int | None, flower: bool) -> S
         if mark.find() is None:
             break
         time.sleep(0.05)
-    raise ServiceError(f"the stack did not start; {log} says:\n{tail(log)[-max(0, log.stat().st_size - began) :]}")
+    raise ServiceError(f"the stack did not start: {child.last_words()}")
 
 
 def _ping(url: str) -> None:

@@ -17,6 +17,11 @@ from crawler import times
 from crawler.config import Settings
 from crawler.errors import ServiceError
 
+FULL = 1 << 20
+"""With fewer free bytes a disk is full: nothing that runs here starts with less."""
+NO_ROOM = ("No space left", "Disk quota exceeded", "MISCONF")
+"""How programs say so; the last is Redis, which cannot write its file."""
+
 
 class Mark(msgspec.Struct, frozen=True):
     """A process, known by pid and begin: a number alone may have gone to a stranger."""
@@ -153,11 +158,13 @@ class Child:
         self.name, self.argv, self.log = name, list(argv), log
         self._env = env
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_began = 0
 
     def start(self) -> Mark:
         """Start it; what it prints goes to its log."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
+            self._log_began = out.tell()
             self._process = subprocess.Popen(
                 self.argv,
                 stdin=subprocess.DEVNULL,
@@ -181,15 +188,23 @@ class Child:
     def wait_until(
         self, healthy: Callable[[], bool], limit_s: float, given_up: Callable[[], bool] = lambda: False
     ) -> None:
-        """Wait for health; raises with the end of its log if it dies or takes too long."""
+        """Wait for health; raises with the last line of its log if it dies or takes too long."""
         end = time.monotonic() + limit_s
         while not healthy():
             if given_up():
                 raise ServiceError(f"{self.name} is no longer waited for")
             if not self.alive or time.monotonic() > end:
                 what = f"did not answer within {limit_s:g} s" if self.alive else "ended at once"
-                raise ServiceError(f"{self.name} {what}; its log {self.log} ends with:\n{tail(self.log)}")
+                raise ServiceError(f"{self.name} {what}: {self.last_words()}")
             time.sleep(0.02)
+
+    def last_words(self) -> str:
+        """Why it does not run, in one line, as far as its log since its start or the disk can tell."""
+        said = tail(self.log, self._log_began)
+        reason = in_short(said, self.log.parent)
+        if reason == said.strip():  # all that there is
+            return reason or f"{self.log} says nothing of it"
+        return f"{reason} ({self.log} has more)"
 
     def ask_to_end(self) -> None:
         """Ask it to end, and do not wait for that."""
@@ -220,9 +235,27 @@ def end_process(process: psutil.Process | None, grace_s: float) -> None:
         psutil.wait_procs(family, timeout=5)
 
 
-def tail(path: Path, size: int = 2000) -> str:
-    """The end of a log."""
+def tail(path: Path, began: int = 0, size: int = 2000) -> str:
+    """The end of a log, of what was written behind a place."""
     try:
-        return path.read_bytes()[-size:].decode(errors="replace")
+        return path.read_bytes()[began:][-size:].decode(errors="replace")
     except OSError:
         return ""
+
+
+def in_short(error: BaseException | str, folder: Path) -> str:
+    """An error in one line: a full disk, which has many names and often leaves no text, else the last line."""
+    text = str(error).strip()
+    if full := disk_full(folder):
+        return full
+    if any(sign in text for sign in NO_ROOM):
+        return "no room was left on the disk"
+    return text.splitlines()[-1].strip() if text else ""
+
+
+def disk_full(folder: Path, least: int = FULL) -> str:
+    """What to say where a disk has no room; else nothing."""
+    about = os.statvfs(folder)
+    if about.f_bavail * about.f_frsize >= least and (about.f_favail or not about.f_files):
+        return ""
+    return f"the disk of {folder} is full; free some room"

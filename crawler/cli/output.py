@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -68,6 +68,16 @@ def say(text: str) -> None:
         leave_lost_terminal()
 
 
+def shortened(text: str, most: int = 100) -> str:
+    """A text that fits into a line."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things, of which one has no s."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def size_of(count: float) -> str:
     """Bytes as a person says them."""
     for unit in ("B", "kB", "MB"):
@@ -120,17 +130,21 @@ def print_receipt(receipt: Receipt) -> None:
         print(f"  UNACCOUNTED: {printable(problem)}")
 
 
+RATE_S, STILL_S = 10.0, 3.0
+"""How far back the rate goes that is shown, and after how long without a page a crawl stands still."""
+
+
 class BooksProgress:
     """Live progress of a crawl: a bar on a terminal, else a line now and then; a warning where a deadline slips."""
 
-    def __init__(self, job: Job | None, every_s: float = 5.0) -> None:
+    def __init__(self, job: Job | None, every_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._job = job
         self._title = printable(job.name if job else "all jobs")
-        self._every_s = every_s
+        self._every_s, self._clock = every_s, clock
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._trend = Trend()
-        self._said = time.monotonic()
+        self._recent, self._trend = Trend(RATE_S), Trend()
+        self._said = clock()
         self._line = self._warning = ""
 
     def __enter__(self) -> Self:
@@ -155,13 +169,14 @@ class BooksProgress:
 
     def show(self, books: Books, trouble: str = "", forbidden: int = 0) -> None:
         """Show where the books stand; `trouble` is what keeps them from moving, `forbidden` what robots.txt refused."""
-        done, now = books.accepted - books.open, time.monotonic()
+        done, now = books.accepted - books.open, self._clock()
+        if trouble:
+            self._trend = Trend()  # what comes meanwhile says nothing about the time afterwards
+        self._recent.add(now, done)
         self._trend.add(now, done)
-        rate = self._trend.rate
-        left = f", about {duration(books.open / rate)} left" if rate > 0 and books.open else ""
-        bad = "".join(f", {getattr(books, s)} {s}" for s in ("failed", "skipped", "expired") if getattr(books, s))
+        bad = "".join(f", {getattr(books, s):,} {s}" for s in ("failed", "skipped", "expired") if getattr(books, s))
         bad += f" ({forbidden:,} by robots.txt)" if forbidden and not books.expired else ""
-        self._line = f"{done:,}/{books.accepted:,} done{bad}, {rate:.0f}/s{left}"
+        self._line = f"{done:,}/{books.accepted:,} done{bad}, {self._pace(books, trouble, now)}"
         if self._bar and self._task is not None:
             self._bar.update(self._task, total=books.accepted or None, completed=done, line=self._line)
         elif now - self._said >= self._every_s:
@@ -169,8 +184,17 @@ class BooksProgress:
             say(f"{self._title}: {self._line}")
         if self._job and not trouble:
             tz = times.zone(config.load().timezone)
-            trouble = slip(self._job, books.open, rate, time.time(), tz) or ""
+            trouble = slip(self._job, books.open, self._trend.measured, time.time(), tz) or ""
         self._warn(trouble)
+
+    def _pace(self, books: Books, trouble: str, now: float) -> str:
+        """The rate and the time left; where something keeps the books from moving, that instead."""
+        rate = self._recent.rate
+        if trouble:
+            reason = shortened(trouble.partition(";")[0])
+            return reason if self._recent.still_s(now) >= STILL_S else f"{rate:.0f}/s, {reason}"
+        left = f", about {duration(books.open / rate)} left" if rate > 0 and books.open else ""
+        return f"{rate:.0f}/s{left}"
 
     def _warn(self, warning: str) -> None:
         """Say a warning when it begins, when it becomes another one, and when it ends; its figures may change."""

@@ -1,8 +1,11 @@
-"""Why a crawl does not move, in one line: what `run` shows beside "0/s", and `status`."""
+"""Why a crawl does not move, in one line: what `run` shows instead of a rate, and `status`."""
 
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 from crawler import times
+from crawler.cli.output import STILL_S, counted, shortened
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.db.books import REPAIR
@@ -11,10 +14,14 @@ from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import QUEUES, Books, Job
 
-STILL_S, SLOW_S = 3.0, 10.0
-"""A crawl that has ended nothing for so long stands still; pages on their way are waited for a little longer."""
+SLOW_S = 10.0
+"""Pages on their way are waited for a little longer than STILL_S."""
 LOOK_S, COUNT_S = 2.0, 60.0
 """How often the reason is looked for, and how often all tasks are counted for that."""
+FEW = 3
+"""Of so many pages on their way the oldest is named."""
+HELD = 9e15
+"""Tasks of a paused job wait until then."""
 
 
 class Standstill:
@@ -32,7 +39,7 @@ class Standstill:
         now = time.monotonic()
         if books.accepted - books.open != self._done:
             self._done, self._since = books.accepted - books.open, now
-        plain = self._paused() or low_on_disk(self._lpm.folder, self._settings.min_free) or self._trouble()
+        plain = self._paused() or no_room(self._lpm.folder, self._settings) or self._trouble()
         if plain or now - self._since < STILL_S:
             self._found = ""
             return plain or ""
@@ -42,9 +49,11 @@ class Standstill:
         return self._found
 
     def at_once(self, books: Books) -> str:
-        """The reason at one look, where workers run: for who cannot wait to see whether anything moves."""
-        if not books.open or not owners.workers(self._lpm.owners):
+        """The reason at one look: for who cannot wait to see whether anything moves."""
+        if not books.open:
             return ""
+        if not owners.workers(self._lpm.owners):
+            return self._nobody(books)
         return self._trouble() or ("" if books.processing else self.examine(books, 0.0))
 
     def _paused(self) -> str | None:
@@ -63,18 +72,34 @@ class Standstill:
     def examine(self, books: Books, still_s: float) -> str:
         """The reason of a standstill that has lasted for so long, as far as one can tell."""
         workers = [note for note in owners.living(self._lpm.owners) if note.about.get("kind") == "worker"]
-        now = time.monotonic()
-        stopped = next((each.pid for each in workers if each.still_s(now) > self._settings.stall_s), 0)
-        if stopped:
-            return f"process {stopped} stands still; kill -CONT {stopped} wakes it, kill -9 {stopped} ends it"
         if not workers:
-            return f"no worker runs; {self._lpm.folder / 'logs' / 'worker.log'} says why"
+            return self._nobody(books)
+        if stopped := standing_still(workers, self._settings.stall_s):
+            return _stopped(sorted(note.pid for note in stopped))
+        now = time.monotonic()
+        if (silent_s := min(note.still_s(now) for note in workers)) > SLOW_S:
+            return f"no worker process has moved for {silent_s:.0f} s"
         return (
             self._of_indexes(still_s)
             or self._of_domains()
             or self._of_waits()
             or (self._in_flight(books) if still_s >= SLOW_S else "")
         )
+
+    def _nobody(self, books: Books) -> str:
+        """That no worker is there for what is open, and what helps; a command may work on its own page."""
+        from crawler.process import read_stack
+
+        others = owners.living(self._lpm.owners)
+        open_ = books.pending if others else books.open
+        stack = read_stack(self._lpm.folder)
+        if not open_ or stack.container:
+            return ""
+        if stack.up:
+            return "no worker runs; the supervisor starts one by itself"
+        tasks = counted(open_, "open task")
+        nothing = f"nothing works on {tasks}: no worker runs"
+        return self._of_holds() or f"{nothing}; python -m crawler resume goes on, or up does in the background"
 
     def _of_indexes(self, still_s: float) -> str:
         """That open tasks exist which no worker finds; every task is looked at for this, so not at every look."""
@@ -96,7 +121,7 @@ class Standstill:
             with permit(self._settings) as asked:
                 known = {each.domain.partition("@")[0]: each for each in asked.domains()}
         except ServiceError as error:
-            return f"{error}; the ledger keeps everything, and work goes on when Redis answers"
+            return f"{error}; nothing is lost"
         due = {place.domain for queue in QUEUES for place in self._lpm.ledger.due(queue)}
         tz = times.zone(self._settings.timezone)
         found = []
@@ -112,7 +137,7 @@ class Standstill:
                 "; ".join(state_in_words(about, time.time(), tz)) if shut else f"its limit is {limits_in_words(about)}"
             )
             found.append(f"{printable(domain)}: {why}")
-        more = f" (and {len(found) - 1} more domains)" if len(found) > 1 else ""
+        more = f" (and {counted(len(found) - 1, 'more domain')})" if len(found) > 1 else ""
         return f"{found[0]}{more}; python -m crawler domains" if found else ""
 
     def _of_waits(self) -> str:
@@ -120,15 +145,66 @@ class Standstill:
         if self._lpm.ledger.has_due(QUEUES):
             return ""
         count, first = self._lpm.ledger.waits()
-        if not count:
-            return ""
-        if first >= 9e15:
-            return f"{count:,} tasks are held: their jobs are paused (python -m crawler job list)"
+        if not count or first >= HELD:
+            return self._of_holds()
         until = times.until(first, time.time(), times.zone(self._settings.timezone))
-        return f"{count:,} tasks wait to be tried again, the first until {until}"
+        return f"waiting to try {counted(count, 'task')} again, the first at {until}"
+
+    def _of_holds(self) -> str:
+        """That all tasks are of paused jobs."""
+        count, first = self._lpm.ledger.waits()
+        if not count or first < HELD or self._lpm.ledger.has_due(QUEUES):
+            return ""
+        return f"all that is open is paused: {counted(count, 'task')} (python -m crawler job list)"
 
     def _in_flight(self, books: Books) -> str:
+        """For which page one waits, or for whose."""
         if not books.processing:
             return ""
-        domain, count = next(iter(self._lpm.ledger.in_flight().items()), ("", 0))
-        return f"{printable(domain)} has not answered yet: {count:,} pages are on their way" if count else ""
+        rows = self._lpm.ledger.db.all(
+            "SELECT url, leased_at FROM tasks WHERE status = 'processing' ORDER BY leased_at LIMIT ?", (FEW + 1,)
+        )
+        if not rows:
+            return ""
+        url, leased_at = rows[0]
+        since = times.clock(leased_at, times.zone(self._settings.timezone))
+        if len(rows) <= FEW:
+            others = f" (and {counted(len(rows) - 1, 'other page')})" if len(rows) > 1 else ""
+            return f"waiting for {shortened(printable(url))} since {since}{others}"
+        domain, count = next(iter(self._lpm.ledger.in_flight().items()))
+        new = books.open == books.accepted and domain not in self._lpm.ledger.paces()
+        silent = f"{printable(domain)} has not answered yet: " if new else f"waiting for {printable(domain)}: "
+        return f"{silent}{counted(count, 'page')} in flight, the first since {since}"
+
+
+def no_room(folder: Path, settings: Settings) -> str | None:
+    """What to say, and what helps, where the disk has too little room for anything to be fetched."""
+    from crawler.process import disk_full
+
+    if low := low_on_disk(folder, settings.min_free):
+        return f"{low}; free some room, or lower CRAWLER_MIN_FREE"
+    return disk_full(folder) or None
+
+
+def standing_still(notes: Sequence[owners.Note], stall_s: float) -> list[owners.Note]:
+    """Those of the living who do nothing: stopped, or silent for longer than their own watchdog would allow."""
+    now = time.monotonic()
+    return [
+        note for note in notes if note.still_s(now) > stall_s or (note.still_s(now) > STILL_S and _is_stopped(note.pid))
+    ]
+
+
+def _is_stopped(pid: int) -> bool:
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
+def _stopped(pids: Sequence[int]) -> str:
+    if len(pids) == 1:
+        return f"process {pids[0]} stands still; kill -CONT {pids[0]} wakes it, kill -9 {pids[0]} ends it"
+    all_ = " ".join(map(str, pids))
+    return f"processes {all_} stand still; kill -CONT {all_} wakes them, kill -9 {all_} ends them"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from crawler import times
-from crawler.cli.commands.status import delivering, describe, gather
+from crawler.cli.commands.status import delivering, describe, gather, halting
 from crawler.config import Settings
 from crawler.forecast import Trend, slip
 from crawler.logs import printable
@@ -60,7 +60,7 @@ class Watch:
             about |= {
                 "rate": round(trend.rate, 2),
                 "eta_s": round(open_ / trend.rate, 1) if trend.rate and open_ else None,
-                "warning": slip(job, open_, trend.rate, now, self._tz),
+                "warning": slip(job, open_, trend.measured, now, self._tz),
             }
         return facts
 
@@ -80,7 +80,7 @@ class Watch:
             lines.append(f"  {printable(name)}: {self._progress(counts, facts['job_facts'][name])}")
             if facts["job_facts"][name]["warning"]:
                 lines.append(f"  warning: {printable(name)}: {facts['job_facts'][name]['warning']}")
-        return lines + [f"  {line}" for line in delivering(facts)]
+        return lines + [f"  {line}" for line in (*delivering(facts), *halting(facts))]
 
     def _open_jobs(self, facts: dict[str, Any]) -> list[tuple[str, dict[str, int]]]:
         """The jobs that are not done, else the last one."""

@@ -363,7 +363,7 @@ class _answering:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RedisError | OSError):
-            raise ServiceError(f"Redis does not answer ({error}); python -m crawler up starts one") from None
+            raise ServiceError(f"Redis does not answer ({error})") from None
 
 
 def _text(value: Any) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from crawler import drill
 from crawler.process import read_stack
-from tests.support.disk import Disk, can_mount
+from tests.support.disk import Disk, can_mount, filled
 from tests.support.pages import Pages
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
@@ -136,18 +136,6 @@ def test_a_full_disk_stops_claims_and_loses_nothing(pages: Pages, tmp_path: Path
         folder.stop()
         if disk:
             disk.discard()
-
-
-@contextlib.contextmanager
-def filled(folder: Path) -> Iterator[None]:
-    """A disk with no byte left, until the end of the block."""
-    with (folder / "ballast").open("wb", buffering=0) as ballast:
-        for size in (1 << 20, 4096):
-            with contextlib.suppress(OSError):
-                while True:
-                    ballast.write(bytes(size))
-        yield
-        ballast.truncate(0)
 
 
 @contextlib.contextmanager

@@ -1,18 +1,28 @@
 """A crawl that does not move says why, once, and says when that is over."""
 
+import contextlib
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from crawler import times
+from crawler.cli.commands.status import gather
 from crawler.cli.output import BooksProgress
 from crawler.cli.standstill import Standstill
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager, low_on_disk
-from crawler.models import Books
+from crawler.models import Books, Job, JobStatus
 from crawler.process import read_stack
+from tests.support.clock import Clock
+from tests.support.disk import Disk, can_mount, filled
 from tests.support.patient import change, crawl, empty_index
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
@@ -36,7 +46,10 @@ def test_run_says_that_redis_does_not_answer(folder: Folder, site: Site) -> None
     assert folder.log(run).count("warning:") == 1
     assert "no longer so" in folder.log(run)
     assert "STANDSTILL: Redis does not answer" in status
+    assert "; the supervisor starts it again by itself" in status
+    assert "crawler up" not in status + folder.log(run)
     assert f"STANDS STILL: redis, process {server.pid}" in status
+    assert f"kill -9 {server.pid} ends it" in status
 
 
 def test_run_says_what_a_domain_waits_for(folder: Folder, site: Site) -> None:
@@ -58,7 +71,7 @@ def test_run_says_that_tasks_wait_to_be_tried_again(folder: Folder, site: Site) 
     file = folder.write("pages.txt", [f"{site.url}/retry-after/8?times=1"])
     run = folder.start("crawler", "run", str(file), "--workers", "1")
 
-    wait_for(lambda: "1 tasks wait to be tried again" in folder.log(run), 60, "the reason")
+    wait_for(lambda: "waiting to try 1 task again" in folder.log(run), 60, "the reason")
 
     assert run.wait(60) == 0
 
@@ -188,3 +201,177 @@ def test_a_reason_is_said_when_it_begins_changes_and_ends(capfd: pytest.CaptureF
         "all jobs: warning: Redis does not answer",
         "all jobs: no longer so",
     ]
+
+
+@contextlib.contextmanager
+def stopped_worker(lpm: LocalPersistenceManager) -> Iterator[int]:
+    """A process that is known as a worker and was stopped with SIGSTOP some seconds ago."""
+    code = "import sys, pathlib; from crawler.db.owners import Owner; "
+    code += "owner = Owner(pathlib.Path(sys.argv[1]), 'worker', slots=1); print(flush=True); input()"
+    argv = [sys.executable, "-c", code, str(lpm.owners)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        try:
+            wait_for(lambda: owners.living(lpm.owners)[0].still_s(time.monotonic()) > 3, 10, "its beat to be late")
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def in_flight(tmp_path: Path, count: int, completed: int) -> LocalPersistenceManager:
+    """A store with so many tasks in flight."""
+    crawl(tmp_path, count + completed, completed)
+    lpm = LocalPersistenceManager(tmp_path)
+    lpm.get_next_pending("owner", count)
+    return lpm
+
+
+def test_stopped_workers_are_not_taken_for_a_silent_server(tmp_path: Path, redis_url: str) -> None:
+    """Where the workers are stopped, they are the reason, long before CRAWLER_STALL_S is over."""
+    lpm = in_flight(tmp_path, 1, 3)
+    with stopped_worker(lpm) as pid:
+        settings = Settings(data_dir=tmp_path, min_free=0, redis_url=redis_url, stall_s=3600)
+        said = Standstill(settings, lpm, None).examine(lpm.ledger.progress(None), 20.0)
+        status = gather(settings, sizes=False)
+    lpm.close()
+
+    assert said == f"process {pid} stands still; kill -CONT {pid} wakes it, kill -9 {pid} ends it"
+    assert {"what": "a worker's child", "pid": pid} in status["pids"]["still"]
+
+
+@pytest.mark.parametrize(
+    ("count", "completed", "reason"),
+    [
+        (1, 398, "waiting for http://a.example/398 since {since}"),
+        (2, 398, "waiting for http://a.example/398 since {since} (and 1 other page)"),
+        (5, 398, "waiting for a.example: 5 pages in flight, the first since {since}"),
+        (5, 0, "a.example has not answered yet: 5 pages in flight, the first since {since}"),
+    ],
+)
+def test_pages_that_do_not_come_are_named(
+    tmp_path: Path, redis_url: str, count: int, completed: int, reason: str
+) -> None:
+    """Few pages in flight: the URL of the oldest, and since when; a server that has answered is not called silent."""
+    lpm = in_flight(tmp_path, count, completed)
+    owner = owners.Owner(lpm.owners, "worker", slots=1)
+    settings = Settings(data_dir=tmp_path, min_free=0, redis_url=redis_url, timezone="Europe/Sofia")
+    said = Standstill(settings, lpm, None).examine(lpm.ledger.progress(None), 20.0)
+    [(since,)] = lpm.ledger.db.all("SELECT min(leased_at) FROM tasks WHERE status = 'processing'")
+    owner.close()
+    lpm.close()
+
+    assert said == reason.format(since=times.clock(since, times.zone("Europe/Sofia")))
+
+
+def test_status_says_that_nothing_works_on_open_tasks(folder: Folder) -> None:
+    """With open tasks and no worker `status` and `status --watch` say so in one line, with the command that helps."""
+    crawl(folder.data, 10, 9)
+    line = "STANDSTILL: nothing works on 1 open task: no worker runs; python -m crawler resume goes on"
+
+    assert line in folder.crawler("status").stdout
+    watch = folder.start("crawler", "status", "--watch")
+    wait_for(lambda: line in folder.log(watch), 60, "the same line")
+
+    folder.crawler("job", "pause", "job")
+    paused = folder.crawler("status").stdout
+    assert "STANDSTILL: all that is open is paused: 1 task (python -m crawler job list)" in paused
+
+
+def test_where_nothing_can_be_fetched_there_is_no_forecast(folder: Folder, site: Site) -> None:
+    """With less room than CRAWLER_MIN_FREE, `bulk import` and `run` name that setting, and promise no time."""
+    folder.env["CRAWLER_MIN_FREE"] = str(min(2 * shutil.disk_usage(folder.path).free, 10**12 - 1))
+    file = folder.write("pages.txt", [site.page(1)])
+
+    told = folder.crawler("bulk", "import", str(file), "--deadline", "1h").stderr
+    run = folder.start("crawler", "run", str(file), "--deadline", "1h", "--workers", "1")
+    wait_for(lambda: "0/1 done, only " in folder.log(run), 60, "the reason in the line")
+    status = folder.crawler("status").stdout
+    run.terminate()
+    assert run.wait(120) == 143
+
+    for said in (told, folder.log(run)):
+        assert "no forecast: only " in said
+        assert "free some room, or lower CRAWLER_MIN_FREE" in said
+        assert "to spare" not in said
+    assert "lower CRAWLER_MIN_FREE" in status
+
+
+def test_up_on_a_full_disk_says_so(tmp_path: Path) -> None:
+    """Where the log of the supervisor cannot be written, the free space tells why nothing starts."""
+    if not can_mount(tmp_path):
+        print("loop mounts are not allowed here: tests/unit/test_process.py has what can be tested without")
+        return
+    disk = Disk(tmp_path / "small", size_mb=64)
+    disk.mount()
+    folder = Folder(disk.path)
+    try:
+        crawl(folder.data, 10, 9)
+        with contextlib.closing(folder.lpm()) as lpm:  # so that the store itself needs no more room
+            assert lpm.ledger.books().open == 1
+            with filled(disk.path):
+                done = folder.crawler("up")
+                status = folder.crawler("status", CRAWLER_MIN_FREE="0").stdout
+    finally:
+        folder.stop()
+        disk.discard()
+
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) <= 2, done.stderr
+    assert f"the disk of {folder.data}" in done.stderr
+    assert "is full; free some room" in done.stderr
+    assert "is full; free some room" in status
+
+
+class Looks:
+    """Looks at a job's progress, a second apart."""
+
+    def __init__(self, deadline_in_s: float | None = None) -> None:
+        self._clock = Clock(0.0)
+        deadline = None if deadline_in_s is None else time.time() + deadline_in_s
+        job = Job(id=1, name="job", status=JobStatus.OPEN, queue="default", source_file=None, created_at=0,
+                  completed_at=None, deadline=deadline)  # fmt: skip
+        self.progress = BooksProgress(job, every_s=0.0, clock=self._clock)
+
+    def look(self, done: int, reason: str = "") -> None:
+        """Show so many of 50,000 done."""
+        self.progress.show(Books(accepted=50_000, pending=50_000 - done, completed=done), reason)
+        self._clock.now += 1
+
+
+def test_the_line_shows_the_reason_and_no_invented_progress(capfd: pytest.CaptureFixture[str]) -> None:
+    """While nothing comes each line says why, with neither rate nor time left; with no reason known the rate is 0."""
+    looks = Looks()
+    for second in range(11):
+        looks.look(100 * second)
+    for _ in range(10):
+        looks.look(1000, "only 31 MB are free in data; nothing more is fetched until 500 MB are")
+    for second in range(11, 21):
+        looks.look(100 * second)
+    for _ in range(10):
+        looks.look(2000)
+
+    lines = [line for line in capfd.readouterr().err.splitlines() if "done" in line]
+    assert lines[10] == "job: 1,000/50,000 done, 100/s, about 8 min left"
+    assert set(lines[13:21]) == {"job: 1,000/50,000 done, only 31 MB are free in data"}
+    assert lines[30] == "job: 2,000/50,000 done, 100/s, about 8 min left"
+    assert set(lines[37:]) == {"job: 2,000/50,000 done, 0/s"}
+
+
+def test_no_deadline_is_called_missed_before_anything_is_measured(capfd: pytest.CaptureFixture[str]) -> None:
+    """Neither right after the start nor after a standstill, when the first pages are slow to come; later it is."""
+    looks = Looks(deadline_in_s=600)
+    looks.look(0)
+    for second in range(20):
+        looks.look(1 + 1000 * (second // 2))
+    for _ in range(60):
+        looks.look(10_000, "Redis does not answer")
+    looks.look(10_001)
+    looks.look(10_002)
+    too_soon = capfd.readouterr().err
+    for second in range(30):
+        looks.look(10_003 + second)
+
+    assert "miss the deadline" not in too_soon
+    assert "at 1.0/s" in capfd.readouterr().err

@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 _EXT4_SHUTDOWN = 0x8004587D
@@ -56,3 +57,15 @@ class Disk:
         """Leave nothing mounted, whatever happened."""
         with contextlib.suppress(subprocess.CalledProcessError):
             subprocess.run(["umount", "-l", str(self.path)], check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """A disk with no byte left, until the end of the block."""
+    with (folder / "ballast").open("wb", buffering=0) as ballast:
+        for size in (1 << 20, 4096):
+            with contextlib.suppress(OSError):
+                while True:
+                    ballast.write(bytes(size))
+        yield
+        ballast.truncate(0)

@@ -89,6 +89,48 @@ def test_a_trend_looks_at_the_last_half_minute() -> None:
     assert trend.rate == pytest.approx(1.0, abs=0.1)
 
 
+def test_a_standstill_has_no_rate() -> None:
+    """When nothing comes any more the rate is 0 soon, and what came before does not count when work goes on."""
+    trend = Trend()
+    for second in range(20):
+        trend.add(second, 700 * second)
+    rate = trend.rate
+    for second in range(20, 26):
+        trend.add(second, 13_300)
+    still = trend.rate, trend.measured
+    for second in range(26, 60):
+        trend.add(second, 13_300)
+    trend.add(60, 13_400)
+
+    assert rate == pytest.approx(700)
+    assert still == (0.0, 0.0)
+    assert trend.rate == pytest.approx(100)
+
+
+def test_a_slow_crawl_does_not_stand_still() -> None:
+    """A page every seven seconds is a rate, too."""
+    trend = Trend()
+    for second in range(60):
+        trend.add(second, second // 7)
+
+    assert trend.measured == pytest.approx(1 / 7, rel=0.3)
+
+
+def test_a_deadline_is_judged_by_what_was_measured_for_a_while() -> None:
+    """Two seconds after the first page nobody knows how fast it will be; waiting for that page is not measured."""
+    trend = Trend()
+    for second in range(40):
+        trend.add(second, 0)
+    trend.add(40, 1)
+    trend.add(42, 2)
+    soon = trend.measured
+    for second in range(43, 60):
+        trend.add(second, 50 * (second - 42))
+
+    assert soon == 0.0
+    assert trend.measured == pytest.approx(50, rel=0.25)
+
+
 def test_a_slip_is_told_only_where_the_deadline_is_missed() -> None:
     """At 10 a second 600 tasks take a minute."""
     assert slip(job(NOW + 61), 600, 10, NOW, SOFIA) is None

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +17,9 @@ from click.testing import CliRunner
 
 from crawler.cli.commands.stack import down, up
 from crawler.config import Settings
-from crawler.errors import StackIsUp
+from crawler.errors import ServiceError, StackIsUp
 from crawler.orchestrator import Orchestrator, end_orphans
-from crawler.process import Mark, Stack, end_process, read_stack, write_stack
+from crawler.process import Child, Mark, Stack, disk_full, end_process, in_short, read_stack, write_stack
 from tests.support.patient import look, of
 from tests.support.stack import wait_for
 
@@ -116,3 +117,34 @@ def test_orphans_end_and_a_living_stacks_processes_do_not(tmp_path: Path) -> Non
 
         assert not psutil.pid_exists(process.pid)
         assert not (tmp_path / "run" / "stack.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero ({log} has more)"),
+        ("print('no such option')", "no such option"),
+        ("pass", "{log} says nothing of it"),
+        ("raise OSError(28, 'No space left on device')", "no room was left on the disk ({log} has more)"),
+    ],
+)
+def test_a_child_that_does_not_start_is_told_in_one_line(tmp_path: Path, code: str, reason: str) -> None:
+    """The last line of what it has said this time, not a traceback, and not what its log holds from before."""
+    log = tmp_path / "child.log"
+    log.write_text("MISCONF of yesterday\n")
+    child = Child("the worker", [sys.executable, "-c", code], log)
+    child.start()
+
+    with pytest.raises(ServiceError) as caught:
+        child.wait_until(lambda: False, 120)
+
+    assert str(caught.value) == f"the worker ended at once: {reason.format(log=log)}"
+
+
+def test_a_full_disk_is_told_whatever_the_error_says(tmp_path: Path) -> None:
+    """Redis calls it MISCONF, and where nothing can be written there is no text at all."""
+    refused = "Traceback …\nredis.exceptions.ResponseError: MISCONF Errors writing to the AOF file: No space left\n"
+
+    assert in_short(refused, tmp_path) == "no room was left on the disk"
+    assert disk_full(tmp_path) == ""
+    assert disk_full(tmp_path, least=10**18) == f"the disk of {tmp_path} is full; free some room"

@@ -13,6 +13,7 @@ from crawler import config, times
 from crawler.bulk import import_file, rows
 from crawler.cli.output import data_dir_option, json_option, print_json, say
 from crawler.cli.session import robots_option, session_options
+from crawler.cli.standstill import no_room
 from crawler.cli.types import Deadline, Rate, Span
 from crawler.config import Settings
 from crawler.db import kernel
@@ -150,7 +151,10 @@ def import_(
 
 
 def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast | None:
-    """Tell when the job will be done, and what will miss its deadline; `starts` says that workers are about to."""
+    """Tell when the job will be done and what will miss its deadline, or that the disk has no room for anything.
+
+    `starts` says that workers are about to.
+    """
     now, tz = time.time(), times.zone(settings.timezone)
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm), lpm.errors():
@@ -161,6 +165,9 @@ def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast
     if job.deadline:
         say(f"deadline {times.until(job.deadline, now, tz)}")
     if not seen.tasks:
+        return None
+    if full := no_room(settings.data_dir, settings):
+        say(f"no forecast: {full}")
         return None
     say(f"forecast: {sentence(seen, job, limits, now, tz)}")
     return seen

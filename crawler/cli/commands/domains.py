@@ -12,7 +12,7 @@ import click
 from crawler import config, times
 from crawler.cli.output import data_dir_option, json_option, print_json
 from crawler.config import Settings
-from crawler.errors import UsageError
+from crawler.errors import ServiceError, UsageError
 from crawler.logs import printable
 
 if TYPE_CHECKING:
@@ -74,15 +74,24 @@ def reset(domain: str, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def permit(settings: Settings) -> Iterator["RedisRateLimiter"]:
-    """The permit that the fleet shares, to be looked at."""
-    from crawler.process import redis_address
+    """The permit that the fleet shares, to be looked at; where Redis does not answer, the error says what helps."""
+    from crawler.process import read_stack, redis_address
     from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 
     shared = RedisRateLimiter(
         redis_address(settings), settings.redis_rate_limiter_db, "command", settings.circuit_breaker_fail_max
     )
-    with contextlib.closing(shared):
-        yield shared
+    try:
+        with contextlib.closing(shared):
+            yield shared
+    except ServiceError as error:
+        if settings.redis_url:
+            remedy = "it is the one of REDIS_URL"
+        elif read_stack(settings.data_dir).up:
+            remedy = "the supervisor starts it again by itself"
+        else:
+            remedy = "python -m crawler up starts one"
+        raise ServiceError(f"{error}; {remedy}") from None
 
 
 def _list(as_json: bool) -> None:

@@ -12,7 +12,7 @@ from crawler import config, logs
 from crawler.cli.commands.stack import workers_option
 from crawler.cli.output import data_dir_option, json_option, print_json, say
 from crawler.config import Settings
-from crawler.lpm import LocalPersistenceManager, low_on_disk
+from crawler.lpm import LocalPersistenceManager
 
 if TYPE_CHECKING:
     from crawler.orchestrator import Orchestrator
@@ -115,6 +115,7 @@ def _line(lpm: LocalPersistenceManager) -> str:
 
 def _remarks(lpm: LocalPersistenceManager, settings: Settings) -> list[str]:
     """What keeps the counts from moving."""
+    from crawler.cli.standstill import no_room
     from crawler.db import exchange
 
     db = lpm.ledger.db
@@ -123,7 +124,7 @@ def _remarks(lpm: LocalPersistenceManager, settings: Settings) -> list[str]:
     job = next((job for job in reversed(lpm.ledger.jobs()) if job.of_gateway), None)
     if job and job.hold and not found[0]:
         found.append(f"the job {job.name} is {job.hold}: no work is asked for")
-    found += [*exchange.troubles(db), low_on_disk(lpm.folder, settings.min_free)]
+    found += [*exchange.troubles(db), no_room(lpm.folder, settings)]
     return [text for text in found if text]
 
 

@@ -9,13 +9,13 @@ import msgspec
 
 from crawler import config, times
 from crawler.cli.output import data_dir_option, json_option, print_json, size_of
-from crawler.cli.standstill import Standstill
+from crawler.cli.standstill import Standstill, no_room, standing_still
 from crawler.config import Settings
 from crawler.db import exchange, owners
 from crawler.db.books import Bookkeeping
 from crawler.db.connection import reading
 from crawler.logs import printable
-from crawler.lpm import LocalPersistenceManager, low_on_disk
+from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Books, Job
 
 if TYPE_CHECKING:
@@ -124,14 +124,13 @@ def _troubles(settings: Settings) -> dict[str, str]:
 
 def _standing_still(settings: Settings, stack: "Stack") -> list[dict[str, Any]]:
     """Processes that live and do nothing, with what they are: somebody has stopped them."""
-    now, notes = time.monotonic(), owners.living(settings.data_dir / "run" / "owners")
+    notes = owners.living(settings.data_dir / "run" / "owners")
     marks = {name: getattr(stack, name) for name in ("supervisor", "redis", "worker", "agent", "flower")}
     still = [{"what": name, "pid": mark.pid} for name, mark in marks.items() if mark and mark.is_stopped()]
     kinds = {"worker": "a worker's child", "cli": "a command"}
     return still + [
         {"what": kinds.get(note.about.get("kind", ""), "a process"), "pid": note.pid}
-        for note in notes
-        if note.still_s(now) > settings.stall_s
+        for note in standing_still(notes, settings.stall_s)
     ]
 
 
@@ -144,7 +143,7 @@ def _disk(settings: Settings) -> dict[str, Any]:
         "folder": str(settings.data_dir.absolute()),
         "free": usage.free,
         "total": usage.total,
-        "low": low_on_disk(folder, settings.min_free),
+        "low": no_room(folder, settings),
     }
 
 
@@ -214,10 +213,9 @@ def describe(facts: dict[str, Any]) -> list[str]:
     lines = delivering(facts)
     lines += [f"process {pid} claims nothing: {printable(text)}" for pid, text in facts["trouble"].items()]
     supervisor = "of another version" if pids["unreadable"] else pids["supervisor"] or "none"
-    lines += [
-        f"STANDS STILL: {each['what']}, process {each['pid']}; kill -CONT {each['pid']} wakes it, kill -9 ends it"
-        for each in pids["still"]
-    ]
+    for each in pids["still"]:
+        what, pid = each["what"], each["pid"]
+        lines.append(f"STANDS STILL: {what}, process {pid}; kill -CONT {pid} wakes it, kill -9 {pid} ends it")
     lines += [f"supervisor {supervisor} · redis {redis_is} · workers {workers}{agent}"]
     if "store" in facts:
         store = facts["store"]
@@ -225,9 +223,12 @@ def describe(facts: dict[str, Any]) -> list[str]:
         grows = f"; grows by {size_of(store['bytes_per_page'])} a page" if store["bytes_per_page"] else ""
         hourly = f", {size_of(store['bytes_per_hour'])} an hour" if store["bytes_per_hour"] else ""
         lines.append(f"store {size_of(sum(store['bytes'].values()))} ({parts}){grows}{hourly}")
-    if facts["standstill"] and facts["standstill"] not in facts["trouble"].values():
-        lines.append(f"STANDSTILL: {facts['standstill']}")
     lines.append(f"{size_of(disk['free'])} free in {disk['folder']}")
-    if disk["low"]:
-        lines.append(f"PAUSED: {disk['low']}")
-    return lines
+    return lines + halting(facts)
+
+
+def halting(facts: dict[str, Any]) -> list[str]:
+    """What keeps everything from moving, a line each."""
+    known = facts["standstill"] and facts["standstill"] not in facts["trouble"].values()
+    lines = [f"STANDSTILL: {facts['standstill']}"] if known else []
+    return lines + ([f"PAUSED: {facts['disk']['low']}"] if facts["disk"]["low"] else [])
