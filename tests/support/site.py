@@ -489,8 +489,8 @@ FIXED: dict[str, tuple[str, Callable[[], bytes]]] = {
         lambda: b"HTTP/1.1 503 Vor\xfcbergehend\r\nContent-Length: 4\r\n\r\nwait",
     ),
     "/heavy": (
-        "A sound page of 150 MB, sent in gzip, that keeps a parser busy for seconds",
-        lambda: coded("gzip", gzip.compress(b"<!doctype html><p>" + b"word &amp; word " * 10_000_000, 1, mtime=0)),
+        "A page of 52 MB, sent in gzip, whose attributes are sought for seconds in one step",
+        lambda: coded("gzip", gzip.compress(b"<!doctype html>" + b"< " * 60 + b'="' + b"x'" * 26_000_000, 1, mtime=0)),
     ),
     "/bom": (
         "UTF-8 with a byte order mark, under a header that says windows-1252",
