@@ -206,8 +206,8 @@ def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> 
         reasons = receipt.reasons if receipt else lpm.ledger.reasons(None)
         examples = list(lpm.ledger.tasks(job, ("failed", "skipped", "expired"), limit=5))
         delivery = lpm.ledger.delivery(job)
-        missing = {each.name: lpm.unaccounted(each) for each in lpm.ledger.jobs()} if not job else {}
-        unaccounted = [f"{name}: {what}" for name, problems in missing.items() for what in problems]
+        receipts = [lpm.receipt(each) for each in lpm.ledger.jobs()] if not job else []
+        unaccounted = [f"{each.job}: {what}" for each in receipts for what in each.problems]
         if not job:
             unaccounted += [f"{fault}; {REPAIR}" for fault in lpm.ledger.index_faults()]
             unaccounted += [f"{what}; python -m crawler doctor tells more" for what in lpm.missing_pages()]
