@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from crawler.config import failpoint
-from crawler.db import owners, segments
+from crawler.db import outputs, owners, segments
 from crawler.db import results as ledger
 from crawler.errors import UsageError
 from crawler.files import sync_folder
@@ -162,7 +162,7 @@ def export(
                 yield row
 
     done = "read" if form in formats.TABLES else "written"
-    with _opened(target, form in formats.BINARY) as out:
+    with _opened(target, form in formats.BINARY, lpm.folder) as out:
         folder = None if str(target) == "-" else Path(os.path.realpath(target)).parent
         sink = formats.Sink(out, target.name, folder, lpm.raw, partial(_place, lpm), say)
         formats.WRITERS[form](formats.told(chosen(), say, f"{'rows' if all_rows else 'results'} {done}"), sink)
@@ -182,6 +182,7 @@ class _Pages:
 
     def __init__(self, lpm: LocalPersistenceManager, folder: Path) -> None:
         self._lpm, self._folder = lpm, folder
+        outputs.check(folder / "page", lpm.folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -214,9 +215,9 @@ def _page_ending(head: str) -> str:
 
 
 @contextmanager
-def _opened(target: Path, binary: bool) -> Iterator[BinaryIO]:
+def _opened(target: Path, binary: bool, store: Path) -> Iterator[BinaryIO]:
     if str(target) != "-" or not binary:
-        with whole_file(target) as out:
+        with whole_file(target, store) as out:
             yield out
         return
     if sys.stdout.isatty():
@@ -228,11 +229,16 @@ def _opened(target: Path, binary: bool) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def whole_file(target: Path) -> Iterator[BinaryIO]:
-    """A file that appears under its name when all of it is on the disk, or not at all; `-` is stdout."""
+def whole_file(target: Path, *stores: Path) -> Iterator[BinaryIO]:
+    """A file that appears under its name when all of it is on the disk, or not at all; `-` is stdout.
+
+    It replaces no file that one of these stores needs.
+    """
     if str(target) == "-":
         yield sys.stdout.buffer
         return
+    for store in stores:
+        outputs.check(target, store)
     target = Path(os.path.realpath(target))  # a link is followed, not replaced
     hidden = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -103,7 +103,7 @@ def archive(
         archived = Archived(0, None, 0)
         if first is not None:
             target = output or _new_file(lpm, compress)
-            count, digest = _write(target, compress, chain([first], found), inside=output is None)
+            count, digest = _write(lpm, target, compress, chain([first], found), inside=output is None)
             _verify(target, compress, count, digest)
             progress(f"{count:,} results are in {target} and leave pending/")
             failpoint("archived")
@@ -122,12 +122,17 @@ def _new_file(lpm: LocalPersistenceManager, compress: bool) -> Path:
     return folder / f"results-{now:%Y%m%dT%H%M%S.%fZ}.jsonl{'.zst' if compress else ''}"
 
 
-def _write(target: Path, compress: bool, found: Iterator[dict[str, Any]], inside: bool) -> tuple[int, bytes]:
+def _write(
+    lpm: LocalPersistenceManager, target: Path, compress: bool, found: Iterator[dict[str, Any]], inside: bool
+) -> tuple[int, bytes]:
     if target.exists():
         raise UsageError(f"{target} is there already; an archive is never written over")
     count, digest = 0, sha256()
     try:
-        with whole_file(target) as file, ZstdFile(file, "w", options=CHECKED) if compress else nullcontext(file) as out:
+        with (
+            whole_file(target, lpm.folder) as file,
+            ZstdFile(file, "w", options=CHECKED) if compress else nullcontext(file) as out,
+        ):
             for result in found:
                 line = msgspec.json.encode(result) + b"\n"
                 out.write(line)

@@ -242,7 +242,7 @@ def raw(url: str, open_: bool, output: Path | None) -> None:
             raise UsageError(f"there is no browser to open it with; the page is in {page.name}")
         say(f"opened {page.name}")
     elif output:
-        with whole_file(output) as file:
+        with whole_file(output, config.load().data_dir) as file:
             file.write(body)
         say(f"{len(body):,} bytes written to {output}")
     else:
