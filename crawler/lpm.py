@@ -19,7 +19,7 @@ from zlib import crc32
 
 import msgspec
 
-from crawler.config import failpoint
+from crawler.config import failpoint, program
 from crawler.db import connection, guard, kernel, owners, results, schema, segments
 from crawler.db.books import NOTED_FILE
 from crawler.db.ledger import Ledger, Place, RejectedRow
@@ -206,10 +206,20 @@ class LocalPersistenceManager:
         """The receipt of a job, with all that is known to be missing of it, in the ledger or on the disk."""
         job = self.ledger.job_by_id(job.id)  # as it stands now
         receipt = self.ledger.receipt(job)
-        accept = f"bring it back, or accept that with: python -m crawler job accept {shlex.quote(job.name)}"
+        accept = f"bring it back, or accept that with: {program()} job accept {shlex.quote(job.name)}"
         missing = [f"{what}; {accept}" for what in self._missing_segments(job).values()]
         problems = [*self.unaccounted(job), *receipt.problems, *missing]
         return msgspec.structs.replace(receipt, problems=problems)
+
+    def verify(self, job: Job) -> Receipt:
+        """The receipt of a job, once every row and result that it counts was read."""
+        with self.errors():
+            receipt = self.receipt(job)
+            rows = sum(1 for _ in results.read_rows(self.ledger.db, job))
+        if rows >= receipt.rows:  # more have come in meanwhile
+            return receipt
+        lacking = f"only {rows:,} of its {receipt.rows:,} rows can be read; {program()} doctor tells more"
+        return msgspec.structs.replace(receipt, problems=[*receipt.problems, lacking])
 
     def accept(self, job: Job) -> list[str]:
         """Accept that something of a job is missing; returns what."""
@@ -572,7 +582,7 @@ def unaccounted(ledger: Ledger, run: Path, job: Job) -> list[str]:
         return []
     if is_importing(run, job):
         return ["its import has not ended yet"]
-    accept = f"accept that with: python -m crawler job accept {shlex.quote(job.name)}"
+    accept = f"accept that with: {program()} job accept {shlex.quote(job.name)}"
     if not lost:
         return [f"{_broken_off(ledger, job)}; complete it: {_again(ledger, job, broken=True)}, or {accept}"]
     again = f"import its file again: {_again(ledger, job)}, or "
@@ -596,7 +606,7 @@ def _again(ledger: Ledger, job: Job, broken: bool = False) -> str:
         named = f" --job {shlex.quote(job.name)}" if any(each.key.startswith("name:") for each in files) else ""
         names = [each.file for each in files] or [job.source_file or "FILE"]
         commands = [f"bulk import {shlex.quote(name)}{queue}{named}" for name in names]
-    return " and ".join(f"python -m crawler {command}" for command in commands)
+    return " and ".join(f"{program()} {command}" for command in commands)
 
 
 def low_on_disk(folder: Path, least: int, min_files: int = MIN_FILES) -> str | None:

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from crawler import config, times
+from crawler.config import program
 from crawler.db.books import Delivery
 from crawler.errors import UsageError
 from crawler.forecast import Trend, slip
@@ -86,9 +87,9 @@ def delivery_of(found: Delivery) -> str:
     """What became of results on their way to a Gateway; empty where none is concerned."""
     parts = [f"{found.synced:,} were delivered"] if found.synced else []
     if found.ready:
-        parts.append(f"{found.ready:,} wait for the Gateway (python -m crawler ondemand, or sync push)")
+        parts.append(f"{found.ready:,} wait for the Gateway ({program()} ondemand, or sync push)")
     if found.rejected:
-        parts.append(f"{found.rejected:,} were rejected by it (python -m crawler sync rejected)")
+        parts.append(f"{found.rejected:,} were rejected by it ({program()} sync rejected)")
     return ", ".join(parts)
 
 
@@ -102,7 +103,7 @@ def print_reasons(reasons: dict[str, dict[str, int]], examples: list[dict[str, A
     more = sum(sum(counts.values()) for counts in reasons.values()) - len(examples)
     if more > 0 and examples:
         which = "".join(f" --status {status}" for status in reasons) + (f" --job '{job.name}'" if job else "")
-        print(f"    … and {more:,} more: python -m crawler tasks list{printable(which)}")
+        print(f"    … and {more:,} more: {program()} tasks list{printable(which)}")
 
 
 def print_receipt(receipt: Receipt) -> None:

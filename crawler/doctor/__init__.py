@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 from crawler import config
-from crawler.config import Settings
+from crawler.config import Settings, program
 from crawler.db import guard, kernel, owners
 from crawler.db.connection import BUSY_LIMIT_S, Database, retry_on_busy
 from crawler.errors import ConfigError, CrawlerError, StoreError
@@ -21,8 +21,6 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.process import read_stack
 
 State = Literal["ok", "note", "wrong", "mended"]
-REPAIR = "python -m crawler doctor --repair"
-DOWN = "python -m crawler down"
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -103,13 +101,13 @@ def examine(repair: bool, tell: Callable[[str], None], environ: Mapping[str, str
     yield from trouble
     context = Context(settings, repair, tell)
     if not context.folder.exists():
-        yield Finding("store", "note", f"there is no store in {context.folder} yet", "python -m crawler run FILE")
+        yield Finding("store", "note", f"there is no store in {context.folder} yet", f"{program()} run FILE")
         yield from _look({"versions": machine.versions, "redis": stack.redis_server}, context)
         return
     kernel.check(context.folder)
     with _alone(context) as reason:
         if reason:
-            yield Finding("repair", "wrong", f"nothing is mended: {reason}", DOWN if context.alive else None)
+            yield Finding("repair", "wrong", f"nothing is mended: {reason}", down() if context.alive else None)
             context.repair = False
         first = {"versions": machine.versions, "folder": machine.folder, "stack": stack.processes}
         yield from _look(first, context)
@@ -156,6 +154,17 @@ def _settings(environ: Mapping[str, str]) -> tuple[Settings, list[Finding]]:
     return Settings(), [finding]
 
 
+def repair(context: Context) -> str:
+    """What to type to have things mended; nothing is while somebody is at work here."""
+    mend = f"{program()} doctor --repair"
+    return f"{down()}, then {mend}" if context.alive else mend
+
+
+def down() -> str:
+    """The command that stops the stack."""
+    return f"{program()} down"
+
+
 def awaken(pid: int) -> str:
     """What helps a process that stands still, or those who wait for it."""
     return f"kill -CONT {pid}; where that does not help, kill -9 {pid}"
@@ -176,7 +185,7 @@ def _alone(context: Context) -> Iterator[str]:
             yield f"{run} cannot be written ({error.strerror})"
             return
         if not owners.try_lock(supervisor) or context.alive:
-            yield f"a stack or a worker is at work in {context.folder}; stop it first: {DOWN}"
+            yield f"a stack or a worker is at work in {context.folder}; stop it first: {down()}"
             return
         alone, user = owners.try_lock(context.lock), _user(context.path)
         who = f": process {user}" if user else ""

@@ -16,7 +16,7 @@ from crawler.db import losses
 from crawler.db import segments as warc
 from crawler.db.connection import reading, writing
 from crawler.db.ledger import Ledger
-from crawler.doctor import REPAIR, Context, Seen
+from crawler.doctor import Context, Seen, repair
 from crawler.errors import FetchError, UrlError
 from crawler.fetch.body import decoded
 from crawler.lpm import UNFINISHED, is_whole
@@ -166,7 +166,7 @@ def _other_digests(context: Context, name: str, digests: dict[int, str]) -> Seen
     shown = _listed([_url(context, task) for task in list(digests)[:_SHOWN]], len(digests))
     detail = f"body_sha256 of {len(digests)} results is not that of their pages in {name}, which are whole: {shown}"
     if not context.repair:
-        return Seen("wrong", detail, REPAIR)
+        return Seen("wrong", detail, repair(context))
     with context.lpm() as lpm:
         with lpm.errors(), writing(lpm.durable.db):
             lpm.durable.db.executemany(
@@ -182,7 +182,7 @@ def _unlisted(context: Context, name: str, walk: Walk) -> Seen:
     """Put a segment whose row was lost into the list again, or it would be taken for nobody's and removed."""
     detail = f"{name} is not in the ledger's list of segments, but results have their pages there"
     if not context.repair:
-        return Seen("wrong", detail, REPAIR)
+        return Seen("wrong", detail, repair(context))
     with context.lpm() as lpm, lpm.errors(), writing(lpm.durable.db):
         lpm.durable.db.execute("INSERT INTO raw_segments VALUES (?, ?, ?)", (name, walk.end, lpm.now()))
     return Seen("mended", detail)
@@ -199,7 +199,7 @@ def _judge(context: Context, name: str, end: int, walk: Walk, lost: list[Place],
             _forget(context, name, lost)
             yield Seen("mended", f"{detail}; this is noted at each task, and the segment was left as it is")
         else:
-            yield Seen("wrong", detail, REPAIR)
+            yield Seen("wrong", detail, repair(context))
     elif walk.size < end or walk.gaps:
         others = _without_place(context, name, [*walk.gaps, (walk.size, end)])
         whose = f"the pages of {_listed(others[:_SHOWN], len(others))}" if others else "no page of a task"
@@ -266,7 +266,7 @@ def _orphan(context: Context, path: Path) -> Iterator[Seen]:
         kept = context.aside(path)
         yield Seen("mended", f"{path.name} holds pages that no task knows; it was set aside as {kept.name}{whose}")
     else:
-        yield Seen("note", f"{path.name} holds pages that no task knows; the next worker removes it", REPAIR)
+        yield Seen("note", f"{path.name} holds pages that no task knows; the next worker removes it", repair(context))
 
 
 def _targets(path: Path) -> list[str]:
@@ -321,7 +321,7 @@ def projections(context: Context) -> Iterator[Seen]:
             made = lpm.project_missing()
         yield Seen("mended", f"{what}; {made} were made again from the ledger")
     else:
-        yield Seen("wrong" if due or unreadable or other else "note", what, REPAIR)
+        yield Seen("wrong" if due or unreadable or other else "note", what, repair(context))
 
 
 def _kind(context: Context, path: Path, gone: set[str]) -> str | None:

@@ -15,6 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 from redis.retry import Retry
 
+from crawler.config import program
 from crawler.errors import ServiceError
 from crawler.models import Rule
 from crawler.redis_address import RedisAddress
@@ -363,7 +364,7 @@ class _answering:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RedisError | OSError):
-            raise ServiceError(f"Redis does not answer ({error}); python -m crawler up starts one") from None
+            raise ServiceError(f"Redis does not answer ({error}); {program()} up starts one") from None
 
 
 def _text(value: Any) -> str:

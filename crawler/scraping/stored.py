@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from crawler.config import program
 from crawler.errors import UsageError
 from crawler.fetch.body import decoded
 from crawler.lpm import LocalPersistenceManager
@@ -64,7 +65,7 @@ def find(lpm: LocalPersistenceManager, url: str, key: bytes) -> Found:
     if failed:
         return failed
     if pruned:
-        raise UsageError(f"the page of {url} was removed by prune; python -m crawler scrape '{url}' fetches it again")
+        raise UsageError(f"the page of {url} was removed by prune; {program()} scrape '{url}' fetches it again")
     if collected:
         raise UsageError(f"there is a result for {url}, but its page was not kept (CRAWLER_RAW)")
     raise UsageError(f"no page is stored for {url}: {_why_not(lpm, tasks[0])}")

@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from crawler.errors import StoreError
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job
+from crawler.results import input_rows
 from tests.support.disk import Disk, can_mount
-from tests.support.patient import crawl
+from tests.support.patient import crawl, pages_of
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 from tests.support.tasks import new
+
+PAGE = 4096
 
 
 def torn(pending: Path) -> list[str]:
@@ -199,7 +205,7 @@ def test_an_unbundle_that_was_killed_is_told_and_completed(folder: Folder, site:
     assert "10 results" in analysed.stdout, analysed
     assert torn(pending) == []
     assert verified.returncode == 5
-    assert "python -m crawler results unbundle" in verified.stdout
+    assert "python -m crawler --data-dir other results unbundle" in verified.stdout
 
     assert folder.crawler("results", "unbundle", "stick.tar.zst", *other).returncode == 0
     assert folder.crawler("job", "verify", "stick.tar.zst", *other).returncode == 0
@@ -266,3 +272,68 @@ def test_resume_does_not_pass_over_pages_that_are_gone(folder: Folder) -> None:
 
     folder.crawler("job", "accept", "job")
     assert folder.crawler("resume").returncode == folder.crawler("job", "verify", "job").returncode == 0
+
+
+def test_verify_reads_what_it_certifies(folder: Folder) -> None:
+    """Where a page of lpm.db keeps the rows or results of a job from being read, `verify` does not say that all is
+    well; it names the command that helps, for this very store."""
+    # Given a finished job, and which pages of its ledger an export cannot do without
+    data = folder.path / "store of one"
+    job = crawl(data, 40, 40)
+    path = data / "lpm.db"
+    good = path.read_bytes()
+    needed = []
+    for number in range(len(good) // PAGE):
+        path.write_bytes(good[: number * PAGE] + bytes(PAGE) + good[(number + 1) * PAGE :])
+        if not is_readable(data, job):
+            needed.append(number)
+            # When the job is verified without that page, then that fails, or tells that something is missing
+            lpm = LocalPersistenceManager(data)
+            try:
+                assert lpm.verify(job).problems, f"page {number}"
+            except StoreError:
+                pass
+            finally:
+                lpm.close()
+    assert len(needed) > 10
+
+    # And the command says so, with the way out
+    path.write_bytes(good)
+    page = pages_of(path, "job_links", "leaf")[0] - 1
+    path.write_bytes(good[: page * PAGE] + bytes(PAGE) + good[(page + 1) * PAGE :])
+    verified = folder.crawler("job", "verify", job.name, "--data-dir", str(data))
+    assert verified.returncode == 4, verified.stdout + verified.stderr
+    assert "Every task is in a final state" not in verified.stdout
+    assert f"python -m crawler --data-dir '{data}' doctor" in verified.stderr
+
+
+def is_readable(data: Path, job: Job) -> bool:
+    """Whether every result and every row of a job can be read."""
+    lpm = LocalPersistenceManager(data)
+    try:
+        return len(list(lpm.results(job))) == len(list(input_rows(lpm, job))) == 40
+    except StoreError:
+        return False
+    finally:
+        lpm.close()
+
+
+def test_what_a_command_proposes_is_for_its_own_store(folder: Folder, site: Site) -> None:
+    """A store that was named with --data-dir is named in every proposed command: typed as given, it acts on that."""
+    file = folder.write("parcels.txt", [site.page(n // 100) for n in range(6000)])
+    where = ("--data-dir", "other store")
+    folder.crawler("bulk", "import", str(file), *where, CRAWLER_FAILPOINT="imported:1")
+    path = folder.path / "other store"
+    shutil.rmtree(path / "pending")
+    program = "python -m crawler --data-dir 'other store'"
+
+    shown = {
+        command: folder.crawler(*command.split(), *where)
+        for command in ("job verify parcels.txt", "job list", "job pause parcels.txt", "doctor", "sync status")
+    }
+
+    for command, typed in shown.items():
+        said = typed.stdout + typed.stderr
+        assert said.count("python -m crawler") == said.count(program), (command, said)
+    assert f"{program} job accept parcels.txt" in shown["job verify parcels.txt"].stdout
+    assert f"{program} job resume parcels.txt" in shown["job pause parcels.txt"].stdout

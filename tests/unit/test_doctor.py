@@ -166,6 +166,22 @@ def test_nothing_is_mended_under_the_hands_of_a_worker(tmp_path: Path) -> None:
     assert file.exists()
 
 
+def test_what_is_proposed_while_somebody_works_can_be_done(tmp_path: Path) -> None:
+    """A repair is refused until the stack is down: so that comes first in every proposal, asked to repair or not."""
+    crawl(tmp_path, 5, 5)
+    change(tmp_path, "DELETE FROM outbox WHERE task = 1")
+    owner = Owner(tmp_path / "run" / "owners", "worker", slots=10)
+
+    proposed = [[finding.fix for finding in wrong(look(tmp_path, repair))] for repair in (False, True)]
+    owner.close()
+
+    mend = "python -m crawler down, then python -m crawler doctor --repair"
+    assert mend in proposed[0]
+    assert proposed[1][0] == "python -m crawler down"
+    assert mend in proposed[1]
+    assert "python -m crawler doctor --repair" in [finding.fix for finding in wrong(look(tmp_path))]
+
+
 def test_nothing_is_mended_while_the_store_is_in_use(tmp_path: Path) -> None:
     """A store that is open anywhere, and be it here, is only looked at; closed or forgotten, it can be mended."""
     crawl(tmp_path, 5, 5)

@@ -12,6 +12,7 @@ from crawler import config
 from crawler import results as store
 from crawler.cli.output import data_dir_option, json_option, print_json, say, stored
 from crawler.cli.types import only_job_option, since_option
+from crawler.config import program
 from crawler.db.books import Delivery
 from crawler.errors import StoreError, place
 from crawler.logs import printable
@@ -64,7 +65,7 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
     print(_how_many(files.results, sent, lpm.pending))
     if files.torn or files.missing:
         missing = "" if files.missing is None else f" and {files.missing:,} are missing"
-        print(f"  {files.torn:,} more files are torn{missing}; python -m crawler doctor --repair makes them again")
+        print(f"  {files.torn:,} more files are torn{missing}; {program()} doctor --repair makes them again")
     if files.foreign:
         print(f"  {files.foreign:,} files there are none of this store's")
     if items:

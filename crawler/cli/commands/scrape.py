@@ -15,7 +15,7 @@ import msgspec
 from crawler import config, urls
 from crawler.cli.output import data_dir_option, json_option, print_json, say, stored
 from crawler.cli.session import robots_option, session_options
-from crawler.config import Settings
+from crawler.config import Settings, program
 from crawler.errors import UsageError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
@@ -139,8 +139,8 @@ def _show(report: dict[str, Any]) -> None:
         return
     print(f"{report['status_code']} {printable(report['final_url'])}  (task {report['task_id']})")
     _show_fields(report["data"])
-    print(f"The whole record: python -m crawler results show '{report['url']}'")
-    print(f"The page itself:  python -m crawler raw '{report['url']}' --open")
+    print(f"The whole record: {program()} results show '{report['url']}'")
+    print(f"The page itself:  {program()} raw '{report['url']}' --open")
 
 
 def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int:
