@@ -121,6 +121,19 @@ def print_receipt(receipt: Receipt) -> None:
         print(f"  UNACCOUNTED: {printable(problem)}")
 
 
+def tell_missing(lpm: LocalPersistenceManager, job: Job | None) -> list[str]:
+    """Say on stderr what a job, or any of all, lacks for what is handed over; returns what nobody accounts for."""
+    with lpm.errors():
+        jobs = [job] if job else lpm.ledger.jobs()
+        problems = [f"{each.name}: {problem}" for each in jobs for problem in lpm.receipt(each).problems]
+        open_ = lpm.ledger.progress(job).open
+    for problem in problems:
+        say(f"UNACCOUNTED: {problem}")
+    if open_:
+        say(f"{open_:,} tasks are still open: their results are not in it")
+    return problems
+
+
 class BooksProgress:
     """Live progress of a crawl: a bar on a terminal, else a line now and then; a warning where a deadline slips."""
 

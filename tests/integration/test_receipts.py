@@ -14,7 +14,7 @@ from tests.support.disk import Disk, can_mount
 from tests.support.patient import crawl, pages_of
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
-from tests.support.tasks import new
+from tests.support.tasks import done, new
 
 PAGE = 4096
 
@@ -51,9 +51,9 @@ def test_an_import_that_was_killed_is_told_until_it_is_completed(folder: Folder,
     )
     assert verified.returncode == 5
     assert "Every task is in a final state" not in verified.stdout
-    for done in (resumed, verified, shown, status, listed):
-        assert "its import was broken off after 5,000 rows" in done.stdout, done
-        assert "python -m crawler job accept parcels.txt" in done.stdout
+    for said in (resumed, verified, shown, status, listed):
+        assert "its import was broken off after 5,000 rows" in said.stdout, said
+        assert "python -m crawler job accept parcels.txt" in said.stdout
     assert folder.status()["job_facts"]["parcels.txt"]["unaccounted"]
     assert json.loads(folder.crawler("resume", "--json").stdout)["problems"]
 
@@ -337,3 +337,38 @@ def test_what_a_command_proposes_is_for_its_own_store(folder: Folder, site: Site
         assert said.count("python -m crawler") == said.count(program), (command, said)
     assert f"{program} job accept parcels.txt" in shown["job verify parcels.txt"].stdout
     assert f"{program} job resume parcels.txt" in shown["job pause parcels.txt"].stdout
+
+
+HANDED_OVER = {
+    "all rows": ("results", "export", "--all-rows", "--output", "parcels.jsonl"),
+    "plain": ("results", "export", "--job", "parcels.txt", "--output", "parcels.csv"),
+    "stdout": ("results", "export", "--format", "jsonl", "--output", "-"),
+    "bundle": ("results", "bundle", "--output", "stick.tar.zst"),
+}
+
+
+@pytest.mark.parametrize("how", HANDED_OVER)
+def test_who_hands_over_is_told_what_is_missing(folder: Folder, site: Site, how: str) -> None:
+    """Rows that never came in are told with code 5, open tasks in a line, and a whole job without a word."""
+    # Given an import that broke off, and one page of it
+    file = folder.write("parcels.txt", [site.page(n // 100) for n in range(6000)])
+    folder.crawler("bulk", "import", str(file), CRAWLER_FAILPOINT="imported:1")
+    lpm = folder.lpm()
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner")))
+
+    # When results are handed over, before and after the rest was given up
+    broken = folder.crawler(*HANDED_OVER[how])
+    lpm.accept(lpm.ledger.job("parcels.txt"))
+    accepted = folder.crawler(*HANDED_OVER[how])
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 1000)))
+    lpm.close()
+    whole = folder.crawler(*HANDED_OVER[how])
+
+    # Then it is done, and what is not in it is said where a pipe does not hide it
+    assert broken.returncode == 5, broken
+    assert "UNACCOUNTED: parcels.txt: its import was broken off after 5,000 rows" in broken.stderr
+    assert accepted.returncode == whole.returncode == 0, (accepted, whole)
+    assert "49 tasks are still open" in broken.stderr
+    assert "49 tasks are still open" in accepted.stderr
+    assert "UNACCOUNTED" not in accepted.stderr
+    assert "open" not in whole.stderr
