@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 MIN_FILES = 1000
 """So many inodes must be free; a file system without a limit on them says that it has none at all."""
+_LOOK_AGAIN_S = 2.0
+"""In so long, a living writer writes at least one of the files that are due."""
 UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.\d+\.\d+")
 """The name of a file in pending/ while it is written."""
 
@@ -607,6 +609,38 @@ def _again(ledger: Ledger, job: Job, broken: bool = False) -> str:
         names = [each.file for each in files] or [job.source_file or "FILE"]
         commands = [f"bulk import {shlex.quote(name)}{queue}{named}" for name in names]
     return " and ".join(f"{program()} {command}" for command in commands)
+
+
+def missing_files(
+    db: connection.Database,
+    pending: Path,
+    due: Iterable[str],
+    at_work: Callable[[], bool],
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[str]:
+    """The results among these, by their task_id, whose files in pending/ are missing.
+
+    A living worker writes a file just after its commit, so they are looked for until no more of them come.
+    """
+    left = _lacking(db, pending, due)
+    while left and at_work():
+        sleep(_LOOK_AGAIN_S)
+        before, left = left, _lacking(db, pending, left)
+        if left == before:
+            break
+    return left
+
+
+def _lacking(db: connection.Database, pending: Path, names: Iterable[str]) -> list[str]:
+    gone = [name for name in names if not (pending / f"{name}.json").exists()]
+    # Asked after the look: a file that was delivered or archived meanwhile has left by the ledger first.
+    rows = db.all(
+        """SELECT task_id FROM outbox o JOIN tasks t ON t.id = o.task JOIN results r ON r.task = o.task
+           WHERE task_id IN (SELECT value FROM json_each(?)) AND o.state <> 'synced' AND archived_at IS NULL
+           ORDER BY t.id""",
+        (msgspec.json.encode(gone).decode(),),
+    )
+    return [name for (name,) in rows]
 
 
 def low_on_disk(folder: Path, least: int, min_files: int = MIN_FILES) -> str | None:

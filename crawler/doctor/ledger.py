@@ -243,10 +243,12 @@ def jobs(context: Context) -> Iterator[Seen]:
 
 
 def _imbalance(context: Context) -> str:
-    """What does not add up, as of one moment."""
+    """What does not add up; of the ledger's own rows as of one moment."""
     with reading(context.db):
         counts = {what: int(context.db.all(sql)[0][0]) for what, sql in _BOOKS.items()}
-        counts["results in pending/ that this ledger does not know"] = _unknown(context)
+    # Not as of that moment: a worker commits a result before it writes the file, so whoever sees the file first and
+    # asks then is told of it. In an older moment all that came since would be unknown.
+    counts["results in pending/ that this ledger does not know"] = _unknown(context)
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 

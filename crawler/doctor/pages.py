@@ -19,7 +19,7 @@ from crawler.db.ledger import Ledger
 from crawler.doctor import Context, Seen, repair
 from crawler.errors import FetchError, UrlError
 from crawler.fetch.body import decoded
-from crawler.lpm import UNFINISHED, is_whole
+from crawler.lpm import UNFINISHED, is_whole, missing_files
 
 _SHOWN = 20
 _STEP = 1 << 16
@@ -292,7 +292,7 @@ def projections(context: Context) -> Iterator[Seen]:
     """pending/ holds each result that was neither synced nor archived, and nothing else of ours."""
     folder = context.folder / "pending"
     context.tell(f"reading {folder} …")
-    due, gone = _expected(context, time.time() - _GRACE_S if context.alive else float("inf"))
+    names, gone = _expected(context, time.time() - _GRACE_S if context.alive else float("inf"))
     files: dict[str, list[Path]] = {"unreadable": [], "other": [], "left": [], "foreign": []}
     whole = 0
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -300,7 +300,8 @@ def projections(context: Context) -> Iterator[Seen]:
         whole += kind == "whole"
         if kind in files:
             files[kind].append(path)
-        due.discard(path.stem)
+        names.discard(path.stem)
+    due = missing_files(context.db, folder, names, lambda: context.alive)
     unreadable, left, foreign = files["unreadable"], files["left"], sorted(path.name for path in files["foreign"])
     other = files["other"]
     if foreign:
@@ -354,13 +355,17 @@ def _agrees(context: Context, path: Path) -> bool:
 
 
 def _expected(context: Context, before: float) -> tuple[set[str], set[str]]:
-    """The names that must be there, and those that must not be."""
+    """The names that must be there, and those that must not be: what left before that time."""
     due: set[str] = set()
     gone: set[str] = set()
-    for name, ended in context.db.execute(
-        """SELECT task_id, state = 'synced' OR archived_at IS NOT NULL FROM outbox JOIN tasks ON id = task
-           WHERE max(created_at, coalesce(synced_at, 0), coalesce(archived_at, 0)) < ?""",
+    for name, ended, long_ago in context.db.execute(
+        """SELECT task_id, state = 'synced' OR archived_at IS NOT NULL,
+               max(coalesce(synced_at, 0), coalesce(archived_at, 0)) < ?
+           FROM outbox JOIN tasks ON id = task""",
         (before,),
     ):
-        (gone if ended else due).add(name)
+        if not ended:
+            due.add(name)
+        elif long_ago:
+            gone.add(name)
     return due, gone

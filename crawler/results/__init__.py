@@ -17,7 +17,7 @@ from crawler.db import outputs, owners, segments
 from crawler.db import results as ledger
 from crawler.errors import UsageError
 from crawler.files import sync_folder
-from crawler.lpm import LocalPersistenceManager
+from crawler.lpm import LocalPersistenceManager, missing_files
 from crawler.models import Job, Raw
 
 FORMATS = ("json", "jsonl", "csv", "xlsx", "warc", "md", "parquet")
@@ -60,8 +60,6 @@ class Files(msgspec.Struct, frozen=True):
 
 _IN_PENDING = """SELECT t.task_id FROM outbox o JOIN tasks t ON t.id = o.task JOIN results r ON r.task = o.task
                  WHERE o.state <> 'synced' AND o.archived_at IS NULL"""
-_LAG_S = 10.0
-"""So much later than its commit a living writer may have written a file."""
 
 
 def look_at_files(lpm: LocalPersistenceManager, job: Job | None) -> Files:
@@ -78,9 +76,7 @@ def look_at_files(lpm: LocalPersistenceManager, job: Job | None) -> Files:
                 results, torn = results + whole, torn + (not whole and path.exists())
             elif job is None and not lpm.ledger.db.one("SELECT 1 FROM tasks WHERE task_id = ?", (name,)):
                 foreign += 1
-        latest = lpm.now() - _LAG_S if owners.living(lpm.owners) else lpm.now()
-        late = "o.created_at <= ? AND t.task_id IN (SELECT value FROM json_each(?))"
-        missing = lpm.ledger.db.all(f"{_IN_PENDING} AND {late}", (latest, msgspec.json.encode(list(due)).decode()))
+        missing = missing_files(lpm.ledger.db, lpm.pending, due, lambda: bool(owners.living(lpm.owners)))
     return Files(results, torn, len(missing), foreign)
 
 

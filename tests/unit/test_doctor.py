@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -16,9 +17,10 @@ from crawler.db import exchange, guard, segments
 from crawler.db.owners import Owner
 from crawler.doctor import examine, exit_code
 from crawler.errors import StoreError
-from crawler.lpm import LocalPersistenceManager
+from crawler.lpm import LocalPersistenceManager, missing_files
 from crawler.models import Outcome, TaskStatus
 from crawler.process import Mark, Stack, write_stack
+from crawler.results import look_at_files
 from tests.support.patient import change, crawl, ledger, look, of, pages_of, wipe, wrong
 from tests.support.tasks import done, give, new, open_job, page
 
@@ -208,7 +210,7 @@ def test_who_comes_during_a_repair_waits_for_its_end(tmp_path: Path) -> None:
     script = """if True:
         import sys
         from pathlib import Path
-        from crawler.lpm import LocalPersistenceManager
+        from crawler.lpm import LocalPersistenceManager, missing_files
         from tests.support.tasks import new
         LocalPersistenceManager(Path(sys.argv[1])).persist_tasks([new("http://b.example/")])
     """
@@ -441,6 +443,69 @@ def test_projections_are_made_again(tmp_path: Path) -> None:
         [half.stem, other.stem]
     )
     assert not hidden.exists()
+
+
+def test_results_that_come_while_the_doctor_looks_are_known(tmp_path: Path) -> None:
+    """A fast crawl beside the doctor: no result that has just come in is taken for one that the ledger lost."""
+    # Given many results, and a worker that stores more of them all the time
+    crawl(tmp_path, 6000, 3000)
+    began, over = threading.Event(), threading.Event()
+
+    def work() -> None:
+        lpm = LocalPersistenceManager(tmp_path)
+        while not over.is_set() and (tasks := lpm.get_next_pending("worker", 5)):
+            lpm.save_result(*(done(task) for task in tasks))
+            began.set()
+        lpm.close()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    began.wait(60)
+
+    # When the doctor looks again and again
+    found = [finding for _ in range(3) for finding in wrong(look(tmp_path))]
+    over.set()
+    worker.join()
+
+    # Then the books balance
+    assert [finding.detail for finding in found if finding.check == "books"] == []
+
+
+def test_all_say_the_same_of_missing_files(tmp_path: Path) -> None:
+    """Doctor and `results list` count the same files, however new their results are and whoever is at work."""
+    crawl(tmp_path, 10, 10)
+    for path in list((tmp_path / "pending").iterdir())[:3]:
+        path.unlink()
+    owner = Owner(tmp_path / "run" / "owners", "worker", slots=10)
+    lpm = LocalPersistenceManager(tmp_path)
+
+    files, found = look_at_files(lpm, None), look(tmp_path)
+    lpm.close()
+    owner.close()
+
+    assert (files.results, files.missing) == (7, 3)
+    assert of(found, "projections", "wrong") == ["3 files are missing in pending/, 0 cannot be read, 0 should be gone"]
+
+
+def test_files_that_are_being_written_are_not_missing(tmp_path: Path) -> None:
+    """Those of a living worker are looked for until no more of them come; those that left meanwhile are not due."""
+    crawl(tmp_path, 10, 10)
+    paths = sorted((tmp_path / "pending").iterdir())
+    for path in paths[:5]:
+        path.unlink()
+    lpm, waits = LocalPersistenceManager(tmp_path), list[float]()
+
+    def write_one(wait_s: float) -> None:
+        waits.append(wait_s)
+        if len(waits) <= 3:
+            paths[len(waits)].touch()
+        lpm.mark_synced([paths[4].stem])
+
+    left = missing_files(lpm.ledger.db, lpm.pending, [path.stem for path in paths], lambda: True, write_one)
+    lpm.close()
+
+    assert left == [paths[0].stem]
+    assert len(waits) == 4
 
 
 def test_what_others_hide_in_pending(tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ def archive(compress: bool, older_than: float | None, job_name: str | None, outp
 def bundle(output: Path, job_name: str | None, since: float | None, no_raw: bool, as_json: bool) -> int:
     """Write results and their raw pages to one file that another machine can take in and deliver (`results unbundle`).
 
-    The checksum is that of the file's manifest; both machines print it. Says on stderr what is still open, and ends with
-    5 where anything is known to be missing (`job verify`).
+    The checksum is that of the file's manifest; both machines print it. Says on stderr what is still open, and ends
+    with 5 where anything is known to be missing (`job verify`).
 
     \b
     Example:
