@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 MIN_FILES = 1000
 """So many inodes must be free; a file system without a limit on them says that it has none at all."""
+PRUNED = "pruned "
+"""The beginning of the key in `meta` under which the name of a segment is noted that `prune` has removed."""
 _LOOK_AGAIN_S = 2.0
 """In so long, a living writer writes at least one of the files that are due."""
 UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.\d+\.\d+")
@@ -504,6 +506,15 @@ class LocalPersistenceManager:
             if raw:
                 return msgspec.convert(raw, Raw)
         return None
+
+    def why_no_page(self, task: int) -> str | None:
+        """What became of the page of a task that was stored and is not there any more; None where none was."""
+        place = self.raw_place(task)
+        if place is None or self._committed_end(place.segment):
+            return None
+        if self.ledger.db.one("SELECT 1 FROM meta WHERE key = ?", (f"{PRUNED}{place.segment}",)):
+            return "was removed by prune"
+        return f"was in {place.segment}, which the ledger does not know any more; {program()} doctor tells more"
 
     def missing_pages(self) -> list[str]:
         """What of the pages that results name is not on the disk; cheap where all of it is."""

@@ -19,7 +19,7 @@ from crawler.db.ledger import Ledger
 from crawler.doctor import Context, Seen, repair
 from crawler.errors import FetchError, UrlError
 from crawler.fetch.body import decoded
-from crawler.lpm import UNFINISHED, is_whole, missing_files
+from crawler.lpm import PRUNED, UNFINISHED, is_whole, missing_files
 
 _SHOWN = 20
 _STEP = 1 << 16
@@ -58,6 +58,8 @@ def segments(context: Context) -> Iterator[Seen]:
     """Every segment is as long as the ledger knows it, and every page in it can be read."""
     known = [name for (name,) in context.db.all(_KNOWN)]
     there = {path.name: path for path in sorted((context.folder / "raw").glob("[!.]*.warc.gz"))}
+    if there.keys() - set(known):  # those of failed attempts are named by events alone, and there are many of these
+        known += sorted((there.keys() - set(known)) & {name for (name,) in context.db.all(_TOLD)})
     [(total,)] = context.db.all("SELECT count(raw_segment) FROM results")
     bad = 0
     for number, name in enumerate(known, 1):
@@ -82,6 +84,8 @@ def segments(context: Context) -> Iterator[Seen]:
 
 _KNOWN = """SELECT name FROM raw_segments
             UNION SELECT raw_segment FROM results WHERE raw_segment IS NOT NULL ORDER BY 1"""
+_TOLD = f"""SELECT json_extract(detail, '$.raw.segment') FROM events WHERE detail LIKE '%"raw":%'
+            EXCEPT SELECT substr(key, {len(PRUNED) + 1}) FROM meta WHERE key LIKE '{PRUNED}%'"""
 
 
 def _places(context: Context, name: str) -> tuple[int | None, list[Place]]:
@@ -180,7 +184,7 @@ def _other_digests(context: Context, name: str, digests: dict[int, str]) -> Seen
 
 def _unlisted(context: Context, name: str, walk: Walk) -> Seen:
     """Put a segment whose row was lost into the list again, or it would be taken for nobody's and removed."""
-    detail = f"{name} is not in the ledger's list of segments, but results have their pages there"
+    detail = f"{name} is not in the ledger's list of segments, but tasks have their pages there"
     if not context.repair:
         return Seen("wrong", detail, repair(context))
     with context.lpm() as lpm, lpm.errors(), writing(lpm.durable.db):

@@ -21,6 +21,7 @@ from crawler.lpm import LocalPersistenceManager, missing_files
 from crawler.models import Outcome, TaskStatus
 from crawler.process import Mark, Stack, write_stack
 from crawler.results import look_at_files
+from crawler.results.archive import prune
 from tests.support.patient import change, crawl, ledger, look, of, pages_of, wipe, wrong
 from tests.support.tasks import done, give, new, open_job, page
 
@@ -408,6 +409,45 @@ def test_a_segment_that_the_ledger_does_not_know(tmp_path: Path) -> None:
     [kept] = (tmp_path / "raw").glob("*.damaged-*")
     assert kept.read_bytes() == content
     assert not strange.exists()
+
+
+def test_a_segment_of_failed_attempts_whose_row_was_lost(tmp_path: Path) -> None:
+    """A repair puts segments into the list again that only timelines name; what is gone was pruned only where known."""
+    # Given a good page and one in quarantine, and a ledger that lost its list of segments
+    lpm = LocalPersistenceManager(tmp_path)
+    lpm.persist_tasks([new("http://a.example/wall"), new("http://a.example/good")])
+    wall, good = lpm.get_next_pending("owner", 2)
+    failed = Outcome(
+        task=wall, status=TaskStatus.FAILED, worker="w", page=page(wall.url, b"wall", 403), error_type="blocked",
+        quarantine=True,
+    )  # fmt: skip
+    lpm.save_result(failed, done(good))
+    lpm.close()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "raw").iterdir()}
+    assert len(before) == 2
+    change(tmp_path, "DELETE FROM raw_segments")
+    lpm = LocalPersistenceManager(tmp_path)
+    assert "the ledger does not know any more" in (lpm.why_no_page(wall.id) or "")
+    lpm.close()
+
+    # When it is mended, and the next worker begins
+    assert len(of(look(tmp_path), "segments", "wrong")) == 2
+    assert exit_code(look(tmp_path, repair=True)) == 0
+    lpm = LocalPersistenceManager(tmp_path)
+    lpm.bury()
+    segments.mend(lpm.raw, lambda name: dict(lpm.ledger.db.all("SELECT name, end FROM raw_segments")).get(name, 0))
+
+    # Then nothing has changed but the list
+    assert {path.name: path.read_bytes() for path in (tmp_path / "raw").iterdir()} == before
+    found = lpm.raw_page(wall.id)
+    assert found is not None
+    assert found[1] == b"wall"
+    assert lpm.why_no_page(wall.id) is None
+
+    # And what prune removes is known as that
+    assert prune(lpm, lpm.now() + 60, dry_run=False).segments == 2
+    assert lpm.why_no_page(wall.id) == "was removed by prune"
+    lpm.close()
 
 
 # pending/

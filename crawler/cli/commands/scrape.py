@@ -255,15 +255,15 @@ def _stored(settings: Settings, url: str) -> bytes:
     from crawler.fetch.body import decoded
 
     lpm = LocalPersistenceManager(settings.data_dir)
-    pruned = False
+    gone: str | None = None
     try:
         for task in lpm.ledger.tasks_of(urls.parse(url).key):
             page = lpm.raw_page(task)
             if page:
                 return decoded(*page, limit=1 << 30)
-            pruned = pruned or lpm.raw_place(task) is not None
+            gone = gone or lpm.why_no_page(task)
     finally:
         lpm.close()
-    if pruned:
-        raise UsageError(f"the page was removed by prune: {urls.without_credentials(url)}")
+    if gone:
+        raise UsageError(f"{urls.without_credentials(url)}: the page {gone}")
     raise UsageError(f"no page is stored for {urls.without_credentials(url)}")
