@@ -40,11 +40,27 @@ class Seen(NamedTuple):
     fix: str | None = None
 
 
+class Reread(NamedTuple):
+    """What the parser makes of a stored page."""
+
+    record: bytes
+    content_type: str
+    parser: tuple[str, str]
+    site: tuple[str, str]
+    body: bytes
+
+
+Reader = Callable[[str, str, str, bytes], Reread | None]
+"""Reads a stored page by its task's URL, its own, its header block and its body as received; None if it is none."""
+
+
 class Context:
     """What the checks share: the folder, how far they may go, and the ledger once it is known to be sound."""
 
-    def __init__(self, settings: Settings, repair: bool, tell: Callable[[str], None]) -> None:
-        self.settings, self.repair, self.tell = settings, repair, tell
+    def __init__(
+        self, settings: Settings, repair: bool, tell: Callable[[str], None], reread: Reader | None = None
+    ) -> None:
+        self.settings, self.repair, self.tell, self.reread = settings, repair, tell, reread
         self.folder = settings.data_dir.absolute()
         self.path = self.folder / "lpm.db"
         self.stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
@@ -93,13 +109,18 @@ class Context:
 Check = Callable[[Context], Iterator[Seen]]
 
 
-def examine(repair: bool, tell: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+def examine(
+    repair: bool,
+    tell: Callable[[str], None],
+    environ: Mapping[str, str] = os.environ,
+    reread: Reader | None = None,
+) -> Iterator[Finding]:
     """Every finding, in the order in which one check builds on another."""
-    from crawler.doctor import ledger, machine, pages, stack
+    from crawler.doctor import ledger, machine, pages, remake, stack
 
     settings, trouble = _settings(environ)
     yield from trouble
-    context = Context(settings, repair, tell)
+    context = Context(settings, repair, tell, reread)
     if not context.folder.exists():
         yield Finding("store", "note", f"there is no store in {context.folder} yet", f"{program()} run FILE")
         yield from _look({"versions": machine.versions, "redis": stack.redis_server}, context)
@@ -115,6 +136,7 @@ def examine(repair: bool, tell: Callable[[str], None], environ: Mapping[str, str
         if context.sound:
             # Segments before leases: freeing these cuts away what the ledger does not know.
             yield from _look({"books": ledger.books, "segments": pages.segments, "leases": ledger.leases}, context)
+            yield from _look({"results": remake.results}, context)
             last = {"projections": pages.projections, "jobs": ledger.jobs}
             last |= {"gateway": ledger.gateway, "clock": ledger.clock}
             yield from _look(last, context)
