@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from tests.support.pages import Pages
-from tests.support.patient import change, pages_of, wipe
+from tests.support.patient import change, ledger, pages_of, wipe
 from tests.support.stack import Folder
 from tests.support.tasks import done, new
 
@@ -172,6 +172,8 @@ def test_lost_results_are_made_again_from_their_pages(folder: Folder, pages: Pag
     assert folder.crawler("resume").returncode == 0
     assert folder.crawler("job", "verify", "parcels.txt").returncode == 0
     assert len(pages.paths()) == asked
-    told = [folder.crawler("why", url).stdout for url in pages.parcels(60)[20:40]]
-    assert any("from the stored page" in text for text in told), told[0]
+    [(lost,), *_] = ledger(
+        folder.data, "SELECT task_id FROM tasks JOIN events ON task = tasks.id WHERE kind = 'result lost'"
+    )
+    assert "again from the stored page" in folder.crawler("why", str(lost)).stdout
     assert folder.crawler("doctor").returncode == 0
