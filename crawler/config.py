@@ -4,6 +4,7 @@ import difflib
 import ipaddress
 import os
 import re
+import shlex
 import signal
 from collections import Counter
 from collections.abc import Mapping
@@ -119,6 +120,12 @@ _MINIMUM = {
     "slice_s": 0.1,
 }
 _LOWER_CASE_TOO = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+
+
+def program(environ: Mapping[str, str] = os.environ) -> str:
+    """How a proposed command begins, so that it acts on the same store when it is typed as it stands."""
+    data_dir = environ.get("CRAWLER_DATA_DIR", "").strip()
+    return f"python -m crawler --data-dir {shlex.quote(data_dir)}" if data_dir else "python -m crawler"
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:

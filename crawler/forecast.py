@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from crawler import times
-from crawler.config import Settings
+from crawler.config import Settings, program
 from crawler.db import owners
 from crawler.db.books import Bookkeeping
 from crawler.models import HEADROOM, Job, Rule
@@ -113,7 +113,7 @@ def of_job(ledger: Bookkeeping, job: Job, limits: Limits, now: float) -> Forecas
 def sentence(seen: Forecast, job: Job, limits: Limits, now: float, tz: tzinfo | None) -> str:
     """What the forecast means: when it is done and what is to spare, or what will miss and what helps."""
     basis = "" if seen.measured else " (no page of these domains came yet: 0.5 s each is assumed)"
-    basis += "" if limits.running else "; no worker runs now: python -m crawler up starts some"
+    basis += "" if limits.running else f"; no worker runs now: {program()} up starts some"
     done = times.show(now + seen.seconds, now, tz)
     rule = limits.rule(seen.bottleneck)
     if job.deadline is None:

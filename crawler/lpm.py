@@ -22,7 +22,7 @@ from zlib import crc32
 
 import msgspec
 
-from crawler.config import failpoint
+from crawler.config import failpoint, program
 from crawler.db import connection, guard, kernel, owners, results, schema, segments
 from crawler.db.books import NOTED_FILE
 from crawler.db.ledger import Ledger, Place, RejectedRow
@@ -47,6 +47,10 @@ log = logging.getLogger(__name__)
 
 MIN_FILES = 1000
 """So many inodes must be free; a file system without a limit on them says that it has none at all."""
+PRUNED = "pruned "
+"""The beginning of the key in `meta` under which the name of a segment is noted that `prune` has removed."""
+_LOOK_AGAIN_S = 2.0
+"""In so long, a living writer writes at least one of the files that are due."""
 UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.\d+\.\d+")
 """The name of a file in pending/ while it is written."""
 
@@ -92,7 +96,7 @@ class LocalPersistenceManager:
         if later:
             raise StoreError(
                 f"{self.pending} holds {later:,} results that the ledger does not know: it is an older copy, or has "
-                "lost its log; python -m crawler doctor --repair puts them back"
+                f"lost its log; {program()} doctor --repair puts them back"
             )
 
     def later_results(self) -> Iterator[str]:
@@ -234,10 +238,20 @@ class LocalPersistenceManager:
         """The receipt of a job, with all that is known to be missing of it, in the ledger or on the disk."""
         job = self.ledger.job_by_id(job.id)  # as it stands now
         receipt = self.ledger.receipt(job)
-        accept = f"bring it back, or accept that with: python -m crawler job accept {shlex.quote(job.name)}"
+        accept = f"bring it back, or accept that with: {program()} job accept {shlex.quote(job.name)}"
         missing = [f"{what}; {accept}" for what in self._missing_segments(job).values()]
         problems = [*self.unaccounted(job), *receipt.problems, *missing, *self._unreadable_pages(job)]
         return msgspec.structs.replace(receipt, problems=problems)
+
+    def verify(self, job: Job) -> Receipt:
+        """The receipt of a job, once every row and result that it counts was read."""
+        with self.errors():
+            receipt = self.receipt(job)
+            rows = sum(1 for _ in results.read_rows(self.ledger.db, job))
+        if rows >= receipt.rows:  # more have come in meanwhile
+            return receipt
+        lacking = f"only {rows:,} of its {receipt.rows:,} rows can be read; {program()} doctor tells more"
+        return msgspec.structs.replace(receipt, problems=[*receipt.problems, lacking])
 
     def accept(self, job: Job) -> list[str]:
         """Accept that something of a job is missing; returns what."""
@@ -541,6 +555,15 @@ class LocalPersistenceManager:
                 return msgspec.convert(raw, Raw)
         return None
 
+    def why_no_page(self, task: int) -> str | None:
+        """What became of the page of a task that was stored and is not there any more; None where none was."""
+        place = self.raw_place(task)
+        if place is None or self._committed_end(place.segment):
+            return None
+        if self.ledger.db.one("SELECT 1 FROM meta WHERE key = ?", (f"{PRUNED}{place.segment}",)):
+            return "was removed by prune"
+        return f"was in {place.segment}, which the ledger does not know any more; {program()} doctor tells more"
+
     def missing_pages(self) -> list[str]:
         """What of the pages that results name is not on the disk; cheap where all of it is."""
         known = self.ledger.db.all("SELECT name, end FROM raw_segments")
@@ -579,7 +602,7 @@ class LocalPersistenceManager:
             with contextlib.suppress(OSError), (self.raw / name).open("rb", buffering=0) as file:
                 count += sum(os.pread(file.fileno(), 2, offset) != segments.GZIP for _, offset in found)
         if count:
-            yield f"{count:,} stored pages of its results cannot be read; python -m crawler doctor --repair tells more"
+            yield f"{count:,} stored pages of its results cannot be read; {program()} doctor --repair tells more"
 
     # Size
 
@@ -635,7 +658,7 @@ def unaccounted(ledger: Ledger, run: Path, job: Job) -> list[str]:
         return []
     if is_importing(run, job):
         return ["its import has not ended yet"]
-    accept = f"accept that with: python -m crawler job accept {shlex.quote(job.name)}"
+    accept = f"accept that with: {program()} job accept {shlex.quote(job.name)}"
     if not lost:
         return [f"{_broken_off(ledger, job)}; complete it: {_again(ledger, job, broken=True)}, or {accept}"]
     again = f"import its file again: {_again(ledger, job)}, or "
@@ -659,7 +682,39 @@ def _again(ledger: Ledger, job: Job, broken: bool = False) -> str:
         named = f" --job {shlex.quote(job.name)}" if any(each.key.startswith("name:") for each in files) else ""
         names = [each.file for each in files] or [job.source_file or "FILE"]
         commands = [f"bulk import {shlex.quote(name)}{queue}{named}" for name in names]
-    return " and ".join(f"python -m crawler {command}" for command in commands)
+    return " and ".join(f"{program()} {command}" for command in commands)
+
+
+def missing_files(
+    db: connection.Database,
+    pending: Path,
+    due: Iterable[str],
+    at_work: Callable[[], bool],
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[str]:
+    """The results among these, by their task_id, whose files in pending/ are missing.
+
+    A living worker writes a file just after its commit, so they are looked for until no more of them come.
+    """
+    left = _lacking(db, pending, due)
+    while left and at_work():
+        sleep(_LOOK_AGAIN_S)
+        before, left = left, _lacking(db, pending, left)
+        if left == before:
+            break
+    return left
+
+
+def _lacking(db: connection.Database, pending: Path, names: Iterable[str]) -> list[str]:
+    gone = [name for name in names if not (pending / f"{name}.json").exists()]
+    # Asked after the look: a file that was delivered or archived meanwhile has left by the ledger first.
+    rows = db.all(
+        """SELECT task_id FROM outbox o JOIN tasks t ON t.id = o.task JOIN results r ON r.task = o.task
+           WHERE task_id IN (SELECT value FROM json_each(?)) AND o.state <> 'synced' AND archived_at IS NULL
+           ORDER BY t.id""",
+        (msgspec.json.encode(gone).decode(),),
+    )
+    return [name for (name,) in rows]
 
 
 def low_on_disk(folder: Path, least: int, min_files: int = MIN_FILES) -> str | None:

@@ -18,7 +18,7 @@ from typing import Self
 import msgspec
 import redis
 
-from crawler.config import Settings
+from crawler.config import Settings, program
 from crawler.db import kernel, owners
 from crawler.errors import CrawlerError, ServiceError, StackIsUp
 from crawler.logs import leave_lost_terminal
@@ -92,7 +92,7 @@ class Orchestrator:
                 raise StackIsUp(other_version(self._data))
             raise StackIsUp(
                 f"a stack is up already in {self._data}; stop it, whether `up` or `ondemand` has started it, with: "
-                "python -m crawler down"
+                f"{program()} down"
             )
         stop_stale(self._data, read_stack(self._data))
         shutil.rmtree(self._data / "run" / "tmp", ignore_errors=True)
@@ -338,7 +338,7 @@ def other_version(data_dir: Path) -> str:
     """What to say where a stack is up whose record cannot be read."""
     return (
         f"a stack of another version of this program is up in {data_dir}; "
-        "stop it with the version that started it: python -m crawler down"
+        f"stop it with the version that started it: {program()} down"
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from crawler.bulk import rows
 from crawler.config import Settings, failpoint
+from crawler.db import outputs
 from crawler.db.ledger import RejectedRow
 from crawler.errors import InputError
 from crawler.fetch import session as sessions
@@ -66,6 +67,7 @@ def import_file(
     batches = rows.batches(rows.read(file, sites), commit_rows, _size)
     first = next(batches)  # an unusable file is known before anything is written
     other_sheets = rows.other_sheets(file)
+    outputs.check_input(rows.RejectsFile(file).path, settings.data_dir)
     lpm = LocalPersistenceManager(settings.data_dir)
     source_file = source_name(file)
     accepted = known = rejected = 0

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from crawler import config, times
+from crawler.config import program
 from crawler.db.books import Delivery
 from crawler.errors import UsageError
 from crawler.forecast import Trend, slip
@@ -96,9 +97,9 @@ def delivery_of(found: Delivery) -> str:
     """What became of results on their way to a Gateway; empty where none is concerned."""
     parts = [f"{found.synced:,} were delivered"] if found.synced else []
     if found.ready:
-        parts.append(f"{found.ready:,} wait for the Gateway (python -m crawler ondemand, or sync push)")
+        parts.append(f"{found.ready:,} wait for the Gateway ({program()} ondemand, or sync push)")
     if found.rejected:
-        parts.append(f"{found.rejected:,} were rejected by it (python -m crawler sync rejected)")
+        parts.append(f"{found.rejected:,} were rejected by it ({program()} sync rejected)")
     return ", ".join(parts)
 
 
@@ -112,7 +113,7 @@ def print_reasons(reasons: dict[str, dict[str, int]], examples: list[dict[str, A
     more = sum(sum(counts.values()) for counts in reasons.values()) - len(examples)
     if more > 0 and examples:
         which = "".join(f" --status {status}" for status in reasons) + (f" --job '{job.name}'" if job else "")
-        print(f"    … and {more:,} more: python -m crawler tasks list{printable(which)}")
+        print(f"    … and {more:,} more: {program()} tasks list{printable(which)}")
 
 
 def print_receipt(receipt: Receipt) -> None:
@@ -128,6 +129,19 @@ def print_receipt(receipt: Receipt) -> None:
         print(f"  accepted: {printable(missing)}")
     for problem in receipt.problems:
         print(f"  UNACCOUNTED: {printable(problem)}")
+
+
+def tell_missing(lpm: LocalPersistenceManager, job: Job | None) -> list[str]:
+    """Say on stderr what a job, or any of all, lacks for what is handed over; returns what nobody accounts for."""
+    with lpm.errors():
+        jobs = [job] if job else lpm.ledger.jobs()
+        problems = [f"{each.name}: {problem}" for each in jobs for problem in lpm.receipt(each).problems]
+        open_ = lpm.ledger.progress(job).open
+    for problem in problems:
+        say(f"UNACCOUNTED: {problem}")
+    if open_:
+        say(f"{open_:,} tasks are still open: their results are not in it")
+    return problems
 
 
 RATE_S, STILL_S = 10.0, 3.0

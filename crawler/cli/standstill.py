@@ -6,7 +6,7 @@ from pathlib import Path
 
 from crawler import times
 from crawler.cli.output import STILL_S, counted, shortened
-from crawler.config import Settings
+from crawler.config import Settings, program
 from crawler.db import owners
 from crawler.db.books import REPAIR
 from crawler.errors import ServiceError
@@ -59,7 +59,7 @@ class Standstill:
     def _paused(self) -> str | None:
         if self._job is None or self._lpm.ledger.job(self._job.name).hold != "paused":
             return None
-        return f"it is paused; python -m crawler job resume '{self._job.name}' goes on"
+        return f"it is paused; {program()} job resume '{self._job.name}' goes on"
 
     def _trouble(self) -> str | None:
         """What processes have noted about themselves, and a supervisor about its restarts."""
@@ -99,7 +99,7 @@ class Standstill:
             return "no worker runs; the supervisor starts one by itself"
         tasks = counted(open_, "open task")
         nothing = f"nothing works on {tasks}: no worker runs"
-        return self._of_holds() or f"{nothing}; python -m crawler resume goes on, or up does in the background"
+        return self._of_holds() or f"{nothing}; {program()} resume goes on, or up does in the background"
 
     def _of_indexes(self, still_s: float) -> str:
         """That open tasks exist which no worker finds; every task is looked at for this, so not at every look."""
@@ -138,7 +138,7 @@ class Standstill:
             )
             found.append(f"{printable(domain)}: {why}")
         more = f" (and {counted(len(found) - 1, 'more domain')})" if len(found) > 1 else ""
-        return f"{found[0]}{more}; python -m crawler domains" if found else ""
+        return f"{found[0]}{more}; {program()} domains" if found else ""
 
     def _of_waits(self) -> str:
         """That all tasks wait for a time, or for an operator."""
@@ -155,7 +155,7 @@ class Standstill:
         count, first = self._lpm.ledger.waits()
         if not count or first < HELD or self._lpm.ledger.has_due(QUEUES):
             return ""
-        return f"all that is open is paused: {counted(count, 'task')} (python -m crawler job list)"
+        return f"all that is open is paused: {counted(count, 'task')} ({program()} job list)"
 
     def _in_flight(self, books: Books) -> str:
         """For which page one waits, or for whose."""

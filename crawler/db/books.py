@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from crawler import urls
+from crawler.config import program
 from crawler.db import losses
 from crawler.db.connection import Database, reading, writing
 from crawler.errors import StoreError, UrlError, UsageError
@@ -316,7 +317,7 @@ class Bookkeeping:
             for problem, sql in _CHECKS.items():
                 [(count,)] = self.db.all(sql.format(members=self._members(job)), (job.id,))
                 if count:
-                    problems.append(f"{count:,} {problem}; python -m crawler doctor tells more")
+                    problems.append(f"{count:,} {problem}; {program()} doctor tells more")
             [(rejected,)] = self.db.all("SELECT count(*) FROM rejected_rows WHERE job_id = ?", (job.id,))
             [(links,)] = self.db.all("SELECT count(*) FROM job_links WHERE job_id = ?", (job.id,))
             [(own,)] = self.db.all("SELECT count(*) FROM tasks WHERE job_id = ?", (job.id,))
@@ -330,8 +331,8 @@ class Bookkeeping:
                 found[row[2]] += 1
             counted = {state: count for state in TaskStatus if (count := getattr(books, state))}
             if found != counted:  # these come from an index, those from the rows
-                problems.append(f"an index of lpm.db has other states of tasks than their rows; {REPAIR}")
-            problems += [f"{fault}; {REPAIR}" for fault in index_faults(self.db, ["tasks"])]
+                problems.append(f"an index of lpm.db has other states of tasks than their rows; {_mend()}")
+            problems += [f"{fault}; {_mend()}" for fault in index_faults(self.db, ["tasks"])]
             return Receipt(
                 job=job.name,
                 status=job.state,
@@ -456,6 +457,10 @@ def index_faults(db: Database, tables: Iterable[str]) -> list[str]:
     return faults
 
 
+def _mend() -> str:
+    return f"mend it: {program()} doctor --repair"
+
+
 def as_job(row: tuple[Any, ...]) -> Job:
     options = msgspec.json.decode(row[-1], type=JobOptions) if row[-1] else JobOptions()
     fields = dict(zip(Job.__struct_fields__, row, strict=True))
@@ -465,7 +470,7 @@ def as_job(row: tuple[Any, ...]) -> Job:
 def _books(states: Iterable[tuple[str, int]], outbox: Iterable[tuple[str, int]]) -> Books:
     counts, sent = dict(states), dict(outbox)
     if unknown := sum(counts[state] for state in counts.keys() - set(TaskStatus)):
-        raise StoreError(f"{unknown:,} tasks are in a state that this program does not know; {REPAIR}")
+        raise StoreError(f"{unknown:,} tasks are in a state that this program does not know; {_mend()}")
     results, synced = sum(sent.values()), sent.get("synced", 0)
     return Books(
         **{**counts, "accepted": sum(counts.values()), "results": results, "synced": synced,

@@ -9,6 +9,7 @@ from typing import Any
 
 import apsw
 
+from crawler.config import program
 from crawler.errors import StoreError, StoreFull
 
 BUSY_LIMIT_S = 60.0
@@ -95,8 +96,10 @@ def store_errors(path: Path) -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise  # the reader of a command's output has gone: no matter of the disk's
-    except (apsw.NotADBError, apsw.CorruptError) as error:
-        raise StoreError(f"{path} is damaged or not a database ({error}); it was left as it is") from error
+    except (apsw.NotADBError, apsw.CorruptError, UnicodeDecodeError) as error:
+        damage = f"{path} is damaged or not a database ({error}); it was left as it is"
+        way_out = f"; {program()} doctor tells what can be saved" if path.name == "lpm.db" else ""
+        raise StoreError(f"{damage}{way_out}") from error
     except (apsw.FullError, apsw.IOError, apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError) as error:
         raise StoreFull(f"{path.parent} cannot be written ({error}); make room or check its permissions") from error
     except apsw.BusyError as error:

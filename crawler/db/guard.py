@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from crawler.config import program
 from crawler.db.connection import BUSY_LIMIT_S, retry_on_busy
 from crawler.db.owners import try_lock
 from crawler.errors import StoreError
@@ -50,7 +51,7 @@ def alone(lock: int, folder: Path, limit_s: float = MIGRATION_WAIT_S) -> Iterato
 def check(folder: Path) -> None:
     """Refuse a ledger that is being replaced, or that is gone: a new one would not know the results that are there."""
     if unfinished(folder):
-        raise StoreError(f"a repair of {folder} was broken off; finish it: python -m crawler doctor --repair")
+        raise StoreError(f"a repair of {folder} was broken off; finish it: {program()} doctor --repair")
     path = folder / "lpm.db"
     if not (path.exists() and (path.is_dir() or path.stat().st_size)):
         check_unused(folder)
@@ -62,7 +63,7 @@ def check_unused(folder: Path) -> None:
     if left:
         raise StoreError(
             f"{folder / 'lpm.db'} is missing or empty, but {len(left):,} files of results are there; "
-            "python -m crawler doctor --repair makes it again from them"
+            f"{program()} doctor --repair makes it again from them"
         )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from crawler.config import program
 from crawler.db.connection import Database
 from crawler.errors import StoreError
 from crawler.models import UNCHANGED, Job, Outcome, Page, Raw
@@ -234,7 +235,7 @@ def _decoded(task_id: str, text: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise StoreError(f"task {task_id} is damaged in lpm.db ({error}); python -m crawler doctor") from error
+        raise StoreError(f"task {task_id} is damaged in lpm.db ({error}); {program()} doctor") from error
 
 
 def page_url(result: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 from crawler import config
-from crawler.config import Settings
+from crawler.config import Settings, program
 from crawler.db import guard, kernel, owners
 from crawler.db.connection import BUSY_LIMIT_S, Database, retry_on_busy
 from crawler.errors import ConfigError, CrawlerError, StoreError
@@ -22,8 +22,6 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.process import read_stack
 
 State = Literal["ok", "note", "wrong", "mended"]
-REPAIR = "python -m crawler doctor --repair"
-DOWN = "python -m crawler down"
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -43,11 +41,27 @@ class Seen(NamedTuple):
     fix: str | None = None
 
 
+class Reread(NamedTuple):
+    """What the parser makes of a stored page."""
+
+    record: bytes
+    content_type: str
+    parser: tuple[str, str]
+    site: tuple[str, str]
+    body: bytes
+
+
+Reader = Callable[[str, str, str, bytes], Reread | None]
+"""Reads a stored page by its task's URL, its own, its header block and its body as received; None if it is none."""
+
+
 class Context:
     """What the checks share: the folder, how far they may go, and the ledger once it is known to be sound."""
 
-    def __init__(self, settings: Settings, repair: bool, tell: Callable[[str], None]) -> None:
-        self.settings, self.repair, self.tell = settings, repair, tell
+    def __init__(
+        self, settings: Settings, repair: bool, tell: Callable[[str], None], reread: Reader | None = None
+    ) -> None:
+        self.settings, self.repair, self.tell, self.reread = settings, repair, tell, reread
         self.folder = settings.data_dir.absolute()
         self.path = self.folder / "lpm.db"
         self.stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
@@ -92,21 +106,26 @@ class Context:
 Check = Callable[[Context], Iterator[Seen]]
 
 
-def examine(repair: bool, tell: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+def examine(
+    repair: bool,
+    tell: Callable[[str], None],
+    environ: Mapping[str, str] = os.environ,
+    reread: Reader | None = None,
+) -> Iterator[Finding]:
     """Every finding, in the order in which one check builds on another."""
-    from crawler.doctor import ledger, machine, pages, stack
+    from crawler.doctor import ledger, machine, pages, remake, stack
 
     settings, trouble = _settings(environ)
     yield from trouble
-    context = Context(settings, repair, tell)
+    context = Context(settings, repair, tell, reread)
     if not context.folder.exists():
-        yield Finding("store", "note", f"there is no store in {context.folder} yet", "python -m crawler run FILE")
+        yield Finding("store", "note", f"there is no store in {context.folder} yet", f"{program()} run FILE")
         yield from _look({"versions": machine.versions, "redis": stack.redis_server}, context)
         return
     kernel.check(context.folder)
     with _alone(context) as reason:
         if reason:
-            yield Finding("repair", "wrong", f"nothing is mended: {reason}", DOWN if context.alive else None)
+            yield Finding("repair", "wrong", f"nothing is mended: {reason}", down() if context.alive else None)
             context.repair = False
         first = {
             "versions": machine.versions,
@@ -119,6 +138,7 @@ def examine(repair: bool, tell: Callable[[str], None], environ: Mapping[str, str
         if context.sound:
             # Segments before leases: freeing these cuts away what the ledger does not know.
             yield from _look({"books": ledger.books, "segments": pages.segments, "leases": ledger.leases}, context)
+            yield from _look({"results": remake.results}, context)
             last = {"projections": pages.projections, "jobs": ledger.jobs}
             last |= {"gateway": ledger.gateway, "clock": ledger.clock}
             yield from _look(last, context)
@@ -158,6 +178,17 @@ def _settings(environ: Mapping[str, str]) -> tuple[Settings, list[Finding]]:
     return Settings(), [finding]
 
 
+def repair(context: Context) -> str:
+    """What to type to have things mended; nothing is while somebody is at work here."""
+    mend = f"{program()} doctor --repair"
+    return f"{down()}, then {mend}" if context.alive else mend
+
+
+def down() -> str:
+    """The command that stops the stack."""
+    return f"{program()} down"
+
+
 def awaken(pid: int) -> str:
     """What helps a process that stands still, or those who wait for it."""
     return f"kill -CONT {pid}; where that does not help, kill -9 {pid}"
@@ -178,7 +209,7 @@ def _alone(context: Context) -> Iterator[str]:
             yield f"{run} cannot be written ({error.strerror})"
             return
         if not owners.try_lock(supervisor) or context.alive:
-            yield f"a stack or a worker is at work in {context.folder}; stop it first: {DOWN}"
+            yield f"a stack or a worker is at work in {context.folder}; stop it first: {down()}"
             return
         alone, user = owners.try_lock(context.lock), _user(context.path)
         who = f": process {user}" if user else ""

@@ -7,12 +7,12 @@ from pathlib import Path
 import apsw
 
 from crawler import times
-from crawler.config import failpoint
+from crawler.config import failpoint, program
 from crawler.db import exchange, guard, owners, schema
 from crawler.db.books import index_faults
 from crawler.db.connection import Database, reading
 from crawler.db.ledger import Ledger
-from crawler.doctor import REPAIR, Context, Seen, awaken
+from crawler.doctor import Context, Seen, awaken, repair
 from crawler.doctor.columns import describe, undecodable
 from crawler.doctor.salvage import (
     ENDED_OTHERWISE,
@@ -38,7 +38,7 @@ def database(context: Context) -> Iterator[Seen]:
     path = context.path
     for salvaged in guard.unfinished(context.folder):
         if not context.repair:
-            yield Seen("wrong", f"a repair was broken off before {salvaged.name} was in its place", REPAIR)
+            yield Seen("wrong", f"a repair was broken off before {salvaged.name} was in its place", repair(context))
             return
         _put_in_place(context, salvaged)
         yield Seen("mended", f"a repair was broken off; {salvaged.name} is {path.name} now")
@@ -74,7 +74,7 @@ def _absent(context: Context) -> Iterator[Seen]:
             context, f"there is nothing in it, but pending/ and raw/ hold {found[0]} and {found[1]} files"
         )
     else:
-        yield Seen("note", f"there is no store in {context.folder} yet", "python -m crawler run FILE")
+        yield Seen("note", f"there is no store in {context.folder} yet", f"{program()} run FILE")
 
 
 def _count(folder: Path, pattern: str) -> int:
@@ -153,7 +153,7 @@ def _problems(context: Context, version: int) -> list[str]:
 def _damaged(context: Context, why: str) -> Iterator[Seen]:
     path = context.path
     if not context.repair:
-        yield Seen("wrong", f"{path} is damaged: {why}", REPAIR)
+        yield Seen("wrong", f"{path} is damaged: {why}", repair(context))
         return
     context.close()
     target = path.with_name(f"lpm.db.salvaging-{context.stamp}")
@@ -227,7 +227,7 @@ def books(context: Context) -> Iterator[Seen]:
         left = _imbalance(context)
         yield Seen("wrong", f"{left}, in spite of: {what}") if left else Seen("mended", f"{wrong}: {what}")
     elif wrong:
-        yield Seen("wrong", f"the books do not balance: {wrong}", REPAIR)
+        yield Seen("wrong", f"the books do not balance: {wrong}", repair(context))
     else:
         [(accepted,)] = context.db.all("SELECT count(*) FROM tasks")
         yield Seen("ok", f"{accepted} tasks in {count} jobs, each in one state, each result in its place")
@@ -243,10 +243,12 @@ def jobs(context: Context) -> Iterator[Seen]:
 
 
 def _imbalance(context: Context) -> str:
-    """What does not add up, as of one moment."""
+    """What does not add up; of the ledger's own rows as of one moment."""
     with reading(context.db):
         counts = {what: int(context.db.all(sql)[0][0]) for what, sql in _BOOKS.items()}
-        counts["results in pending/ that this ledger does not know"] = _unknown(context)
+    # Not as of that moment: a worker commits a result before it writes the file, so whoever sees the file first and
+    # asks then is told of it. In an older moment all that came since would be unknown.
+    counts["results in pending/ that this ledger does not know"] = _unknown(context)
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
@@ -266,7 +268,7 @@ def gateway(context: Context) -> Iterator[Seen]:
         since = times.show(stand.oldest or 0, time.time(), times.zone(context.settings.timezone))
         yield Seen("note", f"{stand.unsent} to be delivered to {where}, the oldest since {since}", _deliver(context))
     if stand.refused:
-        yield Seen("note", f"{stand.refused} rejected by {where}", "python -m crawler sync rejected")
+        yield Seen("note", f"{stand.refused} rejected by {where}", f"{program()} sync rejected")
     if not stand.unsent and not stand.refused:
         done = f"{stand.synced} results and {stand.reports_synced} reports were delivered to {where}, none wait"
         yield Seen("ok", done if url or stand.synced or stand.reports_synced else "nothing here is for a Gateway")
@@ -274,7 +276,7 @@ def gateway(context: Context) -> Iterator[Seen]:
 
 def _deliver(context: Context) -> str:
     agent = read_stack(context.folder).agent
-    return "python -m crawler " + ("sync status" if agent and agent.find() else "ondemand, or sync push")
+    return f"{program()} " + ("sync status" if agent and agent.find() else "ondemand, or sync push")
 
 
 def leases(context: Context) -> Iterator[Seen]:
@@ -300,7 +302,7 @@ def leases(context: Context) -> Iterator[Seen]:
     elif living:
         yield Seen("note", f"{what}; the workers free them within seconds")
     else:
-        yield Seen("wrong", f"{what}; the next worker frees them", REPAIR)
+        yield Seen("wrong", f"{what}; the next worker frees them", repair(context))
 
 
 def clock(context: Context) -> Iterator[Seen]:

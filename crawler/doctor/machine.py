@@ -12,6 +12,7 @@ import apsw
 import psutil
 
 from crawler import __version__
+from crawler.config import program
 from crawler.doctor import Context, Seen
 from crawler.files import strangers
 from crawler.logs import printable
@@ -20,8 +21,6 @@ _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "afs", "ceph", "glusterfs"
 _ROOM = 1_000_000_000
 _FILES = 1024
 _SHOWN = 8
-
-_PRUNE = "python -m crawler prune --raw --older-than 30d"
 
 
 def versions(context: Context) -> Iterator[Seen]:
@@ -73,13 +72,13 @@ def _room(context: Context, kind: str) -> Iterator[Seen]:
         yield Seen(
             "note",
             f"only {free / 1e6:.0f} MB are free in {context.folder}",
-            _PRUNE,
+            f"{program()} prune --raw --older-than 30d",
         )
     if inodes.f_files and inodes.f_favail < 10_000:
         yield Seen(
             "note",
             f"only {inodes.f_favail} more files fit into {context.folder}",
-            _PRUNE,
+            f"{program()} prune --raw --older-than 30d",
         )
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit != resource.RLIM_INFINITY and limit < _FILES:

@@ -16,11 +16,11 @@ from crawler.db import losses
 from crawler.db import segments as warc
 from crawler.db.connection import reading, writing
 from crawler.db.ledger import Ledger
-from crawler.doctor import REPAIR, Context, Seen
+from crawler.doctor import Context, Seen, repair
 from crawler.errors import FetchError, UrlError
 from crawler.fetch.body import decoded
 from crawler.files import read_regular
-from crawler.lpm import UNFINISHED, is_whole
+from crawler.lpm import PRUNED, UNFINISHED, is_whole, missing_files
 
 _SHOWN = 20
 _STEP = 1 << 16
@@ -59,6 +59,8 @@ def segments(context: Context) -> Iterator[Seen]:
     """Every segment is as long as the ledger knows it, and every page in it can be read."""
     known = [name for (name,) in context.db.all(_KNOWN)]
     there = {path.name: path for path in sorted((context.folder / "raw").glob("[!.]*.warc.gz"))}
+    if there.keys() - set(known):  # those of failed attempts are named by events alone, and there are many of these
+        known += sorted((there.keys() - set(known)) & {name for (name,) in context.db.all(_TOLD)})
     [(total,)] = context.db.all("SELECT count(raw_segment) FROM results")
     bad = 0
     for number, name in enumerate(known, 1):
@@ -83,6 +85,8 @@ def segments(context: Context) -> Iterator[Seen]:
 
 _KNOWN = """SELECT name FROM raw_segments
             UNION SELECT raw_segment FROM results WHERE raw_segment IS NOT NULL ORDER BY 1"""
+_TOLD = f"""SELECT json_extract(detail, '$.raw.segment') FROM events WHERE detail LIKE '%"raw":%'
+            EXCEPT SELECT substr(key, {len(PRUNED) + 1}) FROM meta WHERE key LIKE '{PRUNED}%'"""
 
 
 def _places(context: Context, name: str) -> tuple[int | None, list[Place]]:
@@ -167,7 +171,7 @@ def _other_digests(context: Context, name: str, digests: dict[int, str]) -> Seen
     shown = _listed([_url(context, task) for task in list(digests)[:_SHOWN]], len(digests))
     detail = f"body_sha256 of {len(digests)} results is not that of their pages in {name}, which are whole: {shown}"
     if not context.repair:
-        return Seen("wrong", detail, REPAIR)
+        return Seen("wrong", detail, repair(context))
     with context.lpm() as lpm:
         with lpm.errors(), writing(lpm.durable.db):
             lpm.durable.db.executemany(
@@ -181,9 +185,9 @@ def _other_digests(context: Context, name: str, digests: dict[int, str]) -> Seen
 
 def _unlisted(context: Context, name: str, walk: Walk) -> Seen:
     """Put a segment whose row was lost into the list again, or it would be taken for nobody's and removed."""
-    detail = f"{name} is not in the ledger's list of segments, but results have their pages there"
+    detail = f"{name} is not in the ledger's list of segments, but tasks have their pages there"
     if not context.repair:
-        return Seen("wrong", detail, REPAIR)
+        return Seen("wrong", detail, repair(context))
     with context.lpm() as lpm, lpm.errors(), writing(lpm.durable.db):
         lpm.durable.db.execute("INSERT INTO raw_segments VALUES (?, ?, ?)", (name, walk.end, lpm.now()))
     return Seen("mended", detail)
@@ -200,7 +204,7 @@ def _judge(context: Context, name: str, end: int, walk: Walk, lost: list[Place],
             _forget(context, name, lost)
             yield Seen("mended", f"{detail}; this is noted at each task, and the segment was left as it is")
         else:
-            yield Seen("wrong", detail, REPAIR)
+            yield Seen("wrong", detail, repair(context))
     elif walk.size < end or walk.gaps:
         others = _without_place(context, name, [*walk.gaps, (walk.size, end)])
         whose = f"the pages of {_listed(others[:_SHOWN], len(others))}" if others else "no page of a task"
@@ -267,7 +271,7 @@ def _orphan(context: Context, path: Path) -> Iterator[Seen]:
         kept = context.aside(path)
         yield Seen("mended", f"{path.name} holds pages that no task knows; it was set aside as {kept.name}{whose}")
     else:
-        yield Seen("note", f"{path.name} holds pages that no task knows; the next worker removes it", REPAIR)
+        yield Seen("note", f"{path.name} holds pages that no task knows; the next worker removes it", repair(context))
 
 
 def _targets(path: Path) -> list[str]:
@@ -293,7 +297,7 @@ def projections(context: Context) -> Iterator[Seen]:
     """pending/ holds each result that was neither synced nor archived, and nothing else of ours."""
     folder = context.folder / "pending"
     context.tell(f"reading {folder} …")
-    due, gone = _expected(context, time.time() - _GRACE_S if context.alive else float("inf"))
+    names, gone = _expected(context, time.time() - _GRACE_S if context.alive else float("inf"))
     files: dict[str, list[Path]] = {"unreadable": [], "other": [], "left": [], "foreign": []}
     whole = 0
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -302,7 +306,8 @@ def projections(context: Context) -> Iterator[Seen]:
         if kind in files:
             files[kind].append(path)
         if path.suffix == ".json":
-            due.discard(path.stem)
+            names.discard(path.stem)
+    due = missing_files(context.db, folder, names, lambda: context.alive)
     unreadable, left, foreign = files["unreadable"], files["left"], sorted(path.name for path in files["foreign"])
     other = files["other"]
     if foreign:
@@ -326,7 +331,7 @@ def projections(context: Context) -> Iterator[Seen]:
             made = lpm.project_missing()
         yield Seen("mended", f"{what}; {made} were made again from the ledger")
     else:
-        yield Seen("wrong" if due or unreadable or other else "note", what, REPAIR)
+        yield Seen("wrong" if due or unreadable or other else "note", what, repair(context))
 
 
 def _kind(context: Context, path: Path, gone: set[str]) -> str | None:
@@ -359,13 +364,17 @@ def _agrees(context: Context, path: Path) -> bool:
 
 
 def _expected(context: Context, before: float) -> tuple[set[str], set[str]]:
-    """The names that must be there, and those that must not be."""
+    """The names that must be there, and those that must not be: what left before that time."""
     due: set[str] = set()
     gone: set[str] = set()
-    for name, ended in context.db.execute(
-        """SELECT task_id, state = 'synced' OR archived_at IS NOT NULL FROM outbox JOIN tasks ON id = task
-           WHERE max(created_at, coalesce(synced_at, 0), coalesce(archived_at, 0)) < ?""",
+    for name, ended, long_ago in context.db.execute(
+        """SELECT task_id, state = 'synced' OR archived_at IS NOT NULL,
+               max(coalesce(synced_at, 0), coalesce(archived_at, 0)) < ?
+           FROM outbox JOIN tasks ON id = task""",
         (before,),
     ):
-        (gone if ended else due).add(name)
+        if not ended:
+            due.add(name)
+        elif long_ago:
+            gone.add(name)
     return due, gone

@@ -435,9 +435,10 @@ def _reopen(ledger: Ledger, now: float) -> int:
     lost = ledger.db.all("SELECT id FROM tasks WHERE status = 'completed' AND id NOT IN (SELECT task FROM results)")
     for (id_,) in lost:
         ledger.db.execute(
+            # It was collected in time: what is collected again in its place does not expire.
             """UPDATE OR IGNORE tasks SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0,
-                   completed_at = NULL WHERE id = ?""",
-            (id_,),
+                   completed_at = NULL, deadline = iif(deadline <= ?, 9e15, deadline) WHERE id = ?""",
+            (now, id_),
         )
         ledger.db.execute(
             """UPDATE tasks SET status = 'failed', error_type = 'result_lost',

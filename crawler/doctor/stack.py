@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import redis
 
+from crawler.config import program
 from crawler.db import owners
-from crawler.doctor import DOWN, REPAIR, Context, Seen, awaken
+from crawler.doctor import Context, Seen, awaken, down, repair
 from crawler.errors import ServiceError
 from crawler.models import QUEUES
 from crawler.process import Stack, read_stack, redis_address
@@ -34,18 +35,18 @@ def processes(context: Context) -> Iterator[Seen]:
             yield Seen(
                 "note",
                 f"{' and '.join(gone)} of the stack ended; the supervisor starts them again",
-                "python -m crawler status",
+                f"{program()} status",
             )
         yield Seen("ok", f"the stack is up ({shown}), {_workers(workers)}")
     elif stack.unreadable and not context.repair:  # who repairs holds the lock itself
         what = f"a stack is up, but another version of this program wrote {record}"
-        yield Seen("wrong", what, f"stop it with the version that started it: {DOWN}")
+        yield Seen("wrong", what, f"stop it with the version that started it: {down()}")
     elif running:
-        yield Seen("wrong", f"the stack's supervisor is dead, but these of its processes live: {shown}", DOWN)
+        yield Seen("wrong", f"the stack's supervisor is dead, but these of its processes live: {shown}", down())
     elif not record.exists():
         yield Seen("ok", f"no stack is up, {_workers(workers)}")
     elif not context.repair:
-        yield Seen("wrong", f"{record} is of a stack that is gone{_strangers(stack)}", REPAIR)
+        yield Seen("wrong", f"{record} is of a stack that is gone{_strangers(stack)}", repair(context))
     else:
         record.unlink()
         yield Seen("mended", f"{record} was of a stack that is gone{_strangers(stack)}; it was removed")
@@ -87,7 +88,7 @@ def redis_server(context: Context) -> Iterator[Seen]:
         if context.settings.redis_url:
             yield Seen("wrong", f"Redis does not answer at {shown} ({error})", "start it, or unset REDIS_URL")
         elif read_stack(context.folder).up:
-            yield Seen("wrong", f"the stack's Redis does not answer at {shown} ({error})", f"{DOWN}, then up")
+            yield Seen("wrong", f"the stack's Redis does not answer at {shown} ({error})", f"{down()}, then up")
         else:
             yield Seen("ok", f"no Redis is used at {shown}; `up` and `run` start one")
         return

@@ -13,11 +13,11 @@ from typing import Any, BinaryIO
 import msgspec
 
 from crawler.config import failpoint
-from crawler.db import owners, segments
+from crawler.db import outputs, owners, segments
 from crawler.db import results as ledger
 from crawler.errors import UsageError
 from crawler.files import sync_folder
-from crawler.lpm import LocalPersistenceManager
+from crawler.lpm import LocalPersistenceManager, missing_files
 from crawler.models import Job, Raw
 
 FORMATS = ("json", "jsonl", "csv", "xlsx", "warc", "md", "parquet")
@@ -60,8 +60,6 @@ class Files(msgspec.Struct, frozen=True):
 
 _IN_PENDING = """SELECT t.task_id FROM outbox o JOIN tasks t ON t.id = o.task JOIN results r ON r.task = o.task
                  WHERE o.state <> 'synced' AND o.archived_at IS NULL"""
-_LAG_S = 10.0
-"""So much later than its commit a living writer may have written a file."""
 
 
 def look_at_files(lpm: LocalPersistenceManager, job: Job | None) -> Files:
@@ -78,9 +76,7 @@ def look_at_files(lpm: LocalPersistenceManager, job: Job | None) -> Files:
                 results, torn = results + whole, torn + (not whole and os.path.lexists(path))
             elif job is None and not lpm.ledger.db.one("SELECT 1 FROM tasks WHERE task_id = ?", (name,)):
                 foreign += 1
-        latest = lpm.now() - _LAG_S if owners.living(lpm.owners) else lpm.now()
-        late = "o.created_at <= ? AND t.task_id IN (SELECT value FROM json_each(?))"
-        missing = lpm.ledger.db.all(f"{_IN_PENDING} AND {late}", (latest, msgspec.json.encode(list(due)).decode()))
+        missing = missing_files(lpm.ledger.db, lpm.pending, due, lambda: bool(owners.living(lpm.owners)))
     return Files(results, torn, len(missing), foreign)
 
 
@@ -164,7 +160,7 @@ def export(
                 yield row
 
     done = "read" if form in formats.TABLES else "written"
-    with _opened(target, form in formats.BINARY) as out:
+    with _opened(target, form in formats.BINARY, lpm.folder) as out:
         folder = None if str(target) == "-" else Path(os.path.realpath(target)).parent
         sink = formats.Sink(out, target.name, folder, lpm.raw, partial(_place, lpm), say)
         formats.WRITERS[form](formats.told(chosen(), say, f"{'rows' if all_rows else 'results'} {done}"), sink)
@@ -184,6 +180,7 @@ class _Pages:
 
     def __init__(self, lpm: LocalPersistenceManager, folder: Path) -> None:
         self._lpm, self._folder = lpm, folder
+        outputs.check(folder / "page", lpm.folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -216,9 +213,9 @@ def _page_ending(head: str) -> str:
 
 
 @contextmanager
-def _opened(target: Path, binary: bool) -> Iterator[BinaryIO]:
+def _opened(target: Path, binary: bool, store: Path) -> Iterator[BinaryIO]:
     if str(target) != "-" or not binary:
-        with whole_file(target) as out:
+        with whole_file(target, store) as out:
             yield out
         return
     if sys.stdout.isatty():
@@ -230,11 +227,16 @@ def _opened(target: Path, binary: bool) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def whole_file(target: Path) -> Iterator[BinaryIO]:
-    """A file that appears under its name when all of it is on the disk, or not at all; `-` is stdout."""
+def whole_file(target: Path, *stores: Path) -> Iterator[BinaryIO]:
+    """A file that appears under its name when all of it is on the disk, or not at all; `-` is stdout.
+
+    It replaces no file that one of these stores needs.
+    """
     if str(target) == "-":
         yield sys.stdout.buffer
         return
+    for store in stores:
+        outputs.check(target, store)
     target = Path(os.path.realpath(target))  # a link is followed, not replaced
     hidden = target.with_name(f".{target.name}.{os.getpid()}")
     try:

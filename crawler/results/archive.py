@@ -21,7 +21,7 @@ from crawler.db.connection import writing
 from crawler.errors import StoreError, StoreFull, UsageError
 from crawler.files import sync_folder
 from crawler.logs import printable
-from crawler.lpm import LocalPersistenceManager
+from crawler.lpm import PRUNED, LocalPersistenceManager
 from crawler.models import Job
 from crawler.results import whole_file
 
@@ -166,7 +166,7 @@ def _write(
         raise UsageError(f"{target} is there already; an archive is never written over")
     count, digest = 0, sha256()
     try:
-        with whole_file(target) as file:
+        with whole_file(target, lpm.folder) as file:
             with ZstdFile(file, "w", options=CHECKED) if compress else nullcontext(file) as out:
                 for result in found:
                     line = msgspec.json.encode(result) + b"\n"
@@ -299,4 +299,5 @@ def _let_go(lpm: LocalPersistenceManager, names: list[str], dry_run: bool) -> in
     if not dry_run:
         with writing(db):
             db.execute("DELETE FROM raw_segments WHERE name IN (SELECT value FROM json_each(?))", (listed,))
+            db.execute("INSERT OR IGNORE INTO meta SELECT ? || value, '' FROM json_each(?)", (PRUNED, listed))
     return count

@@ -133,7 +133,7 @@ def bundle(lpm: LocalPersistenceManager, output: Path, *, job: Job | None, since
         first = next(found, None)
         if first is None:
             return Bundled(0, 0, 0, None, 0, None)
-        with whole_file(output) as file, ZstdFile(file, "w", options=CHECKED) as out:
+        with whole_file(output, lpm.folder) as file, ZstdFile(file, "w", options=CHECKED) as out:
             writer = _Writer(lpm, out, raw)
             for task, result in chain([first], found):
                 writer.add(task, result)

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from crawler.config import program
 from crawler.errors import UsageError
 from crawler.fetch.body import decoded
 from crawler.lpm import LocalPersistenceManager
@@ -45,14 +46,15 @@ def find(lpm: LocalPersistenceManager, url: str, key: bytes) -> Found:
     if not tasks:
         raise UsageError(f"{url} was never fetched: no task is known for it")
     failed: Found | None = None
-    pruned = collected = False
+    gone: str | None = None
+    collected = False
     for task in tasks:
         report = lpm.report(task)
         result = report if "data" in report else None
         collected = collected or result is not None
         stored = lpm.raw_page(task)
         if stored is None:
-            pruned = pruned or lpm.raw_place(task) is not None
+            gone = gone or lpm.why_no_page(task)
             continue
         page = page_of(*stored, report["url"], report.get("final_url"))
         if page.status == NOT_MODIFIED:
@@ -63,8 +65,8 @@ def find(lpm: LocalPersistenceManager, url: str, key: bytes) -> Found:
         failed = failed or found
     if failed:
         return failed
-    if pruned:
-        raise UsageError(f"the page of {url} was removed by prune; python -m crawler scrape '{url}' fetches it again")
+    if gone:
+        raise UsageError(f"the page of {url} {gone}; {program()} scrape '{url}' fetches it again")
     if collected:
         raise UsageError(f"there is a result for {url}, but its page was not kept (CRAWLER_RAW)")
     raise UsageError(f"no page is stored for {url}: {_why_not(lpm, tasks[0])}")

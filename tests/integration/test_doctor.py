@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from tests.support.pages import Pages
+from tests.support.patient import change, ledger, pages_of, wipe
 from tests.support.stack import Folder
 from tests.support.tasks import done, new
 
@@ -141,3 +142,38 @@ def damage(path: Path, offset: int, length: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset : offset + length] = bytes(n * 37 % 251 for n in range(length))
     path.write_bytes(data)
+
+
+def test_lost_results_are_made_again_from_their_pages(folder: Folder, pages: Pages) -> None:
+    """Results that went with a damaged page of lpm.db come back from raw/, also after their job's deadline."""
+    # Given a job that ended in time, its deadline since passed, and a ledger that lost results; pending/ is empty
+    file = folder.write("parcels.txt", pages.parcels(60))
+    assert folder.crawler("run", str(file), "--deadline", "1h").returncode == 0
+    change(folder.data, "UPDATE tasks SET deadline = 1000")
+    change(folder.data, "UPDATE jobs SET deadline = 1000")
+    change(folder.data, "PRAGMA wal_checkpoint(TRUNCATE)")
+    before = {result["task_id"]: result for result in folder.results()}
+    assert folder.crawler("results", "archive").returncode == 0
+    path = folder.data / "lpm.db"
+    wipe(path, pages_of(path, "results", "leaf")[1])
+    asked = len(pages.paths())
+
+    # When it is mended
+    mended = folder.crawler("doctor", "--repair")
+
+    # Then every result is there as it was, nothing is open, and no page was asked for again
+    assert mended.returncode == 0, mended.stdout + mended.stderr
+    assert "lost results were made again from their stored pages" in mended.stdout
+    after = {result["task_id"]: result for result in folder.results()}
+    assert after.keys() == before.keys()
+    for name in ("data", "url", "final_url", "raw", "raw_html_hash", "site", "parser", "verdict"):
+        assert {key: result[name] for key, result in after.items()} == {key: r[name] for key, r in before.items()}
+    assert folder.books().completed == 60
+    assert folder.crawler("resume").returncode == 0
+    assert folder.crawler("job", "verify", "parcels.txt").returncode == 0
+    assert len(pages.paths()) == asked
+    [(lost,), *_] = ledger(
+        folder.data, "SELECT task_id FROM tasks JOIN events ON task = tasks.id WHERE kind = 'result lost'"
+    )
+    assert "again from the stored page" in folder.crawler("why", str(lost)).stdout
+    assert folder.crawler("doctor").returncode == 0

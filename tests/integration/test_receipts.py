@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from crawler.errors import StoreError
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job
+from crawler.results import input_rows
 from tests.support.disk import Disk, can_mount
-from tests.support.patient import change, crawl
+from tests.support.patient import change, crawl, pages_of
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
-from tests.support.tasks import new
+from tests.support.tasks import done, new
+
+PAGE = 4096
 
 
 def torn(pending: Path) -> list[str]:
@@ -45,9 +51,9 @@ def test_an_import_that_was_killed_is_told_until_it_is_completed(folder: Folder,
     )
     assert verified.returncode == 5
     assert "Every task is in a final state" not in verified.stdout
-    for done in (resumed, verified, shown, status, listed):
-        assert "its import was broken off after 5,000 rows" in done.stdout, done
-        assert "python -m crawler job accept parcels.txt" in done.stdout
+    for said in (resumed, verified, shown, status, listed):
+        assert "its import was broken off after 5,000 rows" in said.stdout, said
+        assert "python -m crawler job accept parcels.txt" in said.stdout
     assert folder.status()["job_facts"]["parcels.txt"]["unaccounted"]
     assert json.loads(folder.crawler("resume", "--json").stdout)["problems"]
 
@@ -199,7 +205,7 @@ def test_an_unbundle_that_was_killed_is_told_and_completed(folder: Folder, site:
     assert "10 results" in analysed.stdout, analysed
     assert torn(pending) == []
     assert verified.returncode == 5
-    assert "python -m crawler results unbundle" in verified.stdout
+    assert "python -m crawler --data-dir other results unbundle" in verified.stdout
 
     assert folder.crawler("results", "unbundle", "stick.tar.zst", *other).returncode == 0
     assert folder.crawler("job", "verify", "stick.tar.zst", *other).returncode == 0
@@ -278,3 +284,103 @@ def test_resume_certifies_no_more_than_a_receipt(folder: Folder, table: str) -> 
 
     assert resumed.returncode == folder.crawler("job", "verify", "job").returncode == 5
     assert "UNACCOUNTED: job: 5 " in resumed.stdout
+
+
+def test_verify_reads_what_it_certifies(folder: Folder) -> None:
+    """Where a page of lpm.db keeps the rows or results of a job from being read, `verify` does not say that all is
+    well; it names the command that helps, for this very store."""
+    # Given a finished job, and which pages of its ledger an export cannot do without
+    data = folder.path / "store of one"
+    job = crawl(data, 40, 40)
+    path = data / "lpm.db"
+    good = path.read_bytes()
+    needed = []
+    for number in range(len(good) // PAGE):
+        path.write_bytes(good[: number * PAGE] + bytes(PAGE) + good[(number + 1) * PAGE :])
+        if not is_readable(data, job):
+            needed.append(number)
+            # When the job is verified without that page, then that fails, or tells that something is missing
+            lpm = LocalPersistenceManager(data)
+            try:
+                assert lpm.verify(job).problems, f"page {number}"
+            except StoreError:
+                pass
+            finally:
+                lpm.close()
+    assert len(needed) > 10
+
+    # And the command says so, with the way out
+    path.write_bytes(good)
+    page = pages_of(path, "job_links", "leaf")[0] - 1
+    path.write_bytes(good[: page * PAGE] + bytes(PAGE) + good[(page + 1) * PAGE :])
+    verified = folder.crawler("job", "verify", job.name, "--data-dir", str(data))
+    assert verified.returncode == 4, verified.stdout + verified.stderr
+    assert "Every task is in a final state" not in verified.stdout
+    assert f"python -m crawler --data-dir '{data}' doctor" in verified.stderr
+
+
+def is_readable(data: Path, job: Job) -> bool:
+    """Whether every result and every row of a job can be read."""
+    lpm = LocalPersistenceManager(data)
+    try:
+        return len(list(lpm.results(job))) == len(list(input_rows(lpm, job))) == 40
+    except StoreError:
+        return False
+    finally:
+        lpm.close()
+
+
+def test_what_a_command_proposes_is_for_its_own_store(folder: Folder, site: Site) -> None:
+    """A store that was named with --data-dir is named in every proposed command: typed as given, it acts on that."""
+    file = folder.write("parcels.txt", [site.page(n // 100) for n in range(6000)])
+    where = ("--data-dir", "other store")
+    folder.crawler("bulk", "import", str(file), *where, CRAWLER_FAILPOINT="imported:1")
+    path = folder.path / "other store"
+    shutil.rmtree(path / "pending")
+    program = "python -m crawler --data-dir 'other store'"
+
+    shown = {
+        command: folder.crawler(*command.split(), *where)
+        for command in ("job verify parcels.txt", "job list", "job pause parcels.txt", "doctor", "sync status")
+    }
+
+    for command, typed in shown.items():
+        said = typed.stdout + typed.stderr
+        assert said.count("python -m crawler") == said.count(program), (command, said)
+    assert f"{program} job accept parcels.txt" in shown["job verify parcels.txt"].stdout
+    assert f"{program} job resume parcels.txt" in shown["job pause parcels.txt"].stdout
+
+
+HANDED_OVER = {
+    "all rows": ("results", "export", "--all-rows", "--output", "parcels.jsonl"),
+    "plain": ("results", "export", "--job", "parcels.txt", "--output", "parcels.csv"),
+    "stdout": ("results", "export", "--format", "jsonl", "--output", "-"),
+    "bundle": ("results", "bundle", "--output", "stick.tar.zst"),
+}
+
+
+@pytest.mark.parametrize("how", HANDED_OVER)
+def test_who_hands_over_is_told_what_is_missing(folder: Folder, site: Site, how: str) -> None:
+    """Rows that never came in are told with code 5, open tasks in a line, and a whole job without a word."""
+    # Given an import that broke off, and one page of it
+    file = folder.write("parcels.txt", [site.page(n // 100) for n in range(6000)])
+    folder.crawler("bulk", "import", str(file), CRAWLER_FAILPOINT="imported:1")
+    lpm = folder.lpm()
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner")))
+
+    # When results are handed over, before and after the rest was given up
+    broken = folder.crawler(*HANDED_OVER[how])
+    lpm.accept(lpm.ledger.job("parcels.txt"))
+    accepted = folder.crawler(*HANDED_OVER[how])
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 1000)))
+    lpm.close()
+    whole = folder.crawler(*HANDED_OVER[how])
+
+    # Then it is done, and what is not in it is said where a pipe does not hide it
+    assert broken.returncode == 5, broken
+    assert "UNACCOUNTED: parcels.txt: its import was broken off after 5,000 rows" in broken.stderr
+    assert accepted.returncode == whole.returncode == 0, (accepted, whole)
+    assert "49 tasks are still open" in broken.stderr
+    assert "49 tasks are still open" in accepted.stderr
+    assert "UNACCOUNTED" not in accepted.stderr
+    assert "open" not in whole.stderr

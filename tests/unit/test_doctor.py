@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -16,9 +17,11 @@ from crawler.db import exchange, guard, segments
 from crawler.db.owners import Owner
 from crawler.doctor import examine, exit_code
 from crawler.errors import StoreError
-from crawler.lpm import LocalPersistenceManager
+from crawler.lpm import LocalPersistenceManager, missing_files
 from crawler.models import Outcome, TaskStatus
 from crawler.process import Mark, Stack, write_stack
+from crawler.results import look_at_files
+from crawler.results.archive import prune
 from tests.support.patient import change, crawl, ledger, look, of, pages_of, put_in_place, wipe, wrong
 from tests.support.tasks import done, give, new, open_job, page
 
@@ -166,6 +169,22 @@ def test_nothing_is_mended_under_the_hands_of_a_worker(tmp_path: Path) -> None:
     assert file.exists()
 
 
+def test_what_is_proposed_while_somebody_works_can_be_done(tmp_path: Path) -> None:
+    """A repair is refused until the stack is down: so that comes first in every proposal, asked to repair or not."""
+    crawl(tmp_path, 5, 5)
+    change(tmp_path, "DELETE FROM outbox WHERE task = 1")
+    owner = Owner(tmp_path / "run" / "owners", "worker", slots=10)
+
+    proposed = [[finding.fix for finding in wrong(look(tmp_path, repair))] for repair in (False, True)]
+    owner.close()
+
+    mend = "python -m crawler down, then python -m crawler doctor --repair"
+    assert mend in proposed[0]
+    assert proposed[1][0] == "python -m crawler down"
+    assert mend in proposed[1]
+    assert "python -m crawler doctor --repair" in [finding.fix for finding in wrong(look(tmp_path))]
+
+
 def test_nothing_is_mended_while_the_store_is_in_use(tmp_path: Path) -> None:
     """A store that is open anywhere, and be it here, is only looked at; closed or forgotten, it can be mended."""
     crawl(tmp_path, 5, 5)
@@ -192,7 +211,7 @@ def test_who_comes_during_a_repair_waits_for_its_end(tmp_path: Path) -> None:
     script = """if True:
         import sys
         from pathlib import Path
-        from crawler.lpm import LocalPersistenceManager
+        from crawler.lpm import LocalPersistenceManager, missing_files
         from tests.support.tasks import new
         LocalPersistenceManager(Path(sys.argv[1])).persist_tasks([new("http://b.example/")])
     """
@@ -392,6 +411,47 @@ def test_a_segment_that_the_ledger_does_not_know(tmp_path: Path) -> None:
     assert not strange.exists()
 
 
+def test_a_segment_of_failed_attempts_whose_row_was_lost(tmp_path: Path) -> None:
+    """A repair puts segments into the list again that only timelines name; what is gone was pruned only where known."""
+    # Given a good page and one in quarantine, and a ledger that lost its list of segments
+    lpm = LocalPersistenceManager(tmp_path)
+    lpm.persist_tasks([new("http://a.example/wall"), new("http://a.example/good")])
+    wall, good = lpm.get_next_pending("owner", 2)
+    failed = Outcome(
+        task=wall, status=TaskStatus.FAILED, worker="w", page=page(wall.url, b"wall", 403), error_type="blocked",
+        quarantine=True,
+    )  # fmt: skip
+    lpm.save_result(failed, done(good))
+    lpm.close()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "raw").iterdir()}
+    assert len(before) == 2
+    change(tmp_path, "DELETE FROM raw_segments")
+    lpm = LocalPersistenceManager(tmp_path)
+    assert "the ledger does not know any more" in (lpm.why_no_page(wall.id) or "")
+    lpm.close()
+
+    # When it is mended, and the next worker begins
+    assert len(of(look(tmp_path), "segments", "wrong")) == 2
+    assert exit_code(look(tmp_path, repair=True)) == 0
+    lpm = LocalPersistenceManager(tmp_path)
+    lpm.bury()
+    segments.mend(
+        lpm.raw, lambda name: dict(lpm.ledger.db.all("SELECT name, end FROM raw_segments")).get(name, 0), lambda: True
+    )
+
+    # Then nothing has changed but the list
+    assert {path.name: path.read_bytes() for path in (tmp_path / "raw").iterdir()} == before
+    found = lpm.raw_page(wall.id)
+    assert found is not None
+    assert found[1] == b"wall"
+    assert lpm.why_no_page(wall.id) is None
+
+    # And what prune removes is known as that
+    assert prune(lpm, lpm.now() + 60, dry_run=False).segments == 2
+    assert lpm.why_no_page(wall.id) == "was removed by prune"
+    lpm.close()
+
+
 # pending/
 
 
@@ -442,6 +502,69 @@ def test_what_is_no_file_in_pending(tmp_path: Path, kind: str) -> None:
     assert exit_code(mended) == 0, wrong(mended)
     assert {path: path.read_bytes() for path in sorted(pending.glob("*.json"))} == before
     assert len(list(pending.iterdir())) == 4
+
+
+def test_results_that_come_while_the_doctor_looks_are_known(tmp_path: Path) -> None:
+    """A fast crawl beside the doctor: no result that has just come in is taken for one that the ledger lost."""
+    # Given many results, and a worker that stores more of them all the time
+    crawl(tmp_path, 6000, 3000)
+    began, over = threading.Event(), threading.Event()
+
+    def work() -> None:
+        lpm = LocalPersistenceManager(tmp_path)
+        while not over.is_set() and (tasks := lpm.get_next_pending("worker", 5)):
+            lpm.save_result(*(done(task) for task in tasks))
+            began.set()
+        lpm.close()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    began.wait(60)
+
+    # When the doctor looks again and again
+    found = [finding for _ in range(3) for finding in wrong(look(tmp_path))]
+    over.set()
+    worker.join()
+
+    # Then the books balance
+    assert [finding.detail for finding in found if finding.check == "books"] == []
+
+
+def test_all_say_the_same_of_missing_files(tmp_path: Path) -> None:
+    """Doctor and `results list` count the same files, however new their results are and whoever is at work."""
+    crawl(tmp_path, 10, 10)
+    for path in list((tmp_path / "pending").iterdir())[:3]:
+        path.unlink()
+    owner = Owner(tmp_path / "run" / "owners", "worker", slots=10)
+    lpm = LocalPersistenceManager(tmp_path)
+
+    files, found = look_at_files(lpm, None), look(tmp_path)
+    lpm.close()
+    owner.close()
+
+    assert (files.results, files.missing) == (7, 3)
+    assert of(found, "projections", "wrong") == ["3 files are missing in pending/, 0 cannot be read, 0 should be gone"]
+
+
+def test_files_that_are_being_written_are_not_missing(tmp_path: Path) -> None:
+    """Those of a living worker are looked for until no more of them come; those that left meanwhile are not due."""
+    crawl(tmp_path, 10, 10)
+    paths = sorted((tmp_path / "pending").iterdir())
+    for path in paths[:5]:
+        path.unlink()
+    lpm, waits = LocalPersistenceManager(tmp_path), list[float]()
+
+    def write_one(wait_s: float) -> None:
+        waits.append(wait_s)
+        if len(waits) <= 3:
+            paths[len(waits)].touch()
+        lpm.mark_synced([paths[4].stem])
+
+    left = missing_files(lpm.ledger.db, lpm.pending, [path.stem for path in paths], lambda: True, write_one)
+    lpm.close()
+
+    assert left == [paths[0].stem]
+    assert len(waits) == 4
 
 
 def test_what_others_hide_in_pending(tmp_path: Path) -> None:

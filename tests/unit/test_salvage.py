@@ -98,6 +98,24 @@ def test_a_result_that_is_nowhere_is_collected_again(tmp_path: Path) -> None:
     lpm.close()
 
 
+def test_what_was_collected_in_time_does_not_expire(tmp_path: Path) -> None:
+    """A result that is lost after its deadline, and its page with it, is collected again: it had been in time."""
+    crawl(tmp_path, 50, 50)
+    change(tmp_path, "UPDATE tasks SET deadline = 1000")
+    wipe(tmp_path / "lpm.db", pages_of(tmp_path / "lpm.db", "results", "leaf")[1])
+    for file in (tmp_path / "pending").iterdir():
+        file.unlink()
+
+    look(tmp_path, repair=True)
+
+    lpm = LocalPersistenceManager(tmp_path)
+    lost = lpm.ledger.books().pending
+    lpm.durable.expire(lpm.now())
+    assert lost > 0
+    assert len(lpm.get_next_pending("owner", 100)) == lost
+    lpm.close()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_is_hit_the_books_balance_afterwards(tmp_path: Path, seed: int) -> None:
     """Bytes flipped anywhere behind the header, half of pending/ gone: what is left adds up and goes on."""

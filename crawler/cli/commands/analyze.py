@@ -12,6 +12,8 @@ from crawler import config
 from crawler.analyze import compare, profile, report, sources, words
 from crawler.analyze.facts import Comparison, FieldChange, Groups, Profile
 from crawler.cli.output import data_dir_option, json_option, print_json, say
+from crawler.db import outputs
+from crawler.errors import UsageError
 from crawler.logs import printable
 from crawler.results import whole_file
 
@@ -42,6 +44,8 @@ def analyze(path: str, path2: str | None, html: Path | None, job: str | None, as
       python -m crawler analyze ./data/pending/
       python -m crawler analyze before.jsonl after.jsonl --html changes.html
     """
+    if html and str(html) != "-":
+        _check_report(html, *(Path(name) for name in (path, path2) if name is not None))
     found = _gather(path, path2, job)
     if html:
         with whole_file(html) as out:
@@ -56,6 +60,14 @@ def analyze(path: str, path2: str | None, html: Path | None, job: str | None, as
         _show_profile(_console(), found)
     if html:
         say(f"report written to {html}")
+
+
+def _check_report(html: Path, *paths: Path) -> None:
+    """Refuse to write the report over what is looked at, or over what a store needs."""
+    if any(outputs.is_same(html, path) for path in paths):
+        raise UsageError(f"{html} is what is to be looked at; nothing was written: choose another name")
+    for folder in (config.load().data_dir, *paths, *(path.parent for path in paths)):
+        outputs.check(html, folder)
 
 
 def _gather(path: str, path2: str | None, job: str | None) -> Profile | Comparison:

@@ -15,7 +15,7 @@ from crawler.cli.output import data_dir_option, json_option, print_json, say
 from crawler.cli.session import robots_option, session_options
 from crawler.cli.standstill import no_room
 from crawler.cli.types import Deadline, Rate, Span
-from crawler.config import Settings
+from crawler.config import Settings, program
 from crawler.db import kernel
 from crawler.errors import ServiceError, UsageError, place
 from crawler.forecast import Forecast, limits_of, of_job, sentence
@@ -208,4 +208,4 @@ def _fill_window(settings: Settings) -> None:
 
         fill_window()
     except (redis.RedisError, ServiceError):
-        say("Redis is not running: the tasks wait in the ledger for the next worker (python -m crawler up)")
+        say(f"Redis is not running: the tasks wait in the ledger for the next worker ({program()} up)")

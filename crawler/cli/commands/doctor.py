@@ -1,11 +1,18 @@
 """`doctor`: what is wrong here, and what helps."""
 
+import functools
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
+from crawler import config
 from crawler.cli.output import data_dir_option, json_option, print_json, say
 from crawler.logs import printable
+
+if TYPE_CHECKING:
+    from crawler.doctor import Reread
+    from crawler.sites.config import Sites
 
 
 @click.command()
@@ -25,7 +32,7 @@ def doctor(repair: bool, as_json: bool) -> None:
     from crawler.doctor import examine, exit_code
 
     findings = []
-    for finding in examine(repair, say):
+    for finding in examine(repair, say, reread=_read if repair else None):
         findings.append(finding)
         if not as_json:
             print(f"{finding.state:7} {finding.check:12} {printable(finding.detail)}", flush=True)
@@ -34,3 +41,24 @@ def doctor(repair: bool, as_json: bool) -> None:
     if as_json:
         print_json(findings)
     sys.exit(exit_code(findings))
+
+
+def _read(url: str, final_url: str, head: str, received: bytes) -> "Reread | None":
+    """Read a stored page with the present configuration."""
+    from crawler.doctor import Reread
+    from crawler.scraping.pipeline import examine
+    from crawler.scraping.stored import page_of
+
+    page, site = page_of(head, received, url, final_url), _sites().of(url)
+    read = examine(page, site)
+    if not read.verdict.completed:
+        return None
+    return Reread(read.encoded, page.header("content-type"), read.parser, (site.name, site.version), page.body)
+
+
+@functools.cache
+def _sites() -> "Sites":
+    from crawler.sites import config as sites
+
+    settings = config.load()
+    return sites.load(settings.config_dir, settings.rate)

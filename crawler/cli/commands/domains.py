@@ -11,7 +11,7 @@ import click
 
 from crawler import config, times
 from crawler.cli.output import data_dir_option, json_option, print_json
-from crawler.config import Settings
+from crawler.config import Settings, program
 from crawler.errors import ServiceError, UsageError
 from crawler.logs import printable
 
@@ -114,7 +114,7 @@ def _list(as_json: bool) -> None:
     for name, limit, in_flight, state in [heads, *rows]:
         print(f"{name:{widths[0]}}  {limit:{widths[1]}}  {in_flight:>{widths[2]}}  {state}")
     if any(each.state != "CLOSED" for each in found):
-        print("A circuit closes by itself when a probe succeeds; sooner with: python -m crawler domains reset DOMAIN")
+        print(f"A circuit closes by itself when a probe succeeds; sooner with: {program()} domains reset DOMAIN")
 
 
 def limits_in_words(known: "Domain") -> str:

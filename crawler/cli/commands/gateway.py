@@ -315,7 +315,12 @@ def export(output: Path, form: str | None, as_json: bool, store: Path) -> None:
             count += 1
             yield result
 
-    with _books(store) as books, terminated_by_signal(), books.reading(), writing.whole_file(output) as out:
+    with (
+        _books(store) as books,
+        terminated_by_signal(),
+        books.reading(),
+        writing.whole_file(output, store, config.load().data_dir) as out,
+    ):
         sink = Sink(out, output.name, None, store / "raw", lambda result: None, say)
         with _stdout_errors() if str(output) == "-" else contextlib.nullcontext():
             WRITERS[form](told(counted(), say, "results written"), sink)

@@ -20,6 +20,7 @@ from crawler.cli.output import (
     say,
     stored,
 )
+from crawler.config import program
 from crawler.db import owners
 from crawler.db.books import Delivery
 from crawler.logs import printable
@@ -62,7 +63,7 @@ def list_(as_json: bool) -> None:
         for what in missing:
             print(f"  UNACCOUNTED: {printable(what)}")
     if not found:
-        print("There are no jobs yet; python -m crawler bulk import FILE makes one")
+        print(f"There are no jobs yet; {program()} bulk import FILE makes one")
 
 
 @job.command()
@@ -109,7 +110,7 @@ def show(name: str, as_json: bool) -> None:
 @json_option
 @data_dir_option
 def verify(name: str, as_json: bool) -> int:
-    """Print a job's receipt; exits with 5 while a task is open or anything does not add up.
+    """Print a job's receipt; exits with 5 while a task is open or anything does not add up, 4 if it cannot be read.
 
     \b
     Example:
@@ -117,7 +118,7 @@ def verify(name: str, as_json: bool) -> int:
     """
     with stored() as lpm:
         each = lpm.ledger.job(name)
-        receipt = lpm.receipt(each)
+        receipt = lpm.verify(each)
         failures = list(lpm.ledger.tasks(each, _FINAL))
         delivery = lpm.ledger.delivery(each)
     open_ = receipt.books.open
@@ -139,10 +140,10 @@ def _print_delivery(found: Delivery) -> None:
     print(f"A Gateway has got {found.synced:,} results and {found.reports_synced:,} reports")
     if found.unsent:
         left = f"{found.ready:,} results and {found.reports_ready:,} reports"
-        print(f"  not delivered yet: {left}; python -m crawler sync status tells more")
+        print(f"  not delivered yet: {left}; {program()} sync status tells more")
     if found.refused:
         left = f"{found.rejected:,} results and {found.reports_rejected:,} reports"
-        print(f"  rejected: {left}; python -m crawler sync rejected tells why")
+        print(f"  rejected: {left}; {program()} sync rejected tells why")
 
 
 @job.command()
@@ -179,7 +180,7 @@ def pause(name: str) -> None:
     """
     with _open_job(name) as (lpm, each):
         count = lpm.durable.hold(each, "paused", lpm.now())
-    print(f"Paused {printable(name)}: {count:,} tasks wait for: python -m crawler job resume {printable(name)}")
+    print(f"Paused {printable(name)}: {count:,} tasks wait for: {program()} job resume {printable(name)}")
 
 
 @job.command()
@@ -300,7 +301,7 @@ def retry(failed: bool, expired: bool, skipped: bool, reason: str | None, job_na
     if left:
         print(f"{left:,} were left: their URL is open in another task")
     if again and not workers:
-        say("no worker runs: python -m crawler resume goes on with them")
+        say(f"no worker runs: {program()} resume goes on with them")
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from crawler import config
-from crawler.cli.output import data_dir_option, json_option, print_json, say, size_of, stored
+from crawler.cli.output import UNACCOUNTED, data_dir_option, json_option, print_json, say, size_of, stored, tell_missing
 from crawler.cli.types import Span, only_job_option, since_option
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
@@ -78,7 +78,8 @@ def archive(compress: bool, older_than: float | None, job_name: str | None, outp
 def bundle(output: Path, job_name: str | None, since: float | None, no_raw: bool, as_json: bool) -> int:
     """Write results and their raw pages to one file that another machine can take in and deliver (`results unbundle`).
 
-    The checksum is that of the file's manifest; both machines print it.
+    The checksum is that of the file's manifest; both machines print it. Says on stderr what is still open, and ends
+    with 5 where anything is known to be missing (`job verify`).
 
     \b
     Example:
@@ -89,6 +90,7 @@ def bundle(output: Path, job_name: str | None, since: float | None, no_raw: bool
     with stored() as lpm:
         job = lpm.ledger.job(job_name) if job_name else None
         done = write(lpm, output, job=job, since=since, raw=not no_raw)
+        missing = tell_missing(lpm, job)
     if done.unreadable:
         say(f"{done.unreadable:,} pages cannot be read and were left out; their records are in the bundle")
     if as_json:
@@ -98,6 +100,8 @@ def bundle(output: Path, job_name: str | None, since: float | None, no_raw: bool
     else:
         print(f"Checksum {done.checksum}")
         print(f"Bundled {done.results} results with {done.pages} pages to {done.file} ({size_of(done.bytes)})")
+    if missing:
+        return UNACCOUNTED
     return 1 if done.unreadable else 0
 
 

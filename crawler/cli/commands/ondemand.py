@@ -11,7 +11,7 @@ import click
 from crawler import config, logs
 from crawler.cli.commands.stack import workers_option
 from crawler.cli.output import data_dir_option, json_option, print_json, say
-from crawler.config import Settings
+from crawler.config import Settings, program
 from crawler.lpm import LocalPersistenceManager
 
 if TYPE_CHECKING:
@@ -140,9 +140,9 @@ def _summarise(settings: Settings, as_json: bool) -> None:
         return
     print(line)
     if stand.unsent:
-        print(f"{stand.unsent:,} wait for the next start, or for: python -m crawler sync push")
+        print(f"{stand.unsent:,} wait for the next start, or for: {program()} sync push")
     if stand.rejected or stand.reports_rejected:
-        print("what was rejected, and why: python -m crawler sync rejected")
+        print(f"what was rejected, and why: {program()} sync rejected")
 
 
 @click.command(hidden=True)

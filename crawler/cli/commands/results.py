@@ -10,8 +10,9 @@ import click
 
 from crawler import config
 from crawler import results as store
-from crawler.cli.output import data_dir_option, json_option, print_json, say, stored
+from crawler.cli.output import UNACCOUNTED, data_dir_option, json_option, print_json, say, stored, tell_missing
 from crawler.cli.types import only_job_option, since_option
+from crawler.config import program
 from crawler.db.books import Delivery
 from crawler.errors import StoreError, place
 from crawler.logs import printable
@@ -64,7 +65,7 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
     print(_how_many(files.results, sent, lpm.pending))
     if files.torn or files.missing:
         missing = "" if files.missing is None else f" and {files.missing:,} are missing"
-        print(f"  {files.torn:,} more files are torn{missing}; python -m crawler doctor --repair makes them again")
+        print(f"  {files.torn:,} more files are torn{missing}; {program()} doctor --repair makes them again")
     if files.foreign:
         print(f"  {files.foreign:,} files there are none of this store's")
     if items:
@@ -157,8 +158,10 @@ def export(
     all_rows: bool,
     pages: Path | None,
     as_json: bool,
-) -> None:
+) -> int:
     """Write results to one file, whole or not at all: JSON, JSONL, CSV, XLSX, WARC, Markdown or Parquet.
+
+    Says on stderr what is still open, and ends with 5 where anything is known to be missing (`job verify`).
 
     \b
     Example:
@@ -176,15 +179,16 @@ def export(
         job = lpm.ledger.job(job_name) if job_name else None
     with closing(lpm), terminated_by_signal():  # not in `stored`: a reader of stdout that has gone is no failing store
         done = store.export(lpm, output, form, job=job, since=since, all_rows=all_rows, pages=pages, say=say)
+        missing = tell_missing(lpm, job)
     if pages:
         say(f"{done.pages:,} pages written to {pages}/")
-    if str(output) == "-":
-        return
-    if as_json:
-        facts = {"results": done.results, "file": str(output), "format": form}
-        print_json(facts | ({"rows": done.rows} if all_rows else {}) | ({"pages": done.pages} if pages else {}))
-    else:
+    if as_json and str(output) != "-":
+        facts: dict[str, Any] = {"results": done.results, "file": str(output), "format": form}
+        facts |= ({"rows": done.rows} if all_rows else {}) | ({"pages": done.pages} if pages else {})
+        print_json(facts | ({"unaccounted": missing} if missing else {}))
+    elif str(output) != "-":
         print(f"Exported {done.rows} {'rows' if all_rows else 'results'} to {output}")
+    return UNACCOUNTED if missing else 0
 
 
 from crawler.cli.commands import keep  # noqa: E402 # what it attaches to stands above

@@ -31,7 +31,7 @@ from crawler.cli.output import (
 )
 from crawler.cli.session import robots_option, session_options
 from crawler.cli.standstill import Standstill
-from crawler.config import Settings
+from crawler.config import Settings, program
 from crawler.db.books import REPAIR
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
@@ -210,7 +210,7 @@ def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> 
         unaccounted = [f"{each.job}: {what}" for each in receipts for what in each.problems]
         if not job:
             unaccounted += [f"{fault}; {REPAIR}" for fault in lpm.ledger.index_faults()]
-            unaccounted += [f"{what}; python -m crawler doctor tells more" for what in lpm.missing_pages()]
+            unaccounted += [f"{what}; {program()} doctor tells more" for what in lpm.missing_pages()]
         if job:
             lpm.ledger.report_job(job)
     if as_json:

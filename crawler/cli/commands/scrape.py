@@ -15,7 +15,7 @@ import msgspec
 from crawler import config, urls
 from crawler.cli.output import data_dir_option, json_option, print_json, say, stored
 from crawler.cli.session import robots_option, session_options
-from crawler.config import Settings
+from crawler.config import Settings, program
 from crawler.errors import UsageError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
@@ -139,8 +139,8 @@ def _show(report: dict[str, Any]) -> None:
         return
     print(f"{report['status_code']} {printable(report['final_url'])}  (task {report['task_id']})")
     _show_fields(report["data"])
-    print(f"The whole record: python -m crawler results show '{report['url']}'")
-    print(f"The page itself:  python -m crawler raw '{report['url']}' --open")
+    print(f"The whole record: {program()} results show '{report['url']}'")
+    print(f"The page itself:  {program()} raw '{report['url']}' --open")
 
 
 def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int:
@@ -242,7 +242,7 @@ def raw(url: str, open_: bool, output: Path | None) -> None:
             raise UsageError(f"there is no browser to open it with; the page is in {page.name}")
         say(f"opened {page.name}")
     elif output:
-        with whole_file(output) as file:
+        with whole_file(output, config.load().data_dir) as file:
             file.write(body)
         say(f"{len(body):,} bytes written to {output}")
     else:
@@ -255,15 +255,15 @@ def _stored(settings: Settings, url: str) -> bytes:
     from crawler.fetch.body import decoded
 
     lpm = LocalPersistenceManager(settings.data_dir)
-    pruned = False
+    gone: str | None = None
     try:
         for task in lpm.ledger.tasks_of(urls.parse(url).key):
             page = lpm.raw_page(task)
             if page:
                 return decoded(*page, limit=1 << 30)
-            pruned = pruned or lpm.raw_place(task) is not None
+            gone = gone or lpm.why_no_page(task)
     finally:
         lpm.close()
-    if pruned:
-        raise UsageError(f"the page was removed by prune: {urls.without_credentials(url)}")
+    if gone:
+        raise UsageError(f"{urls.without_credentials(url)}: the page {gone}")
     raise UsageError(f"no page is stored for {urls.without_credentials(url)}")

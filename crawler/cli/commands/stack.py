@@ -8,6 +8,7 @@ import click
 
 from crawler import config
 from crawler.cli.output import data_dir_option, say
+from crawler.config import program
 from crawler.errors import StackIsUp
 
 workers_option = click.option(
@@ -38,7 +39,7 @@ def up(workers: int | None, flower: bool) -> None:
         return
     if stack.up and stack.ready and stack.supervisor:
         if workers or (flower and not stack.flower_url):
-            raise click.UsageError("the stack is up already, with other options; stop it first: python -m crawler down")
+            raise click.UsageError(f"the stack is up already, with other options; stop it first: {program()} down")
         print(f"The stack is up already (supervisor {stack.supervisor.pid})")
         return
     say("starting Redis and workers …")

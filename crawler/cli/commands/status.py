@@ -10,7 +10,7 @@ import msgspec
 from crawler import config, times
 from crawler.cli.output import data_dir_option, json_option, print_json, size_of
 from crawler.cli.standstill import Standstill, no_room, standing_still
-from crawler.config import Settings
+from crawler.config import Settings, program
 from crawler.db import exchange, owners
 from crawler.db.books import Bookkeeping
 from crawler.db.connection import reading
@@ -200,7 +200,7 @@ def delivering(facts: dict[str, Any]) -> list[str]:
         if (count := about.get(state, 0) + about.get(f"reports_{state}", 0))
     ]
     url = f" {printable(about['url'])}" if parts and about["url"] else ""
-    return [f"Gateway{url}: {', '.join(parts)} (python -m crawler sync status)"] if parts else []
+    return [f"Gateway{url}: {', '.join(parts)} ({program()} sync status)"] if parts else []
 
 
 def describe(facts: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ import click
 from crawler import config, times
 from crawler.cli.commands.ondemand import moved_option
 from crawler.cli.output import data_dir_option, json_option, print_json, say, stored
-from crawler.config import Settings
+from crawler.config import Settings, program
 from crawler.db import exchange
 from crawler.errors import ServiceError
 from crawler.logs import printable
@@ -63,9 +63,9 @@ def status(as_json: bool) -> None:
     for trouble in facts["troubles"]:
         print(printable(trouble))
     if results["held"]:
-        print("held are results of standalone work; they go only by: python -m crawler sync push")
+        print(f"held are results of standalone work; they go only by: {program()} sync push")
     if results["rejected"] or reports["rejected"]:
-        print("what was rejected, and why: python -m crawler sync rejected")
+        print(f"what was rejected, and why: {program()} sync rejected")
 
 
 def _facts(lpm: LocalPersistenceManager, settings: Settings) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def push(job_name: str | None, bundle: Path | None, moved: bool, as_json: bool) 
     else:
         print(f"Delivered {done['results']:,} results and {done['reports']:,} reports to {settings.gateway_url}")
         if done["rejected"]:
-            print(f"{done['rejected']:,} were rejected, and are kept; why: python -m crawler sync rejected")
+            print(f"{done['rejected']:,} were rejected, and are kept; why: {program()} sync rejected")
     return 1 if done["rejected"] else 0
 
 
