@@ -235,7 +235,7 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
         html = charset.utf8(page.body, declared, budget)
         if not html:
             return _unread(page)
-        tree = parse(html, budget)
+        tree = parse(html, budget, 0 if html is page.body else len(html))
         large = len(html) > SMALL
         if large:
             budget.look()

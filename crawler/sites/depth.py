@@ -23,6 +23,8 @@ MAX_SEPARATORS = 60_000
 """Places where an attribute may begin, in pages whose names need no counting: that is a second at most."""
 MAX_TREE = 54_000_000
 """Bytes by which the process may grow while a tree is made."""
+FEW, FEW_PARAGRAPHS, LISTED = 120_000, 100_000, 1_000
+"""Elements, and paragraphs, of which lists may be made beside the largest tree; each more makes that smaller."""
 WIDE = 5
 """Bytes for each of a text whose characters take four, when it is read."""
 MAX_RUN = 520_000
@@ -86,7 +88,7 @@ _WIDE = re.compile(rb"[\xf0-\xf4]")
 _BLOCK = re.compile(rb"(?:[^<]*+<){%d}" % (BLOCK + 1))
 
 
-def parse(html: str | bytes, budget: Budget | None = None) -> LexborHTMLParser:
+def parse(html: str | bytes, budget: Budget | None = None, beside: int = 0) -> LexborHTMLParser:
     """The tree of a page, given as text or in UTF-8; `FetchError` for one that takes the parser minutes, or the memory.
 
     Lexbor looks through all open elements at nearly every tag, and compares every attribute of a tag with all before
@@ -94,7 +96,7 @@ def parse(html: str | bytes, budget: Budget | None = None) -> LexborHTMLParser:
     any of that, which is seen by counting. No count relies on where tags begin for the parser: what it takes for a
     comment or a script, and when it closes an element, is known to nobody else.
 
-    Memory needs no counting: the parser gets only so much.
+    Memory needs no counting: the parser gets only so much, less what is there `beside` the page already.
     """
     page = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
     if b"\0" in page:
@@ -108,11 +110,13 @@ def parse(html: str | bytes, budget: Budget | None = None) -> LexborHTMLParser:
     if tags * len(page) <= TINY and len(page) <= SMALL:
         return _tree(page)
     budget = budget or Budget()
+    paragraphs = page.count(b"<p") + page.count(b"<P")
+    room = MAX_TREE - beside - LISTED * max(0, _starts(page) - FEW, paragraphs - FEW_PARAGRAPHS)
     if len(page) <= MAX_RUN:
-        return _parse(page, tags, MAX_TREE, budget)
+        return _parse(page, tags, room, budget)
     page = _without_long_runs(page)
     budget.look()
-    room = MAX_TREE - WIDE * _longest_wide(page, budget)
+    room -= WIDE * _longest_wide(page, budget)
     if room < len(page):  # the heap may have room that the kernel has counted already
         raise _too_deep("its texts would take too much memory")
     tree = _parse(page, tags, room, budget)
