@@ -78,7 +78,7 @@ def test_only_what_is_there_is_said_to_be_there(shared: Folder) -> None:
 def test_files_are_counted_without_a_ledger(folder: Folder) -> None:
     """`results list` counts what lies in pending/ also where the ledger cannot be read, and says so."""
     (folder.data / "pending").mkdir(parents=True)
-    (folder.data / "pending" / "a.json").write_text('{"task_id": "a", "data": {}}')
+    (folder.data / "pending" / "a.json").write_text('{"task_id":"a","data":{}}\n')
     (folder.data / "lpm.db").write_bytes(b"this is not a database" * 100)
 
     done = folder.crawler("results", "list")
