@@ -91,7 +91,7 @@ def _insert(db: Database, outcome: Outcome, page: Page, content_type: str, diges
     at = (place.segment, place.offset, place.length) if place else (None, None, None)
     db.execute(
         f"INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {SAME_CONTENT})",
-        (outcome.task.id, outcome.record.decode(), page.final_url, page.status,
+        (outcome.task.id, _text(outcome.record), page.final_url, page.status,
          content_type, outcome.verdict or "ok", len(page.body), digest,
          page.fetch_s * 1000, outcome.parse_ms, *outcome.parser, *at, page.fetched_at, *outcome.site,
          digest[:12], digest),
@@ -229,6 +229,14 @@ def _shaped(row: tuple[Any, ...], record: object) -> dict[str, Any]:
         "site": {"name": site, "version": site_version} if site else None,
         "same_as": same_as,
     }
+
+
+def _text(record: bytes) -> str:
+    """A record as it is stored; one that cannot be is no damage of the ledger, which alone has such errors."""
+    try:
+        return record.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(str(error)) from None
 
 
 def _decoded(task_id: str, text: str) -> dict[str, Any]:
