@@ -156,7 +156,7 @@ def test_formatting_is_counted_where_it_could_be_repeated_too_often() -> None:
         return "<div>" + _numbered("<b id={}>", number) + "</div>" + "<p>x" * number
 
     assert not refused(made(200))
-    assert refused(made(600))
+    assert refused(made(2_000))
 
 
 @pytest.mark.parametrize(
