@@ -34,6 +34,7 @@ def demo(workers: int | None) -> int:
     settings = config.load()
     folder = settings.data_dir.absolute() / "demo"
     settings = msgspec.structs.replace(settings, data_dir=folder, redis_url=None)
+    os.environ["CRAWLER_DATA_DIR"] = os.path.relpath(folder)  # commands that are proposed name it
     with demo_site.running_site() as base:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
