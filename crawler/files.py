@@ -1,4 +1,4 @@
-"""What was written is on the disk: for one folder's names, or for a whole file system."""
+"""Files and folders: what may be read, what is set aside, and what was written is on the disk."""
 
 import errno
 import os

@@ -91,7 +91,7 @@ class LocalPersistenceManager:
                 "SELECT count(*) FROM outbox WHERE state <> 'synced' AND archived_at IS NULL"
             )
             files = sum(1 for _ in self.pending.glob("[!.]*.json"))
-            later = sum(1 for _ in self.later_results()) if files > known else 0
+            later = sum(1 for _ in later_results(self.ledger.db, self.pending)) if files > known else 0
         self.close()
         if later:
             raise StoreError(
@@ -99,17 +99,10 @@ class LocalPersistenceManager:
                 f"lost its log; {program()} doctor --repair puts them back"
             )
 
-    def later_results(self) -> Iterator[str]:
-        """The tasks whose results are whole in pending/, but not completed here: the ledger is an older one."""
-        known = "SELECT 1 FROM tasks WHERE task_id = ? AND status = 'completed'"
-        for path in self.pending.glob("[!.]*.json"):
-            if self.ledger.db.one(known, (path.stem,)) is None and is_whole(path):
-                yield path.stem
-
     def _may_cut(self) -> bool:
         """Whether what lies behind the committed end of a segment is a killed writer's: a ledger stays the newest."""
         if self._is_newest is None:
-            self._is_newest = next(self.later_results(), None) is None
+            self._is_newest = next(later_results(self.ledger.db, self.pending), None) is None
         return self._is_newest
 
     @property
@@ -600,7 +593,7 @@ class LocalPersistenceManager:
         count = 0
         for name, found in itertools.groupby(places, key=itemgetter(0)):
             with contextlib.suppress(OSError), (self.raw / name).open("rb", buffering=0) as file:
-                count += sum(os.pread(file.fileno(), 2, offset) != segments.GZIP for _, offset in found)
+                count += sum(os.pread(file.fileno(), 4, offset) != segments.GZIP for _, offset in found)
         if count:
             yield f"{count:,} stored pages of its results cannot be read; {program()} doctor --repair tells more"
 
@@ -683,6 +676,14 @@ def _again(ledger: Ledger, job: Job, broken: bool = False) -> str:
         names = [each.file for each in files] or [job.source_file or "FILE"]
         commands = [f"bulk import {shlex.quote(name)}{queue}{named}" for name in names]
     return " and ".join(f"{program()} {command}" for command in commands)
+
+
+def later_results(db: connection.Database, pending: Path) -> Iterator[str]:
+    """The tasks whose results are whole in pending/, but not completed: the ledger is an older one, or lost its log."""
+    known = "SELECT 1 FROM tasks WHERE task_id = ? AND status = 'completed'"
+    for path in pending.glob("[!.]*.json"):
+        if db.one(known, (path.stem,)) is None and is_whole(path):
+            yield path.stem
 
 
 def missing_files(

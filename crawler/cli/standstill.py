@@ -161,9 +161,7 @@ class Standstill:
         """For which page one waits, or for whose."""
         if not books.processing:
             return ""
-        rows = self._lpm.ledger.db.all(
-            "SELECT url, leased_at FROM tasks WHERE status = 'processing' ORDER BY leased_at LIMIT ?", (FEW + 1,)
-        )
+        rows = self._lpm.ledger.oldest_in_flight(FEW + 1)
         if not rows:
             return ""
         url, leased_at = rows[0]

@@ -162,6 +162,12 @@ class Bookkeeping:
             self.db.all("SELECT domain, count(*) FROM tasks WHERE status = 'processing' GROUP BY 1 ORDER BY 2 DESC, 1")
         )
 
+    def oldest_in_flight(self, count: int) -> list[tuple[str, float]]:
+        """The URLs that have been worked on for longest, and since when."""
+        return self.db.all(
+            "SELECT url, leased_at FROM tasks WHERE status = 'processing' ORDER BY leased_at LIMIT ?", (count,)
+        )
+
     def rate(self, now: float, over_s: float = 30.0) -> float:
         """Tasks that ended a second, of late."""
         [(count,)] = self.db.all(

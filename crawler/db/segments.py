@@ -23,8 +23,8 @@ SEGMENT_AGE_S = 86400.0
 """No page goes into a segment older than a day, so that `prune` can remove whole ones."""
 _QUARANTINE = "-quarantine-"
 """In the name of a segment of walls and error pages, which no reader of good ones should meet."""
-GZIP = b"\x1f\x8b"
-"""How a member begins."""
+GZIP = b"\x1f\x8b\x08\x00"
+"""The beginning of every member, which has no flags."""
 _STAMP = "%Y%m%dT%H%M%S"
 _DROPPED = frozenset({"transfer-encoding"})
 """Headers that speak of the connection, not of the body that is stored."""

@@ -24,7 +24,7 @@ from crawler.doctor.salvage import (
     settle,
 )
 from crawler.files import sync_folder
-from crawler.lpm import is_importing, is_whole, unaccounted
+from crawler.lpm import is_importing, later_results, unaccounted
 from crawler.models import TaskStatus
 from crawler.process import read_stack
 
@@ -248,15 +248,10 @@ def _imbalance(context: Context) -> str:
         counts = {what: int(context.db.all(sql)[0][0]) for what, sql in _BOOKS.items()}
     # Not as of that moment: a worker commits a result before it writes the file, so whoever sees the file first and
     # asks then is told of it. In an older moment all that came since would be unknown.
-    counts["results in pending/ that this ledger does not know"] = _unknown(context)
+    counts["results in pending/ that this ledger does not know"] = sum(
+        1 for _ in later_results(context.db, context.folder / "pending")
+    )
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-
-
-def _unknown(context: Context) -> int:
-    """How many results lie in pending/ whose tasks are not completed: the ledger is an older one, or lost its log."""
-    known = "SELECT 1 FROM tasks WHERE task_id = ? AND status = 'completed'"
-    files = (context.folder / "pending").glob("[!.]*.json")
-    return sum(context.db.one(known, (path.stem,)) is None and is_whole(path) for path in files)
 
 
 def gateway(context: Context) -> Iterator[Seen]:

@@ -24,8 +24,6 @@ from crawler.lpm import PRUNED, UNFINISHED, is_whole, missing_files
 
 _SHOWN = 20
 _STEP = 1 << 16
-_GZIP = b"\x1f\x8b\x08\x00"
-"""The beginning of every member, which has no flags."""
 _GRACE_S = 60
 """What somebody at work may not have done yet."""
 
@@ -113,7 +111,7 @@ def _walk(path: Path, end: int | None, places: list[Place]) -> Walk:
             wanted = at_offset.get(at, [])
             found = _member(data, at, limit, whole=bool(wanted))
             if found is None:
-                following = data.find(_GZIP, at + 1, limit)
+                following = data.find(warc.GZIP, at + 1, limit)
                 behind = limit if following < 0 else following
                 walk.gaps.append((at, behind))
             else:
@@ -127,7 +125,7 @@ def _walk(path: Path, end: int | None, places: list[Place]) -> Walk:
 def _member(data: mmap.mmap, at: int, limit: int, whole: bool = False) -> tuple[int, bytes] | None:
     """The end of the gzip member that begins there, if it is one with the right checksum, and its text (or the
     beginning of that)."""
-    if data[at : at + len(_GZIP)] != _GZIP:
+    if data[at : at + len(warc.GZIP)] != warc.GZIP:
         return None
     inflater, begin = isal_zlib.decompressobj(wbits=31), at
     texts: list[bytes] = []

@@ -31,7 +31,7 @@ charset.load()
 
 Fetch = Callable[[Request, Gate], Awaitable[Page]]
 
-TREE_TIMES, MAX_TREE = 100, 64_000_000
+TIMES_BESIDE, MAX_BESIDE = 100, 64_000_000
 """What reading a page takes beside it, while it lasts: so many times its size, and no more than this."""
 MIN_FREE = 10_000_000
 """The same for the smallest page: bytes of memory without which none is read."""
@@ -214,7 +214,7 @@ def examine(page: Page, site: Site, budget: Budget | None = None) -> Read:
     The record is counted for the page from here on, because it waits for the store like the body.
     """
     budget = budget or Budget()
-    beside = min(TREE_TIMES * len(page.body), MAX_TREE)
+    beside = min(TIMES_BESIDE * len(page.body), MAX_BESIDE)
     budget.hold(beside)
     try:
         if any(getrlimit(limit)[0] != RLIM_INFINITY for limit in (RLIMIT_AS, RLIMIT_DATA)):

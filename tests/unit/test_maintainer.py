@@ -68,17 +68,24 @@ def test_a_clock_step_changes_no_wait(tmp_path: Path, step_s: float) -> None:
     lpm.close()
 
 
-def test_a_clock_step_raises_no_false_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """How fast a job goes is measured by the time that passed, not by the clock that was set forward."""
-    clock, uptime = Clock(BEGAN), Clock(500.0)
-    lpm = LocalPersistenceManager(tmp_path, clock=clock)
+def with_deadline(
+    data: Path, deadline_s: float, clock: Clock, uptime: Clock
+) -> tuple[LocalPersistenceManager, Maintainer]:
+    """The maintainer of a job of 500 pages that is to be done in so many seconds."""
+    lpm = LocalPersistenceManager(data, clock=clock)
     job = lpm.durable.open_job(
         key="job", name="job", queue="default", source="file", source_file=None, batch_size=100, now=BEGAN,
-        deadline=BEGAN + 36_000,
+        deadline=BEGAN + deadline_s,
     )  # fmt: skip
     lpm.persist_tasks([new(f"http://a.example/{n}", parcel_id=str(n)) for n in range(500)], job=job)
     lpm.durable.close_import(job, lpm.now())
-    maintainer = Maintainer(lpm, MemoryBroker(), Settings(), clock=clock, uptime=uptime)
+    return lpm, Maintainer(lpm, MemoryBroker(), Settings(), clock=clock, uptime=uptime)
+
+
+def test_a_clock_step_raises_no_false_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """How fast a job goes is measured by the time that passed, not by the clock that was set forward."""
+    clock, uptime = Clock(BEGAN), Clock(500.0)
+    lpm, maintainer = with_deadline(tmp_path, 36_000, clock, uptime)
     for step_s in (0, 0, 0, 0, 0, 3600, 0):
         clock.now += 4 + step_s
         uptime.now += 4
@@ -91,14 +98,7 @@ def test_a_clock_step_raises_no_false_alarm(tmp_path: Path, caplog: pytest.LogCa
 def test_a_slow_beginning_raises_no_false_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The log says that a deadline slips when that was measured for a while, not two seconds after the start."""
     clock, uptime = Clock(BEGAN), Clock(500.0)
-    lpm = LocalPersistenceManager(tmp_path, clock=clock)
-    job = lpm.durable.open_job(
-        key="job", name="job", queue="default", source="file", source_file=None, batch_size=100, now=BEGAN,
-        deadline=BEGAN + 100,
-    )  # fmt: skip
-    lpm.persist_tasks([new(f"http://a.example/{n}", parcel_id=str(n)) for n in range(500)], job=job)
-    lpm.durable.close_import(job, lpm.now())
-    maintainer = Maintainer(lpm, MemoryBroker(), Settings(), clock=clock, uptime=uptime)
+    lpm, maintainer = with_deadline(tmp_path, 100, clock, uptime)
     told = []
     for _ in range(8):
         clock.now += 4
