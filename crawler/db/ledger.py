@@ -346,17 +346,26 @@ class Ledger(Acts):
 
     def _recognise(self, task: NewTask, row: _RowKey, source_file: str | None, row_input: str | None) -> None:
         """Give a task whose input was lost, or which a repair has made of its result, what this row says of it."""
+        its_row = "(job_id, file_number, source_line, source_item) = (?1, ?2, ?3, ?4)"
+        names = (*row, task.address.key, task.parcel_id)
+        # A task that a repair has made may have gone to a row of another parcel: this row does not mean it.
         self.db.execute(
-            """UPDATE OR IGNORE tasks SET (job_id, file_number, source_line, source_item) = (?1, ?2, ?3, ?4),
-                   parcel_id = ?6, source_file = ?7, input = ?8, url = ?9
-               WHERE id = (
-                   SELECT id FROM tasks t WHERE url_key = ?5 AND ifnull(job_id, ?1) = ?1
-                   AND iif(source = 'salvage' AND source_line IS NULL, parcel_id IN ('', ?6), input IS NULL
-                       AND parcel_id = ?6 AND (file_number, source_line, source_item) = (?2, ?3, ?4))
-                   AND NOT EXISTS (SELECT 1 FROM job_links
-                       WHERE (job_id, task, file_number, source_line, source_item) = (?1, t.id, ?2, ?3, ?4))
-                   LIMIT 1)""",
-            (*row, task.address.key, task.parcel_id, source_file, row_input, task.address.url),
+            f"""DELETE FROM job_links WHERE {its_row}
+                AND task IN (SELECT id FROM tasks WHERE url_key = ?5 AND parcel_id <> ?6)""",
+            names,
+        )
+        known = f"""SELECT 1 FROM tasks t WHERE url_key = ?5 AND parcel_id = ?6
+                    AND ({its_row} OR EXISTS (SELECT 1 FROM job_links WHERE task = t.id AND {its_row}))"""
+        self.db.execute(
+            f"""UPDATE OR IGNORE tasks SET (job_id, file_number, source_line, source_item) = (?1, ?2, ?3, ?4),
+                    parcel_id = ?6, source_file = ?7, input = ?8, url = ?9
+                WHERE id = (
+                    SELECT id FROM tasks WHERE url_key = ?5 AND ifnull(job_id, ?1) = ?1
+                    AND iif(source = 'salvage' AND source_line IS NULL,
+                            parcel_id IN ('', ?6) AND NOT EXISTS ({known}),
+                            input IS NULL AND parcel_id = ?6 AND {its_row})
+                    ORDER BY parcel_id <> ?6 LIMIT 1)""",
+            (*names, source_file, row_input, task.address.url),
         )
 
     def _known(self, task: NewTask, row: _RowKey, fresh_after: float) -> tuple[Any, ...] | None:

@@ -233,6 +233,30 @@ def test_a_repair_brings_every_row_back_once(settings: Settings, tmp_path: Path,
     assert not [finding for finding in wrong(look(settings.data_dir)) if f"job {job_name}:" in finding.detail]
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_task_made_of_its_result_takes_no_place_of_another(settings: Settings, tmp_path: Path, seed: int) -> None:
+    """What is left of a collected task does not tell its row: it goes to none of the same URL that has its own task."""
+    # Given files with the same URLs, with and without a parcel, all collected
+    chance = random.Random(seed)
+    files = {}
+    for name in ("a.txt", "b.jsonl", "c.jsonl"):
+        files[tmp_path / name] = rows = made_rows(chance, 120, name)
+        WRITERS[name[2:]](chance, tmp_path / name, rows)
+        read(settings, tmp_path / name, "auction")
+    collect(settings, 150)
+
+    # When the rows of tasks are lost, which are made again from their results, and rejected rows for good
+    database = settings.data_dir / "lpm.db"
+    for number in chance.sample(pages_of(database, "tasks", "leaf"), 4) + pages_of(database, "rejected_rows", "leaf"):
+        wipe(database, number)
+    look(settings.data_dir, repair=True)
+    for path in reversed(files):
+        read(settings, path, "auction")
+
+    # Then each row is there once
+    assert_every_row_once(settings, "auction", files.items())
+
+
 @pytest.mark.parametrize("table", ["tasks", "job_links", "rejected_rows", "imports", "jobs"])
 def test_lost_rows_of_one_line_are_told_and_come_back(settings: Settings, tmp_path: Path, table: str) -> None:
     """A one-line array has all its rows on line 1: a lost page of any table costs none of them for ever."""
