@@ -76,7 +76,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much is logged."""
     failpoint: str | None = None
-    """`name:n` kills the process at the n-th passage of a named step, for tests."""
+    """`name:n` kills the process at the n-th passage of a named step, `name:n:hang` has it hang there; for tests."""
 
     def __repr__(self) -> str:
         """Without what may hold a secret."""
@@ -251,7 +251,8 @@ def _bad_proxy(text: str) -> str | None:
 
 
 def _bad_failpoint(text: str) -> str | None:
-    return None if re.fullmatch(r"[a-z-]+:[1-9]\d*", text) else "must be name:n, such as committed:3"
+    good = re.fullmatch(r"[a-z-]+:[1-9]\d*(:hang)?", text)
+    return None if good else "must be name:n or name:n:hang, such as committed:3"
 
 
 _CHECKS = {
@@ -266,12 +267,14 @@ _CHECKS = {
 }
 
 _passages: Counter[str] = Counter()
-_failpoint = os.environ.get("CRAWLER_FAILPOINT", "").partition(":")
+_failpoint = os.environ.get("CRAWLER_FAILPOINT", "").split(":")
 
 
 def failpoint(name: str) -> None:
-    """End this process without a word if CRAWLER_FAILPOINT names this step and its count is reached."""
+    """End this process without a word, or hang, if CRAWLER_FAILPOINT names this step and its count is reached."""
     if _failpoint[0] == name:
         _passages[name] += 1
-        if _passages[name] == int(_failpoint[2]):
+        if _passages[name] == int(_failpoint[1]):
+            if _failpoint[2:]:
+                re.match("(a+)+b", "a" * 100)  # for ages inside C code, like a parser that hangs
             os.kill(os.getpid(), signal.SIGKILL)

@@ -281,6 +281,7 @@ class Worker:
             elif late_s < LATE_S and self._was_full:
                 self._most = min(self._settings.pages, self._most * 5 // 4)
             self._was_full = False
+            self._memory.trim()
             self._tell()
 
     async def _slice(self, queues: Sequence[str], message_id: str) -> int:

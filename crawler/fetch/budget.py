@@ -6,6 +6,7 @@ import mmap
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 from greenlet import getcurrent, greenlet
@@ -27,6 +28,9 @@ MAX_IN_FLIGHT = 256_000_000
 
 GROWTH, STALLED_S = 64_000, 2.0
 """A page that holds at least so many bytes and has not grown by as many in so long gives way to those that wait."""
+
+LARGE, TRIM_S = 8_000_000, 1.0
+"""Bytes of one page that are worth giving back to the system, and how long others may add to them before that."""
 
 SMALL_SHARE = 10
 """A page that wants so many times less than another holds does not give way to it."""
@@ -50,6 +54,15 @@ def check_free(count: int) -> None:
         raise MemoryError from error
 
 
+@cache
+def _malloc_trim() -> Callable[[int], int]:
+    """The C library's function that gives free memory back to the system; musl and macOS have none."""
+    import ctypes  # only who reads large pages pays for it
+
+    found: Callable[[int], int] = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)
+    return found
+
+
 class Memory:
     """The bytes of all pages that a process has in flight, from the first byte received to the commit of the result."""
 
@@ -61,6 +74,7 @@ class Memory:
         self.used = 0
         self._clock = clock
         self._shares: dict[Budget, _Share] = {}
+        self._trim_at = math.inf
 
     @property
     def is_full(self) -> bool:
@@ -89,6 +103,18 @@ class Memory:
         freed = share.held if count is None else count
         share.held -= freed
         self.used -= freed
+        if freed >= LARGE:
+            self._trim_at = min(self._trim_at, self._clock() + TRIM_S)
+
+    def trim(self) -> None:
+        """To be called now and then: give the memory of large pages that have gone back to the system.
+
+        The allocator would keep it for ever, if anything small that lives on lies behind it: with some large tables
+        at once that were hundreds of megabytes for each process.
+        """
+        if self._clock() >= self._trim_at:
+            self._trim_at = math.inf
+            _malloc_trim()(0)
 
     def relieve(self) -> bool:
         """Have the page give way that has not grown for longest, if that is long enough; whether there is one."""

@@ -9,6 +9,7 @@ from resource import RLIM_INFINITY, RLIMIT_DATA, getrlimit, setrlimit
 
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode, SelectolaxError
 
+from crawler.config import failpoint
 from crawler.errors import FetchError
 from crawler.fetch.budget import Budget, check_free
 
@@ -54,6 +55,9 @@ _TAG = re.compile(rf"</?+([^{_SPACE}/><]*+)(?=[{_SPACE}/])((?:{_ATTRIBUTE})++)".
 """A tag with attributes; one with a bracket in its name is found from the last of them on."""
 _TAG_NAMES = re.compile(rf"<([a-z][^{_SPACE}/>]*+)".encode(), re.I)
 _MANY_ATTRIBUTES = re.compile(rf"<[^{_SPACE}/><]*+[{_SPACE}/](?:{_ATTRIBUTE}){{64}}".encode())
+_CUT = _ATTRIBUTE.replace('*+"|', '*+(?:"|\\Z)|').replace("*+'|", "*+(?:'|\\Z)|")
+_MANY_OR_CUT = re.compile(rf"<[^{_SPACE}/><]*+(?:[{_SPACE}/]|\Z)(?:{_CUT}|[{_SPACE}/]*+\Z){{64}}".encode())
+"""The same in a part of a page, and each tag that goes on behind the end of the part."""
 _ROOTS = re.compile(rb"<(?:html|body)", re.I)
 _IN_TAGS = re.compile(rb"""(?:\A|[<"'])[^>]*+""")
 """All that may be inside a tag: behind a `>` in an attribute's value there must be a quote first, and a part of a page
@@ -277,13 +281,13 @@ def _check_attributes(page: bytes, budget: Budget) -> None:
     number = _separators(page)
     if number > MAX_SEPARATORS:
         number = sum(_separators(b"".join(_IN_TAGS.findall(part))) for part in _parts(page, budget))
-    few = number <= MAX_SEPARATORS and not _MANY_ATTRIBUTES.search(page)
+    few = number <= MAX_SEPARATORS and not _has_many_attributes(page, budget)
     if few and len(_ROOTS.findall(page)) <= MAX_ROOTS:
         return
     names: set[bytes] = set()
     steps = collected = 0
     for tag, attributes in _tags(page):
-        budget.check()
+        budget.check(len(attributes))
         matches = islice(_ATTRIBUTE_NAMES.finditer(attributes), MAX_ATTRIBUTES + 1)
         found = [match[1] for match in matches]
         names.update(found)
@@ -296,6 +300,22 @@ def _check_attributes(page: bytes, budget: Budget) -> None:
             raise _too_deep(f"a <{tag[:20].decode('latin-1')}> has more than {MAX_ATTRIBUTES:,} attributes")
         if len(names) > MAX_NAMES:
             raise _too_deep(f"its attributes have more than {MAX_NAMES:,} names")
+
+
+def _has_many_attributes(page: bytes, budget: Budget) -> bool:
+    """Whether a tag has so many attributes that they are to be counted.
+
+    Each of some sixty tags may be sought to the page's end: a single search would go through the page as often.
+    """
+    begin = 0
+    while begin < len(page):
+        budget.look()
+        end = min(begin + PART, len(page))
+        found = _MANY_OR_CUT.search(page, begin, end)
+        if found and _MANY_ATTRIBUTES.match(page, found.start()):
+            return True
+        begin = found.start() + 1 if found else end
+    return False
 
 
 def _tags(page: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -352,6 +372,7 @@ def _parse_in_steps(page: bytes, tags: int, room: int, budget: Budget) -> Lexbor
 
     Ever longer beginnings are parsed: each adds too little to what was measured to take long.
     """
+    failpoint("parsing-in-steps")
     limit = min(MAX_DEPTH, MAX_STEPS // tags)
     end = 0
     for number in range(1, MAX_PARSED):

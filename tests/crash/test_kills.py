@@ -37,14 +37,16 @@ def test_2000_pages_survive_kills_of_children_workers_and_redis(folder: Folder) 
 
 def test_a_page_that_hangs_the_parser_is_set_aside(folder: Folder, site: Site, redis_url: str) -> None:
     """A child that stands still in a parser is ended; twice, and its page is poison, with evidence; others finish."""
-    # Given pages, one of which keeps its parser busy for longer than a child may stand still
-    folder.env |= {"REDIS_URL": redis_url, "CRAWLER_STALL_S": "2", "CRAWLER_MAX_BODY": "200000000"}
+    # Given pages, one of which hangs every child that parses it
+    hang = {"CRAWLER_STALL_S": "2", "CRAWLER_FAILPOINT": "parsing-in-steps:1:hang"}
+    folder.env |= {"REDIS_URL": redis_url, **hang}
+    bad = f"{site.url}/nested/100000"
     folder.redis().flushall()
     pages = [site.page(n) for n in range(30)]
     worker = folder.worker(concurrency=2)
 
     # When they are crawled
-    folder.crawler("bulk", "import", str(folder.write("pages.txt", [*pages[:15], f"{site.url}/heavy", *pages[15:]])))
+    folder.crawler("bulk", "import", str(folder.write("pages.txt", [*pages[:15], bad, *pages[15:]])))
     folder.wait_until_done(31, 90)
 
     # Then the one is set aside after two deaths, with the place where it hung, and the others are there
@@ -55,8 +57,8 @@ def test_a_page_that_hangs_the_parser_is_set_aside(folder: Folder, site: Site, r
     [evidence] = lpm.ledger.db.all("SELECT detail FROM events WHERE task = ? AND kind = 'poison'", (id_,))
     assert lpm.ledger.db.all("SELECT DISTINCT strikes FROM tasks WHERE status = 'completed'") == [(0,)]
     lpm.close()
-    assert (url, reason, strikes) == (f"{site.url}/heavy", "poison", 2)
-    assert "pipeline.py" in str(evidence)
+    assert (url, reason, strikes) == (bad, "poison", 2)
+    assert "depth.py" in str(evidence)
     assert sorted(result["url"] for result in folder.results()) == sorted(pages)
     assert worker.poll() is None
 

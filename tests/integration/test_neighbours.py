@@ -138,6 +138,31 @@ def peak(pid: int) -> int:
     return int(found[1]) * 1024
 
 
+TABLE = "<table>" + ("<tr>\n" + " <td>123.45</td>\n" * 5 + "</tr>\n") * 19_000 + "</table>"
+
+
+def test_the_memory_of_large_pages_goes_back_to_the_system(folder: Folder, pages: Pages) -> None:
+    """When some large tables at once are stored, the process is hardly larger than before they came."""
+    # Given a child that has read ordinary pages
+    folder.worker(concurrency=1)
+    [child] = folder.children()
+    good = pages.parcels(100)
+    crawl(folder, good)
+    before = psutil.Process(child).memory_info().rss
+
+    # When it has read large ones
+    large = [f"{pages.url}/table/{n}" for n in range(12)]
+    pages.answers |= {url.removeprefix(pages.url): Answer(parcel(1) + TABLE) for url in large}
+    bring(folder, large)
+    folder.wait_until_done(len(good) + len(large), 120)
+    assert ends(folder) == dict.fromkeys([*good, *large], COLLECTED)
+
+    # Then most of what it has grown by is free again
+    most = (peak(child) - before) / 3
+    wait_for(lambda: psutil.Process(child).memory_info().rss - before < most, 20, "the memory to be given back")
+    assert folder.children() == [child]
+
+
 @contextlib.contextmanager
 def limited(pid: int, kind: int, more: int) -> Iterator[None]:
     """A process that may have so much more of something than now, until the end of the block."""

@@ -488,10 +488,6 @@ FIXED: dict[str, tuple[str, Callable[[], bytes]]] = {
         "503 with a reason phrase in Latin-1",
         lambda: b"HTTP/1.1 503 Vor\xfcbergehend\r\nContent-Length: 4\r\n\r\nwait",
     ),
-    "/heavy": (
-        "A page of 52 MB, sent in gzip, whose attributes are sought for seconds in one step",
-        lambda: coded("gzip", gzip.compress(b"<!doctype html>" + b"< " * 60 + b'="' + b"x'" * 26_000_000, 1, mtime=0)),
-    ),
     "/bom": (
         "UTF-8 with a byte order mark, under a header that says windows-1252",
         lambda: response(foreign("utf-8-sig"), kind="text/html; charset=windows-1252"),
@@ -1128,7 +1124,6 @@ HOSTILE: dict[str, str] = {
     "/deflate-bomb": "too_large",
     "/br-bomb": "too_large",
     "/zstd-bomb": "too_large",
-    "/heavy": "too_large",
 }
 """Every misbehaviour with what one fetch of it comes to: `ok`, or the reason code of the error."""
 

@@ -100,6 +100,8 @@ PAGES: dict[str, Callable[[], str | bytes]] = {
     "links": lambda: _numbered("<a href=/x{}>y</a>", 120_000),
     "long links": lambda: _numbered("<a href='/x{}😀" + "z" * 900 + "'>y</a>", 9_500),
     "attributes": lambda: _numbered("<p a=1 b=2 c=3 d=4 e=5 f=6 g=7 h=8 id={}>", 200_000),
+    "tags that do not end": lambda: "< " * 60 + '="' + "x'" * 5_000_000,
+    "names that do not end": lambda: "< " * 60 + ("x" * 500_000 + "'") * 20,
     "hidden parts": lambda: "<p hidden>x" * 120_000,
     "one text": lambda: "word " * 2_000_000,
     "one wide text": lambda: "word 😀" + "word " * 1_300_000,

@@ -12,6 +12,7 @@ from crawler.errors import FetchError
 from crawler.fetch.budget import YIELD_S, Budget
 from crawler.scraping.pipeline import examine
 from crawler.sites.config import Field, Site
+from crawler.sites.depth import parse
 from tests.support.tasks import page
 from tests.unit import test_memory
 from tests.unit.test_linear import FIELDS, SHAPES
@@ -89,6 +90,18 @@ def test_the_largest_pages_give_way(name: str) -> None:
     made = test_memory.PAGES[name]()
 
     assert gives_way((made if isinstance(made, bytes) else made.encode())[:10_000_000]) == ""
+
+
+@pytest.mark.parametrize("end", [("x" * 500_000 + "'") * 20, '="' + "x'" * 5_000_000], ids=["names", "quotes"])
+def test_tags_that_do_not_end_are_read_in_small_steps(end: str) -> None:
+    """Tags that each go on to the page's end take long in total, but no step takes a great part of it."""
+    page, gaps = ("< " * 60 + end).encode(), Gaps()
+    began = time.thread_time()
+    with suppress(FetchError):
+        parse(page, Budget(clock=gaps))
+    gaps()
+
+    assert gaps.longest < (time.thread_time() - began) / 2, gaps.where
 
 
 def test_many_fields_give_way() -> None:
