@@ -141,6 +141,8 @@ def tell_missing(lpm: LocalPersistenceManager, job: Job | None) -> list[str]:
         say(f"UNACCOUNTED: {problem}")
     if open_:
         say(f"{open_:,} tasks are still open: their results are not in it")
+    if not lpm.can_write:
+        say("the store cannot be written: `why` will not show what was handed over")
     return problems
 
 
