@@ -591,7 +591,7 @@ class LocalPersistenceManager:
         pages = f"pages of {'its' if job else 'the'} results"
         rows = self.ledger.db.all(
             f"""SELECT raw_segment, max(raw_offset + raw_length), count(*) FROM results r JOIN tasks t ON t.id = r.task
-                WHERE {condition} AND raw_segment IN (SELECT name FROM raw_segments) GROUP BY 1""",
+                WHERE {condition} AND raw_segment IS NOT NULL GROUP BY 1""",
             values,
         )
         return {
