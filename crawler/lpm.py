@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -270,6 +270,15 @@ class LocalPersistenceManager:
                 self.durable.accept(job, new, list(gone), self._clock())
                 self.durable.finalise(self._clock())
         return lost + new
+
+    def find_job(self, name: str) -> Job:
+        """The job of that name; where later ones came from files of its name, the one that this file was read into."""
+        with self.errors():
+            known = next((job for job in self.ledger.jobs() if job.name == name), None)
+            if known is None or self.ledger.later_namesakes(known):
+                checksum = _checksum(Path(name))
+                return (checksum and self.ledger.newest_job_of(checksum)) or known or self.ledger.job(name)
+        return known
 
     def persist_call(self, task: NewTask, *, loopback: bool, held: bool = False) -> int:
         """Put a single URL into the ledger under the id of its call, or find what that call made before."""
@@ -750,6 +759,15 @@ def low_on_disk(folder: Path, least: int, min_files: int = MIN_FILES) -> str | N
 def _storable(text: str | None) -> str | None:
     """Without the halves of characters that a server's garbage can leave in a message."""
     return text if text is None else text.encode("utf-8", "replace").decode()
+
+
+def _checksum(path: Path) -> str:
+    """The SHA-256 of a file; empty where it is none, or cannot be read."""
+    with contextlib.suppress(OSError, ValueError):  # a name of a job need not be one of a file
+        if path.is_file():
+            with path.open("rb") as file:
+                return file_digest(file, "sha256").hexdigest()
+    return ""
 
 
 def is_locked(path: Path) -> bool:
