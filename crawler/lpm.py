@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,11 @@ class LocalPersistenceManager:
         """Whether there is a store in that folder."""
         return (folder / "lpm.db").is_file() or bool(guard.unfinished(folder))
 
+    @property
+    def can_write(self) -> bool:
+        """Whether this process may write to the store; where not, its ledger is only read."""
+        return connection.can_write(self.path)
+
     def now(self) -> float:
         """The time by this store's clock."""
         return self._clock()
@@ -118,19 +123,20 @@ class LocalPersistenceManager:
     def _ledger(self, durable: bool) -> Ledger:
         if durable not in self._connections:
             kernel.check(self.folder)
+            only_read = not durable and not self.can_write
             with connection.store_errors(self.path):
-                for folder in (self.folder, self.pending, self.raw, self.owners):
+                for folder in () if only_read else (self.folder, self.pending, self.raw, self.owners):
                     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 lock = None
                 if not (self._let_go and self._let_go.alive) and (lock := guard.share(self.folder)) is not None:
                     self.hold(lock)
                 guard.check(self.folder)
-            opened = connection.connect(self.path, durable)
+            opened = self._open_to_read() if only_read else connection.connect(self.path, durable)
             try:
                 with connection.store_errors(self.path):
                     if opened.one("SELECT 1 FROM sqlite_schema") is None:  # its log may be lost, and all was in that
                         guard.check_unused(self.folder)
-                    older = schema.is_older(opened, self.path)
+                    older = schema.is_older(opened, self.path, self.can_write)
                     with guard.alone(lock, self.folder) if older and lock is not None else contextlib.nullcontext():
                         schema.migrate(opened, self.path)
                     self._connections[durable] = Ledger(opened)
@@ -139,6 +145,10 @@ class LocalPersistenceManager:
                 self.close()
                 raise
         return self._connections[durable]
+
+    def _open_to_read(self) -> connection.Database:
+        with connection.store_errors(self.path):
+            return connection.open_to_read(self.path)
 
     def hold(self, lock: int) -> None:
         """Keep that descriptor of the store's lock until the store is closed, or forgotten."""
@@ -208,7 +218,7 @@ class LocalPersistenceManager:
             folder = self.run / "imports"
             folder.mkdir(mode=0o700, exist_ok=True)
             for left in folder.glob(f"{job.id}.*"):  # by an import that was killed
-                if not _is_locked(left):
+                if not is_locked(left):
                     left.unlink(missing_ok=True)
             path = folder / f"{job.id}.{os.getpid()}"
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -260,6 +270,15 @@ class LocalPersistenceManager:
                 self.durable.accept(job, new, list(gone), self._clock())
                 self.durable.finalise(self._clock())
         return lost + new
+
+    def find_job(self, name: str) -> Job:
+        """The job of that name; where later ones came from files of its name, the one that this file was read into."""
+        with self.errors():
+            known = next((job for job in self.ledger.jobs() if job.name == name), None)
+            if known is None or self.ledger.later_namesakes(known):
+                checksum = _checksum(Path(name))
+                return (checksum and self.ledger.newest_job_of(checksum)) or known or self.ledger.job(name)
+        return known
 
     def persist_call(self, task: NewTask, *, loopback: bool, held: bool = False) -> int:
         """Put a single URL into the ledger under the id of its call, or find what that call made before."""
@@ -440,6 +459,14 @@ class LocalPersistenceManager:
         """Results that a Gateway is to get: those of its own tasks, and held ones that a command has released."""
         return list(self._results("o.state = 'ready'", (), limit))
 
+    def note_export(
+        self, file: str, form: str, job: Job | None, since: float | None, results: int, horizon: int
+    ) -> None:
+        """Note that results were handed over, for the timelines of their tasks; not in a store that is only read."""
+        if self.can_write:
+            with self.errors():
+                self.durable.note_export(file, form, job, since, results, horizon, self._clock())
+
     def mark_synced(self, task_ids: Sequence[str]) -> None:
         """The Gateway has confirmed these: they leave pending/ and are not projected again."""
         with self.errors(), connection.writing(self.durable.db):
@@ -573,7 +600,7 @@ class LocalPersistenceManager:
         pages = f"pages of {'its' if job else 'the'} results"
         rows = self.ledger.db.all(
             f"""SELECT raw_segment, max(raw_offset + raw_length), count(*) FROM results r JOIN tasks t ON t.id = r.task
-                WHERE {condition} AND raw_segment IN (SELECT name FROM raw_segments) GROUP BY 1""",
+                WHERE {condition} AND raw_segment IS NOT NULL GROUP BY 1""",
             values,
         )
         return {
@@ -641,7 +668,7 @@ class LocalPersistenceManager:
 
 def is_importing(run: Path, job: Job | None) -> bool:
     """Whether some process reads a job's input now, or that of any job."""
-    return any(_is_locked(path) for path in (run / "imports").glob(f"{job.id if job else '*'}.*"))
+    return any(is_locked(path) for path in (run / "imports").glob(f"{job.id if job else '*'}.*"))
 
 
 def unaccounted(ledger: Ledger, run: Path, job: Job) -> list[str]:
@@ -734,7 +761,17 @@ def _storable(text: str | None) -> str | None:
     return text if text is None else text.encode("utf-8", "replace").decode()
 
 
-def _is_locked(path: Path) -> bool:
+def _checksum(path: Path) -> str:
+    """The SHA-256 of a file; empty where it is none, or cannot be read."""
+    with contextlib.suppress(OSError, ValueError):  # a name of a job need not be one of a file
+        if path.is_file():
+            with path.open("rb") as file:
+                return file_digest(file, "sha256").hexdigest()
+    return ""
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a living process holds the lock that this file is for."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -754,7 +791,7 @@ def _size(path: Path) -> int:
 
 def _remove_if_old(path: Path) -> None:
     """Remove what a killed writer of ours left; a living one's file is only milliseconds old."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # where only reading is allowed, it stays
         if UNFINISHED.fullmatch(path.name) and path.is_file() and time.time() - path.stat().st_mtime > 60:
             path.unlink()
 

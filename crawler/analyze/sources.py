@@ -207,10 +207,18 @@ def find(name: str, job: str | None, data_dir: Path) -> Source:
         raise InputError(name, f"{missing}, and no store in {data_dir.absolute()} that could have a job of that name")
     lpm = LocalPersistenceManager(data_dir)
     try:
-        return Source(name, None, lpm, lpm.ledger.job(name))
+        return _of_job(name, lpm, name)
     except UsageError as error:
         lpm.close()
         raise InputError(name, f"{missing}, and {error}") from None
+
+
+def _of_job(name: str, lpm: LocalPersistenceManager, job_name: str) -> Source:
+    job = lpm.find_job(job_name)
+    source = Source(name, None, lpm, job)
+    if later := lpm.ledger.later_namesakes(job):
+        source.notes.append(f"this is the job {job.name}; the latest of a file of the same name is {later[-1].name}")
+    return source
 
 
 def _folder(name: str, path: Path, job: str | None) -> Source:
@@ -223,8 +231,8 @@ def _folder(name: str, path: Path, job: str | None) -> Source:
     lpm = LocalPersistenceManager(path if whole else place.parent)
     try:
         with lpm.errors():
-            ledger = lpm.ledger
-            source = Source(name, None if whole or job else path, lpm, ledger.job(job) if job else None)
+            _ = lpm.ledger
+            source = _of_job(name, lpm, job) if job else Source(name, None if whole else path, lpm)
             if source.path and (made := lpm.project_missing(read_all=True)):
                 source.notes.append(f"{made:,} files were missing or torn, and were made again from the ledger")
             return source

@@ -56,6 +56,27 @@ def stored() -> Iterator[LocalPersistenceManager]:
         yield lpm
 
 
+def job_of(lpm: LocalPersistenceManager, name: str) -> Job:
+    """The job that a person means; says on stderr which one that is where others came from files of its name."""
+    job = lpm.find_job(name)
+    if job.name != name:
+        say(f"{name} was read into {imported(job)}")
+    if later := lpm.ledger.later_namesakes(job):
+        say(f"this is {imported(job)}; later files of the same name made {newest(later)}")
+    return job
+
+
+def imported(job: Job) -> str:
+    """A job by its name and its day, which tells it from others of the same file's name."""
+    return f"{job.name} (imported {times.show(job.created_at, time.time(), times.zone(config.load().timezone))})"
+
+
+def newest(jobs: list[Job]) -> str:
+    """The newest of some jobs, and how many more there are."""
+    more = f" and {counted(len(jobs) - 1, 'more job')}" if len(jobs) > 1 else ""
+    return f"{imported(jobs[-1])}{more}"
+
+
 def print_json(facts: Any) -> None:
     """Facts for a program."""
     print(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())
@@ -141,6 +162,8 @@ def tell_missing(lpm: LocalPersistenceManager, job: Job | None) -> list[str]:
         say(f"UNACCOUNTED: {problem}")
     if open_:
         say(f"{open_:,} tasks are still open: their results are not in it")
+    if not lpm.can_write:
+        say("the store cannot be written: `why` will not show what was handed over")
     return problems
 
 

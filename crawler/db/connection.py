@@ -1,5 +1,6 @@
 """One way to open lpm.db, and one way to write to it."""
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,46 @@ class Database(apsw.Connection):
     def one(self, sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
         """The first row of a statement, if it has one."""
         return self.execute(sql, tuple(values)).fetchone()
+
+
+class _Unlocked(Database):
+    """A database in a folder that cannot be written, opened without the locks that SQLite would need files for."""
+
+    def __init__(self, path: Path, name: str, vfs: str | None) -> None:
+        super().__init__(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, vfs=vfs)
+        self._path, self._state = path, _state(path)
+
+    def close(self, force: bool = False) -> None:
+        """Let go of it; raises `StoreError` where a process that may write has changed what was read."""
+        super().close(force)
+        if _state(self._path) != self._state:
+            raise StoreError(f"{self._path} was changed while it was read; type the command again")
+
+
+def _state(path: Path) -> tuple[int, int]:
+    about = path.stat()
+    return about.st_size, about.st_mtime_ns
+
+
+def open_to_read(path: Path) -> Database:
+    """A connection that cannot write, also where the folder cannot be written: nothing there is changed."""
+    real = path.resolve()  # the log of a linked file is where that is
+    log, index = (real.with_name(f"{real.name}{ending}") for ending in ("-wal", "-shm"))
+    if can_write(path) or (log.exists() and index.exists()):
+        database = Database(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    elif log.exists():  # left by a kill, and its index by nobody: that is made in memory
+        database = _Unlocked(real, str(real), "unix-none")
+        database.execute("PRAGMA locking_mode=EXCLUSIVE")
+    else:
+        database = _Unlocked(real, f"{real.as_uri()}?immutable=1", None)
+    database.set_busy_handler(retry_on_busy(BUSY_LIMIT_S))
+    return database
+
+
+def can_write(path: Path) -> bool:
+    """Whether this process may write to the folder of a database, if that is there."""
+    folder = path.resolve().parent
+    return not folder.exists() or os.access(folder, os.W_OK)
 
 
 def connect(path: Path, durable: bool = True) -> Database:

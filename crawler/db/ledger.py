@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import zip_longest
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import msgspec
@@ -210,6 +211,30 @@ class Ledger(Acts):
             number += 1
             free = f"{name}-{number}"
         return free
+
+    def namesakes(self, job: Job) -> list[Job]:
+        """The other jobs that were made of files with the name of one of its own, the oldest first."""
+        names: dict[str, set[int]] = {}
+        for id_, file in self.db.execute(
+            """SELECT id, source_file FROM jobs WHERE source = 'file' AND source_file IS NOT NULL
+               UNION SELECT job_id, file FROM imports WHERE job_id IN (SELECT id FROM jobs WHERE source = 'file')"""
+        ):
+            names.setdefault(PurePath(file).name, set()).add(id_)
+        ids = {id_ for same in names.values() if job.id in same for id_ in same}
+        return [each for each in self.jobs() if each.id in ids and each.id != job.id]
+
+    def later_namesakes(self, job: Job) -> list[Job]:
+        """Those of them that came after it."""
+        return [each for each in self.namesakes(job) if each.id > job.id]
+
+    def newest_job_of(self, checksum: str) -> Job | None:
+        """The job that a file with this content was read into last."""
+        row = self.db.one(
+            f"""SELECT {JOB} FROM jobs WHERE source = 'file' AND id IN (
+                    SELECT job_id FROM imports WHERE checksum = ?) ORDER BY id DESC""",
+            (checksum,),
+        )
+        return as_job(row) if row else None
 
     def close_import(self, job: Job, now: float, checksum: str = "", rows: int = 0) -> None:
         """A file of the job was read to its end: when none is left, the job may end, and what it had lost is back."""

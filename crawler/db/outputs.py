@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import apsw
-
 from crawler.db import kernel
-from crawler.db.connection import BUSY_LIMIT_S, Database, retry_on_busy, store_errors
+from crawler.db.connection import open_to_read, store_errors
 from crawler.errors import UsageError
 
 _OWN_FOLDERS = ("pending", "raw", "run", "sessions", "inbox")
@@ -57,8 +55,7 @@ def _inputs(folder: Path) -> Iterator[tuple[str, str]]:
     if not path.is_file() or path.stat().st_size == 0:
         return
     kernel.check(folder)
-    with store_errors(path), closing(Database(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
-        db.set_busy_handler(retry_on_busy(BUSY_LIMIT_S))
+    with store_errors(path), closing(open_to_read(path)) as db:
         tables = {name for (name,) in db.all("SELECT name FROM sqlite_schema")}
         if "jobs" in tables:
             yield from db.all("SELECT source_file, name FROM jobs WHERE source_file IS NOT NULL")

@@ -320,9 +320,15 @@ def migrate(connection: Database, path: Path) -> None:
         connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
 
 
-def is_older(connection: Database, path: Path) -> bool:
-    """Whether an older program has made this database."""
-    return 0 < _version(connection, path) < len(MIGRATIONS)
+def is_older(connection: Database, path: Path, can_write: bool) -> bool:
+    """Whether an older program has made this database; that is refused where it cannot be migrated."""
+    older = 0 < _version(connection, path) < len(MIGRATIONS)
+    if older and not can_write:
+        raise StoreError(
+            f"{path.parent} was made by an older version and cannot be written: its ledger must be brought up to date "
+            "before it can be read; copy the folder to where you may write"
+        )
+    return older
 
 
 def _version(connection: Database, path: Path) -> int:

@@ -15,7 +15,7 @@ import psutil
 from crawler import config
 from crawler.config import Settings, program
 from crawler.db import guard, kernel, owners
-from crawler.db.connection import BUSY_LIMIT_S, Database, retry_on_busy
+from crawler.db.connection import Database, open_to_read
 from crawler.errors import ConfigError, CrawlerError, StoreError
 from crawler.files import set_aside
 from crawler.lpm import LocalPersistenceManager
@@ -73,8 +73,7 @@ class Context:
     @cached_property
     def db(self) -> Database:
         """The ledger for reading only: nothing that is looked at is changed, not even by closing it."""
-        db = Database(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
-        db.set_busy_handler(retry_on_busy(BUSY_LIMIT_S))
+        db = open_to_read(self.path)
         db.execute("PRAGMA cache_size=-128000")  # each index is compared with its table, in another order
         return db
 

@@ -36,7 +36,7 @@ _VALUES = {
 
 A queue or a priority that nobody knows, or a time in ten thousand years, keeps a task from ever being claimed.
 """
-_STORED = "(SELECT max(id) FROM events WHERE task = r.task AND kind IN ('completed', 'unbundled'))"
+STORED = "(SELECT max(id) FROM events WHERE task = r.task AND kind IN ('completed', 'unbundled'))"
 """The entry of the timeline that came with a result."""
 _SHOWN = 3
 
@@ -104,7 +104,7 @@ def wrong_records(db: Database) -> Iterator[Contradiction]:
     for id_, task_id, record, checksum in db.execute(
         f"""SELECT r.task, task_id, CAST(record AS BLOB), json_extract(detail, '$.record_crc32')
            FROM results r JOIN tasks t ON t.id = r.task
-           JOIN events e ON e.id = {_STORED}
+           JOIN events e ON e.id = {STORED}
            WHERE verdict <> 'unchanged' AND json_valid(detail)"""
     ):
         if checksum is not None and crc32(record) != checksum:
@@ -118,7 +118,7 @@ def _mend_record(db: Database, pending: Path, wrong: Contradiction) -> bool:
     """
     [(record, event, checksum)] = db.all(
         f"""SELECT CAST(record AS BLOB), e.id, json_extract(detail, '$.record_crc32') FROM results r JOIN events e
-           ON e.id = {_STORED}
+           ON e.id = {STORED}
            WHERE r.task = ?""",
         (wrong.id,),
     )

@@ -10,7 +10,7 @@ from crawler import times
 from crawler.config import failpoint, program
 from crawler.db import exchange, guard, owners, schema
 from crawler.db.books import index_faults
-from crawler.db.connection import Database, reading
+from crawler.db.connection import open_to_read, reading
 from crawler.db.ledger import Ledger
 from crawler.doctor import Context, Seen, awaken, repair
 from crawler.doctor.columns import describe, undecodable
@@ -87,7 +87,7 @@ def _version(path: Path) -> tuple[int, int] | None:
         head = file.read(100)
     if not head.startswith(_MAGIC) or len(head) < 100:
         return None
-    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    db = open_to_read(path)
     try:
         return int(str(db.pragma("application_id"))), int(str(db.pragma("user_version")))
     except apsw.Error:
@@ -98,7 +98,7 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 def _has_tables(path: Path) -> bool:
     """Whether anything was ever committed to a database, or can still be read of that: its log may have been lost."""
-    db = Database(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    db = open_to_read(path)
     try:
         return bool(db.all("SELECT 1 FROM sqlite_schema"))
     except apsw.Error:

@@ -17,11 +17,12 @@ from crawler.db import schema, segments
 from crawler.db.connection import Database, connect, writing
 from crawler.db.ledger import Ledger
 from crawler.doctor import leaves
-from crawler.doctor.columns import index_of, mend
+from crawler.doctor.columns import STORED, index_of, mend
 from crawler.doctor.lost_rows import count_files, find_keys, make_job, make_jobs, prove
 from crawler.errors import CrawlerError, StoreError, UrlError
 from crawler.fetch.body import Body
 from crawler.files import read_regular
+from crawler.lpm import PRUNED
 from crawler.models import NO_DEADLINE, Raw
 
 _TYPES: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (int, float), "TEXT": (str,), "BLOB": (bytes,)}
@@ -220,6 +221,7 @@ def settle(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]
         db.execute("CREATE INDEX by_place ON results(raw_segment, raw_offset)")
         done["results put back from pending/"] = sum(_put_back(db, raw, result) for result in _projected(pending))
         db.execute("DROP INDEX by_place")
+        _let_go_of_pruned(db, raw)
         _lengthen_segments(db, raw, now)
         done["tasks made again from their results"] = _remake_tasks(db)
         db.execute(
@@ -337,6 +339,26 @@ def _put_back(db: Database, raw: Path, result: Projected) -> bool:
          result.scraped_at.timestamp(), result.site.name, result.site.version),
     )  # fmt: skip
     return True
+
+
+_EMPTIED = f"""
+    SELECT json_extract(e.detail, '$.raw.segment') AS segment FROM results r
+    JOIN events e ON e.id = {STORED} WHERE r.raw_segment IS NULL
+    EXCEPT SELECT name FROM raw_segments
+    EXCEPT SELECT json_extract(detail, '$.segment') FROM events WHERE kind = 'raw page damaged'"""
+"""Segments that results had their pages in and, without any damage, have no more: `prune` alone does that."""
+
+
+def _let_go_of_pruned(db: Database, raw: Path) -> None:
+    """Results from pending/ name the places of their pages as they were before `prune` has removed these."""
+    for (name,) in db.all(f"SELECT segment FROM ({_EMPTIED}) WHERE segment IS NOT NULL"):
+        if not (raw / name).exists():  # the note of it may be lost
+            db.execute("INSERT OR IGNORE INTO meta VALUES (?, '')", (f"{PRUNED}{name}",))
+    db.execute(
+        """UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL
+           WHERE raw_segment IN (SELECT substr(key, length(?1) + 1) FROM meta WHERE key LIKE ?1 || '%')""",
+        (PRUNED,),
+    )
 
 
 def _lengthen_segments(db: Database, raw: Path, now: float) -> None:

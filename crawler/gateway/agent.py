@@ -18,7 +18,7 @@ from crawler.gateway.client import GatewayClient
 from crawler.gateway.collector import Collector
 from crawler.gateway.heartbeat import Heartbeat
 from crawler.gateway.sync import Sync
-from crawler.lpm import LocalPersistenceManager
+from crawler.lpm import LocalPersistenceManager, is_locked
 from crawler.models import Job
 from crawler.sites import config as sites
 
@@ -102,11 +102,7 @@ def only_one(lpm: LocalPersistenceManager) -> Iterator[None]:
 
 def is_busy(lpm: LocalPersistenceManager) -> bool:
     """Whether something speaks to the Gateway for this store now."""
-    try:
-        with only_one(lpm):
-            return False
-    except StackIsUp:
-        return True
+    return is_locked(lpm.run / "agent.lock")
 
 
 def bind(lpm: LocalPersistenceManager, settings: Settings, moved: bool = False) -> str:

@@ -169,9 +169,8 @@ def export(
         if written < sum(counts):
             say(f"{sum(counts) - written:,} results have no stored page")
     file = "-" if str(target) == "-" else str(target.absolute())
-    with lpm.errors():
-        for each, count in zip(jobs, counts, strict=True):
-            lpm.durable.note_export(file, form, each, since, count, horizon, lpm.now())
+    for each, count in zip(jobs, counts, strict=True):
+        lpm.note_export(file, form, each, since, count, horizon)
     return Exported(rows, sum(counts), written)
 
 

@@ -80,6 +80,10 @@ class _Begun(msgspec.Struct, frozen=True):
 @contextmanager
 def keeping(lpm: LocalPersistenceManager, shared: bool = False) -> Iterator[None]:
     """Keep archive, unbundle and prune apart; only bundles may be written side by side."""
+    if shared and not lpm.can_write:  # a bundle only reads, and no lock can be made
+        with lpm.errors():
+            yield
+        return
     with lpm.errors():
         _ = lpm.durable
         lock = os.open(lpm.run / "keeping.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -155,7 +155,7 @@ def bundle(lpm: LocalPersistenceManager, output: Path, *, job: Job | None, since
             writer.write(MANIFEST, manifest)
             out.write(bytes(2 * tarfile.BLOCKSIZE))
         file_name = printable(str(output.absolute()))
-        lpm.durable.note_export(file_name, "bundle", job, since, writer.results, horizon, lpm.now())
+        lpm.note_export(file_name, "bundle", job, since, writer.results, horizon)
     size = output.stat().st_size
     checksum = sha256(manifest).hexdigest()
     return Bundled(writer.results, writer.pages, writer.unreadable, printable(str(output)), size, checksum)

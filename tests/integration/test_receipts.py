@@ -384,3 +384,62 @@ def test_who_hands_over_is_told_what_is_missing(folder: Folder, site: Site, how:
     assert "49 tasks are still open" in accepted.stderr
     assert "UNACCOUNTED" not in accepted.stderr
     assert "open" not in whole.stderr
+
+
+def test_a_later_file_of_the_same_name_is_told_by_whoever_is_given_the_name(folder: Folder) -> None:
+    """A job's name is that of its first file: nobody takes its receipt for that of today's file without a word."""
+    # Given yesterday's file, collected, and today's of the same name
+    file = folder.write("a.csv", ["url", "http://a.example/1"])
+    assert "earlier files" not in folder.crawler("bulk", "import", str(file)).stderr
+    lpm = folder.lpm()
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 1)))
+    lpm.durable.finalise(lpm.now())
+    lpm.close()
+    assert folder.crawler("job", "verify", "a.csv").stdout.startswith("a.csv (imported ")
+    (folder.path / "today").mkdir()
+    today = folder.path / "today" / "a.csv"
+    today.write_text("url\nhttp://a.example/2\nhttp://a.example/3\n")
+    second = folder.crawler("bulk", "import", str(today))
+    assert "this is the job a.csv-2; earlier files of the same name made a.csv (imported " in second.stderr
+
+    # When the file is not here, or not as it was read
+    file.write_text("url\nhttp://a.example/4\n")
+    commands = {
+        ("job", "verify", "a.csv"): 0,
+        ("job", "show", "a.csv"): 0,
+        ("results", "list", "--job", "a.csv"): 0,
+        ("results", "export", "--job", "a.csv", "-o", "a.jsonl"): 0,
+        ("results", "bundle", "--job", "a.csv", "-o", "a.tar.zst"): 0,
+        ("results", "archive", "--job", "a.csv"): 0,
+        ("tasks", "list", "--job", "a.csv"): 0,
+        ("retry", "--failed", "--job", "a.csv"): 0,
+        ("audit", "--job", "a.csv"): 0,
+        ("job", "accept", "a.csv"): 2,
+        ("job", "pause", "a.csv"): 2,
+    }
+
+    # Then the name is that of the first job, and each command says that there is a later one
+    for command, code in commands.items():
+        said = folder.crawler(*command)
+        assert said.returncode == code, (command, said.stdout, said.stderr)
+        assert "this is a.csv (imported " in said.stderr, command
+        assert "later files of the same name made a.csv-2 (imported " in said.stderr, command
+    assert "the latest of a file of the same name is a.csv-2" in folder.crawler("analyze", "a.csv").stdout
+    for verb in ("verify", "show"):
+        facts = json.loads(folder.crawler("job", verb, "a.csv", "--json").stdout)
+        assert facts["later_jobs"] == ["a.csv-2"]
+        assert facts["created_at"] > 0
+
+    # And a file that was read into a job is that job, wherever it is called by its name
+    for name in ("today/a.csv", str(today)):
+        shown = folder.crawler("job", "show", name, "--json")
+        assert json.loads(shown.stdout)["name"] == "a.csv-2"
+        assert f"{name} was read into a.csv-2" in shown.stderr
+    shutil.copy(today, file)
+    verified = folder.crawler("job", "verify", "a.csv", "--json")
+    assert verified.returncode == 5
+    assert json.loads(verified.stdout)["job"] == "a.csv-2"
+    assert "Paused a.csv-2" in folder.crawler("job", "pause", "a.csv").stdout
+
+    # And no other command says a word about it
+    assert not folder.crawler("job", "show", "a.csv-2").stderr

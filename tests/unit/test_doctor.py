@@ -452,6 +452,52 @@ def test_a_segment_of_failed_attempts_whose_row_was_lost(tmp_path: Path) -> None
     lpm.close()
 
 
+@pytest.mark.parametrize("also", ["nothing else", "its notes", "a note of it, long ago"])
+def test_pages_that_were_pruned_are_not_missed_after_a_repair(tmp_path: Path, also: str) -> None:
+    """Results put back from pending/ name pages that were removed on purpose: nobody is to bring these back."""
+    # Given results whose pages were pruned, and a ledger that has lost some of them
+    job = crawl(tmp_path, 300, 300)
+    lpm = LocalPersistenceManager(tmp_path)
+    assert prune(lpm, lpm.now() + 60, dry_run=False).results == 300
+    lpm.close()
+    if also == "a note of it, long ago":
+        change(tmp_path, "DELETE FROM meta WHERE key LIKE 'pruned %'")
+    wipe(tmp_path / "lpm.db", pages_of(tmp_path / "lpm.db", "results", "leaf")[3])
+    if also == "its notes":
+        wipe(tmp_path / "lpm.db", pages_of(tmp_path / "lpm.db", "meta", "leaf")[0])
+
+    # When it is mended
+    mended = look(tmp_path, repair=True)
+
+    # Then the results are there, and nothing is wrong with them
+    assert "results put back from pending/" in of(mended, "ledger", "mended")[0]
+    assert not wrong(mended)
+    assert not wrong(look(tmp_path))
+    lpm = LocalPersistenceManager(tmp_path)
+    assert lpm.ledger.books().results == 300
+    assert not lpm.verify(job).problems
+    assert {lpm.why_no_page(id_) for (id_,) in lpm.ledger.db.all("SELECT id FROM tasks")} == {"was removed by prune"}
+    lpm.close()
+
+
+def test_pages_that_no_ledger_knows_to_be_pruned_can_be_given_up(tmp_path: Path) -> None:
+    """Where the whole ledger was lost after a prune, pages count as missing until that is accepted."""
+    crawl(tmp_path, 10, 10)
+    lpm = LocalPersistenceManager(tmp_path)
+    prune(lpm, lpm.now() + 60, dry_run=False)
+    lpm.close()
+    (tmp_path / "lpm.db").unlink()
+    look(tmp_path, repair=True)
+
+    lpm = LocalPersistenceManager(tmp_path)
+    [job] = lpm.ledger.jobs()
+    assert any("job accept" in problem for problem in lpm.verify(job).problems)
+    assert lpm.accept(job)
+    assert not lpm.verify(job).problems
+    lpm.close()
+    assert not of(look(tmp_path), "segments", "wrong")
+
+
 # pending/
 
 

@@ -3,7 +3,7 @@
 import click
 
 from crawler import config, times
-from crawler.cli.output import data_dir_option, json_option, print_json, stored
+from crawler.cli.output import data_dir_option, job_of, json_option, print_json, stored
 from crawler.cli.types import only_job_option, since_option
 from crawler.logs import printable
 
@@ -28,7 +28,7 @@ def audit(domain: str | None, job_name: str | None, since: float | None, as_json
 
     tz = times.zone(config.load().timezone)
     with stored() as lpm:
-        found = audits(lpm, domain, lpm.ledger.job(job_name) if job_name else None, since)
+        found = audits(lpm, domain, job_of(lpm, job_name) if job_name else None, since)
         now = lpm.now()
     broken = any(each.breaches for each in found)
     if as_json:

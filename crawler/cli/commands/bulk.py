@@ -11,7 +11,7 @@ import msgspec
 
 from crawler import config, times
 from crawler.bulk import import_file, rows
-from crawler.cli.output import data_dir_option, json_option, print_json, say
+from crawler.cli.output import data_dir_option, json_option, newest, print_json, say
 from crawler.cli.session import robots_option, session_options
 from crawler.cli.standstill import no_room
 from crawler.cli.types import Deadline, Rate, Span
@@ -133,6 +133,7 @@ def import_(
             session=session,
             progress=say,
         )
+        say_namesakes(settings, job)
         _fill_window(settings)
         deadline, seen = job.deadline, say_forecast(settings, job)
     if as_json:
@@ -148,6 +149,14 @@ def import_(
             print(f"Rejected rows are in {summary.rejects_file}")
         print(f"Imported {summary.accepted} tasks to queue '{queue}'")
     return 1 if summary.rejected else 0
+
+
+def say_namesakes(settings: Settings, job: Job) -> None:
+    """Tell of the jobs that came from files of this name before: commands take a job by its own name."""
+    with contextlib.closing(LocalPersistenceManager(settings.data_dir)) as lpm, lpm.errors():
+        before = [each for each in lpm.ledger.namesakes(job) if each.id < job.id]
+    if before:
+        say(f"this is the job {job.name}; earlier files of the same name made {newest(before)}")
 
 
 def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast | None:

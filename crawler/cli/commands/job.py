@@ -12,6 +12,8 @@ from crawler import config, times
 from crawler.cli.output import (
     UNACCOUNTED,
     data_dir_option,
+    imported,
+    job_of,
     json_option,
     name_of,
     print_json,
@@ -83,15 +85,15 @@ def show(name: str, as_json: bool) -> None:
     settings = config.load()
     tz = times.zone(settings.timezone)
     with stored() as lpm:
-        each = lpm.ledger.job(name)
+        each = job_of(lpm, name)
         receipt = lpm.receipt(each)
         examples = list(lpm.ledger.tasks(each, _FINAL, limit=5))
         rule = partial(sites.load(settings.config_dir, settings.rate).rule, rate=each.options.rate)
-        limits = limits_of(settings, lpm.owners, rule)
+        limits, later = limits_of(settings, lpm.owners, rule), lpm.ledger.later_namesakes(each)
         seen = of_job(lpm.ledger, each, limits, lpm.now()) if receipt.books.open else None
         now = lpm.now()
     if as_json:
-        print_json(_facts(each) | {"receipt": receipt, "failures": examples, "forecast": seen})
+        print_json(_facts(each) | {"receipt": receipt, "failures": examples, "forecast": seen, **_named(later)})
         return
     origin = "a Gateway" if each.of_gateway else printable(each.source_file or "no file")
     print(f"{printable(each.name)}: {receipt.status}, queue {each.queue}, from {origin}")
@@ -117,14 +119,16 @@ def verify(name: str, as_json: bool) -> int:
       python -m crawler job verify parcels.csv && echo all accounted for
     """
     with stored() as lpm:
-        each = lpm.ledger.job(name)
+        each = job_of(lpm, name)
         receipt = lpm.verify(each)
         failures = list(lpm.ledger.tasks(each, _FINAL))
-        delivery = lpm.ledger.delivery(each)
+        delivery, later = lpm.ledger.delivery(each), lpm.ledger.later_namesakes(each)
     open_ = receipt.books.open
     if as_json:
-        print_json(msgspec.structs.asdict(receipt) | {"failures": failures, "delivery": delivery})
+        facts = {"created_at": each.created_at, "failures": failures, "delivery": delivery, **_named(later)}
+        print_json(msgspec.structs.asdict(receipt) | facts)
     else:
+        print(printable(imported(each)))
         print_reasons(receipt.reasons, failures[:20], each)
         print_receipt(receipt)
         if open_:
@@ -158,14 +162,15 @@ def accept(name: str, as_json: bool) -> None:
       python -m crawler job accept parcels.csv
     """
     with stored() as lpm:
-        missing = lpm.accept(lpm.ledger.job(name))
+        each = job_of(lpm, name)
+        missing = lpm.accept(each)
     if not missing:
         raise click.UsageError(f"nothing of {name} is known to be missing")
     if as_json:
-        print_json({"job": name, "accepted": missing})
+        print_json({"job": each.name, "accepted": missing})
         return
     for what in missing:
-        print(f"Accepted for {printable(name)}: {printable(what)}")
+        print(f"Accepted for {printable(each.name)}: {printable(what)}")
 
 
 @job.command()
@@ -180,7 +185,8 @@ def pause(name: str) -> None:
     """
     with _open_job(name) as (lpm, each):
         count = lpm.durable.hold(each, "paused", lpm.now())
-    print(f"Paused {printable(name)}: {count:,} tasks wait for: {program()} job resume {printable(name)}")
+    shown = printable(each.name)
+    print(f"Paused {shown}: {count:,} tasks wait for: {program()} job resume {shown}")
 
 
 @job.command()
@@ -197,7 +203,7 @@ def resume(name: str) -> None:
         if each.hold not in ("paused", "resuming"):
             raise click.UsageError(f"{name} is not paused")
         count = lpm.durable.release(each)
-    print(f"Resumed {printable(name)}: {count:,} tasks are due again")
+    print(f"Resumed {printable(each.name)}: {count:,} tasks are due again")
 
 
 @job.command()
@@ -215,7 +221,8 @@ def cancel(name: str) -> None:
         if not lpm.is_importing(each):
             lpm.accept(each)  # who ends a job wants no more of its file
         lpm.durable.finalise(lpm.now())
-    print(f"Cancelled {printable(name)}: {count:,} tasks are skipped (again with: retry --skipped --reason cancelled)")
+    again = "again with: retry --skipped --reason cancelled"
+    print(f"Cancelled {printable(each.name)}: {count:,} tasks are skipped ({again})")
 
 
 @click.group()
@@ -257,7 +264,7 @@ def list_tasks(
       python -m crawler tasks list --job parcels.csv --status failed --reason timeout
     """
     with stored() as lpm:
-        each = lpm.ledger.job(job_name) if job_name else None
+        each = job_of(lpm, job_name) if job_name else None
         most = limit or (None if as_json else 101)
         for number, task in enumerate(lpm.ledger.tasks(each, statuses, reason, domain, most)):
             if as_json:
@@ -291,7 +298,7 @@ def retry(failed: bool, expired: bool, skipped: bool, reason: str | None, job_na
     if not chosen:
         raise click.UsageError("say what to try again: --failed, --expired or --skipped")
     with stored() as lpm:
-        each = lpm.ledger.job(job_name) if job_name else None
+        each = job_of(lpm, job_name) if job_name else None
         again, left = lpm.durable.retry(chosen, reason, each, lpm.now())
         workers = owners.workers(lpm.owners)
     if as_json:
@@ -307,12 +314,16 @@ def retry(failed: bool, expired: bool, skipped: bool, reason: str | None, job_na
 @contextlib.contextmanager
 def _open_job(name: str, again: bool = False) -> Iterator[tuple[LocalPersistenceManager, Job]]:
     with stored() as lpm:
-        each = lpm.ledger.job(name)
+        each = job_of(lpm, name)
         if each.status is JobStatus.DONE:
             raise click.UsageError(f"{name} has ended already")
         if each.hold == "cancelled" and not again:
             raise click.UsageError(f"{name} is cancelled; what is in flight still ends")
         yield lpm, each
+
+
+def _named(later: list[Job]) -> dict[str, list[str]]:
+    return {"later_jobs": [each.name for each in later]}
 
 
 def _facts(each: Job) -> dict[str, Any]:

@@ -5,7 +5,17 @@ from pathlib import Path
 import click
 
 from crawler import config
-from crawler.cli.output import UNACCOUNTED, data_dir_option, json_option, print_json, say, size_of, stored, tell_missing
+from crawler.cli.output import (
+    UNACCOUNTED,
+    data_dir_option,
+    job_of,
+    json_option,
+    print_json,
+    say,
+    size_of,
+    stored,
+    tell_missing,
+)
 from crawler.cli.types import Span, only_job_option, since_option
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
@@ -48,7 +58,7 @@ def archive(compress: bool, older_than: float | None, job_name: str | None, outp
             lpm,
             output,
             compress=compress or (output is not None and output.suffix == ".zst"),
-            job=lpm.ledger.job(job_name) if job_name else None,
+            job=job_of(lpm, job_name) if job_name else None,
             before=None if older_than is None else lpm.now() - older_than,
             progress=say,
         )
@@ -88,7 +98,7 @@ def bundle(output: Path, job_name: str | None, since: float | None, no_raw: bool
     from crawler.results.bundle import bundle as write
 
     with stored() as lpm:
-        job = lpm.ledger.job(job_name) if job_name else None
+        job = job_of(lpm, job_name) if job_name else None
         done = write(lpm, output, job=job, since=since, raw=not no_raw)
         missing = tell_missing(lpm, job)
     if done.unreadable:

@@ -10,7 +10,7 @@ import click
 
 from crawler import config
 from crawler import results as store
-from crawler.cli.output import UNACCOUNTED, data_dir_option, json_option, print_json, say, stored, tell_missing
+from crawler.cli.output import UNACCOUNTED, data_dir_option, job_of, json_option, print_json, say, stored, tell_missing
 from crawler.cli.types import only_job_option, since_option
 from crawler.config import program
 from crawler.db.books import Delivery
@@ -50,7 +50,7 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
     if job_name or LocalPersistenceManager.exists(lpm.folder):
         try:
             with stored() as lpm:
-                job = lpm.ledger.job(job_name) if job_name else None
+                job = job_of(lpm, job_name) if job_name else None
                 sent, items = lpm.ledger.delivery(job), store.newest(lpm, job, wanted) if wanted else items
                 files = store.look_at_files(lpm, job)
         except StoreError as error:
@@ -176,7 +176,7 @@ def export(
     if all_rows and (since or form == "warc"):
         raise click.UsageError(f"--all-rows does not go with {'--since' if since else 'the format warc'}")
     with stored() as lpm:
-        job = lpm.ledger.job(job_name) if job_name else None
+        job = job_of(lpm, job_name) if job_name else None
     with closing(lpm), terminated_by_signal():  # not in `stored`: a reader of stdout that has gone is no failing store
         done = store.export(lpm, output, form, job=job, since=since, all_rows=all_rows, pages=pages, say=say)
         missing = tell_missing(lpm, job)

@@ -16,6 +16,7 @@ from crawler.cli.commands.bulk import (
     queue_option,
     rate_option,
     say_forecast,
+    say_namesakes,
 )
 from crawler.cli.commands.stack import workers_option
 from crawler.cli.output import (
@@ -92,6 +93,7 @@ def run(
         progress=say,
     )
     say(f"job {job.name}: {summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected")
+    say_namesakes(settings, job)
     if summary.other_sheets:
         say(rows.not_read(summary.other_sheets))
     if summary.rejects_file:

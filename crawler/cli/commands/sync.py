@@ -10,7 +10,7 @@ import click
 
 from crawler import config, times
 from crawler.cli.commands.ondemand import moved_option
-from crawler.cli.output import data_dir_option, json_option, print_json, say, stored
+from crawler.cli.output import data_dir_option, job_of, json_option, print_json, say, stored
 from crawler.config import Settings, program
 from crawler.db import exchange
 from crawler.errors import ServiceError
@@ -146,7 +146,7 @@ def push(job_name: str | None, bundle: Path | None, moved: bool, as_json: bool) 
 def _release(lpm: LocalPersistenceManager, settings: Settings, job_name: str | None, bundle: Path | None) -> int:
     """Let held results go."""
     if not bundle:
-        return exchange.release(lpm.durable.db, lpm.ledger.job(job_name) if job_name else None)
+        return exchange.release(lpm.durable.db, job_of(lpm, job_name) if job_name else None)
     from crawler.results.unbundle import unbundle
 
     released = 0
