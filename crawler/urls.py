@@ -23,8 +23,11 @@ _AUTHORITY = re.compile(
 """The most that a browser may take for user, host and port at the beginning of a reference."""
 _QUERY_PASSWORD = re.compile(r"([?&](?:password|ssl_password)=)[^&#]*", re.IGNORECASE)
 _TRACKING = frozenset(
-    {"fbclid", "gclid", "dclid", "gbraid", "wbraid", "msclkid", "yclid", "igshid", "mc_cid", "mc_eid", "twclid"}
-)
+    {"fbclid", "gclid", "dclid", "gbraid", "wbraid", "msclkid", "yclid", "igshid", "mc_cid", "mc_eid", "twclid",
+     "utm_source", "utm_medium", "utm_campaign", "utm_term", "utm_content", "utm_id", "utm_source_platform",
+     "utm_creative_format", "utm_marketing_tactic"}
+)  # fmt: skip
+"""Parameters that make no other page. A map's `utm_x` and `utm_zone` do: each of these is named."""
 
 
 class Address(NamedTuple):
@@ -96,15 +99,15 @@ def credentials(text: str) -> tuple[str, str] | None:
 
 
 def _key(scheme: str, authority: str, tail: str) -> bytes:
-    """Identify the page behind a URL: without tracking parameters, whatever the parameters' order."""
+    """Identify the page behind a URL: without tracking parameters, whatever the order of the others' names."""
     path, _, query = tail.partition("?")
-    kept = sorted(pair for pair in query.split("&") if pair and not _is_tracking(pair)) if query else ()
+    kept = [pair for pair in query.split("&") if pair and _name(pair) not in _TRACKING] if query else []
+    kept.sort(key=_name)  # values of one name stay as they are: ?sort=a&sort=b may be another page than ?sort=b&sort=a
     return blake2b(f"{scheme}://{authority}/{path}?{'&'.join(kept)}".encode(), digest_size=16).digest()
 
 
-def _is_tracking(pair: str) -> bool:
-    name = pair.partition("=")[0].lower()
-    return name.startswith("utm_") or name in _TRACKING
+def _name(pair: str) -> str:
+    return pair.partition("=")[0].lower()
 
 
 @lru_cache(maxsize=10_000)
