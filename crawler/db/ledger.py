@@ -344,11 +344,12 @@ class Ledger(Acts):
                 self.db.execute(
                     """INSERT INTO tasks (task_id, external_id, job_id, url, url_key, domain, parcel_id, queue,
                            priority, deadline, source, source_file, source_line, input, loopback, imported_at,
-                           file_number, source_item)
-                       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+                           file_number, source_item, row_crc32)
+                       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
                     (secrets.token_hex(16), task.external_id, job_id, address.url, address.key, address.domain,
                      task.parcel_id, queue, task.priority, deadline, source, source_file, task.line, row_input,
-                     loopback, now, file_number, task.item),
+                     loopback, now, file_number, task.item,
+                     losses.row_crc32(file_number, task.line, task.item, row_input)),
                 )  # fmt: skip
             if (accepted or linked) and not mending:
                 self.db.execute(
@@ -383,14 +384,14 @@ class Ledger(Acts):
                     AND ({its_row} OR EXISTS (SELECT 1 FROM job_links WHERE task = t.id AND {its_row}))"""
         self.db.execute(
             f"""UPDATE OR IGNORE tasks SET (job_id, file_number, source_line, source_item) = (?1, ?2, ?3, ?4),
-                    parcel_id = ?6, source_file = ?7, input = ?8, url = ?9
+                    parcel_id = ?6, source_file = ?7, input = ?8, url = ?9, row_crc32 = ?10
                 WHERE id = (
                     SELECT id FROM tasks WHERE url_key = ?5 AND ifnull(job_id, ?1) = ?1
                     AND iif(source = 'salvage' AND source_line IS NULL,
                             parcel_id IN ('', ?6) AND NOT EXISTS ({known}),
                             input IS NULL AND parcel_id = ?6 AND {its_row})
                     ORDER BY parcel_id <> ?6 LIMIT 1)""",
-            (*names, source_file, row_input, task.address.url),
+            (*names, source_file, row_input, task.address.url, losses.row_crc32(*row[1:], row_input)),
         )
 
     def _known(self, task: NewTask, row: _RowKey, fresh_after: float) -> tuple[Any, ...] | None:
@@ -458,15 +459,15 @@ class Ledger(Acts):
         if (its_job, its_line, source) == (job_id, None, "salvage") and not self._is_linked(id_, row):
             # Made again of its result, which tells no line: this row is the first to mean it.
             self.db.execute(
-                """UPDATE tasks SET file_number = ?, source_line = ?, source_item = ?, source_file = ?, input = ?
-                   WHERE id = ?""",
-                (number, line, item, source_file, row_input, id_),
+                """UPDATE tasks SET file_number = ?, source_line = ?, source_item = ?, source_file = ?, input = ?,
+                       row_crc32 = ? WHERE id = ?""",
+                (number, line, item, source_file, row_input, losses.row_crc32(number, line, item, row_input), id_),
             )
             return False
         self.db.execute(
-            """INSERT OR IGNORE INTO job_links (job_id, task, file_number, source_line, source_item, input)
-               VALUES (?, ?, ?, ?, ?, ?)""",
-            (job_id, id_, number, line or 0, item, row_input),
+            """INSERT OR IGNORE INTO job_links (job_id, task, file_number, source_line, source_item, input,
+                   row_crc32) VALUES (?, ?, ?, ?, ?, ?, ?)""",
+            (job_id, id_, number, line or 0, item, row_input, losses.row_crc32(number, line or 0, item, row_input)),
         )
         return bool(self.db.changes())
 

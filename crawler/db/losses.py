@@ -1,5 +1,7 @@
 """What was lost, or never came in: a job stays unaccounted for until that is imported again or accepted."""
 
+from zlib import crc32
+
 import msgspec
 
 from crawler.db.connection import Database
@@ -18,6 +20,11 @@ class Loss(msgspec.Struct, frozen=True):
     at: float
     settled_at: float | None
     how: str | None
+
+
+def row_crc32(file_number: int, line: int | None, item: int, row_input: str | None) -> int:
+    """The checksum of a row of input, by which one is known that a damaged ledger has changed."""
+    return crc32(f"{file_number} {line} {item} {row_input}".encode())
 
 
 def note(db: Database, job_id: int, what: str, now: float, kind: str = ROWS) -> None:

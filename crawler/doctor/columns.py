@@ -11,6 +11,7 @@ import msgspec
 
 from crawler import urls
 from crawler.db.connection import Database
+from crawler.db.losses import row_crc32
 from crawler.errors import UrlError
 from crawler.files import read_regular
 from crawler.urls import Address
@@ -38,6 +39,7 @@ A queue or a priority that nobody knows, or a time in ten thousand years, keeps 
 """
 STORED = "(SELECT max(id) FROM events WHERE task = r.task AND kind IN ('completed', 'unbundled'))"
 """The entry of the timeline that came with a result."""
+_WRONG_ROW = "row_crc32 <> row_crc32_of(file_number, source_line, source_item, input)"
 _SHOWN = 3
 
 
@@ -55,7 +57,7 @@ class Contradiction(msgspec.Struct, frozen=True):
 
 def describe(db: Database) -> list[str]:
     """What contradicts itself, the first few by name."""
-    found = [*contradictions(db), *wrong_records(db)]
+    found = [*contradictions(db), *wrong_rows(db), *wrong_records(db)]
     more = [f"and {len(found) - _SHOWN:,} more columns of tasks"] if len(found) > _SHOWN else []
     return [str(each) for each in found[:_SHOWN]] + more
 
@@ -97,6 +99,33 @@ def contradictions(db: Database) -> Iterator[Contradiction]:
             yield Contradiction(id_, task_id, "url", f"is {url[:200]!r}, but url_key is that of another page")
         elif address and not _within(address, domain):
             yield Contradiction(id_, task_id, "domain", f"is {domain[:200]!r}, but url is {url[:200]!r}")
+
+
+def wrong_rows(db: Database) -> Iterator[Contradiction]:
+    """Every row of input that is not the one that was imported; those of earlier schemas have no checksum."""
+    if "row_crc32" not in {row[1] for row in db.all("PRAGMA table_info(tasks)")}:
+        return
+    # Damaged columns may hold values of any type.
+    db.create_scalar_function("row_crc32_of", row_crc32, 4, deterministic=True)  # type: ignore[arg-type]
+    for id_, task_id, line in db.execute(
+        f"""SELECT id, task_id, source_line FROM tasks NOT INDEXED WHERE {_WRONG_ROW} UNION ALL
+            SELECT task, ifnull((SELECT task_id FROM tasks WHERE id = task), ''), source_line FROM job_links
+            WHERE {_WRONG_ROW}"""
+    ):
+        yield Contradiction(id_, task_id, "input", f"of line {line} is not the one whose checksum was noted")
+
+
+def _give_up_rows(db: Database) -> int:
+    """Let damaged rows of input be losses of their jobs, so that an import brings them back; returns how many.
+
+    Nothing tells which of its columns is wrong: a task has no line any more, and the import finds it by its page.
+    """
+    count = len(list(wrong_rows(db)))
+    if count:
+        db.execute(f"INSERT OR IGNORE INTO no_input SELECT id FROM tasks NOT INDEXED WHERE {_WRONG_ROW}")
+        db.execute(f"UPDATE tasks SET source = 'salvage', source_line = NULL, row_crc32 = NULL WHERE {_WRONG_ROW}")
+        db.execute(f"DELETE FROM job_links WHERE {_WRONG_ROW}")
+    return count
 
 
 def wrong_records(db: Database) -> Iterator[Contradiction]:
@@ -163,12 +192,15 @@ def mend(db: Database, pending: Path, is_indexed: Callable[[int, bytes], bool]) 
             db.execute(f"UPDATE tasks SET {each.column} = {_VALUES[each.column][1]} WHERE id = ?", (each.id,))
             if each.column == "input":
                 db.execute("INSERT OR IGNORE INTO no_input VALUES (?)", (each.id,))
+                db.execute("UPDATE tasks SET row_crc32 = NULL WHERE id = ?", (each.id,))
         else:
             lost += not _mend_url(db, pending, each, is_indexed)
+    rows = _give_up_rows(db)
     records = [_mend_record(db, pending, each) for each in list(wrong_records(db))]
     return {
         "columns of tasks put right": len(found) - lost,
         "tasks removed, their URLs being lost": lost,
+        "damaged rows of input, to be imported again": rows,
         "records put right": sum(records),
         "records removed, being damaged": len(records) - sum(records),
     }
@@ -209,7 +241,7 @@ def _found_at(db: Database, id_: int, key: bytes) -> Address | None:
     db.execute("INSERT OR IGNORE INTO no_input VALUES (?)", (id_,))
     if row[1] == "gateway":
         return found
-    db.execute("UPDATE tasks SET source = 'salvage', source_line = NULL WHERE id = ?", (id_,))
+    db.execute("UPDATE tasks SET source = 'salvage', source_line = NULL, row_crc32 = NULL WHERE id = ?", (id_,))
     return found._replace(key=key)  # by that its row of input is found again
 
 

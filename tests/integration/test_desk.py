@@ -280,7 +280,7 @@ def _keys(client: object, number: int) -> list[bytes]:
     return list(client.keys("*"))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])
 def test_a_store_of_an_earlier_schema_goes_on(folder: Folder, site: Site, version: int) -> None:
     """It is backed up, migrated, and its open tasks are done; what was collected stays as it was."""
     # Given a data folder as an earlier version left it in the middle of a crawl, two tasks in a killed worker's hands

@@ -5,12 +5,16 @@ from pathlib import Path
 import pytest
 
 from crawler import urls
+from crawler.bulk import import_file
+from crawler.config import Settings
 from crawler.doctor import exit_code
 from crawler.lpm import LocalPersistenceManager
 from tests.support.patient import change, crawl, empty_index, ledger, look, of, spoil, swap_index, wrong
 from tests.support.tasks import done, new, open_job, page
 
 TASKS = "SELECT id, url, url_key, domain, status, queue, priority, deadline, not_before, job_id FROM tasks ORDER BY id"
+ROWS = """SELECT url, source_line, source_item, t.input FROM tasks t UNION ALL
+          SELECT url, l.source_line, l.source_item, l.input FROM job_links l JOIN tasks ON id = task ORDER BY 1, 2"""
 
 
 def verify(data: Path) -> list[str]:
@@ -280,3 +284,45 @@ def test_a_sound_store_of_every_kind_contradicts_nothing(tmp_path: Path) -> None
     lpm.durable.close_import(job, lpm.now())
     lpm.close()
     assert wrong(look(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE tasks SET input = replace(input, 'Bay', 'Bax') WHERE id = 15",
+        "UPDATE tasks SET input = replace(input, 'Bay', 'Bax') WHERE id = 5",
+        "UPDATE tasks SET source_line = 19 WHERE id = 15",
+        "UPDATE tasks SET source_item = 3 WHERE id = 15",
+        "UPDATE tasks SET input = NULL WHERE id = 15",
+        "UPDATE tasks SET row_crc32 = 7 WHERE id = 15",
+        "UPDATE job_links SET input = replace(input, 'Bay', 'Bax')",
+        "UPDATE job_links SET source_line = 90",
+    ],
+)
+def test_a_row_of_input_with_a_wrong_byte_is_told_and_comes_back(tmp_path: Path, damage: str) -> None:
+    """Nothing else tells what an open task's row was: its checksum does, and its file brings it back."""
+    # Given a file with twenty pages, one of them twice, of which ten are collected, and a wrong byte in a row
+    file = tmp_path / "parcels.csv"
+    lines = [f"http://a.example/{n},Bay {n}" for n in (*range(20), 3)]
+    file.write_text("\n".join(["url,county", *lines]))
+    settings = Settings(data_dir=tmp_path / "data")
+    import_file(settings, file, job_name="job")
+    lpm = LocalPersistenceManager(settings.data_dir)
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 10)))
+    lpm.close()
+    assert wrong(look(settings.data_dir)) == []
+    before = ledger(settings.data_dir, ROWS)
+    change(settings.data_dir, damage)
+
+    # When the doctor looks and mends
+    found = of(look(settings.data_dir), "ledger", "wrong")[0]
+    mended = of(look(settings.data_dir, repair=True), "ledger", "mended")[0]
+
+    # Then the row is a loss of its job, until its file is imported again
+    assert "is not the one whose checksum was noted" in found
+    assert "1 damaged rows of input, to be imported again" in mended
+    assert any("import its file again" in problem for problem in verify(settings.data_dir))
+    import_file(settings, file, job_name="job")
+    assert ledger(settings.data_dir, ROWS) == before
+    assert verify(settings.data_dir) == []
+    assert wrong(look(settings.data_dir)) == []
