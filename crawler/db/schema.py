@@ -5,6 +5,7 @@ import re
 import secrets
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import apsw
 
@@ -315,8 +316,9 @@ MIGRATIONS = (
 )
 
 
-def new_url_key(url: str, key: bytes) -> bytes:
+def new_url_key(*columns: Any) -> Any:
     """The key of a URL since schema 7, where the given one is that of before."""
+    url, key = columns
     try:
         address = urls.parse(url)
     except UrlError:

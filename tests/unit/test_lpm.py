@@ -6,9 +6,11 @@ import os
 import shutil
 import signal
 import stat
+import tarfile
 import time
 import tracemalloc
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 
 import apsw
@@ -16,6 +18,7 @@ import psutil
 import pytest
 from warcio.archiveiterator import ArchiveIterator
 
+from crawler import urls
 from crawler.db import owners, schema, segments
 from crawler.db.connection import retry_on_busy
 from crawler.db.owners import Owner
@@ -555,3 +558,26 @@ def test_large_results_are_projected_a_few_at_a_time(tmp_path: Path) -> None:
 
     assert peak < 8 * len(record)
     assert len(list(lpm.pending.glob("*.json"))) == len(others)
+
+
+def test_pages_that_an_earlier_schema_took_for_one_get_keys_of_their_own(tmp_path: Path) -> None:
+    """A `utm_x` made no other page before schema 7; a key that was not its URL's stays, as it tells of a damage."""
+    # Given a ledger of schema 6 with two pages of a map, and one whose URL was damaged
+    with tarfile.open(Path(__file__).parents[1] / "fixtures" / "schema-6.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    page, of_another = "http://a.example/map?utm_x=1&s=2&utm_source=mail&s=1", "http://a.example/map?a=1"
+    before = blake2b(b"http://a.example/map?s=1&s=2", digest_size=16).digest()
+    with apsw.Connection(str(tmp_path / "data" / "lpm.db")) as old:
+        [(first,), (second,)] = old.execute("SELECT id FROM tasks ORDER BY id LIMIT 2").fetchall()
+        old.execute("UPDATE tasks SET (url, url_key) = (?, ?) WHERE id = ?", (page, before, first))
+        old.execute("UPDATE tasks SET (url, url_key) = (?, ?) WHERE id = ?", (of_another, b"k" * 16, second))
+        others = old.execute("SELECT id, url, url_key FROM tasks WHERE id NOT IN (?, ?)", (first, second)).fetchall()
+    old.close()
+
+    # When it is opened
+    lpm = LocalPersistenceManager(tmp_path / "data")
+    keys = dict(lpm.ledger.db.all("SELECT id, url_key FROM tasks"))
+    lpm.close()
+
+    # Then the first has the key of its URL, and all others have what they had
+    assert keys == {id_: key for id_, _, key in others} | {first: urls.parse(page).key, second: b"k" * 16}
