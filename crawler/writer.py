@@ -74,6 +74,8 @@ class Writer:
                 group.append(item)
                 size += _size(item)
             self._commit(lpm, group)
+            del first, group  # their pages must not stay until the next comes
+            item = None
         lpm.close()
 
     def _commit(self, lpm: LocalPersistenceManager, group: list[Outcome]) -> None:

@@ -23,6 +23,8 @@ SEGMENT_AGE_S = 86400.0
 """No page goes into a segment older than a day, so that `prune` can remove whole ones."""
 _QUARANTINE = "-quarantine-"
 """In the name of a segment of walls and error pages, which no reader of good ones should meet."""
+SMALL = 64_000
+"""Bytes of a page that is copied rather than compressed in pieces, which takes longer."""
 GZIP = b"\x1f\x8b\x08\x00"
 """The beginning of every member, which has no flags."""
 _STAMP = "%Y%m%dT%H%M%S"
@@ -63,7 +65,7 @@ class SegmentWriter:
         for member in members:
             places.append(Raw(segment=self.name, offset=offset, length=len(member)))
             offset += len(member)
-        _write(self._fd, b"".join(members), self.end)
+        _write(self._fd, b"".join(members) if len(members) > 1 else members[0], self.end)
         os.fdatasync(self._fd) if hasattr(os, "fdatasync") else os.fsync(self._fd)
         self.end = offset
         return places
@@ -267,7 +269,10 @@ def _member(fields: Sequence[tuple[str, str]], *block: bytes) -> bytes:
     lines = ["WARC/1.1", *[f"{name}: {value}" for name, value in fields], f"Content-Length: {sum(map(len, block))}"]
     head = "\r\n".join(lines).encode() + b"\r\n\r\n"
     compressor = isal_zlib.compressobj(1, wbits=31)
-    return compressor.compress(b"".join([head, *block, b"\r\n\r\n"])) + compressor.flush()
+    if sum(map(len, block)) <= SMALL:
+        return compressor.compress(b"".join([head, *block, b"\r\n\r\n"])) + compressor.flush()
+    pieces = [compressor.compress(part) for part in (head, *block, b"\r\n\r\n")]  # a large page is not copied first
+    return b"".join([*pieces, compressor.flush()])
 
 
 def _date(at: float) -> str:

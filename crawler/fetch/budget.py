@@ -208,6 +208,8 @@ class Budget:
         """The CPU time at which the present work began, if any is done."""
         self._steps = 0
         self._worker: greenlet | None = None
+        self.held = 0
+        """The bytes that are counted for the page."""
         self.times = 0
         """How often the page gave way before."""
         self.gave_way = False
@@ -293,8 +295,10 @@ class Budget:
         """Count so many bytes that are kept for the page; raises `GaveWay` where the process has too many."""
         if self._memory:
             self._memory.take(self, count)
+        self.held += count
 
     def release(self, count: int | None = None) -> None:
         """Count so many bytes, or all of the page's, as free."""
         if self._memory:
             self._memory.give(self, count)
+        self.held -= self.held if count is None else count

@@ -215,6 +215,7 @@ def examine(page: Page, site: Site, budget: Budget | None = None) -> Read:
     """
     budget = budget or Budget()
     beside = min(TIMES_BESIDE * len(page.body), MAX_BESIDE)
+    before = budget.held
     budget.hold(beside)
     try:
         if any(getrlimit(limit)[0] != RLIM_INFINITY for limit in (RLIMIT_AS, RLIMIT_DATA)):
@@ -222,7 +223,7 @@ def examine(page: Page, site: Site, budget: Budget | None = None) -> Read:
             check_free(beside + MIN_FREE)
         read = _examined(page, site, budget)
     finally:
-        budget.release(beside)
+        budget.release(budget.held - before)
     budget.hold(len(read.encoded))
     return read
 

@@ -13,8 +13,9 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
 from crawler.fetch import budget
 
-MAX_LENGTH = 1_000
-MAX_FOUND, MAX_KEPT = 110_000, 5_000
+MAX_LENGTH, MAX_COMMAS = 1_000, 31
+"""Characters of a selector, and commas: every element is compared with each part of a list."""
+MAX_FOUND, MAX_KEPT = 110_000, 20_000
 """Elements that a part of a selector may find, some 250 bytes each, and that are kept for the next who asks."""
 _PARTS = re.compile(
     r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\\.|/\*.*?\*/|\s+|[()\[\],>+~|:]|[^"'\\/\s()\[\],>+~|:]+|.""", re.S
@@ -126,6 +127,8 @@ def compile(text: str) -> Selector:
     if not text.isprintable() and not all(sign.isprintable() or sign.isspace() for sign in text):
         raise ValueError("the selector holds a character that cannot be printed")
     parts = [part for part in _PARTS.findall(text) if not part.startswith("/*")]
+    if parts.count(",") > MAX_COMMAS:
+        raise ValueError(f"the selector lists more than {MAX_COMMAS + 1} parts")
     known = "".join("lexbor-contains" if _is_contains(parts, at) else part for at, part in enumerate(parts))
     if not _whole(parts) or not _known(known):
         raise ValueError(f"{text!r} is not a CSS selector")
@@ -297,24 +300,26 @@ class Search:
     def __init__(self, tree: LexborHTMLParser, budget: Budget) -> None:
         self._tree, self._budget = tree, budget
         self._seen: dict[str, list[LexborNode]] = {}
-        self._size = 0
+        self._size = self._kept = 0
 
     def find(self, selector: Selector) -> list[LexborNode]:
         """All that it selects, in the page's order; raises `TooMuch` where the budget does not suffice."""
-        if selector.direct and len(selector.complexes) == 1:
-            return self._css(selector.text)
-        found = self._found(selector)
-        if selector.direct or len(selector.complexes) == 1:
-            return list(found.values())
-        bases = ", ".join({steps[-1].base: None for steps in selector.complexes})
-        return [node for key, node in _by_id(self._css(bases)).items() if key in found]
+        if len(selector.complexes) == 1:
+            return self._css(selector.text) if selector.direct else list(self._complex(selector.complexes[0]).values())
+        plain = all(len(steps) == 1 and not steps[0].filters for steps in selector.complexes)
+        found = None if plain else self._found(selector)
+        # Asked for a list, Lexbor would give an element once for each part that selects it: hundreds of megabytes.
+        nodes = self._css(":is(" + ", ".join({steps[-1].base: None for steps in selector.complexes}) + ")")
+        return nodes if found is None else [node for node in nodes if node.mem_id in found]
 
-    def _found(self, selector: Selector) -> Nodes:
-        if selector.direct:
-            return _by_id(self._css(selector.text))
-        found: Nodes = {}
+    def _found(self, selector: Selector) -> set[int]:
+        found: set[int] = set()
         for steps in selector.complexes:
-            found |= self._complex(steps)
+            if _is_direct(steps):
+                query = "".join([f"{step.combinator}{step.base}" for step in steps])
+                found.update(node.mem_id for node in self._css(query))
+            else:
+                found.update(self._complex(steps))
         return found
 
     def _css(self, query: str) -> list[LexborNode]:
@@ -325,8 +330,9 @@ class Search:
             self._budget.spend(len(found) + 1)
             if len(found) > MAX_FOUND:
                 raise TooMuch
-            if len(found) > MAX_KEPT:
+            if self._kept + len(found) > MAX_KEPT:
                 return found
+            self._kept += len(found)
             self._seen[query] = found
         else:
             found = self._seen[query]
@@ -353,7 +359,7 @@ class Search:
     def _passes(self, condition: Nth | Has | Is) -> Callable[[LexborNode], bool]:
         match condition:
             case Is():
-                those = self._found(condition.selector).keys()
+                those = self._found(condition.selector)
                 return lambda node: (node.mem_id in those) is condition.wanted
             case Has():
                 having: set[int] = set()
@@ -408,7 +414,7 @@ class Search:
         return anchors
 
     def _counting(self, nth: Nth) -> Callable[[LexborNode], bool]:
-        members = None if nth.among is None else self._found(nth.among).keys()
+        members = None if nth.among is None else self._found(nth.among)
         numbers: dict[int, int] = {}
         counted: set[int] = set()
 

@@ -1,5 +1,6 @@
 """The fields that a site's configuration asks for, read out of a page."""
 
+import sys
 from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import re2
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from crawler.errors import FetchError
 from crawler.fetch.budget import SMALL, Budget
 from crawler.sites import css, structured, values
 from crawler.sites.config import MISSING, Field
@@ -17,6 +19,8 @@ MAX_VALUES = 1_000
 """Values that a field with `all` may have, and elements that are tried for one without."""
 MAX_QUICK = 32
 """Fields whose first element is looked for without counting looks: one search of a page takes less than parsing it."""
+MAX_BYTES, BYTES_PER_HOLD = 16_000_000, 1_000_000
+"""Bytes of memory that all values of a page may take, and after how many more the process counts them."""
 MAX_TEXT, MAX_STRING = structured.MAX_TEXT, structured.MAX_STRING
 MAX_MATCHED, MAX_PATTERN, MAX_PROGRAM = 10_000, 1_000, 10_000
 """Characters that a regular expression sees, may have itself, and instructions that it may compile to."""
@@ -59,17 +63,26 @@ def pattern(text: str) -> Any:
 
 
 def extract(tree: LexborHTMLParser, fields: dict[str, Field], url: str, budget: Budget | None = None) -> dict[str, Any]:
-    """Every field of a page by its name, null (or an empty list) where the page has none; raises nothing of its own.
+    """Every field of a page by its name, null (or an empty list) where the page has none.
 
-    It needs the whole tree, so it comes before `structured.extract`.
+    Raises `FetchError` where they take too much memory. It needs the whole tree, so it comes before
+    `structured.extract`.
     """
-    page = _Page(tree, url, budget or Budget())
+    budget = budget or Budget()
+    page = _Page(tree, url, budget)
+    size = held = 0
     record: dict[str, Any] = {}
     missing: list[str] = []
     for number, (name, field) in enumerate(fields.items()):
         selector = css.compile(field.css)
         quick = selector.direct and not field.all and number < MAX_QUICK
         record[name] = value = page.first(selector, field) if quick else page.found(selector, field)
+        size += sum(map(sys.getsizeof, value)) if field.all else sys.getsizeof(value)
+        if size > MAX_BYTES:
+            raise FetchError("too_large", f"the page's fields take more than {MAX_BYTES:,} bytes of memory")
+        if size - held > BYTES_PER_HOLD:
+            budget.hold(size - held)
+            held = size
         if field.required and value in (None, []):
             missing.append(name)
     return record | {MISSING: missing} if missing else record
@@ -161,7 +174,7 @@ class _Page:
                 self._budget.spend(1)
                 opened.append((end, inner.next))
                 if inner.is_element_node:
-                    piece = _start_tag(inner)
+                    piece = _start_tag(inner, left)
                     fragments = inner.template_fragments() if inner.tag == "template" else []
                     first = fragments[0].child if fragments else inner.child
                     if first or inner.tag not in _VOID:
@@ -195,9 +208,15 @@ class _Page:
         return (found.group(1 if compiled.groups else 0) or "").strip()
 
 
-def _start_tag(node: LexborNode) -> str:
-    attributes = "".join(f' {name}="{_escaped(value or "")}"' for name, value in node.attributes.items())
-    return f"<{node.tag}{attributes}>"
+def _start_tag(node: LexborNode, limit: int) -> str:
+    """A start tag, or one that is longer than the limit and cut there."""
+    pieces = [f"<{node.tag}"]
+    for name, value in node.attributes.items():
+        pieces.append(f' {name}="{_escaped(value or "")}"')
+        limit -= len(pieces[-1])
+        if limit < 0:
+            break
+    return "".join([*pieces, ">"])
 
 
 def _escaped(value: str) -> str:

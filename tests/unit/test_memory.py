@@ -16,38 +16,43 @@ from crawler.errors import FetchError
 from crawler.scraping.pipeline import examine
 from crawler.sites.config import Field, Site
 from tests.support.tasks import page
-from tests.unit.test_memory import FIELDS, PAGES
+from tests.unit.test_memory import FIELDS, MANY_FIELDS, PAGES, REPEATED
 
-site = Site(name="county", version="1", fields={str(n): Field(**field) for n, field in enumerate(FIELDS)})
+def made(fields):
+    return Site(name="county", version="1", fields={str(n): Field(**field) for n, field in enumerate(fields)})
+
+every, many = made(FIELDS), made(MANY_FIELDS)
 
 def status(name):
     for line in open("/proc/self/status"):
         if line.startswith(name + ":"):
             return int(line.split()[1]) / 1024
 
-def read(body):
+def read(body, site):
     try:
         return examine(page("https://county.example/", body), site).verdict.name
     except FetchError as error:
         return error.reason
 
-def measure(body):
+def measure(body, site):
     body = (body if isinstance(body, bytes) else body.encode())[:10_000_000]
     open("/proc/self/clear_refs", "w").write("5")
     before = status("VmRSS")
-    outcome = read(body)
+    outcome = read(body, site)
     return outcome, round(status("VmHWM") - before)
 
-read(b"<p>small \\xff</p>" * 100)
-for name, make in PAGES.items():
+for site in (every, many):
+    read(b"<p>small \\xff</p>" * 100, site)
+for name, make in (PAGES | REPEATED).items():
     if os.fork() == 0:
-        print(name, *measure(make()), sep=";", flush=True)
+        print(name, *measure(make(), many if name in REPEATED else every), sep=";", flush=True)
         os._exit(0)
     os.wait()
 """
 FIELDS = [
     {"css": "h1"},
     {"css": "td", "all": True},
+    {"css": ", ".join(["*", "div > p"] * 16), "all": True},
     {"css": "div p", "all": True},
     {"css": "a", "attr": "href", "type": "url", "all": True},
     {"css": "body", "regex": r"(\d+) b"},
@@ -59,6 +64,7 @@ FIELDS = [
     *({"css": "[title]", "attr": "title", "type": kind} for kind in ("text", "html", "url", "number")),
 ]
 """Every type of field, for one element and for all."""
+MANY_FIELDS = [{"css": "body", "type": "html"}] * 1_000
 
 
 def _wide(before: str, between: str = "<br>") -> str:
@@ -159,6 +165,14 @@ PAGES: dict[str, Callable[[], str | bytes]] = {
 }
 
 
+REPEATED: dict[str, Callable[[], str]] = {
+    "a small page in many fields": lambda: "<div><p>some words in it</p>" * 2_000,
+    "long values in many fields": lambda: f"<p title='{'w ' * 50_000}'>x" * 90,
+    "wide text in many fields": lambda: "<p>" + "it's 😀 " * 100_000,
+}
+"""Pages that a site with very many fields repeats in each of them."""
+
+
 @pytest.fixture(scope="module")
 def measured() -> dict[str, tuple[str, int]]:
     """What came of each page, and by how many megabytes the process that read it has grown: each has its own."""
@@ -167,7 +181,7 @@ def measured() -> dict[str, tuple[str, int]]:
     return {name: (outcome, int(grown)) for name, outcome, grown in rows}
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, *REPEATED])
 def test_one_page_adds_little_memory(measured: dict[str, tuple[str, int]], name: str) -> None:
     """Whatever is read or refused: the peak grows by no more than the promise while a page is read."""
     outcome, grown = measured[name]

@@ -561,3 +561,20 @@ def test_no_page_makes_it_raise(
 
     assert msgspec.json.decode(msgspec.json.encode(found)) == found
     assert ("missing" in found) == (found["x"] in (None, []))
+
+
+def test_a_list_of_selectors_has_at_most_32_parts() -> None:
+    """Every element is compared with each part, so that their number is limited; commas in strings are none."""
+    css.compile(", ".join(["p"] * 32))
+    css.compile(f"p[title='{',' * 40}']")
+    for text in (", ".join(["p"] * 33), f":is({', '.join(['p'] * 33)})"):
+        with pytest.raises(ValueError, match="lists more than 32 parts"):
+            css.compile(text)
+
+
+def test_an_element_that_all_parts_of_a_list_select_is_found_once() -> None:
+    """In the page's order, whatever the parts are."""
+    tree = parse("<div><p>a</p><b>b</b></div><p>c</p>")
+    field = Field(css="*:not(div, body, html, head), div > p, b, p", all=True)
+
+    assert selectors.extract(tree, {"x": field}, "https://county.example/") == {"x": ["a", "b", "c"]}

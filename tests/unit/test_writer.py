@@ -1,5 +1,6 @@
 """The thread that stores outcomes: it waits for the store, never forgets its trouble, and charges no page for ours."""
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -130,4 +131,17 @@ def test_storing_much_is_marked(tmp_path: Path) -> None:
 
     assert marks_of_small == []
     assert storing.marks == [(True, 1), (False, 1), (True, 2), (False, 2)]
+    storing.writer.stop(5)
+
+
+def test_what_is_stored_does_not_stay_in_memory_until_the_next_comes(tmp_path: Path) -> None:
+    """Nobody counts it any more then."""
+    storing = Storing(tmp_path)
+    bodies = [b"<p>%d</p>" % n * 1_000 for n in range(3)]
+    before = [sys.getrefcount(body) for body in bodies]
+
+    storing.put(*(done(task, page=page(task.url, body)) for task, body in zip(storing.tasks(3), bodies, strict=True)))
+    storing.stored.clear()
+
+    wait_for(lambda: [sys.getrefcount(body) for body in bodies] == before, 20, "the pages to be let go")
     storing.writer.stop(5)
