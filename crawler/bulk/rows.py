@@ -40,6 +40,8 @@ _SHOWN = 8
 _DELIMITERS = ",;\t|"
 _NO_DELIMITER = "\x1f"
 _PRIORITIES = {"": 5} | {str(number): number for number in range(1, 10)}
+_SECOND_URL = re.compile(r"\S\s+https?://", re.IGNORECASE)
+"""A parser for URLs takes a space for one in a path, and leaves line breaks out."""
 _WHOLE = re.compile(r"\+?0*([1-9])(?:\.0*)?")
 _MARKUP = re.compile(r"<(?:!doctype|!--|\?xml|html|head|body|script)", re.IGNORECASE)
 _ARRAY = re.compile(r"\[\s*(?:\{|\n|$)")
@@ -331,6 +333,8 @@ def _good(line: int, fields: dict[str, Any], columns: _Columns, text: str, sites
         raise _BadRow(_no_url(list(fields)))
     if not isinstance(url, str):
         raise _BadRow(f"the url is not text but {_kind(url)}")
+    if _SECOND_URL.search(url):
+        raise _BadRow("there are two URLs, and a row has one")
     address, secret = parse(url), credentials(url)
     task = NewTask(
         address=address,

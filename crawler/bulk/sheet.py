@@ -430,7 +430,7 @@ class _Sheet(_Reading):
         self._column = self._total = 0
         self._about: Names = {}
         self._parts: list[str] = []
-        self._wanted = self._phonetic = False
+        self._wanted = self._phonetic = self._formula = False
 
     def records(self) -> Iterator[Record]:
         """The rows that have come to their end since the last time, each made when it is asked for."""
@@ -449,8 +449,11 @@ class _Sheet(_Reading):
             self._about = attributes
             self._column = _number_of(attributes["r"]) if "r" in attributes else self._column + 1
             self._parts.clear()
+            self._formula = False
         elif name in ("v", "t"):
             self._wanted = not self._phonetic
+        elif name == "f":
+            self._formula = True
         elif name == "row":
             number = attributes.get("r", "")
             claimed = int(number) if _is_number(number) and len(number) < 9 else 0
@@ -475,6 +478,11 @@ class _Sheet(_Reading):
         if name == "c":
             if self._parts:
                 self._put("".join(self._parts))
+            elif self._formula and self._about.get("t") != "str":  # a program that computes nothing has written it
+                place = self._about.get("r", "")[:20]
+                self._row.fault = (
+                    f"the formula of cell {place!r} has no value; save the workbook in a spreadsheet program"
+                )
         elif name in ("v", "t"):
             self._wanted = False
         elif name == "row":

@@ -786,6 +786,19 @@ def test_the_same_file_again_changes_nothing(folder: Folder) -> None:
     assert json.loads(folder.crawler("gateway", "status", "--json").stdout)["available"] == 2
 
 
+def test_two_rows_of_a_file_do_not_share_a_task(folder: Folder) -> None:
+    """The second of an id is rejected where it says something else, each time; the first stays as it was."""
+    (folder.path / "a.csv").write_text("task_id,platform,parcel_id\nt-1,beacon,1\nt-1,beacon,2\nt-1,beacon,1\n")
+
+    done = [json.loads(folder.crawler("gateway", "import", "a.csv", "--json").stdout) for _ in range(2)]
+
+    assert [(one["accepted"], one["known"], one["changed"], one["rejected"]) for one in done] == [
+        (1, 1, 0, 1),
+        (0, 2, 0, 1),
+    ]
+    assert "'t-1' stands in an earlier row with another content" in (folder.path / "a.csv.rejects.jsonl").read_text()
+
+
 def test_a_row_that_says_something_else_changes_its_task(folder: Folder) -> None:
     """As long as nobody works on it and it has no result; else the row is rejected with the reason."""
     with Gateway(folder.path) as gateway:

@@ -220,6 +220,33 @@ def test_bad_urls_reject_their_row_only(write: Write) -> None:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
+        ("a.txt", f"{A} {B}\n"),
+        ("a.csv", f'url,name\n"{A}\n{B}",x\n'),
+        ("a.csv", f'url,name\n"{A}\t{B.upper()}",x\n'),
+        ("a.json", json.dumps([{"url": f"{A}\r\n\r\n{B}"}])),
+    ],
+)
+def test_two_urls_are_not_one(write: Write, name: str, content: str) -> None:
+    """A cell with two lines, or a line with two URLs: neither is fetched as the one that a browser would make of them."""
+    (reject,) = rejects(write(name, content))
+
+    assert reject.reason == "there are two URLs, and a row has one"
+
+
+def test_spaces_and_urls_within_a_url_are_its_own(write: Write) -> None:
+    """An archive's page names another one, and a file's name may have a space."""
+    path = write("a.txt", "http://a.example/web/http://b.example/\nhttp://a.example/my file?u=https://b.example/ x\n")
+
+    assert rejects(path) == []
+    assert [row.task.address.url for row in read(path) if isinstance(row, Row)] == [
+        "http://a.example/web/http://b.example/",
+        "http://a.example/my%20file?u=https://b.example/%20x",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
         ("a.txt", "http://ada:hunter2@a.example/1"),
         ("a.txt", "http:ada:hunter2@a.example/1"),
         ("a.csv", "note,url\nx,http://ada:hunter2@a.example/1\n"),

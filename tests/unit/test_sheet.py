@@ -146,6 +146,24 @@ def test_what_other_programs_write(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("formula", ["<f>B1</f>", "<f>B1</f><v/>", "<f>B1</f><v></v>", '<f t="shared" si="0"/>'])
+@pytest.mark.parametrize("beside", ["", '<c r="B3" t="inlineStr"><is><t>x</t></is></c>'])
+def test_a_formula_that_nobody_has_computed_rejects_its_row(tmp_path: Path, formula: str, beside: str) -> None:
+    """Its row is counted, also where it has no other cell; one that gives an empty text is an empty cell."""
+    text = '<c t="inlineStr"><is><t>{}</t></is></c>'.format
+    lines = [
+        f'<row r="1">{text("url")}{text("more")}</row>',
+        f'<row r="2">{text("http://a.example/1")}<c r="B2" t="str"><f>B1</f><v></v></c></row>',
+        f'<row r="3"><c r="A3">{formula}</c>{beside}</row>',
+    ]
+    path = crafted(tmp_path / "p.xlsx", "".join(lines))
+
+    good, bad = read(path)
+
+    assert isinstance(good, Row) and good.task.input == {"url": "http://a.example/1", "more": ""}
+    assert isinstance(bad, Reject) and (bad.line, bad.reason[:37]) == (3, "the formula of cell 'A3' has no value")
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

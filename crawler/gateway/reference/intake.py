@@ -80,14 +80,21 @@ def _size(item: tuple[rows.Fields, NewTask] | rows.Reject) -> int:
 def _tasks(
     file: Path, tz: tzinfo | None, clock: Callable[[], float]
 ) -> Iterator[tuple[rows.Fields, NewTask] | rows.Reject]:
+    seen: dict[int, int] = {}
     for row in rows.read_fields(file, _KNOWN):
         if isinstance(row, rows.Reject):
             yield row
             continue
         try:
-            yield row, task(row.fields, tz, clock())
+            made = task(row.fields, tz, clock())
         except UsageError as error:
             yield rows.rejected(row, str(error))
+            continue
+        content = hash(made.content)
+        if seen.setdefault(hash(made.task_id), content) != content:
+            yield rows.rejected(row, f"the task {made.task_id!r} stands in an earlier row with another content")
+        else:
+            yield row, made
 
 
 def _conflict(row: rows.Fields, made: NewTask) -> rows.Reject:
