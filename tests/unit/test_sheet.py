@@ -160,8 +160,10 @@ def test_a_formula_that_nobody_has_computed_rejects_its_row(tmp_path: Path, form
 
     good, bad = read(path)
 
-    assert isinstance(good, Row) and good.task.input == {"url": "http://a.example/1", "more": ""}
-    assert isinstance(bad, Reject) and (bad.line, bad.reason[:37]) == (3, "the formula of cell 'A3' has no value")
+    assert isinstance(good, Row)
+    assert good.task.input == {"url": "http://a.example/1", "more": ""}
+    assert isinstance(bad, Reject)
+    assert (bad.line, bad.reason[:37]) == (3, "the formula of cell 'A3' has no value")
 
 
 @pytest.mark.parametrize(
