@@ -28,13 +28,16 @@ class Gaps(msgspec.Struct, frozen=True):
     events: int = 0
 
 
-def prove(db: Database, now: float) -> dict[str, int]:
-    """Note at each job what was lost of it; returns the losses, counted. Part of a transaction."""
+def prove(db: Database, now: float, noted_files: bool) -> dict[str, int]:
+    """Note at each job what was lost of it; returns the losses, counted. Part of a transaction.
+
+    `noted_files` says whether the files of each job were noted at all, so that a missing note is a loss.
+    """
     gaps, known, between = _gaps(db), _known_gaps(db), _gaps_within_jobs(db)
     _forget_the_lost(db)
     left = msgspec.json.encode(_gaps(db)).decode()
     db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (_GAPS, left))
-    lost = sum(_lost_of(db, job, between.get(job.id, 0), now) for job in _jobs(db))
+    lost = sum(_lost_of(db, job, between.get(job.id, 0), now) for job in _jobs(db, noted_files))
     nowhere = gaps.tasks - known.tasks - lost
     if nowhere > 0:
         _note(db, _job_of_the_lost(db, now), f"{nowhere:,} tasks were lost, and with them which job they were of", now)
@@ -98,16 +101,17 @@ class _Job(msgspec.Struct, frozen=True):
     no_input: int
 
 
-def _jobs(db: Database) -> list[_Job]:
+def _jobs(db: Database, noted_files: bool) -> list[_Job]:
     rows = db.all(
-        """SELECT id, key, source <> 'gateway' AND status = 'importing'
+        """SELECT id, key, ? AND source <> 'gateway' AND status = 'importing'
                    AND files > (SELECT count(*) FROM imports WHERE job_id = jobs.id),
                size, linked, rejected, (SELECT count(*) FROM tasks WHERE job_id = jobs.id),
                (SELECT count(*) FROM job_links WHERE job_id = jobs.id),
                (SELECT count(*) FROM rejected_rows WHERE job_id = jobs.id),
                (SELECT count(*) FROM temp.no_input JOIN tasks USING (id) WHERE job_id = jobs.id)
            FROM jobs WHERE NOT EXISTS (
-               SELECT 1 FROM losses WHERE job_id = jobs.id AND kind = 'rows' AND settled_at IS NULL)"""
+               SELECT 1 FROM losses WHERE job_id = jobs.id AND kind = 'rows' AND settled_at IS NULL)""",
+        (noted_files,),
     )
     return [_Job(*row) for row in rows]
 
