@@ -90,6 +90,7 @@ class _Job(msgspec.Struct, frozen=True):
 
     id: int
     key: str
+    importing: bool
     forgot_files: bool
     """Whether its files were not all in, and some of them are not known any more."""
     size: int
@@ -103,7 +104,8 @@ class _Job(msgspec.Struct, frozen=True):
 
 def _jobs(db: Database, noted_files: bool) -> list[_Job]:
     rows = db.all(
-        """SELECT id, key, ? AND source <> 'gateway' AND status = 'importing'
+        """SELECT id, key, source <> 'gateway' AND status = 'importing',
+               ? AND source <> 'gateway' AND status = 'importing'
                    AND files > (SELECT count(*) FROM imports WHERE job_id = jobs.id),
                size, linked, rejected, (SELECT count(*) FROM tasks WHERE job_id = jobs.id),
                (SELECT count(*) FROM job_links WHERE job_id = jobs.id),
@@ -133,10 +135,13 @@ def _lost_of(db: Database, job: _Job, between: int, now: float) -> int:
         _note(db, job.id, f"the input of {job.no_input:,} of its tasks was lost", now)
     if links > 0:
         _note(db, job.id, f"{links:,} of its {job.linked:,} rows that meant known tasks were lost", now)
-    if job.forgot_files:
-        _note(db, job.id, "it was lost which of its files were read to their ends", now)
     if rejects > 0:
         _note(db, job.id, f"{rejects:,} of its {job.rejected:,} rejected rows were lost", now)
+    if job.forgot_files:
+        _note(db, job.id, "it was lost which of its files were read to their ends", now)
+    elif job.importing and (tasks > 0 or links > 0 or rejects > 0 or job.no_input):
+        # From now on a lost row is why it is one whose import is not complete.
+        _note(db, job.id, "its import had been broken off before", now)
     # More than a witness knows is no loss: the witness is an older one.
     db.execute(
         "UPDATE jobs SET size = max(size, ?), linked = max(linked, ?), rejected = max(rejected, ?) WHERE id = ?",
