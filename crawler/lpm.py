@@ -17,16 +17,15 @@ from contextlib import contextmanager
 from hashlib import file_digest, sha256
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgspec
 
 from crawler.config import failpoint, program
-from crawler.db import connection, guard, kernel, owners, results, schema, segments
+from crawler.db import connection, guard, kernel, losses, owners, results, schema, segments
 from crawler.db.books import NOTED_FILE
 from crawler.db.ledger import Ledger, Place, RejectedRow
-from crawler.db.losses import ROWS
 from crawler.errors import StoreError, UsageError
 from crawler.files import read_regular, set_aside, sync_file_system
 from crawler.models import (
@@ -53,6 +52,14 @@ _LOOK_AGAIN_S = 2.0
 """In so long, a living writer writes at least one of the files that are due."""
 UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.\d+\.\d+")
 """The name of a file in pending/ while it is written."""
+
+
+class _Missing(NamedTuple):
+    """A segment that is not on the disk up to that byte, and what to say of it."""
+
+    segment: str
+    end: int
+    what: str
 
 
 class LocalPersistenceManager:
@@ -233,17 +240,21 @@ class LocalPersistenceManager:
         """Whether some process reads a job's input now, or that of any job."""
         return is_importing(self.run, job)
 
-    def unaccounted(self, job: Job) -> list[str]:
-        """What is known to be missing of a job, each with the way out; cheap enough to ask for every job."""
-        return unaccounted(self.ledger, self.run, job)
+    def unaccounted(self, jobs: Iterable[Job]) -> list[list[str]]:
+        """What is known to be missing of each job, with the way out; cheap where all segments are on the disk."""
+        gone = not self._has_all_segments()
+        return [[*unaccounted(self.ledger, self.run, job), *(self._missing_of(job) if gone else ())] for job in jobs]
+
+    def _missing_of(self, job: Job) -> list[str]:
+        accept = f"bring it back, or {_accept(job)}"
+        return [f"{missing.what}; {accept}" for missing in self._missing_segments(job)]
 
     def receipt(self, job: Job) -> Receipt:
         """The receipt of a job, with all that is known to be missing of it, in the ledger or on the disk."""
         job = self.ledger.job_by_id(job.id)  # as it stands now
         receipt = self.ledger.receipt(job)
-        accept = f"bring it back, or accept that with: {program()} job accept {shlex.quote(job.name)}"
-        missing = [f"{what}; {accept}" for what in self._missing_segments(job).values()]
-        problems = [*self.unaccounted(job), *receipt.problems, *missing, *self._unreadable_pages(job)]
+        lost = unaccounted(self.ledger, self.run, job)
+        problems = [*lost, *receipt.problems, *self._missing_of(job), *self._unreadable_pages(job)]
         return msgspec.structs.replace(receipt, problems=problems)
 
     def verify(self, job: Job) -> Receipt:
@@ -257,19 +268,28 @@ class LocalPersistenceManager:
         return msgspec.structs.replace(receipt, problems=[*receipt.problems, lacking])
 
     def accept(self, job: Job) -> list[str]:
-        """Accept that something of a job is missing; returns what."""
+        """Accept that something of a job is missing; returns all of it."""
         if self.is_importing(job):
             raise UsageError(f"the import of {job.name} has not ended yet; wait for its end, or stop it")
         job = self.ledger.job_by_id(job.id)  # as it stands now
-        lost = [loss.what for loss in self.ledger.losses(job)]
-        gone = self._missing_segments(job)
-        new = [] if lost or not job.incomplete else [_broken_off(self.ledger, job)]
-        new += gone.values()
+        lost, gone = self.ledger.losses(job), self._missing_segments(job)
+        new = [(losses.ROWS, _broken_off(self.ledger, job))] if _is_broken_off(job, lost) else []
+        new += [(losses.PAGES, missing.what) for missing in gone]
         if lost or new:
             with self.errors():
-                self.durable.accept(job, new, list(gone), self._clock())
+                self.durable.accept(job, new, {missing.segment: missing.end for missing in gone}, self._clock())
                 self.durable.finalise(self._clock())
-        return lost + new
+        return [loss.what for loss in lost] + [what for _, what in new]
+
+    def accept_import(self, job: Job) -> list[str]:
+        """Accept that the import of a job was broken off, and nothing else that is missing; returns what."""
+        job = self.ledger.job_by_id(job.id)  # as it stands now
+        if self.is_importing(job) or not _is_broken_off(job, self.ledger.losses(job)):
+            return []
+        what = _broken_off(self.ledger, job)
+        with self.errors():
+            self.durable.accept_import(job, what, self._clock())
+        return [what]
 
     def find_job(self, name: str) -> Job:
         """The job of that name; where later ones came from files of its name, the one that this file was read into."""
@@ -586,35 +606,44 @@ class LocalPersistenceManager:
 
     def missing_pages(self) -> list[str]:
         """What of the pages that results name is not on the disk; cheap where all of it is."""
-        known = self.ledger.db.all("SELECT name, end FROM raw_segments")
-        there = all(self._has_segment(name, end) for name, end in known)
-        return [] if there else list(self._missing_segments(None).values())
+        return [] if self._has_all_segments() else [missing.what for missing in self._missing_segments(None)]
 
-    def _has_segment(self, name: str, end: int) -> bool:
+    def is_given_up(self, place: Raw, job: Job | None) -> bool:
+        """Whether a page is not on the disk, and a job, or any, does without it."""
+        end = place.offset + place.length
+        return not self.has_segment(place.segment, end) and end <= losses.given_up(self.ledger.db, job, place.segment)
+
+    def _has_all_segments(self) -> bool:
+        known = self.ledger.db.all("SELECT name, end FROM raw_segments")
+        return all(self.has_segment(name, end) for name, end in known)
+
+    def has_segment(self, name: str, end: int) -> bool:
         """Whether a segment is on the disk, up to that byte."""
         return (self.raw / name).is_file() and (self.raw / name).stat().st_size >= end
 
-    def _missing_segments(self, job: Job | None) -> dict[str, str]:
-        """The segments that are not on the disk as far as results have pages there, and what to say of each."""
+    def _missing_segments(self, job: Job | None) -> list[_Missing]:
+        """The segments that are not on the disk as far as results have pages there that somebody wants."""
         condition, values = results.matching(job, None)
+        wanted = losses.WANTED.format(job=job.id) if job else losses.WANTED_BY_ANY
         pages = f"pages of {'its' if job else 'the'} results"
         rows = self.ledger.db.all(
             f"""SELECT raw_segment, max(raw_offset + raw_length), count(*) FROM results r JOIN tasks t ON t.id = r.task
-                WHERE {condition} AND raw_segment IS NOT NULL GROUP BY 1""",
+                WHERE {condition} AND raw_segment IS NOT NULL AND {wanted} GROUP BY 1""",
             values,
         )
-        return {
-            name: f"the segment {name}, with {count:,} {pages}, is missing or shorter than {end:,} bytes"
+        return [
+            _Missing(name, end, f"the segment {name}, with {count:,} {pages}, is missing or shorter than {end:,} bytes")
             for name, end, count in rows
-            if not self._has_segment(name, end)
-        }
+            if not self.has_segment(name, end)
+        ]
 
     def _unreadable_pages(self, job: Job) -> Iterator[str]:
         """What to say where no page begins at the places of a job's results; only `doctor` reads them to their ends."""
         condition, values = results.matching(job, None)
         places = self.ledger.db.execute(
             f"""SELECT raw_segment, raw_offset FROM results r JOIN tasks t ON t.id = r.task
-                WHERE {condition} AND raw_segment IN (SELECT name FROM raw_segments) ORDER BY 1, 2""",
+                WHERE {condition} AND raw_segment IN (SELECT name FROM raw_segments)
+                AND {losses.WANTED.format(job=job.id)} ORDER BY 1, 2""",
             values,
         )
         count = 0
@@ -673,16 +702,26 @@ def is_importing(run: Path, job: Job | None) -> bool:
 
 def unaccounted(ledger: Ledger, run: Path, job: Job) -> list[str]:
     """What is known to be missing of a job, each with the way out; cheap enough to ask for every job."""
-    lost = ledger.losses(job)
-    if not lost and not job.incomplete:
-        return []
-    if is_importing(run, job):
-        return ["its import has not ended yet"]
-    accept = f"accept that with: {program()} job accept {shlex.quote(job.name)}"
-    if not lost:
-        return [f"{_broken_off(ledger, job)}; complete it: {_again(ledger, job, broken=True)}, or {accept}"]
-    again = f"import its file again: {_again(ledger, job)}, or "
-    return [f"{loss.what}; {again if loss.kind == ROWS and not job.of_gateway else ''}{accept}" for loss in lost]
+    lost, found = ledger.losses(job), []
+    if (lost or job.incomplete) and is_importing(run, job):
+        lost, found = [loss for loss in lost if loss.kind != losses.ROWS], ["its import has not ended yet"]
+    elif _is_broken_off(job, lost):
+        complete = "" if job.cancelled else f"complete it: {_again(ledger, job, broken=True)}, or "
+        found = [f"{_broken_off(ledger, job)}; {complete}{_accept(job)}"]
+    for loss in lost:
+        can_import = loss.kind == losses.ROWS and not job.of_gateway and not job.cancelled
+        again = f"import its file again: {_again(ledger, job)}, or " if can_import else ""
+        found.append(f"{loss.what}; {again}{_accept(job)}")
+    return found
+
+
+def _accept(job: Job) -> str:
+    return f"accept that with: {program()} job accept {shlex.quote(job.name)}"
+
+
+def _is_broken_off(job: Job, lost: Sequence[losses.Loss]) -> bool:
+    """Whether a job that nobody imports into is incomplete, and not because of rows that it had and has lost."""
+    return job.incomplete and not any(loss.kind == losses.ROWS for loss in lost)
 
 
 def _broken_off(ledger: Ledger, job: Job) -> str:

@@ -247,6 +247,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.source == "gateway"
 
     @property
+    def cancelled(self) -> bool:
+        """Whether it was given up: its file, imported again, is another job."""
+        return self.hold == "cancelled"
+
+    @property
     def incomplete(self) -> bool:
         """Whether its input is not all in: it is being read, or that was broken off."""
         return self.status is JobStatus.IMPORTING and not self.of_gateway

@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -218,7 +218,14 @@ def _of_job(name: str, lpm: LocalPersistenceManager, job_name: str) -> Source:
     source = Source(name, None, lpm, job)
     if later := lpm.ledger.later_namesakes(job):
         source.notes.append(f"this is the job {job.name}; the latest of a file of the same name is {later[-1].name}")
+    source.notes += _unaccounted(lpm, [job])
     return source
+
+
+def _unaccounted(lpm: LocalPersistenceManager, jobs: Sequence[Job]) -> list[str]:
+    """What is known to be missing of jobs, so that a report of what is there does not pass for one of all."""
+    found = zip(jobs, lpm.unaccounted(jobs), strict=True)
+    return [f"UNACCOUNTED: {job.name}: {what}" for job, missing in found for what in missing]
 
 
 def _folder(name: str, path: Path, job: str | None) -> Source:
@@ -235,6 +242,9 @@ def _folder(name: str, path: Path, job: str | None) -> Source:
             source = _of_job(name, lpm, job) if job else Source(name, None if whole else path, lpm)
             if source.path and (made := lpm.project_missing(read_all=True)):
                 source.notes.append(f"{made:,} files were missing or torn, and were made again from the ledger")
+            if not job:
+                lost = _unaccounted(lpm, lpm.ledger.jobs())
+                source.notes += lost or [f"UNACCOUNTED: {what}" for what in lpm.missing_pages()]
             return source
     except (StoreError, UsageError) as error:
         lpm.close()

@@ -1,7 +1,7 @@
 """What changes tasks beside their own work: an operator (pause, resume, cancel, retry), time (expire), deaths."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -83,22 +83,26 @@ class Acts(Bookkeeping):
             with writing(self.db):
                 self.db.execute(f"UPDATE tasks SET not_before = 0 WHERE {held}")
 
-    def accept(self, job: Job, missing: Sequence[str], segments: Sequence[str], now: float) -> None:
-        """Let what a job has be what it is to have, although that is missing; this is noted in its receipt.
+    def accept(self, job: Job, missing: Sequence[tuple[str, str]], ends: Mapping[str, int], now: float) -> None:
+        """Let what a job has be what it is to have, although that (by kind) is missing; its receipt says so.
 
-        Pages in `segments` are given up: its results name no place there any more.
+        It does without its pages in segments up to the bytes in `ends`. Other jobs that share its results do not.
         """
         with writing(self.db):
-            for what in missing:
-                losses.note(self.db, job.id, what, now)
             losses.settle(self.db, job.id, losses.ACCEPTED, now)
-            self.db.execute(
-                f"""UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL
-                    WHERE raw_segment IN (SELECT value FROM json_each(?2)) AND task IN ({self._members(job)})""",
-                (job.id, _json(segments)),
-            )
-            self.db.execute("UPDATE jobs SET status = 'open' WHERE id = ? AND status = 'importing'", (job.id,))
-            self.db.execute("UPDATE imports SET ended_at = ? WHERE job_id = ? AND ended_at IS NULL", (now, job.id))
+            losses.give_up(self.db, job.id, ends)
+            self._accept(job, missing, now)
+
+    def accept_import(self, job: Job, what: str, now: float) -> None:
+        """Let the rows that a job has be all of its input, although its import was broken off."""
+        with writing(self.db):
+            self._accept(job, [(losses.ROWS, what)], now)
+
+    def _accept(self, job: Job, missing: Sequence[tuple[str, str]], now: float) -> None:
+        for kind, what in missing:
+            losses.note(self.db, job.id, what, now, kind, losses.ACCEPTED)
+        self.db.execute("UPDATE jobs SET status = 'open' WHERE id = ? AND status = 'importing'", (job.id,))
+        self.db.execute("UPDATE imports SET ended_at = ? WHERE job_id = ? AND ended_at IS NULL", (now, job.id))
 
     def _pending_ids(self, job: Job, condition: str, after: int) -> list[int]:
         rows = self.db.execute(

@@ -33,6 +33,8 @@ _CHECKS = {
         FROM jobs WHERE id = ?1""",
     "rejected rows more or fewer than came in": """SELECT abs(rejected - (SELECT count(*) FROM rejected_rows
         WHERE job_id = ?1)) FROM jobs WHERE id = ?1""",
+    "known rows whose tasks are gone": """SELECT count(*) FROM job_links l WHERE job_id = ?1
+        AND NOT EXISTS (SELECT 1 FROM tasks WHERE id = l.task)""",
     "completed tasks without a result": """SELECT count(*) FROM tasks t WHERE id IN ({members})
         AND status = 'completed' AND NOT EXISTS (SELECT 1 FROM results WHERE task = t.id)""",
     "results whose records cannot be read": """SELECT count(*) FROM results WHERE task IN ({members})
@@ -43,7 +45,8 @@ _CHECKS = {
         WHERE t.id IN ({members}) AND status <> 'completed'""",
     "results whose raw page is not in its segment": """SELECT count(*) FROM results r LEFT JOIN raw_segments s
         ON s.name = raw_segment WHERE task IN ({members}) AND raw_segment IS NOT NULL
-        AND raw_offset + raw_length > ifnull(s.end, 0)""",
+        AND raw_offset + raw_length > ifnull(s.end, 0) AND """
+    + losses.WANTED.format(job="?1"),
 }
 """What must not be, each with the statement that counts it."""
 

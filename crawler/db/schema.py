@@ -333,6 +333,9 @@ _TRACKED = re.compile(
     "utm_|(?:fbclid|gclid|dclid|gbraid|wbraid|msclkid|yclid|igshid|mc_cid|mc_eid|twclid)(?:=|$)", re.IGNORECASE
 )
 
+WITH_IMPORTS = 5
+"""The first schema that has the files of each job."""
+
 
 def migrate(connection: Database, path: Path) -> None:
     """Bring the database to this program's version; a foreign or newer one is refused and left alone."""
@@ -343,13 +346,18 @@ def migrate(connection: Database, path: Path) -> None:
         version = _version(connection, path)  # another process may have been faster
         if 0 < version < len(MIGRATIONS):
             _back_up(path, path.with_name(f"{path.name}.v{version}.bak"))
-        connection.create_scalar_function("new_url_key", new_url_key, 2, deterministic=True)
-        for number in range(version, len(MIGRATIONS)):
-            connection.execute(MIGRATIONS[number])
-        if version == 0:
-            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.execute("INSERT INTO meta VALUES ('ledger_id', ?)", (secrets.token_hex(8),))
-        connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
+        build(connection, version)
+
+
+def build(connection: Database, first: int = 0, last: int = len(MIGRATIONS)) -> None:
+    """Bring a database from one version to another. Part of a transaction."""
+    connection.create_scalar_function("new_url_key", new_url_key, 2, deterministic=True)
+    for number in range(first, last):
+        connection.execute(MIGRATIONS[number])
+    if first == 0:
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute("INSERT INTO meta VALUES ('ledger_id', ?)", (secrets.token_hex(8),))
+    connection.execute(f"PRAGMA user_version={last}")
 
 
 def is_older(connection: Database, path: Path, can_write: bool) -> bool:

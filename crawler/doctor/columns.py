@@ -279,12 +279,30 @@ def index_of(copy: Path) -> Callable[[int, bytes], bool]:
     """Asks the index of a damaged ledger, which is a second place for every key."""
 
     def is_indexed(id_: int, key: bytes) -> bool:
-        with (
-            contextlib.suppress(apsw.Error),
-            contextlib.closing(Database(str(copy), flags=apsw.SQLITE_OPEN_READONLY)) as db,
-        ):
-            rows = db.all("SELECT id FROM tasks INDEXED BY tasks_by_url WHERE url_key = ?", (key,))
-            return (id_,) in rows
+        with damage_passed_over(), opened(copy) as db:
+            if has_index(db, "tasks_by_url"):
+                return (id_,) in db.all("SELECT id FROM tasks INDEXED BY tasks_by_url WHERE url_key = ?", (key,))
         return False
 
     return is_indexed
+
+
+@contextlib.contextmanager
+def damage_passed_over() -> Iterator[None]:
+    """Leave unread what a damaged file does not give; a wrong statement is no damage, and rows behind it are sound."""
+    try:
+        yield
+    except apsw.SQLError:
+        raise
+    except (apsw.Error, UnicodeDecodeError):
+        pass
+
+
+def opened(copy: Path) -> contextlib.closing[Database]:
+    """A damaged ledger, to be read."""
+    return contextlib.closing(Database(str(copy), flags=apsw.SQLITE_OPEN_READONLY))
+
+
+def has_index(db: Database, name: str) -> bool:
+    """Whether the definition of an index of the tasks can still be read."""
+    return ("tasks",) in db.all("SELECT tbl_name FROM sqlite_schema WHERE type = 'index' AND name = ?", (name,))

@@ -204,6 +204,8 @@ _BOOKS = {
         AND status IN ('failed', 'skipped', 'expired') AND id NOT IN (SELECT task FROM reports)""",
     "tasks of jobs that are not there": """SELECT count(*) FROM tasks
         WHERE job_id IS NOT NULL AND job_id NOT IN (SELECT id FROM jobs)""",
+    "rows of input that mean tasks which are not there": """SELECT count(*) FROM job_links
+        WHERE task NOT IN (SELECT id FROM tasks)""",
     "jobs with other numbers of rows than came in": """SELECT count(*) FROM jobs
         WHERE (size, linked, rejected) <> ((SELECT count(*) FROM tasks WHERE job_id = jobs.id),
             (SELECT count(*) FROM job_links WHERE job_id = jobs.id),

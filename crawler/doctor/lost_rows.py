@@ -28,13 +28,16 @@ class Gaps(msgspec.Struct, frozen=True):
     events: int = 0
 
 
-def prove(db: Database, now: float) -> dict[str, int]:
-    """Note at each job what was lost of it; returns the losses, counted. Part of a transaction."""
+def prove(db: Database, now: float, noted_files: bool) -> dict[str, int]:
+    """Note at each job what was lost of it; returns the losses, counted. Part of a transaction.
+
+    `noted_files` says whether the files of each job were noted at all, so that a missing note is a loss.
+    """
     gaps, known, between = _gaps(db), _known_gaps(db), _gaps_within_jobs(db)
     _forget_the_lost(db)
     left = msgspec.json.encode(_gaps(db)).decode()
     db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (_GAPS, left))
-    lost = sum(_lost_of(db, job, between.get(job.id, 0), now) for job in _jobs(db))
+    lost = sum(_lost_of(db, job, between.get(job.id, 0), now) for job in _jobs(db, noted_files))
     nowhere = gaps.tasks - known.tasks - lost
     if nowhere > 0:
         _note(db, _job_of_the_lost(db, now), f"{nowhere:,} tasks were lost, and with them which job they were of", now)
@@ -87,6 +90,7 @@ class _Job(msgspec.Struct, frozen=True):
 
     id: int
     key: str
+    importing: bool
     forgot_files: bool
     """Whether its files were not all in, and some of them are not known any more."""
     size: int
@@ -98,16 +102,18 @@ class _Job(msgspec.Struct, frozen=True):
     no_input: int
 
 
-def _jobs(db: Database) -> list[_Job]:
+def _jobs(db: Database, noted_files: bool) -> list[_Job]:
     rows = db.all(
-        """SELECT id, key, source <> 'gateway' AND status = 'importing'
+        """SELECT id, key, source <> 'gateway' AND status = 'importing',
+               ? AND source <> 'gateway' AND status = 'importing'
                    AND files > (SELECT count(*) FROM imports WHERE job_id = jobs.id),
                size, linked, rejected, (SELECT count(*) FROM tasks WHERE job_id = jobs.id),
                (SELECT count(*) FROM job_links WHERE job_id = jobs.id),
                (SELECT count(*) FROM rejected_rows WHERE job_id = jobs.id),
                (SELECT count(*) FROM temp.no_input JOIN tasks USING (id) WHERE job_id = jobs.id)
            FROM jobs WHERE NOT EXISTS (
-               SELECT 1 FROM losses WHERE job_id = jobs.id AND kind = 'rows' AND settled_at IS NULL)"""
+               SELECT 1 FROM losses WHERE job_id = jobs.id AND kind = 'rows' AND settled_at IS NULL)""",
+        (noted_files,),
     )
     return [_Job(*row) for row in rows]
 
@@ -129,10 +135,13 @@ def _lost_of(db: Database, job: _Job, between: int, now: float) -> int:
         _note(db, job.id, f"the input of {job.no_input:,} of its tasks was lost", now)
     if links > 0:
         _note(db, job.id, f"{links:,} of its {job.linked:,} rows that meant known tasks were lost", now)
-    if job.forgot_files:
-        _note(db, job.id, "it was lost which of its files were read to their ends", now)
     if rejects > 0:
         _note(db, job.id, f"{rejects:,} of its {job.rejected:,} rejected rows were lost", now)
+    if job.forgot_files:
+        _note(db, job.id, "it was lost which of its files were read to their ends", now)
+    elif job.importing and (tasks > 0 or links > 0 or rejects > 0 or job.no_input):
+        # From now on a lost row is why it is one whose import is not complete.
+        _note(db, job.id, "its import had been broken off before", now)
     # More than a witness knows is no loss: the witness is an older one.
     db.execute(
         "UPDATE jobs SET size = max(size, ?), linked = max(linked, ?), rejected = max(rejected, ?) WHERE id = ?",

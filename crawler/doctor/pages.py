@@ -196,7 +196,9 @@ def _judge(context: Context, name: str, end: int, walk: Walk, lost: list[Place],
     if lost:
         shown = _listed([_url(context, place.task) for place in lost[:_SHOWN]], len(lost))
         detail = f"{name} {what}: {len(lost)} pages cannot be read, their results are whole: {shown}"
-        if waits:
+        if waits and not _wanted(context, name):
+            yield Seen("note", f"{name} {what}; the jobs of its {len(lost)} pages have accepted that")
+        elif waits:
             yield Seen("wrong", detail, f"bring {context.folder / 'raw' / name} back: mount its disk, or take a backup")
         elif context.repair:
             _forget(context, name, lost)
@@ -234,8 +236,7 @@ def _forget(context: Context, name: str, lost: list[Place]) -> None:
         with lpm.errors(), writing(lpm.durable.db):
             whose: Counter[int] = Counter()
             for place in lost:
-                [(job_id,)] = lpm.durable.db.all("SELECT job_id FROM tasks WHERE id = ?", (place.task,))
-                whose.update([job_id] if job_id else [])
+                whose.update(job_id for (job_id,) in lpm.durable.db.all(_WHOSE, (place.task,)))
                 about = {"segment": name, "offset": place.offset}
                 lpm.durable.event(place.task, "raw page damaged", about, lpm.now())
                 lpm.durable.db.execute(
@@ -248,6 +249,21 @@ def _forget(context: Context, name: str, lost: list[Place]) -> None:
         for place in lost:
             if _projects(context, place.task):
                 lpm.project(place.task)
+
+
+_WHOSE = f"""
+    SELECT j.id FROM results JOIN (
+        SELECT job_id AS id FROM tasks WHERE id = ?1 UNION SELECT job_id FROM job_links WHERE task = ?1) j
+    WHERE task = ?1 AND j.id IS NOT NULL AND {losses.WANTED.format(job="j.id")}"""
+"""The jobs that a task counts for, its own and those that share it, unless they do without its page."""
+
+
+def _wanted(context: Context, name: str) -> int:
+    """How many results have a page in a segment that some job does not do without."""
+    sql = f"""SELECT count(*) FROM results r JOIN tasks t ON t.id = r.task
+              WHERE raw_segment = ? AND {losses.WANTED_BY_ANY}"""
+    [(count,)] = context.db.all(sql, (name,))
+    return int(count)
 
 
 def _projects(context: Context, task: int) -> bool:

@@ -17,7 +17,7 @@ from crawler.db import schema, segments
 from crawler.db.connection import Database, connect, writing
 from crawler.db.ledger import Ledger
 from crawler.doctor import leaves
-from crawler.doctor.columns import STORED, index_of, mend
+from crawler.doctor.columns import STORED, damage_passed_over, has_index, index_of, mend, opened
 from crawler.doctor.lost_rows import count_files, find_keys, make_job, make_jobs, prove
 from crawler.errors import CrawlerError, StoreError, UrlError
 from crawler.fetch.body import Body
@@ -48,9 +48,9 @@ def salvage(damaged: Path, target: Path, pending: Path, raw: Path, now: float) -
     try:
         _copy(damaged, copy)
         with contextlib.closing(connect(target)) as fresh:
-            schema.migrate(fresh, target)
-            saved, mended = _read_all(copy, fresh, pending)
-            done = mended | settle(fresh, pending, raw, now)
+            version = _version(copy)
+            saved, mended = _read_all(copy, version, fresh, pending)
+            done = mended | settle(fresh, pending, raw, now, noted_files=version >= schema.WITH_IMPORTS)
             _require_sound(fresh, damaged)
     except BaseException:
         _remove(target)
@@ -72,20 +72,25 @@ def _remove(path: Path) -> None:
         Path(f"{path}{ending}").unlink(missing_ok=True)
 
 
-def _read_all(copy: Path, fresh: Database, pending: Path) -> tuple[dict[str, int], dict[str, int]]:
-    tables = {name: _columns(fresh, name) for (name,) in fresh.all(_TABLES)}
+def _read_all(copy: Path, version: int, fresh: Database, pending: Path) -> tuple[dict[str, int], dict[str, int]]:
     with writing(fresh):
+        # Read with the schema that it was written with: another one asks for columns that are not there, and finds
+        # its own tables in the rows of others.
+        schema.build(fresh, 0, version)
+        tables = {name: _columns(fresh, name) for (name,) in fresh.all(_TABLES)}
         fresh.execute(INDEXED)
         broken = [name for name in tables if not _read(copy, fresh, name, tables[name])]
         _read_leaves(copy, fresh, {name: tables[name] for name in broken})
         if "tasks" in broken:
             _read_indexes(copy, fresh)
+        if version < len(schema.MIGRATIONS):
+            schema.build(fresh, version)
         for table in ("results", "events"):
             fresh.execute(f"DELETE FROM {table} WHERE {SENSELESS[table]}")
         # An event looks like a loss that was not settled yet.
         fresh.execute("DELETE FROM losses WHERE kind NOT IN ('rows', 'pages')")
         fresh.execute(f"UPDATE tasks SET task_id = lower(hex(randomblob(16))) WHERE {SENSELESS['tasks']}")
-        saved = {name: _count(fresh, name) for name in tables}
+        saved = {name: _count(fresh, name) for (name,) in fresh.all(_TABLES)}
         mended = mend(fresh, pending, index_of(copy))
     return saved, {what: count for what, count in mended.items() if count}
 
@@ -110,6 +115,24 @@ def _columns(db: Database, table: str) -> list[Column]:
     ]
 
 
+def _version(copy: Path) -> int:
+    """The schema that a damaged ledger was written with: the oldest one that has all its columns, or the newest."""
+    told, there = 0, set[tuple[str, str]]()
+    with damage_passed_over(), opened(copy) as db:
+        [(told,)] = db.all("PRAGMA user_version")
+        there = _all_columns(db)
+    with contextlib.closing(Database(":memory:")) as reference:
+        for version in range(1, len(schema.MIGRATIONS)):
+            schema.build(reference, version - 1, version)
+            if version >= told and there and there <= _all_columns(reference):
+                return version
+    return len(schema.MIGRATIONS)
+
+
+def _all_columns(db: Database) -> set[tuple[str, str]]:
+    return {(table, column.name) for (table,) in db.all(_TABLES) for column in _columns(db, table)}
+
+
 def _copy(damaged: Path, copy: Path) -> None:
     """A copy with everything that was still in the log, so that it is one file."""
     damaged = damaged.resolve()  # the log of a linked file is where that is
@@ -122,18 +145,17 @@ def _copy(damaged: Path, copy: Path) -> None:
 
 def _read(copy: Path, fresh: Database, table: str, columns: list[Column]) -> bool:
     """Read a table from its beginning, and where that breaks off from its end; says whether that was all of it."""
-    key = ", ".join(column.name for column in sorted(columns, key=lambda c: c.key) if column.key)
+    key = [column.name for column in sorted(columns, key=lambda c: c.key) if column.key]
     for order in ("ASC", "DESC"):
-        try:
-            with contextlib.closing(Database(str(copy), flags=apsw.SQLITE_OPEN_READONLY)) as db:
-                there = {column.name for column in _columns(db, table)}
-                names = [column.name for column in columns if column.name in there]
-                by = ", ".join(f"{name} {order}" for name in key.split(", "))
-                for row in db.execute(f"SELECT {', '.join(names)} FROM {table} NOT INDEXED ORDER BY {by}"):
-                    _insert(fresh, table, names, row)
-        except (apsw.Error, UnicodeDecodeError):
-            continue
-        return order == "ASC"
+        with damage_passed_over(), opened(copy) as db:
+            there = {column.name for column in _columns(db, table)}
+            if not there.issuperset(key):
+                return False  # the definition of the table is damaged
+            names = [column.name for column in columns if column.name in there]
+            by = ", ".join(f"{name} {order}" for name in key)
+            for row in db.execute(f"SELECT {', '.join(names)} FROM {table} NOT INDEXED ORDER BY {by}"):
+                _insert(fresh, table, names, row)
+            return order == "ASC"
     return False
 
 
@@ -171,12 +193,10 @@ def _read_indexes(copy: Path, fresh: Database) -> None:
                   ON CONFLICT DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in columns)}"""
         for order in ("ASC", "DESC"):
             by = ", ".join(f"{name} {order}" for name in columns)
-            with (
-                contextlib.suppress(apsw.Error, UnicodeDecodeError),
-                contextlib.closing(Database(str(copy), flags=apsw.SQLITE_OPEN_READONLY)) as db,
-            ):
-                for row in db.execute(f"SELECT id, {names} FROM tasks INDEXED BY {index} ORDER BY {by}"):
-                    fresh.execute(put, row)
+            with damage_passed_over(), opened(copy) as db:
+                if has_index(db, index):
+                    for row in db.execute(f"SELECT id, {names} FROM tasks INDEXED BY {index} ORDER BY {by}"):
+                        fresh.execute(put, row)
                 break
     fresh.execute(
         """DELETE FROM indexed WHERE id IN (SELECT id FROM tasks) OR id < 1
@@ -208,8 +228,11 @@ def _insert(fresh: Database, table: str, names: list[str], row: Iterable[Any]) -
 # What the rows say about each other, made true again
 
 
-def settle(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]:
-    """Bring tasks, results, outbox and jobs into agreement without losing a result; returns what was done, counted."""
+def settle(db: Database, pending: Path, raw: Path, now: float, noted_files: bool = True) -> dict[str, int]:
+    """Bring tasks, results, outbox and jobs into agreement without losing a result; returns what was done, counted.
+
+    `noted_files` says whether the ledger was made by a program that noted the files of each job.
+    """
     done: dict[str, int] = {}
     ledger = Ledger(db)
     with writing(db):
@@ -261,7 +284,7 @@ def settle(db: Database, pending: Path, raw: Path, now: float) -> dict[str, int]
         done["jobs open again"] = _settle_jobs(db, now)
         done["jobs made again"] = _count(db, "jobs") - jobs
         count_files(db)
-        done |= prove(db, now)
+        done |= prove(db, now, noted_files)
         find_keys(db)
         db.execute(
             """UPDATE tasks SET not_before = 0 WHERE status = 'pending' AND not_before = 9e15 AND job_id IS NOT NULL

@@ -111,11 +111,11 @@ def input_rows(lpm: LocalPersistenceManager, job: Job) -> Iterator[dict[str, Any
         yield from ledger.read_rows(lpm.ledger.db, job)
 
 
-def _place(lpm: LocalPersistenceManager, result: Mapping[str, Any]) -> Raw | None:
-    """Where the page of a result lies, unless none was kept or it was pruned."""
+def _place(lpm: LocalPersistenceManager, job: Job | None, result: Mapping[str, Any]) -> Raw | None:
+    """Where the page of a result lies, unless none was kept, it was pruned, or the job does without it."""
     place = msgspec.convert(result["raw"], Raw | None)
     kept = place and lpm.ledger.db.one("SELECT 1 FROM raw_segments WHERE name = ?", (place.segment,))
-    return place if kept else None
+    return place if kept and place and not lpm.is_given_up(place, job) else None
 
 
 def format_of(target: Path) -> str | None:
@@ -145,7 +145,7 @@ def export(
         horizon = lpm.ledger.horizon()
         jobs = [job] if job or not all_rows else lpm.ledger.jobs()
     counts, rows, written = [0] * len(jobs), 0, 0
-    saver = _Pages(lpm, pages) if pages else None
+    saver = _Pages(lpm, job, pages) if pages else None
 
     def chosen() -> Iterator[Mapping[str, Any]]:
         nonlocal rows, written
@@ -162,7 +162,7 @@ def export(
     done = "read" if form in formats.TABLES else "written"
     with _opened(target, form in formats.BINARY, lpm.folder) as out:
         folder = None if str(target) == "-" else Path(os.path.realpath(target)).parent
-        sink = formats.Sink(out, target.name, folder, lpm.raw, partial(_place, lpm), say)
+        sink = formats.Sink(out, target.name, folder, lpm.raw, partial(_place, lpm, job), say)
         formats.WRITERS[form](formats.told(chosen(), say, f"{'rows' if all_rows else 'results'} {done}"), sink)
     if saver:
         os.sync()  # once, not for each of a hundred thousand files
@@ -177,8 +177,8 @@ def export(
 class _Pages:
     """A folder of decoded pages, each whole, named after its task."""
 
-    def __init__(self, lpm: LocalPersistenceManager, folder: Path) -> None:
-        self._lpm, self._folder = lpm, folder
+    def __init__(self, lpm: LocalPersistenceManager, job: Job | None, folder: Path) -> None:
+        self._lpm, self._job, self._folder = lpm, job, folder
         outputs.check(folder / "page", lpm.folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -189,7 +189,7 @@ class _Pages:
         """Write a result's page; False where none is stored."""
         from crawler.fetch.body import decoded
 
-        place = _place(self._lpm, result)
+        place = _place(self._lpm, self._job, result)
         if place is None:
             return False
         head, body = segments.read(self._lpm.raw, place, ledger.page_url(result))

@@ -134,7 +134,7 @@ def bundle(lpm: LocalPersistenceManager, output: Path, *, job: Job | None, since
         if first is None:
             return Bundled(0, 0, 0, None, 0, None)
         with whole_file(output, lpm.folder) as file, ZstdFile(file, "w", options=CHECKED) as out:
-            writer = _Writer(lpm, out, raw)
+            writer = _Writer(lpm, job, out, raw)
             for task, result in chain([first], found):
                 writer.add(task, result)
             writer.flush()
@@ -162,8 +162,8 @@ def bundle(lpm: LocalPersistenceManager, output: Path, *, job: Job | None, since
 
 
 class _Writer:
-    def __init__(self, lpm: LocalPersistenceManager, out: ZstdFile, raw: bool) -> None:
-        self._lpm, self._out, self._raw = lpm, out, raw
+    def __init__(self, lpm: LocalPersistenceManager, job: Job | None, out: ZstdFile, raw: bool) -> None:
+        self._lpm, self._job, self._out, self._raw = lpm, job, out, raw
         self._records: list[bytes] = []
         self._stored: list[bytes] = []
         self._sizes = [0, 0]
@@ -183,10 +183,11 @@ class _Writer:
             self.flush()
 
     def _page(self, result: dict[str, Any]) -> bytes:
-        if not self._raw or result["raw"] is None:
+        place = msgspec.convert(result["raw"], Raw | None)
+        if not self._raw or place is None or self._lpm.is_given_up(place, self._job):
             return b""
         try:
-            page = segments.member(self._lpm.raw, msgspec.convert(result["raw"], Raw))
+            page = segments.member(self._lpm.raw, place)
             check_page(page, result["raw_html_hash"], limit=1 << 30)
         except (StoreError, ValueError):
             self.unreadable += 1

@@ -283,13 +283,14 @@ def _add_pages(
     tasks = dict(pages.keys())
     lacking = [
         (task, pages[task_id, digest])
-        for task, task_id, digest in lpm.durable.db.all(
-            """SELECT t.id, t.task_id, r.body_sha256 FROM tasks t JOIN results r ON r.task = t.id
-               WHERE t.task_id IN (SELECT value FROM json_each(?))
-                 AND (r.raw_segment IS NULL OR r.raw_segment NOT IN (SELECT name FROM raw_segments))""",
+        for task, task_id, digest, segment, end in lpm.durable.db.all(
+            """SELECT t.id, t.task_id, r.body_sha256, s.name, r.raw_offset + r.raw_length
+               FROM tasks t JOIN results r ON r.task = t.id LEFT JOIN raw_segments s ON s.name = r.raw_segment
+               WHERE t.task_id IN (SELECT value FROM json_each(?))""",
             (msgspec.json.encode(list(tasks)).decode(),),
         )
         if tasks[task_id] == digest  # else it is another page of that URL
+        and not (segment and lpm.has_segment(segment, end))
     ]
 
     def update(ledger: Ledger, places: Sequence[Raw | None]) -> list[int]:

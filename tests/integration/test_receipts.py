@@ -115,6 +115,65 @@ def test_a_cancelled_job_ends_although_its_import_broke_off(folder: Folder, site
     assert "done" in folder.crawler("job", "list").stdout
 
 
+def test_a_cancelled_job_accepts_no_lost_page(folder: Folder) -> None:
+    """Who cancels a job says nothing of pages: its receipt, and those of jobs that share them, say what they said."""
+    # Given two jobs that share pages, one of them not read to its end, and no raw/
+    urls = [f"http://a.example/{n // 500}" for n in range(6000)]
+    first, second = folder.write("first.txt", urls[:5000]), folder.write("second.txt", urls)
+    folder.crawler("bulk", "import", str(first))
+    folder.crawler("bulk", "import", str(second), "--fresh-for", "1h", CRAWLER_FAILPOINT="imported:1")
+    lpm = folder.lpm()
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 10)))
+    lpm.close()
+    (folder.data / "raw").rename(folder.path / "away")
+
+    # When that one is cancelled
+    before = folder.crawler("job", "verify", "first.txt")
+    cancelled = folder.crawler("job", "cancel", "second.txt")
+
+    # Then it says what it accepts, and what it does not
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert "Accepted for second.txt: its import was broken off after 5,000 rows" in cancelled.stdout
+    assert "UNACCOUNTED: the segment " in cancelled.stdout
+    assert folder.crawler("job", "verify", "first.txt").stdout == before.stdout
+    of_second = folder.crawler("job", "verify", "second.txt")
+    assert of_second.returncode == 5
+    assert "with 10 pages of its results, is missing" in of_second.stdout
+    # And with the pages, nothing is missing
+    shutil.rmtree(folder.data / "raw")
+    (folder.path / "away").rename(folder.data / "raw")
+    assert folder.crawler("job", "verify", "second.txt").returncode == 0
+
+
+def test_every_command_that_shows_a_job_tells_that_its_pages_are_gone(folder: Folder) -> None:
+    """Without raw/, neither `status` nor `job list` nor `analyze` reports a job as if all were there."""
+    crawl(folder.data, 10, 10)
+    lpm = folder.lpm()
+    lpm.persist_call(new("http://b.example/", external_id="call"), loopback=False)
+    commands = (("status",), ("job", "list"), ("analyze", "job"), ("analyze", "data"), ("analyze", "data/pending"))
+    assert not any("UNACCOUNTED" in folder.crawler(*command).stdout for command in commands)
+    shutil.rmtree(folder.data / "raw")
+
+    for command in commands:
+        said = folder.crawler(*command)
+        assert said.returncode == 0, said.stderr
+        assert "UNACCOUNTED" in said.stdout, command
+        assert "with 10 pages of its results, is missing" in " ".join(said.stdout.split()), command
+    assert folder.status()["job_facts"]["job"]["unaccounted"]
+
+    # Those of a single call, too, which no job tells of
+    folder.crawler("job", "accept", "job")
+    assert not any("UNACCOUNTED" in folder.crawler(*command).stdout for command in commands)
+    lpm = folder.lpm()
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 1)))
+    lpm.close()
+    shutil.rmtree(folder.data / "raw")
+    for command in (("status",), ("analyze", "data")):
+        told = " ".join(folder.crawler(*command).stdout.split())
+        assert "UNACCOUNTED: the segment" in told, command
+        assert "with 1 pages of the results, is missing" in told, command
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_files_of_results_survive_a_power_cut(site: Site, tmp_path: Path, killed: bool) -> None:
     """What a finished run names is on the disk; what a killed one left is made again by the next command."""

@@ -54,13 +54,15 @@ def list_(as_json: bool) -> None:
       python -m crawler job list
     """
     with stored() as lpm:
-        found = [(each, lpm.ledger.job_books(each), lpm.unaccounted(each)) for each in lpm.ledger.jobs()]
+        jobs = lpm.ledger.jobs()
+        books = [lpm.ledger.job_books(each) for each in jobs]
+        found = list(zip(jobs, books, lpm.unaccounted(jobs), strict=True))
     if as_json:
-        print_json([_facts(each) | {"books": books, "unaccounted": missing} for each, books, missing in found])
+        print_json([_facts(each) | {"books": counts, "unaccounted": missing} for each, counts, missing in found])
         return
-    for each, books, missing in found:
-        done, trouble = books.accepted - books.open, books.failed + books.skipped + books.expired
-        shown = f"{printable(each.name)[:34]:34} {each.state:9} {done:,} of {books.accepted:,} done"
+    for each, counts, missing in found:
+        done, trouble = counts.accepted - counts.open, counts.failed + counts.skipped + counts.expired
+        shown = f"{printable(each.name)[:34]:34} {each.state:9} {done:,} of {counts.accepted:,} done"
         print(shown + (f", {trouble:,} without a result" if trouble else ""))
         for what in missing:
             print(f"  UNACCOUNTED: {printable(what)}")
@@ -169,6 +171,10 @@ def accept(name: str, as_json: bool) -> None:
     if as_json:
         print_json({"job": each.name, "accepted": missing})
         return
+    _print_accepted(each, missing)
+
+
+def _print_accepted(each: Job, missing: list[str]) -> None:
     for what in missing:
         print(f"Accepted for {printable(each.name)}: {printable(what)}")
 
@@ -218,11 +224,14 @@ def cancel(name: str) -> None:
     """
     with _open_job(name, again=True) as (lpm, each):
         count = lpm.durable.hold(each, "cancelled", lpm.now())
-        if not lpm.is_importing(each):
-            lpm.accept(each)  # who ends a job wants no more of its file
+        accepted = lpm.accept_import(each)  # who ends a job wants no more of its file
         lpm.durable.finalise(lpm.now())
+        [missing] = lpm.unaccounted([lpm.ledger.job_by_id(each.id)])
     again = "again with: retry --skipped --reason cancelled"
     print(f"Cancelled {printable(each.name)}: {count:,} tasks are skipped ({again})")
+    _print_accepted(each, accepted)
+    for what in missing:
+        print(f"UNACCOUNTED: {printable(what)}")
 
 
 @click.group()

@@ -61,6 +61,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
         "rate": 0.0,
         "gateway": None,
         "standstill": "",
+        "unaccounted": [],
     }
     if LocalPersistenceManager.exists(settings.data_dir):
         lpm = LocalPersistenceManager(settings.data_dir)
@@ -76,7 +77,10 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
                 growth = ledger.growth(lpm.now())
                 facts["gateway"] = _gateway(ledger)
             facts["standstill"] = Standstill(settings, lpm, None).at_once(facts["books"])
-            facts["job_facts"] = {job.name: _about(job) | {"unaccounted": lpm.unaccounted(job)} for job in jobs}
+            missing = lpm.unaccounted(jobs)
+            for job, what in zip(jobs, missing, strict=True):
+                facts["job_facts"][job.name] = _about(job) | {"unaccounted": what}
+            facts["unaccounted"] = [] if any(missing) else lpm.missing_pages()
             if sizes:
                 facts["store"] = {"bytes": lpm.sizes(), **growth}
         lpm.close()
@@ -187,6 +191,8 @@ def _show(facts: dict[str, Any], settings: Settings) -> None:
             print(f"UNACCOUNTED: {printable(name)}: {printable(what)}")
         if about["deadline"] and facts["jobs"][name]["pending"] + facts["jobs"][name]["processing"]:
             print(f"{printable(name)} has the deadline {times.until(about['deadline'], now, tz)}")
+    for what in facts["unaccounted"]:
+        print(f"UNACCOUNTED: {printable(what)}; {program()} doctor tells more")
     for line in describe(facts):
         print(line)
 
