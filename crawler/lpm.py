@@ -139,7 +139,7 @@ class LocalPersistenceManager:
                     older = schema.is_older(opened, self.path, self.can_write)
                     with guard.alone(lock, self.folder) if older and lock is not None else contextlib.nullcontext():
                         schema.migrate(opened, self.path)
-                    self._connections[durable] = Ledger(opened)
+                    self._connections[durable] = Ledger(opened, self._has_page)
             except StoreError:
                 opened.close(True)
                 self.close()
@@ -306,6 +306,7 @@ class LocalPersistenceManager:
             failpoint("raw-synced")
             now, stored = self._clock(), []
             with self._committing(now) as ledger:
+                outcomes = tuple(_unless_gone(ledger, outcome) for outcome in outcomes)
                 for outcome, digest, place in zip(outcomes, digests, places, strict=True):
                     stored.append(self._apply(ledger, outcome, digest, place, now))
         done = [
@@ -592,7 +593,17 @@ class LocalPersistenceManager:
 
     def _has_segment(self, name: str, end: int) -> bool:
         """Whether a segment is on the disk, up to that byte."""
-        return (self.raw / name).is_file() and (self.raw / name).stat().st_size >= end
+        try:
+            about = os.stat(f"{self.raw}/{name}")  # noqa: PTH116 - for every page
+        except OSError:
+            return False
+        return stat.S_ISREG(about.st_mode) and about.st_size >= end
+
+    def _has_page(self, segment: str | None, end: int) -> bool:
+        """Whether the page of a result is there; where good pages are not kept, none need be."""
+        if segment is None:
+            return self._keep_raw != "all"
+        return self._committed_end(segment) >= end and self._has_segment(segment, end)
 
     def _missing_segments(self, job: Job | None) -> dict[str, str]:
         """The segments that are not on the disk as far as results have pages there, and what to say of each."""
@@ -664,6 +675,20 @@ class LocalPersistenceManager:
             if notes:
                 segments.mend(self.raw, self._committed_end, self._may_cut)
         return freed
+
+
+def _unless_gone(ledger: Ledger, outcome: Outcome) -> Outcome:
+    """How an attempt ended; an unchanged page whose earlier one was lost or pruned meanwhile is to be fetched again."""
+    known = outcome.task.known
+    if outcome.verdict != UNCHANGED or (known and ledger.has_page_of(known.task)):
+        return outcome
+    return msgspec.structs.replace(
+        outcome,
+        status=TaskStatus.PENDING,
+        page=None,
+        verdict=None,
+        error_message="unchanged, but the page that it is the same as has gone meanwhile; it is fetched again",
+    )
 
 
 def is_importing(run: Path, job: Job | None) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 from crawler.db import losses
 from crawler.db.acts import COUNTS_FOR, HELD, SUSPECT_DEATHS, Acts
 from crawler.db.books import JOB, as_job
-from crawler.db.connection import writing
+from crawler.db.connection import Database, writing
 from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, JobOptions, Known, NewTask, Task
 
 _TASK = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback, job_id,
@@ -85,7 +85,16 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Ledger(Acts):
-    """Statements on one connection; every method is one transaction or less."""
+    """Statements on one connection; every method is one transaction or less.
+
+    `has_page` says whether the page of a result is as it should be, by its segment and its end there.
+    """
+
+    def __init__(
+        self, connection: Database, has_page: Callable[[str | None, int], bool] = lambda segment, end: True
+    ) -> None:
+        super().__init__(connection)
+        self._has_page = has_page
 
     # Doors
 
@@ -545,15 +554,23 @@ class Ledger(Acts):
         return sorted((_task(row, known.get(row[0])) for row in rows), key=lambda task: order[task.id])
 
     def _known_pages(self, ids: Sequence[int]) -> dict[int, Known]:
-        """What the last pages of these tasks' URLs said about themselves, where a result of them is still there."""
+        """What the last pages of these tasks' URLs said about themselves, where they are still there.
+
+        The answer 304 brings no page: of one that was lost or pruned it would leave a result without any.
+        """
         rows = self.db.all(
-            """SELECT t.id, v.etag, v.last_modified, r.site_version, r.parser_version, r.task, r.final_url
+            """SELECT t.id, r.raw_segment, r.raw_offset + r.raw_length,
+                   v.etag, v.last_modified, r.site_version, r.parser_version, r.task, r.final_url
                FROM json_each(?) JOIN tasks t ON t.id = value JOIN validators v ON v.url_key = t.url_key
-               JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL
-               AND (r.raw_segment IS NULL OR EXISTS (SELECT 1 FROM raw_segments s WHERE s.name = r.raw_segment))""",
+               JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL""",
             (msgspec.json.encode(ids).decode(),),
         )
-        return {id_: Known(*about) for id_, *about in rows}
+        return {id_: Known(*about) for id_, segment, end, *about in rows if self._has_page(segment, end or 0)}
+
+    def has_page_of(self, task: int) -> bool:
+        """Whether a result is still there, and its page as it should be."""
+        place = self.db.one("SELECT raw_segment, raw_offset + raw_length FROM results WHERE task = ?", (task,))
+        return place is not None and self._has_page(place[0], place[1] or 0)
 
     def claim_one(self, owner: str, id_: int, now: float) -> Task | None:
         """Lease one task if it is pending, due or not."""

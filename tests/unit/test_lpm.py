@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
+import msgspec
 import psutil
 import pytest
 from warcio.archiveiterator import ArchiveIterator
@@ -23,6 +24,7 @@ from crawler.errors import StoreError, StoreFull
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Imported, Outcome, Sent, TaskStatus
 from crawler.results import look_at_files
+from crawler.results.archive import prune
 from tests.support.patient import put_in_place
 from tests.support.tasks import commits, done, new, open_job, page
 
@@ -298,6 +300,47 @@ def test_what_is_no_file_is_no_result(lpm: LocalPersistenceManager, kind: str, s
     assert {path: path.read_bytes() for path in sorted(lpm.pending.glob("*.json"))} == before
     (aside,) = [path for path in lpm.pending.iterdir() if path not in before]
     assert aside.name.startswith(wrong.stem)
+
+
+@pytest.mark.parametrize("gone", ["pruned", "lost"])
+def test_an_unchanged_page_whose_earlier_one_has_gone_meanwhile_is_fetched_again(
+    lpm: LocalPersistenceManager, gone: str
+) -> None:
+    """A 304 for a page that vanished while it was asked for makes no result: the task is fetched again, as a whole."""
+    with_etag = msgspec.structs.replace(page(body=b"<p>1</p>"), headers=(("ETag", '"1"'),))
+    for name in ("first", "second"):
+        lpm.persist_tasks([new("http://a.example/1")], job=open_job(lpm, name))
+        (task,) = lpm.get_next_pending("owner", 1)
+        if name == "first":
+            lpm.save_result(done(task, page=with_etag))
+    assert task.known
+    lpm.close()  # it lets go of its segment
+    if gone == "pruned":
+        prune(lpm, time.time() + 1, dry_run=False)
+    else:
+        for path in lpm.raw.iterdir():
+            path.unlink()
+
+    unchanged = msgspec.structs.replace(with_etag, status=304, body=b"", raw=b"")
+    assert lpm.save_result(done(task, page=unchanged, verdict="unchanged")) == [True]
+
+    (again,) = lpm.get_next_pending("owner", 1)
+    assert (again.id, again.known, again.failures) == (task.id, None, 0)
+    lpm.save_result(done(again, page=with_etag))
+    assert lpm.raw_page(again.id)
+
+
+def test_pages_that_need_not_be_kept_are_asked_for_changes(tmp_path: Path) -> None:
+    """Where good pages are not kept, a result without one is no reason to fetch it again."""
+    lpm = LocalPersistenceManager(tmp_path, raw="failed")
+    for name in ("first", "second"):
+        lpm.persist_tasks([new("http://a.example/1")], job=open_job(lpm, name))
+        (task,) = lpm.get_next_pending("owner", 1)
+        if name == "first":
+            lpm.save_result(done(task, page=msgspec.structs.replace(page(), headers=(("ETag", '"1"'),))))
+    lpm.close()
+
+    assert task.known
 
 
 def test_a_folder_in_the_place_of_a_result_does_not_hold_up_its_leaving(lpm: LocalPersistenceManager) -> None:
