@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from crawler.db.connection import writing
 from crawler.errors import StoreError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
@@ -14,7 +15,7 @@ from tests.support.disk import Disk, can_mount
 from tests.support.patient import change, crawl, pages_of
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
-from tests.support.tasks import done, new
+from tests.support.tasks import done, new, open_job
 
 PAGE = 4096
 
@@ -384,6 +385,39 @@ def test_who_hands_over_is_told_what_is_missing(folder: Folder, site: Site, how:
     assert "49 tasks are still open" in accepted.stderr
     assert "UNACCOUNTED" not in accepted.stderr
     assert "open" not in whole.stderr
+
+
+WRITTEN = {
+    "csv": ("results", "export", "--output"),
+    "jsonl": ("results", "export", "--all-rows", "--output"),
+    "md": ("results", "export", "--output"),
+    "parquet": ("results", "export", "--output"),
+    "warc.gz": ("results", "export", "--job", "job", "--output"),
+    "xlsx": ("results", "export", "--output"),
+    "tar.zst": ("results", "bundle", "--output"),
+    "archive": ("results", "archive", "--output"),
+}
+
+
+@pytest.mark.parametrize("ending", WRITTEN)
+def test_what_ends_while_results_are_read_is_told_to_be_open(folder: Folder, ending: str) -> None:
+    """Whoever reads results while the last tasks end is told that these may be missing, although none is open then."""
+    # Given a job with one task at work, and results that are read but not noted as handed over yet
+    lpm = folder.lpm()
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(20)], job=open_job(lpm))
+    last, *others = lpm.get_next_pending("owner", 20)
+    lpm.save_result(*(done(task) for task in others))
+    file = folder.path / f"results.{ending}"
+    with writing(lpm.durable.db):
+        reader = folder.start("crawler", *WRITTEN[ending], str(file))
+        wait_for(lambda: [*folder.path.glob(f"*{file.name}*")] or reader.poll() is not None, 60, "the file")
+
+    # When that task ends before the reader does
+    lpm.save_result(done(last))
+    lpm.close()
+    reader.wait(240)
+
+    assert "1 tasks are still open" in folder.log(reader)
 
 
 def test_a_later_file_of_the_same_name_is_told_by_whoever_is_given_the_name(folder: Folder) -> None:
