@@ -17,6 +17,7 @@ from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, JobOptions, Known
 _TASK = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback, job_id,
            (SELECT size FROM jobs WHERE jobs.id = tasks.job_id), platform"""
 _UNHELD = "not_before = iif(not_before = 9e15, 0, not_before)"
+_IS_STORED = "(r.raw_segment IS NULL OR EXISTS (SELECT 1 FROM raw_segments s WHERE s.name = r.raw_segment))"
 _DUE = f"status = 'pending' AND not_before = 0 AND deaths < {SUSPECT_DEATHS}"
 _SUSPECTED = f"status = 'pending' AND not_before = 0 AND deaths >= {SUSPECT_DEATHS}"
 
@@ -559,17 +560,19 @@ class Ledger(Acts):
         The answer 304 brings no page: of one that was lost or pruned it would leave a result without any.
         """
         rows = self.db.all(
-            """SELECT t.id, r.raw_segment, r.raw_offset + r.raw_length,
+            f"""SELECT t.id, r.raw_segment, r.raw_offset + r.raw_length,
                    v.etag, v.last_modified, r.site_version, r.parser_version, r.task, r.final_url
                FROM json_each(?) JOIN tasks t ON t.id = value JOIN validators v ON v.url_key = t.url_key
-               JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL""",
+               JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL AND {_IS_STORED}""",
             (msgspec.json.encode(ids).decode(),),
         )
         return {id_: Known(*about) for id_, segment, end, *about in rows if self._has_page(segment, end or 0)}
 
     def has_page_of(self, task: int) -> bool:
         """Whether a result is still there, and its page as it should be."""
-        place = self.db.one("SELECT raw_segment, raw_offset + raw_length FROM results WHERE task = ?", (task,))
+        place = self.db.one(
+            f"SELECT raw_segment, raw_offset + raw_length FROM results r WHERE task = ? AND {_IS_STORED}", (task,)
+        )
         return place is not None and self._has_page(place[0], place[1] or 0)
 
     def claim_one(self, owner: str, id_: int, now: float) -> Task | None:

@@ -12,6 +12,7 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
 from crawler.results import input_rows
 from tests.support.disk import Disk, can_mount
+from tests.support.pages import Pages
 from tests.support.patient import change, crawl, pages_of
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
@@ -385,6 +386,23 @@ def test_who_hands_over_is_told_what_is_missing(folder: Folder, site: Site, how:
     assert "49 tasks are still open" in accepted.stderr
     assert "UNACCOUNTED" not in accepted.stderr
     assert "open" not in whole.stderr
+
+
+def test_resume_certifies_no_torn_files(folder: Folder, pages: Pages) -> None:
+    """Files that were emptied after a finished run are told by `job verify`, and made again by `resume`."""
+    file = folder.write("parcels.txt", pages.parcels(3))
+    assert folder.crawler("run", str(file)).returncode == 0
+    for path in (folder.data / "pending").iterdir():
+        path.write_bytes(b"")
+
+    told = folder.crawler("job", "verify", "parcels.txt")
+    resumed = folder.crawler("resume")
+
+    assert told.returncode == 5
+    assert "3 files of its results in pending/ are missing or torn" in told.stdout
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert torn(folder.data / "pending") == []
+    assert folder.crawler("job", "verify", "parcels.txt").returncode == 0
 
 
 WRITTEN = {

@@ -523,7 +523,10 @@ def test_what_ends_while_it_is_read_counts_as_open(tmp_path: Path) -> None:
     lpm.save_result(*(tasks.done(task) for task in others))
     source = find(str(tmp_path), None, tmp_path)
 
-    found = profile(source, each=lambda _: lpm.save_result(tasks.done(last)) and None)
+    def end_last(_: dict[str, Any]) -> None:
+        lpm.save_result(tasks.done(last))
+
+    found = profile(source, each=end_last)
     source.close()
     lpm.close()
 

@@ -8,7 +8,7 @@ import signal
 import stat
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
@@ -24,7 +24,7 @@ from crawler.errors import StoreError, StoreFull
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Imported, Outcome, Sent, TaskStatus
 from crawler.results import look_at_files
-from crawler.results.archive import prune
+from crawler.results.archive import archive, prune
 from tests.support.patient import put_in_place
 from tests.support.tasks import commits, done, new, open_job, page
 
@@ -341,6 +341,53 @@ def test_pages_that_need_not_be_kept_are_asked_for_changes(tmp_path: Path) -> No
     lpm.close()
 
     assert task.known
+
+
+TEARS: dict[str, Callable[[Path], object]] = {
+    "gone": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 20),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "another record": lambda path: path.write_bytes(path.read_bytes().replace(b'"x"', b'"y"')),
+}
+
+
+@pytest.mark.parametrize("tear", TEARS)
+def test_files_that_were_torn_after_they_were_secured_are_told_and_made_again(
+    lpm: LocalPersistenceManager, tear: str
+) -> None:
+    """Whatever becomes of a file in pending/, its job's receipt says so until it is there again as it was."""
+    job = open_job(lpm)
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(3)], job=job)
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 3)))
+    lpm.durable.close_import(job, time.time())
+    lpm.secure_pending()
+    before = {path: path.read_bytes() for path in sorted(lpm.pending.glob("*.json"))}
+    whole = lpm.verify(job)
+
+    TEARS[tear](min(before))
+    torn = lpm.verify(job)
+    made = lpm.secure_pending()
+
+    assert whole.problems == []
+    [problem] = torn.problems
+    assert problem.startswith("1 files of its results in pending/")
+    assert made == 1
+    assert {path: path.read_bytes() for path in sorted(lpm.pending.glob("*.json"))} == before
+    assert lpm.verify(job).problems == []
+
+
+def test_files_that_have_left_pending_are_not_missed(lpm: LocalPersistenceManager) -> None:
+    """A receipt asks for no file of a result that was archived or delivered."""
+    job = open_job(lpm)
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(2)], job=job)
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 2)))
+    lpm.durable.close_import(job, time.time())
+    lpm.mark_synced([next(lpm.results())["task_id"]])
+    archive(lpm, None, compress=False)
+
+    assert list(lpm.pending.iterdir()) == []
+    assert lpm.verify(job).problems == []
 
 
 def test_a_folder_in_the_place_of_a_result_does_not_hold_up_its_leaving(lpm: LocalPersistenceManager) -> None:
