@@ -2,10 +2,12 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
+from crawler.cli.commands.run import report
 from crawler.db.connection import writing
 from crawler.errors import StoreError
 from crawler.lpm import LocalPersistenceManager
@@ -386,6 +388,28 @@ def test_who_hands_over_is_told_what_is_missing(folder: Folder, site: Site, how:
     assert "49 tasks are still open" in accepted.stderr
     assert "UNACCOUNTED" not in accepted.stderr
     assert "open" not in whole.stderr
+
+
+@pytest.mark.parametrize("which", ["job", "all"])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_text_and_exit_code_of_a_run_are_of_one_reading(
+    folder: Folder, capsys: pytest.CaptureFixture[str], which: str, as_json: bool
+) -> None:
+    """Rows that came in after the crawl had ended are told as open by its report, and its exit code is 5 then."""
+    lpm = folder.lpm()
+    job = open_job(lpm)
+    lpm.persist_tasks([new("http://a.example/1")], job=job)
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner")))
+    lpm.persist_tasks([new("http://a.example/2")], job=job)
+    lpm.durable.close_import(job, time.time())
+    lpm.close()
+
+    code = report(folder.settings, job if which == "job" else None, as_json)
+
+    told = capsys.readouterr().out
+    assert code == 5
+    assert ('"pending": 1' if as_json else "1 of 2 pages collected") in told
+    assert as_json or "1 tasks came in since, and are still open" in told
 
 
 def test_resume_certifies_no_torn_files(folder: Folder, pages: Pages) -> None:
