@@ -38,6 +38,11 @@ def settle(db: Database, job_id: int, how: str, now: float) -> None:
            WHERE job_id = ?3 AND settled_at IS NULL AND (kind = 'rows' OR ?2 = 'accepted')""",
         (now, how, job_id),
     )
+    count_rows(db, job_id)
+
+
+def count_rows(db: Database, job_id: int) -> None:
+    """Take the rows that a job has for those that it is to have. Part of a transaction."""
     db.execute(
         """UPDATE jobs SET size = (SELECT count(*) FROM tasks WHERE job_id = jobs.id),
                linked = (SELECT count(*) FROM job_links WHERE job_id = jobs.id),
