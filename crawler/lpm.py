@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from hashlib import file_digest, sha256
 from operator import itemgetter
 from pathlib import Path
@@ -50,6 +51,9 @@ PRUNED = "pruned "
 """The beginning of the key in `meta` under which the name of a segment is noted that `prune` has removed."""
 _LOOK_AGAIN_S = 2.0
 """In so long, a living writer writes at least one of the files that are due."""
+_WHOLE, _TORN, _OTHER = "whole", "missing or torn", "other"
+_COARSE_S = 2.0
+"""By so much the times of files may be behind the clock."""
 UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.\d+\.\d+")
 """The name of a file in pending/ while it is written."""
 
@@ -60,6 +64,13 @@ class _Missing(NamedTuple):
     segment: str
     end: int
     what: str
+
+
+class _Look(NamedTuple):
+    """Which files of pending/ to look into: those of these tasks (None: of all), and what was changed since then."""
+
+    suspects: set[str] | None
+    before: float
 
 
 class LocalPersistenceManager:
@@ -146,7 +157,7 @@ class LocalPersistenceManager:
                     older = schema.is_older(opened, self.path, self.can_write)
                     with guard.alone(lock, self.folder) if older and lock is not None else contextlib.nullcontext():
                         schema.migrate(opened, self.path)
-                    self._connections[durable] = Ledger(opened)
+                    self._connections[durable] = Ledger(opened, partial(_has_page, self.raw, self._keep_raw))
             except StoreError:
                 opened.close(True)
                 self.close()
@@ -258,14 +269,20 @@ class LocalPersistenceManager:
         return msgspec.structs.replace(receipt, problems=problems)
 
     def verify(self, job: Job) -> Receipt:
-        """The receipt of a job, once every row and result that it counts was read."""
+        """The receipt of a job, once every row and result that it counts was read, and every file of these."""
         with self.errors():
             receipt = self.receipt(job)
             rows = sum(1 for _ in results.read_rows(self.ledger.db, job))
-        if rows >= receipt.rows:  # more have come in meanwhile
-            return receipt
-        lacking = f"only {rows:,} of its {receipt.rows:,} rows can be read; {program()} doctor tells more"
-        return msgspec.structs.replace(receipt, problems=[*receipt.problems, lacking])
+            lacking, other = self._faulty_files(job)
+        problems, again = list(receipt.problems), f"{program()} doctor --repair makes them again"
+        if rows < receipt.rows:  # else more may have come in meanwhile
+            lost = f"only {rows:,} of its {receipt.rows:,} rows can be read"
+            problems.append(f"{lost}; {program()} doctor tells more")
+        if lacking:
+            problems.append(f"{lacking:,} files of its results in pending/ are missing or torn; {again}")
+        if other:
+            problems.append(f"{other:,} files of its results in pending/ say something else than lpm.db; {again}")
+        return msgspec.structs.replace(receipt, problems=problems)
 
     def accept(self, job: Job) -> list[str]:
         """Accept that something of a job is missing; returns all of it."""
@@ -326,6 +343,7 @@ class LocalPersistenceManager:
             failpoint("raw-synced")
             now, stored = self._clock(), []
             with self._committing(now) as ledger:
+                outcomes = tuple(_unless_gone(ledger, outcome) for outcome in outcomes)
                 for outcome, digest, place in zip(outcomes, digests, places, strict=True):
                     stored.append(self._apply(ledger, outcome, digest, place, now))
         done = [
@@ -528,20 +546,22 @@ class LocalPersistenceManager:
         """Make again what is missing or torn in pending/; returns how many.
 
         A power cut tears files that were not on the disk yet. So those are read that came since the last
-        `secure_pending`, or all of them.
+        `secure_pending`, or all of them; and whatever else was changed since then is compared with the ledger.
         """
         with self.errors():
-            suspects = None if read_all else self._unsecured()
+            look = self._look(read_all)
             there = set()
             with os.scandir(self.pending) as entries:
                 for entry in entries:
-                    path, stem = Path(entry.path), entry.name.removesuffix(".json")
+                    stem = entry.name.removesuffix(".json")
                     if entry.name.startswith("."):
-                        _remove_if_old(path)
-                    elif stem == entry.name or not (entry.is_file(follow_symlinks=False) or path.is_file()):
-                        continue  # a folder, a pipe, a link to nowhere: no result, whatever its name
-                    elif (suspects is not None and stem not in suspects) or is_whole(path):
+                        _remove_if_old(Path(entry.path))
+                    elif stem == entry.name:
+                        continue
+                    elif (state := self._state_of(stem, look)) == _WHOLE:
                         there.add(stem)
+                    elif state == _OTHER:
+                        set_aside(Path(entry.path), "damaged")  # it may be the ledger that is wrong
             made = 0
             for task, task_id in self.ledger.db.execute(
                 """SELECT t.id, t.task_id FROM outbox o JOIN tasks t ON t.id = o.task
@@ -553,12 +573,71 @@ class LocalPersistenceManager:
                     made += 1
         return made
 
-    def _unsecured(self) -> set[str]:
+    def _look(self, read_all: bool = False) -> _Look:
+        """Which files of pending/ to look into."""
+        row = self.ledger.db.one("SELECT value FROM meta WHERE key = 'pending_secured'")
+        horizon, _, at = (row[0] if row else "").partition(" ")
+        # A clock that was set back since says nothing about what came later.
+        before = float(at) if at and float(at) <= time.time() else 0.0
+        return _Look(None if read_all else self._unsecured(int(horizon or 0)), before)
+
+    def _state_of(self, task_id: str, look: _Look) -> str:
+        """What a result's file in pending/ is; one that was not changed since it was secured is not opened."""
+        name = f"{self.pending}/{task_id}.json"
+        try:
+            about = os.stat(name)  # noqa: PTH116 - for every page
+        except OSError:  # nothing, or a link to nowhere
+            return _TORN
+        if not stat.S_ISREG(about.st_mode):  # a folder, a pipe: no result, whatever its name
+            return _TORN
+        if look.suspects is None or task_id in look.suspects:
+            return _WHOLE if is_whole(Path(name)) else _TORN
+        if about.st_size and max(about.st_ctime, about.st_mtime) < look.before:
+            return _WHOLE
+        file = _read_result(Path(name))
+        if file is None:
+            return _TORN
+        return _WHOLE if self._agrees(task_id, file) else _OTHER
+
+    def _agrees(self, task_id: str, file: dict[str, Any]) -> bool:
+        """Whether a file has the URLs, the digest and the record that the ledger has."""
+        row = self.ledger.db.one(
+            "SELECT url, final_url, body_sha256, record FROM results JOIN tasks ON id = task WHERE task_id = ?",
+            (task_id,),
+        )
+        with contextlib.suppress(msgspec.DecodeError):  # a record that cannot be read is told by the books
+            return row is None or (
+                (file.get("url"), file.get("final_url"), file.get("raw_html_hash")) == row[:3]
+                and file["data"] == msgspec.json.decode(row[3])
+            )
+        return True
+
+    def _faulty_files(self, job: Job) -> tuple[int, int]:
+        """How many files of a job's results are missing or torn, and how many say something else than the ledger."""
+        condition, values = results.matching(job, None)
+        look, found = self._look(), dict[str, list[str]]()
+        for (task_id,) in self.ledger.db.all(
+            f"""SELECT t.task_id FROM outbox o JOIN tasks t ON t.id = o.task JOIN results r ON r.task = o.task
+                WHERE o.state <> 'synced' AND o.archived_at IS NULL AND {condition}""",
+            values,
+        ):
+            if (state := self._state_of(task_id, look)) != _WHOLE:
+                found.setdefault(state, []).append(task_id)
+        torn = missing_files(
+            self.ledger.db,
+            self.pending,
+            found.get(_TORN, ()),
+            lambda: bool(owners.living(self.owners)),
+            is_there=is_whole,
+        )
+        return len(torn), len(found.get(_OTHER, ()))
+
+    def _unsecured(self, horizon: int) -> set[str]:
         """The tasks whose files may not be on the disk yet."""
         rows = self.ledger.db.execute(
             """SELECT task_id FROM tasks WHERE id IN (
-                   SELECT task FROM events WHERE kind IN ('completed', 'unbundled', 'page unbundled')
-                   AND id > ifnull((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'pending_secured'), 0))"""
+                   SELECT task FROM events WHERE kind IN ('completed', 'unbundled', 'page unbundled') AND id > ?)""",
+            (horizon,),
         )
         return {row[0] for row in rows}
 
@@ -566,11 +645,12 @@ class LocalPersistenceManager:
         """See that every result's file is there, whole and on the disk; returns how many were made again."""
         with self.errors():
             horizon = self.ledger.horizon()
+            at = time.time() - _COARSE_S
             made = self.project_missing()
             sync_file_system(self.pending)
             with connection.writing(self.durable.db):
                 self.durable.db.execute(
-                    "INSERT OR REPLACE INTO meta (key, value) VALUES ('pending_secured', ?)", (str(horizon),)
+                    "INSERT OR REPLACE INTO meta (key, value) VALUES ('pending_secured', ?)", (f"{horizon} {at!r}",)
                 )
         return made
 
@@ -619,7 +699,7 @@ class LocalPersistenceManager:
 
     def has_segment(self, name: str, end: int) -> bool:
         """Whether a segment is on the disk, up to that byte."""
-        return (self.raw / name).is_file() and (self.raw / name).stat().st_size >= end
+        return _has_segment(self.raw, name, end)
 
     def _missing_segments(self, job: Job | None) -> list[_Missing]:
         """The segments that are not on the disk as far as results have pages there that somebody wants."""
@@ -695,6 +775,34 @@ class LocalPersistenceManager:
         return freed
 
 
+def _unless_gone(ledger: Ledger, outcome: Outcome) -> Outcome:
+    """How an attempt ended; an unchanged page whose earlier one was lost or pruned meanwhile is to be fetched again."""
+    known = outcome.task.known
+    if outcome.verdict != UNCHANGED or (known and ledger.has_page_of(known.task)):
+        return outcome
+    return msgspec.structs.replace(
+        outcome,
+        status=TaskStatus.PENDING,
+        page=None,
+        verdict=None,
+        error_message="unchanged, but the page that it is the same as has gone meanwhile; it is fetched again",
+    )
+
+
+def _has_segment(folder: Path, name: str, end: int) -> bool:
+    """Whether a segment is on the disk, up to that byte."""
+    try:
+        about = os.stat(f"{folder}/{name}")  # noqa: PTH116 - for every page
+    except OSError:
+        return False
+    return stat.S_ISREG(about.st_mode) and about.st_size >= end
+
+
+def _has_page(folder: Path, kept: str, segment: str | None, end: int) -> bool:
+    """Whether the page of a result is there; where good pages are not kept, none need be."""
+    return kept != "all" if segment is None else _has_segment(folder, segment, end)
+
+
 def is_importing(run: Path, job: Job | None) -> bool:
     """Whether some process reads a job's input now, or that of any job."""
     return any(is_locked(path) for path in (run / "imports").glob(f"{job.id if job else '*'}.*"))
@@ -758,22 +866,25 @@ def missing_files(
     due: Iterable[str],
     at_work: Callable[[], bool],
     sleep: Callable[[float], None] = time.sleep,
+    is_there: Callable[[Path], bool] = Path.exists,
 ) -> list[str]:
     """The results among these, by their task_id, whose files in pending/ are missing.
 
     A living worker writes a file just after its commit, so they are looked for until no more of them come.
     """
-    left = _lacking(db, pending, due)
+    left = _lacking(db, pending, due, is_there)
     while left and at_work():
         sleep(_LOOK_AGAIN_S)
-        before, left = left, _lacking(db, pending, left)
+        before, left = left, _lacking(db, pending, left, is_there)
         if left == before:
             break
     return left
 
 
-def _lacking(db: connection.Database, pending: Path, names: Iterable[str]) -> list[str]:
-    gone = [name for name in names if not (pending / f"{name}.json").exists()]
+def _lacking(
+    db: connection.Database, pending: Path, names: Iterable[str], is_there: Callable[[Path], bool]
+) -> list[str]:
+    gone = [name for name in names if not is_there(pending / f"{name}.json")]
     # Asked after the look: a file that was delivered or archived meanwhile has left by the ledger first.
     rows = db.all(
         """SELECT task_id FROM outbox o JOIN tasks t ON t.id = o.task JOIN results r ON r.task = o.task
@@ -844,8 +955,14 @@ def _set_aside_unless_file(path: Path) -> None:
 
 def is_whole(path: Path) -> bool:
     """Whether a file in pending/ is a result that can be read, and that of its name."""
+    return _read_result(path) is not None
+
+
+def _read_result(path: Path) -> dict[str, Any] | None:
+    """The result in a file of pending/; None where it cannot be read, or is not that of the file's name."""
     try:
         result = msgspec.json.decode(read_regular(path))
     except (OSError, msgspec.DecodeError):
-        return False
-    return isinstance(result, dict) and result.get("task_id") == path.stem and isinstance(result.get("data"), dict)
+        return None
+    whole = isinstance(result, dict) and result.get("task_id") == path.stem and isinstance(result.get("data"), dict)
+    return result if whole else None

@@ -16,6 +16,7 @@ from crawler.analyze.facts import Bin, Distribution, Example, Field, Group, Grou
 from crawler.analyze.sources import Source
 from crawler.db.results import iso
 from crawler.errors import InputError, UrlError
+from crawler.models import Books
 
 TOP = 20
 
@@ -274,9 +275,8 @@ class _Profiler:
         if len(self._first) < _EXAMPLES:
             self._first.append(example)
 
-    def profile(self, source: Source) -> Profile:
+    def profile(self, source: Source, books: Books | None) -> Profile:
         """All facts, with those of the ledger where there is one."""
-        books = source.books()
         sizes, fetch_ms = Numbers(_EXACT, self._random), Numbers(_EXACT, self._random)
         for size, time_ms in source.pages():
             sizes.add(size)
@@ -326,11 +326,12 @@ def profile(
 ) -> Profile:
     """Read a source once, and say what is in it; `each` sees every result that passes by."""
     counts = _Profiler()
+    books = source.books()  # before the results: what ends while they are read may not be among them
     for result in source.results():
         counts.add(result)
         each(result)
         progress(counts.results)
-    found = counts.profile(source)
+    found = counts.profile(source, books)
     if not found.results and not (found.tasks and found.tasks.accepted):
         bad = "".join(f"; {found.unreadable:,} could not be read, first {e}" for e in found.unreadable_examples[:1])
         raise InputError(source.name, f"there are no results in it{bad}")

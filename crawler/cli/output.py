@@ -153,7 +153,10 @@ def print_receipt(receipt: Receipt) -> None:
 
 
 def tell_missing(lpm: LocalPersistenceManager, job: Job | None) -> list[str]:
-    """Say on stderr what a job, or any of all, lacks for what is handed over; returns what nobody accounts for."""
+    """Say on stderr what a job, or any of all, lacks for what is handed over; returns what nobody accounts for.
+
+    To be asked before results are read: what ends meanwhile may be missing there, and is not open afterwards.
+    """
     with lpm.errors():
         jobs = [job] if job else lpm.ledger.jobs()
         problems = [f"{each.name}: {problem}" for each in jobs for problem in lpm.receipt(each).problems]
@@ -161,7 +164,7 @@ def tell_missing(lpm: LocalPersistenceManager, job: Job | None) -> list[str]:
     for problem in problems:
         say(f"UNACCOUNTED: {problem}")
     if open_:
-        say(f"{open_:,} tasks are still open: their results are not in it")
+        say(f"{open_:,} tasks are still open: their results may not be in it")
     if not lpm.can_write:
         say("the store cannot be written: `why` will not show what was handed over")
     return problems

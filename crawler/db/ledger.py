@@ -11,12 +11,13 @@ import msgspec
 from crawler.db import losses
 from crawler.db.acts import COUNTS_FOR, HELD, SUSPECT_DEATHS, Acts
 from crawler.db.books import JOB, as_job
-from crawler.db.connection import writing
+from crawler.db.connection import Database, writing
 from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, JobOptions, Known, NewTask, Task
 
 _TASK = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback, job_id,
            (SELECT size FROM jobs WHERE jobs.id = tasks.job_id), platform"""
 _UNHELD = "not_before = iif(not_before = 9e15, 0, not_before)"
+_IS_STORED = "(r.raw_segment IS NULL OR EXISTS (SELECT 1 FROM raw_segments s WHERE s.name = r.raw_segment))"
 _DUE = f"status = 'pending' AND not_before = 0 AND deaths < {SUSPECT_DEATHS}"
 _SUSPECTED = f"status = 'pending' AND not_before = 0 AND deaths >= {SUSPECT_DEATHS}"
 
@@ -85,7 +86,18 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Ledger(Acts):
-    """Statements on one connection; every method is one transaction or less."""
+    """Statements on one connection; every method is one transaction or less.
+
+    `has_page` says whether the page of a result is as it should be, by its segment and its end there.
+    """
+
+    def __init__(
+        self, connection: Database, has_page: Callable[[str | None, int], bool] = lambda segment, end: True
+    ) -> None:
+        super().__init__(connection)
+        self._has_page = has_page
+        self._replacing: tuple[int, int] | None = None
+        """The job and the number of a file of which another state is being read; its rows are in `seen_rows`."""
 
     # Doors
 
@@ -131,6 +143,7 @@ class Ledger(Acts):
             job = as_job(found[0])
             if checksum:
                 self._note_import(job.id, key, checksum, source_file, rows)
+            self._replacing = self._begin_replacing(job, key, checksum) if replaces else None
             if deadline:  # of a job that is continued, perhaps: then for what it has already
                 self.db.execute(
                     f"""UPDATE tasks AS t SET deadline = (
@@ -147,6 +160,70 @@ class Ledger(Acts):
             id_, job_id, old_key = row
             self.db.execute("UPDATE OR IGNORE imports SET checksum = ? WHERE id = ?", (checksum, id_))
             self.db.execute("UPDATE OR IGNORE jobs SET key = ? WHERE id = ? AND key = ?", (key, job_id, old_key))
+
+    def _begin_replacing(self, job: Job, key: str, checksum: str) -> tuple[int, int] | None:
+        """Have the rows of a file noted as they come, where others may be there of an earlier state of it."""
+        number = self.number_of(job, checksum)
+        if not self.rows_of(job) or (key.startswith("name:") and not number):
+            return None  # in a named job of an older program, number 0 may be that of several files
+        self.db.execute("DROP TABLE IF EXISTS temp.seen_rows")
+        self.db.execute(
+            "CREATE TEMP TABLE seen_rows (line INTEGER, item INTEGER, task INTEGER, PRIMARY KEY (line, item, task))"
+        )
+        return job.id, number
+
+    def _see(self, task: int | None, row: _RowKey) -> None:
+        job_id, number, line, item = row
+        if self._replacing == (job_id, number):
+            self.db.execute("INSERT OR IGNORE INTO seen_rows VALUES (?, ?, ?)", (line or 0, item, task))
+
+    def _end_replacing(self, now: float) -> None:
+        """Let what an earlier state of a file had, and this one has not, count for the job no more.
+
+        No task is ever removed: one that no row means any more is on its own, and is not fetched for nobody.
+        """
+        assert self._replacing
+        here = "job_id = ?1 AND file_number = ?2"
+        seen = "SELECT 1 FROM seen_rows WHERE line = source_line AND item = source_item AND"
+        self.db.execute(f"DELETE FROM rejected_rows WHERE {here} AND NOT EXISTS ({seen} task IS NULL)", self._replacing)
+        self.db.execute(
+            f"DELETE FROM job_links WHERE {here} AND NOT EXISTS ({seen} seen_rows.task = job_links.task)",
+            self._replacing,
+        )
+        for (id_,) in self.db.all(
+            f"SELECT id FROM tasks WHERE {here} AND source_line IS NOT NULL AND NOT EXISTS ({seen} task = id)",
+            self._replacing,
+        ):
+            self._end_row(id_, now)
+        losses.count_rows(self.db, self._replacing[0])
+        self.db.execute("DROP TABLE temp.seen_rows")
+        self._replacing = None
+
+    def _end_row(self, id_: int, now: float) -> None:
+        """Give a task whose row has gone to another row of its file, or to none."""
+        assert self._replacing
+        job_id, number = self._replacing
+        link = self.db.one(
+            """SELECT source_line, source_item, input FROM job_links
+               WHERE job_id = ? AND task = ? AND file_number = ? ORDER BY 1, 2 LIMIT 1""",
+            (job_id, id_, number),
+        )
+        if link:
+            self.db.execute("UPDATE tasks SET source_line = ?, source_item = ?, input = ? WHERE id = ?", (*link, id_))
+            self.db.execute(
+                """DELETE FROM job_links WHERE job_id = ? AND task = ? AND file_number = ?
+                   AND source_line = ? AND source_item = ?""",
+                (job_id, id_, number, *link[:2]),
+            )
+            return
+        self.event(id_, "replaced", {"message": "the file was replaced, and has no such row any more"}, now)
+        self.db.execute("UPDATE tasks SET job_id = NULL, file_number = 0 WHERE id = ?", (id_,))
+        if not self.db.one(
+            """SELECT 1 FROM tasks WHERE id = ?1 AND external_id IS NOT NULL
+               UNION ALL SELECT 1 FROM job_links WHERE task = ?1""",
+            (id_,),
+        ):
+            self.end_without_result([id_], "skipped", "replaced", "its file was replaced, and has it no more", now)
 
     def _note_import(self, job_id: int, key: str, checksum: str, file: str | None, rows: Iterable[NewTask]) -> None:
         """Note that a file is being read into a job, under the number that it has there."""
@@ -244,6 +321,8 @@ class Ledger(Acts):
                 (now, rows, job.id, checksum),
             )
             if checksum:
+                if self._replacing and not self._has_losses(job.id):
+                    self._end_replacing(now)
                 self._count_once(job, checksum)
             self.db.execute(
                 """UPDATE jobs SET status = 'open' WHERE id = ?1 AND status = 'importing'
@@ -339,6 +418,7 @@ class Ledger(Acts):
                 if found:
                     known += 1
                     linked += self._share(found, task, row, queue, deadline, source_file, row_input, now)
+                    self._see(found[0], row)
                     continue
                 accepted += 1
                 self.db.execute(
@@ -351,6 +431,7 @@ class Ledger(Acts):
                      loopback, now, file_number, task.item,
                      losses.row_crc32(file_number, task.line, task.item, row_input)),
                 )  # fmt: skip
+                self._see(self.db.last_insert_rowid(), row)
             if (accepted or linked) and not mending:
                 self.db.execute(
                     "UPDATE jobs SET size = size + ?, linked = linked + ? WHERE id = ?", (accepted, linked, job_id)
@@ -360,6 +441,7 @@ class Ledger(Acts):
     def reject(self, job: Job, rejects: Iterable[RejectedRow], file_number: int) -> None:
         """Note the rows of a job's input that no task could be made of."""
         with writing(self.db):
+            rejects = list(rejects)
             before = self.db.total_changes()
             self.db.executemany(
                 """INSERT OR IGNORE INTO rejected_rows (job_id, file_number, source_line, reason, text, source_item)
@@ -369,6 +451,8 @@ class Ledger(Acts):
             new = self.db.total_changes() - before
             if new and not self._has_losses(job.id):
                 self.db.execute("UPDATE jobs SET rejected = rejected + ? WHERE id = ?", (new, job.id))
+            for reject in rejects if self._replacing else ():
+                self._see(None, (job.id, file_number, reject.line, reject.item))
 
     def _recognise(self, task: NewTask, row: _RowKey, source_file: str | None, row_input: str | None) -> None:
         """Give a task whose input was lost, or which a repair has made of its result, what this row says of it."""
@@ -546,15 +630,25 @@ class Ledger(Acts):
         return sorted((_task(row, known.get(row[0])) for row in rows), key=lambda task: order[task.id])
 
     def _known_pages(self, ids: Sequence[int]) -> dict[int, Known]:
-        """What the last pages of these tasks' URLs said about themselves, where a result of them is still there."""
+        """What the last pages of these tasks' URLs said about themselves, where they are still there.
+
+        The answer 304 brings no page: of one that was lost or pruned it would leave a result without any.
+        """
         rows = self.db.all(
-            """SELECT t.id, v.etag, v.last_modified, r.site_version, r.parser_version, r.task, r.final_url
+            f"""SELECT t.id, r.raw_segment, r.raw_offset + r.raw_length,
+                   v.etag, v.last_modified, r.site_version, r.parser_version, r.task, r.final_url
                FROM json_each(?) JOIN tasks t ON t.id = value JOIN validators v ON v.url_key = t.url_key
-               JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL
-               AND (r.raw_segment IS NULL OR EXISTS (SELECT 1 FROM raw_segments s WHERE s.name = r.raw_segment))""",
+               JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL AND {_IS_STORED}""",
             (msgspec.json.encode(ids).decode(),),
         )
-        return {id_: Known(*about) for id_, *about in rows}
+        return {id_: Known(*about) for id_, segment, end, *about in rows if self._has_page(segment, end or 0)}
+
+    def has_page_of(self, task: int) -> bool:
+        """Whether a result is still there, and its page as it should be."""
+        place = self.db.one(
+            f"SELECT raw_segment, raw_offset + raw_length FROM results r WHERE task = ? AND {_IS_STORED}", (task,)
+        )
+        return place is not None and self._has_page(place[0], place[1] or 0)
 
     def claim_one(self, owner: str, id_: int, now: float) -> Task | None:
         """Lease one task if it is pending, due or not."""

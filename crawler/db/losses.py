@@ -79,8 +79,12 @@ def settle(db: Database, job_id: int, how: str, now: float) -> None:
            WHERE job_id = ?3 AND settled_at IS NULL AND (kind = 'rows' OR ?2 = 'accepted') RETURNING kind""",
         (now, how, job_id),
     )
-    if (ROWS,) not in settled:
-        return  # rows that are gone and that nobody was told of stay unaccounted for
+    if (ROWS,) in settled:  # else rows that are gone and that nobody was told of stay unaccounted for
+        count_rows(db, job_id)
+
+
+def count_rows(db: Database, job_id: int) -> None:
+    """Take the rows that a job has for those that it is to have. Part of a transaction."""
     db.execute(
         """UPDATE jobs SET size = (SELECT count(*) FROM tasks WHERE job_id = jobs.id),
                linked = (SELECT count(*) FROM job_links WHERE job_id = jobs.id),

@@ -287,6 +287,8 @@ def _let_go(lpm: LocalPersistenceManager, names: list[str], dry_run: bool) -> in
     """Forget these segments; the results some at a time, because to find them all takes a look at every one."""
     db, listed, last, count = lpm.durable.db, msgspec.json.encode(names).decode(), 0, 0
     theirs = "raw_segment IN (SELECT value FROM json_each(?))"
+    no_page = "raw_segment = NULL, raw_offset = NULL, raw_length = NULL"
+    horizon = lpm.ledger.horizon()
     while names and (
         tasks := db.all(
             f"SELECT task FROM results WHERE task > ? AND {theirs} ORDER BY task LIMIT {BATCH}", (last, listed)
@@ -295,13 +297,15 @@ def _let_go(lpm: LocalPersistenceManager, names: list[str], dry_run: bool) -> in
         if not dry_run:
             with writing(db):
                 db.execute(
-                    f"""UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL
-                        WHERE task BETWEEN ? AND ? AND {theirs}""",
+                    f"UPDATE results SET {no_page} WHERE task BETWEEN ? AND ? AND {theirs}",
                     (tasks[0][0], tasks[-1][0], listed),
                 )
         last, count = tasks[-1][0], count + len(tasks)
     if not dry_run:
         with writing(db):
+            # Unchanged pages that came in meanwhile have the places of the earlier ones.
+            since = "task IN (SELECT task FROM events WHERE id > ?)"
+            db.execute(f"UPDATE results SET {no_page} WHERE {theirs} AND {since}", (listed, horizon))
             db.execute("DELETE FROM raw_segments WHERE name IN (SELECT value FROM json_each(?))", (listed,))
             db.execute("INSERT OR IGNORE INTO meta SELECT ? || value, '' FROM json_each(?)", (PRUNED, listed))
     return count

@@ -2,19 +2,23 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
+from crawler.cli.commands.run import report
+from crawler.db.connection import writing
 from crawler.errors import StoreError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
 from crawler.results import input_rows
 from tests.support.disk import Disk, can_mount
+from tests.support.pages import Pages
 from tests.support.patient import change, crawl, pages_of
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
-from tests.support.tasks import done, new
+from tests.support.tasks import done, new, open_job
 
 PAGE = 4096
 
@@ -443,6 +447,78 @@ def test_who_hands_over_is_told_what_is_missing(folder: Folder, site: Site, how:
     assert "49 tasks are still open" in accepted.stderr
     assert "UNACCOUNTED" not in accepted.stderr
     assert "open" not in whole.stderr
+
+
+@pytest.mark.parametrize("which", ["job", "all"])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_text_and_exit_code_of_a_run_are_of_one_reading(
+    folder: Folder, capsys: pytest.CaptureFixture[str], which: str, as_json: bool
+) -> None:
+    """Rows that came in after the crawl had ended are told as open by its report, and its exit code is 5 then."""
+    lpm = folder.lpm()
+    job = open_job(lpm)
+    lpm.persist_tasks([new("http://a.example/1")], job=job)
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner")))
+    lpm.persist_tasks([new("http://a.example/2")], job=job)
+    lpm.durable.close_import(job, time.time())
+    lpm.close()
+
+    code = report(folder.settings, job if which == "job" else None, as_json)
+
+    told = capsys.readouterr().out
+    assert code == 5
+    assert ('"pending": 1' if as_json else "1 of 2 pages collected") in told
+    assert as_json or "1 tasks came in since, and are still open" in told
+
+
+def test_resume_certifies_no_torn_files(folder: Folder, pages: Pages) -> None:
+    """Files that were emptied after a finished run are told by `job verify`, and made again by `resume`."""
+    file = folder.write("parcels.txt", pages.parcels(3))
+    assert folder.crawler("run", str(file)).returncode == 0
+    for path in (folder.data / "pending").iterdir():
+        path.write_bytes(b"")
+
+    told = folder.crawler("job", "verify", "parcels.txt")
+    resumed = folder.crawler("resume")
+
+    assert told.returncode == 5
+    assert "3 files of its results in pending/ are missing or torn" in told.stdout
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert torn(folder.data / "pending") == []
+    assert folder.crawler("job", "verify", "parcels.txt").returncode == 0
+
+
+WRITTEN = {
+    "csv": ("results", "export", "--output"),
+    "jsonl": ("results", "export", "--all-rows", "--output"),
+    "md": ("results", "export", "--output"),
+    "parquet": ("results", "export", "--output"),
+    "warc.gz": ("results", "export", "--job", "job", "--output"),
+    "xlsx": ("results", "export", "--output"),
+    "tar.zst": ("results", "bundle", "--output"),
+    "archive": ("results", "archive", "--output"),
+}
+
+
+@pytest.mark.parametrize("ending", WRITTEN)
+def test_what_ends_while_results_are_read_is_told_to_be_open(folder: Folder, ending: str) -> None:
+    """Whoever reads results while the last tasks end is told that these may be missing, although none is open then."""
+    # Given a job with one task at work, and results that are read but not noted as handed over yet
+    lpm = folder.lpm()
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(20)], job=open_job(lpm))
+    last, *others = lpm.get_next_pending("owner", 20)
+    lpm.save_result(*(done(task) for task in others))
+    file = folder.path / f"results.{ending}"
+    with writing(lpm.durable.db):
+        reader = folder.start("crawler", *WRITTEN[ending], str(file))
+        wait_for(lambda: [*folder.path.glob(f"*{file.name}*")] or reader.poll() is not None, 60, "the file")
+
+    # When that task ends before the reader does
+    lpm.save_result(done(last))
+    lpm.close()
+    reader.wait(240)
+
+    assert "1 tasks are still open" in folder.log(reader)
 
 
 def test_a_later_file_of_the_same_name_is_told_by_whoever_is_given_the_name(folder: Folder) -> None:

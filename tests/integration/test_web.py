@@ -5,6 +5,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
@@ -154,6 +155,31 @@ def test_an_unchanged_page_is_stored_as_such(folder: Folder, pages: Pages) -> No
     timeline = folder.crawler("why", same["task_id"]).stdout
     assert "verdict unchanged" in timeline
     assert folder.crawler("doctor").returncode == 0
+
+
+@pytest.mark.parametrize("gone", ["pruned", "lost", "accepted as lost"])
+def test_a_page_that_is_gone_is_fetched_again(folder: Folder, pages: Pages, gone: str) -> None:
+    """Of a page that is no longer stored nobody asks whether it has changed: a new run stores it again."""
+    pages.answers["/page/1"] = Answer(parcel(1), headers={"ETag": '"one"'})
+    file = folder.write("pages.txt", [f"{pages.url}/page/1"])
+    assert folder.crawler("run", str(file)).returncode == 0
+    if gone == "pruned":
+        assert folder.crawler("prune", "--raw", "--older-than", "0s").returncode == 0
+    else:
+        for path in (folder.data / "raw").iterdir():
+            path.unlink()
+    if gone == "accepted as lost":
+        assert folder.crawler("job", "accept", "pages.txt").returncode == 0
+
+    ran = folder.crawler("run", str(file))
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "if-none-match" not in pages.asked[-1].headers
+    with closing(folder.lpm()) as lpm:
+        *_, again = lpm.results()
+    assert (again["verdict"], again["job"]) == ("ok", "pages.txt-2")
+    assert parcel(1) in folder.crawler("raw", again["url"]).stdout
+    assert folder.crawler("job", "verify", "pages.txt-2").returncode == 0
 
 
 def test_the_same_content_is_noted_and_kept(folder: Folder, pages: Pages) -> None:

@@ -515,6 +515,25 @@ def test_the_page_shows_what_was_found(store: LocalPersistenceManager, export: P
     assert words.UNKNOWN in from_files
 
 
+def test_what_ends_while_it_is_read_counts_as_open(tmp_path: Path) -> None:
+    """No task counts as completed whose result came in behind the reader."""
+    lpm = LocalPersistenceManager(tmp_path)
+    lpm.persist_tasks([tasks.new(f"http://a.example/{n}") for n in range(20)])
+    last, *others = lpm.get_next_pending("owner", 20)
+    lpm.save_result(*(tasks.done(task) for task in others))
+    source = find(str(tmp_path), None, tmp_path)
+
+    def end_last(_: dict[str, Any]) -> None:
+        lpm.save_result(tasks.done(last))
+
+    found = profile(source, each=end_last)
+    source.close()
+    lpm.close()
+
+    assert found.tasks
+    assert (found.results, found.tasks.completed, found.tasks.open) == (19, 19, 1)
+
+
 def test_only_all_is_a_hundred_percent() -> None:
     """Rounding never turns nearly all into all, nor hardly any into none."""
     shares = (1.0, 0.99999, 0.5, 0.00001, 0.0, None)

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from crawler.bulk import import_file
 from crawler.config import Settings
 from crawler.db import kernel, owners
 from crawler.errors import StoreError
 from crawler.inbox import Inbox, safe_name
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books
+from crawler.results import input_rows
 from crawler.why import timeline
 from tests.support.patient import change, look, of
 from tests.support.stack import wait_for
@@ -196,6 +198,43 @@ def test_a_file_that_changed_after_its_import_is_imported_as_a_whole(tmp_path: P
     receipt = lpm.receipt(job)
     lpm.close()
     assert (receipt.rows, receipt.known, receipt.problems) == (3, 0, [])
+
+
+STATES = {
+    "a torn row that another row means too": ("1 2 12", "1 2 123 4"),
+    "a torn row of its own": ("1 2 3", "1 2 33 4"),
+    "a torn row that is rejected": ("1 2 http", "1 2 3 4"),
+    "a row that is rejected now": ("1 2 3", "1 2 http 4"),
+    "a row in front of the others": ("1 2 3", "0 1 2 3"),
+    "the same row on other lines": ("1 1 2", "2 1 2 1"),
+    "fewer rows": ("1 2 3 4", "1"),
+}
+
+
+@pytest.mark.parametrize("collected", [False, True])
+@pytest.mark.parametrize("how", STATES)
+def test_the_receipt_of_a_replaced_file_has_the_rows_of_its_last_state(
+    tmp_path: Path, how: str, collected: bool
+) -> None:
+    """What only an earlier state had counts for the job no more; it is fetched for nobody, and no result is lost."""
+    settings, file = Settings(data_dir=tmp_path / "data"), tmp_path / "a.txt"
+    lpm = LocalPersistenceManager(settings.data_dir)
+    for state in STATES[how]:
+        rows = [row if row == "http" else f"http://a.example/{row}" for row in state.split()]
+        file.write_text("\n".join(rows) + "\n")
+        _, job = import_file(settings, file, replaces=True)
+        if collected and state == STATES[how][0]:
+            lpm.save_result(*map(done, lpm.get_next_pending("me", 9)))
+            before = len(list(lpm.results()))
+    receipt, listed = lpm.receipt(job), [row["url"] or "http" for row in input_rows(lpm, job)]
+    claimed = {task.url for task in lpm.get_next_pending("me", 9)}
+    results = len(list(lpm.results()))
+    lpm.close()
+
+    assert (receipt.rows, receipt.problems) == (len(rows), [])
+    assert listed == rows
+    assert claimed <= set(rows)
+    assert not collected or results == before
 
 
 @pytest.mark.parametrize("outcome", ["done", "failed"])

@@ -9,11 +9,12 @@ import stat
 import tarfile
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 
 import apsw
+import msgspec
 import psutil
 import pytest
 from warcio.archiveiterator import ArchiveIterator
@@ -26,6 +27,7 @@ from crawler.errors import StoreError, StoreFull
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Imported, Outcome, Sent, TaskStatus
 from crawler.results import look_at_files
+from crawler.results.archive import archive, prune
 from tests.support.patient import put_in_place
 from tests.support.tasks import commits, done, new, open_job, page
 
@@ -301,6 +303,94 @@ def test_what_is_no_file_is_no_result(lpm: LocalPersistenceManager, kind: str, s
     assert {path: path.read_bytes() for path in sorted(lpm.pending.glob("*.json"))} == before
     (aside,) = [path for path in lpm.pending.iterdir() if path not in before]
     assert aside.name.startswith(wrong.stem)
+
+
+@pytest.mark.parametrize("gone", ["pruned", "lost"])
+def test_an_unchanged_page_whose_earlier_one_has_gone_meanwhile_is_fetched_again(
+    lpm: LocalPersistenceManager, gone: str
+) -> None:
+    """A 304 for a page that vanished while it was asked for makes no result: the task is fetched again, as a whole."""
+    with_etag = msgspec.structs.replace(page(body=b"<p>1</p>"), headers=(("ETag", '"1"'),))
+    for name in ("first", "second"):
+        lpm.persist_tasks([new("http://a.example/1")], job=open_job(lpm, name))
+        (task,) = lpm.get_next_pending("owner", 1)
+        if name == "first":
+            lpm.save_result(done(task, page=with_etag))
+    assert task.known
+    lpm.close()  # it lets go of its segment
+    if gone == "pruned":
+        prune(lpm, time.time() + 1, dry_run=False)
+    else:
+        for path in lpm.raw.iterdir():
+            path.unlink()
+
+    unchanged = msgspec.structs.replace(with_etag, status=304, body=b"", raw=b"")
+    assert lpm.save_result(done(task, page=unchanged, verdict="unchanged")) == [True]
+
+    (again,) = lpm.get_next_pending("owner", 1)
+    assert (again.id, again.known, again.failures) == (task.id, None, 0)
+    lpm.save_result(done(again, page=with_etag))
+    assert lpm.raw_page(again.id)
+
+
+def test_pages_that_need_not_be_kept_are_asked_for_changes(tmp_path: Path) -> None:
+    """Where good pages are not kept, a result without one is no reason to fetch it again."""
+    lpm = LocalPersistenceManager(tmp_path, raw="failed")
+    for name in ("first", "second"):
+        lpm.persist_tasks([new("http://a.example/1")], job=open_job(lpm, name))
+        (task,) = lpm.get_next_pending("owner", 1)
+        if name == "first":
+            lpm.save_result(done(task, page=msgspec.structs.replace(page(), headers=(("ETag", '"1"'),))))
+    lpm.close()
+
+    assert task.known
+
+
+TEARS: dict[str, Callable[[Path], object]] = {
+    "gone": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 20),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "another record": lambda path: path.write_bytes(path.read_bytes().replace(b'"x"', b'"y"')),
+}
+
+
+@pytest.mark.parametrize("tear", TEARS)
+def test_files_that_were_torn_after_they_were_secured_are_told_and_made_again(
+    lpm: LocalPersistenceManager, tear: str
+) -> None:
+    """Whatever becomes of a file in pending/, its job's receipt says so until it is there again as it was."""
+    job = open_job(lpm)
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(3)], job=job)
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 3)))
+    lpm.durable.close_import(job, time.time())
+    lpm.secure_pending()
+    before = {path: path.read_bytes() for path in sorted(lpm.pending.glob("*.json"))}
+    whole = lpm.verify(job)
+
+    TEARS[tear](min(before))
+    torn = lpm.verify(job)
+    made = lpm.secure_pending()
+
+    assert whole.problems == []
+    [problem] = torn.problems
+    assert problem.startswith("1 files of its results in pending/")
+    assert made == 1
+    assert {path: path.read_bytes() for path in sorted(lpm.pending.glob("*.json"))} == before
+    assert lpm.verify(job).problems == []
+
+
+def test_files_that_have_left_pending_are_not_missed(lpm: LocalPersistenceManager) -> None:
+    """A receipt asks for no file of a result that was archived or delivered."""
+    job = open_job(lpm)
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(2)], job=job)
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 2)))
+    lpm.durable.close_import(job, time.time())
+    lpm.mark_synced([next(lpm.results())["task_id"]])
+    archive(lpm, None, compress=False)
+
+    assert list(lpm.pending.iterdir()) == []
+    assert lpm.verify(job).problems == []
 
 
 def test_a_folder_in_the_place_of_a_result_does_not_hold_up_its_leaving(lpm: LocalPersistenceManager) -> None:

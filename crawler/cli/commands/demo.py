@@ -47,7 +47,7 @@ def demo(workers: int | None) -> int:
         say(f"a site with {len(rows)} parcels runs at {base}; its list is {file}")
         _, job = import_file(settings, file, how=JobOptions(rate="none"))
         books = crawl(settings, workers, job)
-    report(settings, books, job, as_json=False)
+    report(settings, job, as_json=False)
     _show_examples(settings.data_dir)
     good = {"completed": books.completed, "failed": books.failed} == demo_site.EXPECTED
     print("This is the outcome the site was built to have." if good else f"Expected were {demo_site.EXPECTED}.")

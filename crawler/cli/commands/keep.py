@@ -54,11 +54,14 @@ def archive(compress: bool, older_than: float | None, job_name: str | None, outp
     from crawler.results import archive as keeper
 
     with stored() as lpm:
+        job = job_of(lpm, job_name) if job_name else None
+        if older_than is None and (open_ := lpm.ledger.progress(job).open):
+            say(f"{open_:,} tasks are still open: their results may not be in it, and stay in pending/")
         done = keeper.archive(
             lpm,
             output,
             compress=compress or (output is not None and output.suffix == ".zst"),
-            job=job_of(lpm, job_name) if job_name else None,
+            job=job,
             before=None if older_than is None else lpm.now() - older_than,
             progress=say,
         )
@@ -99,8 +102,8 @@ def bundle(output: Path, job_name: str | None, since: float | None, no_raw: bool
 
     with stored() as lpm:
         job = job_of(lpm, job_name) if job_name else None
-        done = write(lpm, output, job=job, since=since, raw=not no_raw)
         missing = tell_missing(lpm, job)
+        done = write(lpm, output, job=job, since=since, raw=not no_raw)
     if done.unreadable:
         say(f"{done.unreadable:,} pages cannot be read and were left out; their records are in the bundle")
     if as_json:

@@ -178,8 +178,8 @@ def export(
     with stored() as lpm:
         job = job_of(lpm, job_name) if job_name else None
     with closing(lpm), terminated_by_signal():  # not in `stored`: a reader of stdout that has gone is no failing store
-        done = store.export(lpm, output, form, job=job, since=since, all_rows=all_rows, pages=pages, say=say)
         missing = tell_missing(lpm, job)
+        done = store.export(lpm, output, form, job=job, since=since, all_rows=all_rows, pages=pages, say=say)
     if pages:
         say(f"{done.pages:,} pages written to {pages}/")
     if as_json and str(output) != "-":

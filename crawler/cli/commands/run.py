@@ -99,7 +99,8 @@ def run(
     if summary.rejects_file:
         say(f"rejected rows are in {summary.rejects_file}")
     say_forecast(settings, job, starts=True)
-    return report(settings, crawl(settings, workers, job), job, as_json)
+    crawl(settings, workers, job)
+    return report(settings, job, as_json)
 
 
 @click.command()
@@ -114,7 +115,8 @@ def resume(workers: int | None, as_json: bool) -> int:
       python -m crawler resume
     """
     settings = config.load()
-    return report(settings, crawl(settings, workers, None), None, as_json)
+    crawl(settings, workers, None)
+    return report(settings, None, as_json)
 
 
 class _StackGone(Exception):
@@ -196,15 +198,17 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
             time.sleep(max(0.3, 10 * (time.monotonic() - began)))  # counting a million tasks must not be the work
 
 
-def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> int:
+def report(settings: Settings, job: Job | None, as_json: bool) -> int:
     """What was collected, what was not and why; the job's end counts as told. Returns the exit code.
 
-    Every file that is named here as a result is on the disk before that.
+    Every file that is named here as a result is on the disk before that. Text and exit code are of one reading: rows
+    may have come in since the crawl has ended.
     """
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm), lpm.errors():
         lpm.secure_pending()
         receipt = lpm.receipt(lpm.ledger.job(job.name)) if job else None
+        books = receipt.books if receipt else lpm.ledger.progress(None)
         reasons = receipt.reasons if receipt else lpm.ledger.reasons(None)
         examples = list(lpm.ledger.tasks(job, ("failed", "skipped", "expired"), limit=5))
         delivery = lpm.ledger.delivery(job)
@@ -213,7 +217,7 @@ def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> 
         if not job:
             unaccounted += [f"{fault}; {REPAIR}" for fault in lpm.ledger.index_faults()]
             unaccounted += [f"{what}; {program()} doctor tells more" for what in lpm.missing_pages()]
-        if job:
+        if job and not books.open:
             lpm.ledger.report_job(job)
     if as_json:
         print_json(receipt or {"job": None, "books": books, "reasons": reasons, "problems": unaccounted})
@@ -226,6 +230,8 @@ def report(settings: Settings, books: Books, job: Job | None, as_json: bool) -> 
             print_receipt(receipt)
         for problem in unaccounted:
             print(f"UNACCOUNTED: {printable(problem)}")
-    if unaccounted or (receipt and receipt.problems):
+        if books.open:
+            print(f"{books.open:,} tasks came in since, and are still open; {program()} resume goes on with them")
+    if unaccounted or books.open or (receipt and receipt.problems):
         return UNACCOUNTED
     return 0 if books.completed == books.accepted and not (receipt and receipt.rejected) else 1
