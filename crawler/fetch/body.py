@@ -165,7 +165,8 @@ class Body:
         self.full = False
         """Whether no more is wanted."""
         self._pieces: list[bytes] = []
-        self._size = 0
+        self.size = 0
+        """The bytes that came."""
         self._decoded = bytearray()
 
     @property
@@ -177,8 +178,8 @@ class Body:
         """Take what the server sent."""
         try:
             self._pieces.append(data)
-            self._size += len(data)
-            self._check(self._size, "as sent")
+            self.size += len(data)
+            self._check(self.size, "as sent")
             self._budget.hold(len(data))
             if self._layers and data:
                 self._pass(data, 0)
