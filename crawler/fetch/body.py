@@ -9,6 +9,7 @@ from typing import Protocol
 import brotli
 
 from crawler.errors import FetchError, OwnShortage
+from crawler.fetch import wire
 from crawler.fetch.budget import Budget
 
 if sys.version_info >= (3, 14):
@@ -149,7 +150,7 @@ class Body:
 
     def __init__(self, content_encoding: str, limit: int, *, cut: bool = False, budget: Budget | None = None) -> None:
         self._budget = budget or Budget()
-        names = [name.strip().lower() for name in content_encoding.split(",")] if content_encoding else []
+        names = [name.strip(wire.BLANKS).lower() for name in content_encoding.split(",")] if content_encoding else []
         names = [name for name in names if name not in _NO_CODINGS] if names else names
         self._unknown = content_encoding if not _DECODERS.keys() >= set(names) else ""
         if self._unknown:
@@ -234,7 +235,7 @@ class Body:
 
 def decoded(head: str, raw: bytes, limit: int) -> bytes:
     """A stored body without the content codings that its header block names; raises `FetchError` where it cannot be."""
-    codings = [line.partition(":")[2] for line in head.splitlines() if line.lower().startswith("content-encoding:")]
+    codings = [value for name, value in wire.stored_head(head)[1] if name.lower() == "content-encoding"]
     body = Body(",".join(codings), limit)
     body.feed(raw)
     return body.finish()[1]

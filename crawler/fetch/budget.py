@@ -22,7 +22,7 @@ TURN_S = 0.05
 """CPU time after which the work on a page lets others go first, and all pages together let the sockets be served."""
 HANDICAP = 10
 """A page that has used a second of CPU time goes behind all that come within so many seconds."""
-MAX_WOKEN = 8
+MAX_WOKEN = 32
 """Pages that are woken for one turn of the loop: those that find it used up only go back to their place."""
 LATE_S, MIN_LEFT_S = 0.1, 0.01
 """A time limit that is looked at so late says nothing about the server; and how soon it is looked at again at most."""
