@@ -26,7 +26,7 @@ from crawler.db.acts import HELD
 from crawler.db.ledger import Due, Place, Suspect
 from crawler.db.owners import Owner
 from crawler.errors import GaveWay, NotNow, StoreError, shortage_of
-from crawler.fetch.budget import Budget, Memory
+from crawler.fetch.budget import Budget, Memory, Turns
 from crawler.fetch.http import Client
 from crawler.fetch.robots import Robots
 from crawler.fetch.session import LiveSession, Sessions
@@ -119,10 +119,10 @@ class Worker:
         self._sessions = Sessions(self._lpm.folder / "sessions")
         self._given = given or Errand(JobOptions(), None)
         self._alone = given is not None
-        self._resumes = 0.0
+        self._resumes = self._rearm_at = 0.0
         self._jobs: dict[int | None, tuple[Errand, float]] = {}
         self._claims = ThreadPoolExecutor(1, "claims")
-        self._memory = Memory(settings.max_body)
+        self._memory, self._turns = Memory(settings.max_body), Turns()
         self._budgets: dict[tuple[int, int], Budget] = {}
         """Of pages that are not stored yet, by task and fence."""
         self._gave_way: OrderedDict[int, int] = OrderedDict()  # how often, by task
@@ -229,7 +229,7 @@ class Worker:
         self._page_ended = asyncio.Event()
         async with Client.of(self._settings) as self._client:
             faulthandler.enable(self._trace)  # a crash inside C code leaves a trace, which a kill does not
-            living = (self._rearm_watchdog(), self._renew_permits(), self._adapt())
+            living = (self._keep_watchdog(), self._renew_permits(), self._adapt())
             beats = [asyncio.create_task(each) for each in living]
             self._ready.set_result(None)
             await self._finish.wait()
@@ -251,11 +251,15 @@ class Worker:
         self._lpm.close()
         self._owner.close()
 
-    async def _rearm_watchdog(self) -> None:
-        """Have the process ended when this loop stands still, even where a parser holds it inside C code."""
+    async def _keep_watchdog(self) -> None:
         while True:
-            faulthandler.dump_traceback_later(self._settings.stall_s, exit=True, file=self._trace)
+            self._rearm_watchdog()
             await asyncio.sleep(self._settings.stall_s / 4)
+
+    def _rearm_watchdog(self) -> None:
+        """Have the process ended when this loop stands still, even where a parser holds it inside C code."""
+        self._rearm_at = time.monotonic() + self._settings.stall_s / 4
+        faulthandler.dump_traceback_later(self._settings.stall_s, exit=True, file=self._trace)
 
     async def _renew_permits(self) -> None:
         while True:
@@ -574,7 +578,13 @@ class Worker:
         site = self._sites.of(task.url, task.platform)
         rule_of = partial(self._sites.rule, rate=errand.options.rate)
         rule = rule_of(task.domain)
-        passage = Passage(task.domain, task.url, booking, rule, rule_of, self._book, self._keeper, begin)
+        budget = self._budgets[task.id, task.fence] = Budget(
+            self._settings.stall_s * CPU_SHARE, self._memory, partial(self._mark, task.id), turns=self._turns
+        )
+        budget.times = self._gave_way.get(task.id, 0)
+        passage = Passage(
+            task.domain, task.url, booking, rule, rule_of, self._book, self._keeper, begin, lambda: budget.waited_s
+        )
         order = pipeline.Order(
             task=task,
             site=site,
@@ -582,10 +592,6 @@ class Worker:
             session=errand.session,
             respect_robots=site.respect_robots and not errand.options.ignore_robots,
         )
-        budget = self._budgets[task.id, task.fence] = Budget(
-            self._settings.stall_s * CPU_SHARE, self._memory, partial(self._mark, task.id)
-        )
-        budget.times = self._gave_way.get(task.id, 0)
         self._fetching[task.id] = time.monotonic()
         try:
             return await pipeline.scrape(
@@ -606,6 +612,8 @@ class Worker:
     def _mark(self, task: int, working: bool) -> None:
         """The crash marker: if this process dies or stands still over a page's bytes, that page gets the strike."""
         self._owner.mark(task if working else 0)
+        if working and time.monotonic() > self._rearm_at:  # many short works one after another are no standstill
+            self._rearm_watchdog()
 
     def _report_soon(self) -> None:
         """Let others know what has ended at a domain: they may be waiting for it."""

@@ -251,9 +251,9 @@ def _write(fd: int, data: bytes, offset: int) -> None:
 
 def packed(page: Page, digest: str) -> bytes:
     """A page as the gzip member that a segment holds; `digest` is the sha256 of its body as received."""
-    lines = [f"HTTP/1.1 {page.status} {page.reason}".rstrip()]
+    lines = [f"HTTP/1.1 {page.status} {page.reason}".rstrip(" ")]
     lines += [f"{name}: {value}" for name, value in page.headers if name.lower() not in _DROPPED]
-    http = "\r\n".join(lines).encode("utf-8", "surrogateescape") + b"\r\n\r\n"
+    http = "\r\n".join(lines).encode("latin-1", "backslashreplace") + b"\r\n\r\n"  # the bytes that came
     fields = (
         ("WARC-Type", "response"),
         ("WARC-Target-URI", page.final_url),

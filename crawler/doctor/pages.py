@@ -298,7 +298,7 @@ def _targets(path: Path) -> list[str]:
         while at < len(data) and (found := _member(data, at, len(data))) is not None:
             behind, record = found
             head = record.partition(b"\r\n\r\n")[0]
-            for line in head.decode("utf-8", "replace").splitlines():
+            for line in head.decode("utf-8", "replace").split("\r\n"):
                 name, _, url = line.partition(": ")
                 with suppress(UrlError):
                     if name == "WARC-Target-URI" and urls.parse(url):

@@ -20,7 +20,8 @@ from crawler.doctor import leaves
 from crawler.doctor.columns import STORED, damage_passed_over, has_index, index_of, mend, opened
 from crawler.doctor.lost_rows import count_files, find_keys, make_job, make_jobs, prove
 from crawler.errors import CrawlerError, StoreError, UrlError
-from crawler.fetch.body import Body
+from crawler.fetch.body import decoded as without_codings
+from crawler.fetch.wire import stored_head
 from crawler.files import read_regular
 from crawler.lpm import PRUNED
 from crawler.models import NO_DEADLINE, Raw
@@ -401,17 +402,14 @@ def _about(raw: Path, place: Raw | None) -> tuple[str, int]:
         head, body = decoded(raw, place) if place else ("", b"")
     except CrawlerError:
         return "", 0
-    kinds = [line.partition(":")[2].strip() for line in head.splitlines() if line.lower().startswith("content-type:")]
+    kinds = [value for name, value in stored_head(head)[1] if name.lower() == "content-type"]
     return kinds[0] if kinds else "", len(body)
 
 
 def decoded(raw: Path, place: Raw) -> tuple[str, bytes]:
     """The headers and the body, without its content codings, of a stored page."""
     head, received = segments.read(raw, place)
-    codings = [line.partition(":")[2] for line in head.splitlines() if line.lower().startswith("content-encoding:")]
-    body = Body(",".join(codings), limit=1 << 30)
-    body.feed(received)
-    return head, body.finish()[1]
+    return head, without_codings(head, received, limit=1 << 30)
 
 
 def _free_id(db: Database) -> int:

@@ -9,6 +9,7 @@ from typing import Protocol
 import brotli
 
 from crawler.errors import FetchError, OwnShortage
+from crawler.fetch import wire
 from crawler.fetch.budget import Budget
 
 if sys.version_info >= (3, 14):
@@ -149,7 +150,7 @@ class Body:
 
     def __init__(self, content_encoding: str, limit: int, *, cut: bool = False, budget: Budget | None = None) -> None:
         self._budget = budget or Budget()
-        names = [name.strip().lower() for name in content_encoding.split(",")] if content_encoding else []
+        names = [name.strip(wire.BLANKS).lower() for name in content_encoding.split(",")] if content_encoding else []
         names = [name for name in names if name not in _NO_CODINGS] if names else names
         self._unknown = content_encoding if not _DECODERS.keys() >= set(names) else ""
         if self._unknown:
@@ -165,7 +166,8 @@ class Body:
         self.full = False
         """Whether no more is wanted."""
         self._pieces: list[bytes] = []
-        self._size = 0
+        self.size = 0
+        """The bytes that came."""
         self._decoded = bytearray()
 
     @property
@@ -177,8 +179,8 @@ class Body:
         """Take what the server sent."""
         try:
             self._pieces.append(data)
-            self._size += len(data)
-            self._check(self._size, "as sent")
+            self.size += len(data)
+            self._check(self.size, "as sent")
             self._budget.hold(len(data))
             if self._layers and data:
                 self._pass(data, 0)
@@ -233,7 +235,7 @@ class Body:
 
 def decoded(head: str, raw: bytes, limit: int) -> bytes:
     """A stored body without the content codings that its header block names; raises `FetchError` where it cannot be."""
-    codings = [line.partition(":")[2] for line in head.splitlines() if line.lower().startswith("content-encoding:")]
+    codings = [value for name, value in wire.stored_head(head)[1] if name.lower() == "content-encoding"]
     body = Body(",".join(codings), limit)
     body.feed(raw)
     return body.finish()[1]

@@ -7,6 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
+from heapq import heappop, heappush
+from itertools import count
+from types import TracebackType
 from typing import Any, TypeVar
 
 from greenlet import getcurrent, greenlet
@@ -15,8 +18,14 @@ from crawler.errors import FetchError, GaveWay
 
 T = TypeVar("T")
 
-YIELD_S = 0.25
-"""CPU time after which the work on a page lets the event loop serve the others."""
+TURN_S = 0.05
+"""CPU time after which the work on a page lets others go first, and all pages together let the sockets be served."""
+HANDICAP = 10
+"""A page that has used a second of CPU time goes behind all that come within so many seconds."""
+MAX_WOKEN = 32
+"""Pages that are woken for one turn of the loop: those that find it used up only go back to their place."""
+LATE_S, MIN_LEFT_S = 0.1, 0.01
+"""A time limit that is looked at so late says nothing about the server; and how soon it is looked at again at most."""
 SMALL = 64_000
 """Bytes of a page of which each part is read in some milliseconds."""
 MAX_IDLE = 4
@@ -159,6 +168,58 @@ class Memory:
             holder.leave()
 
 
+class Turns:
+    """Who works next, of all pages of an event loop.
+
+    Together they get `TURN_S` of CPU time and one slice more for each turn of the loop: if each had a slice of its
+    own in every turn, some dozens of costly pages would keep the sockets waiting until connections time out.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._spent_s = 0.0
+        """CPU time since the loop was last seen to come round."""
+        self._waiting: list[tuple[float, int, asyncio.Future[bool]]] = []
+        self._numbers = count()
+        self._is_next_due = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether work has to wait until the loop has served its sockets."""
+        return self._spent_s >= TURN_S
+
+    def spend(self, seconds: float) -> None:
+        """Count CPU time of the present turn."""
+        self._spent_s += seconds
+
+    async def wait(self, used_s: float) -> None:
+        """Wait for a turn: who has waited longest is first, and who has used little CPU time is soon."""
+        place, number = self._clock() + HANDICAP * used_s, next(self._numbers)
+        loop = asyncio.get_running_loop()
+        while True:
+            woken = loop.create_future()
+            heappush(self._waiting, (place, number, woken))
+            if not self._is_next_due:
+                self._is_next_due = True
+                loop.call_soon(self._next, loop)
+            # Only the first may go in any case, so that it does not wait for ever behind those that just came.
+            if await woken or not self.is_over:
+                return
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The loop has come round: wake those that are first."""
+        self._spent_s = 0.0
+        is_first = True
+        for _ in range(min(MAX_WOKEN, len(self._waiting))):
+            woken = heappop(self._waiting)[2]
+            if not woken.done():  # else it was broken off
+                woken.set_result(is_first)
+                is_first = False
+        self._is_next_due = bool(self._waiting)
+        if self._is_next_due:
+            loop.call_soon(self._next, loop)
+
+
 class _Greenlets(threading.local):
     """Greenlets that wait for work: to make one takes ten times as long as to use it again."""
 
@@ -201,9 +262,13 @@ class Budget:
         memory: Memory | None = None,
         mark: Callable[[bool], None] = lambda working: None,
         clock: Callable[[], float] = time.thread_time,
+        turns: Turns | None = None,
     ) -> None:
-        self._cpu_s = self._left_s = cpu_s
+        self._cpu_s, self._used_s = cpu_s, 0.0
         self._memory, self._mark, self._clock = memory, mark, clock
+        self._turns = turns or Turns()
+        self._waited_s = 0.0
+        self._waits_since: float | None = None
         self._since: float | None = None
         """The CPU time at which the present work began, if any is done."""
         self._steps = 0
@@ -222,11 +287,13 @@ class Budget:
 
         It runs in a greenlet, because code that is not asynchronous cannot wait for the loop otherwise.
         """
+        if self._turns.is_over:
+            await self._wait(sum([len(arg) for arg in args if isinstance(arg, bytes)]))
         worker = _greenlets.take()
         ended = self._continue(worker, function, args)
         while not ended:
             try:
-                await asyncio.sleep(0)
+                await self._wait()
             except BaseException:
                 worker.throw()  # broken off while others went first: the work ends where it stands
                 _greenlets.give(worker)
@@ -243,8 +310,10 @@ class Budget:
         result: T = found
         return result
 
-    def at_once(self, function: Callable[..., T], *args: Any) -> T:
+    async def at_once(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function that takes some milliseconds at most, with the page marked: it cannot let others go first."""
+        if self._turns.is_over:
+            await self._wait(sum([len(arg) for arg in args if isinstance(arg, bytes)]))
         self._mark(True)
         self._since = self._clock()
         try:
@@ -264,9 +333,27 @@ class Budget:
             self._worker = None
             self._mark(False)
 
+    async def _wait(self, in_hand: int = 0) -> None:
+        """Wait for a turn, with so many bytes that are counted nowhere else meanwhile."""
+        self.hold(in_hand)
+        self._waits_since = time.monotonic()
+        try:
+            await self._turns.wait(self._used_s)
+        finally:
+            self._waited_s, self._waits_since = self.waited_s, None
+            self.release(in_hand)
+
+    @property
+    def waited_s(self) -> float:
+        """How long the page has waited for its turns: this process kept it waiting, and no server did."""
+        present_s = 0.0 if self._waits_since is None else time.monotonic() - self._waits_since
+        return self._waited_s + present_s
+
     def _count(self) -> None:
         if self._since is not None:
-            self._left_s -= self._clock() - self._since
+            spent_s = self._clock() - self._since
+            self._used_s += spent_s
+            self._turns.spend(spent_s)
             self._since = None
 
     def check(self, size: int = 0) -> None:
@@ -286,9 +373,9 @@ class Budget:
         if self._since is None:
             self._since = now
         spent_s = now - self._since
-        if spent_s > self._left_s:
+        if self._used_s + spent_s > self._cpu_s:
             raise FetchError("too_costly", f"the page is given up after {self._cpu_s:g} s of CPU time")
-        if spent_s >= YIELD_S and self._worker and self._worker.parent:
+        if spent_s >= TURN_S and self._worker and self._worker.parent:
             self._worker.parent.switch([])
 
     def hold(self, count: int) -> None:
@@ -302,3 +389,41 @@ class Budget:
         if self._memory:
             self._memory.give(self, count)
         self.held -= self.held if count is None else count
+
+
+class TimeLimit:
+    """`asyncio.timeout`, without the time in which this process itself kept the page waiting."""
+
+    def __init__(self, seconds: float, budget: Budget) -> None:
+        self._left_s = self._grace_s = seconds
+        self._budget = budget
+        self._timeout = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._loop = asyncio.get_running_loop()
+        self._begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        await self._timeout.__aexit__(kind, error, trace)
+
+    def _begin(self) -> None:
+        self._since, self._waited_s = time.monotonic(), self._budget.waited_s
+        self._timer = self._loop.call_later(self._left_s, self._look)
+
+    def _look(self) -> None:
+        """The time should be up: is it, and has the loop looked at the sockets meanwhile?"""
+        passed_s = time.monotonic() - self._since
+        late_s = passed_s - self._left_s
+        left_s = self._left_s - (passed_s - (self._budget.waited_s - self._waited_s))
+        if late_s > LATE_S and self._grace_s > 0:  # not for ever: a loop may be late each time
+            self._grace_s -= late_s
+            left_s = max(left_s, late_s)
+        if left_s <= 0:
+            self._timeout.reschedule(self._loop.time())
+        else:
+            self._left_s = max(left_s, MIN_LEFT_S)
+            self._begin()

@@ -243,7 +243,7 @@ class Connection(asyncio.Protocol):
                 raise wire.not_http(self._buffer)
         if end + spent > wire.MAX_HEAD:
             raise too_much_head()
-        head = budget.at_once(wire.parse_head, self.take(end)[start:])
+        head = await budget.at_once(wire.parse_head, self.take(end)[start:])
         budget.hold(head.size + HEADER_BYTES * len(head.headers))
         return head
 

@@ -12,6 +12,7 @@ import msgspec
 from crawler import times, urls
 from crawler.errors import InputError
 from crawler.fetch.egress import literal
+from crawler.fetch.wire import BLANKS
 
 MAX_SIZE = 4096
 """The bytes of a name and its value; a larger cookie is ignored, as browsers do."""
@@ -24,6 +25,8 @@ MAX_SET = 200
 """So many Set-Cookie headers of one answer are looked at."""
 MAX_FILE = 10_000_000
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_NUMBER = re.compile(r"(-?[0-9]+(\.[0-9]*)?([eE]\+?[0-9]{1,2})?)?")
+"""`float()` takes underscores and other scripts' digits, too."""
 _SESSION = 9e15
 """When a cookie without an expiry expires: with the process."""
 
@@ -159,13 +162,13 @@ def parse(text: str, scheme: str, host: str, path: str, uptime: float) -> Cookie
         return None
     pair, *attributes = text.split(";", 20)
     name, equals, value = pair.partition("=")
-    name, value = (name.strip(), value.strip()) if equals else ("", pair.strip())
+    name, value = (name.strip(BLANKS), value.strip(BLANKS)) if equals else ("", pair.strip(BLANKS))
     if (not name and not value) or len(name) + len(value) > MAX_SIZE:
         return None
     told = {}
     for attribute in attributes:
         key, _, setting = attribute.partition("=")
-        told[key.strip().lower()] = setting.strip()
+        told[key.strip(BLANKS).lower()] = setting.strip(BLANKS)
     domain, subdomains = host, False
     if wanted := told.get("domain", "").removeprefix(".").lower():
         if not _may_set(host, wanted):
@@ -223,7 +226,7 @@ def read_file(path: Path, now: float) -> tuple[Cookie, ...]:
     except UnicodeDecodeError:
         raise InputError(str(path), "is not a cookie file: it is not text in UTF-8") from None
     found: dict[tuple[str, str, str], Cookie] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(re.split("\r\n?|\n", text), 1):
         if (bare := line.removeprefix("#HttpOnly_")).strip() and not bare.startswith("#"):
             cookie = _row(path, number, bare)
             if cookie.expires > now:
@@ -250,10 +253,9 @@ def _row(path: Path, number: int, line: str) -> Cookie:
             raise InputError(str(path), f"the {which} field must be TRUE or FALSE", number)
     if not where.startswith("/"):
         raise InputError(str(path), "the third field, the path, must begin with /", number)
-    try:
-        until = float(expires or 0)
-    except ValueError:
-        raise InputError(str(path), "the fifth field, the expiry, must be seconds since 1970", number) from None
+    if not _NUMBER.fullmatch(expires):
+        raise InputError(str(path), "the fifth field, the expiry, must be seconds since 1970", number)
+    until = float(expires or 0)
     if _CONTROL.search(name + value) or ";" in name + value:
         raise InputError(str(path), "the name or value holds a character that no cookie can hold", number)
     return Cookie(

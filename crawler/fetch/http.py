@@ -19,7 +19,7 @@ from crawler.errors import FetchError, OwnShortage, UrlError, shortage_of
 from crawler.fetch import proxy as proxies
 from crawler.fetch import wire
 from crawler.fetch.body import ACCEPTED, Body
-from crawler.fetch.budget import Budget
+from crawler.fetch.budget import SMALL, Budget, TimeLimit
 from crawler.fetch.connection import HIGH_WATER, Closed, Connection, Pool, Route, proxy_headers, too_much_head
 from crawler.fetch.egress import Egress, Reach, lack_now, names_loopback
 from crawler.fetch.session import Headers, LiveSession, harmless, header_problem
@@ -145,13 +145,13 @@ class Client:
         left_s, redirects, fresh = request.timeout_s, 0, False
         while True:
             async with gate(here.url):
-                since = time.monotonic()
+                since, waited_s = time.monotonic(), request.budget.waited_s
                 try:
-                    async with asyncio.timeout(left_s):
+                    async with TimeLimit(left_s, request.budget):
                         answer = await self._exchange(request, first, here, reach, fresh)
                 except (TimeoutError, Closed, OSError, RuntimeError, FetchError) as error:
                     raise _explained(error, request) from None
-                left_s -= time.monotonic() - since
+                left_s -= time.monotonic() - since - (request.budget.waited_s - waited_s)
             if answer.page:
                 return answer.page
             fresh = answer.stale
@@ -173,7 +173,7 @@ class Client:
         route = Route(here.scheme, here.host, here.port, reach, proxy)
         sent = self._request(request, first, here, route)
         try:
-            connection = await self._connect(route, request.connect_timeout_s, fresh)
+            connection = await self._connect(route, request, fresh)
         except Exception as error:
             if lack := shortage_of(error):
                 raise OwnShortage(lack, unsent=True) from None
@@ -196,7 +196,7 @@ class Client:
             headers = head.fields
             if request.session and "set-cookie" in headers:
                 cookies = (here.scheme, here.host, here.path, headers["set-cookie"])
-                request.budget.at_once(request.session.take, *cookies)
+                await request.budget.at_once(request.session.take, *cookies)
             if head.status in _REDIRECTS and request.follow and request.method == "GET":
                 locations = {*headers.get("location", ())}
                 if locations - {""}:
@@ -208,7 +208,8 @@ class Client:
             codings = ",".join(headers.get("content-encoding", ()))
             body = Body(codings, limit, cut=request.cut, budget=request.budget)
             keep = await _read(connection, head, body, limit, request.budget)
-            raw, decoded = body.finish()
+            # To join the pieces of a large one takes milliseconds.
+            raw, decoded = await request.budget.at_once(body.finish) if body.size > SMALL else body.finish()
             return _Answer(page=_page(request, here, head, raw, decoded))
         finally:
             if keep:
@@ -216,18 +217,18 @@ class Client:
             else:
                 connection.close()
 
-    async def _connect(self, route: Route, within_s: float, fresh: bool) -> Connection:
+    async def _connect(self, route: Route, request: Request, fresh: bool) -> Connection:
         if not (fresh or route.proxy) and (kept := self._pool.take(route)):
             return kept
         try:
-            async with asyncio.timeout(within_s):
+            async with TimeLimit(request.connect_timeout_s, request.budget):
                 if route.proxy:
                     await self._check_behind_proxy(route)
                     if not fresh and (kept := self._pool.take(route)):
                         return kept
                 return await self._pool.open(route)
         except TimeoutError:
-            raise FetchError("timeout", f"there was no connection within {within_s:g} s") from None
+            raise FetchError("timeout", f"there was no connection within {request.connect_timeout_s:g} s") from None
         except (ConnectionError, ssl.SSLEOFError) as error:
             if route.scheme == "https" and not isinstance(error, ConnectionRefusedError):
                 raise FetchError("tls_broken_off", f"the server ended the connection within TLS ({error})") from None
@@ -299,7 +300,7 @@ async def _read(connection: Connection, head: wire.Head, body: Body, limit: int,
     chunks = wire.Chunks() if framing.chunked else None
     data = connection.take(HIGH_WATER)
     while True:
-        await _feed(body, budget.at_once(chunks.feed, data) if chunks else data, budget)
+        await _feed(body, await budget.at_once(chunks.feed, data) if chunks else data, budget)
         if body.full:
             return False
         if chunks and chunks.done:
@@ -316,7 +317,7 @@ async def _feed(body: Body, data: bytes, budget: Budget) -> None:
     if body.is_coded:
         await budget.work(body.feed, data)
     else:
-        budget.at_once(body.feed, data)
+        await budget.at_once(body.feed, data)
 
 
 async def _read_length(connection: Connection, length: int, body: Body, limit: int, budget: Budget) -> bool:

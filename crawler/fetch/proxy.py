@@ -76,7 +76,7 @@ def _exempts(rule: str, host: str, port: int) -> bool:
         except ValueError:
             pass
     name, colon, digits = rule.rpartition(":")
-    if colon and digits.isdigit() and not (":" in name and not name.endswith("]")):
+    if colon and digits.isascii() and digits.isdigit() and not (":" in name and not name.endswith("]")):
         if int(digits) != port:
             return False
         rule = name

@@ -111,7 +111,7 @@ class Robots:
             return 0.0
         asking = (rules.allow, url, agent, budget)
         small = len(rules.answer.text) <= SMALL
-        if not (budget.at_once(*asking) if small else await budget.work(*asking)):
+        if not await (budget.at_once(*asking) if small else budget.work(*asking)):
             raise FetchError(
                 "robots", f"{origin}/robots.txt does not let {agent} fetch this page (--ignore-robots would)"
             )
@@ -184,7 +184,7 @@ class Robots:
         text = ""
         if 200 <= page.status < 300:
             body = page.body[:MAX_BYTES]
-            text, _ = budget.at_once(charset.decode, body, "text/plain; charset=utf-8")
+            text, _ = await budget.at_once(charset.decode, body, "text/plain; charset=utf-8")
             text = text.removeprefix("\ufeff")
         return self._answer(origin, page.status, text)
 

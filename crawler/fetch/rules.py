@@ -18,6 +18,7 @@ _SITE = frozenset({"sitemap", "sitemaps", "site-map", "host"})
 _KNOWN = _SITE | _AGENT | _DELAY | _DISALLOW | _ALLOW
 _MAX_NAME = 60
 """Characters of a line in which its name is looked for."""
+_LINE_END = re.compile(r"\r\n?|\n")
 _PLAIN = re.compile(r"[A-Za-z0-9_.~/=*-]+")
 """What needs no escapes, in rules as in paths."""
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
@@ -81,7 +82,7 @@ class RuleSet:
         best, rules = 0, list[_Rule]()
         score, in_names = 0, False
         """How well the present group means the agent, and whether its names are still being read."""
-        for line in text.splitlines():
+        for line in _LINE_END.split(text):
             budget.check()
             name, value = _directive(line)
             if name in _AGENT:
@@ -126,7 +127,7 @@ def _score(name: str, agent: str) -> int:
 
 def _seconds(value: str, otherwise: float) -> float:
     try:
-        seconds = float(value[:40])
+        seconds = float(value[:40]) if "_" not in value[:40] and value[:40].isascii() else -1.0
     except ValueError:
         return otherwise
     return seconds if math.isfinite(seconds) and seconds >= 0 else otherwise

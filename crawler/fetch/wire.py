@@ -24,7 +24,9 @@ _END = re.compile(rb"\n\r?\n")
 _STATUS = re.compile(r"HTTP(?:/(\d+)(?:\.(\d+))?)? *(\d*)(.*)", re.IGNORECASE | re.DOTALL)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _SIZE = re.compile(rb"0*[0-9A-Fa-f]{1,15}")
-_BLANKS = " \t"
+BLANKS = " \t"
+"""What may stand around a value. `str.strip()` would take bytes that belong to it: a UTF-8 `à` ends with a blank of
+Latin-1."""
 MAX_DIGITS = 18
 """Of a length."""
 _NO_BODY = frozenset({204, 205, 304})
@@ -51,7 +53,7 @@ class Head(msgspec.Struct, frozen=True):
     def list(self, name: str) -> "list[str]":
         """The values of a header that is a list, in lower case."""
         values = self.fields.get(name, ())
-        return [part.strip().lower() for value in values for part in value.split(",") if part.strip()]
+        return [text for value in values for part in value.split(",") if (text := part.strip(BLANKS).lower())]
 
 
 def end_of_head(data: bytes | bytearray, begin: int) -> int:
@@ -79,24 +81,34 @@ def parse_head(data: bytes | bytearray) -> Head:
     headers: list[tuple[str, str]] = []
     folded: list[str] = []
     for line in lines:
-        if line[0] in _BLANKS:
-            folded.append(line.strip(_BLANKS))
+        if line[0] in BLANKS:
+            folded.append(line.strip(BLANKS))
             continue
         if folded:
             _unfold(headers, folded)
         name, colon, value = line.partition(":")
-        name = name.rstrip(_BLANKS)
+        name = name.rstrip(BLANKS)
         if colon and _TOKEN.fullmatch(name):
-            headers.append((name, value.strip(_BLANKS)))
+            headers.append((name, value.strip(BLANKS)))
     if folded:
         _unfold(headers, folded)
     fields: dict[str, list[str]] = {}
     for name, value in headers:
         fields.setdefault(name.lower(), []).append(value)
     modern = match[1] == match[2] == "1" or (int((match[1] or "1")[:4]), int((match[2] or "0")[:4])) >= (1, 1)
-    words = [word.strip().lower() for text in fields.get("connection", ()) for word in text.split(",")]
+    words = [word.strip(BLANKS).lower() for text in fields.get("connection", ()) for word in text.split(",")]
     persistent = "close" not in words and (modern or "keep-alive" in words)
-    return Head(status, match[4].strip(), tuple(headers), persistent, fields, len(data))
+    return Head(status, match[4].strip(BLANKS), tuple(headers), persistent, fields, len(data))
+
+
+def stored_head(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The status line and the headers of a head that was stored: its lines end with CR LF, and with nothing else.
+
+    `str.splitlines()` would cut within values, and make headers that the server never sent.
+    """
+    first, *lines = text.split("\r\n")
+    parts = (line.partition(":") for line in lines)
+    return first, tuple((name, value.strip(BLANKS)) for name, colon, value in parts if colon)
 
 
 def _unfold(headers: list[tuple[str, str]], folded: list[str]) -> None:

@@ -174,7 +174,7 @@ def longest(headers: Iterable[str], value: object, now: float) -> float:
 def _seconds(value: object) -> float:
     if isinstance(value, str):
         try:
-            value = float(value)
+            value = float(value) if value.isascii() and "_" not in value else 0.0
         except ValueError:
             return 0.0
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:

@@ -206,9 +206,10 @@ class _Pages:
 
 
 def _page_ending(head: str) -> str:
-    lines = (line.partition(":") for line in head.splitlines())
-    kind = next((value for name, _, value in lines if name.lower() == "content-type"), "")
-    return _PAGE_ENDINGS.get(kind.partition(";")[0].strip().lower(), "bin")
+    from crawler.fetch.wire import BLANKS, stored_head
+
+    kind = next((value for name, value in stored_head(head)[1] if name.lower() == "content-type"), "")
+    return _PAGE_ENDINGS.get(kind.partition(";")[0].rstrip(BLANKS).lower(), "bin")
 
 
 @contextmanager

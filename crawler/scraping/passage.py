@@ -36,6 +36,7 @@ class Passage:
         book: Book,
         keeper: Keeper,
         begin: Callable[[], None],
+        waited_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._domain, self._url, self._booking = domain, url, booking
         self._holds = booking is not None
@@ -43,6 +44,8 @@ class Passage:
         self._book, self._keeper = book, keeper
         self.begin: Callable[[], None] | None = begin
         """To be called once, with the page's first request."""
+        self.waited_s = waited_s
+        """How long this process kept the page waiting: no domain is slowed down for that."""
         self.sent: list[Sent] = []
         # How it went, as far as it is known by its end
         self.good: bool | None = None
@@ -141,7 +144,7 @@ class _Request:
 
     def __init__(self, passage: Passage, url: str, check: Check | None) -> None:
         self._passage, self._url, self._check = passage, url, check
-        self._number, self._since = 0, 0.0
+        self._number, self._since, self._waited_s = 0, 0.0, 0.0
 
     async def __aenter__(self) -> None:
         passage = self._passage
@@ -154,7 +157,7 @@ class _Request:
         if begin := passage.begin:
             passage.begin = None
             begin()
-        self._number, self._since = len(passage.sent), time.monotonic()
+        self._number, self._since, self._waited_s = len(passage.sent), time.monotonic(), passage.waited_s()
         passage.sent.append(Sent(domain, time.time(), 0.0))
 
     async def __aexit__(
@@ -166,6 +169,7 @@ class _Request:
         if never_sent or (isinstance(error, OwnShortage) and error.unsent):
             del passage.sent[self._number]
         else:
-            seconds = round(time.monotonic() - self._since, 4)
+            waited_s = passage.waited_s() - self._waited_s
+            seconds = round(time.monotonic() - self._since - waited_s, 4)
             passage.sent[self._number] = Sent(sent.domain, round(sent.began, 4), seconds)
         passage.give_back(sent.domain)

@@ -18,6 +18,7 @@ from crawler.fetch.budget import SMALL, Budget, check_free
 from crawler.fetch.http import USER_AGENT, Gate, Request
 from crawler.fetch.robots import MAX_BYTES, Robots
 from crawler.fetch.session import LiveSession
+from crawler.fetch.wire import BLANKS
 from crawler.judge import Verdict, judge
 from crawler.logs import printable
 from crawler.models import UNCHANGED, Outcome, Page, RetryClass, Rule, Task, TaskStatus
@@ -296,7 +297,7 @@ def _parser(site: Site) -> tuple[str, str]:
 
 def is_html(declared: str, body: bytes) -> bool:
     """Whether a page says that it is HTML, or says nothing and looks like it."""
-    kind = declared.partition(";")[0].strip().lower()
+    kind = declared.partition(";")[0].strip(BLANKS).lower()
     if kind:
         return kind in ("text/html", "application/xhtml+xml")
     return body[:512].lstrip()[:1] == b"<"

@@ -7,6 +7,7 @@ import msgspec
 from crawler.config import program
 from crawler.errors import UsageError
 from crawler.fetch.body import decoded
+from crawler.fetch.wire import stored_head
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Page
 
@@ -79,14 +80,13 @@ def _why_not(lpm: LocalPersistenceManager, task: int) -> str:
 
 def page_of(head: str, raw: bytes, url: str, final_url: str | None = None) -> Page:
     """The page that a stored header block and body were; raises `FetchError` where the body cannot be decoded."""
-    first, *lines = head.splitlines()
+    first, headers = stored_head(head)
     _, _, rest = first.partition(" ")
     status, _, reason = rest.partition(" ")
-    headers = tuple((name, value.strip()) for name, sign, value in (line.partition(":") for line in lines) if sign)
     return Page(
         url=url,
         final_url=final_url or url,
-        status=int(status) if status.isdecimal() else 0,
+        status=int(status) if status.isascii() and status.isdecimal() else 0,
         reason=reason,
         headers=headers,
         body=decoded(head, raw, MAX_BODY),

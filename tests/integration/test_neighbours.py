@@ -109,6 +109,26 @@ def test_small_pages_that_stand_for_much_hurt_nobody(folder: Folder, pages: Page
     assert folder.children() == children
 
 
+def test_dozens_of_costly_pages_at_once_hurt_nobody(folder: Folder, pages: Pages) -> None:
+    """Pages that each take a quarter of a second to refuse come one after another, and others go before them."""
+    # Given a worker that is ended when it stands still for five seconds, and pages that take 16 s together
+    folder.env |= {"CRAWLER_STALL_S": "5", "CRAWLER_PAGES": "64"}
+    configure(folder, 10)
+    costly = [f"{pages.url}/costly/{n}" for n in range(64)]
+    pages.answers |= {f"/costly/{n}": Answer(parcel(n) + "<h1><div>" * 6_900) for n in range(64)}
+    good = pages.parcels(64)
+    folder.worker(concurrency=1)
+    children = folder.children()
+
+    # When all are in flight at once
+    crawl(folder, [url for pair in zip(costly, good, strict=True) for url in pair], limit_s=240)
+
+    # Then each comes to its own end at the first attempt, in the process that began
+    refused = dict.fromkeys(costly, ("failed", "too_deep", 1, 1, 0))
+    assert ends(folder) == dict.fromkeys(good, COLLECTED) | refused
+    assert folder.children() == children
+
+
 def test_pages_that_grow_and_stall_share_the_memory_of_their_process(folder: Folder, site: Site) -> None:
     """A hundred pages of 9.9 MB that never end: memory stays bounded, and what gave way costs nothing."""
     # Given a worker with one child, and pages that are given up after some seconds

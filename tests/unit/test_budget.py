@@ -3,12 +3,27 @@
 import asyncio
 import contextlib
 import gc
+import socket
+import time
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import uvloop
 
 from crawler.errors import FetchError, GaveWay, OwnShortage
-from crawler.fetch.budget import GROWTH, MAX_IN_FLIGHT, STALLED_S, STEPS_PER_LOOK, Budget, Memory
+from crawler.fetch.budget import (
+    GROWTH,
+    MAX_IN_FLIGHT,
+    STALLED_S,
+    STEPS_PER_LOOK,
+    TURN_S,
+    Budget,
+    Memory,
+    TimeLimit,
+    Turns,
+)
 from tests.support.clock import Clock
 
 TICK_S = 0.01
@@ -57,7 +72,7 @@ def test_the_budget_is_one_for_all_work_on_a_page() -> None:
 
 
 def test_others_go_first_now_and_then_and_the_mark_names_who_works() -> None:
-    """Each quarter of a second the loop serves the others; the mark is that of the page that is worked on."""
+    """Each twentieth of a second the loop serves the others; the mark is that of the page that is worked on."""
     marked: list[str] = [""]
     seen: list[tuple[str, str]] = []
 
@@ -88,7 +103,7 @@ def test_others_go_first_now_and_then_and_the_mark_names_who_works() -> None:
 
 
 def test_a_short_page_does_not_give_way() -> None:
-    """Work of less than a quarter of a second is done at once."""
+    """Work of less than a twentieth of a second is done at once."""
 
     async def work() -> int:
         turns = 0
@@ -99,12 +114,121 @@ def test_a_short_page_does_not_give_way() -> None:
 
         task = asyncio.create_task(other())
         budget = Budget(60.0, clock=Ticking())
-        await budget.work(toil, budget, 20)
+        await budget.work(toil, budget, 4)
         before = turns
         await task
         return before
 
     assert asyncio.run(work()) == 0
+
+
+async def longest_turn(clock: Ticking, pages: int, work: Callable[[Budget], Any]) -> float:
+    """The longest turn of the loop, in CPU time, while so many pages are worked on."""
+    turns, longest = Turns(), 0.0
+    budgets = [Budget(60.0, clock=clock, turns=turns) for _ in range(pages)]
+    tasks = [asyncio.ensure_future(work(budget)) for budget in budgets]
+    while not all(task.done() for task in tasks):
+        before = clock.now
+        await asyncio.sleep(0)
+        longest = max(longest, clock.now - before)
+    await asyncio.gather(*tasks)
+    return longest
+
+
+@pytest.mark.parametrize(
+    "work",
+    [lambda budget: budget.work(toil, budget, 40), lambda budget: budget.at_once(toil, budget, 4)],
+    ids=["long", "short"],
+)
+@pytest.mark.parametrize("pages", [4, 64])
+def test_a_turn_of_the_loop_takes_as_long_whatever_number_of_pages_is_ready(
+    pages: int, work: Callable[[Budget], Any]
+) -> None:
+    """The sockets are served after a slice or three, also where dozens of pages have work to do."""
+    assert asyncio.run(longest_turn(Ticking(), pages, work)) <= 4 * TURN_S
+
+
+def test_pages_that_need_little_go_before_those_that_need_much() -> None:
+    """Pages that come while dozens of costly ones are worked on have ended long before these; none waits for ever."""
+    clock, turns = Ticking(), Turns()
+    ended: list[str] = []
+
+    async def page(name: str, looks: int) -> None:
+        budget = Budget(60.0, clock=clock, turns=turns)
+        await budget.work(toil, budget, looks)
+        ended.append(name)
+
+    async def work() -> None:
+        costly = [asyncio.ensure_future(page("costly", 200)) for _ in range(30)]
+        await asyncio.sleep(0)
+        await asyncio.gather(*[page("small", 2) for _ in range(30)], *costly)
+
+    asyncio.run(work())
+    assert ended == ["small"] * 30 + ["costly"] * 30
+
+
+def test_a_page_that_is_broken_off_while_it_waits_keeps_no_turn() -> None:
+    """The others go on, and the bytes that it had in hand are free."""
+    clock, turns, memory = Ticking(), Turns(), Memory()
+    budgets = [Budget(60.0, memory, clock=clock, turns=turns) for _ in range(20)]
+
+    async def work() -> list[object]:
+        turns.spend(TURN_S)
+        tasks = [asyncio.create_task(budget.at_once(len, b"12345")) for budget in budgets]
+        await asyncio.sleep(0)
+        assert memory.used == 100
+        for task in tasks[:10]:
+            task.cancel()
+        return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+    found = asyncio.run(work())
+    assert [type(each) for each in found] == [asyncio.CancelledError] * 10 + [int] * 10
+    assert memory.used == 0
+
+
+def test_the_wait_for_a_turn_is_not_charged_to_the_page() -> None:
+    """A time limit is about the server: while others are worked on, it stands still."""
+    turns = Turns()
+    mine, others = Budget(60.0, clock=Ticking(), turns=turns), Budget(60.0, turns=turns)
+
+    def busy(end: float) -> None:
+        while time.monotonic() < end:
+            others.look()
+
+    async def work() -> int:
+        await mine.at_once(toil, mine, 100)  # after so much of it the others come first
+        occupied = asyncio.create_task(others.work(busy, time.monotonic() + 1))
+        await asyncio.sleep(0)
+        async with TimeLimit(0.2, mine):
+            found = await mine.at_once(len, b"12345")
+        await occupied
+        return found
+
+    assert uvloop.run(work()) == 5
+    assert mine.waited_s > 0.2
+
+
+def test_time_in_which_the_loop_stood_still_is_not_charged_to_the_page() -> None:
+    """What came while nobody looked at the sockets came in time; a server that stays silent is given up."""
+    here, there = socket.socketpair()
+    here.setblocking(False)
+
+    def stand_still() -> None:
+        there.send(b"x")
+        time.sleep(0.5)
+
+    async def work() -> bytes:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(stand_still)
+        async with TimeLimit(0.2, Budget()):
+            found = await loop.sock_recv(here, 1)
+        with pytest.raises(TimeoutError):
+            async with TimeLimit(0.05, Budget()):
+                await loop.sock_recv(here, 1)
+        return found
+
+    with here, there:
+        assert uvloop.run(work()) == b"x"
 
 
 def test_work_that_is_broken_off_leaves_nothing_behind() -> None:
@@ -137,9 +261,9 @@ def test_short_work_is_marked_and_counted_too() -> None:
     marks: list[bool] = []
     budget = Budget(5.0, mark=marks.append, clock=Ticking())
 
-    assert budget.at_once(toil, budget, 300) == "done"
+    assert asyncio.run(budget.at_once(toil, budget, 300)) == "done"
     with pytest.raises(FetchError):
-        budget.at_once(toil, budget, 300)
+        asyncio.run(budget.at_once(toil, budget, 300))
     assert marks == [True, False] * 2
 
 
@@ -152,9 +276,9 @@ def test_short_work_counts_also_where_it_looks_at_no_clock() -> None:
         clock.now += 0.5
 
     for _ in range(10):
-        budget.at_once(step)
+        asyncio.run(budget.at_once(step))
     with pytest.raises(FetchError):
-        budget.at_once(budget.look)
+        asyncio.run(budget.at_once(budget.look))
 
 
 def test_greenlets_keep_nothing_of_the_last_page() -> None:

@@ -296,3 +296,23 @@ def test_each_domain_hears_of_its_own_delay_and_answer() -> None:
     known = {domain.domain: domain for domain in permit.domains()}
     assert (known["a.example"].failures, known["a.example"].crawl_delay_s) == (0, 0.0)
     assert (known["b.example"].failures, known["b.example"].crawl_delay_s) == (1, 7.0)
+
+
+def test_a_domain_is_not_told_that_this_process_kept_the_page_waiting(clock: Clock) -> None:
+    """What a request took is noted without the wait of its page for a turn: that slows no domain down."""
+    waited = [0.0]
+    book, _ = keeper(clock)
+    rule = Rule()
+    about = ("a.example", "https://a.example/", None, rule, lambda domain: rule)
+    passage = Passage(*about, _no_booking, book, lambda: None, lambda: waited[0])
+
+    async def work() -> None:
+        async with passage.request("https://a.example/"):
+            waited[0] += 100.0
+
+    asyncio.run(work())
+    assert passage.sent[0].seconds < 0
+
+
+async def _no_booking(ask: Ask) -> Booking:
+    raise AssertionError(f"nothing is to be booked, and {ask} was")

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from crawler.errors import FetchError
-from crawler.fetch.budget import YIELD_S, Budget
+from crawler.fetch.budget import Budget
 from crawler.scraping.pipeline import examine
 from crawler.sites.config import Field, Site
 from crawler.sites.depth import parse
@@ -19,6 +19,8 @@ from tests.unit.test_linear import FIELDS, SHAPES
 
 SIZES = (60_000, 1_200_000)
 """A small page, and the most of many shapes that is not refused at once."""
+GAP_S = 0.25
+"""CPU time after which any work must have looked at the clock: the most by which it outlasts its turn."""
 UNIT_S = 0.0065
 """What `unit` takes of the machine for which the quarter of a second was chosen."""
 SITE = Site(name="county", version="1", fields={str(number): field for number, field in enumerate(FIELDS)})
@@ -65,7 +67,7 @@ def gives_way(body: bytes, site: Site = SITE) -> str:
     """Where it does not, else nothing; a machine that is slower now has more time, what is in doubt is tried again."""
     where = ""
     for _ in range(3):
-        limit = YIELD_S * max(1.0, unit() / UNIT_S)
+        limit = GAP_S * max(1.0, unit() / UNIT_S)
         gap, where = longest_gap(body, site)
         if gap <= limit:
             return ""

@@ -1,15 +1,26 @@
 """HTTP on the wire: whatever the bytes and however they are cut, an answer is read the same way or has a reason."""
 
 import asyncio
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from crawler.db import segments
+from crawler.doctor import salvage
 from crawler.errors import FetchError
-from crawler.fetch import wire
+from crawler.fetch import cookies, wire
+from crawler.fetch.body import Body
+from crawler.fetch.budget import Budget
 from crawler.fetch.http import Client, Request
+from crawler.fetch.rules import RuleSet
+from crawler.models import Raw
+from crawler.scraping.stored import page_of as stored_page
 from tests.support.serving import serving
+from tests.support.tasks import page
 
 REASONS = {"bad_response", "truncated", "connection", "too_large", "unknown_encoding", "bad_encoding", "bad_redirect"}
 PIECES = [
@@ -118,3 +129,59 @@ def test_folded_lines_follow_each_other() -> None:
 
     assert head.headers == (("A", "b c"), ("B", "d e"))
     assert head.size == len(sent)
+
+
+def told(sign: int, inside: str) -> bytes:
+    """A head of a plain page with a sign inside of its reason and of values, before what looks like a header."""
+    lines = (f"HTTP/1.1 200 O{chr(sign)}{inside}", f"X-A: b{chr(sign)}{inside}", f"X-B: c{chr(sign)}", "", "")
+    return "\r\n".join(lines).encode("latin-1")
+
+
+@pytest.mark.parametrize("sign", [n for n in range(1, 256) if chr(n) not in "\r\n"])
+def test_a_stored_head_reads_as_it_came(sign: int, tmp_path: Path) -> None:
+    """Whatever bytes a server puts into a header, every reader of the store finds the headers that it sent."""
+    # Given a page whose head holds what looks like headers of another page
+    body = b"<title>Parcel</title>"
+    head = wire.parse_head(told(sign, "Content-Encoding: gzip"))
+    came = replace(page("https://county.example/", body), reason=head.reason, headers=head.headers)
+
+    # When it is stored
+    member = segments.packed(came, sha256(body).hexdigest())
+    (tmp_path / "a.warc.gz").write_bytes(member)
+    stored, raw = segments.unpack(member, 1 << 20)
+
+    # Then all read the same from it
+    again = stored_page(stored, raw, came.url)
+    assert (again.status, again.reason, again.headers, again.body) == (200, head.reason, head.headers, body)
+    assert salvage.decoded(tmp_path, Raw(segment="a.warc.gz", offset=0, length=len(member))) == (stored, body)
+
+
+@pytest.mark.parametrize("sign", [0x0B, 0x0C, 0x1C, 0x1D, 0x1E, 0x1F, 0x85, 0xA0])
+def test_only_blanks_and_tabs_stand_around_values(sign: int) -> None:
+    """Other bytes belong to a value: with them it is no length, no coding and no end of a connection."""
+    odd = chr(sign).encode("latin-1")
+    head = wire.parse_head(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5" + odd + b"\r\nTransfer-Encoding: " + odd + b"chunked\r\n"
+        b"Connection: close" + odd + b"\r\n\r\n"
+    )
+
+    assert wire.framing(head) == wire.Framing()
+    assert head.persistent
+    assert not Body(f"gzip{chr(sign)}", 100).is_coded
+
+
+def test_a_cookie_keeps_all_its_bytes() -> None:
+    """The last byte of an `à` in UTF-8 is a blank in Latin-1."""
+    value = "à la".encode()[:2].decode("latin-1")
+    cookie = cookies.parse(f"name={value} ; path=/", "https", "county.example", "/", 0.0)
+
+    assert cookie
+    assert cookie.value == value
+
+
+def test_robots_txt_has_the_lines_that_end() -> None:
+    """Other signs that Python takes for a line's end are part of a rule."""
+    rules = RuleSet("User-agent: *\nDisallow: /\x0bAllow: /\x85Allow: /\u2028Allow: /", "crawler", Budget())
+
+    assert rules.allows("https://county.example/records", Budget())
+    assert not RuleSet("User-agent: *\rDisallow: /\r", "crawler", Budget()).allows("https://a.example/b", Budget())
