@@ -1,5 +1,6 @@
 """The fields that a site's configuration asks for, read out of a page."""
 
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any
@@ -8,7 +9,7 @@ import re2
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.fetch.budget import SMALL, Budget
-from crawler.sites import css, structured, values
+from crawler.sites import css, locales, structured, values
 from crawler.sites.config import MISSING, Field
 
 MAX_LOOKS = 2_000_000
@@ -34,7 +35,12 @@ _VOID = frozenset(
     )
 )
 """Elements that have no end tag."""
-_READERS = {"number": values.number, "integer": values.integer, "date": values.day, "boolean": values.boolean}
+_READERS: dict[str, Callable[[str, locales.Locale], Any]] = {
+    "number": values.number,
+    "integer": values.integer,
+    "date": values.day,
+    "boolean": lambda text, _: values.boolean(text),
+}
 
 
 @lru_cache(maxsize=10_000)
@@ -134,7 +140,9 @@ class _Page:
         if field.type == "url":
             return structured.absolute(self._base, text) or None
         read = _READERS.get(field.type)
-        return read(text[:MAX_STRING]) if read else text
+        if not read:
+            return text
+        return read(text[:MAX_STRING], locales.KNOWN[field.locale] if field.locale else locales.ANY)
 
     def _text(self, node: LexborNode, field: Field) -> str:
         limit = MAX_STRING if field.all else MAX_TEXT
