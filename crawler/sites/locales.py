@@ -90,7 +90,6 @@ def named(text: str) -> str:
     return name
 
 
-@lru_cache(maxsize=10_000)
 def plain(word: str) -> str:
     """A word without case and accents: `AOÛT` is `aout`."""
     apart = unicodedata.normalize("NFKD", word.casefold())

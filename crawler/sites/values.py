@@ -138,11 +138,11 @@ def integer(text: str, locale: Locale = ANY) -> int | None:
 
 _NAME = r"([A-Za-zÀ-ɏ\u0300-\u036fЀ-ӿ]{3,16})"
 _ORDINAL = r"(?:st|nd|rd|th|er|e|[ºª°o]|-?(?:ви|ри|ти|ми|го|е))?"
-_BETWEEN = r"(?:\.?,?\s|[./-])"
+_BETWEEN = r"(?:\.?,?\s|[.,/-])"
 _DATES = (
     (re.compile(r"(?<!\d)(\d{4})([-/.])(\d{1,2})\2(\d{1,2})(?!\d)"), (1, 3, 4)),
     (re.compile(r"(?<!\d)(\d{1,2})\.\s?(\d{1,2})\.\s?(\d{4})(?!\d)"), (3, 2, 1)),
-    (re.compile(rf"{_NAME}\.?\s(\d{{1,2}}){_ORDINAL},?\s(?:del?\s)?(\d{{4}})(?!\d)"), (3, 1, 2)),
+    (re.compile(rf"{_NAME}\.?\s(\d{{1,2}}){_ORDINAL}(?:,\s?|\s)(?:del?\s)?(\d{{4}})(?!\d)"), (3, 1, 2)),
     (
         re.compile(
             rf"(?<!\d)(\d{{1,2}}){_ORDINAL}{_BETWEEN}(?:of\s|de\s|d')?{_NAME}{_BETWEEN}(?:del?\s)?(\d{{4}})(?!\d)"

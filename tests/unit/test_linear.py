@@ -61,6 +61,8 @@ SHAPES: dict[str, Shape] = {
     },
     **{piece: times(piece) for piece in (":", "; ", "a=b;", ", ", "a,", "/", "../", "%", "%41", "@", "?", "*a", "$")},
     **{piece: times(piece) for piece in ("1", "1 234", "1,", "-", ".", "(", "- | -", "word ", "[", "{", "a-", "1.")},
+    **{piece: times(piece) for piece in (" 234", "m2 ", "5 mar ", "mar 5 ", "1/1/", "1年", "٣")},
+    "accents": times("e\u0301\u0316"),
     **{f"nested {tag}": times(f"<{tag}>") for tag in NESTED.split()},
     "a quote without end": times("x <a ", '<a b="'),
     "quotes in quotes": times("<a b='x\" "),

@@ -251,6 +251,7 @@ def test_a_number_without_end_is_none(text: str) -> None:
     "text",
     [
         *("5 March 2024", "March 5th, 2024", "Tue, 5 Mar 2024 10:00", "2024-03-05", "05-Mar-2024", "5th of March 2024"),
+        *("March 5,2024", "5 March,2024", "MARCH 5 2024"),
         *("5 de marzo de 2024", "martes, 5 de marzo del 2024", "5 mar. 2024", "05/mar/2024", "marzo 5, 2024"),
         *("5. März 2024", "Dienstag, 5.März 2024", "05. Mär. 2024", "5. Mrz 2024", "5 MÄRZ 2024", "05.03.2024"),
         *("5 марта 2024 г.", "5 марта 2024 года", "5-го марта 2024", "5 мар. 2024 г.", "05.03.2024 г.", "5 МАРТА 2024"),
