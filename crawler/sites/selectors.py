@@ -1,5 +1,6 @@
 """The fields that a site's configuration asks for, read out of a page."""
 
+import re
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -28,6 +29,8 @@ _SOURCES = {
     "object": "data",
 }
 _UNREAD = ("script", "style")
+# The cells 3 and 250 of a row are not 3 250, which would be one number.
+_BETWEEN_DIGITS = re.compile(r"(?<=\d)\s*\0[\s\0]*(?=\d)")
 _VOID = frozenset(
     (
         *("area", "base", "basefont", "bgsound", "br", "col", "embed", "frame", "hr", "img", "input"),
@@ -154,7 +157,7 @@ class _Page:
             html = self._first_html(node, limit) if self._is_large else node.inner_html or ""
             self._budget.spend(1 + len(html) // 50)
             return html[:limit].strip()
-        return self._words(node, limit)
+        return self._words(node, limit, field.type in ("number", "integer") and not field.regex)
 
     def _first_html(self, node: LexborNode, limit: int) -> str:
         """The beginning of what is in an element, as lexbor writes it: that would write all of it first."""
@@ -180,7 +183,7 @@ class _Page:
             left -= len(piece)
         return "".join(pieces)
 
-    def _words(self, node: LexborNode, limit: int) -> str:
+    def _words(self, node: LexborNode, limit: int, of_number: bool) -> str:
         """The words in an element; those of scripts only where it is one itself."""
         parts, size = [], 0
         own = node.tag in _UNREAD
@@ -192,7 +195,10 @@ class _Page:
                 size += len(parts[-1])
                 if size > 2 * limit:
                     break
-        return structured.joined("\0".join(parts))[:limit]
+        text = "\0".join(parts)
+        if of_number and len(parts) > 1:
+            text = _BETWEEN_DIGITS.sub(" | ", text)
+        return structured.joined(text)[:limit]
 
     def _matched(self, compiled: Any, text: str) -> str:
         text = text[:MAX_MATCHED]
