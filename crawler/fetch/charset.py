@@ -1,4 +1,4 @@
-"""Bytes to text as a browser would read them: byte order mark, header, meta, then detection."""
+"""Bytes to text: by the site's file, byte order mark, header, meta unless the bytes refute it, then detection."""
 
 import codecs
 from collections.abc import Iterator
@@ -12,6 +12,8 @@ from crawler.fetch.budget import Budget
 
 DETECTION_BYTES = 65_536
 MIN_CONFIDENCE = 0.5
+MIN_EVIDENCE = 16
+"""Bytes beyond ASCII from which on a page can belie that it is UTF-8; a guess from fewer is worse than a U+FFFD."""
 FALLBACK = "windows-1252"
 MAX_UTF8 = 15_000_000
 """Bytes of a page in UTF-8, where it came in another charset."""
@@ -41,6 +43,17 @@ _CODECS = {
     **{f"iso-8859-{part}": f"iso8859-{part}" for part in (2, 3, 4, 5, 6, 7, 8, 10, 13, 14, 15, 16)},
 }
 _NAMES = {codec: name for name, codec in _CODECS.items()} | {"utf-16": "utf-16le", "utf-8-sig": "utf-8"}
+_TWO_BYTES = frozenset({"gb18030", "big5", "euc-jp", "iso-2022-jp", "shift_jis", "euc-kr"})
+_ASCII = bytes(range(0x80))
+_UP_TO_TWO = bytes(range(0xE0))
+"""What is left of UTF-8 without these begins a sequence of three or four bytes."""
+NAMES = tuple(_CODECS)
+"""Every charset by its name."""
+
+
+def named(label: str) -> str:
+    """The charset that a label means to browsers, or nothing where it means none."""
+    return _NAMES.get(resolve_encoding(label) or "", "")
 
 
 def load() -> None:
@@ -52,25 +65,27 @@ def load() -> None:
         codecs.lookup(codec)
 
 
-def decode(body: bytes, content_type: str) -> tuple[str, str]:
-    """The text of a body and the charset it was read in; bytes that do not fit become U+FFFD, nothing raises."""
-    name, mark = _charset(body, content_type)
+def decode(body: bytes, content_type: str, encoding: str | None = None) -> tuple[str, str]:
+    """The text of a body and the charset it was read in; bytes that do not fit become U+FFFD, nothing raises.
+
+    `encoding` is the charset's name where a site's file says it.
+    """
+    name, mark, _ = _charset(body, content_type, encoding)
     return _read(body[mark:], name), name
 
 
-def utf8(body: bytes, content_type: str, budget: Budget | None = None) -> bytes:
+def utf8(body: bytes, content_type: str, budget: Budget | None = None, encoding: str | None = None) -> bytes:
     """The text of a body in UTF-8: the body itself where it is that already; it needs little memory beside that.
 
     Raises `FetchError` where every byte becomes two or three, and they too many.
     """
-    name, mark = _charset(body, content_type)
+    name, mark, is_valid = _charset(body, content_type, encoding, budget)
     body = body[mark:] if mark else body
-    if name == "utf-8" and _is_utf8(body):
+    if name == "utf-8" and (is_valid or _is_utf8(body, budget)):
         return body
     pieces, size = [], 0
-    for text in _pieces(body, _CODECS[name], "replace" if name != "gb18030" else "w3lib_gb18030_replace"):
-        if budget:
-            budget.look()
+    errors = "replace" if name != "gb18030" else "w3lib_gb18030_replace"
+    for text in _pieces(body, _CODECS[name], errors, budget):
         pieces.append(text.encode("utf-8", "replace"))
         size += len(pieces[-1])
         if size > MAX_UTF8:
@@ -78,31 +93,74 @@ def utf8(body: bytes, content_type: str, budget: Budget | None = None) -> bytes:
     return b"".join(pieces)
 
 
-def _charset(body: bytes, content_type: str) -> tuple[str, int]:
-    """The charset of a body, and the bytes of its mark."""
+def _charset(
+    body: bytes, content_type: str, encoding: str | None, budget: Budget | None = None
+) -> tuple[str, int, bool]:
+    """The charset of a body, the bytes of its mark, and whether it is known to be UTF-8 throughout."""
     for mark, name in _BOMS:
-        if body.startswith(mark):
-            return name, len(mark)
-    return _from_header(content_type) or _from_meta(body) or _detected(body), 0
+        if body.startswith(mark) and encoding in (None, name):
+            return name, len(mark), False
+    if name := encoding or _from_header(content_type):
+        return name, 0, False
+    declared = _from_meta(body)
+    if declared not in ("", "utf-8"):
+        return ("utf-8" if _refutes(body, declared, budget) else declared), 0, False
+    if _is_utf8(body, budget):
+        return "utf-8", 0, True
+    if _is_cut_utf8(body, budget) or (declared and _is_mostly_utf8(body, budget)):
+        return "utf-8", 0, False
+    return _detected(body), 0, False
 
 
-def _pieces(body: bytes, codec: str, errors: str) -> Iterator[str]:
-    """The text of a body piece by piece."""
+def _pieces(body: bytes, codec: str, errors: str, budget: Budget | None, cut: bool = False) -> Iterator[str]:
+    """The text of a body piece by piece; where it is `cut`, without what there is of its last character."""
     decoder = codecs.getincrementaldecoder(codec)(errors)
     for begin in range(0, len(body), PIECE):
-        yield decoder.decode(body[begin : begin + PIECE], begin + PIECE >= len(body))
+        if budget:
+            budget.look()
+        yield decoder.decode(body[begin : begin + PIECE], not cut and begin + PIECE >= len(body))
 
 
-def _is_utf8(body: bytes) -> bool:
+def _is_utf8(body: bytes, budget: Budget | None) -> bool:
     try:
         if len(body) <= PIECE:
             body.decode()
         else:
-            for _ in _pieces(body, "utf-8", "strict"):
+            for _ in _pieces(body, "utf-8", "strict", budget):
                 pass
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _is_cut_utf8(body: bytes, budget: Budget | None) -> bool:
+    """Whether a body with more than ASCII is UTF-8, whose last character may have been cut through."""
+    is_ascii = True
+    try:
+        for text in _pieces(body, "utf-8", "strict", budget, cut=True):
+            is_ascii &= text.isascii()
+    except UnicodeDecodeError:
+        return False
+    return not is_ascii
+
+
+def _is_mostly_utf8(body: bytes, budget: Budget | None) -> bool:
+    """Whether a page that declares UTF-8 has some broken characters, and is not in another charset altogether."""
+    beyond = len(body.translate(None, _ASCII))
+    if beyond < MIN_EVIDENCE:
+        return True
+    good = sum(len(text.encode().translate(None, _ASCII)) for text in _pieces(body, "utf-8", "ignore", budget))
+    return 2 * good >= beyond
+
+
+def _refutes(body: bytes, declared: str, budget: Budget | None) -> bool:
+    """Whether the bytes of a page are UTF-8, and not the other charset that it declares: templates are often copied.
+
+    A word or two in a charset of two bytes may look like UTF-8 of two, but hardly like UTF-8 of three, which all of its
+    own characters have there.
+    """
+    too_short = _UP_TO_TWO if declared in _TWO_BYTES else _ASCII
+    return bool(body.translate(None, too_short)) and _is_cut_utf8(body, budget)
 
 
 def _from_header(content_type: str) -> str:
@@ -116,8 +174,6 @@ def _from_meta(body: bytes) -> str:
 
 
 def _detected(body: bytes) -> str:
-    if _is_utf8(body):
-        return "utf-8"
     guess = cchardet.detect(body[:DETECTION_BYTES])
     if not guess["encoding"] or (guess["confidence"] or 0) < MIN_CONFIDENCE:
         return FALLBACK

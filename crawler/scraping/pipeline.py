@@ -234,7 +234,7 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
     if not page.body or not is_html(declared, page.body):
         return _unread(page)
     try:
-        html = charset.utf8(page.body, declared, budget)
+        html = charset.utf8(page.body, declared, budget, site.encoding)
         if not html:
             return _unread(page)
         tree = parse(html, budget, 0 if html is page.body else len(html))

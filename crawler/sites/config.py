@@ -61,6 +61,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     """What of the text counts: the first group, or all that matches."""
     type: Type = "text"
     """What the value is."""
+    locale: str = ""
+    """Who wrote the value, where it can be read in two ways; else what the file says for all fields."""
     required: bool = False
     """Whether a page without it is told in the record's list `missing`."""
 
@@ -81,6 +83,10 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...] = ()
     fetcher: Literal["http"] = "http"
     url_template: str | None = None
+    encoding: str | None = None
+    """The charset of every page, whatever the pages and their headers say."""
+    locale: str | None = None
+    """Who wrote the values of fields that do not say so themselves."""
     fields: dict[str, Field] = {}
     structured: bool = True
     """Whether a record also holds what is read from any page; where no file says so, only without fields."""
@@ -104,6 +110,8 @@ BUILT_IN: dict[str, Any] = {
     "headers": {},
     "fetcher": "http",
     "url_template": None,
+    "encoding": None,
+    "locale": None,
     "fields": {},
     "structured": None,
 }
@@ -290,6 +298,11 @@ def _described(
     effective = _overlaid(_overlaid(BUILT_IN, common), own)
     if effective["structured"] is None:
         effective["structured"] = not effective["fields"]
+    if effective["locale"]:
+        effective["fields"] = {
+            name: msgspec.structs.replace(field, locale=field.locale or effective["locale"])
+            for name, field in effective["fields"].items()
+        }
     by_hand = interval(rate) if rate is not None and "rate" not in own else None
     rule = _rule(own, effective, by_hand)
     if by_hand is not None and "delay_s" in own:
@@ -541,6 +554,31 @@ def _template(key: str, value: Value) -> str:
     return origin + tail[len(re.split(r"[/?#\\]", tail, maxsplit=1)[0]) :]
 
 
+def _encoding(key: str, value: Value) -> str:
+    from crawler.fetch import charset  # with its detection, which no command needs that decodes nothing
+
+    text = _text(key, value)
+    name = charset.named(text)
+    if not name:
+        raise _Wrong(f"{key}: {text[:60]!r} is not a charset; {_nearest(text, charset.NAMES)}", value.line)
+    return name
+
+
+def _locale(key: str, value: Value) -> str:
+    from crawler.sites import locales
+
+    text = _text(key, value)
+    try:
+        return locales.named(text)
+    except KeyError:
+        pass
+    language = text.replace("_", "-").partition("-")[0].lower()
+    near = [name for name in locales.KNOWN if name.partition("-")[0] == language]
+    languages = [name for name in locales.KNOWN if "-" not in name]
+    hint = f"did you mean one of {', '.join(near)}?" if near else _nearest(language, languages)
+    raise _Wrong(f"{key}: {text[:60]!r} is not a known locale; {hint}", value.line)
+
+
 def _fields(key: str, value: Value) -> dict[str, Field]:
     found = _mapping(key, value)
     if len(found.items) > MAX_FIELDS:
@@ -606,6 +644,7 @@ _FIELD_KEYS: dict[str, Check] = {
     "all": _boolean,
     "regex": _regex,
     "type": _choice(*get_args(Type)),
+    "locale": _locale,
     "required": _boolean,
 }
 _KEYS: dict[str, Check] = {
@@ -621,6 +660,8 @@ _KEYS: dict[str, Check] = {
     "headers": _headers,
     "fetcher": _choice("http"),
     "url_template": _template,
+    "encoding": _encoding,
+    "locale": _locale,
     "fields": _fields,
     "structured": _boolean,
 }

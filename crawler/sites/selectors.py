@@ -1,6 +1,8 @@
 """The fields that a site's configuration asks for, read out of a page."""
 
+import re
 import sys
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any
@@ -10,7 +12,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.errors import FetchError
 from crawler.fetch.budget import SMALL, Budget
-from crawler.sites import css, structured, values
+from crawler.sites import css, locales, structured, values
 from crawler.sites.config import MISSING, Field
 
 MAX_LOOKS = 2_000_000
@@ -31,6 +33,8 @@ _SOURCES = {
     "object": "data",
 }
 _UNREAD = ("script", "style")
+# The cells 3 and 250 of a row are not 3 250, which would be one number.
+_BETWEEN_DIGITS = re.compile(r"(?<=\d)\s*\0[\s\0]*(?=\d)")
 _VOID = frozenset(
     (
         *("area", "base", "basefont", "bgsound", "br", "col", "embed", "frame", "hr", "img", "input"),
@@ -38,7 +42,12 @@ _VOID = frozenset(
     )
 )
 """Elements that have no end tag."""
-_READERS = {"number": values.number, "integer": values.integer, "date": values.day, "boolean": values.boolean}
+_READERS: dict[str, Callable[[str, locales.Locale], Any]] = {
+    "number": values.number,
+    "integer": values.integer,
+    "date": values.day,
+    "boolean": lambda text, _: values.boolean(text),
+}
 
 
 @lru_cache(maxsize=10_000)
@@ -147,7 +156,9 @@ class _Page:
         if field.type == "url":
             return structured.absolute(self._base, text) or None
         read = _READERS.get(field.type)
-        return read(text[:MAX_STRING]) if read else text
+        if not read:
+            return text
+        return read(text[:MAX_STRING], locales.KNOWN[field.locale] if field.locale else locales.ANY)
 
     def _text(self, node: LexborNode, field: Field) -> str:
         limit = MAX_STRING if field.all else MAX_TEXT
@@ -159,7 +170,7 @@ class _Page:
             html = self._first_html(node, limit) if self._is_large else node.inner_html or ""
             self._budget.spend(1 + len(html) // 50)
             return html[:limit].strip()
-        return self._words(node, limit)
+        return self._words(node, limit, field.type in ("number", "integer") and not field.regex)
 
     def _first_html(self, node: LexborNode, limit: int) -> str:
         """The beginning of what is in an element, as lexbor writes it: that would write all of it first."""
@@ -185,7 +196,7 @@ class _Page:
             left -= len(piece)
         return "".join(pieces)
 
-    def _words(self, node: LexborNode, limit: int) -> str:
+    def _words(self, node: LexborNode, limit: int, of_number: bool) -> str:
         """The words in an element; those of scripts only where it is one itself."""
         parts, size = [], 0
         own = node.tag in _UNREAD
@@ -197,7 +208,10 @@ class _Page:
                 size += len(parts[-1])
                 if size > 2 * limit:
                     break
-        return structured.joined("\0".join(parts))[:limit]
+        text = "\0".join(parts)
+        if of_number and len(parts) > 1:
+            text = _BETWEEN_DIGITS.sub(" | ", text)
+        return structured.joined(text)[:limit]
 
     def _matched(self, compiled: Any, text: str) -> str:
         text = text[:MAX_MATCHED]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crawler.fetch.charset import decode
+from crawler.fetch.charset import decode, utf8
 
 RUSSIAN = "Кадастровый номер участка, площадь и владелец"
 JAPANESE = "不動産の登記情報、所在地と面積、所有者の氏名"
@@ -129,6 +129,145 @@ def test_bytes_that_do_not_fit_are_replaced() -> None:
     """A byte that the charset does not have becomes U+FFFD, and the text around it stays."""
     assert decode(b"a\xffb", "text/html; charset=utf-8") == ("a\ufffdb", "utf-8")
     assert decode(b"a\x00b\x00c", "text/html; charset=utf-16le") == ("ab\ufffd", "utf-16le")
+
+
+# Declarations that the bytes refute.
+
+PAGE = "<html><head><meta charset={}><title>Имоти</title></head><body>" + "<p>Цена: 85 000 лв., площ 120 м²</p>" * 50
+WESTERN = "<meta charset={}><p>Größe, coût, señal: 1 234 €</p>"
+
+
+@pytest.mark.parametrize(
+    "declared", ["windows-1251", "iso-8859-5", "koi8-r", "windows-1252", "iso-8859-1", "macintosh", "shift_jis", "gbk"]
+)
+@pytest.mark.parametrize("begins", ["", '<?xml version="1.0" encoding="windows-1251"?>'])
+def test_utf8_wins_over_what_a_page_declares(declared: str, begins: str) -> None:
+    """Bytes that are UTF-8 are read as UTF-8, whatever charset the template was copied with."""
+    text = begins + PAGE.format(declared) + "不動産"
+
+    assert decode(text.encode(), HTML) == (text, "utf-8")
+    assert utf8(text.encode(), HTML) == text.encode()
+
+
+def test_one_character_is_enough_for_a_charset_of_one_byte() -> None:
+    """A page with a single é is UTF-8, not windows-1252 with é."""
+    assert decode("<meta charset=iso-8859-1>café".encode(), HTML)[0].endswith(">café")
+
+
+@pytest.mark.parametrize("declared", ["windows-1251", "utf-8", ""])
+def test_a_page_that_is_not_utf8_is_read_in_its_charset(declared: str) -> None:
+    """Windows-1251 is read as that, whether the page says so, claims to be UTF-8 or says nothing."""
+    text = PAGE.format(declared).replace("²", "")
+
+    assert decode(text.encode("cp1251"), HTML) == (text, "windows-1251")
+    assert utf8(text.encode("cp1251"), HTML).decode() == text
+
+
+def test_a_western_page_that_claims_to_be_utf8_is_read_in_its_charset() -> None:
+    """Many bytes beyond ASCII of which none is UTF-8 belie the declaration."""
+    text = WESTERN.format("utf-8") * 20
+
+    assert decode(text.encode("cp1252"), HTML) == (text, "windows-1252")
+
+
+@pytest.mark.parametrize("declared", ["windows-1251", "utf-8", "gbk", ""])
+@pytest.mark.parametrize("missing", [1, 2])
+def test_a_page_may_end_within_a_character(declared: str, missing: int) -> None:
+    """UTF-8 that was cut is UTF-8 up to there."""
+    text = PAGE.format(declared) + "不"
+    body = text.encode()[:-missing]
+
+    assert decode(body, HTML) == (text[:-1] + "\ufffd", "utf-8")
+    assert utf8(body, HTML).decode() == text[:-1] + "\ufffd"
+
+
+def test_an_incomplete_character_alone_is_no_utf8() -> None:
+    """A page of the West may end in é; without another character beyond ASCII that says nothing about UTF-8."""
+    assert decode(b"<meta charset=iso-8859-1>caf\xe9", HTML) == ("<meta charset=iso-8859-1>café", "windows-1252")
+
+
+@pytest.mark.parametrize("declared", ["windows-1251", "utf-8", "shift_jis"])
+def test_plain_ascii_keeps_its_declaration(declared: str) -> None:
+    """Where all charsets agree, there is nothing to refute."""
+    text = f"<meta charset={declared}>plain"
+
+    assert decode(text.encode(), HTML) == (text, declared)
+
+
+@pytest.mark.parametrize("size", [100, 1024, 300_000])
+def test_all_of_a_page_must_be_utf8(size: int) -> None:
+    """A beginning in UTF-8 does not make the rest so."""
+    begin = "<meta charset=windows-1251><p>" + "ж" * (size // 2)
+    body = begin.encode() + "Кадастровый номер участка ".encode("cp1251") * size
+
+    text, name = decode(body, HTML)
+
+    assert name == "windows-1251"
+    assert text.endswith("Кадастровый номер участка ")
+
+
+@pytest.mark.parametrize("broken", [b"\xff", b"\xd0", "é".encode("cp1252") * 3])
+def test_some_broken_characters_leave_a_page_utf8(broken: bytes) -> None:
+    """A page that declares UTF-8 and mostly is, or has too few bytes beyond ASCII to tell, is not guessed at."""
+    for text in (PAGE.format("utf-8"), "<meta charset=utf-8>few"):
+        found, name = decode(text.encode() + broken + b" end", HTML)
+
+        assert name == "utf-8"
+        assert found.startswith(text + "\ufffd")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("ﾃｽﾄ", "shift_jis"),
+        ("ﾃｽ", "shift_jis"),
+        ("目录", "gb18030"),
+        ("模块", "gb18030"),
+        ("東京", "euc-jp"),
+        ("서울", "euc-kr"),
+    ],
+)
+def test_a_word_in_a_charset_of_two_bytes_is_not_taken_for_utf8(text: str, name: str) -> None:
+    """What looks like a few two-byte characters of UTF-8 by accident is read as declared."""
+    codec = {"shift_jis": "cp932", "euc-kr": "cp949"}.get(name, name)
+    page = f"<meta charset={name}>{text}"
+
+    assert decode(page.encode(codec), HTML) == (page, name)
+
+
+def test_the_header_is_believed_against_the_bytes() -> None:
+    """The header is the server's word, and browsers follow it too."""
+    body = PAGE.format("utf-8").encode()
+
+    assert decode(body, "text/html; charset=windows-1251")[1] == "windows-1251"
+    assert (
+        decode(PAGE.format("windows-1251").replace("²", "").encode("cp1251"), "text/html; charset=utf-8")[1] == "utf-8"
+    )
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_what_the_site_says_wins_over_everything(mark: bytes) -> None:
+    """An encoding that was given is used, against mark, header, meta and bytes."""
+    body = mark + b"<meta charset=utf-8>" + RUSSIAN.encode("cp1251")
+
+    text, name = decode(body, "text/html; charset=utf-8", "windows-1251")
+
+    assert (text[-len(RUSSIAN) :], name) == (RUSSIAN, "windows-1251")
+    assert utf8(body, "text/html; charset=utf-8", encoding="windows-1251").decode() == text
+
+
+def test_a_mark_of_the_given_charset_is_no_text() -> None:
+    """The mark is removed where it is that of the encoding."""
+    assert decode("\ufeffé".encode(), "text/html; charset=koi8-r", "utf-8") == ("é", "utf-8")
+
+
+@given(st.text(), st.sampled_from(["windows-1251", "iso-8859-1", "utf-8", ""]), st.integers(0, 3))
+def test_both_ways_to_decode_agree(text: str, declared: str, cut: int) -> None:
+    """A page's text is the same whether it is decoded whole or in pieces."""
+    body = f"<meta charset={declared}>{text}".encode()
+    body = body[: len(body) - cut]
+
+    assert utf8(body, HTML).decode() == decode(body, HTML)[0]
 
 
 @given(

@@ -62,6 +62,31 @@ def test_a_site_can_have_both(described: Describe) -> None:
     assert parser == ("county", site.version)
 
 
+def test_values_are_read_in_the_encoding_and_locale_of_the_file(described: Describe) -> None:
+    """A file puts right what its pages say wrongly or in two ways; a field may differ from the rest."""
+    site = described(
+        "encoding: windows-1251\nlocale: bg\nfields:\n"
+        "  price: {css: .price, type: number}\n  area: {css: .area, type: integer}\n  city: .city\n"
+        "  sold: {css: .sold, type: date}\n  lift: {css: .lift, type: boolean}\n"
+        "  ratio: {css: .ratio, type: number, locale: en}\n"
+    )
+    body = (
+        "<meta charset=utf-8><p class=price>684\u00a0540,50 лв.</p><p class=area>1.234 м2</p><p class=city>Пловдив</p>"
+        "<p class=sold>Продаден на 03/04/2024 г.</p><p class=lift>Да</p><p class=ratio>1.234</p>"
+    ).encode("cp1251")
+
+    _, record, _ = read(site, body)
+
+    assert record == {
+        "price": 684540.5,
+        "area": 1234,
+        "city": "Пловдив",
+        "sold": "2024-04-03",
+        "lift": True,
+        "ratio": 1.234,
+    }
+
+
 def test_a_site_without_fields_gets_what_any_page_says(described: Describe) -> None:
     """That is the work of the default parser, unless the site's file wants nothing at all."""
     plain, nothing = described("rate: 1/s"), described("structured: false")

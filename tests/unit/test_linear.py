@@ -61,6 +61,8 @@ SHAPES: dict[str, Shape] = {
     },
     **{piece: times(piece) for piece in (":", "; ", "a=b;", ", ", "a,", "/", "../", "%", "%41", "@", "?", "*a", "$")},
     **{piece: times(piece) for piece in ("1", "1 234", "1,", "-", ".", "(", "- | -", "word ", "[", "{", "a-", "1.")},
+    **{piece: times(piece) for piece in (" 234", "m2 ", "5 mar ", "mar 5 ", "1/1/", "1年", "٣")},
+    "accents": times("e\u0301\u0316"),
     **{f"nested {tag}": times(f"<{tag}>") for tag in NESTED.split()},
     "a quote without end": times("x <a ", '<a b="'),
     "quotes in quotes": times("<a b='x\" "),
@@ -283,9 +285,9 @@ OF_TEXT: dict[str, Callable[[str], object]] = {
     "without_credentials": lambda text: urls.without_credentials(f"https://{text}"),
     "url": lambda text: urls.parse(f"https://a.example/{text}"[: urls.MAX_LENGTH]),
     "host": lambda text: urls.parse(f"https://{text}"[: urls.MAX_LENGTH]),
-    "number": lambda text: values.number(text[: structured.MAX_STRING]),
-    "day": lambda text: values.day(text[: structured.MAX_STRING]),
-    "boolean": lambda text: values.boolean(text[: structured.MAX_STRING]),
+    "number": values.number,
+    "day": values.day,
+    "boolean": values.boolean,
     "joined": structured.joined,
 }
 CHARSETS = ("utf-8", "utf-16le", "gb18030", "big5", "iso-2022-jp", "shift_jis", "windows-1252")
@@ -303,6 +305,8 @@ OF_BYTES: dict[str, Callable[[bytes], object]] = {
     "br": coded("br", lambda data: brotli.compress(data, quality=1), 100),
     "detection": lambda data: charset.utf8(data, "text/html"),
     "detection of others": lambda data: charset.utf8(b"\xff" + data, ""),
+    "declared as utf-8": lambda data: charset.utf8(b"<meta charset=utf-8>\xff" + data, ""),
+    "declared as windows-1251": lambda data: charset.utf8(b"<meta charset=windows-1251>\xd0\xaf" + data, ""),
     **{f"as {name}": in_charset(name) for name in CHARSETS},
 }
 SMALL = 8_000

@@ -113,6 +113,25 @@ def test_the_first_value_that_fits_counts() -> None:
     assert value("<b></b><b> x </b>", "b") == "x"
 
 
+@pytest.mark.parametrize(
+    ("html", "number"),
+    [
+        ("<div>85&nbsp;000 EUR</div>", 85000),
+        ("<div><b>85&#8239;000</b> EUR</div>", 85000),
+        ("<div><i>-</i><i>$</i><b>1,234</b></div>", -1234),
+        ("<div><span>3</span><span>250</span></div>", 3),
+        ("<div><span>3</span>\n <span> 250</span></div>", 3),
+        ("<div>1 250<br>300</div>", 1250),
+        ("<div>85&thinsp;m<sup>2</sup></div>", 85),
+        ("<div>m<sup>2</sup>: 85</div>", 85),
+    ],
+)
+def test_a_number_is_within_one_text(html: str, number: int) -> None:
+    """Spaces join the digits of one text; those of two elements, such as cells, are two numbers."""
+    assert value(html, Field(css="div", type="number")) == number
+    assert value(html, Field(css="div", type="integer", all=True)) == [number]
+
+
 @given(
     st.lists(st.sampled_from(["<p>", "</p>", "<b>", "</b>", " 0 ", "7", "no", "<script>x</script>", "<!-- -->"])),
     st.sampled_from(["p", "b", "p > b", "p + p", "p, b", "script"]),
@@ -162,13 +181,13 @@ def test_fields_beyond_the_quick_ones_are_read_too() -> None:
         ("Lot 5B", 5),
         ("unit-2", 2),
         ("0.25 acres", 0.25),
-        ("3 250 m", 3),
+        ("3 250 m", 3250),
         ("about 7.", 7),
         ("1.2.3", None),
         ("1,2,3", None),
         ("1,234.5.6", None),
         ("9" * 31, None),
-        ("٣", None),
+        ("٣", 3),
         ("n/a", None),
         ("", None),
     ],

@@ -322,6 +322,32 @@ def test_two_sites_on_one_domain_share_its_limits(write: Write) -> None:
         ("hosts: a.example\nfields:\n  a: p:hover", 3, "css: the pseudo-class :hover cannot be asked of a stored page"),
         ("hosts: a.example\nfields:\n  a: {ccs: p}", 3, "there is no key 'ccs' in the field a; did you mean css?"),
         ("hosts: a.example\nfields:\n  a:\n    css: p\n    type: numbr", 5, "did you mean number?"),
+        ("hosts: a.example\n\nlocale: xx", 3, "locale: 'xx' is not a known locale; known are bg, de, en, es, fr"),
+        ("hosts: a.example\nlocale: dee", 2, "locale: 'dee' is not a known locale; did you mean de?"),
+        (
+            "hosts: a.example\nlocale: bg_BG.UTF-8",
+            2,
+            "'bg_BG.UTF-8' is not a known locale; did you mean one of bg, bg-BG?",
+        ),
+        (
+            "hosts: a.example\nlocale: en-UK",
+            2,
+            "'en-UK' is not a known locale; did you mean one of en, en-US, en-AU, en-GB",
+        ),
+        ("hosts: a.example\nlocale: [de]", 2, "locale must be a single value, not a list"),
+        ("hosts: a.example\nlocal: de", 2, "there is no key 'local'; did you mean locale?"),
+        (
+            "hosts: a.example\nfields:\n  a:\n    css: p\n    locale: deutsch",
+            5,
+            "locale: 'deutsch' is not a known locale",
+        ),
+        (
+            "hosts: a.example\nencoding: windows-1215",
+            2,
+            "encoding: 'windows-1215' is not a charset; did you mean windows-12",
+        ),
+        ("hosts: a.example\nencoding: base64", 2, "encoding: 'base64' is not a charset"),
+        ("hosts: a.example\nencoding: klingon", 2, "encoding: 'klingon' is not a charset; known are utf-8, utf-16le"),
         ("hosts: a.example\nfields:\n  a:\n    attr: href", 3, "the field a has no css"),
         ("hosts: a.example\nfields:\n  a:\n    css: p\n    attr: a b", 5, "'a b' is not an attribute's name"),
         ("hosts: a.example\nfields:\n  a:\n    css: p\n    regex: (", 5, "regex: not a regular expression: missing )"),
@@ -372,6 +398,41 @@ def test_the_message_as_it_is_printed(write: Write, monkeypatch: pytest.MonkeyPa
     error = refusal(Path("config"))
 
     assert str(error) == ("config/sites/county.yaml, line 4: there is no key 'concurency'; did you mean concurrency?")
+
+
+@pytest.mark.parametrize(("written", "name"), [("de", "de"), ("DE", "de"), ("en_us", "en-US"), ("zh-hk", "zh-HK")])
+def test_a_locale_may_be_written_in_any_case(write: Write, written: str, name: str) -> None:
+    """Both `-` and `_` are usual between language and country."""
+    assert named(load(write(one=f"hosts: a.example\nlocale: {written}")), "one").locale == name
+
+
+def test_fields_have_the_locale_of_their_file_or_their_own(write: Write) -> None:
+    """A field's own locale goes before the file's, and the file's before that of the defaults."""
+    field = "{css: p, type: number}"
+    text = f"fields:\n  a: {field}\n  b: {{css: p, type: number, locale: en}}\n"
+    folder = write(
+        defaults=f"locale: de\nfields:\n  common: {field}",
+        one="hosts: a.example\nlocale: fr\n" + text,
+        two="hosts: b.example",
+    )
+
+    sites = load(folder)
+
+    assert {name: each.locale for name, each in named(sites, "one").fields.items()} == {
+        "common": "fr",
+        "a": "fr",
+        "b": "en",
+    }
+    assert named(sites, "two").fields["common"].locale == sites.default.fields["common"].locale == "de"
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [("windows-1251", "windows-1251"), ("CP1251", "windows-1251"), ("latin1", "windows-1252"), ("UTF8", "utf-8")],
+)
+def test_an_encoding_may_have_any_label_that_browsers_know(write: Write, label: str, name: str) -> None:
+    """The label is kept as the charset's name, so that a result's version does not depend on the spelling."""
+    assert named(load(write(one=f"hosts: a.example\nencoding: {label}")), "one").encoding == name
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,426 @@
+"""Numbers, dates and answers as the pages of many countries write them, with and without a locale."""
+
+import unicodedata
+from collections.abc import Callable
+from datetime import date
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crawler.sites import locales
+from crawler.sites.locales import ANY, KNOWN
+from crawler.sites.values import boolean, day, integer, number
+
+NO_BREAK, NARROW, THIN = "\u00a0", "\u202f", "\u2009"
+
+
+# Numbers.
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        # Spaces of every kind part thousands.
+        ("85 000 EUR", 85000),
+        ("684 540,50 лв", 684540.5),
+        ("684 540,50 лв.", 684540.5),
+        ("2 500 €/кв. м.", 2500),
+        ("85\u00a0000\u00a0€", 85000),
+        ("1\u202f234\u202f567,89\u202f€", 1234567.89),
+        ("1\u2009234.5 kg", 1234.5),
+        ("Цена: 129 900 лв. (с ДДС)", 129900),
+        ("Цена – 500 лв", 500),
+        ("от 1 250 000 ₽", 1250000),
+        ("12 990 руб./мес.", 12990),
+        ("3 000,00 zł", 3000.0),
+        ("1 299,- Kč", 1299),
+        ("kr 12 500", 12500),
+        ("NOK 12 500,00", 12500.0),
+        ("1 234 m²", 1234),
+        ("1 234 m2", 1234),
+        ("85 m2", 85),
+        ("120 кв.м", 120),
+        ("250 ft2", 250),
+        ("Площ (m2): 85", 85),
+        ("Площ, м2 – 120,5", 120.5),
+        ("km2 12", 12),
+        ("85 000 – 90 000 EUR", 85000),
+        ("2 стаи, 85 000 EUR", 2),
+        ("10 000", 10000),
+        ("999 999 999", 999999999),
+        ("85 000 3 стаи", 85000),
+        # No groups of three, so no thousands.
+        ("02 345 67 89", 2),
+        ("12 34 567", 12),
+        ("5 1234", 5),
+        ("2024 150", 2024),
+        ("1 23", 1),
+        # Apostrophes, Swiss and Arabic.
+        ("CHF 1'234.50", 1234.5),
+        ("CHF 1’234’567.–", 1234567),
+        ("Fr. 1'200.--", 1200),
+        ("CHF 500.-", 500),
+        ("1'234,50", 1234.5),
+        ("5'10\"", 5),
+        ("١٬٢٣٤٫٥", 1234.5),
+        # Points and commas by their places.
+        ("$1,234,567.89", 1234567.89),
+        ("1.234.567,89 €", 1234567.89),
+        ("R$ 1.234.567,89", 1234567.89),
+        ("₺1.234.567,89", 1234567.89),
+        ("£1,234,567", 1234567),
+        ("1.234.567 €", 1234567),
+        ("¥1,234,567", 1234567),
+        ("€ 499,-", 499),
+        ("49,99 €", 49.99),
+        ("EUR 49.99", 49.99),
+        ("0,125", 0.125),
+        ("0.125", 0.125),
+        ("0,5 dekar", 0.5),
+        ("12,5 %", 12.5),
+        ("99.9%", 99.9),
+        ("1234,567", 1234.567),
+        ("1 234,567", 1234.567),
+        ("$.99", 0.99),
+        (".5 acres", 0.5),
+        (",75 ha", 0.75),
+        ("No.5", 5),
+        ("Rs.500", 500),
+        ("Rs. 12,34,567", 1234567),
+        ("₹ 12,34,567.50", 1234567.5),
+        ("₹1,23,45,678", 12345678),
+        ("1.234,56.78", None),
+        ("1 234.567,89", None),
+        ("1.2.3", None),
+        ("12.03.2024", None),
+        # Signs.
+        ("-12", -12),
+        ("\u221212,5", -12.5),
+        ("\u20135 °C", -5),
+        ("+7", 7),
+        ("- 500", -500),
+        ("Saldo: - 500,00 €", -500.0),
+        ("Price - 500", 500),
+        ("-$1,234", -1234),
+        ("$-1,234", -1234),
+        ("-€ 1.234,50", -1234.5),
+        ("-CHF 1'234", -1234),
+        ("EUR -1 234", -1234),
+        ("(1,234.50)", -1234.5),
+        ("($1,234)", -1234),
+        ("(1 234,50 €)", -1234.5),
+        ("(EUR 500)", -500),
+        ("(85 m2)", 85),
+        ("10-20", 10),
+        ("unit-2", 2),
+        ("2019\u20132020", 2019),
+        # Other digits.
+        ("٨٥٠٠٠ درهم", 85000),
+        ("۱۲۳", 123),
+        ("१२,३४,५६७", 1234567),
+        ("１２３", 123),
+        ("１，２３４円", 1234),
+        ("￥１２，８００", 12800),
+        ("\u200f-\u200e1,234", -1234),
+        # Thousands and millions in words.
+        ("1,2 млн. лв.", 1200000),
+        ("1.5 млрд", 1500000000),
+        ("150 тыс. руб.", 150000),
+        ("150 хил. лв.", 150000),
+        ("2,5 Mio. €", 2500000),
+        ("3 Mrd. Euro", 3000000000),
+        ("1.2 million EUR", 1200000),
+        ("5 millones de pesos", 5000000),
+        ("2 milhões", 2000000),
+        ("1,5 mln zł", 1500000),
+        ("$1.25B", 1250000000),
+        ("1.2M €", 1200000),
+        ("450K USD", 450000),
+        ("12 m", 12),
+        ("12 Milben", 12),
+        ("3,480万円", 34800000),
+        ("1億2,000万円", 120000000),
+        ("1.5亿元", 150000000),
+        ("3억 5,000만원", 350000000),
+        ("n/a", None),
+        ("m2", None),
+        ("m²", None),
+    ],
+)
+def test_numbers_without_a_locale(text: str, value: float | None) -> None:
+    """The first number of a text, whatever stands around it; one whose separators contradict each other is none."""
+    found = number(text)
+
+    assert (found, type(found)) == (value, type(value))
+    assert integer(text) == (int(value) if value is not None and value == int(value) else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "without", "by_locale"),
+    [
+        ("1.234", 1.234, {"de": 1234, "bg": 1234, "pt-BR": 1234, "en-US": 1.234, "de-CH": 1.234, "es-MX": 1.234}),
+        ("1,234", 1234, {"de": 1.234, "bg": 1.234, "fr": 1.234, "en-GB": 1234, "it-CH": 1234, "ja": 1234}),
+        ("-85.000 €", -85.0, {"de": -85000, "es-ES": -85000, "en": -85.0}),
+        ("12 345 Main St", 12345, {"en-US": 12, "fr": 12345, "bg": 12345}),
+        # One meaning only: the locale changes nothing.
+        ("1.23", 1.23, {"de": 1.23, "en": 1.23}),
+        ("1,23", 1.23, {"de": 1.23, "en": 1.23}),
+        ("0.125", 0.125, {"de": 0.125, "en": 0.125}),
+        ("1234.567", 1234.567, {"de": 1234.567}),
+        ("1.234,50", 1234.5, {"de": 1234.5, "en-US": 1234.5}),
+        ("1,234.50", 1234.5, {"de": 1234.5, "en-US": 1234.5}),
+        ("1.234.567", 1234567, {"de": 1234567, "en-US": 1234567}),
+        ("12,34,567", 1234567, {"de": 1234567, "en-IN": 1234567}),
+        ("1 234,567", 1234.567, {"bg": 1234.567, "ru": 1234.567}),
+    ],
+)
+def test_a_locale_decides_what_is_ambiguous(text: str, without: float, by_locale: dict[str, float]) -> None:
+    """Of `1.234` and `1,234` the locale tells the decimal sign; what has one meaning only keeps it."""
+    assert number(text) == without
+    assert {name: number(text, KNOWN[name]) for name in by_locale} == by_locale
+
+
+STYLES = {
+    "none": (0, "", "."),
+    "none, comma": (0, "", ","),
+    "english": (3, ",", "."),
+    "german": (3, ".", ","),
+    "french": (3, NARROW, ","),
+    "russian": (3, NO_BREAK, ","),
+    "bulgarian": (3, " ", ","),
+    "si": (3, THIN, "."),
+    "swiss": (3, "'", "."),
+    "swiss, typographic": (3, "’", "."),
+    "indian": (2, ",", "."),
+}
+
+
+def formatted(whole: int, cents: int | None, style: str) -> str:
+    size, separator, decimal = STYLES[style]
+    digits = str(whole)
+    written = digits
+    if size and len(digits) > 3:
+        head, written = digits[:-3], digits[-3:]
+        while head:
+            head, written = head[:-size], f"{head[-size:]}{separator}{written}"
+    return written if cents is None else f"{written}{decimal}{cents:02}"
+
+
+@given(
+    st.integers(0, 10**13),
+    st.none() | st.integers(0, 99),
+    st.sampled_from(sorted(STYLES)),
+    st.sampled_from(
+        ["{}", "{} €", "€ {}", "EUR {}", "{} лв.", "ca. {} m²", "({})", "-{}", "\u2212{} kr", "Preis: {},-"]
+    ),
+    st.sampled_from(["0123456789", "٠١٢٣٤٥٦٧٨٩", "०१२३४५६७८९", "０１２３４５６７８９"]),
+)
+def test_what_is_written_in_any_style_is_read_back(
+    whole: int, cents: int | None, style: str, around: str, digits: str
+) -> None:
+    """Every grouping, with two decimals or none, in any digits and in any company, gives the number back."""
+    written = formatted(whole, cents, style).translate(str.maketrans("0123456789", digits))
+    expected = whole if cents is None else float(f"{whole}.{cents:02}")
+    negative = around.startswith(("-", "\u2212", "("))
+    text = around.format(written)
+    # One point or comma before three digits is ambiguous, and only the locale can tell.
+    name = {"german": "de", "english": "en", "indian": "en-IN"}.get(style, "")
+
+    assert number(text, KNOWN[name] if name else ANY) == (-expected if negative else expected)
+
+
+@given(st.text(max_size=50) | st.text("0123456789 .,'-()€m2kM万", max_size=50), st.sampled_from([ANY, *KNOWN.values()]))
+def test_no_text_raises(text: str, locale: locales.Locale) -> None:
+    """Any text is a number, a date, an answer or none."""
+    number(text, locale)
+    day(text, locale)
+    boolean(text)
+
+
+@pytest.mark.parametrize("text", ["9" * 100_000, "1" + " 234" * 50_000, "1" + ",234" * 50_000])
+def test_a_number_without_end_is_none(text: str) -> None:
+    """No number has more than thirty digits, however they are grouped."""
+    assert number(text) is None
+
+
+# Dates.
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("5 March 2024", "March 5th, 2024", "Tue, 5 Mar 2024 10:00", "2024-03-05", "05-Mar-2024", "5th of March 2024"),
+        *("March 5,2024", "5 March,2024", "MARCH 5 2024"),
+        *("5 de marzo de 2024", "martes, 5 de marzo del 2024", "5 mar. 2024", "05/mar/2024", "marzo 5, 2024"),
+        *("5. März 2024", "Dienstag, 5.März 2024", "05. Mär. 2024", "5. Mrz 2024", "5 MÄRZ 2024", "05.03.2024"),
+        *("5 марта 2024 г.", "5 марта 2024 года", "5-го марта 2024", "5 мар. 2024 г.", "05.03.2024 г.", "5 МАРТА 2024"),
+        *("2024年3月5日", "2024年03月05日(火)", "２０２４年３月５日", "2024 年 3 月 5 日", "2024/03/05"),
+        *("5 mars 2024", "mardi 5 mars 2024 à 10 h", "le 5 mars 2024"),
+        *("5 de março de 2024", "5 mar 2024", "terça-feira, 5 de Março de 2024"),
+        *("5 marzo 2024", "martedì 5 marzo 2024"),
+        *("5 maart 2024", "dinsdag 5 mrt. 2024", "di 5 maart 2024"),
+        *("5 marca 2024 r.", "wtorek, 5 marca 2024", "5 mar 2024"),
+        *("5 Mart 2024 Salı", "5 Mar 2024"),
+        *("2024年3月5号", "2024-3-5"),
+        *("5 март 2024 г.", "вторник, 5 март 2024", "5-ти март 2024", "05 мар 2024", "Обновена на 5 март, 2024 г."),
+        *("2024년 3월 5일", "٢٠٢٤-٠٣-٠٥"),
+    ],
+)
+def test_dates_in_many_languages(text: str) -> None:
+    """One day as eleven languages and East Asia write it."""
+    assert day(text) == "2024-03-05"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1er janvier 2024", "2024-01-01"),
+        ("1º de janeiro de 2024", "2024-01-01"),
+        ("1° gennaio 2024", "2024-01-01"),
+        ("1-ви януари 2024 г.", "2024-01-01"),
+        ("1 ene 2024", "2024-01-01"),
+        ("3 stycznia 2024", "2024-01-03"),
+        ("3 lutego 2024", "2024-02-03"),
+        ("3 şubat 2024", "2024-02-03"),
+        ("3 févr. 2024", "2024-02-03"),
+        ("12 avril 2024", "2024-04-12"),
+        ("12 kwietnia 2024", "2024-04-12"),
+        ("12 mei 2024", "2024-05-12"),
+        ("12 мая 2024", "2024-05-12"),
+        ("12 mai 2024", "2024-05-12"),
+        ("12 юни 2024", "2024-06-12"),
+        ("12 juin 2024", "2024-06-12"),
+        ("12 juil. 2024", "2024-07-12"),
+        ("12 lipca 2024", "2024-07-12"),
+        ("12 luglio 2024", "2024-07-12"),
+        ("12 août 2024", "2024-08-12"),
+        ("12 aou\u0302t 2024", "2024-08-12"),
+        ("12 AOUT 2024", "2024-08-12"),
+        ("12 sierpnia 2024", "2024-08-12"),
+        ("12 eylül 2024", "2024-09-12"),
+        ("12 сентября 2024", "2024-09-12"),
+        ("12 setembro 2024", "2024-09-12"),
+        ("12 października 2024", "2024-10-12"),
+        ("12 ottobre 2024", "2024-10-12"),
+        ("12 Okt. 2024", "2024-10-12"),
+        ("12 KASIM 2024", "2024-11-12"),
+        ("12 listopada 2024", "2024-11-12"),
+        ("12 ноември 2024", "2024-11-12"),
+        ("24. Dezember 2024", "2024-12-24"),
+        ("24 dic 2024", "2024-12-24"),
+        ("24 Aralık 2024", "2024-12-24"),
+        ("24 grudnia 2024", "2024-12-24"),
+        ("Jui 5, 2024", None),
+        ("5 marchand 2024", None),
+        ("31 février 2024", None),
+        ("2024年13月1日", None),
+        ("List 5, 2024", None),
+        ("5 март", None),
+    ],
+)
+def test_other_months(text: str, value: str | None) -> None:
+    """Ordinals, genitives, abbreviations and accents, also where they are left out; other words are no months."""
+    assert day(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "without", "by_locale"),
+    [
+        ("03/04/2024", "2024-03-04", {"de": "2024-04-03", "en-GB": "2024-04-03", "en-US": "2024-03-04"}),
+        ("3-4-2024", "2024-03-04", {"nl": "2024-04-03", "en": "2024-03-04"}),
+        ("25/12/2024", "2024-12-25", {"fr": "2024-12-25", "en-US": "2024-12-25"}),
+        ("12/25/2024", "2024-12-25", {"fr": "2024-12-25", "en-US": "2024-12-25"}),
+        ("3.4.2024", "2024-04-03", {"de": "2024-04-03", "en-US": "2024-04-03"}),
+        ("2024/03/04", "2024-03-04", {"de": "2024-03-04", "en-US": "2024-03-04"}),
+    ],
+)
+def test_a_locale_tells_the_order_of_day_and_month(text: str, without: str, by_locale: dict[str, str]) -> None:
+    """Without a locale the month of 03/04/2024 is first; a date that has one meaning only keeps it."""
+    assert day(text) == without
+    assert {name: day(text, KNOWN[name]) for name in by_locale} == by_locale
+
+
+def test_no_name_means_two_months() -> None:
+    """What is January in one language is not another month in the next."""
+    seen: dict[str, int] = {}
+    for months in locales._MONTHS.values():
+        assert months.count("|") == 11
+        for number_, names in enumerate(months.split("|"), 1):
+            for name in names.split():
+                assert seen.setdefault(locales.plain(name), number_) == number_ == locales.month(name), name
+
+
+FORMS: list[Callable[[str], str]] = [str, str.upper, str.title, lambda text: unicodedata.normalize("NFD", text)]
+
+
+@given(
+    st.dates(date(1000, 1, 1)),
+    st.sampled_from(sorted(locales._MONTHS)),
+    st.integers(0, 5),
+    st.sampled_from(FORMS),
+)
+def test_dates_with_a_name_are_read_back(when: date, language: str, at: int, form: Callable[[str], str]) -> None:
+    """Every name of every month, in any case and form of Unicode, between its day and its year."""
+    names = locales._MONTHS[language].split("|")[when.month - 1].split()
+    name = form(names[at % len(names)])
+
+    for text in (
+        f"{when.day} {name} {when.year}",
+        f"{when.day}. {name}. {when.year}",
+        f"{when.day}-{name}-{when.year}",
+    ):
+        assert day(text) == when.isoformat()
+
+
+@given(st.dates(date(1000, 1, 1)), st.sampled_from(sorted(KNOWN)))
+def test_dates_of_a_locale_are_read_back(when: date, name: str) -> None:
+    """Day and month in the locale's own order."""
+    order = "{0:%d}/{0:%m}/{0.year:04}" if KNOWN[name].day_first else "{0:%m}/{0:%d}/{0.year:04}"
+
+    assert day(order.format(when), KNOWN[name]) == when.isoformat()
+    assert day(f"{when.year}年{when.month}月{when.day}日", KNOWN[name]) == when.isoformat()
+    assert day(when.isoformat(), KNOWN[name]) == when.isoformat()
+
+
+# Answers.
+
+
+@pytest.mark.parametrize(
+    ("yes", "no"),
+    [
+        ("Yes", "No"),
+        ("TRUE", "false"),
+        ("Sí", "No"),
+        ("SI", "no."),
+        ("Ja", "Nein"),
+        ("wahr", "falsch"),
+        ("Да", "Нет"),
+        ("ДА", "Не"),
+        ("はい", "いいえ"),
+        ("あり", "なし"),
+        ("有", "無"),
+        ("Oui", "Non"),
+        ("vrai", "faux"),
+        ("Sim", "Não"),
+        ("sim", "NAO"),
+        ("Sì", "No"),
+        ("Ja", "Nee"),
+        ("Tak", "Nie"),
+        ("prawda", "fałsz"),
+        ("Evet", "HAYIR"),
+        ("是", "否"),
+        ("有", "无"),
+        ("✓", "✗"),
+        ("истина", "ложь"),
+    ],
+)
+def test_answers_in_many_languages(yes: str, no: str) -> None:
+    """Yes and no, whatever their case and accents."""
+    assert (boolean(yes), boolean(f" {no} ")) == (True, False)
+
+
+@pytest.mark.parametrize("text", ["maybe", "да, но", "nein danke", "", "yes" * 100_000, "не е"])
+def test_other_words_are_no_answers(text: str) -> None:
+    """An answer is the whole text."""
+    assert boolean(text) is None
