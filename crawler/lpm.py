@@ -704,7 +704,7 @@ class LocalPersistenceManager:
     def _missing_segments(self, job: Job | None) -> list[_Missing]:
         """The segments that are not on the disk as far as results have pages there that somebody wants."""
         condition, values = results.matching(job, None)
-        wanted = losses.WANTED.format(job=job.id) if job else losses.WANTED_BY_ANY
+        wanted = losses.wanted(self.ledger.db, job) if job else losses.WANTED_BY_ANY
         pages = f"pages of {'its' if job else 'the'} results"
         rows = self.ledger.db.all(
             f"""SELECT raw_segment, max(raw_offset + raw_length), count(*) FROM results r JOIN tasks t ON t.id = r.task
@@ -723,7 +723,7 @@ class LocalPersistenceManager:
         places = self.ledger.db.execute(
             f"""SELECT raw_segment, raw_offset FROM results r JOIN tasks t ON t.id = r.task
                 WHERE {condition} AND raw_segment IN (SELECT name FROM raw_segments)
-                AND {losses.WANTED.format(job=job.id)} ORDER BY 1, 2""",
+                AND {losses.wanted(self.ledger.db, job)} ORDER BY 1, 2""",
             values,
         )
         count = 0

@@ -56,6 +56,12 @@ def give_up(db: Database, job_id: int, ends: Mapping[str, int]) -> None:
     )
 
 
+def wanted(db: Database, job: Job) -> str:
+    """The condition for results whose pages a job does not do without; of most jobs it is all."""
+    some = db.one("SELECT 1 FROM meta WHERE key GLOB ?", (f"{_GIVEN_UP}{job.id} *",))
+    return WANTED.format(job=job.id) if some else "1"
+
+
 def given_up(db: Database, job: Job | None, segment: str) -> int:
     """Up to which byte a job, or any, does without its pages in a segment."""
     key = f"{_GIVEN_UP}{job.id if job else '*'} {segment}"
