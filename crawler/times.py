@@ -12,13 +12,20 @@ FORMS = "a span such as 90s, 45m, 1h30m or 7d, a time such as 17:00, or 2026-11-
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-@cache
 def boot_id(path: Path = BOOT_ID) -> str:
-    """The id of this boot of the kernel, the same in all its containers; empty where there is none."""
+    """The id of this boot of the kernel, the same in all its containers; empty where there is none.
+
+    Raises `OSError` where it cannot be read now, as without free descriptors: an empty one would be another boot's.
+    """
     try:
-        return path.read_text().strip()
-    except OSError:
+        return _boot_id(path)
+    except FileNotFoundError:
         return ""
+
+
+@cache
+def _boot_id(path: Path) -> str:
+    return path.read_text().strip()
 
 
 def uptime() -> float:

@@ -24,6 +24,10 @@ HANDICAP = 10
 """A page that has used a second of CPU time goes behind all that come within so many seconds."""
 MAX_WOKEN = 32
 """Pages that are woken for one turn of the loop: those that find it used up only go back to their place."""
+SHORT_S = 0.01
+"""CPU time of work that delays nobody who waits for a server by more than the network does."""
+MAX_GRACE = 10
+"""A time limit is extended by so many times itself at most: no place is kept for ever for a silent server."""
 LATE_S, MIN_LEFT_S = 0.1, 0.01
 """A time limit that is looked at so late says nothing about the server; and how soon it is looked at again at most."""
 SMALL = 64_000
@@ -182,15 +186,23 @@ class Turns:
         self._waiting: list[tuple[float, int, asyncio.Future[bool]]] = []
         self._numbers = count()
         self._is_next_due = False
+        self.blocked_s = 0.0
+        """How long work has kept the loop from its sockets so far, by the clock; short work does not matter."""
 
     @property
     def is_over(self) -> bool:
         """Whether work has to wait until the loop has served its sockets."""
         return self._spent_s >= TURN_S
 
-    def spend(self, seconds: float) -> None:
-        """Count CPU time of the present turn."""
-        self._spent_s += seconds
+    def spend(self, cpu_s: float, since: float) -> None:
+        """Count CPU time of the present turn, for work that began at a moment of the clock."""
+        self._spent_s += cpu_s
+        if cpu_s > SHORT_S:
+            self.blocked_s += self._clock() - since
+
+    def now(self) -> float:
+        """A moment of the clock."""
+        return self._clock()
 
     async def wait(self, used_s: float) -> None:
         """Wait for a turn: who has waited longest is first, and who has used little CPU time is soon."""
@@ -268,7 +280,8 @@ class Budget:
         self._memory, self._mark, self._clock = memory, mark, clock
         self._turns = turns or Turns()
         self._waited_s = 0.0
-        self._waits_since: float | None = None
+        self._wait_began: tuple[float, float] | None = None
+        self._began = 0.0
         self._since: float | None = None
         """The CPU time at which the present work began, if any is done."""
         self._steps = 0
@@ -315,7 +328,7 @@ class Budget:
         if self._turns.is_over:
             await self._wait(sum([len(arg) for arg in args if isinstance(arg, bytes)]))
         self._mark(True)
-        self._since = self._clock()
+        self._since, self._began = self._clock(), self._turns.now()
         try:
             return function(*args)
         finally:
@@ -324,7 +337,7 @@ class Budget:
 
     def _continue(self, worker: greenlet, *args: Any) -> list[Any]:
         self._mark(True)
-        self._worker, self._since = worker, self._clock()
+        self._worker, self._since, self._began = worker, self._clock(), self._turns.now()
         try:
             ended: list[Any] = worker.switch(*args)
             return ended
@@ -336,24 +349,34 @@ class Budget:
     async def _wait(self, in_hand: int = 0) -> None:
         """Wait for a turn, with so many bytes that are counted nowhere else meanwhile."""
         self.hold(in_hand)
-        self._waits_since = time.monotonic()
+        turns = self._turns
+        self._wait_began = turns.now(), turns.blocked_s
         try:
-            await self._turns.wait(self._used_s)
+            await turns.wait(self._used_s)
         finally:
-            self._waited_s, self._waits_since = self.waited_s, None
+            self._waited_s, self._wait_began = self.waited_s - turns.blocked_s, None
             self.release(in_hand)
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the page waits for its turn."""
+        return self._wait_began is not None
+
+    @property
     def waited_s(self) -> float:
-        """How long the page has waited for its turns: this process kept it waiting, and no server did."""
-        present_s = 0.0 if self._waits_since is None else time.monotonic() - self._waits_since
-        return self._waited_s + present_s
+        """How long this process, and no server, kept the page waiting, to be compared with an earlier value: for its
+        turns, and while the loop did not look at its sockets."""
+        waited_s = self._waited_s + self._turns.blocked_s
+        if self._wait_began:
+            began, blocked_s = self._wait_began
+            waited_s += self._turns.now() - began - (self._turns.blocked_s - blocked_s)
+        return waited_s
 
     def _count(self) -> None:
         if self._since is not None:
             spent_s = self._clock() - self._since
             self._used_s += spent_s
-            self._turns.spend(spent_s)
+            self._turns.spend(spent_s, self._began)
             self._since = None
 
     def check(self, size: int = 0) -> None:
@@ -395,7 +418,7 @@ class TimeLimit:
     """`asyncio.timeout`, without the time in which this process itself kept the page waiting."""
 
     def __init__(self, seconds: float, budget: Budget) -> None:
-        self._left_s = self._grace_s = seconds
+        self._left_s, self._grace_s = seconds, MAX_GRACE * seconds
         self._budget = budget
         self._timeout = asyncio.timeout(None)
 
@@ -418,10 +441,12 @@ class TimeLimit:
         """The time should be up: is it, and has the loop looked at the sockets meanwhile?"""
         passed_s = time.monotonic() - self._since
         late_s = passed_s - self._left_s
-        left_s = self._left_s - (passed_s - (self._budget.waited_s - self._waited_s))
-        if late_s > LATE_S and self._grace_s > 0:  # not for ever: a loop may be late each time
-            self._grace_s -= late_s
+        left_s = self._left_s - passed_s + self._budget.waited_s - self._waited_s
+        if late_s > LATE_S:
             left_s = max(left_s, late_s)
+        if not self._budget.is_waiting:
+            left_s = min(left_s, self._grace_s)
+            self._grace_s -= left_s
         if left_s <= 0:
             self._timeout.reschedule(self._loop.time())
         else:

@@ -3,7 +3,8 @@
 The columns are those of `BASE` (with `line` behind `message` where rows of input are exported), then `input.<name>` for
 each input column in the order of their first appearance, then `data.<path>` for each field of the records, sorted.
 A list of plain values is one text with ` | ` between them; a list with objects or lists in it, and whatever lies deeper
-than `MAX_DEPTH`, is compact JSON. Columns beyond a format's limit are folded into one of JSON, `data.more`.
+than `MAX_DEPTH`, is compact JSON. Columns beyond a format's limit, those of fewest
+rows, are folded into one of JSON, `data.more`.
 """
 
 import tempfile
@@ -38,6 +39,8 @@ BASE: dict[str, type] = {
     "raw_length": int,
 }
 MAX_DEPTH = 4
+MAX_RARE = 20_000
+"""Columns beyond a format's limit of which the rows are counted."""
 """Objects inside objects inside a record: deeper ones are JSON."""
 MAX_NAME = 250
 """A longer name is no column of its own."""
@@ -113,21 +116,41 @@ class Table:
 
 @contextmanager
 def tabulated(results: Iterable[Mapping[str, Any]], folder: Path | None, limit: int) -> Iterator[Table]:
-    """Read the results once, into an unlinked file in that folder, to know all columns before the first is written."""
+    """Read the results once, into an unlinked file in that folder, to know all columns before the first is written.
+
+    Where there are more columns than the limit, those of most rows are kept: else some pages with hundreds of names
+    of their own would push those of all others out.
+    """
     seen = dict.fromkeys(BASE, 0)
-    folded: set[str] = set()
+    left_out, unknown = set[str](), 0
     with tempfile.TemporaryFile(dir=folder) as spool:
         for result in results:
             row = flatten(result)
             spool.write(msgspec.json.encode(row) + b"\n")
             for name, value in row.items():
                 if name in seen:
-                    seen[name] |= _KINDS[type(value)](value)
-                elif len(seen) < limit - 1 and len(name) <= MAX_NAME:
-                    seen[name] = _KINDS[type(value)](value)
-                elif len(folded) < limit:  # enough to say how many; their names are in the rows
-                    folded.add(name[:MAX_NAME])
-        yield Table(spool, _columns(seen, bool(folded)), len(folded))
+                    seen[name] = (seen[name] | _KINDS[type(value)](value)) + _ROW
+                elif len(name) <= MAX_NAME:
+                    seen[name] = (_KINDS[type(value)](value) | unknown) + _ROW
+                elif len(left_out) < limit:  # enough to say how many; their names are in the rows
+                    left_out.add(name[:MAX_NAME])
+            if len(seen) > limit + MAX_RARE:
+                _leave_out(seen, limit - 1, left_out)
+                unknown = _TEXT  # what comes now may have been left out before, with values of another type
+        if len(seen) > limit - 1:
+            _leave_out(seen, limit - 1, left_out)
+        yield Table(spool, _columns(seen, bool(left_out)), len(left_out))
+
+
+def _leave_out(seen: dict[str, int], limit: int, left_out: set[str]) -> None:
+    """Forget the columns of fewest rows; those that every export has and those of the input stay."""
+    names = [name for name in seen if name not in BASE and name != "line"]
+    names.sort(key=lambda name: (not name.startswith("input."), -(seen[name] // _ROW)))
+    room = max(0, limit - (len(seen) - len(names)))
+    for name in names[room:]:
+        del seen[name]
+        if len(left_out) < limit:
+            left_out.add(name)
 
 
 def _columns(seen: Mapping[str, int], folded: bool) -> dict[str, type]:
@@ -137,7 +160,7 @@ def _columns(seen: Mapping[str, int], folded: bool) -> dict[str, type]:
     base = list(BASE)
     at = base.index("message") + 1
     columns = {name: BASE.get(name, int) for name in (*base[:at], *line, *base[at:])}
-    columns |= {name: _type(seen[name]) for name in (*given, *found)}
+    columns |= {name: _type(seen[name] % _ROW) for name in (*given, *found)}
     if folded:
         more = "data.more"
         while more in columns:
@@ -148,6 +171,8 @@ def _columns(seen: Mapping[str, int], folded: bool) -> dict[str, type]:
 
 # What the values of a column are, as bits: what holds them all is known at the end.
 _TEXT, _BOOL, _INT, _LONG, _HUGE, _FLOAT = 1, 2, 4, 8, 16, 32
+_ROW = 64
+"""Above these bits the rows that have a column are counted."""
 
 
 def _kind_of_int(value: int) -> int:

@@ -34,6 +34,7 @@ Fetch = Callable[[Request, Gate], Awaitable[Page]]
 
 TIMES_BESIDE, MAX_BESIDE = 100, 64_000_000
 """What reading a page takes beside it, while it lasts: so many times its size, and no more than this."""
+_encode = msgspec.json.Encoder().encode
 MIN_FREE = 10_000_000
 """The same for the smallest page: bytes of memory without which none is read."""
 MAX_RECORD = 8_000_000
@@ -265,18 +266,31 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
 
 def _encoded(record: dict[str, Any], fields: Collection[str], budget: Budget) -> bytes:
     """A record as JSON; of one that is too large the largest parts are cut, but never the fields of a site."""
-    encoded = msgspec.json.encode(record)
-    while len(encoded) > MAX_RECORD:
+    pieces: list[bytes] = []
+    sizes: dict[str, int] = {}
+    total = 1
+    for name, value in record.items():  # one at a time: all of them together may be many times what is kept
+        piece = b"%b:%b" % (_encode(name), _encode(value))
+        sizes[name] = len(piece) + 1
+        total += sizes[name]
+        if total <= MAX_RECORD:
+            pieces.append(piece)
+    if total <= MAX_RECORD:
+        return b"{%b}" % b",".join(pieces)
+    pieces.clear()
+    while total > MAX_RECORD:
         budget.look()
-        sizes = {name: len(msgspec.json.encode(record[name])) for name in record if name not in fields}
-        if not sizes:
+        largest = max(sizes.keys() - fields, key=lambda name: sizes[name], default=None)
+        if largest is None:
             raise FetchError("too_large", f"the page's fields have more than {MAX_RECORD:,} bytes")
-        largest = max(sizes, key=lambda name: sizes[name])
+        total -= sizes.pop(largest)
         record[largest] = half = _first_half(record[largest])
         if not half:
             del record[largest]
-        encoded = msgspec.json.encode(record)
-    return encoded
+            continue
+        sizes[largest] = len(_encode(largest)) + len(_encode(half)) + 2
+        total += sizes[largest]
+    return _encode(record)
 
 
 def _first_half(value: Any) -> Any:

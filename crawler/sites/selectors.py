@@ -185,7 +185,7 @@ class _Page:
                 self._budget.spend(1)
                 opened.append((end, inner.next))
                 if inner.is_element_node:
-                    piece = _start_tag(inner, left)
+                    piece = self._start_tag(inner, left)
                     fragments = inner.template_fragments() if inner.tag == "template" else []
                     first = fragments[0].child if fragments else inner.child
                     if first or inner.tag not in _VOID:
@@ -195,6 +195,16 @@ class _Page:
             pieces.append(piece)
             left -= len(piece)
         return "".join(pieces)
+
+    def _start_tag(self, node: LexborNode, left: int) -> str:
+        """A start tag, or the beginning of it: escaped as a whole it could have a hundred megabytes."""
+        tag = f"<{node.tag}"
+        for name, value in node.attrs.items():
+            self._budget.spend(1 + len(value or "") // 50)
+            tag += f' {name[:left]}="{_escaped((value or "")[:left])}"'
+            if len(tag) > left:
+                break
+        return f"{tag}>"
 
     def _words(self, node: LexborNode, limit: int, of_number: bool) -> str:
         """The words in an element; those of scripts only where it is one itself."""
@@ -222,17 +232,6 @@ class _Page:
         return (found.group(1 if compiled.groups else 0) or "").strip()
 
 
-def _start_tag(node: LexborNode, limit: int) -> str:
-    """A start tag, or one that is longer than the limit and cut there."""
-    pieces = [f"<{node.tag}"]
-    for name, value in node.attributes.items():
-        pieces.append(f' {name}="{_escaped(value or "")}"')
-        limit -= len(pieces[-1])
-        if limit < 0:
-            break
-    return "".join([*pieces, ">"])
-
-
 def _escaped(value: str) -> str:
-    value = value[:MAX_TEXT].replace("&", "&amp;").replace("\xa0", "&nbsp;")
+    value = value.replace("&", "&amp;").replace("\xa0", "&nbsp;")
     return value.replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")

@@ -23,6 +23,8 @@ MAX_LINKS, MAX_ANCHORS, MAX_LINKED = 1_000, 10_000, 1_000_000
 """Links, elements that are looked at for them, and characters of all links."""
 MAX_HEADINGS, MAX_METAS, MAX_FIELDS, MAX_PARAGRAPHS = 200, 500, 2_000, 2_000
 MAX_TABLES, MAX_COLUMNS, MAX_ROWS, MAX_CELLS = 100, 50, 1_000, 20_000
+MAX_TABLED, MAX_ESCAPE = 6_000_000, 6
+"""Bytes of all tables as they are written, where a name stands again in every row; and those of one character."""
 MAX_ITEMS, MAX_PROPERTIES, MAX_ITEM_DEPTH = 500, 2_000, 20
 MAX_ITEM_NAMES, MAX_NAMED, MAX_MICRODATA = 20, 20_000, 1_000_000
 """Names of one value, names of all values, and characters of all items as they are written: a value is written once
@@ -76,7 +78,7 @@ def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> R
         "opengraph": _opengraph(metas),
         "microdata": _microdata(tree, base, budget),
         "fields": _fields(tree, plain, budget),
-        "tables": [_table(rows) for rows in headed],
+        "tables": _tables(headed, len(tree.raw_html), budget),
         "links": links,
         "text": _main_text(tree, budget),
     }
@@ -356,8 +358,13 @@ def _grids(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Grid], list[Gri
     budget.check(len(tree.raw_html))
     for table in tree.css("table:not(:has(table))")[:MAX_TABLES]:
         budget.check(len(tree.raw_html))
-        rows = [row for row in islice(_rows(table, budget), min(MAX_ROWS, left)) if row]
-        left -= sum(map(len, rows))
+        rows: Grid = []
+        for row in islice(_rows(table, budget), MAX_ROWS):
+            if row:
+                rows.append(row)
+                left -= len(row)
+                if left <= 0:
+                    break
         if rows:
             (headed if _is_headed(rows) else plain).append(rows)
         if left <= 0:
@@ -389,6 +396,25 @@ def _cells(row: LexborNode, budget: Budget) -> list[Cell]:
 def _is_headed(rows: Grid) -> bool:
     head = rows[0]
     return len(head) > 1 and all(tag == "th" for tag, _ in head) and any(tag == "td" for row in rows for tag, _ in row)
+
+
+def _tables(grids: list[Grid], page: int, budget: Budget) -> list[list[Record]]:
+    """Each table as the records of its rows; of tables that would take too much to write, the first rows."""
+    tables = [_table(rows) for rows in grids]
+    names = sum([len(rows) * len("".join(rows[0])) for rows in tables if rows])
+    if MAX_ESCAPE * (names + page) <= MAX_TABLED:  # a value stands once in the page
+        return tables
+    left = MAX_TABLED
+    for rows in tables:
+        kept = 0
+        for row in rows:
+            left -= len(msgspec.json.encode(row))
+            if left < 0:
+                break
+            budget.check(MAX_STRING)
+            kept += 1
+        del rows[kept:]
+    return tables
 
 
 def _table(rows: Grid) -> list[Record]:

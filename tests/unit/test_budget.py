@@ -173,7 +173,7 @@ def test_a_page_that_is_broken_off_while_it_waits_keeps_no_turn() -> None:
     budgets = [Budget(60.0, memory, clock=clock, turns=turns) for _ in range(20)]
 
     async def work() -> list[object]:
-        turns.spend(TURN_S)
+        turns.spend(TURN_S, 0.0)
         tasks = [asyncio.create_task(budget.at_once(len, b"12345")) for budget in budgets]
         await asyncio.sleep(0)
         assert memory.used == 100
@@ -206,6 +206,30 @@ def test_the_wait_for_a_turn_is_not_charged_to_the_page() -> None:
 
     assert uvloop.run(work()) == 5
     assert mine.waited_s > 0.2
+
+
+def test_the_work_of_others_is_not_charged_to_a_page_that_waits_for_its_server() -> None:
+    """A server's answer comes in time, also where costly pages keep the loop from each step of reading it."""
+    turns = Turns()
+    mine, others = (Budget(60.0, turns=turns) for _ in range(2))
+    steps = 8
+
+    def burn() -> None:
+        end = time.thread_time() + 0.25
+        while time.thread_time() < end:
+            pass
+
+    async def work() -> int:
+        loop, done = asyncio.get_running_loop(), 0
+        async with TimeLimit(1.0, mine):
+            for _ in range(steps):
+                step = loop.create_task(others.at_once(burn))
+                await asyncio.sleep(0.01)
+                await step
+                done += 1
+        return done
+
+    assert uvloop.run(work()) == steps
 
 
 def test_time_in_which_the_loop_stood_still_is_not_charged_to_the_page() -> None:

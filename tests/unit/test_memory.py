@@ -85,6 +85,11 @@ def _numbered(piece: str, count: int) -> str:
     return "".join(piece.format(number) for number in range(count))
 
 
+def _named_columns(sign: str, rows: int) -> str:
+    """A table whose names of columns take most to write."""
+    return "<table><tr>" + _numbered(f"<th>{sign * 196}{{:03d}}", 50) + ("<tr>" + "<td>" * 50) * rows + "</table>"
+
+
 ROW = "<tr>\n" + " <td>123.45</td>\n" * 5 + "</tr>\n"
 JSON = '<script type="application/ld+json">'
 PAGES: dict[str, Callable[[], str | bytes]] = {
@@ -160,6 +165,11 @@ PAGES: dict[str, Callable[[], str | bytes]] = {
         for name in ("script", "template", "input type=hidden", "form", "style")
     },
     "a table with attributes": lambda: "<table>" + ROW.replace("<td", "<td class=a") * 9_000,
+    "names of columns": lambda: _named_columns("\x01", 380) + _named_columns("\x01", 998),
+    "wide names of columns": lambda: _named_columns("😀", 999),
+    "cells of signs to be escaped": lambda: "<table><tr><th>a<th>b" + f"<tr><td>{chr(1) * 1_990}<td>b" * 900,
+    "values of signs to be escaped": lambda: "<div><p" + _numbered(" a{}='漢" + '"' * 100_000 + "'", 95) + ">x",
+    "pairs of signs to be escaped": lambda: "<dl>" + _numbered(f"<dt>{{}}<dd>{chr(1) * 1_990}", 1_900),
     "zero bytes": lambda: "<p>a\0" * 100_000 + "\0" * 9_000_000,
     "templates": lambda: "<template><p>word" * 100_000,
 }

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from crawler import times
 from crawler.cli.commands.stack import down, up
 from crawler.config import Settings
 from crawler.errors import ServiceError, StackIsUp
@@ -148,3 +150,19 @@ def test_a_full_disk_is_told_whatever_the_error_says(tmp_path: Path) -> None:
     assert in_short(refused, tmp_path) == "no room was left on the disk"
     assert disk_full(tmp_path) == ""
     assert disk_full(tmp_path, least=10**18) == f"the disk of {tmp_path} is full; free some room"
+
+
+def test_a_process_that_cannot_open_files_takes_itself_for_no_other_boot(tmp_path: Path) -> None:
+    """Without free descriptors the id of the boot cannot be read: that is an error, and not remembered as an answer."""
+    boot = tmp_path / "boot_id"
+    boot.write_text("a boot\n")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            times.boot_id(boot)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    assert times.boot_id(boot) == "a boot"
+    assert times.boot_id(tmp_path / "none") == ""

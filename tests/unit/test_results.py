@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import msgspec
 import pyarrow.parquet
 import pytest
 
@@ -118,6 +119,25 @@ def test_columns_are_stable() -> None:
         assert list(again.columns) == list(table.columns)
     with tabulated([result(None, line=3)], None, 100) as rows:
         assert set(rows.columns) - set(BASE) == {"line"}
+
+
+@pytest.mark.parametrize("pages", [2, 40])
+def test_a_few_pages_with_many_names_push_no_column_out(pages: int) -> None:
+    """The columns of most rows are kept, whatever comes first; what few rows have is in `data.more`."""
+    limit = len(BASE) + 100
+    own = [result({f"name {page} {n}": n for n in range(1_999)}) for page in range(pages)]
+    usual = {f"field {n}": n for n in range(50)}
+    rows = [*own, *[result(usual) for _ in range(100)]]
+
+    with tabulated(rows, None, limit) as table:
+        kept, found = table.columns, list(table)
+
+    assert {f"data.field {n}" for n in range(50)} <= kept.keys()
+    assert len(kept) == limit
+    place = list(kept).index("data.field 7")
+    assert [str(row[place]) for row in found] == ["None"] * pages + ["7"] * 100
+    assert kept["data.field 7"] is (int if pages == 2 else str)
+    assert len(msgspec.json.decode(found[0][-1])) >= 1_999 - 100
 
 
 def test_columns_beyond_the_limit_are_folded() -> None:

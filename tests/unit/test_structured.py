@@ -419,3 +419,21 @@ def test_no_page_takes_long_or_grows(shape: str) -> None:
     record = extract(html, URL)
 
     assert len(msgspec.json.encode(record)) < 10_000_000
+
+
+def test_tables_have_the_cells_that_they_may_have() -> None:
+    """Cells are counted row by row, however wide the rows are."""
+    table = "<table><tr>" + "<th>a" * 50 + ("<tr>" + "<td>b" * 50) * 380 + "</table>"
+    found = extract(table * 3, "https://county.example/")["tables"]
+
+    assert isinstance(found, list)
+    cells = sum(len(row) for rows in found for row in rows)
+    assert structured.MAX_CELLS - 200 < cells <= structured.MAX_CELLS
+
+
+def test_tables_are_cut_at_what_they_take_to_write() -> None:
+    """Names of columns are written again in every row: the rows that fit are kept."""
+    names = "".join(f"<th>{chr(1) * 196}{n:03d}" for n in range(50))
+    found = extract(f"<table><tr>{names}" + ("<tr>" + "<td>b" * 50) * 399 + "</table>", "https://county.example/")
+
+    assert structured.MAX_TABLED * 0.9 < len(msgspec.json.encode(found["tables"])) <= structured.MAX_TABLED
