@@ -229,9 +229,11 @@ def examine(page: Page, site: Site, budget: Budget | None = None) -> Read:
 
 def _examined(page: Page, site: Site, budget: Budget) -> Read:
     declared = page.header("content-type")
-    if not page.body or not is_html(declared, page.body):
+    if not page.body:
         return _unread(page)
     try:
+        if not is_html(declared, page.body):
+            return _plainly_read(page, declared, site, budget)
         html = charset.utf8(page.body, declared, budget)
         if not html:
             return _unread(page)
@@ -261,6 +263,18 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
         raise FetchError("parse_error", f"the parser failed ({type(error).__name__}: {error})") from error
 
 
+def _plainly_read(page: Page, declared: str, site: Site, budget: Budget) -> Read:
+    """What is not HTML: data of JSON, and text, are a record; all else has none."""
+    unread = _unread(page)
+    kind = declared.partition(";")[0].strip().lower()
+    is_json = kind.endswith(("/json", "+json"))
+    if not unread.verdict.completed or not site.structured or not (is_json or kind == "text/plain"):
+        return unread
+    body = charset.utf8(page.body, declared, budget)
+    record = structured.extract_plain(body, is_json, budget)
+    return replace(unread, record=record, encoded=_encoded(record, (), budget), parser=_parser(site))
+
+
 def _encoded(record: dict[str, Any], fields: Collection[str], budget: Budget) -> bytes:
     """A record as JSON; of one that is too large the largest parts are cut, but never the fields of a site."""
     encoded = msgspec.json.encode(record)
@@ -284,7 +298,7 @@ def _first_half(value: Any) -> Any:
 
 
 def _unread(page: Page) -> Read:
-    return Read(verdict=judge(page, b"", None), record={}, parser=("none", "1"))
+    return Read(verdict=judge(page, b"", None), record={}, parser=("none", structured.VERSION))
 
 
 def _parser(site: Site) -> tuple[str, str]:

@@ -8,7 +8,7 @@ import re2
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.fetch.budget import SMALL, Budget
-from crawler.sites import css, structured, values
+from crawler.sites import css, structured, values, words
 from crawler.sites.config import MISSING, Field
 
 MAX_LOOKS = 2_000_000
@@ -17,7 +17,7 @@ MAX_VALUES = 1_000
 """Values that a field with `all` may have, and elements that are tried for one without."""
 MAX_QUICK = 32
 """Fields whose first element is looked for without counting looks: one search of a page takes less than parsing it."""
-MAX_TEXT, MAX_STRING = structured.MAX_TEXT, structured.MAX_STRING
+MAX_TEXT, MAX_STRING = words.MAX_TEXT, words.MAX_STRING
 MAX_MATCHED, MAX_PATTERN, MAX_PROGRAM = 10_000, 1_000, 10_000
 """Characters that a regular expression sees, may have itself, and instructions that it may compile to."""
 _SOURCES = {
@@ -141,7 +141,7 @@ class _Page:
         attribute = field.attr or (_SOURCES.get(node.tag or "", "") if field.type == "url" else "")
         if attribute:
             self._budget.spend(1)
-            return structured.joined((node.attrs.get(attribute) or "")[:MAX_TEXT])[:limit]
+            return words.joined((node.attrs.get(attribute) or "")[:MAX_TEXT])[:limit]
         if field.type == "html":
             html = self._first_html(node, limit) if self._is_large else node.inner_html or ""
             self._budget.spend(1 + len(html) // 50)
@@ -184,7 +184,7 @@ class _Page:
                 size += len(parts[-1])
                 if size > 2 * limit:
                     break
-        return structured.joined("\0".join(parts))[:limit]
+        return words.joined("\0".join(parts))[:limit]
 
     def _matched(self, compiled: Any, text: str) -> str:
         text = text[:MAX_MATCHED]
