@@ -13,7 +13,7 @@ from typing import NamedTuple
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.fetch.budget import Budget
-from crawler.sites.words import LARGE, MAX_STRING, excerpt, joined, words
+from crawler.sites.words import LARGE, MAX_STRING, excerpt, joined, own_text, words
 
 MAX_FIELDS, MAX_KEY = 2_000, 200
 MAX_TABLES, MAX_COLUMNS, MAX_ROWS, MAX_CELLS = 100, 50, 1_000, 20_000
@@ -38,15 +38,17 @@ _DAY = r"\d{1,4}[-./]\d{1,2}[-./]\d{2,4}|\d{1,2}\.? [^\W\d]{3,12}\.?,? \d{4}|[^\
 _DATE = re.compile(rf"(?:[^\W\d]{{2,12}}\.?,? )?(?:{_DAY})(?:,? ?\d{{1,2}}:\d{{2}}.{{0,10}}| ?[^\W\d]{{1,5}}\.)?")
 _NAMED = re.compile(r"label|lbl|caption|field-?name|\bkey\b", re.IGNORECASE)
 _LABELS = (
-    "b, strong, label, [class*=label i],"
-    " :first-child:not(td, :only-child, th, li, tr, a, h1, h2, h3, dt, dd, legend, :has(div, ul, table))"
+    "b, strong, label, [class*=label i], :first-child"
+    ":not(td, :only-child, th, li, tr, a, h1, h2, h3, dt, dd, legend, code, kbd, input, :has(div, ul, table))"
 )
 """Elements that may be labels: those that say so, and the first of several in an element.
 
 What most pages have is ruled out first, to save time."""
 _BOLD = frozenset({"b", "strong"})
 _WRAPPERS = frozenset({"div", "span", "p", "font", "label", "b", "strong", "u", "em"})
-_BLOCKS = frozenset({"table", "ul", "ol", "dl", "form", "fieldset", "h1", "h2", "h3", "section", "article", "hr"})
+_BLOCKS = frozenset(
+    {"table", "ul", "ol", "dl", "form", "fieldset", "h1", "h2", "h3", "section", "article", "pre", "hr"}
+)
 _ASIDE = re.compile(
     r"(?:^|\s|(?<!has)(?<!with)(?<!no)[_-])(?:footer|nav|navbar|menu|breadcrumbs?|pagination|pager)(?:$|\s)|\bcookies?\b",
     re.IGNORECASE,
@@ -108,7 +110,7 @@ def is_label(text: str, most_words: int = MAX_WORDS) -> bool:
     name = text.rstrip(": ")
     if not 0 < len(name) <= MAX_LABEL or name.count(" ") >= most_words or name[-1] in "!,;":
         return False
-    if name[-1] == "." and len(name) - name.rfind(" ") > 5:
+    if ": " in name or (name[-1] == "." and len(name) - name.rfind(" ") > 5):
         return False
     if name.replace(" ", "").isalpha():
         return True
@@ -433,6 +435,10 @@ def _run(first: LexborNode, seen: set[int], budget: Budget) -> Iterator[_Found]:
         first = outer
     if first.tag in ("td", "th") or _is_alone(first) or (first is not inner and first.mem_id in seen):
         return
+    names = inner.attributes.get("class")
+    named = "label" in (first.tag, inner.tag) or bool(names and _NAMED.search(names[:MAX_KEY]))
+    if not named and _is_in_prose(first, inner):
+        return
     kind = _kind(first)
     form = (kind, first.parent and first.parent.tag)
     if (twin := _twin(first, kind)) is not None:
@@ -440,8 +446,6 @@ def _run(first: LexborNode, seen: set[int], budget: Budget) -> Iterator[_Found]:
         if not (_is_link(first) and _is_link(twin)):
             yield _Found(excerpt(first), excerpt(twin), form)
         return
-    named = first.tag == "label" or inner.tag == "label"
-    named = named or bool(_NAMED.search((inner.attributes.get("class") or "")[:MAX_KEY]))
     label: LexborNode | None = first
     while label is not None:
         budget.check()
@@ -452,14 +456,29 @@ def _run(first: LexborNode, seen: set[int], budget: Budget) -> Iterator[_Found]:
         value, following = _behind(label, kind, budget)
         marked = named or name.endswith(":") or value.startswith(":")
         value = value.lstrip(": ")[:MAX_STRING]
-        before = label.prev
-        if before is not None and before.is_text_node and (before.text_content or "").rstrip().endswith(":"):
-            name, value, marked = joined((before.text_content or "")[-MAX_KEY:]), name, True
+        if (before := _text_before(label)).endswith(":"):
+            name, value, marked = joined(before[-MAX_KEY:]), name, True
         if marked and is_label(name, MAX_WORDS_MARKED):
             yield _Found(name, value, None)
         elif value and not marked:
             yield _Found(name, value, form)
         label = following
+
+
+def _is_in_prose(first: LexborNode, inner: LexborNode) -> bool:
+    """Whether an element is a word of a sentence, such as `code` or a bold word, by the text around it."""
+    following = first.next
+    after = (following.text_content or "") if following is not None and following.is_text_node else ""
+    before = _text_before(first)
+    if first.tag in _BOLD or inner.tag in _BOLD:
+        has_colon = before.endswith(":") or after.lstrip().startswith(":") or own_text(inner).rstrip().endswith(":")
+        return bool(before) and not has_colon
+    return bool(before) or (bool(after.strip()) and not excerpt(first).endswith(":"))
+
+
+def _text_before(node: LexborNode) -> str:
+    before = node.prev
+    return (before.text_content or "").rstrip() if before is not None and before.is_text_node else ""
 
 
 def _kind(node: LexborNode) -> Look:

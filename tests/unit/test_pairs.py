@@ -94,6 +94,8 @@ def test_layouts_that_nobody_thought_of_are_read_in_part_and_rightly(name: str) 
         "<label>Owner name</label><input value='type a name'><button>Search</button>",
         "<footer><b>Phone:</b> 555-0100</footer><div class='page-footer'><dl><dt>Phone<dd>555-0100</dl></div>",
         "<div><b>Welcome</b><br>County of Mill</div>",
+        "<p>Set <b>Owner</b> to a name.</p><p>Set <b>Acres</b> to 2.</p>",
+        "<p><em>Owner</em> is set to a name.</p><p><em>Acres</em> is 2.</p>",
     ],
 )
 def test_what_is_no_pair_is_left_out(html: str) -> None:

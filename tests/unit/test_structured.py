@@ -174,7 +174,9 @@ def test_links_with_endless_hosts_cost_no_more_than_others() -> None:
         structured.extract(tree, URL)
         return time.thread_time() - began
 
-    assert cost_s("\u0301" * 4_000 + "\u0316" * 4_000) < 20 * max(cost_s("/" * 8_000), 0.002)
+    endless, plain = ("\u0301" * 4_000 + "\u0316" * 4_000), "/" * 8_000
+    # The least of three: a collection of garbage in one of them takes longer than the work.
+    assert min(cost_s(endless) for _ in range(3)) < 20 * max(cost_s(plain), 0.002)
 
 
 def test_microdata_that_refers_to_itself_ends() -> None:
