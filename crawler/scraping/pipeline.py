@@ -232,9 +232,11 @@ def examine(page: Page, site: Site, budget: Budget | None = None) -> Read:
 
 def _examined(page: Page, site: Site, budget: Budget) -> Read:
     declared = page.header("content-type")
-    if not page.body or not is_html(declared, page.body):
+    if not page.body:
         return _unread(page)
     try:
+        if not is_html(declared, page.body):
+            return _plainly_read(page, declared, site, budget)
         html = charset.utf8(page.body, declared, budget, site.encoding)
         if not html:
             return _unread(page)
@@ -262,6 +264,18 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
         if shortage_of(error):
             raise
         raise FetchError("parse_error", f"the parser failed ({type(error).__name__}: {error})") from error
+
+
+def _plainly_read(page: Page, declared: str, site: Site, budget: Budget) -> Read:
+    """What is not HTML: data of JSON, and text, are a record; all else has none."""
+    unread = _unread(page)
+    kind = declared.partition(";")[0].strip().lower()
+    is_json = kind.endswith(("/json", "+json"))
+    if not unread.verdict.completed or not site.structured or not (is_json or kind == "text/plain"):
+        return unread
+    body = charset.utf8(page.body, declared, budget, site.encoding)
+    record = structured.extract_plain(body, is_json, budget)
+    return replace(unread, record=record, encoded=_encoded(record, (), budget), parser=_parser(site))
 
 
 def _encoded(record: dict[str, Any], fields: Collection[str], budget: Budget) -> bytes:
@@ -300,7 +314,7 @@ def _first_half(value: Any) -> Any:
 
 
 def _unread(page: Page) -> Read:
-    return Read(verdict=judge(page, b"", None), record={}, parser=("none", "1"))
+    return Read(verdict=judge(page, b"", None), record={}, parser=("none", structured.VERSION))
 
 
 def _parser(site: Site) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.errors import FetchError
 from crawler.fetch.budget import SMALL, Budget
-from crawler.sites import css, locales, structured, values
+from crawler.sites import css, locales, structured, values, words
 from crawler.sites.config import MISSING, Field
 
 MAX_LOOKS = 2_000_000
@@ -23,7 +23,7 @@ MAX_QUICK = 32
 """Fields whose first element is looked for without counting looks: one search of a page takes less than parsing it."""
 MAX_BYTES, BYTES_PER_HOLD = 16_000_000, 1_000_000
 """Bytes of memory that all values of a page may take, and after how many more the process counts them."""
-MAX_TEXT, MAX_STRING = structured.MAX_TEXT, structured.MAX_STRING
+MAX_TEXT, MAX_STRING = words.MAX_TEXT, words.MAX_STRING
 MAX_MATCHED, MAX_PATTERN, MAX_PROGRAM = 10_000, 1_000, 10_000
 """Characters that a regular expression sees, may have itself, and instructions that it may compile to."""
 _SOURCES = {
@@ -165,7 +165,7 @@ class _Page:
         attribute = field.attr or (_SOURCES.get(node.tag or "", "") if field.type == "url" else "")
         if attribute:
             self._budget.spend(1)
-            return structured.joined((node.attrs.get(attribute) or "")[:MAX_TEXT])[:limit]
+            return words.joined((node.attrs.get(attribute) or "")[:MAX_TEXT])[:limit]
         if field.type == "html":
             html = self._first_html(node, limit) if self._is_large else node.inner_html or ""
             self._budget.spend(1 + len(html) // 50)
@@ -221,7 +221,7 @@ class _Page:
         text = "\0".join(parts)
         if of_number and len(parts) > 1:
             text = _BETWEEN_DIGITS.sub(" | ", text)
-        return structured.joined(text)[:limit]
+        return words.joined(text)[:limit]
 
     def _matched(self, compiled: Any, text: str) -> str:
         text = text[:MAX_MATCHED]

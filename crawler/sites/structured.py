@@ -1,11 +1,11 @@
-"""What any HTML page says about itself, read without configuration."""
+"""What any page says about itself, read without configuration."""
 
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import islice
 
 import ada_url
 import msgspec
@@ -13,16 +13,17 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.errors import UrlError
 from crawler.fetch.budget import Budget
+from crawler.sites import pairs
+from crawler.sites.pairs import MAX_KEY, Pair
+from crawler.sites.words import MAX_STRING, MAX_TEXT, excerpt, joined, own_text, words
 from crawler.urls import MAX_HOST, check_host
 from crawler.urls import MAX_LENGTH as MAX_URL
 
-NAME, VERSION = "default", "1"
+NAME, VERSION = "default", "2"
 
-MAX_TEXT, MAX_STRING, MAX_KEY = 100_000, 2_000, 200
 MAX_LINKS, MAX_ANCHORS, MAX_LINKED = 1_000, 10_000, 1_000_000
 """Links, elements that are looked at for them, and characters of all links."""
-MAX_HEADINGS, MAX_METAS, MAX_FIELDS, MAX_PARAGRAPHS = 200, 500, 2_000, 2_000
-MAX_TABLES, MAX_COLUMNS, MAX_ROWS, MAX_CELLS = 100, 50, 1_000, 20_000
+MAX_HEADINGS, MAX_METAS, MAX_PARAGRAPHS = 200, 500, 2_000
 MAX_TABLED, MAX_ESCAPE = 6_000_000, 6
 """Bytes of all tables as they are written, where a name stands again in every row; and those of one character."""
 MAX_ITEMS, MAX_PROPERTIES, MAX_ITEM_DEPTH = 500, 2_000, 20
@@ -30,25 +31,17 @@ MAX_ITEM_NAMES, MAX_NAMED, MAX_MICRODATA = 20, 20_000, 1_000_000
 """Names of one value, names of all values, and characters of all items as they are written: a value is written once
 for each of its names, and again wherever the item around it is."""
 MAX_JSON_BLOCKS, MAX_JSON_LENGTH, MAX_JSON_DEPTH = 50, 500_000, 50
-MAX_EXCERPT_NODES, MAX_SIBLINGS = 1_000, 20
 MAX_OWNED, MAX_NAMES = 20_000, 10_000
 """Elements of items that are looked at, and characters of an attribute that is a list of names."""
 MAX_JSON_PARTS = 20_000
 """Objects and lists in all blocks of JSON, some 300 bytes each."""
-LARGE = 1_000_000
-"""Bytes of a page of which not all text is read at once."""
 MAX_ATTRIBUTE = 20_000
 """Characters of an attribute that are looked at: a longer one is no name, URL or text that is kept."""
 
 Record = dict[str, object]
-Cell = tuple[str, str]
-Grid = list[list[Cell]]
 
-_WORDS = re.compile(r"\S+")
-_BEFORE_SIGN = re.compile(r"\0(?=[,.;:)])")
 _PLAIN_PATH = re.compile(r"/?[A-Za-z0-9_-][A-Za-z0-9_/-]*(?:\.[A-Za-z0-9_-]+)?(?:\?[A-Za-z0-9_=&.-]*)?")
 """References of which a URL is made by putting them behind its origin or its folder."""
-_LABELLED = re.compile(r"([^:]{1,60}):\s+(\S.{0,499})")
 _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.?)*+(?:"|\Z))|,(?=\s*[}\]])', re.DOTALL)
 _VALUE_ATTRIBUTES = {
     **dict.fromkeys(("audio", "embed", "iframe", "img", "source", "track", "video"), "src"),
@@ -58,7 +51,8 @@ _VALUE_ATTRIBUTES = {
     "time": "datetime",
 }
 _INVISIBLE = "script, style, noscript, template, svg"
-_BOILERPLATE = "nav, aside, select, button, textarea, form"
+_TEXTUAL = frozenset({"", "text", "number", "date", "tel", "email", "url"})
+"""Types of inputs that show their value."""
 
 
 def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> Record:
@@ -67,7 +61,6 @@ def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> R
     base = base_of(tree, url)
     metas, json_ld, links = list(_metas(tree)), _json_ld(tree, budget), _links(tree, base, budget)
     _remove(tree, _INVISIBLE, budget)
-    headed, plain = _grids(tree, budget)
     record: Record = {
         "title": _first_words(tree, "head > title, body > title", budget),
         "description": next((value for name, value in metas if name == "description"), ""),
@@ -77,12 +70,28 @@ def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> R
         "json_ld": json_ld,
         "opengraph": _opengraph(metas),
         "microdata": _microdata(tree, base, budget),
-        "fields": _fields(tree, plain, budget),
-        "tables": _tables(headed, len(tree.raw_html), budget),
+    }
+    beside = _remove_controls(tree, budget)
+    found, tables = pairs.read(tree, budget)
+    record |= {
+        "fields": _fields(found),
+        "tables": _tables(tables, len(tree.raw_html), budget),
         "links": links,
-        "text": _main_text(tree, budget),
+        "text": _main_text(tree, beside, budget),
     }
     return {name: value for name, value in record.items() if value}
+
+
+def extract_plain(body: bytes, is_json: bool, budget: Budget) -> Record:
+    """The data of a JSON text in UTF-8, or of another text, and of JSON that is too much or broken, the beginning."""
+    budget.check(len(body))
+    if is_json and len(body) <= MAX_JSON_LENGTH and body.count(b"{") + body.count(b"[") <= MAX_JSON_PARTS:
+        value = _json(body.decode("utf-8", "replace"))
+        budget.check(len(body))
+        if value is not None:
+            return {"json": value}
+    text = body[: 4 * MAX_TEXT].decode("utf-8", "ignore").replace("\0", "").strip()[:MAX_TEXT]
+    return {"text": text} if text else {}
 
 
 def _remove(tree: LexborHTMLParser, query: str, budget: Budget) -> None:
@@ -92,16 +101,38 @@ def _remove(tree: LexborHTMLParser, query: str, budget: Budget) -> None:
         node.decompose(recursive=False)
 
 
-def _remove_boilerplate(tree: LexborHTMLParser, budget: Budget) -> None:
-    """Take menus and controls out of the tree, and forms unless they are the page itself, as in ASP.NET.
+def _remove_controls(tree: LexborHTMLParser, budget: Budget) -> list[LexborNode]:
+    """Take menus and controls out of the tree; of inputs that only show a value, the value stays as text.
+
+    Returns what may be beside the main part, but may have fields: it goes when they are read.
+    """
+    beside: list[LexborNode] = []
+    budget.check(len(tree.raw_html))
+    for node in tree.css("nav, select, button, textarea, input, aside, form"):
+        budget.check()
+        tag = node.tag
+        if tag in ("aside", "form"):
+            beside.append(node)
+            continue
+        if tag != "input":
+            node.decompose(recursive=False)
+            continue
+        attributes = node.attributes
+        shows = "readonly" in attributes or "disabled" in attributes
+        if shows and _attribute(node, "type").lower() in _TEXTUAL and (text := _value(_attribute(node, "value"))):
+            node.replace_with(text)
+    return beside
+
+
+def _remove_beside(beside: list[LexborNode], budget: Budget) -> None:
+    """Take what is beside the page out of the tree, and forms unless they are the page itself, as in ASP.NET.
 
     Forms can lie in each other. Whatever is found in one is in all around it, so that no part of the page is
     searched for each of them.
     """
     kept: set[int] = set()
     inside = 0
-    budget.check(len(tree.raw_html))
-    for form in tree.css(_BOILERPLATE):
+    for form in beside:
         budget.check()
         if form.tag != "form":
             form.decompose(recursive=False)
@@ -122,75 +153,6 @@ def _remove_boilerplate(tree: LexborHTMLParser, budget: Budget) -> None:
             outer = outer.parent
 
 
-def _words(node: LexborNode, budget: Budget, limit: int = MAX_STRING) -> str:
-    if len(node.parser.raw_html) > LARGE:
-        return _first_of(node, budget, limit)
-    text = node.text(separator="\0")
-    return (joined(text) if "\0" in text else " ".join(text.split()))[:limit]
-
-
-def _first_of(node: LexborNode, budget: Budget, limit: int) -> str:
-    """The beginning of a node's words on a page that is too large to have all of them in memory twice."""
-    parts, size = [], 0
-    for inner in node.traverse(include_text=True):
-        budget.check()
-        if inner.is_text_node:
-            text = inner.text_content or ""
-            words = _folded(text, limit)
-            parts.append(f"{' ' * text[:1].isspace()}{words}{' ' * text[-1:].isspace()}")
-            size += len(words)
-            if size > limit:
-                break
-    return joined("\0".join(parts))[:limit]
-
-
-def _folded(text: str, limit: int) -> str:
-    """The beginning of a text with single spaces, without a list of all its words."""
-    words, size = [], 0
-    for match in _WORDS.finditer(text):
-        words.append(match[0])
-        size += len(match[0]) + 1
-        if size > limit:
-            break
-    return " ".join(words)
-
-
-def joined(text: str) -> str:
-    """Fold white space, and the marks between text nodes into a space, or nothing: "see <a>this</a>, then"."""
-    if "\0" in text:
-        text = _BEFORE_SIGN.sub("", text).replace("(\0", "(").replace("\0", " ")
-    return " ".join(text.split())
-
-
-def _excerpt(node: LexborNode) -> str:
-    """The beginning of a node's words; unlike `_words` it is cheap however much lies in nodes inside nodes."""
-    first = node.child
-    if first and first.is_text_node and not first.next:
-        return " ".join((first.text_content or "")[:MAX_STRING].split())
-    parts, size = [], 0
-    for inner in islice(node.traverse(include_text=True), MAX_EXCERPT_NODES):
-        if inner.is_text_node:
-            parts.append((inner.text_content or "")[:MAX_STRING])
-            size += len(parts[-1])
-            if size > MAX_STRING:
-                break
-    return joined("\0".join(parts))[:MAX_STRING]
-
-
-def _own_text(node: LexborNode) -> str:
-    """The text of a node that is in no other inside it; of a large page the beginning."""
-    if len(node.parser.raw_html) <= LARGE:
-        return node.text(deep=False)
-    parts, left = [], MAX_TEXT
-    for inner in node.iter(include_text=True):
-        if inner.is_text_node:
-            parts.append((inner.text_content or "")[:left])
-            left -= len(parts[-1])
-            if not left:
-                break
-    return "".join(parts)
-
-
 def _value(text: str) -> str:
     """The beginning of an attribute's words."""
     return joined(text[: 10 * MAX_STRING])[:MAX_STRING]
@@ -207,7 +169,7 @@ def _first_attribute(tree: LexborHTMLParser, query: str, name: str) -> str:
 
 def _first_words(tree: LexborHTMLParser, query: str, budget: Budget) -> str:
     node = tree.css_first(query)
-    return _words(node, budget) if node else ""
+    return words(node, budget) if node else ""
 
 
 def base_of(tree: LexborHTMLParser, url: str) -> str:
@@ -237,7 +199,7 @@ def _add(record: Record, name: str, value: object) -> None:
         record[name] = [known, value]
 
 
-def _metas(tree: LexborHTMLParser) -> Iterator[Cell]:
+def _metas(tree: LexborHTMLParser) -> Iterator[Pair]:
     for node in tree.css("meta[content]")[:MAX_METAS]:
         attributes = node.attributes
         name = attributes.get("property") or attributes.get("name") or ""
@@ -246,7 +208,7 @@ def _metas(tree: LexborHTMLParser) -> Iterator[Cell]:
             yield name.strip().lower()[:MAX_KEY], value
 
 
-def _opengraph(metas: list[Cell]) -> Record:
+def _opengraph(metas: list[Pair]) -> Record:
     record: Record = {}
     for name, value in metas:
         if ":" in name:
@@ -259,7 +221,7 @@ def _headings(tree: LexborHTMLParser, budget: Budget) -> list[Record]:
     budget.check(len(tree.raw_html))
     for node in tree.css("h1, h2, h3, h4, h5, h6")[:MAX_HEADINGS]:
         budget.check()
-        if text := _excerpt(node):
+        if text := excerpt(node):
             headings.append({"level": int((node.tag or "h1")[1]), "text": text})
     return headings
 
@@ -271,7 +233,7 @@ def _links(tree: LexborHTMLParser, base: str, budget: Budget) -> list[str]:
     root, folder = absolute(base, "/"), absolute(base, "./")
     budget.check(len(tree.raw_html))
     for node in tree.css("a[href], area[href]")[:MAX_ANCHORS]:
-        reference = _attribute(node, "href")
+        reference = (node.attributes["href"] or "")[:MAX_ATTRIBUTE].strip()
         if (known := hash(reference)) in seen:
             continue
         seen.add(known)
@@ -336,69 +298,16 @@ def _plain(value: object, depth: int = 0) -> object:
     return value
 
 
-def _fields(tree: LexborHTMLParser, grids: list[Grid], budget: Budget) -> Record:
-    """The pairs of label and value in tables, definition lists and behind bold labels."""
+def _fields(found: list[Pair]) -> Record:
+    """Values by label; a label that comes again has a list of them."""
     fields: Record = {}
-    pairs = chain(_table_pairs(grids), _list_pairs(tree, budget), _label_pairs(tree, budget))
-    for label, value in islice(pairs, MAX_FIELDS):
-        budget.check()
-        if value and (name := label.rstrip(": ")[:MAX_KEY]):
+    for label, value in found:
+        if name := label.rstrip(": ")[:MAX_KEY]:
             _add(fields, name, value)
     return fields
 
 
-def _grids(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Grid], list[Grid]]:
-    """The rows of every table that holds no other table: those around them only make the layout.
-
-    Tables with a head come first, then the others.
-    """
-    headed: list[Grid] = []
-    plain: list[Grid] = []
-    left = MAX_CELLS
-    budget.check(len(tree.raw_html))
-    for table in tree.css("table:not(:has(table))")[:MAX_TABLES]:
-        budget.check(len(tree.raw_html))
-        rows: Grid = []
-        for row in islice(_rows(table, budget), MAX_ROWS):
-            if row:
-                rows.append(row)
-                left -= len(row)
-                if left <= 0:
-                    break
-        if rows:
-            (headed if _is_headed(rows) else plain).append(rows)
-        if left <= 0:
-            break
-    return headed, plain
-
-
-def _rows(table: LexborNode, budget: Budget) -> Iterator[list[Cell]]:
-    for part in table.iter():
-        budget.check()
-        tag = part.tag
-        if tag == "tr":
-            yield _cells(part, budget)
-        elif tag == "thead":
-            for row in part.iter():
-                budget.check()
-                yield [("th", text) for _, text in _cells(row, budget)]
-        elif tag in ("tbody", "tfoot"):
-            for row in part.iter():
-                budget.check()
-                yield _cells(row, budget)
-
-
-def _cells(row: LexborNode, budget: Budget) -> list[Cell]:
-    cells = islice(row.iter(), MAX_COLUMNS)
-    return [(tag, _words(cell, budget)) for cell in cells if (tag := cell.tag) == "td" or tag == "th"]
-
-
-def _is_headed(rows: Grid) -> bool:
-    head = rows[0]
-    return len(head) > 1 and all(tag == "th" for tag, _ in head) and any(tag == "td" for row in rows for tag, _ in row)
-
-
-def _tables(grids: list[Grid], page: int, budget: Budget) -> list[list[Record]]:
+def _tables(grids: list[pairs.Grid], page: int, budget: Budget) -> list[list[Record]]:
     """Each table as the records of its rows; of tables that would take too much to write, the first rows."""
     tables = [_table(rows) for rows in grids]
     names = sum([len(rows) * len("".join(rows[0])) for rows in tables if rows])
@@ -417,67 +326,12 @@ def _tables(grids: list[Grid], page: int, budget: Budget) -> list[list[Record]]:
     return tables
 
 
-def _table(rows: Grid) -> list[Record]:
+def _table(rows: pairs.Grid) -> list[Record]:
     names: list[str] = []
-    for number, (_, text) in enumerate(rows[0], 1):
+    for number, (_, text, _) in enumerate(rows[0], 1):
         name = text[:MAX_KEY] or f"column {number}"
         names.append(name if name not in names else f"{name} ({number})")
-    return [{name: text for name, (_, text) in zip(names, row, strict=False)} for row in rows[1:]]
-
-
-def _table_pairs(grids: list[Grid]) -> Iterator[Cell]:
-    for rows in grids:
-        narrow = max(map(len, rows)) <= 2
-        for row in rows:
-            yield from _row_pairs([cell for cell in row if cell[1]], narrow)
-
-
-def _row_pairs(row: list[Cell], narrow: bool) -> list[Cell]:
-    if not row:
-        return []
-    if ": " in row[0][1]:
-        matches = [match for _, text in row if (match := _LABELLED.fullmatch(text))]
-        if len(matches) == len(row):
-            return [(match[1], match[2]) for match in matches]
-    if narrow and len(row) == 2:
-        return [(row[0][1], row[1][1])]
-    if len(row) % 2 or not all(tag == "th" or text.endswith(":") for tag, text in row[::2]):
-        return []
-    return [(name, value) for (_, name), (_, value) in zip(row[::2], row[1::2], strict=True)]
-
-
-def _list_pairs(tree: LexborHTMLParser, budget: Budget) -> Iterator[Cell]:
-    budget.check(len(tree.raw_html))
-    for terms in tree.css("dl:not(:has(dl))")[:MAX_TABLES]:
-        budget.check(len(tree.raw_html))
-        name = ""
-        for node in terms.css("dt, dd")[:MAX_FIELDS]:
-            budget.check()
-            if node.tag == "dt":
-                name = _excerpt(node)
-            else:
-                yield name, _excerpt(node)
-
-
-def _label_pairs(tree: LexborHTMLParser, budget: Budget) -> Iterator[Cell]:
-    """Rows such as `<b>Owner:</b> Jane Roe<br>`; in table cells they are read with their table."""
-    budget.check(len(tree.raw_html))
-    for label in tree.css("b, strong")[:MAX_FIELDS]:
-        budget.check()
-        name, after = _own_text(label).strip(), label.next
-        if not name.endswith(":") and not (after and (after.text_content or "").lstrip().startswith(":")):
-            continue
-        if len(name) <= MAX_KEY and label.parent and label.parent.tag not in ("td", "th"):
-            yield name, joined("\0".join(_after(label))).lstrip(": ")[:MAX_STRING]
-
-
-def _after(label: LexborNode) -> Iterator[str]:
-    node = label.next
-    for _ in range(MAX_SIBLINGS):
-        if node is None or node.tag in ("b", "strong", "br", "hr"):
-            return
-        yield _excerpt(node)
-        node = node.next
+    return [{name: cell[1] for name, cell in zip(names, row, strict=False)} for row in rows[1:]]
 
 
 def _microdata(tree: LexborHTMLParser, base: str, budget: Budget) -> list[Record]:
@@ -583,24 +437,24 @@ def _item_value(node: LexborNode, base: str) -> str:
     source = _VALUE_ATTRIBUTES.get(node.tag or "")
     if source and (value := _attribute(node, source)):
         return (absolute(base, value) if source in ("src", "href", "data") else "") or value[:MAX_STRING]
-    return _excerpt(node)
+    return excerpt(node)
 
 
-def _main_text(tree: LexborHTMLParser, budget: Budget) -> str:
+def _main_text(tree: LexborHTMLParser, beside: list[LexborNode], budget: Budget) -> str:
     """The words of the page's main part; takes the rest out of the tree, so it comes last."""
-    _remove_boilerplate(tree, budget)
+    _remove_beside(beside, budget)
     budget.check(len(tree.raw_html))
     main = tree.css_first('main, [role="main"]')
     if main is None and len(articles := tree.css("article")) == 1:
         main = articles[0]
-    if main and (text := _words(main, budget, MAX_TEXT)):
+    if main and (text := words(main, budget, MAX_TEXT)):
         return text
     _remove(tree, "header, footer", budget)
     budget.check(len(tree.raw_html))
-    text = _words(tree.body, budget, MAX_TEXT) if tree.body else ""
+    text = words(tree.body, budget, MAX_TEXT) if tree.body else ""
     budget.check(len(tree.raw_html))
     dense = _densest(tree)
-    part = _words(dense, budget, MAX_TEXT) if dense else ""
+    part = words(dense, budget, MAX_TEXT) if dense else ""
     return part if len(part) * 2 > len(text) else text
 
 
@@ -611,5 +465,5 @@ def _densest(tree: LexborHTMLParser) -> LexborNode | None:
     for node in tree.css("p")[:MAX_PARAGRAPHS]:
         if parent := node.parent:
             parents[parent.mem_id] = parent
-            weights[parent.mem_id] += len(_own_text(node))
+            weights[parent.mem_id] += len(own_text(node))
     return parents[weights.most_common(1)[0][0]] if weights else None

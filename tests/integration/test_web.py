@@ -458,3 +458,28 @@ def test_a_site_file_decides_how_its_pages_are_asked_for_and_read(folder: Folder
     assert bad.returncode == 2
     assert "county.yaml, line 2" in bad.stderr
     assert "concurrency" in bad.stderr
+
+
+def test_json_and_text_are_collected_with_what_they_say(folder: Folder, pages: Pages) -> None:
+    """Their data and their text are the records, in results and exports; unchanged, they are not sent again."""
+    owner = {"owner": "Jane Roe", "acres": [1.5, None]}
+    pages.answers |= {
+        "/parcel.json": Answer(json.dumps(owner), headers={"Content-Type": "application/json", "ETag": '"1"'}),
+        "/parcel.txt": Answer("Owner: Jane Roe\nAcres: 1.5\n", headers={"Content-Type": "text/plain", "ETag": '"2"'}),
+        "/parcel.pdf": Answer(b"%PDF-1.7", headers={"Content-Type": "application/pdf", "ETag": '"3"'}),
+    }
+    for name in ("urls.txt", "again.txt"):
+        file = folder.write(name, [f"{pages.url}/parcel.{kind}" for kind in ("json", "txt", "pdf")])
+        done = folder.crawler("run", str(file), "--rate", "none")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    first, again = folder.results()[:3], folder.results()[3:]
+    assert {result["url"].rpartition(".")[2]: result["data"] for result in first} == {
+        "json": {"json": owner},
+        "txt": {"text": "Owner: Jane Roe\nAcres: 1.5"},
+        "pdf": {},
+    }
+    assert [result["verdict"] for result in again] == ["unchanged"] * 3
+    exported = folder.crawler("results", "export", "--format", "csv", "-o", str(folder.path / "out.csv"))
+    assert exported.returncode == 0, exported.stderr
+    assert "data.json.owner" in (folder.path / "out.csv").read_text()

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from crawler.errors import FetchError
 from crawler.fetch.budget import SMALL, Budget, Memory
 from crawler.models import Page
 from crawler.scraping.pipeline import MAX_RECORD, examine
 from crawler.sites.config import Site, load
+from crawler.sites.words import MAX_TEXT
 from tests.support.tasks import page
 
 BODY = b"<title>Parcel 7</title><h1>Parcel 12-3</h1><table><tr><th>Owner</th><td>Jane Roe</td></tr></table>"
@@ -93,7 +95,7 @@ def test_a_site_without_fields_gets_what_any_page_says(described: Describe) -> N
 
     _, record, parser = read(plain)
 
-    assert (record["title"], record["fields"], parser) == ("Parcel 7", {"Owner": "Jane Roe"}, ("default", "1"))
+    assert (record["title"], record["fields"], parser) == ("Parcel 7", {"Owner": "Jane Roe"}, ("default", "2"))
     assert read(nothing) == ("thin", {}, ("county", nothing.version))
 
 
@@ -103,7 +105,7 @@ def test_what_is_no_page_has_no_record(described: Describe) -> None:
     deep = b"<div>" * 6_000
 
     assert read(site, status=404)[:2] == ("http_404", {})
-    assert read(site, deep, 500) == ("http_500", {}, ("none", "1"))
+    assert read(site, deep, 500) == ("http_500", {}, ("none", "2"))
     assert read(site, b" ")[:2] == ("empty", {})
     with pytest.raises(FetchError, match="nested"):
         read(site, deep)
@@ -181,3 +183,39 @@ def test_fields_that_are_too_large_are_never_cut(described: Describe) -> None:
         examine(page(body=f"<p>{'x' * 1_990}</p>".encode() * 1_000), described(f"fields:{asked}"))
 
     assert refused.value.reason == "too_large"
+
+
+def answered(kind: str, body: bytes, site: Site) -> tuple[dict[str, Any], tuple[str, str]]:
+    """The record of an answer of some type, and its parser."""
+    headers = (("Content-Type", kind),)
+    found = examine(replace(page(body=body), headers=headers), site)
+    assert json.loads(found.encoded) == found.record
+    return found.record, found.parser
+
+
+def test_json_and_text_have_a_record(described: Describe) -> None:
+    """The data of JSON is kept as it is, text with its lines; what is broken or too much gives its beginning."""
+    site = described("rate: 1/s")
+    owner = b'{"owner": "Jane Roe", "values": [1, null]}'
+    many = b"[" + b"{}," * 30_000 + b"{}]"
+    deep = b"[" * 60 + b"]" * 60
+
+    for kind in ("application/json", "application/geo+json; charset=utf-8", "text/json"):
+        assert answered(kind, owner, site) == ({"json": json.loads(owner)}, ("default", "2"))
+    assert answered("application/json", b'[{"a": "\\u0000b\\ud800"}]', site)[0] == {"json": [{"a": "b"}]}
+    assert answered("text/plain", "Owner: Ann\n\tAcres: 1\0é ".encode(), site)[0] == {"text": "Owner: Ann\n\tAcres: 1é"}
+    assert answered("text/plain; charset=latin-1", b"caf\xe9", site)[0] == {"text": "café"}
+    assert answered("application/json", b'{"owner": ', site)[0] == {"text": '{"owner":'}
+    assert answered("application/json", many, site)[0] == {"text": many.decode()[:MAX_TEXT]}
+    assert answered("application/json", deep, site)[0] == {"text": deep.decode()}
+    assert len(answered("text/plain", "é".encode() * 3_000_000, site)[0]["text"]) == MAX_TEXT
+
+
+def test_other_answers_have_no_record(described: Describe) -> None:
+    """Other types are stored and not read; neither are walls, nor answers of sites that ask for fields only."""
+    plain, fields = described("rate: 1/s"), described(f"fields:{FIELDS}")
+    wall = replace(page(body=b'{"a": 1}', status=404), headers=(("Content-Type", "application/json"),))
+
+    assert answered("application/pdf", b"%PDF-1.7", plain) == ({}, ("none", "2"))
+    assert answered("application/json", b'{"a": 1}', fields) == ({}, ("none", "2"))
+    assert examine(wall, plain).record == {}

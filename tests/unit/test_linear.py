@@ -20,7 +20,7 @@ from crawler.judge import judge, sight
 from crawler.logs import printable
 from crawler.resilience import retry
 from crawler.results import flat
-from crawler.sites import depth, selectors, structured, values
+from crawler.sites import depth, pairs, selectors, structured, values, words
 from crawler.sites.config import Field
 from tests.support.tasks import page
 
@@ -141,6 +141,18 @@ SHAPES: dict[str, Shape] = {
     "labels": times("<b>a:</b> x<br>"),
     "labels in labels": times("<div><b>a:</b>", "", "x"),
     "labels around a text": lambda size: "<div><b>a:</b>" * 300 + "x " * (size // 2),
+    "labels and comments": times("<b>a</b><!-- x -->"),
+    "labels in wrappers": times("<p><span><b>a</b></span>"),
+    "bold values": times("a: <b>b</b><br>"),
+    "rows of four": times("<tr><td>a<td>1<td>b<td>2", "<table>"),
+    "heads between rows": times("<tr><th>a<th>b<tr><td>1<td>2", "<table>"),
+    "bold heads": times("<tr><td><b>a</b><td><b>b</b><td><b>c</b><tr><td>1<td>2<td>3", "<table>"),
+    "tables below rows": times("<table><tr><td>a<td>b<tr><td>"),
+    "boxes": times("<div><span>a</span><span>1</span></div>"),
+    "boxes in turn": times("<div class=k>a</div><div class=v>1</div>", "<div>"),
+    "boxes in boxes": times("<div><span>a</span>"),
+    "boxes around boxes": times("<div><div class=a>"),
+    "inputs that show": times("<label>a</label><input readonly value=b>"),
     "hidden parts": times("<div hidden>x</div>"),
     "hidden in hidden": times("<div hidden>"),
     "buttons": times("<button>x</button>"),
@@ -202,16 +214,17 @@ PARTS: dict[str, Callable[[LexborHTMLParser], object]] = {
     "structured_json_ld": lambda tree: structured._json_ld(tree, Budget()),
     "structured_links": lambda tree: structured._links(tree, URL, Budget()),
     "structured_headings": lambda tree: structured._headings(tree, Budget()),
-    "structured_grids": lambda tree: structured._grids(tree, Budget()),
+    "pairs_grids": lambda tree: pairs.grids(tree, Budget()),
+    "pairs": lambda tree: pairs.read(tree, Budget()),
     "structured_microdata": lambda tree: structured._microdata(tree, URL, Budget()),
-    "structured_fields": lambda tree: structured._fields(tree, [], Budget()),
-    "structured_remove_boilerplate": lambda tree: structured._remove_boilerplate(tree, Budget()),
-    "structured_main_text": lambda tree: structured._main_text(tree, Budget()),
+    "structured_remove_controls": lambda tree: structured._remove_controls(tree, Budget()),
+    "structured_remove_beside": lambda tree: structured._remove_beside(tree.css("aside, form"), Budget()),
+    "structured_main_text": lambda tree: structured._main_text(tree, tree.css("aside, form"), Budget()),
     "structured": lambda tree: structured.extract(tree, URL),
     "flat": flattened,
 }
 """What sees a page's tree; those that change it come last, and get one of their own."""
-CHANGING = ("structured_remove_boilerplate", "structured_main_text", "structured", "flat")
+CHANGING = ("structured_remove_controls", "structured_remove_beside", "structured_main_text", "structured", "flat")
 
 
 def in_pieces(data: bytes, size: int) -> Iterator[bytes]:
@@ -288,7 +301,7 @@ OF_TEXT: dict[str, Callable[[str], object]] = {
     "number": values.number,
     "day": values.day,
     "boolean": values.boolean,
-    "joined": structured.joined,
+    "joined": words.joined,
 }
 CHARSETS = ("utf-8", "utf-16le", "gb18030", "big5", "iso-2022-jp", "shift_jis", "windows-1252")
 OF_BYTES: dict[str, Callable[[bytes], object]] = {
@@ -303,6 +316,8 @@ OF_BYTES: dict[str, Callable[[bytes], object]] = {
     "gzip": coded("gzip", gzip.compress, 100),
     "deflate": coded("deflate", zlib.compress, 100),
     "br": coded("br", lambda data: brotli.compress(data, quality=1), 100),
+    "JSON": lambda data: structured.extract_plain(data, True, Budget()),
+    "text": lambda data: structured.extract_plain(data, False, Budget()),
     "detection": lambda data: charset.utf8(data, "text/html"),
     "detection of others": lambda data: charset.utf8(b"\xff" + data, ""),
     "declared as utf-8": lambda data: charset.utf8(b"<meta charset=utf-8>\xff" + data, ""),

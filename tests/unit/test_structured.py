@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crawler.sites import structured
+from crawler.sites import pairs, structured
 from crawler.sites.depth import parse
-from crawler.sites.structured import MAX_LINKS, MAX_TEXT, NAME, VERSION
+from crawler.sites.structured import MAX_LINKS, NAME, VERSION
+from crawler.sites.words import MAX_TEXT
 
 URL = "https://county.example/parcels/12-34?tab=1"
 
@@ -24,7 +25,7 @@ def extract(html: str, url: str) -> structured.Record:
 
 def test_the_parser_has_a_name_and_a_version() -> None:
     """A record can say which parser made it."""
-    assert (NAME, VERSION) == ("default", "1")
+    assert (NAME, VERSION) == ("default", "2")
 
 
 def test_nothing_is_reported_of_an_empty_page() -> None:
@@ -173,7 +174,9 @@ def test_links_with_endless_hosts_cost_no_more_than_others() -> None:
         structured.extract(tree, URL)
         return time.thread_time() - began
 
-    assert cost_s("\u0301" * 4_000 + "\u0316" * 4_000) < 20 * max(cost_s("/" * 8_000), 0.002)
+    endless, plain = ("\u0301" * 4_000 + "\u0316" * 4_000), "/" * 8_000
+    # The least of three: a collection of garbage in one of them takes longer than the work.
+    assert min(cost_s(endless) for _ in range(3)) < 20 * max(cost_s(plain), 0.002)
 
 
 def test_microdata_that_refers_to_itself_ends() -> None:
@@ -428,7 +431,7 @@ def test_tables_have_the_cells_that_they_may_have() -> None:
 
     assert isinstance(found, list)
     cells = sum(len(row) for rows in found for row in rows)
-    assert structured.MAX_CELLS - 200 < cells <= structured.MAX_CELLS
+    assert pairs.MAX_CELLS - 200 < cells <= pairs.MAX_CELLS
 
 
 def test_tables_are_cut_at_what_they_take_to_write() -> None:
