@@ -271,7 +271,6 @@ def test_bytes_that_are_not_html_raise_nothing(body: bytes, status: int, kind: s
     assert not verdict.completed or 200 <= status < 300
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "body",
     [

@@ -210,7 +210,6 @@ def test_a_hostile_file_costs_little(tmp_path: Path) -> None:
 AGENTS = ("User-agent: a{0}\n", "User-agent: {1}\n", "useragent a{0}*\n", "user agent a{0}\n")
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("agents", AGENTS)
 def test_rules_are_kept_for_our_agent_only(tmp_path: Path, agents: str) -> None:
     """Thousands of rules for thousands of agents are no millions of rules, and ours are obeyed."""

