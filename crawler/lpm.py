@@ -597,20 +597,7 @@ class LocalPersistenceManager:
         file = _read_result(Path(name))
         if file is None:
             return _TORN
-        return _WHOLE if self._agrees(task_id, file) else _OTHER
-
-    def _agrees(self, task_id: str, file: dict[str, Any]) -> bool:
-        """Whether a file has the URLs, the digest and the record that the ledger has."""
-        row = self.ledger.db.one(
-            "SELECT url, final_url, body_sha256, record FROM results JOIN tasks ON id = task WHERE task_id = ?",
-            (task_id,),
-        )
-        with contextlib.suppress(msgspec.DecodeError):  # a record that cannot be read is told by the books
-            return row is None or (
-                (file.get("url"), file.get("final_url"), file.get("raw_html_hash")) == row[:3]
-                and file["data"] == msgspec.json.decode(row[3])
-            )
-        return True
+        return _WHOLE if results.agrees(self.ledger.db, task_id, file) else _OTHER
 
     def _faulty_files(self, job: Job) -> tuple[int, int]:
         """How many files of a job's results are missing or torn, and how many say something else than the ledger."""

@@ -249,3 +249,17 @@ def _decoded(task_id: str, text: str) -> dict[str, Any]:
 def page_url(result: Mapping[str, Any]) -> str:
     """The URL that the stored page of a result came from; empty where it is an earlier result's."""
     return "" if result["verdict"] == UNCHANGED else str(result["final_url"])
+
+
+def agrees(db: Database, task_id: str, file: Mapping[str, Any]) -> bool:
+    """Whether a file of pending/ has the URLs, the digest and the record that the ledger has, if it has them whole."""
+    row = db.one(
+        "SELECT url, final_url, body_sha256, record FROM results JOIN tasks ON id = task WHERE task_id = ?", (task_id,)
+    )
+    try:
+        return row is None or (
+            (file.get("url"), file.get("final_url"), file.get("raw_html_hash")) == row[:3]
+            and file.get("data") == msgspec.json.decode(row[3])
+        )
+    except msgspec.DecodeError:  # told by the books
+        return True

@@ -12,7 +12,7 @@ import msgspec
 from isal import isal_zlib
 
 from crawler import urls
-from crawler.db import losses
+from crawler.db import losses, results
 from crawler.db import segments as warc
 from crawler.db.connection import reading, writing
 from crawler.db.ledger import Ledger
@@ -359,22 +359,10 @@ def _kind(context: Context, path: Path, gone: set[str]) -> str | None:
         return "left"
     if not is_whole(path):
         return "unreadable"
-    return "whole" if _agrees(context, path) else "other"
-
-
-def _agrees(context: Context, path: Path) -> bool:
-    """Whether a file has the record, the URLs and the digest that the ledger has; where not, one of both is damaged."""
-    row = context.db.one(
-        "SELECT record, url, final_url, body_sha256 FROM results JOIN tasks ON id = task WHERE task_id = ?",
-        (path.stem,),
-    )
-    if row is None:
-        return True  # the books tell that
     with suppress(FileNotFoundError):  # it has just been sent
-        file = msgspec.json.decode(read_regular(path))
-        there = [file.get(name) for name in ("url", "final_url", "raw_html_hash")]
-        return there == list(row[1:]) and file.get("data") == msgspec.json.decode(row[0])
-    return True
+        if not results.agrees(context.db, path.stem, msgspec.json.decode(read_regular(path))):
+            return "other"
+    return "whole"
 
 
 def _expected(context: Context, before: float) -> tuple[set[str], set[str]]:
