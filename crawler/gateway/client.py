@@ -137,6 +137,8 @@ class GatewayClient:
         segment = quote(task_id, safe="", errors="surrogatepass").replace(".", "%2E")
         call = self._call("POST", f"/internal/tasks/{segment}/fail", _JSON, body, what="/internal/tasks/…/fail")
         answer = _answer(call, await self._send(call))
+        if answer.get("status") == "reported":
+            return  # with success false it is no longer ours: the Gateway has heard us all the same
         if answer.get("status") == "error" or answer.get("success") is False:
             raise call.not_taken(answer)
         if answer.get("success") is not True and not isinstance(answer.get("status"), str):
