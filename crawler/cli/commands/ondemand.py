@@ -54,12 +54,14 @@ def ondemand(platforms: tuple[str, ...], capacity: int, workers: int | None, mov
     """
     from crawler.gateway.agent import bind
     from crawler.gateway.client import GatewayClient
+    from crawler.gateway.collector import asked
     from crawler.orchestrator import Orchestrator, terminated_by_signal
     from crawler.sites import config as sites
 
     settings = config.load()
     described = sites.load(settings.config_dir, settings.rate)
     GatewayClient(settings, "check")  # what is missing or wrong is said here, and not in a log
+    platforms = tuple(asked(settings, platforms, described))
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm):
         worker_id = bind(lpm, settings, moved)
