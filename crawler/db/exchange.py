@@ -368,6 +368,12 @@ def key_holders(db: Database, keys: Collection[str]) -> dict[str, KeyHolder]:
     return {row[0]: KeyHolder(*row[1:]) for row in rows}
 
 
+def forget_keys(db: Database) -> None:
+    """Another Gateway has got nothing from here yet."""
+    with writing(db):
+        db.execute("DELETE FROM delivery_keys")
+
+
 def note_replaced(db: Database, parcels: Collection[Parcel], problem: str) -> None:
     """The Gateway has written these over rows that nothing from here has made, or some of them."""
     with writing(db):

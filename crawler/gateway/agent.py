@@ -119,6 +119,8 @@ def bind(lpm: LocalPersistenceManager, settings: Settings, moved: bool = False) 
             for note in ("heard", "trouble_sync", "trouble_collector", "trouble_heartbeat"):
                 exchange.set_note(db, note, None)
             exchange.set_note(db, "url", url)
+            if not moved:
+                exchange.forget_keys(db)
         name = exchange.get_note(db, "worker_id")
         if name is None:
             host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100] or "worker"

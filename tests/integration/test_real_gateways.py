@@ -227,6 +227,7 @@ def test_a_first_delivery_that_is_counted_as_updated_is_an_alarm(folder: Folder,
 
     pushed = folder.crawler("sync", "push", "--json")
     shown = json.loads(folder.crawler("sync", "rejected", "--json").stdout)
+    status = folder.crawler("status").stdout
     lpm.durable.db.execute("UPDATE outbox SET state = 'ready', batch = NULL, replaced = 0")
     again = folder.crawler("sync", "push", "--json")
     lpm.close()
@@ -235,6 +236,7 @@ def test_a_first_delivery_that_is_counted_as_updated_is_an_alarm(folder: Folder,
     assert pushed.returncode == 1
     assert {"results": 0, "replaced": 2, "rejected": 0}.items() <= json.loads(pushed.stdout).items()
     assert {item["task_id"] for item in shown} == ours
+    assert f"Gateway {gateway.url}: 2 may have replaced other results (python -m crawler sync status)" in status
     assert all("counted 1 of 2 results as updated" in item["problem"] for item in shown)
     assert again.returncode == 0
     assert {"results": 2, "replaced": 0}.items() <= json.loads(again.stdout).items()

@@ -17,6 +17,7 @@ from crawler.config import Settings, load
 from crawler.db import exchange
 from crawler.db.books import Delivery
 from crawler.errors import GatewayError, StoreError
+from crawler.gateway import agent
 from crawler.gateway.client import GatewayClient
 from crawler.gateway.sync import MAX_TRIES, PAGES_AT_ONCE, Sync
 from crawler.lpm import LocalPersistenceManager
@@ -574,3 +575,23 @@ def test_what_an_older_program_has_delivered_is_known(lpm: LocalPersistenceManag
 
     assert (stand(again).synced, stand(again).rejected, stand(again).replaced) == (5, 1, 0)
     assert list(gateway.failed) == ["t-0"]
+
+
+@pytest.mark.parametrize(("moved", "expected"), [(False, 1), (True, 0)])
+def test_another_gateway_has_none_of_our_keys(
+    moved: bool, expected: int, lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """What was delivered to one makes no update of another's ours; the same one at a new address has them all."""
+    collect(lpm, "job", 1)
+    exchange.release(lpm.durable.db)
+    agent.bind(lpm, load(gateway.env))
+    rounds(lpm, gateway)
+    lpm.durable.db.execute("UPDATE outbox SET state = 'held', batch = NULL")
+
+    with ScriptedGateway() as other:
+        other.rules = [counting(other, {"0"})]
+        agent.bind(lpm, load(other.env), moved)
+        exchange.release(lpm.durable.db)
+        rounds(lpm, other)
+
+    assert stand(lpm).replaced == expected

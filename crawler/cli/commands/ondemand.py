@@ -110,7 +110,8 @@ def _line(lpm: LocalPersistenceManager) -> str:
     states, stand = exchange.states(db), lpm.ledger.delivery(None)
     counts = {"taken": sum(states.values()), "open": exchange.open_count(db)}
     counts |= {name: states[name] for name in ("completed", "failed", "skipped", "expired") if states.get(name)}
-    sent = {"to deliver": stand.unsent, "delivered": stand.synced + stand.reports_synced}
+    sent = {"to deliver": stand.unsent, "delivered": stand.synced - stand.replaced + stand.reports_synced}
+    sent |= {"replaced": stand.replaced} if stand.replaced else {}
     sent |= {"rejected": refused} if (refused := stand.rejected + stand.reports_rejected) else {}
     return " · ".join(", ".join(f"{count:,} {what}" for what, count in part.items()) for part in (counts, sent))
 
