@@ -21,7 +21,8 @@ from crawler.sites import config as sites
 from tests.integration.test_gateway import Caller
 from tests.support.exchange import assign, fail, given
 from tests.support.gateway import Gateway
-from tests.support.stack import PATIENCE_S, Folder
+from tests.support.site import Site
+from tests.support.stack import PATIENCE_S, Folder, wait_for
 from tests.support.tasks import done, new, open_job, page
 
 IDLE = 7
@@ -111,6 +112,22 @@ def rows(count: int, **fields: Any) -> list[dict[str, Any]]:
         {"task_id": f"t-{n}", "platform": "beacon", "parcel_id": f"p{n}", "url": f"http://a.example/{n}"} | fields
         for n in range(count)
     ]
+
+
+def test_work_for_a_real_gateway_from_end_to_end(folder: Folder, site: Site, gateway: Gateway) -> None:
+    """`ondemand` takes all tasks with its first question, and delivers them; what has no page is reported."""
+    folder.env |= env(gateway) | {"CRAWLER_ALLOW_NETS": "127.0.0.0/8", "CRAWLER_RATE": "none"}
+    tasks = [row | {"url": site.page(n), "parcel_id": ""} for n, row in enumerate(rows(8))]
+    gateway.import_tasks([*tasks, rows(1)[0] | {"task_id": "bad", "url": "", "type": "parcel"}])
+
+    folder.start("crawler", "ondemand", "--platform", "beacon", "--workers", "1")
+    wait_for(lambda: gateway.counts()["completed"] + gateway.counts()["failed"] == 9, 120, "the ends of all tasks")
+
+    assert {result["task_id"] for result in gateway.results()} == {row["task_id"] for row in tasks}
+    assert next(task["error_type"] for task in gateway.tasks() if task["task_id"] == "bad") == "bad_task"
+    with closing(folder.lpm()) as lpm:
+        wait_for(lambda: not exchange.unsent(lpm.ledger.db), 60, "the last answer")
+        assert exchange.troubles(lpm.ledger.db) == []
 
 
 def test_an_empty_queue_is_no_trouble(lpm: LocalPersistenceManager, gateway: Gateway) -> None:
