@@ -330,3 +330,19 @@ def test_refusals_come_in_their_own_words(like: str, path: str, said: bytes, tmp
 
     assert (refused.status, refused.body.startswith(said)) == (422, True)
     assert (denied.status, b"request_id" in denied.body) == (401, False)
+
+
+@pytest.mark.parametrize(("like", "counts", "stored"), [("go", (2, 1), ["1", "3"]), ("python", (1, 2), [])])
+def test_a_result_that_does_not_fit_costs_its_row_or_its_request(
+    like: str, counts: tuple[int, int], stored: list[str], tmp_path: Path
+) -> None:
+    """The one in Python counts as inserted what it then undoes: such counts confirm nothing."""
+    sent = [{"task_id": f"t-{n}", "parcel_id": f"{n}", "data": {}, "scraped_at": "2026-01-30"} for n in range(1, 4)]
+    sent[1]["state"] = "California"
+    with Gateway(tmp_path, like=like) as gateway:
+        path = "/internal/parcel/results" if like == "python" else "/internal/results"
+        answer = Caller(gateway).call("POST", path, json.dumps(sent).encode()).json
+        found = [result["parcel_id"] for result in gateway.results()]
+
+    assert (answer["inserted"], answer["failed"]) == counts
+    assert found == stored

@@ -253,7 +253,7 @@ def retry(task_ids: tuple[str, ...], as_json: bool) -> int:
 @json_option
 @data_dir_option
 def rejected(as_json: bool) -> int:
-    """List what was refused by the Gateway or not sent, and what may have replaced other results there, and why.
+    """List what was rejected, or may have replaced other results, and why; all of it is kept.
 
     \b
     Example:
