@@ -39,6 +39,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The Gateway's secret."""
     gateway_token_file: Path | None = None
     """A file that holds it, for where GATEWAY_TOKEN is not set; it may be replaced while work goes on."""
+    gateway_dialect: Literal["plain", "typed"] = "plain"
+    """`typed` for a Gateway with /internal/parcel/… and /internal/party/… and with times that name no zone."""
     window: int = 2000
     """How many tasks are in Redis at a time; the ledger holds all of them."""
     raw: Literal["all", "failed", "none"] = "all"

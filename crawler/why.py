@@ -175,7 +175,9 @@ def _handed_over(lpm: LocalPersistenceManager, task: int) -> list[Step]:
     steps += [Step(at, "exported", {"file": file, "format": form, "with": count}) for at, file, form, count in exports]
     if archived_at:
         steps.append(Step(archived_at, "archived"))
-    told = _without_none({"late": "its deadline had passed" if late else None, "code": code, "because": problem})
+    told = _without_none(
+        {"late": "its deadline had passed" if late else None, "code": code or None, "because": problem}
+    )
     if state == "held":
         steps.append(Step(None, "held", {"because": "standalone results go to a Gateway only by an explicit command"}))
     else:

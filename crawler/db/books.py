@@ -66,6 +66,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """Of those sent, the ones whose deadline had passed by then."""
     without_page: int = 0
     """Of those sent, the ones whose page could not be sent."""
+    replaced: int = 0
+    """Of the synced ones, those that may have replaced another result at the Gateway."""
     reports_ready: int = 0
     reports_synced: int = 0
     reports_rejected: int = 0
@@ -417,9 +419,10 @@ class Bookkeeping:
                 UNION ALL SELECT min(created_at) FROM reports WHERE {of})""",
             which,
         )
-        [(late, without_page)] = self.db.all(
-            f"""SELECT ifnull(sum(late), 0), ifnull(sum(raw_sent_at = 0), 0) FROM outbox
-                WHERE state <> 'held' AND (late OR raw_sent_at = 0) AND {where}""",
+        [(late, without_page, replaced)] = self.db.all(
+            f"""SELECT ifnull(sum(late), 0), ifnull(sum(raw_sent_at = 0), 0),
+                    ifnull(sum(replaced AND state = 'synced'), 0) FROM outbox
+                WHERE state <> 'held' AND (late OR raw_sent_at = 0 OR replaced) AND {where}""",
             which,
         )
         states = {state: count for state, count in told if state in Delivery.__struct_fields__}
@@ -431,6 +434,7 @@ class Bookkeeping:
             oldest=oldest,
             late=late,
             without_page=without_page,
+            replaced=replaced,
             **states,
         )
 

@@ -1,7 +1,7 @@
 """What a Gateway gave and what it is to get: tasks under its own ids, results, and reports of those that have none."""
 
 import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +19,8 @@ SLICE = 2000
 """Tasks a transaction: others want to write too."""
 AHEAD_S = 120.0
 """Nothing is put off for longer: a time beyond that is of a clock that was wrong."""
+MAX_SITE = 64
+"""Characters of a host that stands for a platform."""
 _PLACES = {1: ("urgent", 1), 2: ("default", 2), 3: ("default", 5), 4: ("default", 8)}
 _NO_ADDRESS = Address("", b"", "")
 
@@ -46,8 +48,27 @@ class Assigned(NamedTuple):
     known: int
 
 
+class NaturalKey(msgspec.Struct, frozen=True):
+    """What a Gateway stores a result under: a second result with the same four values replaces the first."""
+
+    parcel_id: str
+    platform: str | None
+    state: str | None
+    county: str | None
+
+
+class KeyHolder(NamedTuple):
+    """The task whose result was sent last under a natural key."""
+
+    task_id: str
+    url_key: bytes
+    state: str | None
+    """Of its delivery."""
+    synced_at: float | None
+
+
 class Parcel(msgspec.Struct, frozen=True, kw_only=True):
-    """A result on its way: `task_id` is what the Gateway knows it by."""
+    """A result on its way: `task_id` is what the Gateway knows its task by, `key` what it stores it under."""
 
     task: int
     own_id: str
@@ -61,6 +82,12 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str
     url: str
     scraped_at: float
+    key: NaturalKey
+    url_key: bytes
+    type: str | None
+    """As the Gateway's task has it."""
+    asked_at: float | None
+    """When the Gateway handed the task out; None where it did not."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +100,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     error_type: str
     attempts: int
+    type: str | None = None
 
 
 def of_gateway(db: Database) -> int:
@@ -113,32 +141,46 @@ def troubles(db: Database) -> list[str]:
 # Tasks
 
 
-def poll_key(db: Database) -> str:
-    """The name of the next question for work: the same until an answer to it was stored."""
-    key = get_note(db, "poll")
+def poll_key(db: Database, kind: str | None = None) -> str:
+    """The name of the next question for work of a type: the same until an answer to it was stored."""
+    key = get_note(db, _poll(kind))
     if key is None:
         key = secrets.token_hex(16)
-        set_note(db, "poll", key)
+        set_note(db, _poll(kind), key)
     return key
 
 
+def _poll(kind: str | None) -> str:
+    return f"poll_{kind}" if kind else "poll"
+
+
 def assign(
-    ledger: Ledger, job: Job, tasks: Sequence[Assignment], unnamed: Iterable[tuple[str, str]], now: float
+    ledger: Ledger,
+    job: Job,
+    tasks: Sequence[Assignment],
+    unnamed: Iterable[tuple[str, str]],
+    now: float,
+    kind: str | None = None,
 ) -> Assigned:
     """Put a Gateway's tasks into the ledger, all that one answer held, and be done with its question.
 
     `unnamed` are those without a usable id, by reason and beginning: nobody can be told of them, but they are kept.
     """
     first, rest = tasks[:SLICE], tasks[SLICE:]
-    done = _assign(ledger, job, first, unnamed, now, last=not rest)
+    done = _assign(ledger, job, first, unnamed, now, None if rest else _poll(kind))
     if not rest:
         return done
-    more = assign(ledger, job, rest, (), now)
+    more = assign(ledger, job, rest, (), now, kind)
     return Assigned(*(sum(pair) for pair in zip(done, more, strict=True)))
 
 
 def _assign(
-    ledger: Ledger, job: Job, tasks: Sequence[Assignment], unnamed: Iterable[tuple[str, str]], now: float, last: bool
+    ledger: Ledger,
+    job: Job,
+    tasks: Sequence[Assignment],
+    unnamed: Iterable[tuple[str, str]],
+    now: float,
+    poll: str | None,
 ) -> Assigned:
     accepted = refused = known = 0
     with writing(ledger.db):
@@ -168,8 +210,8 @@ def _assign(
                    SELECT ?1, ifnull(max(source_line), 0) + 1, ?2, ?3 FROM rejected_rows WHERE job_id = ?1""",
                 (job.id, reason, text),
             )
-        if last:
-            _set_note(ledger.db, "poll", None)
+        if poll:
+            _set_note(ledger.db, poll, None)
     return Assigned(accepted, refused, known)
 
 
@@ -252,7 +294,10 @@ def ended(db: Database, since: float) -> dict[str, int]:
 _PARCEL = """
     SELECT o.task, t.task_id, iif(t.source IN ('gateway', 'bundle'), ifnull(t.external_id, t.task_id), t.task_id),
            iif(o.batch IS NULL, t.deadline <= ?1, o.late), o.batch, o.tries, r.raw_segment, r.raw_offset, r.raw_length,
-           r.body_sha256, r.content_type, r.final_url, r.scraped_at
+           r.body_sha256, r.content_type, r.final_url, r.scraped_at, t.url_key,
+           t.input ->> '$.task.type', iif(t.source = 'gateway', t.imported_at, NULL),
+           t.parcel_id, t.input ->> '$.platform', t.input ->> '$.state', t.input ->> '$.county',
+           iif(r.site = 'default', t.domain, r.site)
     FROM outbox o JOIN tasks t ON t.id = o.task JOIN results r ON r.task = o.task"""
 _DUE = f"o.state = 'ready' AND (o.not_before <= ?1 OR o.not_before > ?1 + {AHEAD_S})"
 _NOT_LATER = "NOT IN (SELECT value FROM json_each(?2))"
@@ -282,7 +327,8 @@ def parcels(db: Database, limit: int, now: float, later: Collection[str] = ()) -
 
 
 def _parcel(row: tuple[Any, ...]) -> Parcel:
-    task, own_id, task_id, late, batch, tries, *place, sha256, content_type, url, scraped_at = row
+    task, own_id, task_id, late, batch, tries, *place, sha256, content_type, url, scraped_at = row[:13]
+    url_key, type_, asked_at, *fields, site = row[13:]
     return Parcel(
         task=task,
         own_id=own_id,
@@ -295,7 +341,44 @@ def _parcel(row: tuple[Any, ...]) -> Parcel:
         content_type=content_type,
         url=url,
         scraped_at=scraped_at,
+        key=_natural_key([None if value in (None, "") else str(value) for value in fields], url_key, site),
+        url_key=url_key,
+        type=type_,
+        asked_at=asked_at,
     )
+
+
+def _natural_key(fields: Sequence[str | None], url_key: bytes, site: str) -> NaturalKey:
+    """A result's own key; one without a parcel is known by its page and site, or all of these would be one row."""
+    parcel_id, platform, state, county = fields
+    if parcel_id is None:
+        parcel_id, platform = url_key.hex(), platform or site[-MAX_SITE:]
+    return NaturalKey(parcel_id, platform, state, county)
+
+
+def key_holders(db: Database, keys: Collection[str]) -> dict[str, KeyHolder]:
+    """Who was sent under these natural keys before."""
+    rows = db.all(
+        """SELECT k.key, iif(t.source IN ('gateway', 'bundle'), ifnull(t.external_id, t.task_id), t.task_id),
+               t.url_key, o.state, o.synced_at
+           FROM json_each(?) j JOIN delivery_keys k ON k.key = j.value JOIN tasks t ON t.id = k.task
+           LEFT JOIN outbox o ON o.task = k.task""",
+        (msgspec.json.encode(list(keys)).decode(),),
+    )
+    return {row[0]: KeyHolder(*row[1:]) for row in rows}
+
+
+def forget_keys(db: Database) -> None:
+    """Another Gateway has got nothing from here yet."""
+    with writing(db):
+        db.execute("DELETE FROM delivery_keys")
+
+
+def note_replaced(db: Database, parcels: Collection[Parcel], problem: str) -> None:
+    """The Gateway has written these over rows that nothing from here has made, or some of them."""
+    with writing(db):
+        for parcel in parcels:
+            db.execute("UPDATE outbox SET replaced = 1, problem = ? WHERE task = ?", (problem, parcel.task))
 
 
 def raw_sent(db: Database, task: int, now: float, problem: str | None = None) -> None:
@@ -307,21 +390,31 @@ def raw_sent(db: Database, task: int, now: float, problem: str | None = None) ->
         )
 
 
-def begin_batches(db: Database, batches: Sequence[Sequence[Parcel]]) -> list[str]:
-    """Fix which results go in one request, so that it can be repeated byte for byte; returns their names."""
+def begin_batches(
+    db: Database, batches: Sequence[Sequence[Parcel]], keys: Mapping[int, str] | None = None
+) -> list[str]:
+    """Fix which results go in one request, so that it can be repeated byte for byte; returns their names.
+
+    `keys` are the natural keys of those that are sent for the first time.
+    """
     names = [secrets.token_hex(8) for _ in batches]
     with writing(db):
         for name, batch in zip(names, batches, strict=True):
             for parcel in batch:
                 db.execute("UPDATE outbox SET batch = ?, late = ? WHERE task = ?", (name, parcel.late, parcel.task))
+                if keys:
+                    db.execute("INSERT OR REPLACE INTO delivery_keys VALUES (?, ?)", (keys[parcel.task], parcel.task))
     return names
 
 
 def reports(db: Database, limit: int, now: float, later: Collection[int] = ()) -> list[Report]:
     """The ends without a result that the Gateway is to hear of next, but for some."""
     rows = db.all(
-        f"""SELECT o.task, t.external_id, o.tries, o.created_at, ifnull(t.error_message, t.status),
-               ifnull(t.error_type, t.status), t.attempts
+        f"""SELECT o.task, t.external_id, o.tries, o.created_at,
+               ifnull(iif(t.status = 'completed', 'its result was rejected: ' ||
+                   (SELECT problem FROM outbox WHERE task = t.id), t.error_message), t.status),
+               iif(t.status = 'completed', 'result_rejected', ifnull(t.error_type, t.status)), t.attempts,
+               t.input ->> '$.task.type'
            FROM reports o JOIN tasks t ON t.id = o.task WHERE {_DUE} AND o.task {_NOT_LATER}
            ORDER BY o.created_at, o.task LIMIT ?3""",
         (now, msgspec.json.encode(list(later)).decode(), limit),
@@ -398,6 +491,17 @@ def rejected(db: Database) -> list[dict[str, Any]]:
            ORDER BY created_at, task"""
     )
     return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def replaced(db: Database) -> list[dict[str, Any]]:
+    """What may have replaced another result at the Gateway."""
+    rows = db.all(
+        """SELECT iif(source IN ('gateway', 'bundle'), ifnull(external_id, task_id), task_id), task_id, url, problem,
+               synced_at
+           FROM outbox JOIN tasks ON id = task WHERE replaced AND state = 'synced' ORDER BY synced_at, task"""
+    )
+    names = ("kind", "task_id", "own_id", "url", "problem", "at")
+    return [dict(zip(names, ("replaced", *row), strict=True)) for row in rows]
 
 
 def unsent(db: Database) -> int:

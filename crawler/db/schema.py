@@ -313,6 +313,35 @@ MIGRATIONS = (
     UPDATE tasks SET url_key = new_url_key(url, url_key) WHERE url LIKE '%?%' AND url_key <> new_url_key(url, url_key);
     DELETE FROM validators WHERE url_key NOT IN (SELECT url_key FROM tasks WHERE id = validators.task);
     """,
+    """
+    -- What a Gateway stores results under, as a JSON list: parcel_id, platform, state, county. All that was ever sent.
+    CREATE TABLE delivery_keys (
+        key  TEXT PRIMARY KEY,
+        task INTEGER NOT NULL                    -- the last one that was sent under it
+    ) WITHOUT ROWID;
+    INSERT OR REPLACE INTO delivery_keys
+        SELECT json_array(parcel_id, ifnull(input ->> '$.platform', '') || '', ifnull(input ->> '$.state', '') || '',
+                          ifnull(input ->> '$.county', '') || ''), id
+        FROM tasks JOIN outbox ON task = id
+        WHERE state IN ('synced', 'rejected') OR batch IS NOT NULL OR tries > 0 ORDER BY id;
+    ALTER TABLE outbox ADD COLUMN replaced INTEGER NOT NULL DEFAULT 0; -- its first delivery may have hit another's row
+
+    -- A Gateway counts a task as ours until it hears of its end, also where it has refused the result for good.
+    CREATE TRIGGER report_rejected AFTER UPDATE OF state ON outbox
+    WHEN new.state = 'rejected' AND old.state <> 'rejected'
+    BEGIN
+        INSERT OR REPLACE INTO reports (task, state, created_at)
+            SELECT id, 'ready', new.created_at FROM tasks WHERE id = new.task AND source = 'gateway';
+    END;
+    CREATE TRIGGER report_rejected_no_more AFTER UPDATE OF state ON outbox
+    WHEN old.state = 'rejected' AND new.state <> 'rejected'
+    BEGIN
+        DELETE FROM reports WHERE task = new.task;
+    END;
+    INSERT OR IGNORE INTO reports (task, state, created_at)
+        SELECT task, 'ready', created_at FROM outbox JOIN tasks ON id = task
+        WHERE state = 'rejected' AND source = 'gateway';
+    """,
 )
 
 

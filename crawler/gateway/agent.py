@@ -15,7 +15,7 @@ from crawler.config import Settings
 from crawler.db import exchange, owners
 from crawler.errors import StackIsUp, UsageError
 from crawler.gateway.client import GatewayClient
-from crawler.gateway.collector import Collector
+from crawler.gateway.collector import Collector, asked
 from crawler.gateway.heartbeat import Heartbeat
 from crawler.gateway.sync import Sync
 from crawler.lpm import LocalPersistenceManager, is_locked
@@ -119,6 +119,8 @@ def bind(lpm: LocalPersistenceManager, settings: Settings, moved: bool = False) 
             for note in ("heard", "trouble_sync", "trouble_collector", "trouble_heartbeat"):
                 exchange.set_note(db, note, None)
             exchange.set_note(db, "url", url)
+            if not moved:
+                exchange.forget_keys(db)
         name = exchange.get_note(db, "worker_id")
         if name is None:
             host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100] or "worker"
@@ -157,6 +159,7 @@ def run(
     GatewayClient(settings, "check")  # before anything is written
     with contextlib.closing(lpm), only_one(lpm):
         worker_id, described = bind(lpm, settings), sites.load(settings.config_dir, settings.rate)
+        platforms = asked(settings, platforms, described)
         job, asking = open_job(lpm), threading.Event()
         if exchange.get_note(lpm.durable.db, "order") == "pause":
             lpm.durable.hold(job, "paused", lpm.now())  # the Gateway has not said otherwise since

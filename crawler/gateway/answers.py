@@ -35,6 +35,8 @@ class Stored(msgspec.Struct, frozen=True):
     stored: int
     failed: int
     errors: tuple[str, ...]
+    updated: int = 0
+    """Of the stored ones, those that the Gateway wrote over a row that it had."""
 
 
 class NotTheContract(Exception):
@@ -42,9 +44,9 @@ class NotTheContract(Exception):
 
 
 class _Results(msgspec.Struct):
-    inserted: _Count
-    updated: _Count
-    failed: _Count
+    inserted: _Count | None
+    updated: _Count | None
+    failed: _Count | None
     errors: list[Any] | None = None
 
 
@@ -122,11 +124,11 @@ def _elements(text: str, begin: int) -> tuple[list[str], int]:
 
 
 def work(answer: dict[str, Any], asked_s: float) -> Work:
-    """The tasks of an answer; raises `NotTheContract`."""
-    tasks = answer.get("tasks")
-    if not isinstance(tasks, list):
+    """The tasks of an answer, of which null is none; raises `NotTheContract`."""
+    tasks = answer.get("tasks", "")
+    if tasks is not None and not isinstance(tasks, list):
         raise NotTheContract("has no list of tasks")
-    return Work(tasks, asked_s)
+    return Work(tasks or [], asked_s)
 
 
 def stored(answer: dict[str, Any], secret: str) -> Stored:
@@ -135,8 +137,11 @@ def stored(answer: dict[str, Any], secret: str) -> Stored:
         counts = msgspec.convert(answer, _Results)
     except msgspec.ValidationError as error:
         raise NotTheContract(f"does not count what was stored ({error})") from None
+    inserted, updated, failed = counts.inserted or 0, counts.updated or 0, counts.failed or 0
+    if None in (counts.inserted, counts.updated, counts.failed) and not inserted + updated + failed:
+        raise NotTheContract("does not count what was stored")
     errors = tuple(shown(text, MAX_ERROR, secret) for text in (counts.errors or ())[:MAX_ERRORS])
-    return Stored(counts.inserted + counts.updated, counts.failed, errors)
+    return Stored(inserted + updated, failed, errors, updated)
 
 
 def commands(answer: dict[str, Any], secret: str) -> list[str]:
@@ -151,11 +156,17 @@ def message(body: bytes, secret: str) -> str:
     try:
         answer = read(body)
     except NotTheContract:
-        return ""
+        return _plain(body, secret)
     error = answer.get("error")
     found = error.get("message") if isinstance(error, dict) else error
     found = next((text for text in (found, answer.get("message"), answer.get("detail")) if text), "")
     return shown(found, MAX_MESSAGE, secret)
+
+
+def _plain(body: bytes, secret: str) -> str:
+    """The words of an answer that is plain text, such as Go's `invalid JSON`; markup and broken JSON have none."""
+    text = body[: 100 * MAX_MESSAGE].decode("utf-8", "replace").strip()
+    return shown(text, MAX_MESSAGE, secret) if text[:1].isalnum() else ""
 
 
 def shown(value: object, most: int, secret: str) -> str:

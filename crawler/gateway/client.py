@@ -32,6 +32,8 @@ from crawler.models import Page
 __all__ = ["LIMITS", "MAX_WAIT_S", "GatewayClient", "Limits", "Stored", "Work"]
 
 MAX_REDIRECTS = 3
+KINDS = ("parcel", "party")
+"""The types of tasks that have paths of their own in the dialect `typed`; a task of no other goes by the first."""
 _PASSING = frozenset({408, 425, 429})
 _DENIALS = frozenset({401, 403, 407})
 _ASKS_TO_WAIT = frozenset({429, 503})
@@ -93,6 +95,8 @@ class GatewayClient:
         self._worker_id = _plain(worker_id, "worker id")
         token(settings)  # to be told now rather than at the first call
         self._http = Client.of(settings)
+        self.kinds = KINDS if settings.gateway_dialect == "typed" else (None,)
+        """The types of tasks that have paths of their own; None stands for all of them."""
 
     async def __aenter__(self) -> Self:
         await self._http.__aenter__()
@@ -103,12 +107,13 @@ class GatewayClient:
     ) -> None:
         await self._http.__aexit__(kind, error, trace)
 
-    async def work(self, capacity: int, platforms: Sequence[str], key: str) -> Work:
+    async def work(self, capacity: int, platforms: Sequence[str], key: str, kind: str | None = None) -> Work:
         """Ask for as many tasks as there is room for; what comes is ours, and nobody else's."""
         if not 1 <= capacity <= 100:
             raise ValueError(f"a capacity of {capacity} is not between 1 and 100")
         query = urlencode([("capacity", capacity), *(("platforms", name) for name in platforms)], quote_via=quote)
-        call = self._call("GET", f"/internal/work?{query}", _key(key), max_body=self._limits.work_bytes)
+        target = f"{self._base_of(kind)}/work?{query}"
+        call = self._call("GET", target, _key(key), max_body=self._limits.work_bytes)
         page = await self._send(call)
         answer = _answer(call, page)
         return _contract(call, lambda: answers.work(answer, self._asked_s(page, answer)))
@@ -124,19 +129,22 @@ class GatewayClient:
         if answer.get("status") != "ok":
             raise call.failed("the Gateway's answer does not say whether it was kept")
 
-    async def send_results(self, body: bytes, *, late: bool = False) -> Stored:
+    async def send_results(self, body: bytes, *, late: bool = False, kind: str | None = None) -> Stored:
         """Hand over a JSON array of results; the answer counts them, and rarely says which of them failed."""
         headers = (*_JSON, *_key(hashlib.sha256(body).hexdigest()), *((("X-Results-Late", "true"),) if late else ()))
-        call = self._call("POST", "/internal/results", headers, body)
+        call = self._call("POST", f"{self._base_of(kind)}/results", headers, body)
         answer = _answer(call, await self._send(call))
         return _contract(call, lambda: answers.stored(answer, call.secret))
 
-    async def fail(self, task_id: str, *, reason: str, error_type: str, attempts: int) -> None:
+    async def fail(self, task_id: str, *, reason: str, error_type: str, attempts: int, kind: str | None = None) -> None:
         """Report a task that ended without a result."""
         body = msgspec.json.encode({"reason": reason, "error_type": error_type, "attempts": attempts})
         segment = quote(task_id, safe="", errors="surrogatepass").replace(".", "%2E")
-        call = self._call("POST", f"/internal/tasks/{segment}/fail", _JSON, body, what="/internal/tasks/…/fail")
+        base = self._base_of(kind)
+        call = self._call("POST", f"{base}/tasks/{segment}/fail", _JSON, body, what=f"{base}/tasks/…/fail")
         answer = _answer(call, await self._send(call))
+        if answer.get("status") == "reported":
+            return  # with success false it is no longer ours: the Gateway has heard us all the same
         if answer.get("status") == "error" or answer.get("success") is False:
             raise call.not_taken(answer)
         if answer.get("success") is not True and not isinstance(answer.get("status"), str):
@@ -146,6 +154,15 @@ class GatewayClient:
         """Say that we live, and hear what we are told to do."""
         call = self._call("POST", "/internal/heartbeat", (*_JSON, *_key(key)), body)
         return answers.commands(_answer(call, await self._send(call)), call.secret)
+
+    def kind_of(self, type_: object) -> str | None:
+        """The type of tasks whose path a task of this type goes by."""
+        return None if self.kinds == (None,) else str(type_) if type_ in KINDS else KINDS[0]
+
+    def _base_of(self, kind: str | None) -> str:
+        """Where work, results and tasks of a type are."""
+        kind = self.kind_of(kind)
+        return f"/internal/{kind}" if kind else "/internal"
 
     def _call(
         self,

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from crawler.bulk import Secrets
 from crawler.config import Settings, failpoint
 from crawler.db import exchange
 from crawler.db.exchange import Assignment
-from crawler.errors import CrawlerError, UrlError
+from crawler.errors import CrawlerError, UrlError, UsageError
 from crawler.gateway.client import MAX_WAIT_S, GatewayClient
 from crawler.gateway.trouble import Trouble
 from crawler.logs import printable
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 100
 """What one question may ask for."""
+MAX_QUERY = 4000
+"""Characters of the platforms in a question: proxies refuse a request line of more than 8 KB."""
 LOOK_S = 0.2
 """How often a full queue is looked at, and at least between two questions."""
 IDLE_S = 5.0
@@ -166,6 +169,27 @@ def _moment(value: Any) -> float | None:
     return None
 
 
+def named(platforms: Sequence[str], count: int) -> list[str]:
+    """The platforms in turn, up to so many names: Gateways hand out one task of each priority per name."""
+    if not platforms:
+        return []
+    size = sum(len(quote(name, safe="")) + len("&platforms=") for name in platforms)
+    turns = max(1, min(-(-count // len(platforms)), MAX_QUERY // size))
+    return [*platforms, *(list(platforms) * (turns - 1))[: max(0, count - len(platforms))]]
+
+
+def asked(settings: Settings, platforms: Sequence[str], sites: Sites) -> Sequence[str]:
+    """The platforms to ask for: those that were named, or where a Gateway insists on some those of the site files."""
+    if platforms or settings.gateway_dialect == "plain":
+        return platforms
+    if not sites.names:
+        raise UsageError(
+            "CRAWLER_GATEWAY_DIALECT=typed: such a Gateway hands out nothing unless platforms are named; "
+            "name them with --platform, or describe them in config/sites/"
+        )
+    return list(sites.names)
+
+
 class Collector:
     """Polls `/internal/work`; one at a time for a store."""
 
@@ -182,7 +206,9 @@ class Collector:
     ) -> None:
         """`asking` is set while a question is on its way."""
         self._settings, self._job, self._sites, self._client = settings, job, sites, client
-        self._platforms, self._capacity = platforms, capacity
+        self._platforms, self._capacity = asked(settings, platforms, sites), capacity
+        self._due: dict[str | None, float] = dict.fromkeys(client.kinds, 0.0)
+        """When each type of tasks may be asked for again."""
         self._lpm = LocalPersistenceManager(settings.data_dir)
         self._secrets = Secrets(self._lpm.folder / "sessions", job.name)
         self._trouble = Trouble("the collector", note=self._note)
@@ -196,20 +222,25 @@ class Collector:
 
     async def run(self) -> None:
         """Collect for as long as this lasts; whatever goes wrong is said, and waited for."""
+        loop = asyncio.get_running_loop()
         while True:
+            kind = min(self._due, key=lambda name: self._due[name])
             try:
                 free = self.free()
-                wait_s = await self._answered(free) if free > 0 else LOOK_S
+                wait_s = await self._answered(free, kind) if free > 0 else LOOK_S
                 if free > 0:
                     self._trouble.over()
+                    wait_s = min(wait_s, MAX_WAIT_S) * (1 + 0.1 * random.random())
+                    self._due[kind] = loop.time() + wait_s
+                    wait_s = max(0.0, min(self._due.values()) - loop.time())
             except CrawlerError as error:
-                wait_s = self._trouble.met(error)
-            await asyncio.sleep(min(wait_s, MAX_WAIT_S) * (1 + 0.1 * random.random()))
+                wait_s = min(self._trouble.met(error), MAX_WAIT_S) * (1 + 0.1 * random.random())
+            await asyncio.sleep(wait_s)
 
-    async def _answered(self, free: int) -> float:
+    async def _answered(self, free: int, kind: str | None) -> float:
         """Ask, and see the answer stored even if this is to end meanwhile."""
         self.asking.set()
-        asking = asyncio.ensure_future(self.ask(free))
+        asking = asyncio.ensure_future(self.ask(free, kind))
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -233,14 +264,16 @@ class Collector:
         self._no_room = trouble is not None
         return free if not trouble and free >= min(MOST_AT_ONCE, max(1, self._capacity // 4)) else 0
 
-    async def ask(self, free: int) -> float:
-        """Ask once and keep what is handed out; returns when to ask again."""
+    async def ask(self, free: int, kind: str | None = None) -> float:
+        """Ask once, for tasks of a type, and keep what is handed out; returns when to ask again."""
         with self._lpm.errors():
-            key = exchange.poll_key(self._lpm.durable.db)
-        now = self._lpm.now()
-        work = await self._client.work(min(MOST_AT_ONCE, free), self._platforms, key)
+            key = exchange.poll_key(self._lpm.durable.db, kind)
+        now, count = self._lpm.now(), min(MOST_AT_ONCE, free)
+        work = await self._client.work(count, named(self._platforms, count), key, kind)
         failpoint("handed-out")
-        tasks = [read(item, self._sites, self._secrets, now) for item in work.tasks]
+        # The answer goes by the path that the task came by, whatever the task says of its type.
+        items = [item | {"type": kind} if kind and isinstance(item, dict) else item for item in work.tasks]
+        tasks = [read(item, self._sites, self._secrets, now) for item in items]
         if self._secrets.unsaved:  # a worker that has not seen them yet would be sent away
             later = now + SESSIONS_S
             tasks = [replace(task, not_before=later) if isinstance(task, Assignment) else task for task in tasks]
@@ -254,6 +287,7 @@ class Collector:
                 [task for task in tasks if isinstance(task, Assignment)],
                 [(task.reason, task.text) for task in unnamed],
                 self._lpm.now(),
+                kind,
             )
         failpoint("assigned")
         self._secrets.save()

@@ -16,10 +16,10 @@ import msgspec
 from crawler.config import Settings, failpoint
 from crawler.db import exchange, segments
 from crawler.db import results as rows
-from crawler.db.exchange import Parcel, Report
+from crawler.db.exchange import KeyHolder, Parcel, Report
 from crawler.errors import CrawlerError, FetchError, GatewayError, GatewayRefused, StoreError
 from crawler.fetch.body import decoded
-from crawler.gateway.client import GatewayClient
+from crawler.gateway.client import KINDS, GatewayClient
 from crawler.gateway.trouble import LONGEST_S, Trouble
 from crawler.lpm import LocalPersistenceManager
 
@@ -46,6 +46,12 @@ ALIVE_S = 30.0
 """A Gateway that has given a good answer so lately was there when a request failed."""
 SUSPECT = 6
 """A request that has failed so often in a row is taken apart, although it may be the Gateway's own trouble."""
+MAX_CHARACTERS = {"parcel_id": 255, "platform": 64, "state": 8, "county": 255}
+"""What Gateways of this family store of each; one that gets more refuses the result, or all of its request."""
+NOT_SENT = 0
+"""In the place of a Gateway's status: the result was refused here."""
+SHOWN = 10
+"""Tasks that one line of the log names; `sync rejected` names all of them."""
 _TOO_LARGE = 413
 _FIELDS = ("parcel_id", "platform", "state", "county", "data", "scraped_at", "parse_duration_ms", "raw_html_hash")
 _ENDINGS = {"html": "html", "xml": "xml", "json": "json", "pdf": "pdf", "csv": "csv", "plain": "txt"}
@@ -106,6 +112,8 @@ class Batch(msgspec.Struct, frozen=True):
     name: str
     parcels: tuple[Parcel, ...]
     body: bytes
+    first: tuple[Parcel, ...] = ()
+    """Those whose natural keys were never sent before: the Gateway can have no row of ours under them."""
 
 
 class Sync:
@@ -118,6 +126,7 @@ class Sync:
         self._trouble = Trouble("sync", longest_s, note=self._note)
         self._note(None)
         self._failures = 0
+        self._most = BATCH
         self._good = 0
         self._good_at = 0.0
         self._blamed: dict[str, int] = {}
@@ -238,7 +247,12 @@ class Sync:
 
     async def _send_page(self, parcel: Parcel) -> None:
         """See that the Gateway has a result's page; a page that cannot be had does not hold up its result."""
-        problem = None
+        key = self._key(parcel)
+        with self._lpm.errors():
+            problem = _unsendable(parcel, exchange.key_holders(self._lpm.ledger.db, [key]).get(key))
+        if problem:
+            self._refuse(parcel, NOT_SENT, problem)
+            return
         try:
             body = self._page(parcel)
             await self._client.send_raw(_file_name(parcel), body, _about(parcel))
@@ -274,18 +288,66 @@ class Sync:
     # Results
 
     def _batches(self, room: int, later: Sequence[str]) -> Sequence[Batch]:
-        db, now = self._lpm.ledger.db, self._lpm.now()
-        ready: Sequence[Parcel] = exchange.parcels(db, BATCH, now, later)
+        db, first = self._lpm.ledger.db, tuple[Parcel, ...]()
+        ready = self._sendable(later)
         if not ready:
             return ()
-        found = dict(self._read(ready))
-        texts = {p.task: msgspec.json.encode(_as_sent(p, found[p.task])) for p in ready}
         name = ready[0].batch
+        found = dict(self._read(ready))
+        texts = {p.task: msgspec.json.encode(self._as_sent(p, found[p.task])) for p in ready}
         if name is None:
-            ready = _together(ready, texts)
-            [name] = exchange.begin_batches(db, [ready])
+            ready = self._together(ready, texts)
+            keys = {parcel.task: self._key(parcel) for parcel in ready}
+            known = exchange.key_holders(db, keys.values())
+            new = {keys[parcel.task]: parcel for parcel in ready if keys[parcel.task] not in known}
+            first = tuple(new.values())
+            [name] = exchange.begin_batches(db, [ready], keys)
         body = b"[" + b",".join(texts[parcel.task] for parcel in ready) + b"]"
-        return (Batch(name, tuple(ready), body),)
+        return (Batch(name, tuple(ready), body, first),)
+
+    def _sendable(self, later: Sequence[str]) -> Sequence[Parcel]:
+        """The results of a request that was begun, else new ones that the Gateway can store beside each other."""
+        while ready := exchange.parcels(self._lpm.ledger.db, BATCH, self._lpm.now(), later):
+            good = ready if ready[0].batch else self._not_refused(ready)
+            if good:
+                return good
+        return ()
+
+    def _not_refused(self, ready: Sequence[Parcel]) -> Sequence[Parcel]:
+        """Those that can be sent; the others are refused here, with the reason."""
+        keys = {parcel.task: self._key(parcel) for parcel in ready}
+        holders = exchange.key_holders(self._lpm.ledger.db, keys.values())
+        good = []
+        for parcel in ready:
+            if problem := _unsendable(parcel, holders.get(keys[parcel.task])):
+                self._refuse(parcel, NOT_SENT, problem)
+                continue
+            good.append(parcel)
+            holders[keys[parcel.task]] = exchange.KeyHolder(parcel.task_id, parcel.url_key, "ready", None)
+        return good
+
+    def _key(self, parcel: Parcel) -> str:
+        """A result's natural key as the ledger notes it; a table of its own has keys of its own."""
+        kind = self._client.kind_of(parcel.type)
+        texts = [text or "" for text in msgspec.structs.astuple(parcel.key)]
+        return msgspec.json.encode(texts if kind in (None, KINDS[0]) else [*texts, kind]).decode()
+
+    def _together(self, ready: Sequence[Parcel], texts: dict[int, bytes]) -> Sequence[Parcel]:
+        """As many as go in one request; what was refused before goes alone, so as not to take others down again."""
+        first, size, kind_of = ready[0], 0, self._client.kind_of
+        for count, parcel in enumerate(ready[: self._most]):
+            size += len(texts[parcel.task])
+            apart = parcel.late != first.late or kind_of(parcel.type) != kind_of(first.type)
+            if count and (first.tries or parcel.tries or apart or size > BATCH_BYTES):
+                return ready[:count]
+        return ready[: self._most]
+
+    def _as_sent(self, parcel: Parcel, result: dict[str, Any]) -> dict[str, Any]:
+        """A result with nothing but the contract's fields."""
+        fields = {name: result[name] for name in _FIELDS} | msgspec.structs.asdict(parcel.key)
+        if self._client.kind_of(parcel.type):
+            fields["scraped_at"] = fields["scraped_at"].removesuffix("Z")
+        return {"task_id": parcel.task_id, **fields, "parse_duration_ms": round(result["parse_duration_ms"])}
 
     def _read(self, parcels: Sequence[Parcel]) -> list[tuple[int, dict[str, Any]]]:
         tasks = msgspec.json.encode([parcel.task for parcel in parcels]).decode()
@@ -295,7 +357,8 @@ class Sync:
         """Deliver results; those that the Gateway has confirmed, and only those, are synced."""
         failpoint("pages-sent")
         try:
-            stored = await self._client.send_results(batch.body, late=batch.parcels[0].late)
+            first = batch.parcels[0]
+            stored = await self._client.send_results(batch.body, late=first.late, kind=first.type)
         except GatewayRefused as error:
             self._answered()
             self._not_stored(batch, error.status, error.message)
@@ -304,11 +367,31 @@ class Sync:
         self._blamed.pop(batch.name, None)
         failpoint("delivered-results")
         if stored.failed == 0 and stored.stored == len(batch.parcels):
+            self._look_for_replaced(batch, stored.updated)
             self._lpm.mark_synced([parcel.own_id for parcel in batch.parcels])
             return
         said = "; ".join(stored.errors)
         counted = f"{stored.failed} failed, {stored.stored} stored, of {len(batch.parcels)}"
         self._not_stored(batch, 200, said or counted)
+
+    def _look_for_replaced(self, batch: Batch, updated: int) -> None:
+        """Raise the alarm where a first delivery was counted as an update: the row was another result's."""
+        count = updated - (len(batch.parcels) - len(batch.first))
+        if count <= 0 or not batch.first:
+            self._most = min(BATCH, 2 * self._most)
+            return
+        if count < len(batch.first):
+            self._most = 1  # the answer does not say which: from now on it shall
+        which = "it" if count == len(batch.first) == 1 else f"{count:,} of {len(batch.first):,} results"
+        problem = (
+            f"the Gateway counted {which} as updated, although nothing was ever sent from here under that key: "
+            "another result of the same parcel_id, platform, state and county may have been replaced"
+        )
+        tasks = ", ".join(parcel.task_id for parcel in batch.first[:SHOWN])
+        more = f" and {len(batch.first) - SHOWN:,} more" if len(batch.first) > SHOWN else ""
+        log.error("task %s%s: %s", tasks, more, problem)
+        with self._lpm.errors():
+            exchange.note_replaced(self._lpm.durable.db, batch.first, problem)
 
     def _not_stored(self, batch: Batch, code: int, problem: str) -> None:
         """Take a request apart until it is known which result the Gateway does not take."""
@@ -331,7 +414,11 @@ class Sync:
         """Tell of an end without a result."""
         try:
             await self._client.fail(
-                report.task_id, reason=report.reason, error_type=report.error_type, attempts=report.attempts
+                report.task_id,
+                reason=report.reason,
+                error_type=report.error_type,
+                attempts=report.attempts,
+                kind=report.type,
             )
         except GatewayRefused as error:
             self._answered()
@@ -346,7 +433,8 @@ class Sync:
         again = code == 200 and item.tries + 1 < MAX_TRIES
         not_before = self._lpm.now() + 2**item.tries if again else None
         if not again:
-            log.error("the Gateway does not take task %s: %s", item.task_id, problem)
+            what = "is not sent" if code == NOT_SENT else "is not taken by the Gateway"
+            log.error("task %s %s: %s", item.task_id, what, problem)
         with self._lpm.errors():
             exchange.refused(self._lpm.durable.db, item, code, problem, not_before)
 
@@ -364,20 +452,20 @@ class _NoPage(Exception):
     """Why a result goes without its page."""
 
 
-def _together(ready: Sequence[Parcel], texts: dict[int, bytes]) -> Sequence[Parcel]:
-    """As many as go in one request; what was refused before goes alone, so as not to take others down again."""
-    first, size = ready[0], 0
-    for count, parcel in enumerate(ready):
-        size += len(texts[parcel.task])
-        if count and (first.tries or parcel.tries or parcel.late != first.late or size > BATCH_BYTES):
-            return ready[:count]
-    return ready
-
-
-def _as_sent(parcel: Parcel, result: dict[str, Any]) -> dict[str, Any]:
-    """A result with nothing but the contract's fields."""
-    fields = {name: result[name] for name in _FIELDS}
-    return {"task_id": parcel.task_id, **fields, "parse_duration_ms": round(result["parse_duration_ms"])}
+def _unsendable(parcel: Parcel, holder: KeyHolder | None) -> str | None:
+    """Why a result cannot be stored beside what was sent before; None where it can."""
+    for name, text in msgspec.structs.asdict(parcel.key).items():
+        if text and len(text) > MAX_CHARACTERS[name]:
+            return (
+                f"its {name} has {len(text):,} characters, and a Gateway takes {MAX_CHARACTERS[name]}: {text[:100]!r}"
+            )
+    if holder is None or holder.url_key == parcel.url_key or holder.state not in ("ready", "synced"):
+        return None
+    done = parcel.asked_at is not None and holder.synced_at is not None and holder.synced_at <= parcel.asked_at
+    if done:
+        return None  # the Gateway had that one, and has asked for this parcel again
+    key = ", ".join(f"{name} {text!r}" for name, text in msgspec.structs.asdict(parcel.key).items() if text)
+    return f"it would replace the result of task {holder.task_id}, another page with the same key: {key}"
 
 
 def _file_name(parcel: Parcel) -> str:

@@ -19,7 +19,10 @@ DEADLINE = time.time() + 3 * 86400
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
-    """A store whose agent runs: of six results three are delivered, two are not, one is rejected; a task had no URL."""
+    """A store whose agent runs: of six results three are delivered, two are not, one is rejected; a task had no URL.
+
+    The Gateway is to hear of the last two.
+    """
     folder = Folder(tmp_path_factory.mktemp("shared"))
     lpm = folder.lpm()
     exchange.set_note(lpm.durable.db, "url", URL)
@@ -38,10 +41,10 @@ def test_status_names_the_gateway_and_what_waits_for_it(shared: Folder) -> None:
     """A line where something is to be delivered or was rejected, and all the facts for a program."""
     text, facts = shared.crawler("status").stdout, shared.status()
 
-    assert f"Gateway {URL}: 3 to be delivered, 1 rejected (python -m crawler sync status)\n" in text
+    assert f"Gateway {URL}: 4 to be delivered, 1 rejected (python -m crawler sync status)\n" in text
     about = facts["gateway"]
     assert (about["url"], about["ready"], about["synced"], about["rejected"]) == (URL, 2, 3, 1)
-    assert (about["reports_ready"], about["reports_rejected"]) == (1, 0)
+    assert (about["reports_ready"], about["reports_rejected"]) == (2, 0)
     assert about["oldest"] <= time.time()
     assert (facts["job_facts"]["gateway"]["state"], about["heard_at"]) == ("open", None)
 
@@ -94,9 +97,9 @@ def test_a_receipt_says_what_is_not_delivered(shared: Folder) -> None:
     facts = json.loads(shared.crawler("job", "verify", "gateway", "--json").stdout)
 
     assert done.returncode == 0, done.stdout
-    assert "A Gateway has got 3 results and 0 reports\n  not delivered yet: 2 results and 1 reports;" in done.stdout
+    assert "A Gateway has got 3 results and 0 reports\n  not delivered yet: 2 results and 2 reports;" in done.stdout
     assert "  rejected: 1 results and 0 reports; python -m crawler sync rejected tells why\n" in done.stdout
-    assert (facts["delivery"]["ready"], facts["delivery"]["reports_ready"], facts["problems"]) == (2, 1, [])
+    assert (facts["delivery"]["ready"], facts["delivery"]["reports_ready"], facts["problems"]) == (2, 2, [])
 
 
 def test_the_job_of_a_gateway_is_open_and_from_a_gateway(shared: Folder) -> None:
@@ -153,7 +156,7 @@ def test_the_live_view_tells_it_too(shared: Folder) -> None:
     """`status --watch` has the line of `status` below its jobs, also where this is no terminal."""
     watch = shared.start("crawler", "status", "--watch", "--interval", "0.2")
 
-    wait_for(lambda: f"  Gateway {URL}: 3 to be delivered, 1 rejected" in shared.log(watch), 30, "the line")
+    wait_for(lambda: f"  Gateway {URL}: 4 to be delivered, 1 rejected" in shared.log(watch), 30, "the line")
 
 
 def test_who_wants_a_second_stack_is_told_how_to_end_the_first(folder: Folder) -> None:

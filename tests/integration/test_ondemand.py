@@ -212,7 +212,14 @@ def test_held_results_are_pushed_by_hand(folder: Folder, site: Site, gateway: Ga
     done = folder.crawler("sync", "push", "--job", "first.txt", "--json")
 
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"released": 5, "results": 5, "reports": 0, "rejected": 0, "unsent": 0}
+    assert json.loads(done.stdout) == {
+        "released": 5,
+        "results": 5,
+        "replaced": 0,
+        "reports": 0,
+        "rejected": 0,
+        "unsent": 0,
+    }
     assert exchange(folder)["results"]["held"] == 5
     assert len(gateway.results()) == 5
     assert folder.crawler("sync", "push").returncode == 0

@@ -36,6 +36,7 @@ class Gateway:
         seed: int = 7,
         lease_s: float = 300.0,
         env: Mapping[str, str] | None = None,
+        like: str = "",
         **options: object,
     ) -> None:
         self.store = folder / "gateway"
@@ -44,6 +45,8 @@ class Gateway:
         self._port = _free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._argv = ["--store", str(self.store), "--port", str(self._port), "--lease", str(lease_s)]
+        self.like = like
+        self._argv += ["--like", like] if like else []
         self._argv += ["--faults", str(faults), "--seed", str(seed)] if faults else []
         for name, value in options.items():
             self._argv += [f"--{name.replace('_', '-')}", str(value)]

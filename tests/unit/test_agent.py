@@ -152,7 +152,7 @@ def test_only_one_agent_speaks_for_a_store(lpm: LocalPersistenceManager, gateway
 
 
 def test_the_collector_asks_for_what_there_is_room_for(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
-    """The capacity less what is open, a hundred at most, with its platforms and a key."""
+    """The capacity less what is open, a hundred at most, with a key, and its platforms as often as there is room."""
     told = settings(lpm, gateway)
     gateway.work = [task(n) for n in range(7)]
 
@@ -165,7 +165,7 @@ def test_the_collector_asks_for_what_there_is_room_for(lpm: LocalPersistenceMana
 
     assert with_client(told, ask) == [150, 143]
     [call] = gateway.asked("/internal/work")
-    assert call.path == "/internal/work?capacity=100&platforms=a%20b&platforms=c"
+    assert call.path == "/internal/work?capacity=100" + 50 * "&platforms=a%20b&platforms=c"
     assert call.headers["idempotency-key"]
     assert exchange.open_count(lpm.ledger.db) == 7
 

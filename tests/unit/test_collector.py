@@ -3,13 +3,14 @@
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from crawler.bulk import Secrets
 from crawler.db.exchange import Assignment
 from crawler.fetch import session
-from crawler.gateway.collector import Unnamed, read
+from crawler.gateway.collector import MAX_QUERY, Unnamed, named, read
 from crawler.models import NO_DEADLINE
 from crawler.sites import config as sites
 from crawler.sites.config import Sites
@@ -172,3 +173,26 @@ def test_a_platform_gives_its_site_to_other_hosts_without_its_headers(described:
     elsewhere = described.of("https://elsewhere.example/p", "Beacon")
     assert (elsewhere.name, elsewhere.headers) == ("beacon", ())
     assert described.of("https://elsewhere.example/p", "unknown").name == "default"
+
+
+@pytest.mark.parametrize(
+    ("platforms", "count", "expected"),
+    [
+        ([], 5, []),
+        (["a"], 3, ["a", "a", "a"]),
+        (["a", "b"], 5, ["a", "b", "a", "b", "a"]),
+        (["a", "b", "c"], 1, ["a", "b", "c"]),
+    ],
+)
+def test_platforms_are_named_until_there_is_no_room(platforms: list[str], count: int, expected: list[str]) -> None:
+    """Each as often as the others, and none left out: a Gateway may hand out one task for each name."""
+    assert named(platforms, count) == expected
+
+
+@pytest.mark.parametrize("platform", ["x" * 64, "ü" * 64])
+def test_a_question_stays_short(platform: str) -> None:
+    """Long names are repeated less often, so that no proxy refuses the request."""
+    found = named([platform], 100)
+
+    assert 1 <= len(found) < 100
+    assert len(quote(platform)) * len(found) <= MAX_QUERY

@@ -719,7 +719,7 @@ def test_what_a_gateway_is_to_get_is_a_note(tmp_path: Path) -> None:
     found = look(tmp_path)
     waits, refused = [finding for finding in found if finding.check == "gateway"]
     assert exit_code(found) == 0
-    assert waits.detail.startswith("4 to be delivered to the Gateway at https://gateway.example, the oldest since ")
+    assert waits.detail.startswith("5 to be delivered to the Gateway at https://gateway.example, the oldest since ")
     assert waits.fix == "python -m crawler ondemand, or sync push"
     assert (refused.state, refused.fix) == ("note", "python -m crawler sync rejected")
     assert refused.detail == "1 rejected by the Gateway at https://gateway.example"

@@ -163,7 +163,7 @@ def test_results_are_sent() -> None:
     found, [heard] = told(lambda made: made.send_results(body), reply)
     _, [late] = told(lambda made: made.send_results(body, late=True), answer(COUNTS))
 
-    assert found == Stored(3, 3, ("no parcel", "x" * 500, '{"a":1}', "null"))
+    assert found == Stored(3, 3, ("no parcel", "x" * 500, '{"a":1}', "null"), updated=2)
     assert (heard.method, heard.target, heard.body) == ("POST", "/internal/results", body)
     assert heard.headers["content-type"] == "application/json"
     assert heard.headers["idempotency-key"] == hashlib.sha256(body).hexdigest()
@@ -470,6 +470,9 @@ def test_every_status_has_its_error(call: Call, status: int, kind: type[CrawlerE
         (b'{"message": "beside"}', "beside"),
         (b'{"detail": [{"loc": ["body"], "msg": "field required"}]}', "field required"),
         ('{"error": {"message": "\\u001b[31mrot\\u202e ü"}}'.encode(), "[31mrot ü"),
+        (b"invalid JSON\n", "502 Some Reason: invalid JSON"),
+        (b'{"detail": "no such parcel"}', "no such parcel"),
+        (b'{"error": null, "message": null, "detail": null}', "502 Some Reason"),
         (b"<html>Bad Gateway</html>", "502 Some Reason"),
         (b"", "502 Some Reason"),
         (b"[" * 100_000, "502 Some Reason"),
@@ -534,7 +537,7 @@ def test_a_wait_is_heard_without_a_body() -> None:
 
 
 WRONG: dict[str, Sequence[bytes]] = {
-    "work": (b'{"tasks": null}', b'{"tasks": {}}', b'{"retry_after": 5}', b'{"tasks": "t-1"}'),
+    "work": (b"{}", b'{"tasks": {}}', b'{"retry_after": 5}', b'{"tasks": "t-1"}'),
     "results": (
         b'{"inserted": 1}',
         b'{"inserted": -1, "updated": 0, "failed": 0}',
@@ -542,6 +545,7 @@ WRONG: dict[str, Sequence[bytes]] = {
         b'{"inserted": "1", "updated": 0, "failed": 0}',
         b'{"inserted": true, "updated": 0, "failed": 0}',
         b'{"inserted": null, "updated": 0, "failed": 0}',
+        b'{"inserted": null, "updated": null, "failed": null}',
         b'{"inserted": NaN, "updated": 0, "failed": 0}',
         b'{"inserted": 99999999999999999999, "updated": 0, "failed": 0}',
         b'{"inserted": 1, "updated": 0, "failed": 0, "errors": "none"}',
@@ -587,11 +591,34 @@ def test_a_good_status_that_says_otherwise_is_told_apart(body: dict[str, Any]) -
         assert "the Gateway says: disk full" in str(found)
 
 
+@pytest.mark.parametrize(
+    ("name", "body", "expected"),
+    [
+        ("work", b'{"tasks": null, "retry_after": 30}', Work([], 30.0)),
+        ("work", b'{"tasks": null, "retry_after": null}', Work([], 0.0)),
+        ("work", b'{"tasks": [], "retry_after": 30}', Work([], 30.0)),
+        ("results", b'{"inserted": 1, "updated": null, "failed": null, "errors": null}', Stored(1, 0, ())),
+        ("results", b'{"inserted": null, "updated": 1, "failed": 0}', Stored(1, 0, (), updated=1)),
+        ("results", b'{"inserted": null, "updated": null, "failed": 1}', Stored(0, 1, ())),
+        ("raw", b'{"status": "ok", "path": null, "message": null}', None),
+        ("fail", b'{"status": "reported", "success": false}', None),
+        ("fail", b'{"status": "reported", "success": null}', None),
+        ("fail", b'{"status": null, "success": true}', None),
+        ("heartbeat", b'{"acknowledged": null, "commands": null}', []),
+    ],
+)
+def test_nulls_and_habits_of_real_gateways_are_no_trouble(name: str, body: bytes, expected: object) -> None:
+    """Null is an empty list, nothing counted, nothing said; a report that was heard is heard, even if not as ours."""
+    found, _ = told(CALLS[name], answer(body))
+
+    assert found == expected
+
+
 def test_results_without_errors_are_counted() -> None:
     """`errors` may be null or missing; counts that do not fit what was sent are for the sender to see."""
     for tail in ("", ', "errors": null'):
         found, _ = told(CALLS["results"], answer(f'{{"inserted": 70, "updated": 7, "failed": 9{tail}}}'.encode()))
-        assert found == Stored(77, 9, ())
+        assert found == Stored(77, 9, (), updated=7)
 
 
 @pytest.mark.parametrize(

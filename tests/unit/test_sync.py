@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from crawler.config import Settings, load
 from crawler.db import exchange
 from crawler.db.books import Delivery
 from crawler.errors import GatewayError, StoreError
+from crawler.gateway import agent
 from crawler.gateway.client import GatewayClient
 from crawler.gateway.sync import MAX_TRIES, PAGES_AT_ONCE, Sync
 from crawler.lpm import LocalPersistenceManager
@@ -450,3 +452,146 @@ def test_a_pruned_page_is_counted_as_missing(lpm: LocalPersistenceManager, gatew
     rounds(lpm, gateway)
 
     assert (stand(lpm).synced, stand(lpm).without_page) == (1, 1)
+
+
+@pytest.mark.parametrize("way", ["/results", "/raw-files"])
+def test_the_gateway_hears_of_a_result_that_it_has_rejected(
+    way: str, lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """Else its list of what we hold would have the task for ever; standalone results have no such task."""
+    ready(lpm, 2)
+    collect(lpm, "job", 1)
+    exchange.release(lpm.durable.db)
+    good = [b'"task_id":"t-0"']
+
+    def rule(call: Call) -> Answer | None:
+        found = re.findall(rb'"task_id":"[^"]*"', call.body)
+        return (422, b"not this one") if way in call.path and found != good else None
+
+    gateway.rules = [rule]
+
+    rounds(lpm, gateway)
+
+    assert (stand(lpm).synced, stand(lpm).rejected, stand(lpm).unsent) == (1, 2, 0)
+    assert list(gateway.failed) == ["t-1"]
+    assert gateway.failed["t-1"]["error_type"] == "result_rejected"
+    assert "its result was rejected: " in gateway.failed["t-1"]["reason"]
+    assert "not this one" in gateway.failed["t-1"]["reason"]
+
+
+def test_a_rejected_result_that_is_sent_again_is_not_reported(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """Whether an operator or the Gateway wants it once more."""
+    ready(lpm, 2)
+    for parcel in exchange.pages(lpm.ledger.db, 2, time.time()):
+        exchange.refused(lpm.durable.db, parcel, 422, "no", None)
+    assert stand(lpm).reports_ready == 2
+
+    exchange.retry(lpm.durable.db, ["t-0"])
+    assign(lpm, given("t-1", "http://a.example/t-1"))
+    rounds(lpm, gateway)
+
+    assert (set(gateway.results), gateway.failed) == ({"t-0", "t-1"}, {})
+    assert (stand(lpm).reports_synced, stand(lpm).rejected) == (0, 0)
+
+
+def counting(gateway: ScriptedGateway, there: set[str]) -> Callable[[Call], Answer | None]:
+    """A rule by which results are stored under their parcel, some of which are there."""
+
+    def rule(call: Call) -> Answer | None:
+        if "/results" not in call.path:
+            return None
+        gateway.store(call)
+        parcels = [item["parcel_id"] for item in call.json]
+        updated = sum(parcel in there or parcel in parcels[:n] for n, parcel in enumerate(parcels))
+        there.update(parcels)
+        return 200, {"inserted": len(parcels) - updated, "updated": updated, "failed": 0, "errors": None}
+
+    return rule
+
+
+def of_parcels(lpm: LocalPersistenceManager, *numbers: int) -> None:
+    """Results of these parcels for the Gateway."""
+    assign(lpm, *(given(f"t-{n}", f"http://a.example/{n}", parcel_id=f"p-{n}") for n in numbers))
+    lpm.save_result(*(done(task) for task in claim(lpm, len(numbers))))
+
+
+def test_an_update_that_cannot_be_ours_is_an_alarm_with_the_task(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An answer that leaves it open which it was names all that it may be; those that follow go one by one at first."""
+    gateway.rules = [counting(gateway, {"p-3", "p-100"})]
+    of_parcels(lpm, *range(104))
+
+    rounds(lpm, gateway)
+
+    assert [len(call.json) for call in gateway.asked("/internal/results")] == [100, 1, 1, 2]
+    found = {item["task_id"]: item["problem"] for item in exchange.replaced(lpm.ledger.db)}
+    assert list(found) == [f"t-{n}" for n in range(101)]
+    assert "counted 1 of 100 results as updated" in found["t-3"]
+    assert "counted it as updated" in found["t-100"]
+    assert "task t-100: " in caplog.text
+    assert (stand(lpm).synced, stand(lpm).replaced) == (104, 101)
+
+
+def test_updates_that_are_ours_are_no_alarm(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """A request whose answer was lost, one that is taken apart, a result that is wanted again, a parcel once more."""
+    store, lost = counting(gateway, set()), iter([(500, {}), (200, {"inserted": 0, "updated": 0, "failed": 4})])
+
+    def rule(call: Call) -> Answer | None:
+        return (store(call) and next(lost, None)) or store(call)
+
+    gateway.rules = [lambda call: rule(call) if "/results" in call.path else None]
+    of_parcels(lpm, *range(4))
+    with pytest.raises(GatewayError, match="500"):
+        rounds(lpm, gateway)
+    rounds(lpm, gateway)
+    of_parcels(lpm, *range(4))
+    assign(lpm, given("once more", "http://a.example/0", parcel_id="p-0"))
+    lpm.save_result(*(done(task) for task in claim(lpm)))
+    rounds(lpm, gateway)
+
+    assert [len(call.json) for call in gateway.asked("/internal/results")] == [4, 4, 2, 2, 5]
+    assert (stand(lpm).synced, stand(lpm).rejected, stand(lpm).replaced) == (5, 0, 0)
+
+
+def test_what_an_older_program_has_delivered_is_known(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+    """Its parcels are no alarm when they come again; what the Gateway had refused is reported."""
+    gateway.rules = [counting(gateway, set())]
+    of_parcels(lpm, *range(3))
+    rounds(lpm, gateway)
+    lpm.durable.db.execute(
+        """DROP TRIGGER report_rejected; DROP TRIGGER report_rejected_no_more; DROP TABLE delivery_keys;
+           ALTER TABLE outbox DROP COLUMN replaced; UPDATE outbox SET state = 'rejected' WHERE task = 1;
+           PRAGMA user_version = 7"""
+    )
+    lpm.close()
+
+    again = LocalPersistenceManager(lpm.folder)
+    assign(again, *(given(f"again-{n}", f"http://a.example/{n}", parcel_id=f"p-{n}") for n in range(3)))
+    again.save_result(*(done(task) for task in claim(again)))
+    rounds(again, gateway)
+
+    assert (stand(again).synced, stand(again).rejected, stand(again).replaced) == (5, 1, 0)
+    assert list(gateway.failed) == ["t-0"]
+
+
+@pytest.mark.parametrize(("moved", "expected"), [(False, 1), (True, 0)])
+def test_another_gateway_has_none_of_our_keys(
+    moved: bool, expected: int, lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """What was delivered to one makes no update of another's ours; the same one at a new address has them all."""
+    collect(lpm, "job", 1)
+    exchange.release(lpm.durable.db)
+    agent.bind(lpm, load(gateway.env))
+    rounds(lpm, gateway)
+    lpm.durable.db.execute("UPDATE outbox SET state = 'held', batch = NULL")
+
+    with ScriptedGateway() as other:
+        other.rules = [counting(other, {"0"})]
+        agent.bind(lpm, load(other.env), moved)
+        exchange.release(lpm.durable.db)
+        rounds(lpm, other)
+
+    assert stand(lpm).replaced == expected

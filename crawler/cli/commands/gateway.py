@@ -87,8 +87,20 @@ def gateway() -> None:
     "--faults", type=click.FloatRange(0, 1), callback=_number, metavar="P", help="Let this part of all exchanges fail."
 )
 @click.option("--seed", type=int, default=7, show_default=True, help="What the faults are drawn by.")
+@click.option(
+    "--like", type=click.Choice(["go", "python"]), help="Play the habits of a real Gateway in this language, for tests."
+)
 @store_option
-def serve(host: str, port: int, lease: float, idle: float, faults: float | None, seed: int, store: Path) -> None:
+def serve(
+    host: str,
+    port: int,
+    lease: float,
+    idle: float,
+    faults: float | None,
+    seed: int,
+    like: str | None,
+    store: Path,
+) -> None:
     """Serve the store over HTTP until Ctrl-C; the token is GATEWAY_TOKEN's, or that of the file GATEWAY_TOKEN_FILE.
 
     \b
@@ -105,7 +117,7 @@ def serve(host: str, port: int, lease: float, idle: float, faults: float | None,
     with terminated_by_signal():
         from crawler.gateway.reference.serve import serve as run
 
-        run(store, secret, host=host, port=port, lease_s=lease, idle_s=idle, faults=faults, seed=seed)
+        run(store, secret, host=host, port=port, lease_s=lease, idle_s=idle, faults=faults, seed=seed, like=like)
 
 
 @gateway.command("import")

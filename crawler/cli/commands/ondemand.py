@@ -54,12 +54,14 @@ def ondemand(platforms: tuple[str, ...], capacity: int, workers: int | None, mov
     """
     from crawler.gateway.agent import bind
     from crawler.gateway.client import GatewayClient
+    from crawler.gateway.collector import asked
     from crawler.orchestrator import Orchestrator, terminated_by_signal
     from crawler.sites import config as sites
 
     settings = config.load()
     described = sites.load(settings.config_dir, settings.rate)
     GatewayClient(settings, "check")  # what is missing or wrong is said here, and not in a log
+    platforms = tuple(asked(settings, platforms, described))
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm):
         worker_id = bind(lpm, settings, moved)
@@ -108,7 +110,8 @@ def _line(lpm: LocalPersistenceManager) -> str:
     states, stand = exchange.states(db), lpm.ledger.delivery(None)
     counts = {"taken": sum(states.values()), "open": exchange.open_count(db)}
     counts |= {name: states[name] for name in ("completed", "failed", "skipped", "expired") if states.get(name)}
-    sent = {"to deliver": stand.unsent, "delivered": stand.synced + stand.reports_synced}
+    sent = {"to deliver": stand.unsent, "delivered": stand.synced - stand.replaced + stand.reports_synced}
+    sent |= {"replaced": stand.replaced} if stand.replaced else {}
     sent |= {"rejected": refused} if (refused := stand.rejected + stand.reports_rejected) else {}
     return " · ".join(", ".join(f"{count:,} {what}" for what, count in part.items()) for part in (counts, sent))
 

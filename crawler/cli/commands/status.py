@@ -197,12 +197,15 @@ def _show(facts: dict[str, Any], settings: Settings) -> None:
         print(line)
 
 
+_DELIVERY = {"ready": "to be delivered", "rejected": "rejected", "replaced": "may have replaced other results"}
+
+
 def delivering(facts: dict[str, Any]) -> list[str]:
     """A line on what a Gateway is to get or has refused, where there is any of it."""
     about = facts["gateway"] or {}
     parts = [
         f"{count:,} {what}"
-        for state, what in (("ready", "to be delivered"), ("rejected", "rejected"))
+        for state, what in _DELIVERY.items()
         if (count := about.get(state, 0) + about.get(f"reports_{state}", 0))
     ]
     url = f" {printable(about['url'])}" if parts and about["url"] else ""

@@ -18,6 +18,7 @@ from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 
 SAY_S = 5.0
+_COUNTS = ("held", "ready", "synced", "rejected", "late", "without_page", "replaced")
 PATIENCE_S, AGAIN_S = 20.0, 3.0
 """How long a command waits for a Gateway that does not answer, and how long at most between two attempts."""
 
@@ -66,6 +67,8 @@ def status(as_json: bool) -> None:
         print(f"held are results of standalone work; they go only by: {program()} sync push")
     if results["rejected"] or reports["rejected"]:
         print(f"what was rejected, and why: {program()} sync rejected")
+    if results["replaced"]:
+        print(f"what may have replaced other results at the Gateway: {program()} sync rejected")
 
 
 def _facts(lpm: LocalPersistenceManager, settings: Settings) -> dict[str, Any]:
@@ -80,9 +83,7 @@ def _facts(lpm: LocalPersistenceManager, settings: Settings) -> dict[str, Any]:
         "heard_at": float(heard) if heard else None,
         "troubles": exchange.troubles(db) if is_busy(lpm) else [],
         "order": exchange.get_note(db, "order"),
-        "results": {
-            name: getattr(stand, name) for name in ("held", "ready", "synced", "rejected", "late", "without_page")
-        },
+        "results": {name: getattr(stand, name) for name in _COUNTS},
         "reports": {name: getattr(stand, f"reports_{name}") for name in ("ready", "synced", "rejected")},
         "oldest": stand.oldest,
     }
@@ -129,7 +130,8 @@ def push(job_name: str | None, bundle: Path | None, moved: bool, as_json: bool) 
         after = lpm.ledger.delivery(None)
     done = {
         "released": released,
-        "results": after.synced - before.synced,
+        "results": after.synced - after.replaced - before.synced + before.replaced,
+        "replaced": after.replaced - before.replaced,
         "reports": after.reports_synced - before.reports_synced,
         "rejected": after.rejected + after.reports_rejected - before.rejected - before.reports_rejected,
         "unsent": after.unsent,
@@ -140,7 +142,9 @@ def push(job_name: str | None, bundle: Path | None, moved: bool, as_json: bool) 
         print(f"Delivered {done['results']:,} results and {done['reports']:,} reports to {settings.gateway_url}")
         if done["rejected"]:
             print(f"{done['rejected']:,} were rejected, and are kept; why: {program()} sync rejected")
-    return 1 if done["rejected"] else 0
+        if done["replaced"]:
+            print(f"{done['replaced']:,} may have replaced other results there; which: {program()} sync rejected")
+    return 1 if done["rejected"] or done["replaced"] else 0
 
 
 def _release(lpm: LocalPersistenceManager, settings: Settings, job_name: str | None, bundle: Path | None) -> int:
@@ -249,19 +253,19 @@ def retry(task_ids: tuple[str, ...], as_json: bool) -> int:
 @json_option
 @data_dir_option
 def rejected(as_json: bool) -> int:
-    """List what the Gateway has refused, and why; it is kept.
+    """List what was rejected, or may have replaced other results, and why; all of it is kept.
 
     \b
     Example:
       python -m crawler sync rejected --json
     """
     with stored() as lpm:
-        found = exchange.rejected(lpm.ledger.db)
+        found = exchange.rejected(lpm.ledger.db) + exchange.replaced(lpm.ledger.db)
     if as_json:
         print_json(found)
         return 0
     for item in found:
-        why = f"{item['code']}: {item['problem']}"
+        why = f"{item['code']}: {item['problem']}" if item.get("code") else item["problem"]
         print(f"{item['kind']} {printable(item['task_id'])}  {printable(item['url'])}\n  {printable(why)}")
     if not found:
         print("Nothing was rejected")

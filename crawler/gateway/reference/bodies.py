@@ -112,6 +112,7 @@ class Reported(msgspec.Struct, frozen=True):
 
     task_id: str
     status: Literal["reported"] = "reported"
+    success: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class Queue(msgspec.Struct, frozen=True):

@@ -108,6 +108,9 @@ class Answer(msgspec.Struct, frozen=True):
 class Books:
     """What a Gateway knows; leases are judged by `ticks`, so that a clock that is set takes nobody's tasks away."""
 
+    like: str | None = None
+    """The real Gateway whose habits these books have; none."""
+
     def __init__(
         self,
         folder: Path,
@@ -291,7 +294,9 @@ class Books:
         )
         return (Known(*row) for row in rows)
 
-    def give(self, worker: str, capacity: int, platforms: Sequence[str], key: str | None) -> Given:
+    def give(
+        self, worker: str, capacity: int, platforms: Sequence[str], key: str | None, kind: str | None = None
+    ) -> Given:
         """Hand out tasks, the most urgent first; to a key that was answered before, what is open of the same ones."""
         self.hear(worker)
         again = self._given_before(worker, key) if key else None
@@ -362,8 +367,8 @@ class Books:
             "UPDATE tasks SET state = 'completed', ended_at = ? WHERE task_id = ?", (self._clock(), task_id)
         )
 
-    def fail(self, worker: str, task_id: str, why: Failure) -> None:
-        """Note why a task of this worker's has failed; the same words again change nothing."""
+    def fail(self, worker: str, task_id: str, why: Failure) -> bool:
+        """Note why a task of this worker's has failed; the same words again change nothing. True: it was noted."""
         self.hear(worker)
         state, holder = self._task(task_id)
         # What is too much is cut: a failure that is refused would never be known.
@@ -372,13 +377,14 @@ class Books:
         if (state, holder) == ("failed", worker):
             noted = self.db.one("SELECT reason, error_type, attempts FROM tasks WHERE task_id = ?", (task_id,))
             if noted == words:
-                return
+                return True
         self._require_held(worker, task_id, state, holder)
         self.db.execute(
             "UPDATE tasks SET state = 'failed', ended_at = ?, reason = ?, error_type = ?, attempts = ? "
             "WHERE task_id = ?",
             (self._clock(), *words, task_id),
         )
+        return True
 
     def _task(self, task_id: str) -> tuple[str, str | None]:
         row = self.db.one("SELECT state, holder FROM tasks WHERE task_id = ?", (task_id,))
@@ -431,6 +437,7 @@ class Books:
         key: str | None = None,
         sha256: str = "",
         left_out: frozenset[int] = frozenset(),
+        kind: str | None = None,
     ) -> Answer:
         """Store results (a text stands for one that cannot be, with its reason); each only where it is something new.
 
@@ -463,9 +470,10 @@ class Books:
             )
         return Answer(body, again=False)
 
-    def _store(self, worker: str, item: NewResult, late: bool) -> bool:
-        """Write a result down unless the same or a newer one is there; true where its task had none."""
-        there = self.db.one("SELECT sha256, scraped_at FROM results WHERE task_id = ?", (item.task_id,))
+    def _store(self, worker: str, item: NewResult, late: bool, key: str | None = None) -> bool:
+        """Write a result down unless the same or a newer one is there; true where its task, or key, had none."""
+        key = key or item.task_id
+        there = self.db.one("SELECT sha256, scraped_at FROM results WHERE task_id = ?", (key,))
         now = self._clock()
         if there is None or not (there[0] == item.sha256 or _older(item.scraped_at, there[1])):
             row = self.db.one("SELECT deadline FROM tasks WHERE task_id = ?", (item.task_id,))
@@ -477,7 +485,7 @@ class Books:
                 "sha256 = excluded.sha256, raw_html_hash = excluded.raw_html_hash, scraped_at = excluded.scraped_at, "
                 "worker = excluded.worker, applied = applied + 1, late = excluded.late, "
                 "received_at = excluded.received_at, seq = excluded.seq",
-                (*msgspec.structs.astuple(item), worker, late, now, self._number()),
+                (key, *msgspec.structs.astuple(item)[1:], worker, late, now, self._number()),
             )
         self.db.execute(
             "UPDATE tasks SET state = 'completed', holder = ?, ended_at = ? WHERE task_id = ? AND state <> 'completed'",

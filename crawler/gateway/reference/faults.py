@@ -58,7 +58,7 @@ class Dice:
             return None
         if self._random.random() >= self.probability:
             return None
-        results = scope["method"] == "POST" and scope["path"] == "/internal/results"
+        results = scope["method"] == "POST" and scope["path"].endswith("/results")
         fault = Fault(
             kind=self._random.choice(KINDS if results else KINDS[:-1]),
             status=self._random.choice((500, 502, 503)),

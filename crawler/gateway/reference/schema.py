@@ -49,7 +49,7 @@ _SCHEMA = """
 
     CREATE TABLE results (
         id            INTEGER PRIMARY KEY,
-        task_id       TEXT NOT NULL UNIQUE,
+        task_id       TEXT NOT NULL UNIQUE,   -- or its natural key, where a real Gateway's habits are played
         body          TEXT NOT NULL,          -- canonical JSON: keys sorted, no spaces
         sha256        TEXT NOT NULL,          -- of the body
         raw_html_hash TEXT,

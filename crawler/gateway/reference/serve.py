@@ -14,10 +14,10 @@ from starlette.types import ASGIApp
 from crawler import logs
 from crawler.db.connection import store_errors
 from crawler.errors import UsageError
-from crawler.gateway.reference.books import Books
 from crawler.gateway.reference.connections import SILENT_S, Connection, Server, bounded, room
 from crawler.gateway.reference.farewell import Farewell
 from crawler.gateway.reference.faults import Dice, Faults
+from crawler.gateway.reference.habits import BOOKS
 from crawler.gateway.reference.server import Service, application
 
 log = logging.getLogger("crawler.gateway")
@@ -36,11 +36,12 @@ def serve(
     idle_s: float,
     faults: float | None,
     seed: int,
+    like: str | None = None,
     silent_s: float = SILENT_S,
 ) -> None:
     """Serve the store in this folder until a signal ends it."""
     with _bound(host, port) as listener, contextlib.ExitStack() as last, contextlib.ExitStack() as stack:
-        books = Books(folder, lease_s=lease_s, idle_s=idle_s)
+        books = BOOKS[like](folder, lease_s=lease_s, idle_s=idle_s)
         stack.callback(books.close)
         stack.enter_context(_alone(folder))
         dice = None if faults is None else Dice(faults, seed)

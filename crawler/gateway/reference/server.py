@@ -43,6 +43,7 @@ from crawler.gateway.reference.books import Books
 from crawler.gateway.reference.commit import Committer
 from crawler.gateway.reference.contents import Contents, checksum
 from crawler.gateway.reference.faults import LEFT_OUT, Dice, left_out
+from crawler.gateway.reference.habits import KINDS
 from crawler.logs import printable
 
 log = logging.getLogger("crawler.gateway")
@@ -90,6 +91,7 @@ class Service:
         self._threads = ThreadPoolExecutor(8, "contents")
         self._large = asyncio.Semaphore(LARGE_AT_A_TIME)
         self.dice = dice
+        self.like = books.like
 
     def hurry(self) -> None:
         """Wait for no lock of another process any more."""
@@ -115,9 +117,21 @@ class Service:
         if worker := request.headers.get("X-Worker-ID"):
             self._books.note(worker)
 
-    async def work(self, worker: WorkerId, capacity: Capacity, platforms: Platforms = [], key: Key = None) -> Response:  # noqa: B006 # FastAPI copies it
+    async def work(
+        self,
+        request: Request,
+        worker: WorkerId,
+        capacity: Capacity,
+        platforms: Platforms = [],  # noqa: B006 # FastAPI copies it
+        key: Key = None,
+    ) -> Response:
         """Hand out tasks, the most urgent first; they are the worker's until it is not heard of any more."""
-        return _json(await self._done(lambda books: books.give(worker, capacity, platforms, key)))
+        if self.like == "python" and not platforms:
+            raise GatewayRefused(422, "query.platforms: Field required")
+        given = await self._done(lambda books: books.give(worker, capacity, platforms, key, _kind(request)))
+        if self.like == "go" and not given.tasks:
+            return _json({"tasks": None, "retry_after": given.retry_after})
+        return _json(given)
 
     async def results(self, request: Request, worker: WorkerId, late: Late = "false", key: Key = None) -> Response:
         """Store results; each completes its task. The same result again changes nothing."""
@@ -126,6 +140,7 @@ class Service:
             seed = request.scope.get(LEFT_OUT)
             missing = frozenset[int]() if seed is None else left_out(seed, len(items))
             how: dict[str, Any] = {"late": late == "true", "key": key, "sha256": sha256, "left_out": missing}
+            how["kind"] = _kind(request)
             answer = await self._done(lambda books: books.deliver(worker, items, **how))
         return _json(msgspec.Raw(answer.body), {"Idempotent-Replay": "true"} if answer.again else {})
 
@@ -182,8 +197,8 @@ class Service:
         """Note that a task of this worker's has ended without a result."""
         async with self._read(request) as body:
             why = incoming.read(body, Failure)
-            await self._done(lambda books: books.fail(worker, task_id, why))
-        return _json(Reported(task_id))
+            noted = await self._done(lambda books: books.fail(worker, task_id, why))
+        return _json(Reported(task_id, success=noted) if self.like else Reported(task_id))
 
     async def heartbeat(self, request: Request, worker: WorkerId, key: Key = None) -> Response:
         """Note how a worker is, and give it what its operator wants; each command once."""
@@ -229,6 +244,7 @@ class Service:
 def application(service: Service) -> FastAPI:
     """The application of a service, described in /openapi.json."""
     app = FastAPI(title="crawler gateway", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.like = service.like
     app.include_router(_doors(service))
     described = openapi.components()
 
@@ -247,23 +263,24 @@ def application(service: Service) -> FastAPI:
 def _doors(service: Service) -> APIRouter:
     doors, guard = APIRouter(), [Depends(service.authorise)]
     say, get, post = openapi.responses, partial(doors.get, dependencies=guard), partial(doors.post, dependencies=guard)
-    get("/internal/work", responses=say(Work, 401, 422, 503))(service.work)
     replay = {"Idempotent-Replay": "`true` where this answer was given before, and nothing was applied."}
-    post(
-        "/internal/results",
-        responses=say(Stored, 401, 409, 413, 422, 503, headers=replay),
-        openapi_extra=openapi.results_body(),
-    )(service.results)
+    for base in [f"/internal/{kind}" for kind in KINDS] if service.like == "python" else ["/internal"]:
+        get(f"{base}/work", responses=say(Work, 401, 422, 503))(service.work)
+        post(
+            f"{base}/results",
+            responses=say(Stored, 401, 409, 413, 422, 503, headers=replay),
+            openapi_extra=openapi.results_body(),
+        )(service.results)
+        task = f"{base}/tasks/{{task_id:path}}"  # an id may have slashes in it
+        post(f"{task}/complete", responses=say(Success, 401, 404, 409, 422, 503))(service.complete)
+        post(
+            f"{task}/fail",
+            responses=say(Reported, 401, 404, 409, 413, 422, 503),
+            openapi_extra=openapi.body(Failure),
+        )(service.fail)
     post("/internal/raw-files", responses=say(Kept, 400, 401, 413, 422, 503), openapi_extra=openapi.file_body())(
         service.raw_file
     )
-    task = "/internal/tasks/{task_id:path}"  # an id may have slashes in it
-    post(f"{task}/complete", responses=say(Success, 401, 404, 409, 422, 503))(service.complete)
-    post(
-        f"{task}/fail",
-        responses=say(Reported, 401, 404, 409, 413, 422, 503),
-        openapi_extra=openapi.body(Failure),
-    )(service.fail)
     post("/internal/heartbeat", responses=say(Orders, 401, 413, 422, 503), openapi_extra=openapi.body(Heartbeat))(
         service.heartbeat
     )
@@ -273,6 +290,12 @@ def _doors(service: Service) -> APIRouter:
     if service.dice:
         post("/faults", include_in_schema=False)(service.set_faults)
     return doors
+
+
+def _kind(request: Request) -> str | None:
+    """The type of tasks that a path of its own is for, if it is."""
+    name = request.url.path.split("/")[2]
+    return name if name in KINDS else None
 
 
 def _json(value: Any, headers: dict[str, str] | None = None, status: int = 200) -> Response:
@@ -307,8 +330,20 @@ def _refused(request: Request, status: int, message: str, headers: dict[str, str
     about = {"status": status, "method": request.method, "path": printable(request.url.path)[:300]}
     about |= {"worker": printable(request.headers.get("X-Worker-ID", ""))[:200], "request_id": request_id}
     log.warning("a call was refused: %s", message[:500], extra=about)
+    if like := request.app.state.like:
+        return _plainly(like, status, message, headers)
     refusal = Refusal(Problem(openapi.CODES.get(status, f"HTTP_{status}"), message), request_id)
     return Response(msgspec.json.encode(refusal), status, headers, "application/json")
+
+
+def _plainly(like: str, status: int, message: str, headers: dict[str, str] | None) -> Response:
+    """A refusal in the words of a real Gateway, without an id."""
+    if like == "python":
+        return Response(msgspec.json.encode({"detail": message}), status, headers, "application/json")
+    if status == 401:
+        body = {"error": {"code": "UNAUTHORIZED", "message": message}}
+        return Response(msgspec.json.encode(body), status, headers, "application/json")
+    return Response(f"{message}\n", status, headers, "text/plain")
 
 
 async def _on_refusal(request: Request, error: Any) -> Response:
