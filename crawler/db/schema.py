@@ -322,7 +322,7 @@ MIGRATIONS = (
     INSERT OR REPLACE INTO delivery_keys
         SELECT json_array(parcel_id, ifnull(input ->> '$.platform', '') || '', ifnull(input ->> '$.state', '') || '',
                           ifnull(input ->> '$.county', '') || ''), id
-        FROM tasks JOIN outbox ON task = id
+        FROM (SELECT id, parcel_id, iif(json_valid(input), input, '{}') AS input FROM tasks) JOIN outbox ON task = id
         WHERE state IN ('synced', 'rejected') OR batch IS NOT NULL OR tries > 0 ORDER BY id;
     ALTER TABLE outbox ADD COLUMN replaced INTEGER NOT NULL DEFAULT 0; -- its first delivery may have hit another's row
 
