@@ -20,7 +20,16 @@ from crawler.fetch import proxy as proxies
 from crawler.fetch import wire
 from crawler.fetch.body import ACCEPTED, Body
 from crawler.fetch.budget import Budget
-from crawler.fetch.connection import HIGH_WATER, Closed, Connection, Pool, Route, proxy_headers, too_much_head
+from crawler.fetch.connection import (
+    HIGH_WATER,
+    SETTLE_S,
+    Closed,
+    Connection,
+    Pool,
+    Route,
+    proxy_headers,
+    too_much_head,
+)
 from crawler.fetch.egress import Egress, Reach, lack_now, names_loopback
 from crawler.fetch.session import Headers, LiveSession, harmless, header_problem
 from crawler.models import Page
@@ -71,6 +80,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a redirect is followed, instead of being the page; that of anything but a GET never is."""
     budget: Budget = msgspec.field(default_factory=Budget)
     """What the work on the answer may cost."""
+    unlimited: bool = False
+    """Whether no limit spaces its requests: then few connections to a server are opened at a time."""
     exact: bool = False
     """Whether path and query go out letter by letter, also where a browser would read `..` or `%2e` as a step up."""
 
@@ -112,8 +123,16 @@ class _Answer(NamedTuple):
 class Client:
     """A pooled client; it belongs to the event loop it is entered on."""
 
-    def __init__(self, max_body: int, *, egress: Egress | None = None, through: proxies.Proxies | None = None) -> None:
+    def __init__(
+        self,
+        max_body: int,
+        *,
+        egress: Egress | None = None,
+        through: proxies.Proxies | None = None,
+        settle_s: float = SETTLE_S,
+    ) -> None:
         self._max_body = max_body
+        self._settle_s = settle_s
         self._egress = egress or Egress()
         self._proxies = through or proxies.Proxies()
         self._may_proxy = bool(self._proxies.http or self._proxies.https)
@@ -128,7 +147,7 @@ class Client:
         # The loop starts its threads at the first name or address; where there is no memory for them later, libuv ends
         # the process.
         await asyncio.get_running_loop().getaddrinfo("127.0.0.1", 0)
-        self._pool = Pool(self._egress)
+        self._pool = Pool(self._egress, self._settle_s)
         return self
 
     async def __aexit__(
@@ -142,16 +161,16 @@ class Client:
         """Get the page, whatever its status; raises `FetchError` where there is none."""
         here = first = _place(request.url) if not request.exact else _exact_place(request.url)
         reach = Reach.LOOPBACK if request.loopback and names_loopback(first.host) else Reach.GLOBAL
+        loop = asyncio.get_running_loop()
         left_s, redirects, fresh = request.timeout_s, 0, False
         while True:
             async with gate(here.url):
-                since = time.monotonic()
                 try:
-                    async with asyncio.timeout(left_s):
-                        answer = await self._exchange(request, first, here, reach, fresh)
+                    async with asyncio.timeout(left_s) as limit:
+                        answer = await self._exchange(request, first, here, reach, fresh, limit)
                 except (TimeoutError, Closed, OSError, RuntimeError, FetchError) as error:
                     raise _explained(error, request) from None
-                left_s -= time.monotonic() - since
+                left_s = (limit.when() or 0.0) - loop.time()
             if answer.page:
                 return answer.page
             fresh = answer.stale
@@ -167,13 +186,15 @@ class Client:
                 reach = Reach.GLOBAL  # for good: what lies beyond this server may not lead back into this machine
             here = there
 
-    async def _exchange(self, request: Request, first: _Place, here: _Place, reach: Reach, fresh: bool) -> _Answer:
+    async def _exchange(
+        self, request: Request, first: _Place, here: _Place, reach: Reach, fresh: bool, limit: asyncio.Timeout
+    ) -> _Answer:
         own = request.session.proxy if request.session else None
         proxy = self._proxies.choose(here.scheme, here.host, here.port, own) if own or self._may_proxy else None
         route = Route(here.scheme, here.host, here.port, reach, proxy)
         sent = self._request(request, first, here, route)
         try:
-            connection = await self._connect(route, request.connect_timeout_s, fresh)
+            connection = await self._connect(route, request, fresh, limit)
         except Exception as error:
             if lack := shortage_of(error):
                 raise OwnShortage(lack, unsent=True) from None
@@ -216,10 +237,13 @@ class Client:
             else:
                 connection.close()
 
-    async def _connect(self, route: Route, within_s: float, fresh: bool) -> Connection:
+    async def _connect(self, route: Route, request: Request, fresh: bool, limit: asyncio.Timeout) -> Connection:
         if not (fresh or route.proxy) and (kept := self._pool.take(route)):
             return kept
+        within_s = request.connect_timeout_s
         try:
+            if request.unlimited and not (fresh or route.proxy):
+                return await self._in_line(route, within_s, limit)
             async with asyncio.timeout(within_s):
                 if route.proxy:
                     await self._check_behind_proxy(route)
@@ -232,6 +256,22 @@ class Client:
             if route.scheme == "https" and not isinstance(error, ConnectionRefusedError):
                 raise FetchError("tls_broken_off", f"the server ended the connection within TLS ({error})") from None
             raise
+
+    async def _in_line(self, route: Route, within_s: float, limit: asyncio.Timeout) -> Connection:
+        """The next connection that becomes free, or a new one once its turn has come; the page's time stands still
+        until then, because it waits for others of ours."""
+        line = self._pool.line(route)
+        if not line.may_open():
+            loop, end = asyncio.get_running_loop(), limit.when() or 0.0
+            began = loop.time()
+            limit.reschedule(None)
+            try:
+                freed = await line.wait(lambda connection: self._pool.give(route, connection))
+            finally:
+                limit.reschedule(end + loop.time() - began)
+            if freed:
+                return freed
+        return await self._pool.open_in_line(route, line, within_s)
 
     async def _check_behind_proxy(self, route: Route) -> None:
         """Judge what is handed to a proxy, at each request, because it resolves the name each time: every address must

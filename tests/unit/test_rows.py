@@ -227,7 +227,7 @@ def test_bad_urls_reject_their_row_only(write: Write) -> None:
     ],
 )
 def test_two_urls_are_not_one(write: Write, name: str, content: str) -> None:
-    """A cell with two lines, or a line with two URLs: neither is fetched as the one that a browser would make of them."""
+    """A cell with two lines, or a line with two URLs: neither is fetched as the one that browsers make of them."""
     (reject,) = rejects(write(name, content))
 
     assert reject.reason == "there are two URLs, and a row has one"
