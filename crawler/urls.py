@@ -4,7 +4,7 @@ import ipaddress
 import re
 from functools import cache, lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import ada_url
@@ -21,6 +21,10 @@ _AUTHORITY = re.compile(
     r"[\x00-\x20]*+(?:[a-z][a-z0-9+.\t\n\r-]*+:|[/\\][\t\n\r]*+[/\\])[/\\\t\n\r]*+([^/\\?#]*+)", re.I
 )
 """The most that a browser may take for user, host and port at the beginning of a reference."""
+_BORDERS = re.compile(r"""([\s\\/?#"'<>])""")
+"""Where a user name, a password or a host ends."""
+_SCHEME = re.compile(r"\bhttps?:", re.IGNORECASE)
+_BROKEN = re.compile(r"\s*([a-z][a-z0-9+.-]{0,20}:[\\/]{2})\S*@(\S*)\s*", re.IGNORECASE)
 _QUERY_PASSWORD = re.compile(r"([?&](?:password|ssl_password)=)[^&#]*", re.IGNORECASE)
 _TRACKING = frozenset(
     {"fbclid", "gclid", "dclid", "gbraid", "wbraid", "msclkid", "yclid", "igshid", "mc_cid", "mc_eid", "twclid",
@@ -96,6 +100,61 @@ def credentials(text: str) -> tuple[str, str] | None:
     if url.protocol not in ("http:", "https:") or not (url.username or url.password):
         return None
     return url.origin, f"{unquote(url.username)}:{unquote(url.password)}"
+
+
+def without_secrets(value: Any) -> Any:
+    """A value as JSON has it, without the user names and passwords of the URLs in its texts."""
+    match value:
+        case str():
+            return _without_user_info(value) if "@" in value else value
+        case list():
+            return [without_secrets(item) for item in value]
+        case dict():
+            return {name: without_secrets(item) for name, item in value.items()}
+    return value
+
+
+def _without_user_info(text: str) -> str:
+    """Cut out what stands before the last `@` of each host; one pass, as a cell may have a megabyte."""
+    parts = _BORDERS.split(text)  # texts and the borders between them, by turns
+    before, slashes = "", 0
+    for place in range(0, len(parts), 2):
+        part = parts[place]
+        if "@" in part:
+            scheme = _SCHEME.search(part)
+            if _begins_host(before, slashes):
+                part = part.rpartition("@")[2]
+            elif scheme:
+                part = part[: scheme.end()] + part[scheme.end() :].rpartition("@")[2]
+            parts[place] = part
+        border = parts[place + 1] if place + 1 < len(parts) else ""
+        if border and border in "\\/":
+            before, slashes = (part, 1) if part or not slashes else (before, slashes + 1)
+        else:
+            before, slashes = "", 0
+    return _without_strange_user_info("".join(parts))
+
+
+def _begins_host(before: str, slashes: int) -> bool:
+    """Whether a host follows behind so many slashes: browsers need none after `http:`, and no scheme before two."""
+    if before[-6:].lower().endswith(("http:", "https:")):
+        return slashes > 0
+    return slashes > 1 and (not before or before[-1] == ":")
+
+
+def _without_strange_user_info(text: str) -> str:
+    """The same for a text that is one URL by itself, with a blank or a slash in its password."""
+    if "@" not in text or len(text) > MAX_LENGTH:
+        return text
+    try:
+        check_host(text)
+        url = ada_url.URL(text.strip())
+    except (UrlError, ValueError):
+        return _BROKEN.sub(r"\1\2", text) if _BROKEN.fullmatch(text) else text
+    if not url.password:
+        return text
+    url.username = url.password = ""
+    return str(url.href)
 
 
 def _key(scheme: str, authority: str, tail: str) -> bytes:

@@ -166,11 +166,11 @@ class Client:
         while True:
             async with gate(here.url):
                 try:
-                    async with asyncio.timeout(left_s) as limit:
-                        answer = await self._exchange(request, first, here, reach, fresh, limit)
+                    async with asyncio.timeout(left_s) as clock:
+                        answer = await self._exchange(request, first, here, reach, fresh, clock)
                 except (TimeoutError, Closed, OSError, RuntimeError, FetchError) as error:
                     raise _explained(error, request) from None
-                left_s = (limit.when() or 0.0) - loop.time()
+                left_s = (clock.when() or 0.0) - loop.time()
             if answer.page:
                 return answer.page
             fresh = answer.stale
@@ -187,14 +187,14 @@ class Client:
             here = there
 
     async def _exchange(
-        self, request: Request, first: _Place, here: _Place, reach: Reach, fresh: bool, limit: asyncio.Timeout
+        self, request: Request, first: _Place, here: _Place, reach: Reach, fresh: bool, clock: asyncio.Timeout
     ) -> _Answer:
         own = request.session.proxy if request.session else None
         proxy = self._proxies.choose(here.scheme, here.host, here.port, own) if own or self._may_proxy else None
         route = Route(here.scheme, here.host, here.port, reach, proxy)
         sent = self._request(request, first, here, route)
         try:
-            connection = await self._connect(route, request, fresh, limit)
+            connection = await self._connect(route, request, fresh, clock)
         except Exception as error:
             if lack := shortage_of(error):
                 raise OwnShortage(lack, unsent=True) from None
@@ -237,13 +237,13 @@ class Client:
             else:
                 connection.close()
 
-    async def _connect(self, route: Route, request: Request, fresh: bool, limit: asyncio.Timeout) -> Connection:
+    async def _connect(self, route: Route, request: Request, fresh: bool, clock: asyncio.Timeout) -> Connection:
         if not (fresh or route.proxy) and (kept := self._pool.take(route)):
             return kept
         within_s = request.connect_timeout_s
         try:
             if request.unlimited and not (fresh or route.proxy):
-                return await self._in_line(route, within_s, limit)
+                return await self._in_line(route, within_s, clock)
             async with asyncio.timeout(within_s):
                 if route.proxy:
                     await self._check_behind_proxy(route)
@@ -257,18 +257,18 @@ class Client:
                 raise FetchError("tls_broken_off", f"the server ended the connection within TLS ({error})") from None
             raise
 
-    async def _in_line(self, route: Route, within_s: float, limit: asyncio.Timeout) -> Connection:
+    async def _in_line(self, route: Route, within_s: float, clock: asyncio.Timeout) -> Connection:
         """The next connection that becomes free, or a new one once its turn has come; the page's time stands still
         until then, because it waits for others of ours."""
         line = self._pool.line(route)
         if not line.may_open():
-            loop, end = asyncio.get_running_loop(), limit.when() or 0.0
+            loop, end = asyncio.get_running_loop(), clock.when() or 0.0
             began = loop.time()
-            limit.reschedule(None)
+            clock.reschedule(None)
             try:
                 freed = await line.wait(lambda connection: self._pool.give(route, connection))
             finally:
-                limit.reschedule(end + loop.time() - began)
+                clock.reschedule(end + loop.time() - began)
             if freed:
                 return freed
         return await self._pool.open_in_line(route, line, within_s)

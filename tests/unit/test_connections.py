@@ -86,8 +86,8 @@ async def client(settle_s: float = NEVER) -> AsyncIterator[Client]:
         yield made
 
 
-def asked(port: int, n: int = 0, **options: float) -> Request:
-    return Request(url=f"http://127.0.0.1:{port}/{n}", loopback=True, unlimited=True, timeout_s=600, **options)
+def asked(port: int, n: int = 0) -> Request:
+    return Request(url=f"http://127.0.0.1:{port}/{n}", loopback=True, unlimited=True, timeout_s=600)
 
 
 def test_a_small_server_is_not_overrun() -> None:
