@@ -75,6 +75,9 @@ def normal(text: str) -> str:
         href = f"{scheme}://{authority}/{tail}"
     if len(authority) > MAX_HOST:  # an international name is longer in its ASCII form
         raise UrlError(f"the host has more than {MAX_HOST} characters")
+    if ".." in authority or authority.startswith("."):
+        # No name server knows it, but whoever takes the dots away reads another host: `10.0.0.1..` is no address here.
+        raise UrlError("the host has an empty part between its dots")
     if authority.endswith(":0"):
         raise UrlError("port 0 cannot be connected to")
     return href
@@ -172,11 +175,11 @@ def _name(pair: str) -> str:
 @lru_cache(maxsize=10_000)
 def domain(host: str) -> str:
     """What limits apply to: the registrable domain of a host name, or the address itself."""
-    bare = host.strip("[]")
+    bare = host.strip("[]").rstrip(".")
     try:
         return str(ipaddress.ip_address(bare))
     except ValueError:
-        return _suffixes().privatesuffix(bare.rstrip(".")) or bare
+        return _suffixes().privatesuffix(bare) or bare
 
 
 def is_public_suffix(name: str) -> bool:

@@ -275,12 +275,17 @@ class Client:
 
     async def _check_behind_proxy(self, route: Route) -> None:
         """Judge what is handed to a proxy, at each request, because it resolves the name each time: every address must
-        be good, as the proxy chooses; a name that is unknown here is its own affair."""
-        try:
-            await self._egress.addresses(route.host, route.reach, every=True)
-        except FetchError as error:
-            if error.reason != "dns":
-                raise
+        be good, as the proxy chooses; a name that is unknown here is its own affair.
+
+        A name with a dot at its end is judged without it, too: resolvers look such a one up neither among the hosts of
+        this machine nor in its own domain, and the proxy may take the dot away.
+        """
+        for host in dict.fromkeys((route.host, route.host.rstrip("."))):
+            try:
+                await self._egress.addresses(host, route.reach, every=True)
+            except FetchError as error:
+                if error.reason != "dns":
+                    raise
 
     def _request(self, request: Request, first: _Place, here: _Place, route: Route) -> bytes:
         """The bytes of a request; a later header of the same name takes an earlier one's place."""
