@@ -536,8 +536,8 @@ def test_another_port_is_another_origin_but_has_the_host_s_cookies() -> None:
 
     async def work() -> None:
         async with two_origins("127.0.0.1") as (home, away, seen):
-            given = {"name": "sid", "domain": "127.0.0.1"}
-            cookies = (Cookie(value="crumb", **given), Cookie(value="crumb", path="/other", **given))
+            crumb = Cookie(name="sid", value="crumb", domain="127.0.0.1")
+            cookies = (crumb, msgspec.structs.replace(crumb, path="/other"))
             secure = Cookie(name="tls", value="geheim", domain="127.0.0.1", secure=True)
             headers = (("Authorization", "Bearer geheim"), ("Cookie", "typed=geheim"), ("X-Key", "geheim"))
             session = Session(headers=headers, cookies=(*cookies, secure), credentials={home: "user:geheim"})
