@@ -5,10 +5,10 @@ Every setting that differs from Celery's own default prevents a loss or a stall 
 
 import os
 
-from celery import Celery
+from celery import Celery, signals
 from kombu import Exchange, Queue
 
-from crawler import config, process
+from crawler import config, flower_guard, process
 from crawler.models import QUEUES
 from crawler.redis_address import RedisAddress
 
@@ -21,8 +21,9 @@ def backend_address(broker: str) -> str:
     return address.for_celery(address.db + 1)
 
 
-# Flower as shipped listens on every interface without a password.
+# Flower as shipped listens on every interface without a password, and answers to every name.
 os.environ.setdefault("FLOWER_ADDRESS", "127.0.0.1")
+signals.import_modules.connect(flower_guard.install, weak=False)
 broker_url = RedisAddress.parse(process.redis_address(settings)).for_celery()
 
 app = Celery("crawler", broker=broker_url, backend=backend_address(broker_url))

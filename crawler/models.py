@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from crawler.urls import Address
+from crawler.urls import Address, without_secrets
 
 NO_DEADLINE = 9e15
 """Stored for a task without one, so that ordering by deadline needs no special case."""
@@ -84,6 +84,14 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     """The how-many-eth row of its line it is: a JSON array may have all of them on one."""
     input: dict[str, Any] = {}
     external_id: str | None = None
+
+
+def encoded_input(given: dict[str, Any]) -> str | None:
+    """What came with a URL as the ledger keeps it: no user name or password of any URL in it."""
+    encoded = msgspec.json.encode(given)
+    if b"@" in encoded:
+        encoded = msgspec.json.encode(without_secrets(given))
+    return encoded.decode() if given else None
 
 
 class Known(msgspec.Struct, frozen=True):

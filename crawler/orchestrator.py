@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,7 +21,7 @@ import redis
 
 from crawler.config import Settings, program
 from crawler.db import kernel, owners
-from crawler.errors import CrawlerError, ServiceError, StackIsUp
+from crawler.errors import CrawlerError, ServiceError, StackIsUp, UsageError
 from crawler.logs import leave_lost_terminal
 from crawler.lpm import LocalPersistenceManager
 from crawler.process import (
@@ -190,6 +191,7 @@ class Orchestrator:
         with self._guard:
             if self._flower and self._flower.alive:
                 return self._stack.flower_url or ""
+            check_flower()
             port = 5555 if _is_free(5555) else _free_port()
             log = self._data / "logs" / "flower.log"
             argv = [sys.executable, "-m", "celery", "-A", "crawler", "flower", "--address=127.0.0.1", f"--port={port}"]
@@ -315,6 +317,12 @@ class Orchestrator:
         self._unwritten = True  # on a full disk; the watcher tries again
         write_stack(self._data, self._stack)
         self._unwritten = False
+
+
+def check_flower() -> None:
+    """Raise `UsageError` where Flower is not installed, before anything is started."""
+    if find_spec("flower") is None:
+        raise UsageError("Flower is not installed; install it with: pip install 'crawler[flower]'")
 
 
 def stop_stale(data_dir: Path, stack: Stack) -> int:

@@ -4,7 +4,7 @@ import ipaddress
 import re
 from functools import cache, lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import ada_url
@@ -21,6 +21,10 @@ _AUTHORITY = re.compile(
     r"[\x00-\x20]*+(?:[a-z][a-z0-9+.\t\n\r-]*+:|[/\\][\t\n\r]*+[/\\])[/\\\t\n\r]*+([^/\\?#]*+)", re.I
 )
 """The most that a browser may take for user, host and port at the beginning of a reference."""
+_BORDERS = re.compile(r"""([\s\\/?#"'<>])""")
+"""Where a user name, a password or a host ends."""
+_SCHEME = re.compile(r"\bhttps?:", re.IGNORECASE)
+_BROKEN = re.compile(r"\s*([a-z][a-z0-9+.-]{0,20}:[\\/]{2})\S*@(\S*)\s*", re.IGNORECASE)
 _QUERY_PASSWORD = re.compile(r"([?&](?:password|ssl_password)=)[^&#]*", re.IGNORECASE)
 _TRACKING = frozenset(
     {"fbclid", "gclid", "dclid", "gbraid", "wbraid", "msclkid", "yclid", "igshid", "mc_cid", "mc_eid", "twclid",
@@ -71,6 +75,9 @@ def normal(text: str) -> str:
         href = f"{scheme}://{authority}/{tail}"
     if len(authority) > MAX_HOST:  # an international name is longer in its ASCII form
         raise UrlError(f"the host has more than {MAX_HOST} characters")
+    if ".." in authority or authority.startswith("."):
+        # No name server knows it, but whoever takes the dots away reads another host: `10.0.0.1..` is no address here.
+        raise UrlError("the host has an empty part between its dots")
     if authority.endswith(":0"):
         raise UrlError("port 0 cannot be connected to")
     return href
@@ -98,6 +105,61 @@ def credentials(text: str) -> tuple[str, str] | None:
     return url.origin, f"{unquote(url.username)}:{unquote(url.password)}"
 
 
+def without_secrets(value: Any) -> Any:
+    """A value as JSON has it, without the user names and passwords of the URLs in its texts."""
+    match value:
+        case str():
+            return _without_user_info(value) if "@" in value else value
+        case list():
+            return [without_secrets(item) for item in value]
+        case dict():
+            return {name: without_secrets(item) for name, item in value.items()}
+    return value
+
+
+def _without_user_info(text: str) -> str:
+    """Cut out what stands before the last `@` of each host; one pass, as a cell may have a megabyte."""
+    parts = _BORDERS.split(text)  # texts and the borders between them, by turns
+    before, slashes = "", 0
+    for place in range(0, len(parts), 2):
+        part = parts[place]
+        if "@" in part:
+            scheme = _SCHEME.search(part)
+            if _begins_host(before, slashes):
+                part = part.rpartition("@")[2]
+            elif scheme:
+                part = part[: scheme.end()] + part[scheme.end() :].rpartition("@")[2]
+            parts[place] = part
+        border = parts[place + 1] if place + 1 < len(parts) else ""
+        if border and border in "\\/":
+            before, slashes = (part, 1) if part or not slashes else (before, slashes + 1)
+        else:
+            before, slashes = "", 0
+    return _without_strange_user_info("".join(parts))
+
+
+def _begins_host(before: str, slashes: int) -> bool:
+    """Whether a host follows behind so many slashes: browsers need none after `http:`, and no scheme before two."""
+    if before[-6:].lower().endswith(("http:", "https:")):
+        return slashes > 0
+    return slashes > 1 and (not before or before[-1] == ":")
+
+
+def _without_strange_user_info(text: str) -> str:
+    """The same for a text that is one URL by itself, with a blank or a slash in its password."""
+    if "@" not in text or len(text) > MAX_LENGTH:
+        return text
+    try:
+        check_host(text)
+        url = ada_url.URL(text.strip())
+    except (UrlError, ValueError):
+        return _BROKEN.sub(r"\1\2", text) if _BROKEN.fullmatch(text) else text
+    if not url.password:
+        return text
+    url.username = url.password = ""
+    return str(url.href)
+
+
 def _key(scheme: str, authority: str, tail: str) -> bytes:
     """Identify the page behind a URL: without tracking parameters, whatever the order of the others' names."""
     path, _, query = tail.partition("?")
@@ -113,11 +175,11 @@ def _name(pair: str) -> str:
 @lru_cache(maxsize=10_000)
 def domain(host: str) -> str:
     """What limits apply to: the registrable domain of a host name, or the address itself."""
-    bare = host.strip("[]")
+    bare = host.strip("[]").rstrip(".")
     try:
         return str(ipaddress.ip_address(bare))
     except ValueError:
-        return _suffixes().privatesuffix(bare.rstrip(".")) or bare
+        return _suffixes().privatesuffix(bare) or bare
 
 
 def is_public_suffix(name: str) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import browser
 from tests.support.pages import Pages
 from tests.support.site import Site
 from tests.support.stack import Folder
@@ -14,6 +15,15 @@ from tests.support.stack import Folder
 # that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+collect_ignore = [] if browser.chromium() else ["integration/test_browser.py"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what this machine lacks."""
+    if collect_ignore:
+        terminalreporter.write_line(browser.LACKING)
 
 
 @pytest.fixture(scope="session")

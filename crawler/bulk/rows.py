@@ -23,7 +23,7 @@ from crawler.files import sync_folder
 from crawler.logs import printable
 from crawler.models import NewTask
 from crawler.sites.config import Sites, expand
-from crawler.urls import credentials, parse, without_credentials
+from crawler.urls import credentials, parse, without_credentials, without_secrets
 
 MAX_QUOTED_LINES = 1000
 """A quoted cell over more lines than this counts as a quote that was never closed."""
@@ -339,7 +339,7 @@ def _good(line: int, fields: dict[str, Any], columns: _Columns, text: str, sites
     task = NewTask(
         address=address,
         priority=_priority(fields.get(columns.priority)),
-        parcel_id=_as_text(fields.get(columns.parcel_id), columns.parcel_id, text),
+        parcel_id=without_secrets(_as_text(fields.get(columns.parcel_id), columns.parcel_id, text)),
         line=line,
         input=fields | {columns.url: address.url} if secret else fields,
     )

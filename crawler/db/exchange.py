@@ -8,7 +8,7 @@ import msgspec
 
 from crawler.db.connection import Database, writing
 from crawler.db.ledger import Ledger
-from crawler.models import NO_DEADLINE, Job, Raw
+from crawler.models import NO_DEADLINE, Job, Raw, encoded_input
 from crawler.urls import Address
 
 GATEWAY = "gateway"
@@ -222,7 +222,7 @@ def _insert(db: Database, job: Job, task: Assignment, now: float) -> int:
                not_before, source, platform, input, imported_at)
            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'gateway', ?, ?, ?) RETURNING id""",
         (secrets.token_hex(16), task.external_id, job.id, *task.address, task.parcel_id, queue, priority,
-         task.deadline, task.not_before, task.platform, msgspec.json.encode(task.input).decode(), now),
+         task.deadline, task.not_before, task.platform, encoded_input(task.input), now),
     )  # fmt: skip
     return int(id_)
 
@@ -260,7 +260,7 @@ def _again(db: Database, id_: int, status: str, task: Assignment) -> bool:
                error_type = NULL, error_message = NULL, completed_at = NULL, message_id = NULL
            WHERE id = ?""",
         (*task.address, task.parcel_id, queue, priority, task.deadline, task.platform,
-         msgspec.json.encode(task.input).decode(), task.not_before, id_),
+         encoded_input(task.input), task.not_before, id_),
     )  # fmt: skip
     return True
 

@@ -12,7 +12,7 @@ from crawler.db import losses
 from crawler.db.acts import COUNTS_FOR, HELD, SUSPECT_DEATHS, Acts
 from crawler.db.books import JOB, as_job
 from crawler.db.connection import Database, writing
-from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, JobOptions, Known, NewTask, Task
+from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, JobOptions, Known, NewTask, Task, encoded_input
 
 _TASK = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback, job_id,
            (SELECT size FROM jobs WHERE jobs.id = tasks.job_id), platform"""
@@ -411,7 +411,7 @@ class Ledger(Acts):
             for task in tasks:
                 address = task.address
                 row = (job_id, file_number, task.line, task.item)
-                row_input = msgspec.json.encode(task.input).decode() if task.input else None
+                row_input = encoded_input(task.input)
                 if mending:
                     self._recognise(task, row, source_file, row_input)
                 found = self._known(task, row, since if mending else fresh_after)
@@ -577,7 +577,7 @@ class Ledger(Acts):
                            deadline, source, input, loopback, imported_at, not_before)
                        VALUES (?, ?, ?, ?, ?, ?, 'urgent', ?, ?, 'call', ?, ?, ?, ?) RETURNING id""",
                     (secrets.token_hex(16), task.external_id, address.url, address.key, address.domain, task.parcel_id,
-                     task.priority, NO_DEADLINE, msgspec.json.encode(task.input).decode() if task.input else None,
+                     task.priority, NO_DEADLINE, encoded_input(task.input),
                      loopback, now, HELD if held else 0.0),
                 )
             )  # fmt: skip

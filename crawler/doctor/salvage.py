@@ -24,7 +24,7 @@ from crawler.fetch.body import decoded as without_codings
 from crawler.fetch.wire import stored_head
 from crawler.files import read_regular
 from crawler.lpm import PRUNED
-from crawler.models import NO_DEADLINE, Raw
+from crawler.models import NO_DEADLINE, Raw, encoded_input
 
 _TYPES: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (int, float), "TEXT": (str,), "BLOB": (bytes,)}
 
@@ -427,7 +427,7 @@ def _make_task(db: Database, id_: int, result: Projected) -> None:
         address = urls.Address(result.url, result.url.encode("utf-8", "replace"), "")
     at = result.scraped_at.timestamp()
     source, theirs = _origin(db, result)
-    given = msgspec.json.encode(result.input).decode() if result.input else None
+    given = encoded_input(result.input)
     db.execute(
         """INSERT INTO tasks (id, task_id, job_id, url, url_key, domain, parcel_id, status, queue, priority, deadline,
                attempts, source, external_id, input, imported_at, completed_at)

@@ -5,7 +5,8 @@ import math
 import mmap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from heapq import heappop, heappush
 from itertools import count
@@ -349,17 +350,25 @@ class Budget:
     async def _wait(self, in_hand: int = 0) -> None:
         """Wait for a turn, with so many bytes that are counted nowhere else meanwhile."""
         self.hold(in_hand)
+        try:
+            with self.waiting():
+                await self._turns.wait(self._used_s)
+        finally:
+            self.release(in_hand)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While others of this process go first: that is not the page's time."""
         turns = self._turns
         self._wait_began = turns.now(), turns.blocked_s
         try:
-            await turns.wait(self._used_s)
+            yield
         finally:
             self._waited_s, self._wait_began = self.waited_s - turns.blocked_s, None
-            self.release(in_hand)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the page waits for its turn."""
+        """Whether the page waits for others of this process."""
         return self._wait_began is not None
 
     @property

@@ -2,10 +2,12 @@
 
 import asyncio
 import base64
+import copy
+import math
 import os
 import select
 import ssl
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
@@ -14,13 +16,23 @@ import msgspec
 
 from crawler.errors import FetchError, GaveWay, OwnShortage, shortage_of
 from crawler.fetch import wire
-from crawler.fetch.budget import Budget
+from crawler.fetch.budget import Budget, TimeLimit
 from crawler.fetch.egress import Egress, Reach, lack_now
 from crawler.fetch.proxy import Proxy
 
 KEEP_S = 5.0
 """How long a connection waits for the next request."""
 MAX_IDLE = 256
+FIRST_CONNECTIONS = 2
+"""So many connections to an unknown server are opened at a time: `python -m http.server` has room for six that it has
+not accepted yet, and several processes of ours may come at once."""
+SETTLE_S = 0.25
+"""A connection that stands for so long without an answer counts as accepted: its page is slow, not its server busy."""
+LOST_S = 0.9
+"""A handshake that takes so long was dropped and sent again: Linux does that after a second, then two, then four."""
+CAREFUL_S = 60.0
+"""How long a server that dropped a handshake is spared as many connections again."""
+MAX_LINES = 1000
 HIGH_WATER = 256 * 1024
 """So many bytes wait at most to be read; what is no longer is waited for as a whole."""
 HEADER_BYTES = 400
@@ -69,6 +81,8 @@ class Connection(asyncio.Protocol):
         """Whether the whole request is on its way; no server can have it before that."""
         self.used = False
         """Whether it has served a request before."""
+        self.place: Callable[[bool], None] | None = None
+        """To be called once, when the server has answered on it or it ends: then another may be opened."""
 
     # What asyncio calls
 
@@ -78,6 +92,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came; those that nobody asked for would be taken for the next answer."""
+        if self.place:
+            self.leave_place(answered=True)
         if not self._asked:
             self.close()
             return
@@ -283,9 +299,16 @@ class Connection(asyncio.Protocol):
         poll.register(plain.fileno(), select.POLLIN)
         return not poll.poll(0)
 
+    def leave_place(self, *, answered: bool) -> None:
+        """Let another connection be opened."""
+        if self.place:
+            place, self.place = self.place, None
+            place(answered)
+
     def close(self) -> None:
         """End it at once."""
         self._ended = True
+        self.leave_place(answered=False)
         self._leave_page()
         if self._pouring:
             self._pouring.cancel()
@@ -298,11 +321,97 @@ def too_much_head() -> FetchError:
     return FetchError("headers_too_large", f"the answer's headers are larger than {wire.MAX_HEAD:,} bytes")
 
 
+class _Line:
+    """Who waits for a connection of a route that has no limit of its own.
+
+    Few are opened at a time, and more as they succeed: what a small server has no room for, its kernel drops, and the
+    handshake comes again seconds later.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, settle_s: float) -> None:
+        self._loop, self._settle_s = loop, settle_s
+        self._limit, self._most = float(FIRST_CONNECTIONS), math.inf
+        self._unanswered = 0
+        self._shrunk_at = self._answered_at = -math.inf
+        self._waiting: deque[asyncio.Future[Connection | None]] = deque()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits and nothing is on its way."""
+        return not (self._waiting or self._unanswered)
+
+    def may_open(self) -> bool:
+        """Have a place for a new connection, if there is one and nobody waits for it."""
+        if self._waiting or self._unanswered + 1 > self._limit:
+            return False
+        self._unanswered += 1
+        return True
+
+    async def wait(self, give: "Callable[[Connection], None]") -> "Connection | None":
+        """A connection that has become free, or None with a place for a new one, whichever comes first."""
+        waiter: asyncio.Future[Connection | None] = self._loop.create_future()
+        self._waiting.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if not waiter.done() or waiter.cancelled():
+                self._waiting = deque(other for other in self._waiting if other is not waiter)
+            elif not waiter.exception():  # what it got at the same moment is for the next
+                connection = waiter.result()
+                give(connection) if connection else self.leave(False)
+            raise
+
+    def hand_over(self, connection: "Connection") -> bool:
+        """Give a connection that has become free to who waits longest, if anybody does."""
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(connection)
+                return True
+        return False
+
+    def opened(self, connection: "Connection", began: float) -> None:
+        """A handshake is done; the connection keeps its place until the server answers, or a moment at most."""
+        if self._loop.time() - began > LOST_S:
+            self._shrink(began)
+        self._loop.call_later(self._settle_s, lambda: connection.leave_place(answered=True))
+
+    def leave(self, answered: bool) -> None:
+        """A connection was answered, or has ended: another may be opened, and after as many answers one more."""
+        self._unanswered -= 1
+        now = self._loop.time()
+        if answered:
+            self._answered_at = now
+            if self._limit < self._most or now > self._shrunk_at + CAREFUL_S:
+                self._limit += 1 / int(self._limit)
+        while self._waiting and self._unanswered + 1 <= self._limit:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                self._unanswered += 1
+                waiter.set_result(None)
+
+    def failed(self, error: Exception, began: float) -> None:
+        """A connection could not be opened; where the server has not answered since, nobody waits for it any more."""
+        self._shrink(began)
+        if self._answered_at < began:
+            while self._waiting:
+                waiter = self._waiting.popleft()
+                if not waiter.done():
+                    waiter.set_exception(copy.copy(error))
+
+    def _shrink(self, began: float) -> None:
+        if began > self._shrunk_at:  # those that were lost together count as one
+            self._limit = self._most = max(1.0, self._limit // 2)
+            self._shrunk_at = self._loop.time()
+
+
 class Pool:
     """Connections by their route."""
 
-    def __init__(self, egress: Egress) -> None:
+    def __init__(self, egress: Egress, settle_s: float = SETTLE_S) -> None:
         self._egress = egress
+        self._settle_s = settle_s
+        self._lines: OrderedDict[Route, _Line] = OrderedDict()
         self._idle: OrderedDict[Connection, tuple[Route, asyncio.TimerHandle]] = OrderedDict()
         self._by_route: dict[Route, list[Connection]] = {}
         self._context: ssl.SSLContext | None = None
@@ -322,6 +431,9 @@ class Pool:
         if not connection.rest():
             connection.close()
             return
+        line = self._lines.get(route)
+        if line and line.hand_over(connection):
+            return
         timer = asyncio.get_running_loop().call_later(KEEP_S, self._expire, connection)
         self._idle[connection] = (route, timer)
         self._by_route.setdefault(route, []).append(connection)
@@ -340,6 +452,16 @@ class Pool:
         if not kept:
             del self._by_route[route]
 
+    def line(self, route: Route) -> _Line:
+        """Who waits for connections of a route, and how many may be opened at a time."""
+        line = self._lines.get(route)
+        if line is None:
+            if len(self._lines) >= MAX_LINES:
+                for other in [other for other, old in self._lines.items() if old.is_idle]:
+                    del self._lines[other]
+            line = self._lines[route] = _Line(asyncio.get_running_loop(), self._settle_s)
+        return line
+
     async def open(self, route: Route) -> Connection:
         """A new connection, with TLS where the route says so."""
         connection = Connection()
@@ -348,6 +470,24 @@ class Pool:
         except BaseException:
             connection.close()
             raise
+        return connection
+
+    async def open_in_line(self, route: Route, line: _Line, limit: TimeLimit) -> Connection:
+        """A new connection for who has a place in the line; all who wait there hear of a server that is not there."""
+        loop = asyncio.get_running_loop()
+        connection, began = Connection(), loop.time()
+        connection.place = line.leave
+        try:
+            async with limit:
+                await self._egress.addresses(route.host, route.reach)  # so that only the handshake's time is looked at
+                began = loop.time()
+                await self._open(route, connection)
+        except BaseException as error:
+            if isinstance(error, OSError | FetchError):
+                line.failed(error, began)
+            connection.close()
+            raise
+        line.opened(connection, began)
         return connection
 
     async def _open(self, route: Route, connection: Connection) -> None:

@@ -122,8 +122,20 @@ class Jars:
         host, now, uptime = host.rstrip("."), self._clock(), self._uptime()
         for text in list(headers)[:MAX_SET]:
             cookie = parse(text, scheme, host, path, uptime)
-            if cookie:
+            if cookie and (scheme == "https" or not self._overlays_secure(cookie, now, uptime)):
                 self._put(cookie, now, uptime)
+
+    def _overlays_secure(self, cookie: Cookie, now: float, uptime: float) -> bool:
+        """Whether an answer without TLS, maybe of another port, would take the place of a cookie that came with it."""
+        jar = self._jar(urls.domain(cookie.domain), create=False)
+        return any(
+            kept.secure
+            and kept.name == cookie.name
+            and (_is_within(kept.domain, cookie.domain) or _is_within(cookie.domain, kept.domain))
+            and _path_fits(cookie.path, kept.path)
+            and kept.lives(now, uptime)
+            for kept in jar.values()
+        )
 
     def _put(self, cookie: Cookie, now: float, uptime: float) -> None:
         jar = self._jar(urls.domain(cookie.domain), create=True)
@@ -148,6 +160,10 @@ class Jars:
         while len(self._jars) > MAX_JARS:
             self._jars.popitem(last=False)
         return jar
+
+
+def _is_within(host: str, domain: str) -> bool:
+    return host == domain or host.endswith(f".{domain}")
 
 
 def _path_fits(path: str, cookie_path: str) -> bool:

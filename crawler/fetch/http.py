@@ -20,7 +20,16 @@ from crawler.fetch import proxy as proxies
 from crawler.fetch import wire
 from crawler.fetch.body import ACCEPTED, Body
 from crawler.fetch.budget import SMALL, Budget, TimeLimit
-from crawler.fetch.connection import HIGH_WATER, Closed, Connection, Pool, Route, proxy_headers, too_much_head
+from crawler.fetch.connection import (
+    HIGH_WATER,
+    SETTLE_S,
+    Closed,
+    Connection,
+    Pool,
+    Route,
+    proxy_headers,
+    too_much_head,
+)
 from crawler.fetch.egress import Egress, Reach, lack_now, names_loopback
 from crawler.fetch.session import Headers, LiveSession, harmless, header_problem
 from crawler.models import Page
@@ -71,6 +80,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a redirect is followed, instead of being the page; that of anything but a GET never is."""
     budget: Budget = msgspec.field(default_factory=Budget)
     """What the work on the answer may cost."""
+    unlimited: bool = False
+    """Whether no limit spaces its requests: then few connections to a server are opened at a time."""
     exact: bool = False
     """Whether path and query go out letter by letter, also where a browser would read `..` or `%2e` as a step up."""
 
@@ -112,8 +123,16 @@ class _Answer(NamedTuple):
 class Client:
     """A pooled client; it belongs to the event loop it is entered on."""
 
-    def __init__(self, max_body: int, *, egress: Egress | None = None, through: proxies.Proxies | None = None) -> None:
+    def __init__(
+        self,
+        max_body: int,
+        *,
+        egress: Egress | None = None,
+        through: proxies.Proxies | None = None,
+        settle_s: float = SETTLE_S,
+    ) -> None:
         self._max_body = max_body
+        self._settle_s = settle_s
         self._egress = egress or Egress()
         self._proxies = through or proxies.Proxies()
         self._may_proxy = bool(self._proxies.http or self._proxies.https)
@@ -128,7 +147,7 @@ class Client:
         # The loop starts its threads at the first name or address; where there is no memory for them later, libuv ends
         # the process.
         await asyncio.get_running_loop().getaddrinfo("127.0.0.1", 0)
-        self._pool = Pool(self._egress)
+        self._pool = Pool(self._egress, self._settle_s)
         return self
 
     async def __aexit__(
@@ -221,6 +240,8 @@ class Client:
         if not (fresh or route.proxy) and (kept := self._pool.take(route)):
             return kept
         try:
+            if request.unlimited and not (fresh or route.proxy):
+                return await self._in_line(route, request)
             async with TimeLimit(request.connect_timeout_s, request.budget):
                 if route.proxy:
                     await self._check_behind_proxy(route)
@@ -234,14 +255,30 @@ class Client:
                 raise FetchError("tls_broken_off", f"the server ended the connection within TLS ({error})") from None
             raise
 
+    async def _in_line(self, route: Route, request: Request) -> Connection:
+        """The next connection that becomes free, or a new one once its turn has come; the page's time stands still
+        until then, because it waits for others of ours."""
+        line = self._pool.line(route)
+        if not line.may_open():
+            with request.budget.waiting():
+                freed = await line.wait(lambda connection: self._pool.give(route, connection))
+            if freed:
+                return freed
+        return await self._pool.open_in_line(route, line, TimeLimit(request.connect_timeout_s, request.budget))
+
     async def _check_behind_proxy(self, route: Route) -> None:
         """Judge what is handed to a proxy, at each request, because it resolves the name each time: every address must
-        be good, as the proxy chooses; a name that is unknown here is its own affair."""
-        try:
-            await self._egress.addresses(route.host, route.reach, every=True)
-        except FetchError as error:
-            if error.reason != "dns":
-                raise
+        be good, as the proxy chooses; a name that is unknown here is its own affair.
+
+        A name with a dot at its end is judged without it, too: resolvers look such a one up neither among the hosts of
+        this machine nor in its own domain, and the proxy may take the dot away.
+        """
+        for host in dict.fromkeys((route.host, route.host.rstrip("."))):
+            try:
+                await self._egress.addresses(host, route.reach, every=True)
+            except FetchError as error:
+                if error.reason != "dns":
+                    raise
 
     def _request(self, request: Request, first: _Place, here: _Place, route: Route) -> bytes:
         """The bytes of a request; a later header of the same name takes an earlier one's place."""

@@ -74,11 +74,15 @@ def read(item: Any, sites: Sites, secrets: Secrets, now: float) -> Assignment | 
         return _assignment(task_id, item, sites, secrets, now)
     except (_Malformed, UrlError) as error:
         kept = item if len(text) <= MAX_TASK else {"task_id": task_id}
-        return Assignment(external_id=task_id, input=_input(kept, {}, ""), refusal=printable(str(error))[:500])
+        return Assignment(external_id=task_id, input=_input(kept, {}, ""), refusal=_shown(error))
+
+
+def _shown(error: Exception) -> str:
+    return printable(str(urls.without_secrets(str(error))))[:500]
 
 
 def _unnamed(reason: str, text: str) -> Unnamed:
-    return Unnamed(reason, urls.without_credentials(text)[:1000])
+    return Unnamed(reason, urls.without_credentials(str(urls.without_secrets(text)))[:1000])
 
 
 def _assignment(task_id: str, item: dict[str, Any], sites: Sites, secrets: Secrets, now: float) -> Assignment:
@@ -99,7 +103,7 @@ def _assignment(task_id: str, item: dict[str, Any], sites: Sites, secrets: Secre
         external_id=task_id,
         address=address,
         priority=_priority(item.get("priority")),
-        platform=(platform or "").strip() or None,
+        platform=urls.without_secrets((platform or "").strip()) or None,
         parcel_id=texts["parcel_id"],
         deadline=_deadline(item, now),
         input=_input(item, texts, address.url),
@@ -112,7 +116,8 @@ def _input(item: dict[str, Any], texts: dict[str, str], url: str) -> dict[str, A
     if isinstance(target, dict) and isinstance(target.get("url"), str):
         item = item | {"target": target | {"url": url or urls.without_credentials(target["url"])}}
     fields = {name: texts.get(name) or None for name in ("state", "county")}
-    return {"platform": item.get("platform"), **fields, "task": item}
+    kept: dict[str, Any] = urls.without_secrets({"platform": item.get("platform"), **fields, "task": item})
+    return kept
 
 
 def _text(name: str, value: Any) -> str:
@@ -120,7 +125,7 @@ def _text(name: str, value: Any) -> str:
         case None:
             return ""
         case str():
-            return value.strip()
+            return str(urls.without_secrets(value.strip()))
         case bool() | list() | dict():
             raise _Malformed(f"the {name} is not text")
         case _:

@@ -18,7 +18,7 @@ from crawler.db.results import SAME_CONTENT
 from crawler.errors import InputError, UrlError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import NO_DEADLINE, Job, Raw
+from crawler.models import NO_DEADLINE, Job, Raw, encoded_input
 from crawler.results.archive import BATCH, keeping
 from crawler.results.bundle import (
     MANIFEST,
@@ -56,12 +56,6 @@ class Unbundled(msgspec.Struct, frozen=True):
     """Pages of known results that were lacking here."""
     job: str | None
     checksum: str
-
-
-def _refuse_secrets(record: Record) -> None:
-    for text in (record.url, record.final_url, *record.input.values()):
-        if isinstance(text, str) and urls.credentials(text):
-            raise UrlError("a URL holds a user name or a password; secrets are not kept in the store")
 
 
 def unbundle(
@@ -204,7 +198,6 @@ class _Reader:
         try:
             record = msgspec.json.decode(line, type=Record)
             urls.parse(record.url)
-            _refuse_secrets(record)
         except (msgspec.DecodeError, ValueError, UrlError, RecursionError) as error:
             raise self._bad(f"{name}, line {place}: {error}") from None
         return record
@@ -334,21 +327,21 @@ class _Insert:
 
     def _insert(self, ledger: Ledger, record: Record, place: Raw | None) -> int:
         address, carried = urls.parse(record.url), record.carried
-        row_input = msgspec.json.encode(record.input).decode() if record.input else None
+        row_input, parcel_id = encoded_input(record.input), urls.without_secrets(record.parcel_id or "")
         [(task,)] = ledger.db.all(
             """INSERT INTO tasks (task_id, external_id, job_id, url, url_key, domain, parcel_id, status, queue,
                    priority, deadline, attempts, source, source_file, input, imported_at, completed_at)
                VALUES (?1, iif(EXISTS (SELECT 1 FROM tasks WHERE external_id = ?2 AND source = 'bundle'), NULL, ?2), ?3,
                    ?4, ?5, ?6, ?7, 'completed', ?8, ?9, ?10, ?11, 'bundle', ?12, ?13, ?14, ?15) RETURNING id""",
             (record.task_id, carried.external_id, self._job.id, address.url, address.key, address.domain,
-             record.parcel_id or "", record.queue, record.priority, NO_DEADLINE, record.attempts, self._source,
+             parcel_id, record.queue, record.priority, NO_DEADLINE, record.attempts, self._source,
              row_input, carried.imported_at, carried.completed_at),
         )  # fmt: skip
         at = (place.segment, place.offset, place.length) if place else (None, None, None)
         data = msgspec.json.encode(record.data)
         ledger.db.execute(
             f"INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {SAME_CONTENT})",
-            (task, data.decode(), record.final_url, record.status_code,
+            (task, data.decode(), urls.without_secrets(record.final_url), record.status_code,
              carried.content_type, record.verdict, carried.bytes, record.raw_html_hash, carried.fetch_ms,
              record.parse_duration_ms, record.parser.name, record.parser.version, *at, record.scraped_at.timestamp(),
              record.site.name, record.site.version, record.raw_html_hash[:12], record.raw_html_hash),

@@ -129,6 +129,7 @@ async def _fetched(order: Order, fetch: Fetch, passage: Passage, robots: Robots,
         headers=site.headers,
         session=order.session,
         budget=budget,
+        unlimited=not order.rule.limited,
     )
 
     async def robots_txt(url: str) -> Page:

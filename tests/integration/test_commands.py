@@ -12,8 +12,9 @@ import click
 import pytest
 
 from crawler.cli.main import cli
+from tests.support.pages import Answer, Pages
 from tests.support.site import Site
-from tests.support.stack import Folder
+from tests.support.stack import Folder, opened_by
 
 
 def test_scrape_shows_the_record_and_raw_gives_the_page(folder: Folder, site: Site) -> None:
@@ -281,3 +282,25 @@ def test_a_file_whose_name_is_no_text_is_imported(folder: Folder) -> None:
     done = folder.crawler("bulk", "import", "q\udcff.txt")
     assert done.returncode == 0, done.stderr
     assert folder.books().accepted == 1
+
+
+def test_an_opened_page_is_sealed(folder: Folder, pages: Pages) -> None:
+    """`raw --open` shows a page in a frame without rights, whatever stands in it; the page itself stays as it came."""
+    body = '"></iframe><script>fetch("http://127.0.0.1:1/")</script><LINK rel=preconnect href=http://127.0.0.1:1>\xe9'
+    words = "A parcel behind the mill, surveyed and drawn. " * 20
+    pages.answers["/page"] = Answer(
+        (body + words).encode("latin-1"), 200, {"Content-Type": "text/html; charset=latin-1"}
+    )
+    folder.crawler("scrape", f"{pages.url}/page")
+
+    shown = opened_by(folder, f"{pages.url}/page").read_text()
+
+    outside, frame, inside = shown.partition('<iframe sandbox="" srcdoc="')
+    assert frame
+    assert "default-src 'none'" in outside
+    assert inside.startswith("&quot;&gt;&lt;/iframe&gt;&lt;script&gt;fetch(&quot;http://127.0.0.1:1/&quot;)")
+    assert inside.count('"') == 1
+    assert "link rel" not in inside.lower().replace("no-link rel", "")
+    assert "é" in inside
+    folder.crawler("raw", f"{pages.url}/page", "-o", str(folder.path / "page"))
+    assert (folder.path / "page").read_bytes() == (body + words).encode("latin-1")

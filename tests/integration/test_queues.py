@@ -2,13 +2,16 @@
 
 import base64
 import contextlib
+import http.client
 import json
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import urllib.request
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +346,66 @@ def test_flower_shows_progress_on_port_5555(folder: Folder) -> None:
     [worker] = workers()
     assert (worker["pid"], worker["status"]) == (stack.worker.pid, True)
     assert (worker["task-succeeded"], worker["task-failed"]) >= (4, 1)
+
+
+PATHS = ("/", "/tasks", "/tasks/datatable", "/workers", "/broker", "/metrics", "/api/tasks", "/api/workers", "/none")
+HOSTS = {
+    "127.0.0.1": True, "localhost:5555": True, "LocalHost.": True, "[::1]:5555": True, "a.localhost": True,
+    "evil.example": False, "evil.example:5555": False, "127.0.0.1.evil.example": False, "localhost.evil.example": False,
+    "xn--localhost": False, "": True,
+}  # fmt: skip
+
+
+def test_flower_without_a_password_answers_to_no_name(folder: Folder, redis_url: str) -> None:
+    """A site whose name leads to 127.0.0.1 (DNS rebinding) reads nothing; with a password Flower has any name."""
+    folder.env |= {"REDIS_URL": redis_url, "FLOWER_UNAUTHENTICATED_API": "true"}
+
+    def answered(port: int, path: str, host: str, **headers: str) -> int:
+        there = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        with contextlib.closing(there):
+            there.putrequest("GET", path, skip_host=True)
+            for name, value in (({"Host": host} if host else {}) | headers).items():
+                there.putheader(name, value)
+            there.endheaders()
+            return there.getresponse().status
+
+    # Given Flower as it is typed
+    port = free_port()
+    folder.start("celery", "-A", "crawler", "flower", FLOWER_PORT=str(port))
+    wait_for(lambda: is_taken(port), 60, "Flower to listen")
+
+    # Then names get nothing, whatever they ask for
+    for path in PATHS:
+        codes = {host: answered(port, path, host) for host in HOSTS}
+        assert {host: code != 403 for host, code in codes.items()} == HOSTS, path
+
+    # And with a password it answers to who has it
+    port = free_port()
+    folder.start("celery", "-A", "crawler", "flower", FLOWER_PORT=str(port), FLOWER_BASIC_AUTH="ada:word")
+    wait_for(lambda: is_taken(port), 60, "Flower to listen")
+    key = "Basic " + base64.b64encode(b"ada:word").decode()
+    assert answered(port, "/tasks", "evil.example") == 401
+    assert answered(port, "/tasks", "flower.example", Authorization=key) == 200
+
+
+def test_flower_that_is_not_installed_is_asked_for(folder: Folder) -> None:
+    """`up --flower` after a plain `pip install .` says what to install, and starts nothing."""
+    # Given an environment with all packages but Flower
+    venv.create(folder.path / "venv", with_pip=False)
+    [packages] = (folder.path / "venv").glob("lib/python*/site-packages")
+    for installed in Path(sysconfig.get_path("purelib")).iterdir():
+        if not installed.name.startswith("flower"):
+            (packages / installed.name).symlink_to(installed)
+
+    # When a stack with Flower is started in it
+    program = folder.path / "venv" / "bin" / "python"
+    argv = [str(program), "-m", "crawler", "up", "--flower"]
+    done = subprocess.run(argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, check=False)
+
+    # Then it says so
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "Error: Flower is not installed; install it with: pip install 'crawler[flower]'\n"
+    assert not (folder.data / "run" / "stack.json").exists()
 
 
 def test_flower_leaves_a_port_to_who_has_it(tmp_path: Path) -> None:

@@ -162,6 +162,16 @@ class Folder:
             self.crawler("down")
 
 
+def opened_by(folder: Folder, url: str) -> Path:
+    """The file that `raw --open` hands to a browser."""
+    program, seen = folder.path / "browser", folder.path / "seen"
+    program.write_text(f'#!/bin/sh\nprintf %s "$1" > {seen}\n')
+    program.chmod(0o755)
+    done = folder.crawler("raw", url, "--open", BROWSER=f"{program} %s", TMPDIR=str(folder.path))
+    assert done.returncode == 0, done.stderr
+    return Path(seen.read_text().removeprefix("file://"))
+
+
 def left_behind(folder: Folder) -> list[str]:
     """Processes that have to do with this folder."""
     found = []

@@ -113,6 +113,24 @@ def test_what_has_no_usable_id_is_kept_apart(item: Any, described: Sites, secret
     assert isinstance(read(item, described, secrets, NOW), Unnamed)
 
 
+def test_no_password_of_a_task_is_kept(described: Sites, secrets: Secrets) -> None:
+    """In whatever field a URL has one, and also where the task is refused or has no id."""
+    hidden = "https://ada:geheim@files.example/1"
+    held = TASK | {"hint": [{"at": hidden}], "target": TASK["target"] | {"parcel_id": hidden, "county": hidden}}
+    held |= {"platform": hidden}
+
+    found = good(held, described, secrets)
+    refused = read(held | {"target": {"parcel_id": hidden}}, described, secrets, NOW)
+    unnamed = read(held | {"task_id": None}, described, secrets, NOW)
+
+    assert (found.parcel_id, found.platform) == ("https://files.example/1",) * 2
+    assert found.input["task"]["hint"] == [{"at": "https://files.example/1"}]
+    assert isinstance(refused, Assignment)
+    assert refused.refusal
+    assert isinstance(unnamed, Unnamed)
+    assert "geheim" not in f"{found}{refused}{unnamed}"
+
+
 def test_a_number_is_taken_for_an_id(described: Sites, secrets: Secrets) -> None:
     """As the text that its answer names."""
     assert good(TASK | {"task_id": 17}, described, secrets).external_id == "17"

@@ -454,6 +454,49 @@ def test_a_proxy_is_asked_for_nothing_special() -> None:
     run(work)
 
 
+DISGUISED = [
+    "intern.", "INTERN.", "ｉｎｔｅｒｎ.", "intern。", "intern．", "intern｡", "%69ntern.", "intern%2e", "int\u00adern.",
+    "intern", "db.intern.", "10.0.0.1..", "10.0.0.1...", "012.1..", "0xa000001..", "167772161..", "10.0.0.1。。",
+    "１０.0.0.1．．", "127.0.0.1..", "localhost..", "a.localhost..", "localhost.", "a.localhost.", "LOCALHOST。",
+    "intern..", ".intern", "db..intern", "169.254.169.254..", "[::ffff:10.0.0.1]", "[fe80::1%25eth0]", "10.0.0.1.",
+    "0:0:0:0:0:ffff:0a00:1", "[::ffff:a00:1]", "[64:ff9b::a00:1]",
+]  # fmt: skip
+"""Hosts that are, or that a proxy may take for, the machine `intern` with 10.0.0.1 or this one."""
+
+
+def test_no_other_name_of_a_host_reaches_a_proxy() -> None:
+    """Names that only the hosts file or the own domain knows, addresses with dots, by URL and by redirect."""
+
+    async def lookup(host: str) -> Sequence[str]:
+        known = {"intern": ["10.0.0.1"], "db.intern": ["10.0.0.2"], "good.example": ["8.8.8.8"]}
+        if host not in known:  # as the C library has it: with a dot at its end a name is not in the hosts file
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return known[host]
+
+    location = ""
+    asked: list[bytes] = []
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            asked.append((await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0])
+            lines = ["HTTP/1.1 302 Found", f"Location: {location}", "Content-Length: 0", "", ""]
+            writer.write("\r\n".join(lines).encode())
+
+    async def work() -> None:
+        nonlocal location
+        async with serving(forward) as port, client(lookup=lookup, through=f"http://127.0.0.1:{port}") as made:
+            for scheme in ("http", "https"):
+                for host in DISGUISED:
+                    assert refused(await reason(made, f"{scheme}://{host}/")), host
+            assert asked == []
+            for host in DISGUISED:
+                location = f"http://{host}/"
+                assert refused(await reason(made, "http://good.example/")), host
+            assert set(asked) == {b"GET http://good.example/ HTTP/1.1"}
+
+    asyncio.run(work())
+
+
 def test_a_proxy_may_be_on_this_machine_but_not_in_a_private_network() -> None:
     """The operator names a proxy, so that loopback is meant; a private network must be opened."""
 

@@ -648,6 +648,17 @@ def test_a_row_that_is_no_task_says_why(fields: dict[str, Any], reason: str) -> 
     assert "geheim" not in str(refused.value)
 
 
+def test_a_password_in_another_column_is_left_out() -> None:
+    """The row becomes a task without it: no worker is told."""
+    hidden = "https://ada:geheim@files.example/1"
+    fields = {"url": "http://a.example/", "note": hidden, "parcel_id": hidden, "target": {"more": [hidden]}}
+
+    made = task(fields, None, NOW)
+
+    assert "geheim" not in str(made)
+    assert made.body.count("https://files.example/1") == 3
+
+
 def test_a_row_without_an_id_gets_one_from_its_content() -> None:
     """The same row is the same task, another is another."""
     one, same = ({"platform": "beacon", "parcel_id": "1"}, {"parcel_id": "1", "platform": "beacon"})

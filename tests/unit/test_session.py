@@ -470,7 +470,7 @@ def test_headers_as_they_are_sent(site: Site) -> None:
 
 
 @asynccontextmanager
-async def two_origins() -> AsyncIterator[tuple[str, str, list[dict[str, str]]]]:
+async def two_origins(second: str = "127.0.0.2") -> AsyncIterator[tuple[str, str, list[dict[str, str]]]]:
     """Two servers that write down what they are sent: the first redirects to the second, the second to its own /end."""
     seen: list[dict[str, str]] = []
     ports: list[int] = []
@@ -489,9 +489,9 @@ async def two_origins() -> AsyncIterator[tuple[str, str, list[dict[str, str]]]]:
             writer.write(f"{answer}Content-Length: 0\r\n\r\n".encode())
             await writer.drain()
 
-    async with serving(talk, "127.0.0.1") as one, serving(talk, "127.0.0.2") as other:
+    async with serving(talk, "127.0.0.1") as one, serving(talk, second) as other:
         ports += [one, other]
-        yield f"http://127.0.0.1:{one}", f"http://127.0.0.2:{other}", seen
+        yield f"http://127.0.0.1:{one}", f"http://{second}:{other}", seen
 
 
 def test_secrets_do_not_follow_a_redirect_to_another_origin() -> None:
@@ -529,6 +529,43 @@ def test_secrets_do_not_follow_a_redirect_to_another_origin() -> None:
             assert all("referer" not in entry for entry in seen)
 
     asyncio.run(work())
+
+
+def test_another_port_is_another_origin_but_has_the_host_s_cookies() -> None:
+    """Headers and credentials go to the origin that they are for; cookies go by host and path, as RFC 6265 has it."""
+
+    async def work() -> None:
+        async with two_origins("127.0.0.1") as (home, away, seen):
+            crumb = Cookie(name="sid", value="crumb", domain="127.0.0.1")
+            cookies = (crumb, msgspec.structs.replace(crumb, path="/other"))
+            secure = Cookie(name="tls", value="geheim", domain="127.0.0.1", secure=True)
+            headers = (("Authorization", "Bearer geheim"), ("Cookie", "typed=geheim"), ("X-Key", "geheim"))
+            session = Session(headers=headers, cookies=(*cookies, secure), credentials={home: "user:geheim"})
+            async with Client(100_000, egress=Egress(("127.0.0.0/8",))) as made:
+                request = Request(url=f"{home}/to/{away}/end", session=LiveSession(session))
+                await made.fetch(request)
+            first, second = seen
+            assert first["authorization"] == "Bearer geheim"
+            assert first["cookie"] == "typed=geheim; sid=crumb"
+            assert second["host"] == away.removeprefix("http://")
+            assert second["cookie"] == "sid=crumb; hop1=1"
+            assert "authorization" not in second
+            assert "geheim" not in json.dumps(second)
+
+    asyncio.run(work())
+
+
+def test_no_answer_without_tls_replaces_a_cookie_that_came_with_it() -> None:
+    """All ports of a host share cookies, so that a plain one could choose those of the secure one (RFC 6265bis)."""
+    kept = jar()
+    take(kept, "https://a.example/x/", "sid=good; Secure; Path=/x")
+    for url in ("http://a.example/x/y", "http://b.a.example/x/"):
+        take(kept, url, "sid=evil; Path=/x", "sid=evil; Path=/x/y", "sid=evil; Domain=a.example; Path=/x")
+    take(kept, "http://a.example/", "sid=other; Path=/")
+
+    assert sent(kept, "https://a.example/x/") == "sid=good; sid=other"
+    take(kept, "https://a.example/x/", "sid=new; Path=/x")
+    assert sent(kept, "https://a.example/x/") == "sid=new; sid=other"
 
 
 def test_cookies_are_the_job_s_and_the_domain_s(site: Site) -> None:

@@ -1,5 +1,7 @@
 """URLs: what may be fetched, what is the same page, what a limit applies to."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -156,3 +158,60 @@ def test_hosts_that_no_name_server_can_know_are_refused(host: str) -> None:
     longest = "a." * 122 + "a.example"
     assert len(longest) == 253
     assert urls.parse(f"http://{longest}/").domain == "a.example"
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("https://u:p@h.example/x", "https://h.example/x"),
+        ("https://TOKEN@h.example/", "https://h.example/"),
+        ("see http://u:p@h/ and ftp://a:b@c", "see http://h/ and ftp://c"),
+        ("http:u:p@h", "http:h"),
+        ("http:/u:p@h", "http:/h"),
+        ("HTTPS:\\\\u:p@h", "HTTPS:\\\\h"),
+        ("//u:p@h/x", "//h/x"),
+        ("http://u:p@x@h/", "http://h/"),
+        ("http://u:pa ss@h/", "http://h/"),
+        ("http://u:p\t@h/", "http://h/"),
+        ("https://u:pa/ss@h/x", "https://h/x"),
+        ('<a href="http://u:p@h/">', '<a href="http://h/">'),
+        ("a=http://u:p@h;b=http://v:q@i", "a=http://h;b=http://i"),
+        ("https://a.example/?next=http://u:p@h/x", "https://a.example/?next=http://h/x"),
+    ],
+)
+def test_no_user_name_or_password_stays_in_a_text(text: str, left: str) -> None:
+    """However a URL is written and wherever it stands, also deep in a value."""
+    assert urls.without_secrets(text) == left
+    assert urls.without_secrets({"a": [1, None, {"b": text}]}) == {"a": [1, None, {"b": left}]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://medium.example/@user",
+        "https://maps.example/maps/@42.1,23.3,15z",
+        "https://a.example/b//c@d",
+        "https://a.example/?mail=b@c.example#d@e",
+        "mail me@a.example or mailto:me@a.example",
+        "http://a.example, me@a.example",
+        "http://a.example/x is mine, mail me@a.example",
+        "@", "//", "http://", "12 / 4 @ 3",
+    ],
+)  # fmt: skip
+def test_other_texts_stay_as_they_are(text: str) -> None:
+    """An `@` that ends no user name is nothing to hide."""
+    assert urls.without_secrets(text) == text
+
+
+@pytest.mark.parametrize("piece", ["http:", "http://", "/", "@", "a:", "http://u:p@h ", "http://a@"])
+def test_large_texts_take_time_in_proportion(piece: str) -> None:
+    """Ten times the text takes some ten times the time, not a hundred."""
+
+    def seconds(size: int) -> float:
+        text = piece * (size // len(piece)) + "@"
+        began = time.process_time()
+        urls.without_secrets(text)
+        return time.process_time() - began
+
+    small = max(min(seconds(50_000) for _ in range(3)), 0.002)
+    assert min(seconds(500_000) for _ in range(3)) < 40 * small

@@ -1,6 +1,8 @@
 """`scrape` and `raw`: one URL now, and the page it gave."""
 
 import contextlib
+import html
+import re
 import sys
 import time
 import uuid
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from crawler.fetch.session import Session
     from crawler.scraping.stored import Difference
 
+_LINK = re.compile("<link", re.IGNORECASE)
+"""No policy keeps a browser from connecting to where `<link rel=preconnect>` says."""
 LIMIT_S = 240.0
 """Three attempts at the longest page, and the pauses between them."""
 
@@ -219,7 +223,7 @@ def _brief(value: Any) -> str:
 
 @click.command()
 @click.argument("url")
-@click.option("--open", "open_", is_flag=True, help="Open it in the browser.")
+@click.option("--open", "open_", is_flag=True, help="Open it in the browser, without its scripts, pictures and links.")
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write it to a file.")
 @data_dir_option
 def raw(url: str, open_: bool, output: Path | None) -> None:
@@ -231,13 +235,15 @@ def raw(url: str, open_: bool, output: Path | None) -> None:
     """
     if open_ and output:
         raise click.UsageError("either --open or --output, not both")
-    body = _stored(config.load(), url)
+    content_type, body = _stored(config.load(), url)
     if open_:
         import tempfile
         import webbrowser
 
-        with tempfile.NamedTemporaryFile("wb", suffix=".html", delete=False) as page:
-            page.write(body)
+        from crawler.fetch.charset import decode
+
+        with tempfile.NamedTemporaryFile("w", suffix=".html", delete=False, encoding="utf-8") as page:
+            page.write(_sealed(decode(body, content_type)[0]))
         if not webbrowser.open(Path(page.name).as_uri()):
             raise UsageError(f"there is no browser to open it with; the page is in {page.name}")
         say(f"opened {page.name}")
@@ -249,7 +255,30 @@ def raw(url: str, open_: bool, output: Path | None) -> None:
         sys.stdout.buffer.write(body)
 
 
-def _stored(settings: Settings, url: str) -> bytes:
+def _content_type(head: str) -> str:
+    fields = (line.partition(":") for line in head.splitlines())
+    return next((value.strip() for name, _, value in fields if name.lower() == "content-type"), "")
+
+
+def _sealed(text: str) -> str:
+    """A page that shows another and lets it ask for nothing.
+
+    From a file its scripts and pictures could reach servers on this machine and its network. A policy in the page
+    itself would not do: browsers still follow its `refresh`.
+    """
+    text = _LINK.sub("<no-link", text.encode("utf-8", "replace").decode())
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:"
+    return (
+        '<!doctype html><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta http-equiv="x-dns-prefetch-control" content="off"><meta name="referrer" content="no-referrer">'
+        "<style>html, body, iframe { margin: 0; border: 0; width: 100%; height: 100% }</style>"
+        f'<iframe sandbox="" srcdoc="{html.escape(text)}"></iframe>\n'
+    )
+
+
+def _stored(settings: Settings, url: str) -> tuple[str, bytes]:
+    """The content type and the body of a stored page."""
     if not LocalPersistenceManager.exists(settings.data_dir):
         raise UsageError(f"there is no store in {settings.data_dir.absolute()}")
     from crawler.fetch.body import decoded
@@ -260,7 +289,7 @@ def _stored(settings: Settings, url: str) -> bytes:
         for task in lpm.ledger.tasks_of(urls.parse(url).key):
             page = lpm.raw_page(task)
             if page:
-                return decoded(*page, limit=1 << 30)
+                return _content_type(page[0]), decoded(*page, limit=1 << 30)
             gone = gone or lpm.why_no_page(task)
     finally:
         lpm.close()

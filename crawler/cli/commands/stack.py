@@ -27,7 +27,7 @@ def up(workers: int | None, flower: bool) -> None:
     Example:
       python -m crawler up --workers 4 --flower
     """
-    from crawler.orchestrator import other_version, spawn_supervisor
+    from crawler.orchestrator import check_flower, other_version, spawn_supervisor
     from crawler.process import read_stack
 
     settings = config.load()
@@ -42,6 +42,8 @@ def up(workers: int | None, flower: bool) -> None:
             raise click.UsageError(f"the stack is up already, with other options; stop it first: {program()} down")
         print(f"The stack is up already (supervisor {stack.supervisor.pid})")
         return
+    if flower:
+        check_flower()
     say("starting Redis and workers …")
     stack = spawn_supervisor(settings, workers, flower)
     print(f"The stack is up (supervisor {stack.supervisor.pid if stack.supervisor else '?'})")

@@ -13,7 +13,7 @@ from crawler import times
 from crawler.bulk import rows
 from crawler.errors import UsageError
 from crawler.gateway.reference.books import Books, NewTask
-from crawler.urls import credentials, parse
+from crawler.urls import credentials, parse, without_secrets
 
 COMMIT_ROWS = 5000
 DEFAULT_PRIORITY = 3
@@ -103,9 +103,10 @@ def _conflict(row: rows.Fields, made: NewTask) -> rows.Reject:
 
 def task(fields: dict[str, Any], tz: tzinfo | None, now: float) -> NewTask:
     """The task that a row describes; raises `UsageError` with the reason why there is none."""
-    target = _target(fields)
+    target = without_secrets(_target(fields))
     platform = _text(fields, "platform")
     others = {name: value for name, value in fields.items() if name not in _KNOWN and value not in ("", None)}
+    others = without_secrets(others)
     if "url" not in target and not (platform and (target or others)):
         raise UsageError("there is no url, nor a platform and a field that could give it")
     priority, deadline = _priority(fields), _moment(fields, "deadline", tz, now)
