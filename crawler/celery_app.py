@@ -4,7 +4,9 @@ Every setting that differs from Celery's own default prevents a loss or a stall 
 """
 
 import os
+from typing import Any
 
+import click
 from celery import Celery, signals
 from kombu import Exchange, Queue
 
@@ -26,11 +28,23 @@ os.environ.setdefault("FLOWER_ADDRESS", "127.0.0.1")
 signals.import_modules.connect(flower_guard.install, weak=False)
 broker_url = RedisAddress.parse(process.redis_address(settings)).for_celery()
 
-app = Celery("crawler", broker=broker_url, backend=backend_address(broker_url))
+
+class App(Celery):
+    """Refuses to send what no worker would know: `celery call` prints an id, and the message would be dropped."""
+
+    def send_task(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Celery's own, for the tasks there are."""
+        if name not in self.tasks:
+            known = ", ".join(sorted(each for each in self.tasks if not each.startswith("celery.")))
+            raise click.UsageError(f"there is no task {name!r}; there are {known}")
+        return super().send_task(name, *args, **kwargs)
+
+
+app = App("crawler", broker=broker_url, backend=backend_address(broker_url))
 app.conf.update(
     # Each queue has its own exchange and routing key: with the default ones a message lands in both.
     task_queues=[Queue(name, Exchange(name), routing_key=name) for name in QUEUES],
-    task_routes={"scrape_task": {"queue": "urgent"}},  # somebody waits for a single URL
+    task_routes={name: {"queue": "urgent"} for name in ("scrape_task", "crawl_url")},  # somebody waits for it
     task_default_queue="default",
     task_default_exchange="default",
     task_default_routing_key="default",

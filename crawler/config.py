@@ -19,6 +19,7 @@ from crawler.errors import ConfigError
 from crawler.redis_address import RedisAddress
 
 _SECRETS = ("redis_url", "http_proxy", "https_proxy", "gateway_url", "gateway_token")
+DEFAULT_RATE = "2/s"
 _KINDS = {"int": "a whole number", "float": "a number"}
 
 
@@ -110,6 +111,16 @@ _OTHER_NAMES = {
 VARIABLES = {
     _OTHER_NAMES.get(field.name, f"CRAWLER_{field.name.upper()}"): field for field in msgspec.structs.fields(Settings)
 }
+_WHOLE_SITES = "crawls of whole sites"
+NOT_YET = {
+    "SCRAPING_CHUNK_SIZE": _WHOLE_SITES,
+    "SCRAPING_SOFT_TIME_LIMIT": _WHOLE_SITES,
+    "SCRAPING_HARD_TIME_LIMIT": _WHOLE_SITES,
+    "PARALLEL_SCRAPING": _WHOLE_SITES,
+    "PARALLEL_SCRAPING_ENABLED": _WHOLE_SITES,
+    "MIN_PROXIES": "a pool of proxies",
+}
+"""Variables of features that are still missing: who sets one must not believe that it is in force."""
 _MINIMUM = {
     "window": 1,
     "circuit_breaker_fail_max": 1,
@@ -136,6 +147,9 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         if name.startswith("CRAWLER_") and name not in VARIABLES:
             [near] = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0)
             raise ConfigError(f"{name}: there is no such setting; did you mean {near}?")
+    for name, feature in NOT_YET.items():
+        if environ.get(name, "").strip():
+            raise ConfigError(f"{name} is not in force yet: this version has no {feature}; unset it")
     environ = {name: environ[name.lower()] for name in _LOWER_CASE_TOO if name.lower() in environ} | dict(environ)
     given: dict[str, Any] = {
         field.name: _read(name, environ[name], field)

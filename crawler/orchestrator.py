@@ -19,7 +19,7 @@ from typing import Self
 import msgspec
 import redis
 
-from crawler.config import Settings, program
+from crawler.config import Settings, load, program
 from crawler.db import kernel, owners
 from crawler.errors import CrawlerError, ServiceError, StackIsUp, UsageError
 from crawler.logs import leave_lost_terminal
@@ -64,10 +64,17 @@ class Orchestrator:
     """A context manager: what it has started is stopped at its end, Celery before Redis."""
 
     def __init__(
-        self, settings: Settings, workers: int | None = None, flower: bool = False, agent: Sequence[str] = ()
+        self,
+        settings: Settings | None = None,
+        workers: int | None = None,
+        flower: bool = False,
+        agent: Sequence[str] = (),
     ) -> None:
-        """`agent` are the arguments of the command that speaks to a Gateway, where one is wanted."""
-        self._settings = settings
+        """The settings are those of the environment, unless given.
+
+        `agent` are the arguments of the command that speaks to a Gateway, where one is wanted.
+        """
+        self._settings = settings = settings or load()
         self._data = settings.data_dir.absolute()
         self._workers = workers or os.cpu_count() or 1
         self._flower_wanted = flower
@@ -116,16 +123,17 @@ class Orchestrator:
         with _uninterrupted(self.kill_all):
             self.stop_all()
 
-    def start_redis(self) -> None:
-        """See that a fit Redis answers: the one of REDIS_URL, else our own."""
+    def start_redis(self) -> bool:
+        """See that a fit Redis answers: the one of REDIS_URL, else our own; True, or a `ServiceError`."""
         with self._guard:
             if self._settings.redis_url:
                 _ping(self._settings.redis_url)
                 self._record(redis_url=self._settings.redis_url)
-                return
+                return True
             if self._redis and self._redis.alive and self._stack.redis_url and _answers(self._stack.redis_url):
-                return
+                return True
             self._start_own_redis()
+            return True
 
     def _start_own_redis(self) -> None:
         folder = self._data / "redis"
@@ -158,11 +166,11 @@ class Orchestrator:
         with contextlib.closing(permit):
             permit.nothing_booked()
 
-    def start_celery(self) -> None:
-        """See that workers run, and wait until they are ready."""
+    def start_celery(self) -> bool:
+        """See that workers run, and wait until they are ready; True, or a `ServiceError`."""
         with self._guard:
             if self._celery and self._celery.alive:
-                return
+                return True
             log = self._data / "logs" / "worker.log"
             argv = [sys.executable, "-m", "celery", "-A", "crawler", "worker", "-Q", "urgent,default"]
             argv += ["-c", str(self._workers), "-n", f"crawler-{secrets.token_hex(3)}@%h"]
@@ -173,6 +181,7 @@ class Orchestrator:
             self._celery.wait_until(
                 lambda: mark.pid in owners.workers(self._data / "run" / "owners"), START_LIMIT_S, self._closing.is_set
             )
+            return True
 
     def start_agent(self) -> None:
         """Start what speaks to the Gateway; it may be away, so nothing is waited for."""

@@ -35,7 +35,7 @@ from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from crawler.sites import config as sites
 from crawler.worker import Worker
 
-__all__ = ["app", "scrape_chunk_task", "scrape_task"]
+__all__ = ["app", "crawl_url", "scrape_chunk_task", "scrape_task"]
 
 log = logging.getLogger(__name__)
 
@@ -48,14 +48,18 @@ SINGLE_LIMIT_S = 100.0
 PROGRESS_EXPIRES_S = 86_400
 
 
-@app.task(name="scrape_task", bind=True, ignore_result=False)
-def scrape_task(
+def _scrape_task(
     self: Any, url: str, session_id: str | None = None, options: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Fetch one URL now and return its result; the id of the message names it, so that a redelivery finds it done."""
     failpoint("delivered")
     given: dict[str, Any] = {"session_id": session_id} if session_id else {}
     return scrape_url(_child().worker, url, self.request.id, given | (options or {}))
+
+
+scrape_task, crawl_url = (
+    app.task(name=name, bind=True, ignore_result=False)(_scrape_task) for name in ("scrape_task", "crawl_url")
+)
 
 
 def scrape_url(worker: Worker, url: str, call_id: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -97,11 +101,11 @@ def _consumed_queues() -> list[str]:
 
 
 def annotated_rate() -> str | None:
-    """The rate that Celery's annotations give to `scrape_task`: here it limits each domain, over all workers.
+    """The rate that Celery's annotations give to either name of the task: here it limits each domain, over all workers.
 
     As Celery has it, it would limit messages, each worker for itself, and hold up other domains' work.
     """
-    rate = scrape_task.rate_limit
+    rate = scrape_task.rate_limit or crawl_url.rate_limit
     return None if rate is None else rate if "/" in str(rate) else f"{rate}/s"
 
 

@@ -56,6 +56,11 @@ def configuration_reference() -> str:
         default = field.default if field.default is not msgspec.NODEFAULT else ""
         shown = "" if default in (None, ()) else f"`{str(default).lower() if isinstance(default, bool) else default}`"
         lines.append(f"| `{variable}` | {shown} | {meanings[field.name]} |")
+    lines.append(
+        "\nRefused, because the feature that they belong to is still missing: "
+        + ", ".join(f"`{name}` ({feature})" for name, feature in config.NOT_YET.items())
+        + "."
+    )
     return "\n".join(lines) + "\n"
 
 

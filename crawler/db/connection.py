@@ -1,12 +1,14 @@
 """One way to open lpm.db, and one way to write to it."""
 
+import functools
 import os
 import random
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 import apsw
 
@@ -14,6 +16,8 @@ from crawler.config import program
 from crawler.errors import StoreError, StoreFull
 
 BUSY_LIMIT_S = 60.0
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Database(apsw.Connection):
@@ -61,7 +65,7 @@ def open_to_read(path: Path) -> Database:
         database.execute("PRAGMA locking_mode=EXCLUSIVE")
     else:
         database = _Unlocked(real, f"{real.as_uri()}?immutable=1", None)
-    database.set_busy_handler(retry_on_busy(BUSY_LIMIT_S))
+    database.set_busy_handler(busy_handler(BUSY_LIMIT_S))
     return database
 
 
@@ -75,8 +79,8 @@ def connect(path: Path, durable: bool = True) -> Database:
     """Open a database in WAL mode; `durable=False` is for writes that a power cut may undo (claims, publishing)."""
     with store_errors(path):
         connection = Database(str(path))
-        connection.set_busy_handler(retry_on_busy(BUSY_LIMIT_S))
-        connection.execute("PRAGMA journal_mode=WAL").fetchall()
+        connection.set_busy_handler(busy_handler(BUSY_LIMIT_S))
+        _use_log(connection)
         connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
         connection.execute("PRAGMA journal_size_limit=67108864")
         connection.execute("PRAGMA wal_autocheckpoint=4000")  # pages that change often are written back once
@@ -85,7 +89,7 @@ def connect(path: Path, durable: bool = True) -> Database:
     return connection
 
 
-def retry_on_busy(
+def busy_handler(
     limit_s: float,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -101,10 +105,70 @@ def retry_on_busy(
             began = now
         if now - began > limit_s:
             return False
-        sleep(min(0.025, 0.0005 * 1.5 ** min(tries, 20)) * (0.5 + jitter()))
+        sleep(_delay_s(tries, jitter))
         return True
 
     return wait
+
+
+def _delay_s(tries: int, jitter: Callable[[], float]) -> float:
+    return min(0.025, 0.0005 * 1.5 ** min(tries, 20)) * (0.5 + jitter())
+
+
+@overload
+def retry_on_busy(function: Callable[P, T], /) -> Callable[P, T]: ...
+
+
+@overload
+def retry_on_busy(
+    *,
+    limit_s: float = BUSY_LIMIT_S,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    jitter: Callable[[], float] = random.random,
+) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+
+
+def retry_on_busy(
+    function: Callable[P, T] | None = None,
+    /,
+    *,
+    limit_s: float = BUSY_LIMIT_S,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    jitter: Callable[[], float] = random.random,
+) -> Callable[P, T] | Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator, with and without arguments: call a function again while its database is locked.
+
+    It is for what a busy handler is not asked about, and for connections without one, of `sqlite3` too.
+    """
+
+    def decorated(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def retrying(*args: P.args, **kwargs: P.kwargs) -> T:
+            end, tries = clock() + limit_s, 0
+            while True:
+                try:
+                    return function(*args, **kwargs)
+                except (apsw.BusyError, sqlite3.OperationalError) as error:
+                    if not _is_busy(error) or clock() >= end:
+                        raise
+                sleep(_delay_s(tries, jitter))
+                tries += 1
+
+        return retrying
+
+    return decorated(function) if function else decorated
+
+
+def _is_busy(error: Exception) -> bool:
+    return isinstance(error, apsw.BusyError) or getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+@retry_on_busy
+def _use_log(connection: Database) -> None:
+    """Two processes that open a new database at once: SQLite refuses one of them without asking its busy handler."""
+    connection.execute("PRAGMA journal_mode=WAL").fetchall()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from crawler.config import program
-from crawler.db.connection import BUSY_LIMIT_S, retry_on_busy
+from crawler.db.connection import BUSY_LIMIT_S, busy_handler
 from crawler.db.owners import try_lock
 from crawler.errors import StoreError
 
@@ -34,7 +34,7 @@ def share(folder: Path, limit_s: float = BUSY_LIMIT_S) -> int | None:
 def alone(lock: int, folder: Path, limit_s: float = MIGRATION_WAIT_S) -> Iterator[None]:
     """Have the store for oneself while its schema changes: a process of the older program would not understand it."""
     fcntl.flock(lock, fcntl.LOCK_UN)  # two that wait for each other's share would wait for ever
-    again, tries = retry_on_busy(limit_s), 0
+    again, tries = busy_handler(limit_s), 0
     while not try_lock(lock):
         if not again(tries):
             raise StoreError(
@@ -73,7 +73,7 @@ def unfinished(folder: Path) -> list[Path]:
 
 
 def _wait(lock: int, folder: Path, limit_s: float) -> None:
-    again, tries = retry_on_busy(limit_s), 0
+    again, tries = busy_handler(limit_s), 0
     while True:
         try:
             return fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
 -- One permit, asked for or reported, in one atomic step; `memory.py` is its twin, step by step.
 --
--- permit:$domain
+-- circuit:$domain
 --   A hash with all that the fleet shares about a domain. Times are seconds since 1970 by the server's own clock.
 --     seen                  when the hash was touched last; a clock that was set back is noticed by it
 --     tat                   when the next request may be booked for, at the earliest

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import secrets
 import threading
 import time
 from collections import Counter
@@ -15,8 +16,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 from redis.retry import Retry
 
+from crawler.config import DEFAULT_RATE, interval, load
 from crawler.errors import ServiceError
 from crawler.models import Rule
+from crawler.process import redis_address
 from crawler.redis_address import RedisAddress
 from crawler.resilience import permit
 from crawler.resilience.book import Known, capped, describe, sane
@@ -38,6 +41,8 @@ OFFSET_KEPT_S = 30.0
 STEP_S = 1.0
 """A clock that is ahead by more than this all at once was set."""
 EPOCH = "permit-epoch"
+KEY = "circuit:"
+"""A domain's hash is called so, followed by the domain."""
 _CONSTANTS = (
     *("AHEAD_S", "BASELINE_SHARE", "BATCH_S", "BUSY_S", "BUSY_STEPS", "HEADROOM", "KEEP_S", "LEASE_S", "OPEN_MOST_S"),
     *("OPEN_S", "PROBE_WAIT_S", "RECOVERY", "SLOW_S", "SLOW_TIMES", "SLOWED_BY_BLOCK", "SLOWED_BY_LATENCY"),
@@ -78,19 +83,27 @@ class RedisRateLimiter:
 
     def __init__(
         self,
-        url: str,
-        db: int,
-        holder: str,
-        fail_max: int,
+        url: str | None = None,
+        db: int | None = None,
+        holder: str | None = None,
+        fail_max: int | None = None,
         *,
         share: Callable[[], int] = lambda: 1,
         place: Callable[[], int] | None = None,
         clock: Callable[[], float] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """While Redis is away, `share` says how many processes there are and `place` which of them, from 0, this one
-        is; `clock` replaces Redis's own in tests."""
-        self._holder, self._fail_max = holder, fail_max
+        """What is not given comes from the settings, and the holder's name is then a new one.
+
+        While Redis is away, `share` says how many processes there are and `place` which of them, from 0, this one
+        is; `clock` replaces Redis's own in tests.
+        """
+        if url is None or db is None or fail_max is None:
+            settings = load()
+            url = redis_address(settings) if url is None else url
+            db = settings.redis_rate_limiter_db if db is None else db
+            fail_max = settings.circuit_breaker_fail_max if fail_max is None else fail_max
+        self._holder, self._fail_max = holder or secrets.token_hex(8), fail_max
         self._share, self._place, self._clock, self._monotonic = share, place, clock, monotonic
         self._client: redis.Redis = redis.Redis.from_url(
             RedisAddress.parse(url).for_redis(db),
@@ -158,14 +171,12 @@ class RedisRateLimiter:
         """What is known of every domain; raises `ServiceError` where Redis does not answer."""
         with self._guard, _answering():
             now = self._now()
-            keys = sorted(self._client.scan_iter("permit:*", count=1000))
+            keys = sorted(self._client.scan_iter(f"{KEY}*", count=1000))
             pipeline = self._client.pipeline(transaction=False)
             for key in keys:
                 pipeline.hgetall(key)
             found = zip(keys, pipeline.execute(), strict=True)
-            return [
-                describe(_text(key).removeprefix("permit:"), _known(fields), now) for key, fields in found if fields
-            ]
+            return [describe(_text(key).removeprefix(KEY), _known(fields), now) for key, fields in found if fields]
 
     def reset(self, domain: str) -> bool:
         """Forget what is known of a domain, but neither what is in flight nor what is booked; raises likewise."""
@@ -177,16 +188,21 @@ class RedisRateLimiter:
         with self._guard, _answering():
             self._client.set(EPOCH, "0", nx=True)
 
-    def can_request(self, domain: str, rule: Rule = Rule()) -> bool:  # noqa: B008 - a frozen value
-        """Book one request for now, if there may be one; it is not counted as in flight."""
+    def can_request(self, domain: str, rule: Rule | None = None) -> bool:
+        """Book one request for now, if there may be one; it is not counted as in flight.
+
+        Without a rule, the rate is that of CRAWLER_RATE, else the usual one.
+        """
+        rule = rule or _usual_rule()
         return bool(self.ask([Ask(domain=domain, rule=rule, ahead_s=0.0, slots=False)])[0].starts_s)
 
-    def record_success(self, domain: str, rule: Rule = Rule()) -> None:  # noqa: B008 - a frozen value
+    def record_success(self, domain: str, rule: Rule | None = None) -> None:
         """A request that `can_request` allowed went well."""
-        self.report([Report(domain=domain, rule=rule, slots=0, good=True)])
+        self.report([Report(domain=domain, rule=rule or _usual_rule(), slots=0, good=True)])
 
-    def record_failure(self, domain: str, block_type: str, rule: Rule = Rule()) -> None:  # noqa: B008 - a frozen value
+    def record_failure(self, domain: str, block_type: str, rule: Rule | None = None) -> None:
         """A request that `can_request` allowed was blocked."""
+        rule = rule or _usual_rule()
         self.report([Report(domain=domain, rule=rule, slots=0, good=False, block=block_type)])
 
     def close(self) -> None:
@@ -222,7 +238,7 @@ class RedisRateLimiter:
     def _call(self, verb: str, domain: str, *arguments: str, holder: str | None = None) -> tuple[str, ...]:
         now = repr(self._clock()) if self._clock else ""
         held = self._held.get(domain, 0)
-        return (f"permit:{domain}", EPOCH, verb, holder or self._holder, str(held), now, *arguments)
+        return (f"{KEY}{domain}", EPOCH, verb, holder or self._holder, str(held), now, *arguments)
 
     def _run(self, calls: list[tuple[str, ...]]) -> list[Any]:
         """Run the script for each call in one round trip; one more where Redis does not know the script yet."""
@@ -368,6 +384,10 @@ class _answering:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _usual_rule() -> Rule:
+    return Rule(interval_s=interval(load().rate or DEFAULT_RATE))
 
 
 def _known(fields: dict[bytes, bytes]) -> Known:

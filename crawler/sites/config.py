@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from crawler.config import interval
+from crawler.config import DEFAULT_RATE, interval
 from crawler.errors import InputError, UrlError
 from crawler.models import Rule
 from crawler.sites import yamltext
@@ -31,6 +31,9 @@ _ATTRIBUTE = re.compile(r"[^\s\"'<>/=\x00-\x1f]{1,100}")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _LIMITS = ("rate", "delay_s", "concurrency", "limit_per")
+START_URLS = "start_urls.yaml"
+_NOT_YET = {"use_llm": "reading of pages by a language model", "start_urls": "crawls of whole sites"}
+"""Keys of features that are still missing."""
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +102,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
 BUILT_IN: dict[str, Any] = {
     "hosts": (),
-    "rate": "2/s",
+    "rate": DEFAULT_RATE,
     "concurrency": 2,
     "delay_s": 0.0,
     "limit_per": "domain",
@@ -249,6 +252,9 @@ def _rule(own: dict[str, Any], effective: dict[str, Any], by_hand: float | None)
 
 def load(folder: Path, rate: str | None = None) -> Sites:
     """Read and check every file; `rate` (CRAWLER_RATE) replaces the defaults' rate, not that of a site's own file."""
+    if (folder / START_URLS).exists():
+        reason = "is not in force yet: this version has no crawls of whole sites; import a list of URLs, and remove it"
+        raise InputError(str(folder / START_URLS), reason)
     path = folder / DEFAULTS
     common, lines = _read(path, site=False)
     default = _described(DEFAULT, path, common, {}, lines, rate)
@@ -370,6 +376,9 @@ Check = Callable[[str, Value], Any]
 def _checked(found: Mapping, known: dict[str, Check], names: Iterable[str], inside: str = "") -> dict[str, Any]:
     given: dict[str, Any] = {}
     for key, value in found.items.items():
+        if key in _NOT_YET and not inside:
+            reason = f"{key} is not in force yet: this version has no {_NOT_YET[key]}; take it out"
+            raise _Wrong(reason, found.lines[key])
         if key not in names:
             raise _Wrong(f"there is no key {key[:60]!r}{inside}; {_nearest(key, names)}", found.lines[key])
         if key in known and not _is_empty(value):

@@ -64,7 +64,7 @@ def test_the_clock_is_that_of_redis(redis_url: str) -> None:
 
     assert answer.starts_s == (0.0,)
     assert abs((known.opened_at or 0) - seconds_) < 60
-    assert 3600 < client.ttl("permit:x.example") < 86400
+    assert 3600 < client.ttl("circuit:x.example") < 86400
     assert client.ttl("permit-epoch") == -1
 
 
@@ -106,7 +106,7 @@ def test_the_breaker_alone(redis_url: str) -> None:
 
 
 def test_the_keys_of_the_breaker_are_the_documented_ones(redis_url: str) -> None:
-    """`permit:DOMAIN` in database 2 has `state`, `failures`, `opened_at` and `last_block`, for any client to read."""
+    """`circuit:DOMAIN` in database 2 has `state`, `failures`, `opened_at` and `last_block`, for any client to read."""
     clock = Clock(BEGIN)
     breaker = RedisCircuitBreaker(redis_url, 2, "one", 2, clock=clock)
     with contextlib.closing(breaker), redis.Redis.from_url(RedisAddress.parse(redis_url).for_redis(2)) as client:
@@ -114,7 +114,7 @@ def test_the_keys_of_the_breaker_are_the_documented_ones(redis_url: str) -> None
 
         def keys() -> dict[str, str]:
             names = ("state", "failures", "opened_at", "last_block")
-            found = client.hmget("permit:county.example", names)
+            found = client.hmget("circuit:county.example", names)
             return {name: value.decode() for name, value in zip(names, found, strict=True) if value is not None}
 
         breaker.record_failure("county.example", "http_403")

@@ -43,6 +43,26 @@ def test_bad_settings_are_named(name: str, value: str, message: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "feature"),
+    [
+        ("SCRAPING_CHUNK_SIZE", "crawls of whole sites"),
+        ("SCRAPING_SOFT_TIME_LIMIT", "crawls of whole sites"),
+        ("SCRAPING_HARD_TIME_LIMIT", "crawls of whole sites"),
+        ("PARALLEL_SCRAPING", "crawls of whole sites"),
+        ("PARALLEL_SCRAPING_ENABLED", "crawls of whole sites"),
+        ("MIN_PROXIES", "a pool of proxies"),
+    ],
+)
+def test_settings_of_features_that_are_missing_are_refused(name: str, feature: str) -> None:
+    """Nobody believes that a setting is in force which is not; an empty one says nothing."""
+    with pytest.raises(ConfigError) as caught:
+        load({name: "50"})
+
+    assert str(caught.value) == f"{name} is not in force yet: this version has no {feature}; unset it"
+    assert load({name: " "}) == Settings()
+
+
 def test_good_settings_are_read() -> None:
     """Every kind of value has its type."""
     settings = load(

@@ -1,10 +1,12 @@
 """The store: tasks in, claims, results out, and what it does when things go wrong."""
 
+import contextlib
 import json
 import multiprocessing
 import os
 import shutil
 import signal
+import sqlite3
 import stat
 import tarfile
 import time
@@ -12,6 +14,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import apsw
 import msgspec
@@ -21,7 +24,7 @@ from warcio.archiveiterator import ArchiveIterator
 
 from crawler import urls
 from crawler.db import owners, schema, segments
-from crawler.db.connection import retry_on_busy
+from crawler.db.connection import busy_handler, retry_on_busy
 from crawler.db.owners import Owner
 from crawler.errors import StoreError, StoreFull
 from crawler.lpm import LocalPersistenceManager
@@ -257,7 +260,7 @@ def test_a_waiting_writer_gives_up_only_after_its_limit() -> None:
         slept.append(seconds)
         now[0] += seconds
 
-    wait = retry_on_busy(1.0, clock=lambda: now[0], sleep=sleep, jitter=lambda: 0.5)
+    wait = busy_handler(1.0, clock=lambda: now[0], sleep=sleep, jitter=lambda: 0.5)
     tries = 0
     while wait(tries):
         tries += 1
@@ -267,6 +270,58 @@ def test_a_waiting_writer_gives_up_only_after_its_limit() -> None:
     assert slept == sorted(slept)
     assert 1.0 < sum(slept) < 1.1
     assert wait(0)  # the next lock is a new wait
+
+
+@pytest.mark.parametrize(
+    ("connect", "busy", "other"),
+    [
+        (lambda path: sqlite3.connect(path, timeout=0, isolation_level=None), sqlite3.OperationalError, sqlite3.Error),
+        (apsw.Connection, apsw.BusyError, apsw.SQLError),
+    ],
+)
+def test_retry_on_busy_decorates_with_and_without_arguments(
+    tmp_path: Path, connect: Callable[[str], Any], busy: type[Exception], other: type[Exception]
+) -> None:
+    """A function that finds its database locked is called again, up to a limit; other errors pass at once."""
+    # Given a table that another connection has locked for a while
+    path, now = str(tmp_path / "some.db"), [0.0]
+    locking = connect(path)
+    locking.execute("CREATE TABLE t (n INTEGER)")
+    locking.execute("BEGIN EXCLUSIVE")
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if 0.5 < now[0] < 1.0:
+            locking.execute("ROLLBACK")
+
+    @retry_on_busy
+    def plain(text: str) -> int:
+        return len(text)
+
+    @retry_on_busy(limit_s=1.0, clock=lambda: now[0], sleep=sleep, jitter=lambda: 0.5)
+    def insert(table: str = "t") -> None:
+        with contextlib.closing(connect(path)) as own:
+            own.execute(f"INSERT INTO {table} VALUES (1)")
+
+    # When functions are called that want it
+    insert()
+    after = now[0]
+
+    # Then they wait for it, and no longer than their limit
+    assert 0.5 < after < 0.6
+    assert locking.execute("SELECT count(*) FROM t").fetchall() == [(1,)]
+    assert (plain("abc"), plain.__name__) == (3, "plain")
+    locking.execute("BEGIN EXCLUSIVE")
+    now[0] = 10.0
+    with pytest.raises(busy, match="locked"):
+        insert()
+    assert 11.0 <= now[0] < 11.1
+    locking.execute("ROLLBACK")
+    now[0] = 20.0
+    with pytest.raises(other, match="no such table"):
+        insert("nowhere")
+    assert now[0] == 20.0
+    locking.close()
 
 
 def test_pending_is_made_again(lpm: LocalPersistenceManager) -> None:

@@ -278,6 +278,8 @@ def test_two_sites_on_one_domain_share_its_limits(write: Write) -> None:
         ("hosts: a.example\n\n\nconcurency: 2", 4, "there is no key 'concurency'; did you mean concurrency?"),
         ("hosts: a.example\nRate: 2/s", 2, "there is no key 'Rate'; did you mean rate?"),
         ("hosts: a.example\nzzzzzz: 2/s", 2, "there is no key 'zzzzzz'; known are hosts, rate"),
+        ("hosts: a.example\nuse_llm: true", 2, "use_llm is not in force yet: this version has no reading of pages"),
+        ("hosts: a.example\nstart_urls: [a]", 2, "start_urls is not in force yet: this version has no crawls"),
         ("hosts: a.example\nrate: 2", 2, "rate must be none, or a rate such as 50/s, 30/m or 500/h, not '2'"),
         ("hosts: a.example\nstructured: maybe", 2, "structured must be true or false, not 'maybe'"),
         ("hosts: a.example\nstructred: yes", 2, "there is no key 'structred'; did you mean structured?"),
@@ -528,6 +530,14 @@ def test_what_is_no_file_is_refused(write: Write) -> None:
 
     assert "not a file" in first.reason
     assert "cannot be read" in refusal(folder).reason
+
+
+def test_a_file_of_a_feature_that_is_missing_is_refused(write: Write) -> None:
+    """A file that the requirements name, and that nothing reads yet, is not passed over in silence."""
+    folder = write()
+    (folder / "start_urls.yaml").write_text("county:\n  - http://county.example/list\n")
+
+    assert "is not in force yet: this version has no crawls of whole sites" in refusal(folder).reason
 
 
 @pytest.mark.parametrize("value", [f"{SECRET}\\n", f"{SECRET}\\u0001", SECRET * 1000])

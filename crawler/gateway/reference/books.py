@@ -137,7 +137,7 @@ class Books:
         return (folder / "gateway.db").is_file()
 
     def _connected(self) -> Database:
-        db, wait = schema.opened(self.path), connection.retry_on_busy(connection.BUSY_LIMIT_S)
+        db, wait = schema.opened(self.path), connection.busy_handler(connection.BUSY_LIMIT_S)
         db.set_busy_handler(lambda tries: self._patient and wait(tries))
         return db
 

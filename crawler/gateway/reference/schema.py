@@ -122,7 +122,7 @@ def _look(path: Path) -> None:
     """Raise `StoreError` where the file is not ours, without a mark on it."""
     try:
         with closing(Database(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
-            db.set_busy_handler(connection.retry_on_busy(connection.BUSY_LIMIT_S))
+            db.set_busy_handler(connection.busy_handler(connection.BUSY_LIMIT_S))
             _version(db, path)
     except (apsw.ReadOnlyError, apsw.CantOpenError):
         return  # a journal that only a writer can roll back: `_migrate` looks again
