@@ -24,7 +24,7 @@ from zlib import crc32
 import msgspec
 
 from crawler.config import failpoint, program
-from crawler.db import connection, guard, kernel, losses, owners, results, schema, segments
+from crawler.db import connection, guard, kernel, losses, owners, results, schema, segments, siblings
 from crawler.db.books import NOTED_FILE
 from crawler.db.ledger import Ledger, Place, RejectedRow
 from crawler.errors import StoreError, UsageError
@@ -346,12 +346,12 @@ class LocalPersistenceManager:
                 outcomes = tuple(_unless_gone(ledger, outcome) for outcome in outcomes)
                 for outcome, digest, place in zip(outcomes, digests, places, strict=True):
                     stored.append(self._apply(ledger, outcome, digest, place, now))
-        done = [
-            o.task.id for o, good in zip(outcomes, stored, strict=True) if good and o.status is TaskStatus.COMPLETED
-        ]
+                live = {o.task.id: (o, told) for o, told in zip(outcomes, stored, strict=True) if told is not None}
+                done = [id_ for id_, (outcome, _) in live.items() if outcome.status is TaskStatus.COMPLETED]
+                done += _serve_siblings(ledger, live, now)
         self._unprojected += done
         self._project_all()
-        return stored
+        return [told is not None for told in stored]
 
     def save_carried(
         self, members: Sequence[bytes | None], insert: Callable[[Ledger, Sequence[Raw | None]], list[int]]
@@ -425,7 +425,10 @@ class LocalPersistenceManager:
         row = self.ledger.db.one("SELECT end FROM raw_segments WHERE name = ?", (name,))
         return row[0] if row else 0
 
-    def _apply(self, ledger: Ledger, outcome: Outcome, digest: str, place: Raw | None, now: float) -> bool:
+    def _apply(
+        self, ledger: Ledger, outcome: Outcome, digest: str, place: Raw | None, now: float
+    ) -> dict[str, Any] | None:
+        """Store how one attempt ended; returns what its timeline says of that, or None where its claim was not live."""
         task, page, final = outcome.task, outcome.page, outcome.status is not TaskStatus.PENDING
         failed = outcome.error_type is not None and outcome.charge
         attempted = failed or (bool(outcome.sent) and not outcome.shortage)
@@ -438,7 +441,7 @@ class LocalPersistenceManager:
              _storable(outcome.error_message), now if final else None, task.id, task.fence),
         )  # fmt: skip
         if not live:
-            return False  # a late twin: this claim was given up, and another one decides
+            return None  # a late twin: this claim was given up, and another one decides
         detail: dict[str, Any] = {"worker": outcome.worker, "claimed_at": live[0][0]}
         if attempted:
             detail["attempt"] = task.attempts + 1
@@ -466,7 +469,7 @@ class LocalPersistenceManager:
             results.insert(ledger.db, outcome, page, digest, place, now)
             detail["record_crc32"] = crc32(outcome.record)  # by this the doctor knows a record with a wrong byte
         ledger.event(task.id, kind, detail, now)
-        return True
+        return detail
 
     def results(
         self, job: Job | None = None, since: float | None = None, limit: int | None = None
@@ -760,6 +763,19 @@ class LocalPersistenceManager:
             if notes:
                 segments.mend(self.raw, self._committed_end, self._may_cut)
         return freed
+
+
+def _serve_siblings(ledger: Ledger, live: dict[int, tuple[Outcome, dict[str, Any]]], now: float) -> list[int]:
+    """Complete those that waited for these pages, or let them wait no longer; returns which have a result now."""
+    completed: list[int] = []
+    for id_ in siblings.shared(ledger.db, list(live)):
+        outcome, detail = live[id_]
+        if outcome.status is TaskStatus.COMPLETED and outcome.page:
+            room = siblings.MAX_COMPLETED - len(completed)
+            completed += siblings.complete(ledger.db, outcome, detail, now, room)
+        waits = outcome.status is TaskStatus.PENDING and outcome.not_before < NO_DEADLINE
+        siblings.release(ledger.db, id_, outcome.not_before if waits else 0.0)
+    return completed
 
 
 def _unless_gone(ledger: Ledger, outcome: Outcome) -> Outcome:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from crawler.db import losses
+from crawler.db import losses, siblings
 from crawler.db.acts import COUNTS_FOR, HELD, SUSPECT_DEATHS, Acts
 from crawler.db.books import JOB, as_job
 from crawler.db.connection import Database, writing
@@ -615,7 +615,7 @@ class Ledger(Acts):
                 fitting = _fitting(rows, fits)
                 more |= len(rows) > count or len(fitting) < len(rows)
                 ids += self.free_to_go(fitting, now)[:count]
-            return self._lease(owner, ids, now), more
+            return self._lease(owner, siblings.hold(self.db, ids, now), now), more
 
     def _lease(self, owner: str, ids: Sequence[int], now: float) -> list[Task]:
         if not ids:

@@ -35,6 +35,36 @@ def test_killed_at_a_step(folder: Folder, site: Site, redis_url: str, failpoint:
     assert len(list((folder.data / "pending").glob("*.json"))) == 120
 
 
+@pytest.mark.parametrize("failpoint", ["claimed:6", "raw-synced:6", "committing:6", "committed:6"])
+def test_killed_around_the_commit_of_siblings(folder: Folder, site: Site, redis_url: str, failpoint: str) -> None:
+    """One page for three rows, its worker killed before, within and after the commit: each row has its result once."""
+    # Given 60 URLs with three parcels each, and a worker whose children die at the n-th passage of a step
+    folder.env["REDIS_URL"] = redis_url
+    folder.redis().flushall()
+    pages = [site.page(n, 0.2) for n in range(60)]
+    rows = [(url, f"{number}-{name}") for number, url in enumerate(pages) for name in "abc"]
+    file = folder.path / "parcels.csv"
+    file.write_text("url,parcel_id\n" + "".join(f"{url},{parcel}\n" for url, parcel in rows))
+    assert folder.crawler("bulk", "import", str(file), "--batch-size", "5").returncode == 0
+    dying = folder.worker(concurrency=2, CRAWLER_FAILPOINT=failpoint, CRAWLER_SLICE_S="0.1")
+    wait_for(lambda: "SIGKILL" in folder.log(dying), 60, "a child to die at its failpoint")
+
+    # When a sound worker takes over
+    dying.kill()
+    dying.wait(120)
+    folder.worker(concurrency=2)
+    folder.wait_until_done(180, 60)
+
+    # Then every row is there once, with its own columns, and its file
+    results = folder.results()
+    assert Counter((result["url"], result["parcel_id"]) for result in results) == Counter(rows)
+    assert all(result["input"]["parcel_id"] == result["parcel_id"] for result in results)
+    assert {path.stem for path in (folder.data / "pending").glob("*.json")} == {each["task_id"] for each in results}
+    assert folder.crawler("job", "verify", "parcels.csv").returncode == 0
+    # And few pages were fetched again
+    assert sum(site.hits().values()) < 120
+
+
 def test_a_call_killed_between_commit_and_acknowledgement_is_not_fetched_again(
     folder: Folder, site: Site, redis_url: str
 ) -> None:

@@ -67,7 +67,7 @@ HASH = """python -c "
 from crawler.process import redis_address
 from crawler.config import load
 import redis
-client = redis.Redis.from_url(redis_address(load()), db=2, decode_responses=True)
+client = redis.Redis.from_url(redis_address(load())[:-1] + '2', decode_responses=True)
 client.hset('circuit:known.example', 'state', 'OPEN')
 print(client.hget('circuit:known.example', 'state'))
 " && python -m crawler domains list

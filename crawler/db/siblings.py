@@ -1,0 +1,113 @@
+"""Siblings: open tasks of one job with the same page under several parcel ids, for which one fetch is enough.
+
+While one of them is fetched the others wait; its commit gives each of them a result of its own. A Gateway's tasks are
+no siblings: each is answered on its own.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from crawler.db.connection import Database
+from crawler.models import Outcome
+
+WAIT_S = 60.0
+"""How long siblings wait for a page of which nothing is heard, because its worker died."""
+MAX_HELD = 100
+"""So many wait for one page: whoever has a million rows for one URL waits for no transaction."""
+MAX_COMPLETED, MAX_BYTES = 1000, 16_000_000
+"""What one commit copies at most, in results and in bytes of records; the others are fetched."""
+_SIDES = (">", "<")
+
+# Each side by itself is a range of the index, and begins beside the task: closed siblings are not all passed over.
+_SHARED = " OR ".join(
+    f"EXISTS (SELECT 1 FROM tasks x WHERE x.url_key = t.url_key AND x.parcel_id {side} t.parcel_id)" for side in _SIDES
+)
+_PENDING = " UNION ALL ".join(
+    f"""SELECT x.id FROM tasks t CROSS JOIN tasks x ON x.url_key = t.url_key AND x.parcel_id {side} t.parcel_id
+        WHERE t.id = ?1 AND x.is_open = 1 AND x.status = 'pending' AND x.job_id = t.job_id
+        AND x.source <> 'gateway' AND x.loopback = t.loopback AND {{condition}}"""
+    for side in _SIDES
+)
+
+
+def shared(db: Database, ids: Sequence[int]) -> list[int]:
+    """Those of some tasks whose pages were ever wanted under another parcel id; for most jobs that is none."""
+    rows = db.all(
+        f"""SELECT t.id FROM json_each(?) JOIN tasks t ON t.id = value
+            WHERE t.job_id IS NOT NULL AND t.source <> 'gateway' AND ({_SHARED})""",
+        (_json(ids),),
+    )
+    return [row[0] for row in rows]
+
+
+def hold(db: Database, ids: Sequence[int], now: float) -> list[int]:
+    """Have the due siblings of tasks that are about to be leased wait; returns the tasks without such siblings."""
+    candidates = set(shared(db, ids))
+    if not candidates:
+        return list(ids)
+    chosen: list[int] = []
+    waiting: set[int] = set()
+    for id_ in ids:
+        if id_ not in waiting:
+            chosen.append(id_)
+            found = _pending(db, id_, "x.not_before = 0", MAX_HELD) if id_ in candidates else []
+            others = set(found).difference(chosen)
+            _wait(db, others, now + WAIT_S)
+            waiting |= others
+    return chosen
+
+
+def release(db: Database, id_: int, not_before: float) -> None:
+    """Let those that waited for a page, which brought no result, wait as long as itself, or no more."""
+    held = f"x.not_before = t.leased_at + {WAIT_S}"
+    _wait(db, _pending(db, id_, held, MAX_HELD), not_before)
+
+
+def complete(db: Database, outcome: Outcome, detail: dict[str, Any], now: float, room: int) -> list[int]:
+    """Give siblings of a task that has just got its result the same one, each under its own row of input."""
+    leader = outcome.task.id
+    [(length,)] = db.all("SELECT octet_length(record) FROM results WHERE task = ?", (leader,))
+    ids = _pending(db, leader, "1", min(room, MAX_BYTES // max(1, length)))
+    if not ids:
+        return []
+    chosen = _json(ids)
+    db.execute(
+        """UPDATE tasks SET status = 'completed', not_before = 0, deaths = 0, error_type = NULL, error_message = NULL,
+               completed_at = ?, message_id = ifnull(message_id, (SELECT message_id FROM tasks WHERE id = ?))
+           WHERE id IN (SELECT value FROM json_each(?))""",
+        (now, leader, chosen),
+    )
+    db.execute(
+        """INSERT INTO results
+           SELECT value, record, final_url, status_code, content_type, verdict, bytes, body_sha256, fetch_ms, parse_ms,
+               parser, parser_version, raw_segment, raw_offset, raw_length, scraped_at, site, site_version,
+               ifnull(same_as, task)
+           FROM json_each(?) CROSS JOIN results WHERE task = ?""",
+        (chosen, leader),
+    )
+    db.execute("INSERT INTO outbox (task, state, created_at) SELECT value, 'held', ? FROM json_each(?)", (now, chosen))
+    own = ("attempt", "sent", "limit", "claimed_at", "decision")
+    told = {name: value for name, value in detail.items() if name not in own} | {"same_fetch_as": outcome.task.task_id}
+    db.execute(
+        "INSERT INTO events (task, at, kind, detail) SELECT value, ?, 'completed', ? FROM json_each(?)",
+        (now, _json(told), chosen),
+    )
+    return ids
+
+
+def _pending(db: Database, id_: int, condition: str, limit: int) -> list[int]:
+    return [row[0] for row in db.all(f"{_PENDING.format(condition=condition)} LIMIT ?2", (id_, limit))]
+
+
+def _wait(db: Database, ids: Sequence[int] | set[int], until: float) -> None:
+    if ids:
+        db.execute(
+            "UPDATE tasks SET not_before = ? WHERE id IN (SELECT value FROM json_each(?)) AND status = 'pending'",
+            (until, _json(list(ids))),
+        )
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
