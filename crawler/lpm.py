@@ -768,11 +768,12 @@ class LocalPersistenceManager:
 def _serve_siblings(ledger: Ledger, live: dict[int, tuple[Outcome, dict[str, Any]]], now: float) -> list[int]:
     """Complete those that waited for these pages, or let them wait no longer; returns which have a result now."""
     completed: list[int] = []
+    room = siblings.Room()
     for id_ in siblings.shared(ledger.db, list(live)):
         outcome, detail = live[id_]
         if outcome.status is TaskStatus.COMPLETED and outcome.page:
-            room = siblings.MAX_COMPLETED - len(completed)
-            completed += siblings.complete(ledger.db, outcome, detail, now, room)
+            ids, room = siblings.complete(ledger.db, outcome, detail, now, room)
+            completed += ids
         waits = outcome.status is TaskStatus.PENDING and outcome.not_before < NO_DEADLINE
         siblings.release(ledger.db, id_, outcome.not_before if waits else 0.0)
     return completed

@@ -5,7 +5,7 @@ no siblings: each is answered on its own.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,14 @@ MAX_HELD = 100
 MAX_COMPLETED, MAX_BYTES = 1000, 16_000_000
 """What one commit copies at most, in results and in bytes of records; the others are fetched."""
 _SIDES = (">", "<")
+
+
+class Room(NamedTuple):
+    """How many results, and bytes of records, one commit may still copy."""
+
+    results: int = MAX_COMPLETED
+    size: int = MAX_BYTES
+
 
 # Each side by itself is a range of the index, and begins beside the task: closed siblings are not all passed over.
 _SHARED = " OR ".join(
@@ -65,13 +73,16 @@ def release(db: Database, id_: int, not_before: float) -> None:
     _wait(db, _pending(db, id_, held, MAX_HELD), not_before)
 
 
-def complete(db: Database, outcome: Outcome, detail: dict[str, Any], now: float, room: int) -> list[int]:
-    """Give siblings of a task that has just got its result the same one, each under its own row of input."""
+def complete(db: Database, outcome: Outcome, detail: dict[str, Any], now: float, room: Room) -> tuple[list[int], Room]:
+    """Give siblings of a task that has just got its result the same one, each under its own row of input.
+
+    Returns these, and what room is left.
+    """
     leader = outcome.task.id
     [(length,)] = db.all("SELECT octet_length(record) FROM results WHERE task = ?", (leader,))
-    ids = _pending(db, leader, "1", min(room, MAX_BYTES // max(1, length)))
+    ids = _pending(db, leader, "1", min(room.results, room.size // max(1, length)))
     if not ids:
-        return []
+        return [], room
     chosen = _json(ids)
     db.execute(
         """UPDATE tasks SET status = 'completed', not_before = 0, deaths = 0, error_type = NULL, error_message = NULL,
@@ -94,7 +105,7 @@ def complete(db: Database, outcome: Outcome, detail: dict[str, Any], now: float,
         "INSERT INTO events (task, at, kind, detail) SELECT value, ?, 'completed', ? FROM json_each(?)",
         (now, _json(told), chosen),
     )
-    return ids
+    return ids, Room(room.results - len(ids), room.size - len(ids) * length)
 
 
 def _pending(db: Database, id_: int, condition: str, limit: int) -> list[int]:
