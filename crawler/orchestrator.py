@@ -88,6 +88,7 @@ class Orchestrator:
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
         self._lock = -1
+        self._signals = contextlib.ExitStack()
         self._asked = self._silent_since = 0.0
         self._silent_limit_s = SILENT * settings.stall_s
 
@@ -106,6 +107,10 @@ class Orchestrator:
         shutil.rmtree(self._data / "run" / "tmp", ignore_errors=True)
         (self._data / "run" / "tmp").mkdir(mode=0o700, exist_ok=True)
         self._record(supervisor=Mark.of(os.getpid()))
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            # Else a program that does not care about signals would leave its stack behind.
+            self._signals.enter_context(terminated_by_signal())
         return self
 
     def _take_lock(self) -> bool:
@@ -120,7 +125,7 @@ class Orchestrator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with _uninterrupted(self.kill_all):
+        with self._signals, _uninterrupted(self.kill_all):
             self.stop_all()
 
     def start_redis(self) -> bool:

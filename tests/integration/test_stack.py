@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import psutil
+import pytest
 
 from crawler.config import Settings
 from crawler.orchestrator import Orchestrator
@@ -227,6 +228,33 @@ with Orchestrator(config.load(), workers=1) as stack:
     start()
     raise ValueError("a defect in what somebody wrote")
 """
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_program_that_is_told_to_end_leaves_no_stack_behind(folder: Folder, number: int) -> None:
+    """What an orchestrator has started ends with its program, also where that knows nothing of signals."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        cwd=folder.path,
+        env=folder.env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdin
+    assert program.stdout
+    assert program.stdout.readline() == "started\n"
+    stack = read_stack(folder.data)
+    assert stack.redis
+    assert stack.worker
+
+    program.send_signal(number)
+
+    assert program.wait(120) == 128 + number
+    assert (stack.worker.find(), stack.redis.find()) == (None, None)
+    assert not (folder.data / "run" / "stack.json").exists()
+    program.stdin.close()
+    program.stdout.close()
 
 
 def test_the_orchestrator_as_a_program_uses_it(folder: Folder) -> None:
