@@ -3,7 +3,6 @@
 import functools
 import os
 import random
-import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -150,7 +149,7 @@ def retry_on_busy(
             while True:
                 try:
                     return function(*args, **kwargs)
-                except (apsw.BusyError, sqlite3.OperationalError) as error:
+                except Exception as error:
                     if not _is_busy(error) or clock() >= end:
                         raise
                 sleep(_delay_s(tries, jitter))
@@ -162,7 +161,9 @@ def retry_on_busy(
 
 
 def _is_busy(error: Exception) -> bool:
-    return isinstance(error, apsw.BusyError) or getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+    """Also of `sqlite3`, which is known by its code: a second SQLite is not loaded for that."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return isinstance(error, apsw.BusyError) or code & 0xFF == apsw.SQLITE_BUSY
 
 
 @retry_on_busy

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 
 from crawler.db.connection import connect
+from tests.support.pages import Answer, Pages, parcel
 from tests.support.site import Site
 from tests.support.stack import Folder
 
@@ -49,3 +50,25 @@ def test_a_list_with_several_parcels_for_each_url(folder: Folder, site: Site) ->
     assert folder.crawler("doctor", "--repair").returncode == 0
     again = {result["task_id"]: result["data"] for result in folder.results()}
     assert again == {result["task_id"]: result["data"] for result in results}
+
+
+def test_an_unchanged_page_is_unchanged_for_every_row(folder: Folder, pages: Pages) -> None:
+    """One conditional request serves all rows of a second run, and each result is the earlier one's."""
+    # Given a list that was run before
+    pages.answers["/page/1"] = Answer(parcel(1), headers={"ETag": '"one"'})
+    url = f"{pages.url}/page/1"
+    file = folder.path / "parcels.csv"
+    file.write_text(f"url,parcel_id\n{url},a\n{url},b\n{url},c\n")
+    assert folder.crawler("run", str(file)).returncode == 0
+    first = folder.results()
+
+    # When it is run again
+    assert folder.crawler("run", str(file)).returncode == 0
+
+    # Then there are three more results of one request more, and the store is sound
+    again = folder.results()[3:]
+    assert len([request for request in pages.asked if request.path == "/page/1"]) == 2
+    assert [(result["parcel_id"], result["verdict"]) for result in again] == [(name, "unchanged") for name in "abc"]
+    assert [result["data"] for result in again] == [result["data"] for result in first]
+    assert {result["same_as"] for result in again} == {first[0]["task_id"]}
+    assert folder.crawler("doctor").returncode == 0
