@@ -122,6 +122,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     job_size: int | None
     platform: str | None = None
     """The site that a Gateway's task names."""
+    error_type: str | None = None
+    """How its last attempt ended."""
     known: "Known | None" = None
 
 

@@ -124,7 +124,8 @@ def _ahead(lpm: LocalPersistenceManager, task: int) -> int:
     [(count,)] = lpm.ledger.db.all(
         """SELECT count(*) FROM tasks o JOIN tasks t ON t.id = ?
            WHERE o.status = 'pending' AND o.not_before = 0 AND (o.queue = 'urgent' OR t.queue = 'default')
-           AND (o.queue <> t.queue OR (o.priority, o.deadline, o.id) < (t.priority, t.deadline, t.id))""",
+           AND (o.queue <> t.queue
+                OR (o.priority, o.deadline, o.failures, o.id) < (t.priority, t.deadline, t.failures, t.id))""",
         (task,),
     )
     return int(count)

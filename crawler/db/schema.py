@@ -313,6 +313,12 @@ MIGRATIONS = (
     UPDATE tasks SET url_key = new_url_key(url, url_key) WHERE url LIKE '%?%' AND url_key <> new_url_key(url, url_key);
     DELETE FROM validators WHERE url_key NOT IN (SELECT url_key FROM tasks WHERE id = validators.task);
     """,
+    """
+    -- What has failed goes behind what was not tried yet: some pages that never come must not hold the others.
+    DROP INDEX tasks_due;
+    CREATE INDEX tasks_due ON tasks(queue, priority, deadline, domain, failures, id)
+        WHERE status = 'pending' AND not_before = 0 AND deaths < 3;
+    """,
 )
 
 

@@ -23,6 +23,8 @@ class Booking(msgspec.Struct, frozen=True, kw_only=True):
     domain: str
     rule: Rule
     at: float
+    probe: bool = False
+    """Whether it is to show that the domain answers again."""
 
 
 class _Refused(NamedTuple):
@@ -78,7 +80,10 @@ class Keeper:
         after = self._clock()
         booked = []
         for ask, answer in zip(asks, answers, strict=True):
-            booked.append([Booking(domain=ask.domain, rule=ask.rule, at=after + s) for s in answer.starts_s])
+            probe = answer.why == "probe"
+            booked.append(
+                [Booking(domain=ask.domain, rule=ask.rule, at=after + s, probe=probe) for s in answer.starts_s]
+            )
             if answer.starts_s:
                 self._latest[ask.domain] = booked[-1][-1].at
             if ask.slots:
@@ -86,7 +91,7 @@ class Keeper:
                     self._held[ask.domain] += len(answer.starts_s)
             if answer.wait_s and len(answer.starts_s) < ask.wish:
                 until = after + min(answer.wait_s, LOOK_S)
-                self._closed[ask.domain] = _Refused(until, answer.wait_s, answer.why)
+                self._closed[ask.domain] = _Refused(until, answer.wait_s, "open" if probe else answer.why)
         return booked
 
     def is_latest(self, booking: Booking) -> bool:

@@ -216,7 +216,7 @@ class RedisRateLimiter:
         interval_s = max(0.0, report.rule.interval_s)
         return self._call(
             "report", report.domain, repr(interval_s), str(self._fail_max), good, report.block, *numbers, ended,
-            str(max(0, report.unused)),
+            str(max(0, report.unused)), str(int(report.again)),
         )  # fmt: skip
 
     def _call(self, verb: str, domain: str, *arguments: str, holder: str | None = None) -> tuple[str, ...]:
