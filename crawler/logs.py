@@ -65,6 +65,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def shortened(text: str, most: int = 100) -> str:
+    """A text that fits into a line."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things, of which one has no s."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def leave_lost_terminal() -> bool:
     """Send to /dev/null what was to go to a terminal or a reader that is gone; True where one is.
 

@@ -11,7 +11,7 @@ import msgspec
 
 from crawler.db import losses
 from crawler.db.acts import COUNTS_FOR, HELD, SUSPECT_DEATHS, Acts
-from crawler.db.books import JOB, as_job
+from crawler.db.books import JOB, TURN, as_job
 from crawler.db.connection import Database, writing
 from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, JobOptions, Known, NewTask, Task
 
@@ -36,7 +36,7 @@ _DUE_DOMAINS = f"""
         SELECT (SELECT min(domain) {_AT} AND domain > found.domain) FROM found WHERE domain IS NOT NULL
         LIMIT {_DOMAINS}
     )
-    SELECT domain, (SELECT job_id {_AT} AND domain = found.domain ORDER BY failures, id LIMIT 1)
+    SELECT domain, (SELECT job_id {_AT} AND domain = found.domain ORDER BY {TURN} LIMIT 1)
     FROM found WHERE domain <= ?5"""
 
 
@@ -729,7 +729,7 @@ class Ledger(Acts):
     def _due_rows(self, due: Due, limit: int) -> list[tuple[int, int | None]]:
         return self.db.all(
             f"""SELECT id, job_id FROM tasks WHERE {_DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain = ?
-                ORDER BY failures, id LIMIT ?""",
+                ORDER BY {TURN} LIMIT ?""",
             (due.queue, *due.group, due.domain, limit),
         )
 
@@ -751,15 +751,15 @@ class Ledger(Acts):
     def _any_untried(
         self, queue: str, group: tuple[int, float], domain: str, chance: float
     ) -> tuple[int, int | None] | None:
-        untried = f"FROM tasks WHERE {_DUE} AND queue = ?1 AND priority = ?2 AND deadline = ?3 AND domain = ?4"
-        untried += " AND failures = 0"
+        untried = f"""SELECT id, job_id FROM tasks WHERE {_DUE} AND queue = ?1 AND priority = ?2 AND deadline = ?3
+            AND domain = ?4 AND failures = 0 AND {TURN} >= ?5 ORDER BY {TURN}"""
         values = (queue, *group, domain)
-        ends = [self.db.one(f"SELECT {end}(id) {untried}", values) for end in ("min", "max")]  # a seek each
-        first, last = [row[0] if row else None for row in ends]
+        first = self.db.one(f"{untried} LIMIT 1", (*values, 0))
+        last = self.db.one(f"{untried} DESC LIMIT 1", (*values, 0))
         if first is None or last is None:
             return None
-        at = first + int(chance * (last - first))
-        return self.db.one(f"SELECT id, job_id {untried} AND id >= ?5 ORDER BY id LIMIT 1", (*values, at))
+        at = first[0] + int(chance * (last[0] - first[0]))
+        return self.db.one(f"{untried} LIMIT 1", (*values, at))
 
     # The window
 
@@ -819,7 +819,7 @@ class Ledger(Acts):
         return self.db.all(
             f"""SELECT task_id, (SELECT batch_size FROM jobs WHERE jobs.id = tasks.job_id) FROM tasks
                 WHERE {_DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain = ? AND message_id IS NULL
-                ORDER BY failures, id LIMIT ?""",
+                ORDER BY {TURN} LIMIT ?""",
             (queue, *group, domain, limit),
         )
 

@@ -314,9 +314,9 @@ MIGRATIONS = (
     DELETE FROM validators WHERE url_key NOT IN (SELECT url_key FROM tasks WHERE id = validators.task);
     """,
     """
-    -- What has failed goes behind what was not tried yet: some pages that never come must not hold the others.
+    -- With each failure a task goes behind the next thousand: some pages that never come must not hold the others.
     DROP INDEX tasks_due;
-    CREATE INDEX tasks_due ON tasks(queue, priority, deadline, domain, failures, id)
+    CREATE INDEX tasks_due ON tasks(queue, priority, deadline, domain, id + failures * 1000)
         WHERE status = 'pending' AND not_before = 0 AND deaths < 3;
     """,
 )

@@ -89,6 +89,7 @@ def describe(domain: str, known: Known, now: float) -> Domain:
         slowed=known.slowed,
         crawl_delay_s=known.crawl_delay,
         not_before=known.not_before if waiting else None,
+        next_at=known.tat if known.tat is not None and known.tat > now else None,
         interval_s=known.rule.interval_s,
         at_a_time=known.rule.at_a_time,
     )

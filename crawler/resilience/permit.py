@@ -99,6 +99,8 @@ class Domain(msgspec.Struct, frozen=True, kw_only=True):
     crawl_delay_s: float
     not_before: float | None
     """The end of a `Retry-After`."""
+    next_at: float | None
+    """When the rate allows the next request, where that is still to come."""
     interval_s: float
     at_a_time: int
     """The rule that was asked with last; 0 means no limit."""

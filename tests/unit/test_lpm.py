@@ -175,6 +175,16 @@ def test_what_has_failed_goes_behind_what_was_not_tried_yet(lpm: LocalPersistenc
     assert claimed == [("2", None), ("3", None), ("4", None), ("0", "captcha"), ("1", "captcha"), ("w", None)]
 
 
+def test_what_has_failed_is_not_put_off_for_ever(lpm: LocalPersistenceManager) -> None:
+    """It goes behind a thousand others, however many more come in."""
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(1010)])
+    lpm.save_result(*(refused(task) for task in lpm.get_next_pending("owner", 1)))
+
+    claimed = [task.url.rpartition("/")[2] for task in lpm.get_next_pending("owner", 1010)]
+
+    assert 999 <= claimed.index("0") <= 1000
+
+
 @pytest.mark.parametrize(("chance", "chosen"), [(0.0, "2"), (0.5, "5"), (0.999, "8")])
 def test_a_probe_is_a_page_from_anywhere_that_was_not_refused(
     lpm: LocalPersistenceManager, chance: float, chosen: str
