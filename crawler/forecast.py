@@ -19,6 +19,8 @@ PAGE_COST_S = 0.003
 """What a page takes of a process beside its parsing: client, ledger, disk."""
 PAUSE_S, PAUSE_INTERVALS = 5.0, 5.0
 """Nothing for so long, and for so many times as long as a page usually takes to come, is a standstill and no rate."""
+STILL_S = 3.0
+"""After how long without a page people are told why."""
 MEASURED_S = 15.0
 """How long a rate is measured before a deadline is judged by it."""
 

@@ -2,11 +2,13 @@
 
 import logging
 import os
+import re
 import sys
 from typing import TextIO
 
 import msgspec
 
+_NUMBERS = re.compile(r"\d[\d.,:]*")
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "data"}
 
 
@@ -73,6 +75,11 @@ def shortened(text: str, most: int = 100) -> str:
 def counted(count: int, what: str) -> str:
     """A number of things, of which one has no s."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def without_figures(text: str) -> str:
+    """A text that is the same while only its figures change."""
+    return _NUMBERS.sub("", text)
 
 
 def leave_lost_terminal() -> bool:

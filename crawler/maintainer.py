@@ -13,9 +13,10 @@ from crawler.db import owners
 from crawler.db.ledger import Chunk
 from crawler.errors import CrawlerError
 from crawler.forecast import Trend, slip
+from crawler.logs import without_figures
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, JobStatus
-from crawler.standstill import Standstill, Waits, without_figures
+from crawler.standstill import Standstill, Waits
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,8 @@ TICK_S = 1.0
 MIRROR_S = 3.0
 STANDS_STILL_S = 10.0
 """After so long without a page the log says why a job does not move."""
+MAX_STANDSTILLS = 20
+"""Open jobs that the log says this of."""
 WAL_LIMIT = 64 << 20
 """A write-ahead log that is larger is written back and cut, which readers alone may keep from happening."""
 MISSING_S = 5.0
@@ -242,14 +245,22 @@ class Maintainer:
         """Say why a job does not move when that begins or changes, and when it goes on."""
         if self._waits is None:
             return
-        standstill = self._standstills.setdefault(job.id, Standstill(self._waits, job, STANDS_STILL_S))
+        if not books.open:
+            self._standstills.pop(job.id, None)
+            self._told.pop(job.id, None)
+            return
+        if job.id not in self._standstills:
+            if len(self._standstills) >= MAX_STANDSTILLS:
+                return
+            self._standstills[job.id] = Standstill(self._waits, job, STANDS_STILL_S)
+        standstill = self._standstills[job.id]
         reason, told = standstill.reason(books), self._told.get(job.id, "")
         if without_figures(reason) == without_figures(told):
             return
         self._told[job.id] = reason
         if reason:
             log.warning("job %s does not move: %s", job.name, reason, extra={"job": job.name})
-        elif books.open:
+        else:
             log.warning("job %s goes on", job.name, extra={"job": job.name})
 
     def _watch_deadline(self, job: Job, books: Books, now: float) -> None:

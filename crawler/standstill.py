@@ -1,7 +1,7 @@
 """What keeps tasks from going on, until when, and the command that changes it: what every command and the log say."""
 
 import contextlib
-import re
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from datetime import tzinfo
@@ -15,7 +15,8 @@ from crawler.config import Settings, program
 from crawler.db import owners
 from crawler.db.books import REPAIR
 from crawler.errors import ServiceError
-from crawler.logs import counted, printable, shortened
+from crawler.forecast import STILL_S
+from crawler.logs import counted, printable, shortened, without_figures
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import Books, Job, Wait
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from crawler.resilience.redis_rate_limiter import RedisRateLimiter
     from crawler.sites.config import Sites
 
-STILL_S = 3.0
-"""After how long without a page a crawl stands still."""
 SLOW_S = 10.0
 """Pages on their way are waited for a little longer."""
 LOOK_S, COUNT_S = 2.0, 60.0
@@ -35,7 +34,6 @@ COST = 10.0
 """After a look, so many times as long as it took pass until the next."""
 FEW = 3
 """Of so many pages on their way the oldest is named."""
-_NUMBERS = re.compile(r"\d[\d.,:]*")
 
 
 class Waits:
@@ -60,7 +58,7 @@ class Waits:
         found = self.plain(job)
         workers = [note for note in owners.living(self._lpm.owners) if note.about.get("kind") == "worker"]
         if not workers:
-            return found or self._nobody(books)
+            return found + self._nobody(books)
         found += self._of_clock() + self._of_processes(workers)
         idle = not books.processing
         if idle and not any(wait.stops for wait in found):
@@ -162,7 +160,7 @@ class Waits:
         due = self._lpm.ledger.due_domains(job) if slow or idle else {}
         shut = {domain: about for domain, about in slow.items() if domain in due}
         stops = idle and len(shut) == len(due)
-        waits = [self._at_domain(domain, about, due[domain], stops) for domain, about in shut.items()]
+        waits = [self._at_domain(job, domain, about, due[domain], stops) for domain, about in shut.items()]
         waits.sort(key=lambda wait: -wait.tasks)
         return waits + self._of_retries(job, stops) + self._of_holds(job, stops and not due)
 
@@ -183,7 +181,7 @@ class Waits:
             self._silent = _redis_is_away(str(error), stack, self._settings)
         self._asked = time.monotonic()
 
-    def _at_domain(self, domain: str, about: "Domain", tasks: int, stops: bool) -> Wait:
+    def _at_domain(self, job: Job | None, domain: str, about: "Domain", tasks: int, stops: bool) -> Wait:
         """What keeps a domain shut, or so slow that it looks like that."""
         name = printable(domain)
         held = f"{counted(tasks, 'task')} wait{'s' if tasks == 1 else ''}"
@@ -198,11 +196,11 @@ class Waits:
             kind, what, until = "circuit", f"circuit half open{because}, one probe at a time", self._latest(domain)
         elif about.crawl_delay_s > about.interval_s * about.slowed:
             kind, what = "robots", f"its robots.txt asks for {about.crawl_delay_s:g} s between pages"
-            reset, sooner = "--ignore-robots", "lets a job ignore it"
+            reset, sooner = _again(job, "--ignore-robots"), "goes on without asking robots.txt"
         else:
             slowed = f", slowed down {about.slowed:.2g} times" if about.slowed > 1.005 else ""
             kind, what = "rate", f"its limit is {limits_in_words(about)}{slowed}"
-            reset, sooner = "--rate", "gives a job another one, as does the site's file"
+            reset, sooner = _again(job, "--rate 10/s"), "goes faster, where you may"
         return Wait(
             kind=kind,
             what=f"{name}: {what}, {held}",
@@ -284,10 +282,15 @@ class Waits:
 
 
 class Standstill:
-    """Tells over time why a job, or with none all, does not move; empty while it does."""
+    """Tells over time why a job, or with none all, does not move; empty while it does.
 
-    def __init__(self, waits: Waits, job: Job | None, still_s: float = STILL_S) -> None:
-        self._waits, self._job, self._still_s = waits, job, still_s
+    With `still_s` nothing is said before it has stood still for so long, and nothing is looked at more often.
+    """
+
+    def __init__(self, waits: Waits, job: Job | None, still_s: float | None = None) -> None:
+        self._waits, self._job = waits, job
+        self._at_once = still_s is None
+        self._still_s, self._look_s = still_s or STILL_S, still_s or LOOK_S
         self._done = -1
         self._since = self._next_look = 0.0
         self._found: list[Wait] = []
@@ -299,11 +302,11 @@ class Standstill:
             self._done, self._since = books.accepted - books.open, now
             self._next_look = 0.0
         if now - self._since < self._still_s:
-            self._found = self._waits.plain(self._job) if books.open else []
+            self._found = self._waits.plain(self._job) if books.open and self._at_once else []
         elif now >= self._next_look:
             self._found = self._waits.of(self._job, books, now - self._since)
             took_s = time.monotonic() - now
-            self._next_look = now + max(LOOK_S, COST * took_s)
+            self._next_look = now + max(self._look_s, COST * took_s)
         return self._found
 
     def reason(self, books: Books) -> str:
@@ -324,11 +327,6 @@ def endless_wait(waits: Sequence[Wait]) -> Wait | None:
     return next(
         (wait for wait in waits if wait.stops and wait.until is None and wait.kind not in ("rate", "robots")), None
     )
-
-
-def without_figures(line: str) -> str:
-    """A line that is the same while only its figures change."""
-    return _NUMBERS.sub("", line)
 
 
 def no_room(folder: Path, settings: Settings) -> str | None:
@@ -402,6 +400,11 @@ def _redis_is_away(error: str, stack: "Stack", settings: Settings) -> Wait:
     else:
         command, effect = f"{program()} up", "starts one"
     return Wait(kind="redis", what=error, command=command, effect=f"{effect}; nothing is lost")
+
+
+def _again(job: Job | None, options: str) -> str:
+    """How a job is continued in another way."""
+    return f"{program()} bulk import {shlex.quote((job and job.source_file) or 'FILE')} {options}"
 
 
 def _resume(job: Job) -> str:

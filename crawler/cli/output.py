@@ -15,11 +15,10 @@ from crawler import config, times
 from crawler.config import program
 from crawler.db.books import Delivery
 from crawler.errors import UsageError
-from crawler.forecast import Trend, slip
-from crawler.logs import counted, leave_lost_terminal, printable, shortened
+from crawler.forecast import STILL_S, Trend, slip
+from crawler.logs import counted, leave_lost_terminal, printable, shortened, without_figures
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, Receipt
-from crawler.standstill import STILL_S, without_figures
 from crawler.times import duration
 
 if TYPE_CHECKING:

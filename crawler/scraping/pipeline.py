@@ -120,7 +120,9 @@ async def scrape(
 
 def _was_refused(task: Task) -> bool:
     """Whether the last attempt at a task spoke against its domain."""
-    reason = task.error_type or ""
+    reason = task.error_type
+    if not reason:
+        return False
     return bool(decided(reason).block) or reason in retry.BLOCKS or reason.startswith("http_5")
 
 

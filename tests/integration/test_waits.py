@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 from msgspec.structs import replace
 
+from crawler import times
 from crawler.cli.commands.status import gather, halting
 from crawler.config import Settings
 from crawler.db import owners
@@ -21,7 +23,7 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Rule
 from crawler.process import read_stack
 from crawler.redis_address import RedisAddress
-from crawler.resilience.permit import Report
+from crawler.resilience.permit import Ask, Report
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from crawler.standstill import Waits
 from tests.support.patient import change, crawl
@@ -219,6 +221,7 @@ def test_what_one_job_waits_for_is_told_beside_another_that_goes_on(tmp_path: Pa
     free.persist_tasks([new(f"http://b.example/{n}") for n in range(3)], job=job)
     owner = owners.Owner(free.owners, "worker", slots=1)
     settings = Settings(data_dir=tmp_path, min_free=0, redis_url=redis_url)
+    redis.Redis.from_url(redis_url).flushall()
     limiter = RedisRateLimiter(redis_url, settings.redis_rate_limiter_db, "holder", 2)
     limiter.report([Report(domain="a.example", rule=Rule(), slots=0, block="captcha")] * 2)
     look = Waits(settings, free)
@@ -226,7 +229,6 @@ def test_what_one_job_waits_for_is_told_beside_another_that_goes_on(tmp_path: Pa
     found = {each.name: look.of(each, free.ledger.progress(each)) for each in (shut, job)}
     [of_all] = look.of(None, free.ledger.progress(None))
     facts = gather(settings, sizes=False)
-    limiter.reset("a.example")
     limiter.close()
     owner.close()
     free.close()
@@ -237,3 +239,54 @@ def test_what_one_job_waits_for_is_told_beside_another_that_goes_on(tmp_path: Pa
     assert of_all == replace(wait, stops=False)
     assert [(each["kind"], each["jobs"]) for each in facts["waits"]] == [("circuit", ["job"])]
     assert [line for line in halting(facts) if line.startswith("WAITS: a.example: circuit open because captcha")]
+
+
+@pytest.mark.parametrize(
+    ("report", "kind", "what", "left_s"),
+    [
+        ({"retry_after_s": 60.0}, "retry_after", "a.example: its server said Retry-After, 6 tasks wait", 60),
+        ({"crawl_delay_s": 40.0}, "robots", "a.example: its robots.txt asks for 40 s between pages, 6 tasks wait", 41),
+        ({}, "rate", "a.example: its limit is 2/m, 6 tasks wait", 31),
+    ],
+)
+def test_what_a_domain_asks_for_is_told_until_its_end(
+    tmp_path: Path, redis_url: str, report: dict[str, Any], kind: str, what: str, left_s: float
+) -> None:
+    """A Retry-After, a Crawl-delay and a low rate, each with when the next page goes and what changes it."""
+    job, lpm = crawl(tmp_path, 10, 4), LocalPersistenceManager(tmp_path)
+    owner = owners.Owner(lpm.owners, "worker", slots=1)
+    settings = Settings(data_dir=tmp_path, min_free=0, redis_url=redis_url)
+    limiter, rule = RedisRateLimiter(redis_url, settings.redis_rate_limiter_db, "holder", 2), Rule(interval_s=30.0)
+    redis.Redis.from_url(redis_url).flushall()
+    limiter.nothing_booked()
+    if report:
+        rule = Rule(interval_s=0.1)
+        limiter.report([Report(domain="a.example", rule=rule, slots=0, **report)])
+    limiter.ask([Ask(domain="a.example", rule=rule)])
+
+    [wait] = Waits(settings, lpm).of(job, lpm.ledger.progress(job))
+    limiter.close()
+    owner.close()
+    lpm.close()
+
+    assert (wait.kind, wait.what, wait.stops) == (kind, what, True)
+    assert wait.until is not None
+    assert left_s - 20 < wait.until - time.time() < left_s + 1
+    assert wait.command.startswith("python -m crawler ")
+
+
+def test_a_clock_that_was_set_is_told_until_it_is_followed(tmp_path: Path) -> None:
+    """Waits are moved by as much as the clock: until that is done, times on the screen are wrong."""
+    job, lpm = crawl(tmp_path, 10, 4), LocalPersistenceManager(tmp_path)
+    owner = owners.Owner(lpm.owners, "worker", slots=1)
+    lpm.ledger.follow_clock(time.time() - 3600, times.uptime(), times.boot_id())
+    look = Waits(Settings(data_dir=tmp_path, min_free=0), lpm)
+
+    before = look.of(job, lpm.ledger.progress(job))
+    lpm.ledger.follow_clock(time.time(), times.uptime(), times.boot_id())
+    after = look.of(job, lpm.ledger.progress(job))
+    owner.close()
+    lpm.close()
+
+    assert "the clock was set by +3600 s" in next(wait.what for wait in before if wait.kind == "clock")
+    assert "clock" not in [wait.kind for wait in after]
