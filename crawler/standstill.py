@@ -176,7 +176,7 @@ class Waits:
             return  # its Redis answers only to the containers
         try:
             with contextlib.closing(_shared(self._settings)) as asked:
-                self._known = {each.domain.partition("@")[0]: each for each in asked.domains()}
+                self._known = {each.domain.partition("@")[0]: each for each in asked.domains(time.time())}
         except ServiceError as error:
             self._silent = _redis_is_away(str(error), stack, self._settings)
         self._asked = time.monotonic()

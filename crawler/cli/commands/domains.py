@@ -72,7 +72,7 @@ def reset(domain: str, as_json: bool) -> None:
 
 def _list(as_json: bool) -> None:
     with permit(config.load()) as shared:
-        found = shared.domains()
+        found = shared.domains(time.time())
     if as_json:
         print_json(found)
         return
