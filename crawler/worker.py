@@ -455,7 +455,9 @@ class Worker:
         fits = partial(self._fits, due.domain, rule)
         if booked is None:
             return Place(due, room, fits)
-        return Place(due, len(booked), fits, queues if booked[0].probe else ())
+        # Bad pages stand together: one from elsewhere tells whether it is them or the domain, before its circuit opens.
+        probes = booked[0].probe or self._keeper.is_refusing(due.domain)
+        return Place(due, len(booked), fits, queues if probes else ())
 
     @property
     def _idle(self) -> bool:

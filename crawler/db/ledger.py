@@ -57,7 +57,7 @@ class Place(NamedTuple):
     most: int
     fits: Callable[[int | None], bool]
     probe_in: Sequence[str] = ()
-    """Where the one that may go is to show whether the domain answers again: the queues to look for a good one in."""
+    """Where the first one is to show whether the domain answers at all: the queues to look for such a page in."""
 
 
 class Suspect(NamedTuple):

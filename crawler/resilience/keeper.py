@@ -52,6 +52,7 @@ class Keeper:
         self._latest: dict[str, float] = {}
         self._held: Counter[str] = Counter()
         self._reports: list[Report] = []
+        self._refusing: set[str] = set()
         self._guard = threading.Lock()
 
     def closed_s(self, domain: str) -> float:
@@ -102,9 +103,17 @@ class Keeper:
         """Leave word of a request's end; it goes with the next call."""
         with self._guard:
             self._reports.append(report)
+            if report.block and not report.again:
+                self._refusing.add(report.domain)
+            elif report.good and not report.block:
+                self._refusing.discard(report.domain)
             self._held[report.domain] -= report.slots
             if self._held[report.domain] <= 0:
                 del self._held[report.domain]
+
+    def is_refusing(self, domain: str) -> bool:
+        """Whether the last page of the domain that told anything was refused."""
+        return domain in self._refusing
 
     def flush(self) -> None:
         """Pass on what was reported; a domain whose request has ended may be asked again at once."""

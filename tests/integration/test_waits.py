@@ -57,6 +57,22 @@ def test_captchas_at_the_head_of_a_list_do_not_hold_its_other_pages(folder: Fold
     assert folder.log(run).count("/captcha/") == 1, "one example of a reason is enough"
 
 
+def test_a_long_row_of_captchas_does_not_close_a_domain_that_answers(folder: Folder, site: Site) -> None:
+    """Once a page is refused, the next ones are taken from elsewhere: most come, and no pause is needed."""
+    sites = folder.path / "config" / "sites"
+    sites.mkdir(parents=True)
+    (sites / "here.yaml").write_text("hosts: [127.0.0.1]\nrate: 20/s\nconcurrency: 1\n")
+    urls = [*(f"{site.url}/captcha/{n}" for n in range(10)), *(site.page(n) for n in range(200))]
+    run = folder.start("crawler", "run", str(folder.write("pages.txt", urls)), "--workers", "1")
+
+    folder.wait_until_completed(100, 300)
+    said = folder.log(run)
+    run.terminate()
+    run.wait(120)
+
+    assert "circuit open" not in said
+
+
 def permits(folder: Folder) -> redis.Redis:
     """The database with what all workers share of each domain."""
     address = RedisAddress.parse(read_stack(folder.data).redis_url or "")
@@ -70,7 +86,7 @@ class Desk:
         self.folder = folder
         walls = [f"{site.url}/captcha/{n}" for n in range(8)]
         self.page = site.page(29)
-        pages = [f"{site.url}/hold/page", *(site.page(n) for n in range(30))]
+        rows = [*(f"{url},1" for url in walls), *(f"{site.page(n)},5" for n in range(30))]  # so that the circuit opens
         free = shutil.disk_usage(folder.path).free
         self.ballast = min(2_000_000_000, free // 4)
         folder.env |= {
@@ -78,8 +94,8 @@ class Desk:
             "CRAWLER_STALL_S": "60",
             "CRAWLER_MIN_FREE": str(free - self.ballast // 2),
         }
-        self.file = folder.write("pages.txt", [*walls, *pages])
-        self.run = folder.start("crawler", "run", str(self.file), "--workers", "1")
+        self.file = folder.write("pages.csv", ["url,priority", *rows])
+        self.run = folder.start("crawler", "run", str(self.file), "--workers", "1", "--job", "mine")
 
     def said(self, text: str) -> None:
         """Wait until `run` has said something, as a warning and in its line."""
@@ -125,10 +141,10 @@ def test_run_and_status_say_at_every_moment_what_the_crawl_waits_for(folder: Fol
     assert (wait["command"], wait["domain"]) == (hint, "127.0.0.1")
     told = "\n".join(desk.lines("why", desk.page))
     assert re.search(rf"waits for +127\.0\.0\.1: circuit open because captcha.* until {TIME}", told)
-    shown = json.loads(folder.crawler("job", "show", "pages.txt", "--json").stdout)
+    shown = json.loads(folder.crawler("job", "show", "mine", "--json").stdout)
     assert shown["forecast"]["seconds"] >= until - time.time() - 1
     assert "circuit" in [each["kind"] for each in shown["waits"]]
-    assert any(line.startswith("waits: 127.0.0.1: circuit open") for line in desk.lines("job", "show", "pages.txt"))
+    assert any(line.startswith("waits: 127.0.0.1: circuit open") for line in desk.lines("job", "show", "mine"))
     log = folder.data / "logs" / "worker.log"
     wait_for(lambda: "does not move: 127.0.0.1: circuit open because captcha" in log.read_text(), 60, "the log")
     watch = folder.start("crawler", "status", "--watch")
@@ -156,12 +172,14 @@ def test_run_and_status_say_at_every_moment_what_the_crawl_waits_for(folder: Fol
         os.kill(server.pid, signal.SIGCONT)
 
     # A pause, ended by the command that is shown
-    folder.crawler("job", "pause", "pages.txt")
+    folder.crawler("job", "pause", "mine")
     desk.said("it is paused")
-    assert "python -m crawler job resume 'pages.txt' goes on" in desk.status("all that is open is paused")
+    assert "python -m crawler job resume 'mine' goes on" in desk.status("all that is open is paused")
     desk.type(desk.waits("paused")["command"])
 
     # The circuit is closed by its command; a slow page is waited for
+    held = folder.write("held.txt", [f"{site.url}/hold/page"])
+    assert folder.crawler("bulk", "import", str(held), "--job", "mine").returncode == 0
     desk.type(hint)
     slow = f"waiting for {site.url}/hold/page since"
     desk.said(slow)
@@ -175,7 +193,7 @@ def test_run_and_status_say_at_every_moment_what_the_crawl_waits_for(folder: Fol
 
     # And the rest comes in
     site.release()
-    assert folder.crawler("run", str(desk.file), "--workers", "1", limit_s=600).returncode == 1
+    assert folder.crawler("run", str(desk.file), "--workers", "1", "--job", "mine", limit_s=600).returncode == 1
     again = folder.crawler("resume")
     assert "no task is open: nothing was fetched" in again.stderr
     books = folder.books()
