@@ -130,6 +130,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     job_size: int | None
     platform: str | None = None
     """The site that a Gateway's task names."""
+    error_type: str | None = None
+    """How its last attempt ended."""
     known: "Known | None" = None
 
 
@@ -267,10 +269,28 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def state(self) -> str:
         """Its status, or what holds it up."""
-        if self.hold and self.status is not JobStatus.DONE:
-            return self.hold
+        if self.cancelled or (self.hold and self.status is not JobStatus.DONE):
+            return str(self.hold)
         endless = self.of_gateway and self.status is JobStatus.IMPORTING
         return JobStatus.OPEN if endless else self.status
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that keeps tasks from going on."""
+
+    kind: str
+    """disk, trouble, worker, stopped, redis, clock, damage, paused, circuit, retry_after, robots, rate, retry, page."""
+    what: str
+    until: float | None = None
+    """When it ends, where one can tell."""
+    command: str = ""
+    """What is typed to change it; empty where there is nothing to do."""
+    effect: str = ""
+    """What the command does, or what happens by itself."""
+    tasks: int = 0
+    domain: str = ""
+    stops: bool = True
+    """Whether nothing of what was asked about goes on; else only a part waits."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

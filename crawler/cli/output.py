@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +15,8 @@ from crawler import config, times
 from crawler.config import program
 from crawler.db.books import Delivery
 from crawler.errors import UsageError
-from crawler.forecast import Trend, slip
-from crawler.logs import leave_lost_terminal, printable
+from crawler.forecast import STILL_S, Trend, slip
+from crawler.logs import counted, leave_lost_terminal, printable, shortened, without_figures
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, Receipt
 from crawler.times import duration
@@ -39,7 +38,6 @@ data_dir_option = click.option(
     callback=_set_data_dir,
     help="The store (default: CRAWLER_DATA_DIR, else ./data).",
 )
-_NUMBERS = re.compile(r"\d[\d.,:]*")
 UNACCOUNTED = 5
 """The exit code where the books do not add up, or do not yet."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
@@ -88,16 +86,6 @@ def say(text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
     except OSError:
         leave_lost_terminal()
-
-
-def shortened(text: str, most: int = 100) -> str:
-    """A text that fits into a line."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def counted(count: int, what: str) -> str:
-    """A number of things, of which one has no s."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def size_of(count: float) -> str:
@@ -170,8 +158,8 @@ def tell_missing(lpm: LocalPersistenceManager, job: Job | None) -> list[str]:
     return problems
 
 
-RATE_S, STILL_S = 10.0, 3.0
-"""How far back the rate goes that is shown, and after how long without a page a crawl stands still."""
+RATE_S = 10.0
+"""How far back the rate goes that is shown."""
 
 
 class BooksProgress:
@@ -238,7 +226,7 @@ class BooksProgress:
 
     def _warn(self, warning: str) -> None:
         """Say a warning when it begins, when it becomes another one, and when it ends; its figures may change."""
-        if _NUMBERS.sub("", warning) != _NUMBERS.sub("", self._warning):
+        if without_figures(warning) != without_figures(self._warning):
             text = f"{self._title}: " + (f"warning: {warning}" if warning else "no longer so")
             self._print(text)
         self._warning = warning

@@ -123,7 +123,7 @@ def test_status_without_a_store_is_all_zeros(folder: Folder) -> None:
     """`status --json` has its whole shape with nothing there, and makes nothing."""
     facts = folder.status()
     shape = {"books", "jobs", "queues", "pids", "disk", "redis", "job_facts", "domains", "rate", "gateway", "trouble"}
-    shape |= {"standstill", "unaccounted"}
+    shape |= {"waits", "unaccounted"}
     assert set(facts) == shape  # what the store takes is known once there is one
     assert set(facts["books"].values()) == {0}
     assert facts["queues"] == {"urgent": 0, "default": 0}

@@ -13,7 +13,6 @@ from crawler import config, times
 from crawler.bulk import import_file, rows
 from crawler.cli.output import data_dir_option, json_option, newest, print_json, say
 from crawler.cli.session import robots_option, session_options
-from crawler.cli.standstill import no_room
 from crawler.cli.types import Deadline, Rate, Span
 from crawler.config import Settings, program
 from crawler.db import kernel
@@ -23,6 +22,7 @@ from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Job, JobOptions
 from crawler.sites import config as sites
+from crawler.standstill import Waits, endless_wait
 
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
@@ -160,7 +160,7 @@ def say_namesakes(settings: Settings, job: Job) -> None:
 
 
 def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast | None:
-    """Tell when the job will be done and what will miss its deadline, or that the disk has no room for anything.
+    """Tell when the job will be done and what will miss its deadline, or what keeps it from going on.
 
     `starts` says that workers are about to.
     """
@@ -170,13 +170,15 @@ def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast
         rule = partial(sites.load(settings.config_dir, settings.rate).rule, rate=job.options.rate)
         limits = limits_of(settings, lpm.owners, rule)
         limits = msgspec.structs.replace(limits, running=limits.running or starts)
-        seen = of_job(lpm.ledger, job, limits, now)
+        look = Waits(settings, lpm)
+        waits = [wait for wait in look.of(job, lpm.ledger.progress(job)) if wait.kind != "worker"]
+        seen = of_job(lpm.ledger, job, limits, now, waits)
     if job.deadline:
         say(f"deadline {times.until(job.deadline, now, tz)}")
     if not seen.tasks:
         return None
-    if full := no_room(settings.data_dir, settings):
-        say(f"no forecast: {full}")
+    if endless := endless_wait(waits):
+        say(f"no forecast: {look.line(endless)}")
         return None
     say(f"forecast: {sentence(seen, job, limits, now, tz)}")
     return seen

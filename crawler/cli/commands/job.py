@@ -83,19 +83,23 @@ def show(name: str, as_json: bool) -> None:
     """
     from crawler.forecast import limits_of, of_job, sentence
     from crawler.sites import config as sites
+    from crawler.standstill import Waits, endless_wait
 
     settings = config.load()
     tz = times.zone(settings.timezone)
     with stored() as lpm:
         each = job_of(lpm, name)
         receipt = lpm.receipt(each)
-        examples = list(lpm.ledger.tasks(each, _FINAL, limit=5))
+        examples = lpm.ledger.examples(each)
         rule = partial(sites.load(settings.config_dir, settings.rate).rule, rate=each.options.rate)
         limits, later = limits_of(settings, lpm.owners, rule), lpm.ledger.later_namesakes(each)
-        seen = of_job(lpm.ledger, each, limits, lpm.now()) if receipt.books.open else None
-        now = lpm.now()
+        look, now = Waits(settings, lpm), lpm.now()
+        waits = look.of(each, receipt.books)
+        endless = endless_wait([wait for wait in waits if wait.kind != "worker"])
+        seen = of_job(lpm.ledger, each, limits, now, waits) if receipt.books.open and not endless else None
     if as_json:
-        print_json(_facts(each) | {"receipt": receipt, "failures": examples, "forecast": seen, **_named(later)})
+        facts = {"receipt": receipt, "failures": examples, "forecast": seen, "waits": waits}
+        print_json(_facts(each) | facts | _named(later))
         return
     origin = "a Gateway" if each.of_gateway else printable(each.source_file or "no file")
     print(f"{printable(each.name)}: {receipt.status}, queue {each.queue}, from {origin}")
@@ -105,6 +109,8 @@ def show(name: str, as_json: bool) -> None:
         print(f"deadline {times.until(each.deadline, now, tz)}")
     if seen:
         print(f"forecast: {sentence(seen, each, limits, now, tz)}")
+    for wait in waits:
+        print(f"{'no forecast' if wait is endless else 'waits'}: {printable(look.line(wait))}")
     print_reasons(receipt.reasons, examples, each)
     print_receipt(receipt)
 
@@ -124,6 +130,7 @@ def verify(name: str, as_json: bool) -> int:
         each = job_of(lpm, name)
         receipt = lpm.verify(each)
         failures = list(lpm.ledger.tasks(each, _FINAL))
+        examples = lpm.ledger.examples(each, most=20)
         delivery, later = lpm.ledger.delivery(each), lpm.ledger.later_namesakes(each)
     open_ = receipt.books.open
     if as_json:
@@ -131,7 +138,7 @@ def verify(name: str, as_json: bool) -> int:
         print_json(msgspec.structs.asdict(receipt) | facts)
     else:
         print(printable(imported(each)))
-        print_reasons(receipt.reasons, failures[:20], each)
+        print_reasons(receipt.reasons, examples, each)
         print_receipt(receipt)
         if open_:
             print(f"{open_:,} tasks are still open")

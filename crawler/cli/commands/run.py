@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from crawler import config
+from crawler import config, times
 from crawler.cli.commands.bulk import (
     deadline_option,
     fresh_option,
@@ -31,12 +31,13 @@ from crawler.cli.output import (
     say,
 )
 from crawler.cli.session import robots_option, session_options
-from crawler.cli.standstill import Standstill
 from crawler.config import Settings, program
 from crawler.db.books import REPAIR
+from crawler.errors import StoreError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, JobOptions
+from crawler.standstill import Standstill, Waits
 
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
@@ -129,12 +130,40 @@ def crawl(settings: Settings, workers: int | None, job: Job | None) -> Books:
 
     if left := end_orphans(settings.data_dir):
         say(f"ended {left} processes of a stack whose supervisor is dead")
+    fetched = False
     while True:
         if not _has_more(settings, job):
+            if not fetched:
+                _say_finished(settings, job)
             return follow(settings, job)
-        with running_stack(settings, workers) as joined, contextlib.suppress(_StackGone):
-            return follow(settings, job, joined)
+        fetched = True
+        try:
+            with running_stack(settings, workers) as joined, contextlib.suppress(_StackGone):
+                return follow(settings, job, joined)
+        except (KeyboardInterrupt, SystemExit):
+            _say_left(settings, job)
+            raise
         say("that stack has ended before this job")
+
+
+def _say_finished(settings: Settings, job: Job | None) -> None:
+    """Tell that there was nothing to do, and since when."""
+    if job is None:
+        say("no task is open: nothing was fetched")
+        return
+    lpm = LocalPersistenceManager(settings.data_dir)
+    with contextlib.closing(lpm), lpm.errors():
+        at = lpm.ledger.ended_at(job)
+    when = f" since {times.show(at, time.time(), times.zone(settings.timezone))}" if at else ", it has no task"
+    say(f"job {job.name} is finished{when}: nothing was fetched")
+
+
+def _say_left(settings: Settings, job: Job | None) -> None:
+    """Tell how far the work has come when it is broken off."""
+    lpm = LocalPersistenceManager(settings.data_dir)
+    with contextlib.suppress(StoreError), contextlib.closing(lpm), lpm.errors():
+        books = lpm.ledger.progress(job)
+        say(f"{books.accepted - books.open:,} of {books.accepted:,} are done, {books.open:,} are left")
 
 
 def _has_more(settings: Settings, job: Job | None) -> bool:
@@ -180,7 +209,7 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
     from crawler.process import read_stack
 
     lpm = LocalPersistenceManager(settings.data_dir)
-    standstill = Standstill(settings, lpm, job)
+    standstill = Standstill(Waits(settings, lpm), job)
     with BooksProgress(job) as progress, contextlib.closing(lpm):
         seen = time.monotonic()
         while True:
@@ -210,7 +239,7 @@ def report(settings: Settings, job: Job | None, as_json: bool) -> int:
         receipt = lpm.receipt(lpm.ledger.job(job.name)) if job else None
         books = receipt.books if receipt else lpm.ledger.progress(None)
         reasons = receipt.reasons if receipt else lpm.ledger.reasons(None)
-        examples = list(lpm.ledger.tasks(job, ("failed", "skipped", "expired"), limit=5))
+        examples = lpm.ledger.examples(job)
         delivery = lpm.ledger.delivery(job)
         receipts = [lpm.receipt(each) for each in lpm.ledger.jobs()] if not job else []
         unaccounted = [f"{each.job}: {what}" for each in receipts for what in each.problems]
