@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from crawler.bulk import rows
-from crawler.config import Settings, failpoint
+from crawler.config import Settings, failpoint, program
 from crawler.db import outputs
 from crawler.db.ledger import RejectedRow
 from crawler.errors import InputError
@@ -118,7 +118,7 @@ def import_file(
                     progress(f"{accepted + known + rejected:,} rows read")
             if rows.checksum(file) != checksum:
                 # Read again, it is another file and another job: this one would wait for ever for what it was.
-                accept = f"python -m crawler job accept {shlex.quote(job.name)}"
+                accept = f"{program()} job accept {shlex.quote(job.name)}"
                 reason = (
                     f"it was changed while it was read; import it again, and keep what came in of it with: {accept}"
                 )

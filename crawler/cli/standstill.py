@@ -1,5 +1,6 @@
 """Why a crawl does not move, in one line: what `run` shows instead of a rate, and `status`."""
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from crawler import times
 from crawler.cli.output import STILL_S, counted, shortened
 from crawler.config import Settings, program
 from crawler.db import owners
-from crawler.db.books import REPAIR
+from crawler.db.books import mend
 from crawler.errors import ServiceError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager, low_on_disk
@@ -59,7 +60,7 @@ class Standstill:
     def _paused(self) -> str | None:
         if self._job is None or self._lpm.ledger.job(self._job.name).hold != "paused":
             return None
-        return f"it is paused; {program()} job resume '{self._job.name}' goes on"
+        return f"it is paused; {program()} job resume {shlex.quote(self._job.name)} goes on"
 
     def _trouble(self) -> str | None:
         """What processes have noted about themselves, and a supervisor about its restarts."""
@@ -99,7 +100,7 @@ class Standstill:
             return "no worker runs; the supervisor starts one by itself"
         tasks = counted(open_, "open task")
         nothing = f"nothing works on {tasks}: no worker runs"
-        return self._of_holds() or f"{nothing}; {program()} resume goes on, or up does in the background"
+        return self._of_holds() or f"{nothing}; {program()} resume goes on, or {program()} up does in the background"
 
     def _of_indexes(self, still_s: float) -> str:
         """That open tasks exist which no worker finds; every task is looked at for this, so not at every look."""
@@ -107,7 +108,7 @@ class Standstill:
             return self._damage
         faults = self._lpm.ledger.index_faults()
         self._next_count = time.monotonic() + COUNT_S
-        self._damage = f"{faults[0]}, so workers do not find them all; stop, then {REPAIR}" if faults else ""
+        self._damage = f"{faults[0]}, so workers do not find them all; stop, then {mend()}" if faults else ""
         return self._damage
 
     def _of_domains(self) -> str:

@@ -25,7 +25,6 @@ NOTED_FILE = """(SELECT file FROM imports i WHERE i.job_id = {0}.job_id AND i.nu
 _THEIR_ID = f"iif(source IN {THEIRS}, external_id, NULL)"
 
 
-REPAIR = "mend it: python -m crawler doctor --repair"
 _CHECKS = {
     "tasks more or fewer than were accepted": """SELECT abs(size - (SELECT count(*) FROM tasks WHERE job_id = ?1))
         FROM jobs WHERE id = ?1""",
@@ -311,6 +310,14 @@ class Bookkeeping:
             reasons.setdefault(status, {})[reason] = count
         return reasons
 
+    def all_reasons(self) -> dict[str, int]:
+        """The reasons that any task has, also one that will be tried again, the most frequent first."""
+        return dict(
+            self.db.all(
+                "SELECT error_type, count(*) FROM tasks WHERE error_type NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
+            )
+        )
+
     def forbidden(self, job: Job | None) -> int:
         """How many tasks robots.txt has kept from being fetched."""
         [(count,)] = self.db.all(
@@ -340,8 +347,8 @@ class Bookkeeping:
                 found[row[2]] += 1
             counted = {state: count for state in TaskStatus if (count := getattr(books, state))}
             if found != counted:  # these come from an index, those from the rows
-                problems.append(f"an index of lpm.db has other states of tasks than their rows; {_mend()}")
-            problems += [f"{fault}; {_mend()}" for fault in index_faults(self.db, ["tasks"])]
+                problems.append(f"an index of lpm.db has other states of tasks than their rows; {mend()}")
+            problems += [f"{fault}; {mend()}" for fault in index_faults(self.db, ["tasks"])]
             return Receipt(
                 job=job.name,
                 status=job.state,
@@ -466,7 +473,8 @@ def index_faults(db: Database, tables: Iterable[str]) -> list[str]:
     return faults
 
 
-def _mend() -> str:
+def mend() -> str:
+    """What to type where the ledger does not agree with itself."""
     return f"mend it: {program()} doctor --repair"
 
 
@@ -479,7 +487,7 @@ def as_job(row: tuple[Any, ...]) -> Job:
 def _books(states: Iterable[tuple[str, int]], outbox: Iterable[tuple[str, int]]) -> Books:
     counts, sent = dict(states), dict(outbox)
     if unknown := sum(counts[state] for state in counts.keys() - set(TaskStatus)):
-        raise StoreError(f"{unknown:,} tasks are in a state that this program does not know; {_mend()}")
+        raise StoreError(f"{unknown:,} tasks are in a state that this program does not know; {mend()}")
     results, synced = sum(sent.values()), sent.get("synced", 0)
     return Books(
         **{**counts, "accepted": sum(counts.values()), "results": results, "synced": synced,

@@ -273,7 +273,9 @@ def gateway(context: Context) -> Iterator[Seen]:
 
 def _deliver(context: Context) -> str:
     agent = read_stack(context.folder).agent
-    return f"{program()} " + ("sync status" if agent and agent.find() else "ondemand, or sync push")
+    if agent and agent.find():
+        return f"{program()} sync status"
+    return f"{program()} ondemand, or {program()} sync push"
 
 
 def leases(context: Context) -> Iterator[Seen]:

@@ -122,7 +122,7 @@ def test_no_store_and_a_damaged_one(folder: Folder) -> None:
     """Without a store nothing is made; a damaged one is code 4."""
     assert folder.crawler("results", "show", "abcdef").returncode == 2
     assert folder.crawler("results", "list", "--job", "x").returncode == 2
-    assert folder.crawler("results", "list", "--limit", "3").stdout.startswith("0 results in ")
+    assert folder.crawler("results", "list", "--limit", "3").returncode == 2
     assert not folder.data.exists()
     folder.data.mkdir()
     (folder.data / "lpm.db").write_bytes(b"this is not a database" * 100)

@@ -90,7 +90,7 @@ def permit(settings: Settings) -> Iterator["RedisRateLimiter"]:
         elif read_stack(settings.data_dir).up:
             remedy = "the supervisor starts it again by itself"
         else:
-            remedy = "python -m crawler up starts one"
+            remedy = f"{program()} up starts one"
         raise ServiceError(f"{error}; {remedy}") from None
 
 

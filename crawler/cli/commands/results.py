@@ -47,7 +47,7 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
     wanted = limit or (20 if sys.stdout.isatty() and not as_json else 0)
     lpm = LocalPersistenceManager(config.load().data_dir)
     items, sent, files = list[dict[str, Any]](), Delivery(), None
-    if job_name or LocalPersistenceManager.exists(lpm.folder):
+    if job_name or LocalPersistenceManager.exists(lpm.folder) or not lpm.pending.is_dir():
         try:
             with stored() as lpm:
                 job = job_of(lpm, job_name) if job_name else None

@@ -28,12 +28,13 @@ from crawler.cli.output import (
     print_json,
     print_reasons,
     print_receipt,
+    require_store,
     say,
 )
 from crawler.cli.session import robots_option, session_options
 from crawler.cli.standstill import Standstill
 from crawler.config import Settings, program
-from crawler.db.books import REPAIR
+from crawler.db.books import mend
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, JobOptions
@@ -115,6 +116,7 @@ def resume(workers: int | None, as_json: bool) -> int:
       python -m crawler resume
     """
     settings = config.load()
+    require_store(settings.data_dir)
     crawl(settings, workers, None)
     return report(settings, None, as_json)
 
@@ -215,7 +217,7 @@ def report(settings: Settings, job: Job | None, as_json: bool) -> int:
         receipts = [lpm.receipt(each) for each in lpm.ledger.jobs()] if not job else []
         unaccounted = [f"{each.job}: {what}" for each in receipts for what in each.problems]
         if not job:
-            unaccounted += [f"{fault}; {REPAIR}" for fault in lpm.ledger.index_faults()]
+            unaccounted += [f"{fault}; {mend()}" for fault in lpm.ledger.index_faults()]
             unaccounted += [f"{what}; {program()} doctor tells more" for what in lpm.missing_pages()]
         if job and not books.open:
             lpm.ledger.report_job(job)

@@ -1,6 +1,7 @@
 """`scrape` and `raw`: one URL now, and the page it gave."""
 
 import contextlib
+import shlex
 import sys
 import time
 import uuid
@@ -13,7 +14,7 @@ import click
 import msgspec
 
 from crawler import config, urls
-from crawler.cli.output import data_dir_option, json_option, print_json, say, stored
+from crawler.cli.output import data_dir_option, json_option, print_json, require_store, say, stored
 from crawler.cli.session import robots_option, session_options
 from crawler.config import Settings, program
 from crawler.errors import UsageError
@@ -139,8 +140,8 @@ def _show(report: dict[str, Any]) -> None:
         return
     print(f"{report['status_code']} {printable(report['final_url'])}  (task {report['task_id']})")
     _show_fields(report["data"])
-    print(f"The whole record: {program()} results show '{report['url']}'")
-    print(f"The page itself:  {program()} raw '{report['url']}' --open")
+    print(f"The whole record: {program()} results show {shlex.quote(report['url'])}")
+    print(f"The page itself:  {program()} raw {shlex.quote(report['url'])} --open")
 
 
 def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int:
@@ -250,8 +251,7 @@ def raw(url: str, open_: bool, output: Path | None) -> None:
 
 
 def _stored(settings: Settings, url: str) -> bytes:
-    if not LocalPersistenceManager.exists(settings.data_dir):
-        raise UsageError(f"there is no store in {settings.data_dir.absolute()}")
+    require_store(settings.data_dir)
     from crawler.fetch.body import decoded
 
     lpm = LocalPersistenceManager(settings.data_dir)
