@@ -265,6 +265,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return JobStatus.OPEN if endless else self.status
 
 
+class MissingField(msgspec.Struct, frozen=True):
+    """A required field that pages lack: how many of how many that were read for it."""
+
+    name: str
+    pages: int
+    of: int
+
+
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """What became of every row of a job; `problems` says what does not add up, and is empty."""
 
@@ -279,5 +287,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str]
     accepted: list[str]
     """What is missing, and was accepted by an explicit command."""
+    missing_fields: list[MissingField]
+    """The required fields that pages lack, the one that most of them lack first."""
     checksum: str
-    """sha256 over URL, parcel, state and body hash of every task, in the order of import."""
+    """sha256 over URL, parcel, state, page's hash and record of every task, in the order of import."""

@@ -41,6 +41,7 @@ data_dir_option = click.option(
     callback=_set_data_dir,
     help="The store (default: CRAWLER_DATA_DIR, else ./data).",
 )
+_MOST_FIELDS = 10
 _NUMBERS = re.compile(r"\d[\d.,:]*")
 UNACCOUNTED = 5
 """The exit code where the books do not add up, or do not yet."""
@@ -153,11 +154,20 @@ def print_receipt(receipt: Receipt) -> None:
     new = receipt.rows - receipt.known - receipt.rejected
     print(f"Receipt: {receipt.rows:,} rows = {new:,} new + {receipt.known:,} known + {receipt.rejected:,} rejected")
     print(f"  {books.accepted:,} tasks = {' + '.join(parts) or '0'}")
+    print_missing_fields(receipt)
     print(f"  sha256 {receipt.checksum}")
     for missing in receipt.accepted:
         print(f"  accepted: {printable(missing)}")
     for problem in receipt.problems:
         print(f"  UNACCOUNTED: {printable(problem)}")
+
+
+def print_missing_fields(receipt: Receipt) -> None:
+    """The required fields that pages lack: pages that were collected may still say nothing of what was wanted."""
+    for field in receipt.missing_fields[:_MOST_FIELDS]:
+        print(f"  {printable(field.name)} is missing on {field.pages:,} of {field.of:,} pages")
+    if (more := len(receipt.missing_fields) - _MOST_FIELDS) > 0:
+        print(f"  … and {counted(more, 'more field')}")
 
 
 def tell_missing(lpm: LocalPersistenceManager, job: Job | None) -> list[str]:

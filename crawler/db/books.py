@@ -4,6 +4,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from crawler.config import program
 from crawler.db import losses
 from crawler.db.connection import Database, reading, writing
 from crawler.errors import StoreError, UrlError, UsageError
-from crawler.models import NO_DEADLINE, Books, Job, JobOptions, JobStatus, Receipt, TaskStatus
+from crawler.models import NO_DEADLINE, Books, Job, JobOptions, JobStatus, MissingField, Receipt, TaskStatus
 
 JOB = "id, name, status, queue, source_file, created_at, completed_at, deadline, hold, source, options"
 THEIRS = ("gateway", "bundle")
@@ -337,14 +338,17 @@ class Bookkeeping:
             [(rejected,)] = self.db.all("SELECT count(*) FROM rejected_rows WHERE job_id = ?", (job.id,))
             [(links,)] = self.db.all("SELECT count(*) FROM job_links WHERE job_id = ?", (job.id,))
             [(own,)] = self.db.all("SELECT count(*) FROM tasks WHERE job_id = ?", (job.id,))
-            digest, found = sha256(), Counter[str]()
-            for row in self.db.execute(
-                f"""SELECT url, parcel_id, status, body_sha256 FROM tasks t LEFT JOIN results ON task = t.id
-                    WHERE t.id IN ({self._members(job)}) ORDER BY t.id""",
+            digest, found, missing = sha256(), Counter[str](), Counter[str]()
+            for *row, record in self.db.execute(
+                f"""SELECT url, parcel_id, status, body_sha256, CAST(record AS BLOB) FROM tasks t
+                    LEFT JOIN results ON task = t.id WHERE t.id IN ({self._members(job)}) ORDER BY t.id""",
                 (job.id,),
             ):
-                digest.update("\t".join(str(value or "") for value in row).encode() + b"\n")
+                digest.update("\t".join(str(value or "") for value in row).encode() + b"\t" + (record or b"") + b"\n")
                 found[row[2]] += 1
+                if record and b'"missing":' in record:
+                    with suppress(msgspec.MsgspecError, ValueError):  # what cannot be read is among the problems
+                        missing.update(msgspec.json.decode(record, type=_Record).missing)
             counted = {state: count for state in TaskStatus if (count := getattr(books, state))}
             if found != counted:  # these come from an index, those from the rows
                 problems.append(f"an index of lpm.db has other states of tasks than their rows; {mend()}")
@@ -359,8 +363,19 @@ class Bookkeeping:
                 reasons=self.reasons(job),
                 problems=problems,
                 accepted=[loss.what for loss in losses.of(self.db, job) if loss.how == losses.ACCEPTED],
+                missing_fields=self._missing_fields(job, missing) if missing else [],
                 checksum=digest.hexdigest(),
             )
+
+    def _missing_fields(self, job: Job, missing: Counter[str]) -> list[MissingField]:
+        """These fields with how many pages have been read for them: other pages of the job may be of other sites."""
+        read = Counter[str]()
+        for (record,) in self.db.execute(
+            f"SELECT CAST(record AS BLOB) FROM results WHERE task IN ({self._members(job)})", (job.id,)
+        ):
+            with suppress(msgspec.MsgspecError, ValueError):
+                read.update(missing.keys() & msgspec.json.decode(record, type=dict[str, msgspec.Raw]).keys())
+        return [MissingField(name, pages, read[name]) for name, pages in missing.most_common()]
 
     def tasks(
         self,
@@ -450,6 +465,12 @@ class Bookkeeping:
 
     def _shares(self, job: Job) -> bool:
         return self.db.one("SELECT 1 FROM job_links WHERE job_id = ? LIMIT 1", (job.id,)) is not None
+
+
+class _Record(msgspec.Struct):
+    """Of a record, the list of the required fields that its page lacks."""
+
+    missing: list[str] = []
 
 
 def index_faults(db: Database, tables: Iterable[str]) -> list[str]:

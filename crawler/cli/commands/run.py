@@ -26,6 +26,7 @@ from crawler.cli.output import (
     delivery_of,
     json_option,
     print_json,
+    print_missing_fields,
     print_reasons,
     print_receipt,
     require_store,
@@ -230,6 +231,8 @@ def report(settings: Settings, job: Job | None, as_json: bool) -> int:
         print_reasons(reasons, examples, job)
         if receipt:
             print_receipt(receipt)
+        for each in receipts:
+            print_missing_fields(each)
         for problem in unaccounted:
             print(f"UNACCOUNTED: {printable(problem)}")
         if books.open:
