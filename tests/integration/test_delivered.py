@@ -62,7 +62,8 @@ def test_without_a_gateway_nothing_is_said_of_one(folder: Folder) -> None:
 def test_only_what_is_there_is_said_to_be_there(shared: Folder) -> None:
     """`resume` and `results list` tell what lies in pending/ from what was delivered."""
     there = f"{shared.data}/pending/"
-    on_the_way = "3 were delivered, 2 wait for the Gateway (python -m crawler ondemand, or sync push)"
+    on_the_way = "3 were delivered, 2 wait for the Gateway (python -m crawler ondemand, "
+    on_the_way += "or python -m crawler sync push)"
 
     resumed = shared.crawler("resume").stdout
     listed = shared.crawler("results", "list")
