@@ -3,6 +3,8 @@
 import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +51,17 @@ def test_commands_in_the_docs_can_be_typed(page: str, command: str) -> None:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.mark.parametrize("command", ["", "bulk import", "job", "results export", "completion"])
+def test_the_reference_is_what_the_program_prints(tmp_path: Path, command: str) -> None:
+    """Each block of docs/CLI.md is the help as a user sees it, to the letter."""
+    done = subprocess.run(
+        [sys.executable, "-m", "crawler", *command.split(), "--help"],
+        cwd=tmp_path, env=os.environ | {"COLUMNS": "112"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    assert f"```\n{done.stdout}```\n" in (ROOT / "docs" / "CLI.md").read_text()
 
 
 def test_the_scenarios_are_walked_through_literally() -> None:
