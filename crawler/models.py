@@ -102,6 +102,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     rate: str | None = None
     ignore_robots: bool = False
+    url_column: str | None = None
+    """The column of its files that has the URLs, where that is not `url`."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

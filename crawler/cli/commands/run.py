@@ -12,11 +12,13 @@ from crawler import config
 from crawler.cli.commands.bulk import (
     deadline_option,
     fresh_option,
+    input_file,
     job_option,
     queue_option,
     rate_option,
     say_forecast,
     say_namesakes,
+    url_column_option,
 )
 from crawler.cli.commands.stack import workers_option
 from crawler.cli.output import (
@@ -57,6 +59,7 @@ STACK_GONE_S = 5.0
 @deadline_option
 @job_option
 @rate_option
+@url_column_option
 @robots_option
 @session_options
 @json_option
@@ -69,27 +72,30 @@ def run(
     deadline: float | None,
     job_name: str | None,
     rate: str | None,
+    url_column: str | None,
     ignore_robots: bool,
     session: "Session | None",
     as_json: bool,
 ) -> int:
     """Collect every URL of FILE: import, crawl, summary. Safe to interrupt: typed again, it goes on where it was.
 
+    With - as FILE it is read from stdin, as `bulk import` does.
+
     \b
     Example:
       python -m crawler run parcels.csv --workers 4
     """
-    from crawler.bulk import import_file, rows
+    from crawler.bulk import INPUT, import_file, rows
 
     settings = config.load()
     summary, job = import_file(
         settings,
-        file,
+        input_file(file, settings.data_dir / INPUT),
         queue,
         fresh_for_s=fresh_for,
         job_name=job_name,
         deadline=deadline,
-        how=JobOptions(rate=rate, ignore_robots=ignore_robots),
+        how=JobOptions(rate=rate, ignore_robots=ignore_robots, url_column=url_column),
         session=session,
         watched=True,
         progress=say,
