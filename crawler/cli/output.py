@@ -123,8 +123,10 @@ def name_of(task: dict[str, Any]) -> str:
 
 
 def delivery_of(found: Delivery) -> str:
-    """What became of results on their way to a Gateway; empty where none is concerned."""
-    parts = [f"{found.synced:,} were delivered"] if found.synced else []
+    """What became of results that are no longer in pending/, or are to leave it; empty where there are none."""
+    parts = [f"{found.archived:,} were archived"] if found.archived else []
+    if found.synced:
+        parts.append(f"{found.synced:,} were delivered")
     if found.ready:
         parts.append(f"{found.ready:,} wait for the Gateway ({program()} ondemand, or {program()} sync push)")
     if found.rejected:

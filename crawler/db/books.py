@@ -57,6 +57,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     results: int = 0
     pending: int = 0
     """Of the results, those that lie in pending/."""
+    archived: int = 0
+    """Those that `results archive` has moved, and that no Gateway has."""
     held: int = 0
     """Those of standalone work, which only a command sends."""
     ready: int = 0
@@ -450,6 +452,7 @@ class Bookkeeping:
         return Delivery(
             results=sum(count for _, _, count in kept),
             pending=sum(count for state, here, count in kept if here and state != "synced"),
+            archived=sum(count for state, here, count in kept if not here and state != "synced"),
             oldest=oldest,
             late=late,
             without_page=without_page,

@@ -183,6 +183,8 @@ def prune(raw: bool, older_than: float | None, dry_run: bool, as_json: bool) -> 
     ]
     verb = "Would remove" if dry_run else "Removed"
     removed = f"{verb} {_segments(done.segments)}, {size_of(done.bytes)}, pages of {done.results:,} results"
+    if not done.segments:
+        removed = "Nothing to remove"
     print("; ".join([removed, *kept]))
 
 

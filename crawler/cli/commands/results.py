@@ -39,7 +39,7 @@ def results() -> None:
 @json_option
 @data_dir_option
 def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
-    """Say how many results there are, and where; show the newest.
+    """Say how many results there are, archived and delivered ones included, and where; show the newest.
 
     \b
     Example:
@@ -58,9 +58,11 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
             if job_name or wanted:
                 raise
             say(f"only files are counted: {error}")  # they are there without the ledger too
+    without_ledger = files is None
     files = files or store.count_files(lpm)
     if as_json:
-        facts: dict[str, Any] = {"results": files.results, "folder": str(lpm.pending), "files": files, "delivery": sent}
+        total = files.results if without_ledger else sent.results
+        facts: dict[str, Any] = {"results": total, "folder": str(lpm.pending), "files": files, "delivery": sent}
         print_json(facts | ({"items": [{name: i[name] for name in LISTED} for i in items]} if limit else {}))
         return
     print(_how_many(files.results, sent, lpm.pending))
@@ -74,7 +76,8 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
 
 
 def _how_many(count: int, sent: Delivery, folder: Path) -> str:
-    states = ((sent.synced, "delivered"), (sent.ready, "to be delivered"), (sent.rejected, "rejected"))
+    archived = (sent.archived, "archived")
+    states = (archived, (sent.synced, "delivered"), (sent.ready, "to be delivered"), (sent.rejected, "rejected"))
     parts = [f"{number} {what}" for number, what in states if number]
     if not parts:
         return f"{count} results in {folder}/"
