@@ -26,7 +26,7 @@ def test_scrape_shows_the_record_and_raw_gives_the_page(folder: Folder, site: Si
 
     assert shown.returncode == 0, shown.stderr
     assert "Parcel 7" in shown.stdout
-    assert f"python -m crawler raw '{url}' --open" in shown.stdout
+    assert f"python -m crawler raw {url} --open" in shown.stdout
     assert facts["data"]["title"].startswith("Parcel 7")
     assert page.stdout.startswith("<!doctype html>")
     assert written.returncode == 0

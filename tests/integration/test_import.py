@@ -280,6 +280,7 @@ def piped(folder: Folder, content: bytes, *options: str, **env: str) -> subproce
         (".txt", b"# two pages\nhttp://a.example/1\nhttp://a.example/2\n"),
         (".csv.gz", gzip.compress(b"url\nhttp://a.example/1\nhttp://a.example/2\n")),
     ],
+    ids=["csv", "json", "jsonl", "txt", "gz"],
 )
 def test_stdin_is_read_by_its_content(folder: Folder, ending: str, content: bytes) -> None:
     """Each kind is told by its beginning; the same text again is the same job, and a hint names the kept file."""
@@ -319,6 +320,16 @@ def test_stdin_with_nothing_in_it_or_for_a_dry_run_leaves_nothing(folder: Folder
     assert (empty.returncode, dry.returncode) == (2, 0)
     assert b"there is nothing in it" in empty.stderr
     assert not folder.data.exists()
+
+
+@pytest.mark.parametrize(("content", "options"), [(b"a,b\n1,2\n", ()), (b"http://a.example/1\nnone\n", ("--strict",))])
+def test_stdin_that_is_refused_is_not_kept(folder: Folder, content: bytes, options: tuple[str, ...]) -> None:
+    """What no job was made of is in no file of the store."""
+    done = piped(folder, content, *options)
+
+    assert done.returncode == 2
+    assert list((folder.data / "input").iterdir()) == []
+    assert not (folder.data / "lpm.db").exists()
 
 
 def test_urls_may_be_in_a_column_of_another_name(folder: Folder) -> None:

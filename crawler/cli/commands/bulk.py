@@ -4,6 +4,7 @@ import contextlib
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +19,8 @@ from crawler.cli.session import robots_option, session_options
 from crawler.cli.standstill import no_room
 from crawler.cli.types import Deadline, Rate, Span
 from crawler.config import Settings, program
-from crawler.db import kernel
-from crawler.errors import ServiceError, UsageError, place
+from crawler.db import kernel, outputs
+from crawler.errors import InputError, ServiceError, UsageError, place
 from crawler.forecast import Forecast, limits_of, of_job, sentence
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
@@ -109,43 +110,44 @@ def import_(
     settings = config.load()
     how = JobOptions(rate=rate, ignore_robots=ignore_robots, url_column=url_column)
     if dry_run:
-        with tempfile.TemporaryDirectory() as scratch:
-            return _show(settings, input_file(file, Path(scratch)), queue, url_column, as_json)
-    file = input_file(file, settings.data_dir / INPUT)
-    seen = None
-    if kernel.is_other(settings.data_dir):
-        from crawler import inbox
+        with tempfile.TemporaryDirectory() as scratch, input_file(file, Path(scratch)) as given:
+            return _show(settings, given, queue, url_column, as_json)
+    job, seen = None, None
+    with input_file(file, settings.data_dir / INPUT) as given:
+        if kernel.is_other(settings.data_dir):
+            from crawler import inbox
 
-        options = inbox.Options(
-            name=inbox.safe_name(file),
-            queue="urgent" if queue == "urgent" else "default",
-            batch_size=batch_size,
-            strict=strict,
-            fresh_for_s=fresh_for,
-            job_name=job_name,
-            deadline=deadline,
-            how=how,
-        )
-        if session:
-            raise UsageError(
-                "headers, cookies and a proxy cannot be handed over to a stack on another kernel: "
-                "import where that stack runs"
+            options = inbox.Options(
+                name=inbox.safe_name(given),
+                queue="urgent" if queue == "urgent" else "default",
+                batch_size=batch_size,
+                strict=strict,
+                fresh_for_s=fresh_for,
+                job_name=job_name,
+                deadline=deadline,
+                how=how,
             )
-        summary = inbox.deliver(settings, file, options, say)
-    else:
-        summary, job = import_file(
-            settings,
-            file,
-            queue,
-            batch_size=batch_size,
-            strict=strict,
-            fresh_for_s=fresh_for,
-            job_name=job_name,
-            deadline=deadline,
-            how=how,
-            session=session,
-            progress=say,
-        )
+            if session:
+                raise UsageError(
+                    "headers, cookies and a proxy cannot be handed over to a stack on another kernel: "
+                    "import where that stack runs"
+                )
+            summary = inbox.deliver(settings, given, options, say)
+        else:
+            summary, job = import_file(
+                settings,
+                given,
+                queue,
+                batch_size=batch_size,
+                strict=strict,
+                fresh_for_s=fresh_for,
+                job_name=job_name,
+                deadline=deadline,
+                how=how,
+                session=session,
+                progress=say,
+            )
+    if job:
         say_namesakes(settings, job)
         _fill_window(settings)
         deadline, seen = job.deadline, say_forecast(settings, job)
@@ -195,9 +197,20 @@ def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast
     return seen
 
 
-def input_file(file: Path, folder: Path) -> Path:
-    """The file to read: for `-` one in that folder with what comes from stdin."""
-    return spooled(sys.stdin.buffer, folder) if str(file) == "-" else file
+@contextlib.contextmanager
+def input_file(file: Path, folder: Path) -> Iterator[Path]:
+    """The file to read: for `-` one in that folder with what comes from stdin, unless no job is made of it."""
+    if str(file) != "-":
+        yield file
+        return
+    kept = spooled(sys.stdin.buffer, folder)
+    try:
+        yield kept
+    except InputError:
+        with contextlib.suppress(UsageError):  # a job needs it
+            outputs.check_input(kept, folder.parent)
+            kept.unlink(missing_ok=True)
+        raise
 
 
 def _show(settings: Settings, file: Path, queue: str, url_column: str | None, as_json: bool) -> int:

@@ -88,18 +88,19 @@ def run(
     from crawler.bulk import INPUT, import_file, rows
 
     settings = config.load()
-    summary, job = import_file(
-        settings,
-        input_file(file, settings.data_dir / INPUT),
-        queue,
-        fresh_for_s=fresh_for,
-        job_name=job_name,
-        deadline=deadline,
-        how=JobOptions(rate=rate, ignore_robots=ignore_robots, url_column=url_column),
-        session=session,
-        watched=True,
-        progress=say,
-    )
+    with input_file(file, settings.data_dir / INPUT) as given:
+        summary, job = import_file(
+            settings,
+            given,
+            queue,
+            fresh_for_s=fresh_for,
+            job_name=job_name,
+            deadline=deadline,
+            how=JobOptions(rate=rate, ignore_robots=ignore_robots, url_column=url_column),
+            session=session,
+            watched=True,
+            progress=say,
+        )
     say(f"job {job.name}: {summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected")
     say_namesakes(settings, job)
     if summary.other_sheets:
