@@ -17,9 +17,9 @@ def completion(shell: str) -> None:
 
     \b
     Example:
-      eval "$(crawler completion bash)"
-      eval "$(crawler completion zsh)"
-      crawler completion fish | source
+      source <(python -m crawler completion bash)
+      source <(python -m crawler completion zsh)
+      python -m crawler completion fish | source
     """
     kind = get_completion_class(shell)
     assert kind is not None, shell
