@@ -110,6 +110,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     rate: str | None = None
     ignore_robots: bool = False
+    url_column: str | None = None
+    """The column of its files that has the URLs, where that is not `url`."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,6 +295,14 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """Whether nothing of what was asked about goes on; else only a part waits."""
 
 
+class MissingField(msgspec.Struct, frozen=True):
+    """A required field that pages lack: how many of how many that were read for it."""
+
+    name: str
+    pages: int
+    of: int
+
+
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """What became of every row of a job; `problems` says what does not add up, and is empty."""
 
@@ -307,5 +317,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str]
     accepted: list[str]
     """What is missing, and was accepted by an explicit command."""
+    missing_fields: list[MissingField]
+    """The required fields that pages lack, the one that most of them lack first."""
     checksum: str
-    """sha256 over URL, parcel, state and body hash of every task, in the order of import."""
+    """sha256 over URL, parcel, state, page's hash and record of every task, in the order of import."""

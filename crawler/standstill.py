@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from crawler import times
 from crawler.config import Settings, program
 from crawler.db import owners
-from crawler.db.books import REPAIR
+from crawler.db.books import mend
 from crawler.errors import ServiceError
 from crawler.forecast import STILL_S
 from crawler.logs import counted, printable, shortened, without_figures
@@ -113,7 +113,7 @@ class Waits:
         if held := self._all_held(None):
             return held
         nothing = f"nothing works on {counted(open_, 'open task')}: no worker runs"
-        effect = "goes on, or up does in the background"
+        effect = f"goes on, or {program()} up does in the background"
         return [Wait(kind="worker", what=nothing, command=f"{program()} resume", effect=effect, tasks=open_)]
 
     def _of_clock(self) -> list[Wait]:
@@ -146,7 +146,7 @@ class Waits:
             return self._damage
         faults = self._lpm.ledger.index_faults()
         self._next_count = time.monotonic() + COUNT_S
-        what = f"{faults[0]}, so workers do not find them all; stop, then {REPAIR}" if faults else ""
+        what = f"{faults[0]}, so workers do not find them all; stop, then {mend()}" if faults else ""
         self._damage = [Wait(kind="damage", what=what)] if what else []
         return self._damage
 
@@ -408,7 +408,7 @@ def _again(job: Job | None, options: str) -> str:
 
 
 def _resume(job: Job) -> str:
-    return f"{program()} job resume '{printable(job.name)}'"
+    return f"{program()} job resume {shlex.quote(printable(job.name))}"
 
 
 def _is_stopped(pid: int) -> bool:

@@ -4,6 +4,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from crawler.config import program
 from crawler.db import losses
 from crawler.db.connection import Database, reading, writing
 from crawler.errors import StoreError, UrlError, UsageError
-from crawler.models import NO_DEADLINE, Books, Job, JobOptions, JobStatus, Receipt, TaskStatus
+from crawler.models import NO_DEADLINE, Books, Job, JobOptions, JobStatus, MissingField, Receipt, TaskStatus
 
 JOB = "id, name, status, queue, source_file, created_at, completed_at, deadline, hold, source, options"
 THEIRS = ("gateway", "bundle")
@@ -34,7 +35,6 @@ TURN = "id + failures * 1000"
 _ENDED = "('failed', 'skipped', 'expired')"
 
 
-REPAIR = "mend it: python -m crawler doctor --repair"
 _CHECKS = {
     "tasks more or fewer than were accepted": """SELECT abs(size - (SELECT count(*) FROM tasks WHERE job_id = ?1))
         FROM jobs WHERE id = ?1""",
@@ -66,6 +66,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     results: int = 0
     pending: int = 0
     """Of the results, those that lie in pending/."""
+    archived: int = 0
+    """Those that `results archive` has moved, and that no Gateway has."""
     held: int = 0
     """Those of standalone work, which only a command sends."""
     ready: int = 0
@@ -370,6 +372,14 @@ class Bookkeeping:
             reasons.setdefault(status, {})[reason] = count
         return reasons
 
+    def all_reasons(self) -> dict[str, int]:
+        """The reasons that any task has, also one that will be tried again, the most frequent first."""
+        return dict(
+            self.db.all(
+                "SELECT error_type, count(*) FROM tasks WHERE error_type NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
+            )
+        )
+
     def forbidden(self, job: Job | None) -> int:
         """How many tasks robots.txt has kept from being fetched."""
         [(count,)] = self.db.all(
@@ -389,18 +399,21 @@ class Bookkeeping:
             [(rejected,)] = self.db.all("SELECT count(*) FROM rejected_rows WHERE job_id = ?", (job.id,))
             [(links,)] = self.db.all("SELECT count(*) FROM job_links WHERE job_id = ?", (job.id,))
             [(own,)] = self.db.all("SELECT count(*) FROM tasks WHERE job_id = ?", (job.id,))
-            digest, found = sha256(), Counter[str]()
-            for row in self.db.execute(
-                f"""SELECT url, parcel_id, status, body_sha256 FROM tasks t LEFT JOIN results ON task = t.id
-                    WHERE t.id IN ({self._members(job)}) ORDER BY t.id""",
+            digest, found, missing = sha256(), Counter[str](), Counter[str]()
+            for *row, record in self.db.execute(
+                f"""SELECT url, parcel_id, status, body_sha256, CAST(record AS BLOB) FROM tasks t
+                    LEFT JOIN results ON task = t.id WHERE t.id IN ({self._members(job)}) ORDER BY t.id""",
                 (job.id,),
             ):
-                digest.update("\t".join(str(value or "") for value in row).encode() + b"\n")
+                digest.update("\t".join(str(value or "") for value in row).encode() + b"\t" + (record or b"") + b"\n")
                 found[row[2]] += 1
+                if record and b'"missing":' in record:
+                    with suppress(msgspec.MsgspecError, ValueError):  # what cannot be read is among the problems
+                        missing.update(msgspec.json.decode(record, type=_Record).missing)
             counted = {state: count for state in TaskStatus if (count := getattr(books, state))}
             if found != counted:  # these come from an index, those from the rows
-                problems.append(f"an index of lpm.db has other states of tasks than their rows; {_mend()}")
-            problems += [f"{fault}; {_mend()}" for fault in index_faults(self.db, ["tasks"])]
+                problems.append(f"an index of lpm.db has other states of tasks than their rows; {mend()}")
+            problems += [f"{fault}; {mend()}" for fault in index_faults(self.db, ["tasks"])]
             return Receipt(
                 job=job.name,
                 status=job.state,
@@ -411,8 +424,19 @@ class Bookkeeping:
                 reasons=self.reasons(job),
                 problems=problems,
                 accepted=[loss.what for loss in losses.of(self.db, job) if loss.how == losses.ACCEPTED],
+                missing_fields=self._missing_fields(job, missing) if missing else [],
                 checksum=digest.hexdigest(),
             )
+
+    def _missing_fields(self, job: Job, missing: Counter[str]) -> list[MissingField]:
+        """These fields with how many pages have been read for them: other pages of the job may be of other sites."""
+        read = Counter[str]()
+        for (record,) in self.db.execute(
+            f"SELECT CAST(record AS BLOB) FROM results WHERE task IN ({self._members(job)})", (job.id,)
+        ):
+            with suppress(msgspec.MsgspecError, ValueError):
+                read.update(missing.keys() & msgspec.json.decode(record, type=dict[str, msgspec.Raw]).keys())
+        return [MissingField(name, pages, read[name]) for name, pages in missing.most_common()]
 
     def tasks(
         self,
@@ -501,6 +525,7 @@ class Bookkeeping:
         return Delivery(
             results=sum(count for _, _, count in kept),
             pending=sum(count for state, here, count in kept if here and state != "synced"),
+            archived=sum(count for state, here, count in kept if not here and state != "synced"),
             oldest=oldest,
             late=late,
             without_page=without_page,
@@ -517,6 +542,12 @@ class Bookkeeping:
 
     def _shares(self, job: Job) -> bool:
         return self.db.one("SELECT 1 FROM job_links WHERE job_id = ? LIMIT 1", (job.id,)) is not None
+
+
+class _Record(msgspec.Struct):
+    """Of a record, the list of the required fields that its page lacks."""
+
+    missing: list[str] = []
 
 
 def index_faults(db: Database, tables: Iterable[str]) -> list[str]:
@@ -540,7 +571,8 @@ def index_faults(db: Database, tables: Iterable[str]) -> list[str]:
     return faults
 
 
-def _mend() -> str:
+def mend() -> str:
+    """What to type where the ledger does not agree with itself."""
     return f"mend it: {program()} doctor --repair"
 
 
@@ -553,7 +585,7 @@ def as_job(row: tuple[Any, ...]) -> Job:
 def _books(states: Iterable[tuple[str, int]], outbox: Iterable[tuple[str, int]]) -> Books:
     counts, sent = dict(states), dict(outbox)
     if unknown := sum(counts[state] for state in counts.keys() - set(TaskStatus)):
-        raise StoreError(f"{unknown:,} tasks are in a state that this program does not know; {_mend()}")
+        raise StoreError(f"{unknown:,} tasks are in a state that this program does not know; {mend()}")
     results, synced = sum(sent.values()), sent.get("synced", 0)
     return Books(
         **{**counts, "accepted": sum(counts.values()), "results": results, "synced": synced,

@@ -381,7 +381,7 @@ def test_a_run_shows_that_its_job_is_paused(folder: Folder, site: Site) -> None:
     folder.wait_until_completed(3, 60)
 
     folder.crawler("job", "pause", "slow.txt")
-    wait_for(lambda: "job resume 'slow.txt'" in folder.log(run), 20, "the warning")
+    wait_for(lambda: "job resume slow.txt" in folder.log(run), 20, "the warning")
     folder.crawler("job", "resume", "slow.txt")
 
     assert run.wait(120) == 0

@@ -578,3 +578,20 @@ def test_a_later_file_of_the_same_name_is_told_by_whoever_is_given_the_name(fold
 
     # And no other command says a word about it
     assert not folder.crawler("job", "show", "a.csv-2").stderr
+
+
+def test_pages_without_what_was_wanted_are_told(folder: Folder, site: Site) -> None:
+    """A required field that no page has is in the summaries of `run` and `resume`, and in the receipt."""
+    sites = folder.path / "config" / "sites"
+    sites.mkdir(parents=True)
+    (sites / "ours.yaml").write_text("hosts: [127.0.0.1]\nfields:\n  price: {css: .no-such, required: true}\n")
+    folder.write("parcels.txt", [site.page(n) for n in range(5)])
+
+    run = folder.crawler("run", "parcels.txt")
+    resumed = folder.crawler("resume")
+    verified = folder.crawler("job", "verify", "parcels.txt", "--json")
+
+    assert "5 of 5 pages collected" in run.stdout, run.stderr
+    for told in (run, resumed):
+        assert "  price is missing on 5 of 5 pages\n" in told.stdout
+    assert json.loads(verified.stdout)["missing_fields"] == [{"name": "price", "pages": 5, "of": 5}]

@@ -1,6 +1,7 @@
 """`job`, `tasks`, `retry`: the books in detail, and acts on them."""
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 from crawler import config, times
 from crawler.cli.output import (
     UNACCOUNTED,
+    check_reason,
     data_dir_option,
     imported,
     job_of,
@@ -198,8 +200,8 @@ def pause(name: str) -> None:
     """
     with _open_job(name) as (lpm, each):
         count = lpm.durable.hold(each, "paused", lpm.now())
-    shown = printable(each.name)
-    print(f"Paused {shown}: {count:,} tasks wait for: {program()} job resume {shown}")
+    again = f"{program()} job resume {shlex.quote(each.name)}"
+    print(f"Paused {printable(each.name)}: {count:,} tasks wait for: {printable(again)}")
 
 
 @job.command()
@@ -234,8 +236,8 @@ def cancel(name: str) -> None:
         accepted = lpm.accept_import(each)  # who ends a job wants no more of its file
         lpm.durable.finalise(lpm.now())
         [missing] = lpm.unaccounted([lpm.ledger.job_by_id(each.id)])
-    again = "again with: retry --skipped --reason cancelled"
-    print(f"Cancelled {printable(each.name)}: {count:,} tasks are skipped ({again})")
+    again = f"again with: {program()} retry --skipped --reason cancelled --job {shlex.quote(each.name)}"
+    print(f"Cancelled {printable(each.name)}: {count:,} tasks are skipped ({printable(again)})")
     _print_accepted(each, accepted)
     for what in missing:
         print(f"UNACCOUNTED: {printable(what)}")
@@ -282,6 +284,7 @@ def list_tasks(
     with stored() as lpm:
         each = job_of(lpm, job_name) if job_name else None
         most = limit or (None if as_json else 101)
+        number = -1
         for number, task in enumerate(lpm.ledger.tasks(each, statuses, reason, domain, most)):
             if as_json:
                 print(msgspec.json.encode(task).decode())
@@ -289,6 +292,8 @@ def list_tasks(
                 say("… and more; --limit N or --json lists them")
             else:
                 _print_task(task)
+        if number < 0 and reason:
+            check_reason(lpm, reason)
 
 
 def _print_task(task: dict[str, Any]) -> None:
@@ -316,6 +321,8 @@ def retry(failed: bool, expired: bool, skipped: bool, reason: str | None, job_na
     with stored() as lpm:
         each = job_of(lpm, job_name) if job_name else None
         again, left = lpm.durable.retry(chosen, reason, each, lpm.now())
+        if reason and not again + left:
+            check_reason(lpm, reason)
         workers = owners.workers(lpm.owners)
     if as_json:
         print_json({"retried": again, "open_elsewhere": left})

@@ -12,11 +12,13 @@ from crawler import config, times
 from crawler.cli.commands.bulk import (
     deadline_option,
     fresh_option,
+    input_file,
     job_option,
     queue_option,
     rate_option,
     say_forecast,
     say_namesakes,
+    url_column_option,
 )
 from crawler.cli.commands.stack import workers_option
 from crawler.cli.output import (
@@ -26,13 +28,15 @@ from crawler.cli.output import (
     delivery_of,
     json_option,
     print_json,
+    print_missing_fields,
     print_reasons,
     print_receipt,
+    require_store,
     say,
 )
 from crawler.cli.session import robots_option, session_options
 from crawler.config import Settings, program
-from crawler.db.books import REPAIR
+from crawler.db.books import mend
 from crawler.errors import StoreError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
@@ -56,6 +60,7 @@ STACK_GONE_S = 5.0
 @deadline_option
 @job_option
 @rate_option
+@url_column_option
 @robots_option
 @session_options
 @json_option
@@ -68,31 +73,35 @@ def run(
     deadline: float | None,
     job_name: str | None,
     rate: str | None,
+    url_column: str | None,
     ignore_robots: bool,
     session: "Session | None",
     as_json: bool,
 ) -> int:
     """Collect every URL of FILE: import, crawl, summary. Safe to interrupt: typed again, it goes on where it was.
 
+    With - as FILE it is read from stdin, as `bulk import` does.
+
     \b
     Example:
       python -m crawler run parcels.csv --workers 4
     """
-    from crawler.bulk import import_file, rows
+    from crawler.bulk import INPUT, import_file, rows
 
     settings = config.load()
-    summary, job = import_file(
-        settings,
-        file,
-        queue,
-        fresh_for_s=fresh_for,
-        job_name=job_name,
-        deadline=deadline,
-        how=JobOptions(rate=rate, ignore_robots=ignore_robots),
-        session=session,
-        watched=True,
-        progress=say,
-    )
+    with input_file(file, settings.data_dir / INPUT) as given:
+        summary, job = import_file(
+            settings,
+            given,
+            queue,
+            fresh_for_s=fresh_for,
+            job_name=job_name,
+            deadline=deadline,
+            how=JobOptions(rate=rate, ignore_robots=ignore_robots, url_column=url_column),
+            session=session,
+            watched=True,
+            progress=say,
+        )
     say(f"job {job.name}: {summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected")
     say_namesakes(settings, job)
     if summary.other_sheets:
@@ -116,6 +125,7 @@ def resume(workers: int | None, as_json: bool) -> int:
       python -m crawler resume
     """
     settings = config.load()
+    require_store(settings.data_dir)
     crawl(settings, workers, None)
     return report(settings, None, as_json)
 
@@ -244,7 +254,7 @@ def report(settings: Settings, job: Job | None, as_json: bool) -> int:
         receipts = [lpm.receipt(each) for each in lpm.ledger.jobs()] if not job else []
         unaccounted = [f"{each.job}: {what}" for each in receipts for what in each.problems]
         if not job:
-            unaccounted += [f"{fault}; {REPAIR}" for fault in lpm.ledger.index_faults()]
+            unaccounted += [f"{fault}; {mend()}" for fault in lpm.ledger.index_faults()]
             unaccounted += [f"{what}; {program()} doctor tells more" for what in lpm.missing_pages()]
         if job and not books.open:
             lpm.ledger.report_job(job)
@@ -257,6 +267,8 @@ def report(settings: Settings, job: Job | None, as_json: bool) -> int:
         print_reasons(reasons, examples, job)
         if receipt:
             print_receipt(receipt)
+        for each in receipts:
+            print_missing_fields(each)
         for problem in unaccounted:
             print(f"UNACCOUNTED: {printable(problem)}")
         if books.open:

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from crawler import config, times
-from crawler.cli.output import data_dir_option, json_option, print_json, size_of
+from crawler.cli.output import data_dir_option, json_option, print_json, require_store, size_of
 from crawler.config import Settings, program
 from crawler.db import exchange, owners
 from crawler.db.books import Bookkeeping
@@ -42,6 +42,8 @@ def status(watch: bool, interval: float, as_json: bool) -> None:
       python -m crawler status --watch
     """
     settings = config.load()
+    if not _is_starting(settings):
+        require_store(settings.data_dir)
     if watch:
         from crawler.cli.watch import Watch
 
@@ -50,6 +52,13 @@ def status(watch: bool, interval: float, as_json: bool) -> None:
         print_json(gather(settings))
     else:
         _show(gather(settings), settings)
+
+
+def _is_starting(settings: Settings) -> bool:
+    """Whether a stack is up: one that has just started makes its store in a moment."""
+    from crawler.process import read_stack
+
+    return read_stack(settings.data_dir).up
 
 
 def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
