@@ -275,7 +275,7 @@ def test_an_unbundle_that_was_killed_is_told_and_completed(folder: Folder, site:
 
 
 def test_only_files_that_are_results_are_counted(folder: Folder) -> None:
-    """`results list` looks at each file: torn, empty, missing and foreign ones are told, not counted."""
+    """`results list` looks at each file: torn, empty, missing and foreign ones are told, not counted as files."""
     crawl(folder.data, 20, 12)
     pending = folder.data / "pending"
     first, second, third, fourth, *_ = sorted(pending.iterdir())
@@ -290,10 +290,10 @@ def test_only_files_that_are_results_are_counted(folder: Folder) -> None:
     facts = json.loads(folder.crawler("results", "list", "--json").stdout)
     of_job = json.loads(folder.crawler("results", "list", "--job", "job", "--json").stdout)
 
-    assert f"8 results in {pending}/" in told
+    assert f"12 results, 8 of them in {pending}/" in told
     assert "3 more files are torn and 1 are missing; python -m crawler doctor --repair makes them again" in told
     assert "2 files there are none of this store's" in told
-    assert facts["results"] == of_job["results"] == 8
+    assert facts["results"] == of_job["results"] == 12
     assert facts["files"] == {"results": 8, "torn": 3, "missing": 1, "foreign": 2}
 
     # `analyze` makes them again, and counts no stranger's

@@ -79,9 +79,9 @@ def _how_many(count: int, sent: Delivery, folder: Path) -> str:
     archived = (sent.archived, "archived")
     states = (archived, (sent.synced, "delivered"), (sent.ready, "to be delivered"), (sent.rejected, "rejected"))
     parts = [f"{number} {what}" for number, what in states if number]
-    if not parts:
+    if not parts and count >= sent.results:
         return f"{count} results in {folder}/"
-    return f"{sent.results} results, {count} of them in {folder}/ ({', '.join(parts)})"
+    return f"{sent.results} results, {count} of them in {folder}/" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def _show_table(items: list[dict[str, Any]]) -> None:
