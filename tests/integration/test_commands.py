@@ -17,13 +17,6 @@ from tests.support.site import Site
 from tests.support.stack import Folder, opened_by
 
 
-def make_store(folder: Folder) -> None:
-    """A store without a task."""
-    lpm = folder.lpm()
-    _ = lpm.durable
-    lpm.close()
-
-
 def test_scrape_shows_the_record_and_raw_gives_the_page(folder: Folder, site: Site) -> None:
     """With no stack a URL is fetched in this process; record and page are in the store."""
     url = site.page(7)
@@ -128,7 +121,7 @@ def test_an_unreachable_redis_is_code_3(folder: Folder) -> None:
 
 def test_status_of_an_empty_store_is_all_zeros(folder: Folder) -> None:
     """`status --json` has its whole shape with no job there."""
-    make_store(folder)
+    folder.make_store()
     facts = folder.status()
     shape = {"books", "jobs", "queues", "pids", "disk", "redis", "job_facts", "domains", "rate", "gateway", "trouble"}
     shape |= {"waits", "store", "unaccounted"}
@@ -206,7 +199,7 @@ def test_every_command_has_help_with_an_example(words: str, command: click.Comma
 
 def test_light_commands_do_not_load_the_heavy_libraries(folder: Folder) -> None:
     """`--help` and `results list` start without Celery and redis."""
-    make_store(folder)
+    folder.make_store()
     program = (
         "import sys\nfrom crawler.cli.main import cli\n"
         "for args in (['--help'], ['results', 'list'], ['bulk', '--help']):\n"

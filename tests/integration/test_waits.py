@@ -174,7 +174,7 @@ def test_run_and_status_say_at_every_moment_what_the_crawl_waits_for(folder: Fol
     # A pause, ended by the command that is shown
     folder.crawler("job", "pause", "mine")
     desk.said("it is paused")
-    assert "python -m crawler job resume 'mine' goes on" in desk.status("all that is open is paused")
+    assert "python -m crawler job resume mine goes on" in desk.status("all that is open is paused")
     desk.type(desk.waits("paused")["command"])
 
     # The circuit is closed by its command; a slow page is waited for

@@ -2,6 +2,7 @@
 
 import os
 import random
+import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -102,9 +103,8 @@ def _show(score: "Score") -> None:
     for name, value, note in rows:
         print(f"{name:20}{value:>10}  {note}".rstrip())
     print(score.verdict)
-    print(
-        f"\nFor comparison, {PEERS}: SIGKILL at page 120 of 300,\nthen the same command again (benchmarks/RESULTS.md)."
-    )
+    measured = "SIGKILL at page 120 of 300, then the same command again (benchmarks/RESULTS.md)."
+    print(f"\n{textwrap.fill(f'For comparison, {PEERS}: {measured}', 80)}")
     print("missing  fetched twice")
     for missing, twice, who in OTHERS:
-        print(f"{missing:7,}{twice:15,}  {who}")
+        print(textwrap.fill(who, 80, initial_indent=f"{missing:7,}{twice:15,}  ", subsequent_indent=" " * 24))
