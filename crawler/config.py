@@ -135,10 +135,10 @@ _MINIMUM = {
 _LOWER_CASE_TOO = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
-def program(environ: Mapping[str, str] = os.environ) -> str:
-    """How a proposed command begins, so that it acts on the same store when it is typed as it stands."""
-    data_dir = environ.get("CRAWLER_DATA_DIR", "").strip()
-    return f"python -m crawler --data-dir {shlex.quote(data_dir)}" if data_dir else "python -m crawler"
+def program(data_dir: Path | None = None, environ: Mapping[str, str] = os.environ) -> str:
+    """How a proposed command begins, so that it acts on the same store, or that one, when it is typed as it stands."""
+    store = str(data_dir or environ.get("CRAWLER_DATA_DIR", "").strip())
+    return f"python -m crawler --data-dir {shlex.quote(store)}" if store else "python -m crawler"
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:

@@ -14,7 +14,7 @@ import psutil
 import redis
 
 from crawler.bulk import import_file
-from crawler.config import Settings
+from crawler.config import Settings, program
 from crawler.db import owners
 from crawler.db.connection import reading
 from crawler.demo_site import FAULTS, running_site
@@ -189,7 +189,7 @@ def _emptied(folder: Path) -> Iterator[None]:
         if not owners.try_lock(lock):
             raise StackIsUp(f"a drill is running already in {folder}; let it end, or stop it there with Ctrl-C")
         if read_stack(folder).up:
-            raise StackIsUp(f"a stack is up in {folder}; stop it with: python -m crawler --data-dir {folder} down")
+            raise StackIsUp(f"a stack is up in {folder}; stop it with: {program(folder)} down")
         stop_stale(folder, read_stack(folder))
         try:
             for path in folder.iterdir():

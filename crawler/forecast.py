@@ -13,12 +13,14 @@ from crawler import times
 from crawler.config import Settings, program
 from crawler.db import owners
 from crawler.db.books import Bookkeeping
-from crawler.models import HEADROOM, Job, Rule
+from crawler.models import HEADROOM, Job, Rule, Wait
 
 PAGE_COST_S = 0.003
 """What a page takes of a process beside its parsing: client, ledger, disk."""
 PAUSE_S, PAUSE_INTERVALS = 5.0, 5.0
 """Nothing for so long, and for so many times as long as a page usually takes to come, is a standstill and no rate."""
+STILL_S = 3.0
+"""After how long without a page people are told why."""
 MEASURED_S = 15.0
 """How long a rate is measured before a deadline is judged by it."""
 
@@ -36,6 +38,8 @@ class Load(msgspec.Struct, frozen=True):
     domain: str
     tasks: int
     ahead: int = 0
+    closed_s: float = 0.0
+    """For how long nothing goes there."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -71,13 +75,16 @@ def forecast(loads: Sequence[Load], paces: Mapping[str, Pace], limits: Limits, u
     )
     tasks = sum(load.tasks for load in loads)
     ahead = sum(load.ahead for load in loads)
-    times = {load.domain: (load.ahead + load.tasks) / rates[load.domain] for load in loads}
+    times = {load.domain: load.closed_s + (load.ahead + load.tasks) / rates[load.domain] for load in loads}
     slowest = max(loads, key=lambda load: times[load.domain], default=Load("", 0))
-    together = (ahead + tasks) / most
+    together = min((load.closed_s for load in loads), default=0.0) + (ahead + tasks) / most
     seconds = max([together, *times.values()]) if tasks else 0.0
     misses = 0
     if seconds > until_s:
-        in_time = sum(min(load.tasks, max(0.0, rates[load.domain] * until_s - load.ahead)) for load in loads)
+        in_time = sum(
+            min(load.tasks, max(0.0, rates[load.domain] * max(0.0, until_s - load.closed_s) - load.ahead))
+            for load in loads
+        )
         misses = math.ceil(tasks - min(in_time, max(0.0, most * until_s - ahead)))
     alone = bool(loads) and times[slowest.domain] >= together
     return Forecast(
@@ -103,10 +110,11 @@ def limits_of(settings: Settings, owners_folder: Path, rule: Callable[[str], Rul
     return Limits(rule, settings.pages, running or os.cpu_count() or 1, running > 0)
 
 
-def of_job(ledger: Bookkeeping, job: Job, limits: Limits, now: float) -> Forecast:
-    """The forecast for what is open of a job."""
-    loads = [Load(*row) for row in ledger.loads(job)]
-    paces = {domain: Pace(*row) for domain, row in ledger.paces().items()}
+def of_job(ledger: Bookkeeping, job: Job, limits: Limits, now: float, waits: Sequence[Wait] = ()) -> Forecast:
+    """The forecast for what is open of a job, with what it waits for; that of a wait without an end is not told."""
+    closed = {wait.domain: wait.until - now for wait in waits if wait.until is not None and wait.until > now}
+    loads = [Load(*row, closed.get(row[0], 0.0)) for row in ledger.loads(job)]
+    paces = {domain: Pace(*row) for domain, row in ledger.paces(job).items()}
     return forecast(loads, paces, limits, math.inf if job.deadline is None else max(0.0, job.deadline - now))
 
 

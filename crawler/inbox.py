@@ -23,7 +23,7 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
-from crawler.bulk import Summary, import_file, rows, source_name
+from crawler.bulk import INPUT, Summary, import_file, rows, source_name
 from crawler.bulk.textfile import opened
 from crawler.config import Settings, failpoint
 from crawler.db import kernel, owners
@@ -286,15 +286,14 @@ def deliver(settings: Settings, file: Path, options: Options, say: Callable[[str
     if receipt.summary is None:
         shutil.rmtree(folder)
         raise UsageError((receipt.error or "the stack could not import it").replace(options.name, str(file), 1))
-    beside = file.with_name(f"{file.name}.rejects.jsonl")
-    if receipt.summary.rejects_file:
-        with whole_file(beside) as out, (folder / receipt.summary.rejects_file).open("rb") as rejects:
-            shutil.copyfileobj(rejects, out)
-    else:
-        with contextlib.suppress(OSError):  # of an earlier import
-            beside.unlink()
+    with rows.RejectsFile(file, data / INPUT) as rejects:
+        if receipt.summary.rejects_file:
+            with (folder / receipt.summary.rejects_file).open("rb") as lines:
+                for line in lines:
+                    rejects.add(msgspec.json.decode(line, type=rows.Reject))
     shutil.rmtree(folder)
-    return msgspec.structs.replace(receipt.summary, rejects_file=str(beside) if receipt.summary.rejects_file else None)
+    path = str(rejects.path) if receipt.summary.rejects_file else None
+    return msgspec.structs.replace(receipt.summary, rejects_file=path)
 
 
 def safe_name(file: Path) -> str:

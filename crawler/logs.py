@@ -2,11 +2,13 @@
 
 import logging
 import os
+import re
 import sys
 from typing import TextIO
 
 import msgspec
 
+_NUMBERS = re.compile(r"\d[\d.,:]*")
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "data"}
 
 
@@ -63,6 +65,21 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def shortened(text: str, most: int = 100) -> str:
+    """A text that fits into a line."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things, of which one has no s."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def without_figures(text: str) -> str:
+    """A text that is the same while only its figures change."""
+    return _NUMBERS.sub("", text)
 
 
 def leave_lost_terminal() -> bool:

@@ -852,7 +852,8 @@ def _again(ledger: Ledger, job: Job, broken: bool = False) -> str:
         queue = f" --queue {job.queue}" if job.queue != "default" else ""
         named = f" --job {shlex.quote(job.name)}" if any(each.key.startswith("name:") for each in files) else ""
         names = [each.file for each in files] or [job.source_file or "FILE"]
-        commands = [f"bulk import {shlex.quote(name)}{queue}{named}" for name in names]
+        column = f" --url-column {shlex.quote(job.options.url_column)}" if job.options.url_column else ""
+        commands = [f"bulk import {shlex.quote(name)}{queue}{named}{column}" for name in names]
     return " and ".join(f"{program()} {command}" for command in commands)
 
 

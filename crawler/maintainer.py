@@ -13,13 +13,19 @@ from crawler.db import owners
 from crawler.db.ledger import Chunk
 from crawler.errors import CrawlerError
 from crawler.forecast import Trend, slip
+from crawler.logs import without_figures
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, JobStatus
+from crawler.standstill import Standstill, Waits
 
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 MIRROR_S = 3.0
+STANDS_STILL_S = 10.0
+"""After so long without a page the log says why a job does not move."""
+MAX_STANDSTILLS = 20
+"""Open jobs that the log says this of."""
 WAL_LIMIT = 64 << 20
 """A write-ahead log that is larger is written back and cut, which readers alone may keep from happening."""
 MISSING_S = 5.0
@@ -66,7 +72,9 @@ class Maintainer:
         forget: Callable[[str, str], None] = lambda domain, owner: None,
         clock: Callable[[], float] = time.time,
         uptime: Callable[[], float] = times.uptime,
+        waits: Waits | None = None,
     ) -> None:
+        """`waits` tells the log why a job does not move."""
         self._lpm, self._broker, self._window, self._clock = lpm, broker, settings.window, clock
         self._uptime = uptime
         self._forget = forget
@@ -80,6 +88,9 @@ class Maintainer:
         self._mirrored = 0.0
         self._trends: dict[int, Trend] = {}
         self._late: set[int] = set()
+        self._waits = waits
+        self._standstills: dict[int, Standstill] = {}
+        self._told: dict[int, str] = {}
 
     def kick(self) -> None:
         """There is something to do now."""
@@ -226,8 +237,31 @@ class Maintainer:
                 if job.status is JobStatus.OPEN or (job.completed_at or 0) > now - 10 * MIRROR_S:
                     books = ledger.progress(job)
                     self._watch_deadline(job, books, now)
+                    self._watch_standstill(job, books)
                     self._broker.mirror(job, books)
             self._lpm.bound_wal(WAL_LIMIT)
+
+    def _watch_standstill(self, job: Job, books: Books) -> None:
+        """Say why a job does not move when that begins or changes, and when it goes on."""
+        if self._waits is None:
+            return
+        if not books.open:
+            self._standstills.pop(job.id, None)
+            self._told.pop(job.id, None)
+            return
+        if job.id not in self._standstills:
+            if len(self._standstills) >= MAX_STANDSTILLS:
+                return
+            self._standstills[job.id] = Standstill(self._waits, job, STANDS_STILL_S)
+        standstill = self._standstills[job.id]
+        reason, told = standstill.reason(books), self._told.get(job.id, "")
+        if without_figures(reason) == without_figures(told):
+            return
+        self._told[job.id] = reason
+        if reason:
+            log.warning("job %s does not move: %s", job.name, reason, extra={"job": job.name})
+        else:
+            log.warning("job %s goes on", job.name, extra={"job": job.name})
 
     def _watch_deadline(self, job: Job, books: Books, now: float) -> None:
         """Raise the alarm when a deadline begins to slip, and say when it no longer does."""

@@ -110,6 +110,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     rate: str | None = None
     ignore_robots: bool = False
+    url_column: str | None = None
+    """The column of its files that has the URLs, where that is not `url`."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +132,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     job_size: int | None
     platform: str | None = None
     """The site that a Gateway's task names."""
+    error_type: str | None = None
+    """How its last attempt ended."""
     known: "Known | None" = None
 
 
@@ -267,10 +271,36 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def state(self) -> str:
         """Its status, or what holds it up."""
-        if self.hold and self.status is not JobStatus.DONE:
-            return self.hold
+        if self.cancelled or (self.hold and self.status is not JobStatus.DONE):
+            return str(self.hold)
         endless = self.of_gateway and self.status is JobStatus.IMPORTING
         return JobStatus.OPEN if endless else self.status
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that keeps tasks from going on."""
+
+    kind: str
+    """disk, trouble, worker, stopped, redis, clock, damage, paused, circuit, retry_after, robots, rate, retry, page."""
+    what: str
+    until: float | None = None
+    """When it ends, where one can tell."""
+    command: str = ""
+    """What is typed to change it; empty where there is nothing to do."""
+    effect: str = ""
+    """What the command does, or what happens by itself."""
+    tasks: int = 0
+    domain: str = ""
+    stops: bool = True
+    """Whether nothing of what was asked about goes on; else only a part waits."""
+
+
+class MissingField(msgspec.Struct, frozen=True):
+    """A required field that pages lack: how many of how many that were read for it."""
+
+    name: str
+    pages: int
+    of: int
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,5 +317,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str]
     accepted: list[str]
     """What is missing, and was accepted by an explicit command."""
+    missing_fields: list[MissingField]
+    """The required fields that pages lack, the one that most of them lack first."""
     checksum: str
-    """sha256 over URL, parcel, state and body hash of every task, in the order of import."""
+    """sha256 over URL, parcel, state, page's hash and record of every task, in the order of import."""

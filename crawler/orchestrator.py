@@ -25,6 +25,7 @@ from crawler.errors import CrawlerError, ServiceError, StackIsUp, UsageError
 from crawler.logs import leave_lost_terminal
 from crawler.lpm import LocalPersistenceManager
 from crawler.process import (
+    SILENT,
     Child,
     Mark,
     Stack,
@@ -45,8 +46,8 @@ WORKER_GRACE_S, REDIS_GRACE_S, AGENT_GRACE_S = 6.0, 1.5, 2.0
 """Together below the ten seconds in which a stop must be done."""
 START_LIMIT_S = 45.0
 LOCK_LIMIT_S = 0.5
-PING_S, SILENT = 2.0, 3.0
-"""How often our own Redis is asked whether it is well, and how many times CRAWLER_STALL_S it may be silent."""
+PING_S = 2.0
+"""How often our own Redis is asked whether it is well."""
 _REDIS_CONF = """\
 bind 127.0.0.1
 port {port}

@@ -19,6 +19,8 @@ from crawler.errors import ServiceError
 
 FULL = 1 << 20
 """With fewer free bytes a disk is full: nothing that runs here starts with less."""
+SILENT = 3.0
+"""How many times CRAWLER_STALL_S our own Redis may be silent before it is started again."""
 NO_ROOM = ("No space left", "Disk quota exceeded", "MISCONF")
 """How programs say so; the last is Redis, which cannot write its file."""
 

@@ -33,6 +33,7 @@ from crawler.models import QUEUES, Books, Job, NewTask, Outcome, Task, TaskStatu
 from crawler.redis_client import check_redis, connect
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from crawler.sites import config as sites
+from crawler.standstill import Waits
 from crawler.worker import Worker
 
 __all__ = ["app", "crawl_url", "scrape_chunk_task", "scrape_task"]
@@ -314,7 +315,9 @@ class _Child:
         mine = msgspec.structs.replace(settings, rate=settings.rate or annotated_rate())
         lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
         self.worker = Worker(mine, watch=self.events, permit=partial(fleet_permit, lpm.owners))
-        self.maintainer = Maintainer(lpm, RedisBroker(broker_url), settings, self.worker.forget)
+        self.maintainer = Maintainer(
+            lpm, RedisBroker(broker_url), settings, self.worker.forget, waits=Waits(settings, lpm)
+        )
         threading.Thread(target=self.maintainer.run, name="maintainer", daemon=True).start()
         threading.Thread(target=self.inbox.run, name="inbox", daemon=True).start()
         self.worker.watch_stop(_stop_pipe[0])

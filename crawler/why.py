@@ -7,7 +7,8 @@ import msgspec
 from crawler.db.acts import HELD
 from crawler.db.books import NOTED_FILE, THEIRS
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import NO_DEADLINE, Rule
+from crawler.models import NO_DEADLINE, Rule, Wait
+from crawler.standstill import Waits
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -29,17 +30,19 @@ class Timeline(msgspec.Struct, frozen=True):
     reason: str | None
     message: str | None
     steps: list[Step]
+    waits: list[Wait] = []
+    """What keeps it from going on."""
 
 
 _COLUMNS = (
     "task_id", "url", "status", "error_type", "error_message", "imported_at", "source", "source_file", "source_line",
     "source_item", "queue", "priority", "deadline", "not_before", "leased_at", "owner", "message_id", "published_at",
-    "external_id", "parcel_id",
+    "external_id", "parcel_id", "domain",
 )  # fmt: skip
 
 
-def timeline(lpm: LocalPersistenceManager, task: int) -> Timeline:
-    """What happened to a task, from the line of its file to its delivery."""
+def timeline(lpm: LocalPersistenceManager, task: int, look: Waits | None = None) -> Timeline:
+    """What happened to a task, from the line of its file to its delivery; and by `look` what it waits for."""
     db = lpm.ledger.db
     [row] = db.all(
         f"""SELECT {", ".join(_COLUMNS)}, (SELECT name FROM jobs WHERE id = job_id), {NOTED_FILE.format("t")}
@@ -67,7 +70,15 @@ def timeline(lpm: LocalPersistenceManager, task: int) -> Timeline:
         reason=facts["error_type"],
         message=facts["error_message"],
         steps=steps,
+        waits=_waits(lpm, look, facts) if look and facts["status"] == "pending" else [],
     )
+
+
+def _waits(lpm: LocalPersistenceManager, look: Waits, facts: dict[str, Any]) -> list[Wait]:
+    """What keeps all of its job from going on, or what is due at its domain; its own next attempt is a step."""
+    job = lpm.ledger.job(facts["job"]) if facts["job"] else None
+    found = look.of(job, lpm.ledger.progress(job))
+    return [wait for wait in found if wait.domain in ("", facts["domain"]) and wait.kind not in ("retry", "page")]
 
 
 def _origin(facts: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +135,8 @@ def _ahead(lpm: LocalPersistenceManager, task: int) -> int:
     [(count,)] = lpm.ledger.db.all(
         """SELECT count(*) FROM tasks o JOIN tasks t ON t.id = ?
            WHERE o.status = 'pending' AND o.not_before = 0 AND (o.queue = 'urgent' OR t.queue = 'default')
-           AND (o.queue <> t.queue OR (o.priority, o.deadline, o.id) < (t.priority, t.deadline, t.id))""",
+           AND (o.queue <> t.queue OR (o.priority, o.deadline, o.id + o.failures * 1000)
+                                      < (t.priority, t.deadline, t.id + t.failures * 1000))""",
         (task,),
     )
     return int(count)

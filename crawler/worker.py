@@ -424,7 +424,7 @@ class Worker:
             claimed: list[Claimed] = []
             try:
                 places = [
-                    Place(due, len(booked[due.domain]) if rule.limited else room, partial(self._fits, due.domain, rule))
+                    self._place(due, rule, booked[due.domain] if rule.limited else None, room, queues)
                     for due, rule in wanted
                     if not rule.limited or booked[due.domain]
                 ]
@@ -450,6 +450,14 @@ class Worker:
         opens_s = self._keeper.opens_s()
         self._pause_s = POLL_S if wanted or opens_s is None else min(max(opens_s, 0.005), CLOSED_POLL_S)
         return claimed, more or left or len(places) < len(wanted)
+
+    def _place(self, due: Due, rule: Rule, booked: Sequence[Booking] | None, room: int, queues: Sequence[str]) -> Place:
+        fits = partial(self._fits, due.domain, rule)
+        if booked is None:
+            return Place(due, room, fits)
+        # Bad pages stand together: one from elsewhere tells whether it is them or the domain, before its circuit opens.
+        probes = booked[0].probe or self._keeper.is_refusing(due.domain)
+        return Place(due, len(booked), fits, queues if probes else ())
 
     @property
     def _idle(self) -> bool:

@@ -2,8 +2,11 @@
 
 import ast
 import inspect
+import io
+import os
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +15,10 @@ import msgspec
 
 from crawler import config
 from crawler.cli.main import cli
+from crawler.cli.main import main as program
 
+WIDTH = "112"
+"""Columns of a terminal on which no help is wrapped earlier than elsewhere."""
 NOTE = "Generated from the code by `python scripts/reference.py`; the tests fail where the two differ.\n"
 
 
@@ -31,17 +37,20 @@ def commands(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[
 def cli_reference() -> str:
     """All commands with their help."""
     parts = ["# Commands\n", NOTE]
-    parts.append(_help(("python -m crawler",), cli))
-    for path, command in commands(cli, ()):
+    parts.append(_help(()))
+    for path, _ in commands(cli, ()):
         parts.append(f"{'#' * (1 + len(path))} {' '.join(path)}\n")
-        parts.append(_help(("python -m crawler", *path), command))
+        parts.append(_help(path))
     return "\n".join(parts)
 
 
-def _help(path: tuple[str, ...], command: click.Command) -> str:
-    context = click.Context(command, info_name=" ".join(path), max_content_width=100, terminal_width=100)
-    context.help_option_names = ["-h", "--help"] if command is cli else ["--help"]
-    return f"```\n{command.get_help(context)}\n```\n"
+def _help(path: tuple[str, ...]) -> str:
+    """What the program itself prints on a wide terminal: a text made in another way may differ from that."""
+    os.environ["COLUMNS"] = WIDTH
+    sys.argv = ["crawler", *path, "--help"]
+    with redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
+        program()
+    return f"```\n{printed.getvalue()}```\n"
 
 
 def configuration_reference() -> str:
@@ -81,12 +90,12 @@ def _field_docs() -> dict[str, str]:
 
 def main() -> int:
     """Write the pages, or with --check compare them."""
-    stale = []
+    stale, check = [], "--check" in sys.argv
     for path, text in (
         (Path("docs/CLI.md"), cli_reference()),
         (Path("docs/CONFIGURATION.md"), configuration_reference()),
     ):
-        if "--check" not in sys.argv:
+        if not check:
             path.write_text(text)
         elif not path.exists() or path.read_text() != text:
             stale.append(str(path))

@@ -1,27 +1,36 @@
 """A file's rows into a job of the ledger."""
 
+import os
 import shlex
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from crawler.bulk import rows
-from crawler.config import Settings, failpoint
-from crawler.db import outputs
+from crawler.config import Settings, failpoint, program
+from crawler.db import outputs, owners
 from crawler.db.ledger import RejectedRow
-from crawler.errors import InputError
+from crawler.errors import InputError, StoreFull
 from crawler.fetch import session as sessions
 from crawler.fetch.session import Session
+from crawler.files import sync_folder
 from crawler.logs import printable
-from crawler.lpm import LocalPersistenceManager
+from crawler.lpm import LocalPersistenceManager, is_locked
 from crawler.models import Job, JobOptions, NewTask
 from crawler.sites import config as sites_config
 from crawler.sites.config import Sites
 
+INPUT = "input"
+"""The folder of the store with what came through a pipe, and with rejected rows that have no place elsewhere."""
 COMMIT_ROWS = 5000
 """Rows a commit: a kill in the middle costs at most these, and the same command brings them again."""
+
+
+_PIECE = 1 << 20
 
 
 class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,11 +69,13 @@ def import_file(
     So does another state of the file where it `replaces` the one that was read from its path before.
     """
     sites = sites_config.load(settings.config_dir, settings.rate)
+    column = how.url_column if how else None
     if strict:
-        _check_all(file, sites)
+        _check_all(file, sites, column)
     checksum = rows.checksum(file)
-    key = f"name:{job_name}" if job_name else f"{checksum}:{queue}"
-    batches = rows.batches(rows.read(file, sites), commit_rows, _size)
+    content = f"{checksum}:{queue}" + (f":{column}" if column else "")
+    key = f"name:{job_name}" if job_name else content
+    batches = rows.batches(rows.read(file, sites, column), commit_rows, _size)
     first = next(batches)  # an unusable file is known before anything is written
     other_sheets = rows.other_sheets(file)
     outputs.check_input(rows.RejectsFile(file).path, settings.data_dir)
@@ -94,7 +105,7 @@ def import_file(
         batches = chain(iter([first]), batches)  # an iterator lets go of its rows, which may be large
         del first
         secrets = Secrets(lpm.folder / "sessions", job.name, session)
-        with lpm.importing(job), rows.RejectsFile(file) as rejects:
+        with lpm.importing(job), rows.RejectsFile(file, lpm.folder / INPUT) as rejects:
             while batch := _kept(next(batches, []), secrets):
                 bad = [item for item in batch if isinstance(item, rows.Reject)]
                 for item in bad:
@@ -118,7 +129,7 @@ def import_file(
                     progress(f"{accepted + known + rejected:,} rows read")
             if rows.checksum(file) != checksum:
                 # Read again, it is another file and another job: this one would wait for ever for what it was.
-                accept = f"python -m crawler job accept {shlex.quote(job.name)}"
+                accept = f"{program()} job accept {shlex.quote(job.name)}"
                 reason = (
                     f"it was changed while it was read; import it again, and keep what came in of it with: {accept}"
                 )
@@ -130,6 +141,36 @@ def import_file(
     total = accepted + known + rejected
     path = str(rejects.path) if rejected else None
     return Summary(total, accepted, known, rejected, path, job.name, queue, other_sheets), job
+
+
+def spooled(source: BinaryIO, folder: Path) -> Path:
+    """Keep what comes through a pipe in a file named after its content: the same text again is the same job."""
+    piece = source.read(_PIECE)
+    if not piece:
+        raise InputError("-", "there is nothing in it")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for left in folder.glob(".stdin.*"):  # by an import that was killed
+        if not is_locked(left):
+            left.unlink(missing_ok=True)
+    part, digest = folder / f".stdin.{os.getpid()}", sha256()
+    try:
+        with part.open("wb") as file:
+            part.chmod(0o600)
+            owners.try_lock(file.fileno())
+            while piece:
+                file.write(piece)
+                digest.update(piece)
+                piece = source.read(_PIECE)
+            file.flush()
+            os.fsync(file.fileno())
+        target = folder / f"stdin-{digest.hexdigest()[:16]}{rows.ending_of(part)}"
+        part.replace(target)
+        sync_folder(folder)
+    except OSError as error:
+        raise StoreFull(f"what comes through the pipe cannot be kept in {folder} ({error.strerror})") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return target
 
 
 def source_name(file: Path) -> str:
@@ -187,7 +228,7 @@ def _tasks(items: list[rows.Row | rows.Reject]) -> Iterator[NewTask]:
     return (item.task for item in items if isinstance(item, rows.Row))
 
 
-def _check_all(file: Path, sites: Sites) -> None:
-    for item in rows.read(file, sites):
+def _check_all(file: Path, sites: Sites, url_column: str | None) -> None:
+    for item in rows.read(file, sites, url_column):
         if isinstance(item, rows.Reject):
             raise InputError(str(file), f"{item.reason}; nothing was imported (--strict)", item.line, item.item)

@@ -42,6 +42,7 @@ _NO_DELIMITER = "\x1f"
 _PRIORITIES = {"": 5} | {str(number): number for number in range(1, 10)}
 _SECOND_URL = re.compile(r"\S\s+https?://", re.IGNORECASE)
 """A parser for URLs takes a space for one in a path, and leaves line breaks out."""
+_URLS = re.compile("#|https?:", re.IGNORECASE)
 _WHOLE = re.compile(r"\+?0*([1-9])(?:\.0*)?")
 _MARKUP = re.compile(r"<(?:!doctype|!--|\?xml|html|head|body|script)", re.IGNORECASE)
 _ARRAY = re.compile(r"\[\s*(?:\{|\n|$)")
@@ -87,6 +88,8 @@ class _Form(NamedTuple):
 
     sites: Sites | None = None
     known: frozenset[str] = frozenset()
+    url: str = "url"
+    """The column with the URLs."""
 
 
 T = TypeVar("T")
@@ -94,14 +97,15 @@ Rows = Iterator[Row | Reject]
 _Items = Iterator[Row | Fields | Reject]
 
 
-def read(path: Path, sites: Sites | None = None) -> Rows:
+def read(path: Path, sites: Sites | None = None, url_column: str | None = None) -> Rows:
     """Every row of a file, good or bad, in its order; raises `InputError` where the file as a whole is unusable.
 
-    A row without a URL gets it from the `url_template` of the site that its `platform` names.
+    The URLs are in the column `url`, or in that one. A row without a URL gets it from the `url_template` of the site
+    that its `platform` names.
     """
     if sites is not None and not sites.templates:
         sites = None
-    return cast(Rows, _items(path, _Form(sites)))
+    return cast(Rows, _items(path, _Form(sites, url=_plain(url_column or "url"))))
 
 
 def read_fields(path: Path, known: frozenset[str]) -> Iterator[Fields | Reject]:
@@ -184,12 +188,16 @@ def rejected(row: Fields, reason: str) -> Reject:
 
 
 class RejectsFile:
-    """The rejected rows of one import, beside its file; it appears whole on leaving, and only if there are any."""
+    """The rejected rows of one import; it appears whole on leaving, and only if there are any.
 
-    def __init__(self, source: Path) -> None:
+    It is beside the file that was read, or in the other folder where that one cannot be written.
+    """
+
+    def __init__(self, source: Path, instead: Path | None = None) -> None:
         self.path = source.with_name(f"{source.name}.rejects.jsonl")
-        # With the process in its name: two imports of one file at a time must not write into one another's.
-        self._part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        place = hashlib.sha256(os.fsencode(source.absolute())).hexdigest()[:8]  # a file of that name may be elsewhere
+        name = os.fsencode(source.name)[:100].decode("utf-8", "ignore")
+        self._instead = instead / f"{name}.{place}.rejects.jsonl" if instead else None
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> Self:
@@ -199,10 +207,25 @@ class RejectsFile:
         """Write a rejected row down."""
         try:
             if self._file is None:
-                self._file = self._part.open("wb")
+                self._file = self._opened()
             self._file.write(msgspec.json.encode(reject) + b"\n")
         except OSError as error:
             self._fail(error)
+
+    @property
+    def _part(self) -> Path:
+        # With the process in its name: two imports of one file at a time must not write into one another's.
+        return self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+
+    def _opened(self) -> BinaryIO:
+        try:
+            return self._part.open("wb")
+        except OSError:
+            if self._instead is None:
+                raise
+        self.path = self._instead
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._part.open("wb")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is not None and not issubclass(kind, InputError):
@@ -210,8 +233,9 @@ class RejectsFile:
         elif self._file is not None:
             self._publish(self._file)
         elif kind is None:
-            with suppress(OSError):  # a folder that cannot be written is no concern of an import without rejects
-                self.path.unlink()
+            for path in filter(None, (self.path, self._instead)):
+                with suppress(OSError):  # a folder that cannot be written is no concern of an import without rejects
+                    path.unlink()
 
     def _publish(self, file: BinaryIO) -> None:
         try:
@@ -250,6 +274,30 @@ def _ending(path: Path) -> tuple[str, bool]:
         known = f"known are {', '.join(_READERS)}, each also with .gz, and .xlsx"
         raise InputError(str(path), f"the ending {ending!r} is not known; {known}")
     return ending, packed
+
+
+def ending_of(path: Path) -> str:
+    """The ending that a file should have by its content, for one that came without a name."""
+    with opened(path) as file:
+        head = file.read(4)
+    if head == b"PK\x03\x04":
+        return ".xlsx"
+    packed = head.startswith(b"\x1f\x8b")
+    start = next(pieces(path, packed=packed)).lstrip()
+    first = start.partition("\n")[0]
+    if start.startswith("["):
+        ending = ".json"
+    elif start.startswith("{"):
+        ending = ".jsonl" if _is_object(first) else ".json"
+    else:
+        ending = ".txt" if _URLS.match(start) and not _is_header(first) else ".csv"
+    return f"{ending}.gz" if packed else ending
+
+
+def _is_object(line: str) -> bool:
+    with suppress(ValueError):
+        return isinstance(loads(line.strip()), dict)
+    return False
 
 
 def _refuse_foreign(path: Path, reader: "Reader", text: str) -> None:
@@ -292,14 +340,15 @@ def _plain(name: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def _columns(names: tuple[str, ...]) -> _Columns:
+def _columns(names: tuple[str, ...], url: str = "url") -> _Columns:
     found: dict[str, str] = {}
     for name in names:
         plain = _plain(name)
-        if plain in found and plain in _Columns._fields:
+        if plain in found and (plain == url or plain in _Columns._fields):
             raise _BadRow(f"there are two fields {plain!r}")
         found[plain] = name
-    return _Columns(**{field: found[field] for field in _Columns._fields if field in found})
+    given = {field: found[field] for field in _Columns._fields if field in found}
+    return _Columns(**given | {"url": found.get(url, url)})
 
 
 def _row(line: int, fields: dict[str, Any], columns: _Columns, text: str, form: _Form) -> Row | Fields | Reject:
@@ -308,7 +357,7 @@ def _row(line: int, fields: dict[str, Any], columns: _Columns, text: str, form: 
     try:
         if form.known:
             return Fields(line, _known(fields, text, form.known), text)
-        return _good(line, fields, columns, text, form.sites)
+        return _good(line, fields, columns, text, form)
     except (UrlError, _BadRow) as error:
         return _reject(line, str(error), text)
 
@@ -325,12 +374,12 @@ def _known(fields: dict[str, Any], text: str, known: frozenset[str]) -> dict[str
     return found
 
 
-def _good(line: int, fields: dict[str, Any], columns: _Columns, text: str, sites: Sites | None) -> Row:
+def _good(line: int, fields: dict[str, Any], columns: _Columns, text: str, form: _Form) -> Row:
     url = fields.get(columns.url)
-    if not url and sites is not None:
-        url = _made_url(fields, sites, text)
+    if not url and form.sites is not None:
+        url = _made_url(fields, form.sites, text)
     if url is None:
-        raise _BadRow(_no_url(list(fields)))
+        raise _BadRow(_no_url(list(fields), form.url))
     if not isinstance(url, str):
         raise _BadRow(f"the url is not text but {_kind(url)}")
     if _SECOND_URL.search(url):
@@ -399,13 +448,13 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), "a number")
 
 
-def _no_url(names: Sequence[str]) -> str:
+def _no_url(names: Sequence[str], url: str) -> str:
     plain = {_plain(name): name for name in names[:1_000]}
-    near = difflib.get_close_matches("url", plain, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(url, plain, n=1, cutoff=0.4)
     hint = f"; the nearest is {plain[near[0]][:60]!r}" if near else ""
     shown = ", ".join(repr(name[:60]) for name in names[:20]) or "nothing"
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-    return _redacted(f"there is no column 'url'; found: {shown}{more}{hint}")
+    return _redacted(f"there is no column {url[:60]!r}; found: {shown}{more}{hint}")
 
 
 def _reject(line: int, reason: str, text: str) -> Reject:
@@ -428,8 +477,10 @@ def _without_user_info(part: str) -> str:
 # TXT and JSON.
 
 
-def _txt_rows(_path: Path, texts: Iterator[str], form: _Form) -> _Items:
+def _txt_rows(path: Path, texts: Iterator[str], form: _Form) -> _Items:
     columns = _Columns()
+    if form.url != columns.url:
+        raise InputError(str(path), f"a list of URLs has no column {form.url[:60]!r}")
     for line in lines(texts):
         text = line.text.strip()
         if not text or text.startswith("#"):
@@ -477,7 +528,7 @@ def _object_row(line: int, text: str, form: _Form) -> Row | Fields | Reject:
     # Names of a megabyte in all, other ones in each row, are not to be held by a cache.
     find_columns = _columns if len(text) < _PLAIN_ROW else _columns.__wrapped__
     try:
-        columns = find_columns(tuple(fields))
+        columns = find_columns(tuple(fields), form.url)
     except _BadRow as error:
         return _reject(line, str(error), text)
     return _row(line, fields, columns, text, form)
@@ -565,20 +616,20 @@ def _header(path: Path, source: _Source, form: _Form) -> tuple[list[str], str]:
 
 def _gives_urls(names: Sequence[str], form: _Form) -> bool:
     plain = {_plain(name) for name in names}
-    return "url" in plain or bool(plain & form.known) or (form.sites is not None and "platform" in plain)
+    return form.url in plain or bool(plain & form.known) or (form.sites is not None and "platform" in plain)
 
 
 def _names(path: Path, cells: list[str], line: int, form: _Form) -> list[str]:
     """What the columns are called by the cells of a header."""
     if not _gives_urls(cells, form):
         instead = "; a 'platform' with any other column would do, too" if form.known else ""
-        raise InputError(str(path), _no_url(cells) + instead, line)
+        raise InputError(str(path), _no_url(cells, form.url) + instead, line)
     names = [name.replace("\ufeff", "") if name.strip() else f"column {n}" for n, name in enumerate(cells, 1)]
     longest = max(names, key=len)
     if len(longest) > MAX_NAME:
         reason = f"the column {longest[:60]!r}… has a name of {len(longest):,} characters, more than {MAX_NAME:,}"
         raise InputError(str(path), reason, line)
-    _refuse_twins(path, names, line, form.known.union(_Columns._fields))
+    _refuse_twins(path, names, line, form.known.union(_Columns._fields, [form.url]))
     return names
 
 
@@ -594,7 +645,7 @@ class _Table:
 
     def __init__(self, source: _Source, names: list[str], delimiter: str, form: _Form) -> None:
         self._source, self._names, self._delimiter, self._form = source, names, delimiter, form
-        self._columns = _columns(tuple(names))
+        self._columns = _columns(tuple(names), form.url)
         self._url_at = names.index(self._columns.url) if self._columns.url in names else -1
 
     def rows(self) -> _Items:

@@ -5,13 +5,16 @@ import importlib
 import io
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from crawler import __version__
 from crawler.errors import CrawlerError, StoreError, UsageError
 from crawler.logs import leave_lost_terminal, printable
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _COMMANDS = {
     "bulk": ("bulk", "Import tasks from files."),
@@ -39,10 +42,13 @@ _COMMANDS = {
     "down": ("stack", "Stop what `up` has started."),
     "worker": ("stack", "Run a worker in this terminal."),
     "demo": ("demo", "Crawl a small site on this machine, to see it work."),
+    "completion": ("completion", "Have bash, zsh or fish complete commands and options."),
     "supervise": ("stack", ""),
     "agent": ("ondemand", ""),
 }
 _HIDDEN = {"supervise", "agent"}
+COMPLETE = "_CRAWLER_COMPLETE"
+"""By this variable a shell asks for completions."""
 
 
 class LazyGroup(click.Group):
@@ -68,6 +74,15 @@ class LazyGroup(click.Group):
             if not near or "did you mean" in error.message.lower():
                 raise
             raise click.UsageError(f"{error.message} Did you mean '{near[0]}'?", ctx) from None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Without importing every command that begins so."""
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        return [CompletionItem(name, help=_COMMANDS[name][1]) for name in names]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -117,6 +132,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that knows less than we say
+    if asked := os.environ.get(COMPLETE):
+        from click.shell_completion import shell_complete
+
+        sys.exit(shell_complete(cli, {}, "crawler", COMPLETE, asked))
     try:
         # Not cli.main(): that takes a reader of stdout who has gone for a failure.
         with cli.make_context("python -m crawler", sys.argv[1:]) as context:

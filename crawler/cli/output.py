@@ -2,10 +2,11 @@
 
 import contextlib
 import os
-import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,8 +17,8 @@ from crawler import config, times
 from crawler.config import program
 from crawler.db.books import Delivery
 from crawler.errors import UsageError
-from crawler.forecast import Trend, slip
-from crawler.logs import leave_lost_terminal, printable
+from crawler.forecast import STILL_S, Trend, slip
+from crawler.logs import counted, leave_lost_terminal, printable, shortened, without_figures
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, Receipt
 from crawler.times import duration
@@ -39,18 +40,23 @@ data_dir_option = click.option(
     callback=_set_data_dir,
     help="The store (default: CRAWLER_DATA_DIR, else ./data).",
 )
-_NUMBERS = re.compile(r"\d[\d.,:]*")
+_MOST_FIELDS = 10
 UNACCOUNTED = 5
 """The exit code where the books do not add up, or do not yet."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+
+
+def require_store(data_dir: Path) -> None:
+    """Refuse a folder without a store: zeros would look like those of an empty one, and to open it would make one."""
+    if not LocalPersistenceManager.exists(data_dir):
+        raise UsageError(f"there is no store in {data_dir.absolute()}; --data-dir names another folder")
 
 
 @contextlib.contextmanager
 def stored() -> Iterator[LocalPersistenceManager]:
     """The store of this command's data folder, which must be there."""
     data_dir = config.load().data_dir
-    if not LocalPersistenceManager.exists(data_dir):
-        raise UsageError(f"there is no store in {data_dir.absolute()}")
+    require_store(data_dir)
     lpm = LocalPersistenceManager(data_dir)
     with contextlib.closing(lpm), lpm.errors():
         yield lpm
@@ -90,16 +96,6 @@ def say(text: str) -> None:
         leave_lost_terminal()
 
 
-def shortened(text: str, most: int = 100) -> str:
-    """A text that fits into a line."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def counted(count: int, what: str) -> str:
-    """A number of things, of which one has no s."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
-
-
 def size_of(count: float) -> str:
     """Bytes as a person says them."""
     for unit in ("B", "kB", "MB"):
@@ -115,10 +111,12 @@ def name_of(task: dict[str, Any]) -> str:
 
 
 def delivery_of(found: Delivery) -> str:
-    """What became of results on their way to a Gateway; empty where none is concerned."""
-    parts = [f"{found.synced:,} were delivered"] if found.synced else []
+    """What became of results that are no longer in pending/, or are to leave it; empty where there are none."""
+    parts = [f"{found.archived:,} were archived"] if found.archived else []
+    if found.synced:
+        parts.append(f"{found.synced:,} were delivered")
     if found.ready:
-        parts.append(f"{found.ready:,} wait for the Gateway ({program()} ondemand, or sync push)")
+        parts.append(f"{found.ready:,} wait for the Gateway ({program()} ondemand, or {program()} sync push)")
     if found.rejected:
         parts.append(f"{found.rejected:,} were rejected by it ({program()} sync rejected)")
     return ", ".join(parts)
@@ -133,7 +131,8 @@ def print_reasons(reasons: dict[str, dict[str, int]], examples: list[dict[str, A
         print(f"    {name_of(task)}: {printable(task['message'] or task['reason'] or '')}")
     more = sum(sum(counts.values()) for counts in reasons.values()) - len(examples)
     if more > 0 and examples:
-        which = "".join(f" --status {status}" for status in reasons) + (f" --job '{job.name}'" if job else "")
+        which = "".join(f" --status {status}" for status in reasons)
+        which += f" --job {shlex.quote(job.name)}" if job else ""
         print(f"    … and {more:,} more: {program()} tasks list{printable(which)}")
 
 
@@ -145,11 +144,20 @@ def print_receipt(receipt: Receipt) -> None:
     new = receipt.rows - receipt.known - receipt.rejected
     print(f"Receipt: {receipt.rows:,} rows = {new:,} new + {receipt.known:,} known + {receipt.rejected:,} rejected")
     print(f"  {books.accepted:,} tasks = {' + '.join(parts) or '0'}")
+    print_missing_fields(receipt)
     print(f"  sha256 {receipt.checksum}")
     for missing in receipt.accepted:
         print(f"  accepted: {printable(missing)}")
     for problem in receipt.problems:
         print(f"  UNACCOUNTED: {printable(problem)}")
+
+
+def print_missing_fields(receipt: Receipt) -> None:
+    """The required fields that pages lack: pages that were collected may still say nothing of what was wanted."""
+    for field in receipt.missing_fields[:_MOST_FIELDS]:
+        print(f"  {printable(field.name)} is missing on {field.pages:,} of {field.of:,} pages")
+    if (more := len(receipt.missing_fields) - _MOST_FIELDS) > 0:
+        print(f"  … and {counted(more, 'more field')}")
 
 
 def tell_missing(lpm: LocalPersistenceManager, job: Job | None) -> list[str]:
@@ -170,8 +178,16 @@ def tell_missing(lpm: LocalPersistenceManager, job: Job | None) -> list[str]:
     return problems
 
 
-RATE_S, STILL_S = 10.0, 3.0
-"""How far back the rate goes that is shown, and after how long without a page a crawl stands still."""
+def check_reason(lpm: LocalPersistenceManager, reason: str) -> None:
+    """Refuse a reason that no task has: a slip of the finger would look like a job without such failures."""
+    reasons = lpm.ledger.all_reasons()
+    if reason not in reasons:
+        there = ", ".join(f"{name} ({count:,})" for name, count in reasons.items()) or "none"
+        raise UsageError(f"no task has the reason {reason!r}; the reasons there are: {there}")
+
+
+RATE_S = 10.0
+"""How far back the rate goes that is shown."""
 
 
 class BooksProgress:
@@ -238,7 +254,7 @@ class BooksProgress:
 
     def _warn(self, warning: str) -> None:
         """Say a warning when it begins, when it becomes another one, and when it ends; its figures may change."""
-        if _NUMBERS.sub("", warning) != _NUMBERS.sub("", self._warning):
+        if without_figures(warning) != without_figures(self._warning):
             text = f"{self._title}: " + (f"warning: {warning}" if warning else "no longer so")
             self._print(text)
         self._warning = warning

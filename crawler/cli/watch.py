@@ -85,7 +85,13 @@ class Watch:
     def _open_jobs(self, facts: dict[str, Any]) -> list[tuple[str, dict[str, int]]]:
         """The jobs that are not done, else the last one."""
         jobs = list(facts["jobs"].items())
-        return [job for job in jobs if facts["job_facts"][job[0]]["state"] != "done"] or jobs[-1:]
+        open_ = [
+            (name, counts)
+            for name, counts in jobs
+            if counts["pending"] + counts["processing"]
+            or facts["job_facts"][name]["state"] not in ("done", "cancelled")
+        ]
+        return open_ or jobs[-1:]
 
     def _progress(self, counts: dict[str, int], about: dict[str, Any]) -> str:
         open_ = counts["pending"] + counts["processing"]

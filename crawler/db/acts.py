@@ -322,6 +322,10 @@ class Acts(Bookkeeping):
             log.warning("the clock was set by %+.0f s: retries and other waits last as long as before", moved)
         return moved
 
+    def clock_step(self, now: float, uptime: float, boot: str) -> float:
+        """By how much the clock was set since `follow_clock` last looked."""
+        return self._moved(now, now - uptime, boot) or 0.0
+
     def _moved(self, now: float, offset: float, boot: str) -> float | None:
         """By how much the clock was set; None where nothing is to be noted.
 

@@ -4,6 +4,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from crawler.config import program
 from crawler.db import losses
 from crawler.db.connection import Database, reading, writing
 from crawler.errors import StoreError, UrlError, UsageError
-from crawler.models import NO_DEADLINE, Books, Job, JobOptions, JobStatus, Receipt, TaskStatus
+from crawler.models import NO_DEADLINE, Books, Job, JobOptions, JobStatus, MissingField, Receipt, TaskStatus
 
 JOB = "id, name, status, queue, source_file, created_at, completed_at, deadline, hold, source, options"
 THEIRS = ("gateway", "bundle")
@@ -23,9 +24,17 @@ NOTED_FILE = """(SELECT file FROM imports i WHERE i.job_id = {0}.job_id AND i.nu
     AND (i.number > 0 OR i.key NOT LIKE 'name:%') ORDER BY i.id DESC LIMIT 1)"""
 """Where the file of a row lies by now; in a named job of an older program, number 0 may be that of several files."""
 _THEIR_ID = f"iif(source IN {THEIRS}, external_id, NULL)"
+_LISTED = f"""task_id, {_THEIR_ID}, url, parcel_id, status, error_type, error_message, attempts, queue, priority,
+    domain, source_file, source_line, source_item, completed_at"""
+_LISTED_NAMES = (
+    "task_id", "their_id", "url", "parcel_id", "status", "reason", "message", "attempts", "queue", "priority", "domain",
+    "source_file", "source_line", "source_item", "completed_at",
+)  # fmt: skip
+TURN = "id + failures * 1000"
+"""The order of due tasks of a domain; the index tasks_due has it."""
+_ENDED = "('failed', 'skipped', 'expired')"
 
 
-REPAIR = "mend it: python -m crawler doctor --repair"
 _CHECKS = {
     "tasks more or fewer than were accepted": """SELECT abs(size - (SELECT count(*) FROM tasks WHERE job_id = ?1))
         FROM jobs WHERE id = ?1""",
@@ -57,6 +66,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     results: int = 0
     pending: int = 0
     """Of the results, those that lie in pending/."""
+    archived: int = 0
+    """Those that `results archive` has moved, and that no Gateway has."""
     held: int = 0
     """Those of standalone work, which only a command sends."""
     ready: int = 0
@@ -149,28 +160,60 @@ class Bookkeeping:
         """How many tasks are pending, by queue."""
         return dict(self.db.all("SELECT queue, count(*) FROM tasks WHERE status = 'pending' GROUP BY 1"))
 
-    def waits(self) -> tuple[int, float]:
-        """How many pending tasks wait for a time, or for an operator, and the first of these times."""
-        [(count, first)] = self.db.all(
-            "SELECT count(*), min(not_before) FROM tasks WHERE status = 'pending' AND not_before > 0"
+    def waits(self, job: Job | None = None) -> tuple[int, float, str]:
+        """How many pending tasks wait for a time, the first of these times, and what most of them have met."""
+        rows = self.db.all(
+            f"""SELECT count(*), min(not_before), ifnull(error_type, '') FROM tasks
+                WHERE {self._of(job)} AND status = 'pending' AND not_before > 0 AND not_before < 9e15
+                GROUP BY 3 ORDER BY 1 DESC""",
+            (job.id,) if job else (),
         )
-        return count, first or 0.0
+        if not rows:
+            return 0, 0.0, ""
+        return sum(row[0] for row in rows), min(row[1] for row in rows), rows[0][2]
+
+    def held(self, job: Job | None = None) -> int:
+        """How many pending tasks wait for an operator."""
+        [(count,)] = self.db.all(
+            f"SELECT count(*) FROM tasks WHERE {self._of(job)} AND status = 'pending' AND not_before >= 9e15",
+            (job.id,) if job else (),
+        )
+        return int(count)
+
+    def due_domains(self, job: Job | None = None) -> dict[str, int]:
+        """How many tasks are due, by domain; the conditions are those of the index tasks_due."""
+        return dict(
+            self.db.all(
+                f"""SELECT domain, count(*) FROM tasks
+                    WHERE {self._of(job)} AND status = 'pending' AND not_before = 0 AND deaths < 3 GROUP BY 1""",
+                (job.id,) if job else (),
+            )
+        )
 
     def index_faults(self) -> list[str]:
         """The indexes of the tasks that hide some of them, or show some that are not there."""
         with reading(self.db):
             return index_faults(self.db, ["tasks"])
 
-    def in_flight(self) -> dict[str, int]:
+    def in_flight(self, job: Job | None = None) -> dict[str, int]:
         """How many tasks are being worked on, by domain, the most first."""
         return dict(
-            self.db.all("SELECT domain, count(*) FROM tasks WHERE status = 'processing' GROUP BY 1 ORDER BY 2 DESC, 1")
+            self.db.all(
+                f"""SELECT domain, count(*) FROM tasks WHERE {self._of(job)} AND status = 'processing'
+                    GROUP BY 1 ORDER BY 2 DESC, 1""",
+                (job.id,) if job else (),
+            )
         )
 
-    def oldest_in_flight(self, count: int) -> list[tuple[str, float]]:
-        """The URLs that have been worked on for longest, and since when."""
+    def oldest_in_flight(
+        self, count: int, job: Job | None = None, domain: str | None = None
+    ) -> list[tuple[str, float]]:
+        """The URLs that have been worked on for longest, of all or of one domain, and since when."""
         return self.db.all(
-            "SELECT url, leased_at FROM tasks WHERE status = 'processing' ORDER BY leased_at LIMIT ?", (count,)
+            f"""SELECT url, leased_at FROM tasks
+                WHERE {self._of(job)} AND status = 'processing' AND (? IS NULL OR domain = ?)
+                ORDER BY leased_at LIMIT ?""",
+            (*((job.id,) if job else ()), domain, domain, count),
         )
 
     def rate(self, now: float, over_s: float = 30.0) -> float:
@@ -202,22 +245,38 @@ class Bookkeeping:
         own = self.db.all(
             f"SELECT domain, count(*) FROM tasks WHERE id IN ({members}) AND is_open GROUP BY 1", (job.id,)
         )
-        [(last,)] = self.db.all("SELECT ifnull(max(priority), 9) FROM tasks WHERE job_id = ?", (job.id,))
+        last = self.db.one(
+            f"""SELECT priority, deadline, {TURN} FROM tasks WHERE job_id = ? AND is_open
+                ORDER BY 1 DESC, 2 DESC, 3 DESC LIMIT 1""",
+            (job.id,),
+        ) or (9, job.deadline or NO_DEADLINE, 0)
         ahead = self.db.all(
-            f"""SELECT domain, count(*) FROM tasks WHERE status = 'pending' AND not_before < 9e15
+            f"""SELECT domain, count(*) FROM tasks WHERE status = 'pending' AND not_before = 0
                 AND id NOT IN ({members}) AND (queue = 'urgent' OR ?2 = 'default')
-                AND (queue <> ?2 OR (priority, deadline) < (?3, ?4)) GROUP BY 1""",
-            (job.id, job.queue, last, job.deadline or NO_DEADLINE),
+                AND (queue <> ?2 OR (priority, deadline, {TURN}) < (?3, ?4, ?5)) GROUP BY 1""",
+            (job.id, job.queue, *last),
         )
         first = dict(ahead)
         return [(domain, count, first.get(domain, 0)) for domain, count in own]
 
-    def paces(self) -> dict[str, tuple[float, float]]:
-        """Seconds to fetch and to parse a page, by domain, of those that came last."""
+    def paces(self, job: Job | None = None) -> dict[str, tuple[float, float]]:
+        """Seconds to fetch and to parse a page, by domain, of those that came last; those of a job count first.
+
+        Else the pages of a large job beside it would leave none of its own among the last, and it would be told by
+        the pace of other domains.
+        """
+        last = "SELECT task FROM results ORDER BY task DESC LIMIT 2000"
+        paces = self._paces(last, ())
+        if job:
+            own = "SELECT id FROM tasks WHERE job_id = ? AND status = 'completed' ORDER BY id DESC LIMIT 2000"
+            paces |= self._paces(own, (job.id,))
+        return paces
+
+    def _paces(self, tasks: str, values: tuple[int, ...]) -> dict[str, tuple[float, float]]:
         rows = self.db.execute(
-            """SELECT domain, avg(fetch_ms) / 1000, avg(parse_ms) / 1000
-               FROM (SELECT task, fetch_ms, parse_ms FROM results ORDER BY task DESC LIMIT 2000)
-               JOIN tasks ON tasks.id = task GROUP BY 1"""
+            f"""SELECT domain, avg(fetch_ms) / 1000, avg(parse_ms) / 1000 FROM results
+                JOIN tasks ON tasks.id = task WHERE task IN ({tasks}) GROUP BY 1""",
+            values,
         )
         return {domain: (max(fetch_s, 0.001), parse_s) for domain, fetch_s, parse_s in rows}
 
@@ -304,7 +363,7 @@ class Bookkeeping:
         """Why tasks ended without a result: by state, the most frequent reason first."""
         rows = self.db.execute(
             f"""SELECT status, ifnull(error_type, 'unknown'), count(*) FROM tasks
-                WHERE status IN ('failed', 'skipped', 'expired') AND {self._of(job)}
+                WHERE status IN {_ENDED} AND {self._of(job)}
                 GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2""",
             (job.id,) if job else (),
         )
@@ -312,6 +371,14 @@ class Bookkeeping:
         for status, reason, count in rows:
             reasons.setdefault(status, {})[reason] = count
         return reasons
+
+    def all_reasons(self) -> dict[str, int]:
+        """The reasons that any task has, also one that will be tried again, the most frequent first."""
+        return dict(
+            self.db.all(
+                "SELECT error_type, count(*) FROM tasks WHERE error_type NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
+            )
+        )
 
     def forbidden(self, job: Job | None) -> int:
         """How many tasks robots.txt has kept from being fetched."""
@@ -332,18 +399,21 @@ class Bookkeeping:
             [(rejected,)] = self.db.all("SELECT count(*) FROM rejected_rows WHERE job_id = ?", (job.id,))
             [(links,)] = self.db.all("SELECT count(*) FROM job_links WHERE job_id = ?", (job.id,))
             [(own,)] = self.db.all("SELECT count(*) FROM tasks WHERE job_id = ?", (job.id,))
-            digest, found = sha256(), Counter[str]()
-            for row in self.db.execute(
-                f"""SELECT url, parcel_id, status, body_sha256 FROM tasks t LEFT JOIN results ON task = t.id
-                    WHERE t.id IN ({self._members(job)}) ORDER BY t.id""",
+            digest, found, missing = sha256(), Counter[str](), Counter[str]()
+            for *row, record in self.db.execute(
+                f"""SELECT url, parcel_id, status, body_sha256, CAST(record AS BLOB) FROM tasks t
+                    LEFT JOIN results ON task = t.id WHERE t.id IN ({self._members(job)}) ORDER BY t.id""",
                 (job.id,),
             ):
-                digest.update("\t".join(str(value or "") for value in row).encode() + b"\n")
+                digest.update("\t".join(str(value or "") for value in row).encode() + b"\t" + (record or b"") + b"\n")
                 found[row[2]] += 1
+                if record and b'"missing":' in record:
+                    with suppress(msgspec.MsgspecError, ValueError):  # what cannot be read is among the problems
+                        missing.update(msgspec.json.decode(record, type=_Record).missing)
             counted = {state: count for state in TaskStatus if (count := getattr(books, state))}
             if found != counted:  # these come from an index, those from the rows
-                problems.append(f"an index of lpm.db has other states of tasks than their rows; {_mend()}")
-            problems += [f"{fault}; {_mend()}" for fault in index_faults(self.db, ["tasks"])]
+                problems.append(f"an index of lpm.db has other states of tasks than their rows; {mend()}")
+            problems += [f"{fault}; {mend()}" for fault in index_faults(self.db, ["tasks"])]
             return Receipt(
                 job=job.name,
                 status=job.state,
@@ -354,8 +424,19 @@ class Bookkeeping:
                 reasons=self.reasons(job),
                 problems=problems,
                 accepted=[loss.what for loss in losses.of(self.db, job) if loss.how == losses.ACCEPTED],
+                missing_fields=self._missing_fields(job, missing) if missing else [],
                 checksum=digest.hexdigest(),
             )
+
+    def _missing_fields(self, job: Job, missing: Counter[str]) -> list[MissingField]:
+        """These fields with how many pages have been read for them: other pages of the job may be of other sites."""
+        read = Counter[str]()
+        for (record,) in self.db.execute(
+            f"SELECT CAST(record AS BLOB) FROM results WHERE task IN ({self._members(job)})", (job.id,)
+        ):
+            with suppress(msgspec.MsgspecError, ValueError):
+                read.update(missing.keys() & msgspec.json.decode(record, type=dict[str, msgspec.Raw]).keys())
+        return [MissingField(name, pages, read[name]) for name, pages in missing.most_common()]
 
     def tasks(
         self,
@@ -366,24 +447,37 @@ class Bookkeeping:
         limit: int | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Tasks as they stand, in the order of import, read some at a time; `their_id` is a Gateway's name for one."""
-        names = ("task_id", "their_id", "url", "parcel_id", "status", "reason", "message", "attempts", "queue",
-                 "priority", "domain", "source_file", "source_line", "source_item", "completed_at")  # fmt: skip
         last = 0
         while limit is None or limit > 0:
             size = min(1000, limit or 1000)
             rows = self.db.all(
-                f"""SELECT id, task_id, {_THEIR_ID}, url, parcel_id, status, error_type, error_message, attempts, queue,
-                        priority, domain, source_file, source_line, source_item, completed_at FROM tasks NOT INDEXED
+                f"""SELECT id, {_LISTED} FROM tasks NOT INDEXED
                     WHERE {self._of(job)} AND id > ? AND (? IS NULL OR error_type = ?) AND (? IS NULL OR domain = ?)
                     AND (? OR status IN (SELECT value FROM json_each(?))) ORDER BY id LIMIT ?""",
                 (*((job.id,) if job else ()), last, reason, reason, domain, domain, not statuses,
                  msgspec.json.encode(list(statuses)).decode(), size),
             )  # fmt: skip
             for row in rows:
-                yield dict(zip(names, row[1:], strict=True))
+                yield dict(zip(_LISTED_NAMES, row[1:], strict=True))
             if len(rows) < size:
                 return
             last, limit = rows[-1][0], None if limit is None else limit - size
+
+    def examples(self, job: Job | None, most: int = 5) -> list[dict[str, Any]]:
+        """One task for each reason to end without a result, the most frequent reasons first."""
+        rows = self.db.all(
+            f"""SELECT {_LISTED} FROM (
+                    SELECT min(id) AS first, count(*) AS count FROM tasks WHERE {self._of(job)} AND status IN {_ENDED}
+                    GROUP BY status, error_type) JOIN tasks ON tasks.id = first
+                ORDER BY count DESC, first LIMIT ?""",
+            (*((job.id,) if job else ()), most),
+        )
+        return [dict(zip(_LISTED_NAMES, row, strict=True)) for row in rows]
+
+    def ended_at(self, job: Job) -> float | None:
+        """When the last task of a job came to its end."""
+        [(at,)] = self.db.all(f"SELECT max(completed_at) FROM tasks WHERE id IN ({self._members(job)})", (job.id,))
+        return float(at) if at is not None else None
 
     def _of(self, job: Job | None) -> str:
         """The condition for a job's tasks, or for all; the job's number is the first value."""
@@ -431,6 +525,7 @@ class Bookkeeping:
         return Delivery(
             results=sum(count for _, _, count in kept),
             pending=sum(count for state, here, count in kept if here and state != "synced"),
+            archived=sum(count for state, here, count in kept if not here and state != "synced"),
             oldest=oldest,
             late=late,
             without_page=without_page,
@@ -447,6 +542,12 @@ class Bookkeeping:
 
     def _shares(self, job: Job) -> bool:
         return self.db.one("SELECT 1 FROM job_links WHERE job_id = ? LIMIT 1", (job.id,)) is not None
+
+
+class _Record(msgspec.Struct):
+    """Of a record, the list of the required fields that its page lacks."""
+
+    missing: list[str] = []
 
 
 def index_faults(db: Database, tables: Iterable[str]) -> list[str]:
@@ -470,7 +571,8 @@ def index_faults(db: Database, tables: Iterable[str]) -> list[str]:
     return faults
 
 
-def _mend() -> str:
+def mend() -> str:
+    """What to type where the ledger does not agree with itself."""
     return f"mend it: {program()} doctor --repair"
 
 
@@ -483,7 +585,7 @@ def as_job(row: tuple[Any, ...]) -> Job:
 def _books(states: Iterable[tuple[str, int]], outbox: Iterable[tuple[str, int]]) -> Books:
     counts, sent = dict(states), dict(outbox)
     if unknown := sum(counts[state] for state in counts.keys() - set(TaskStatus)):
-        raise StoreError(f"{unknown:,} tasks are in a state that this program does not know; {_mend()}")
+        raise StoreError(f"{unknown:,} tasks are in a state that this program does not know; {mend()}")
     results, synced = sum(sent.values()), sent.get("synced", 0)
     return Books(
         **{**counts, "accepted": sum(counts.values()), "results": results, "synced": synced,

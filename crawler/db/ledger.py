@@ -1,5 +1,6 @@
 """The ledger's statements: who comes next, who holds what, what is where."""
 
+import random
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import zip_longest
@@ -10,12 +11,12 @@ import msgspec
 
 from crawler.db import losses, siblings
 from crawler.db.acts import COUNTS_FOR, HELD, SUSPECT_DEATHS, Acts
-from crawler.db.books import JOB, as_job
+from crawler.db.books import JOB, TURN, as_job
 from crawler.db.connection import Database, writing
 from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, JobOptions, Known, NewTask, Task, encoded_input
 
 _TASK = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback, job_id,
-           (SELECT size FROM jobs WHERE jobs.id = tasks.job_id), platform"""
+           (SELECT size FROM jobs WHERE jobs.id = tasks.job_id), platform, error_type"""
 _UNHELD = "not_before = iif(not_before = 9e15, 0, not_before)"
 _IS_STORED = "(r.raw_segment IS NULL OR EXISTS (SELECT 1 FROM raw_segments s WHERE s.name = r.raw_segment))"
 _DUE = f"status = 'pending' AND not_before = 0 AND deaths < {SUSPECT_DEATHS}"
@@ -23,6 +24,8 @@ _SUSPECTED = f"status = 'pending' AND not_before = 0 AND deaths >= {SUSPECT_DEAT
 
 
 _DOMAINS = 64
+MAX_PROBE_GROUPS = 64
+"""Priorities and deadlines in which a page to probe a domain with is looked for."""
 _LAST = "\U0010ffff"
 """Behind every domain."""
 _AT = f"FROM tasks WHERE {_DUE} AND queue = ?1 AND priority = ?2 AND deadline = ?3"
@@ -33,7 +36,7 @@ _DUE_DOMAINS = f"""
         SELECT (SELECT min(domain) {_AT} AND domain > found.domain) FROM found WHERE domain IS NOT NULL
         LIMIT {_DOMAINS}
     )
-    SELECT domain, (SELECT job_id {_AT} AND domain = found.domain ORDER BY id LIMIT 1)
+    SELECT domain, (SELECT job_id {_AT} AND domain = found.domain ORDER BY {TURN} LIMIT 1)
     FROM found WHERE domain <= ?5"""
 
 
@@ -53,6 +56,8 @@ class Place(NamedTuple):
     due: Due
     most: int
     fits: Callable[[int | None], bool]
+    probe_in: Sequence[str] = ()
+    """Where the first one is to show whether the domain answers at all: the queues to look for such a page in."""
 
 
 class Suspect(NamedTuple):
@@ -601,17 +606,28 @@ class Ledger(Acts):
             [(at,)] = self.db.all(first)
         return at  # type: ignore[no-any-return]  # the column holds numbers
 
-    def claim(self, owner: str, places: Iterable[Place], limit: int, now: float) -> tuple[list[Task], bool]:
-        """Lease up to `limit` tasks from these places, in their order; says too if more are due there."""
+    def claim(
+        self,
+        owner: str,
+        places: Iterable[Place],
+        limit: int,
+        now: float,
+        chance: Callable[[], float] = random.random,
+    ) -> tuple[list[Task], bool]:
+        """Lease up to `limit` tasks from these places, in their order; says too if more are due there.
+
+        `chance` chooses the page that a closed domain is probed with.
+        """
         ids: list[int] = []
         more = False
         with writing(self.db):
-            for due, most, fits in places:
+            for due, most, fits, probe_in in places:
                 if len(ids) >= limit:
                     more = True
                     break
                 count = min(most, limit - len(ids))
                 rows = self._due_rows(due, count + 1)
+                rows = self._probe_rows(due.domain, probe_in, chance()) + rows
                 fitting = _fitting(rows, fits)
                 more |= len(rows) > count or len(fitting) < len(rows)
                 ids += self.free_to_go(fitting, now)[:count]
@@ -680,10 +696,7 @@ class Ledger(Acts):
             yield from self._domains(queue, group, after, _LAST)
             if after:
                 yield from self._domains(queue, group, "", after)
-            # Two seeks: a comparison of both columns at once would scan the whole priority.
-            group = self._next_group(queue, "priority = ? AND deadline > ?", *group) or self._next_group(
-                queue, "priority > ?", group[0]
-            )
+            group = self._group_behind(queue, group)
 
     def due_count(self, due: Due, limit: int) -> int:
         """How many tasks are due at a place, as far as one wants to know."""
@@ -696,6 +709,12 @@ class Ledger(Acts):
             (queue, *values),
         )
         return (row[0], row[1]) if row else None
+
+    def _group_behind(self, queue: str, group: tuple[int, float]) -> tuple[int, float] | None:
+        # Two seeks: a comparison of both columns at once would scan the whole priority.
+        return self._next_group(queue, "priority = ? AND deadline > ?", *group) or self._next_group(
+            queue, "priority > ?", group[0]
+        )
 
     def _domains(self, queue: str, group: tuple[int, float], after: str, last: str) -> Iterator[Due]:
         """The domains with due tasks behind one and up to another; some at a time, each found by a seek."""
@@ -710,9 +729,37 @@ class Ledger(Acts):
     def _due_rows(self, due: Due, limit: int) -> list[tuple[int, int | None]]:
         return self.db.all(
             f"""SELECT id, job_id FROM tasks WHERE {_DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain = ?
-                ORDER BY id LIMIT ?""",
+                ORDER BY {TURN} LIMIT ?""",
             (due.queue, *due.group, due.domain, limit),
         )
+
+    def _probe_rows(self, domain: str, queues: Sequence[str], chance: float) -> list[tuple[int, int | None]]:
+        """A due task of a domain that has not failed yet, from anywhere in the most urgent group that has one.
+
+        Bad pages stand together in most lists: the next one after a bad one would hold the domain for another pause.
+        """
+        for queue in queues:
+            group = self._next_group(queue, "priority > ?", 0)
+            for _ in range(MAX_PROBE_GROUPS):
+                if group is None:
+                    break
+                if row := self._any_untried(queue, group, domain, chance):
+                    return [row]
+                group = self._group_behind(queue, group)
+        return []
+
+    def _any_untried(
+        self, queue: str, group: tuple[int, float], domain: str, chance: float
+    ) -> tuple[int, int | None] | None:
+        untried = f"""SELECT id, job_id FROM tasks WHERE {_DUE} AND queue = ?1 AND priority = ?2 AND deadline = ?3
+            AND domain = ?4 AND failures = 0 AND {TURN} >= ?5 ORDER BY {TURN}"""
+        values = (queue, *group, domain)
+        first = self.db.one(f"{untried} LIMIT 1", (*values, 0))
+        last = self.db.one(f"{untried} DESC LIMIT 1", (*values, 0))
+        if first is None or last is None:
+            return None
+        at = first[0] + int(chance * (last[0] - first[0]))
+        return self.db.one(f"{untried} LIMIT 1", (*values, at))
 
     # The window
 
@@ -772,7 +819,7 @@ class Ledger(Acts):
         return self.db.all(
             f"""SELECT task_id, (SELECT batch_size FROM jobs WHERE jobs.id = tasks.job_id) FROM tasks
                 WHERE {_DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain = ? AND message_id IS NULL
-                ORDER BY id LIMIT ?""",
+                ORDER BY {TURN} LIMIT ?""",
             (queue, *group, domain, limit),
         )
 

@@ -119,7 +119,7 @@ def examine(
     context = Context(settings, repair, tell, reread)
     if not context.folder.exists():
         yield Finding("store", "note", f"there is no store in {context.folder} yet", f"{program()} run FILE")
-        yield from _look({"versions": machine.versions, "redis": stack.redis_server}, context)
+        yield from _look({"versions": machine.versions, "sites": machine.sites, "redis": stack.redis_server}, context)
         return
     kernel.check(context.folder)
     with _alone(context) as reason:
@@ -128,6 +128,7 @@ def examine(
             context.repair = False
         first = {
             "versions": machine.versions,
+            "sites": machine.sites,
             "folder": machine.folder,
             "inbox": machine.inbox,
             "stack": stack.processes,

@@ -28,6 +28,8 @@ from crawler.lpm import is_importing, later_results, unaccounted
 from crawler.models import TaskStatus
 from crawler.process import read_stack
 
+_MAX_LINE = 120
+"""Characters of what SQLite says about damage."""
 _MAGIC = b"SQLite format 3\0"
 _WAL_LIMIT = 256 << 20
 _AHEAD_S = 300
@@ -132,7 +134,7 @@ def _problems(context: Context, version: int) -> list[str]:
     """What SQLite, and a reader of the rows, would stumble over."""
     context.tell(f"reading {context.path} …")
     try:
-        found = [str(row[0]).replace("\n", " ") for row in context.db.all("PRAGMA integrity_check(20)")]
+        found = [_in_short(str(row[0])) for row in context.db.all("PRAGMA integrity_check(20)")]
         if found != ["ok"]:
             return found
         with reading(context.db):
@@ -148,6 +150,12 @@ def _problems(context: Context, version: int) -> list[str]:
         return undecodable(context.db) or describe(context.db)
     except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError) as error:
         return [str(error)]
+
+
+def _in_short(text: str) -> str:
+    """A line of SQLite's check: one damaged page may have it write pages of text, which say nothing more."""
+    line, _, more = text.removeprefix("*** in database main ***\n").partition("\n")
+    return f"{line[:_MAX_LINE]} …" if more or len(line) > _MAX_LINE else line
 
 
 def _damaged(context: Context, why: str) -> Iterator[Seen]:
@@ -273,7 +281,9 @@ def gateway(context: Context) -> Iterator[Seen]:
 
 def _deliver(context: Context) -> str:
     agent = read_stack(context.folder).agent
-    return f"{program()} " + ("sync status" if agent and agent.find() else "ondemand, or sync push")
+    if agent and agent.find():
+        return f"{program()} sync status"
+    return f"{program()} ondemand, or {program()} sync push"
 
 
 def leases(context: Context) -> Iterator[Seen]:

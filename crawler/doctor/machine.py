@@ -86,6 +86,20 @@ def _room(context: Context, kind: str) -> Iterator[Seen]:
     yield Seen("ok", f"{context.folder} is on {kind or 'an unknown file system'}, {free / 1e9:.1f} GB free")
 
 
+def sites(context: Context) -> Iterator[Seen]:
+    """The files of `config/`: a broken one keeps workers from starting."""
+    from crawler.sites import config as files
+
+    folder, rate = context.settings.config_dir, context.settings.rate
+    if found := files.faults(folder, rate):
+        for fault in found:
+            yield Seen("wrong", str(fault), "mend that line: no worker starts before")
+        return
+    names = files.load(folder, rate).names
+    what = f"{len(names)} files in {folder / 'sites'} are good" if names else "no site has a file of its own"
+    yield Seen("ok", what)
+
+
 def _file_system(path: str) -> str:
     """The kind of the file system that the path is on: that of the longest mount point above it."""
     mounts = [m for m in psutil.disk_partitions(all=True) if f"{path}/".startswith(f"{m.mountpoint.rstrip('/')}/")]

@@ -88,7 +88,8 @@ def redis_server(context: Context) -> Iterator[Seen]:
         if context.settings.redis_url:
             yield Seen("wrong", f"Redis does not answer at {shown} ({error})", "start it, or unset REDIS_URL")
         elif read_stack(context.folder).up:
-            yield Seen("wrong", f"the stack's Redis does not answer at {shown} ({error})", f"{down()}, then up")
+            what = f"the stack's Redis does not answer at {shown} ({error})"
+            yield Seen("wrong", what, f"{down()}, then {program()} up")
         else:
             yield Seen("ok", f"no Redis is used at {shown}; `up` and `run` start one")
         return

@@ -89,6 +89,7 @@ def describe(domain: str, known: Known, now: float) -> Domain:
         slowed=known.slowed,
         crawl_delay_s=known.crawl_delay,
         not_before=known.not_before if waiting else None,
+        next_at=known.tat if known.tat is not None and known.tat > now else None,
         interval_s=known.rule.interval_s,
         at_a_time=known.rule.at_a_time,
     )
@@ -154,6 +155,7 @@ def book(known: Known, ask: Ask, holder: str, held: int, epoch: float | None, no
         known.last, known.step, known.tat = holder, step, tat
     if probing and starts:
         known.state, known.probe, known.probe_until = "HALF_OPEN", holder, now + LEASE_S
+        return Answer(starts_s=starts, why="probe", wait_s=PROBE_WAIT_S if ask.wish > 1 else 0.0)
     if len(starts) == ask.wish:
         return Answer(starts_s=starts)
     return Answer(starts_s=starts, why=why, wait_s=_wait(known, ask, step, len(starts), why, tat, now))
@@ -220,6 +222,8 @@ def learn(known: Known, report: Report, holder: str, fail_max: int, now: float) 
 def _judge(known: Known, report: Report, holder: str, fail_max: int, now: float) -> bool:
     """Whether the report counts: one of a request that ended after the circuit opened says nothing new."""
     if known.state == "CLOSED":
+        if report.block and report.again:
+            return False
         if report.block:
             known.failures += 1
             known.last_block = report.block
@@ -233,7 +237,7 @@ def _judge(known: Known, report: Report, holder: str, fail_max: int, now: float)
     if report.block or report.good is False:
         known.failures += 1
         known.last_block = report.block or known.last_block
-        _open(known, min(known.open_for * 2, OPEN_MOST_S), now)
+        _open(known, known.open_for if report.again else min(known.open_for * 2, OPEN_MOST_S), now)
     elif report.good:
         known.state, known.failures, known.last_block, known.probe = "CLOSED", 0, "", ""
         known.opened_at = known.open_until = None

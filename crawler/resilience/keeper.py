@@ -23,6 +23,8 @@ class Booking(msgspec.Struct, frozen=True, kw_only=True):
     domain: str
     rule: Rule
     at: float
+    probe: bool = False
+    """Whether it is to show that the domain answers again."""
 
 
 class _Refused(NamedTuple):
@@ -50,6 +52,7 @@ class Keeper:
         self._latest: dict[str, float] = {}
         self._held: Counter[str] = Counter()
         self._reports: list[Report] = []
+        self._refusing: set[str] = set()
         self._guard = threading.Lock()
 
     def closed_s(self, domain: str) -> float:
@@ -78,7 +81,10 @@ class Keeper:
         after = self._clock()
         booked = []
         for ask, answer in zip(asks, answers, strict=True):
-            booked.append([Booking(domain=ask.domain, rule=ask.rule, at=after + s) for s in answer.starts_s])
+            probe = answer.why == "probe"
+            booked.append(
+                [Booking(domain=ask.domain, rule=ask.rule, at=after + s, probe=probe) for s in answer.starts_s]
+            )
             if answer.starts_s:
                 self._latest[ask.domain] = booked[-1][-1].at
             if ask.slots:
@@ -86,7 +92,7 @@ class Keeper:
                     self._held[ask.domain] += len(answer.starts_s)
             if answer.wait_s and len(answer.starts_s) < ask.wish:
                 until = after + min(answer.wait_s, LOOK_S)
-                self._closed[ask.domain] = _Refused(until, answer.wait_s, answer.why)
+                self._closed[ask.domain] = _Refused(until, answer.wait_s, "open" if probe else answer.why)
         return booked
 
     def is_latest(self, booking: Booking) -> bool:
@@ -97,9 +103,17 @@ class Keeper:
         """Leave word of a request's end; it goes with the next call."""
         with self._guard:
             self._reports.append(report)
+            if report.block and not report.again:
+                self._refusing.add(report.domain)
+            elif report.good and not report.block:
+                self._refusing.discard(report.domain)
             self._held[report.domain] -= report.slots
             if self._held[report.domain] <= 0:
                 del self._held[report.domain]
+
+    def is_refusing(self, domain: str) -> bool:
+        """Whether the last page of the domain that told anything was refused."""
+        return domain in self._refusing
 
     def flush(self) -> None:
         """Pass on what was reported; a domain whose request has ended may be asked again at once."""

@@ -24,7 +24,8 @@
 --
 -- ARGV: verb, holder, requests of the holder in flight, now (empty: the server's clock), then by verb
 --   ask     interval, at_a_time, wish, ahead, 1 if places are taken else 0
---   report  interval, fail_max, good (1, 0 or empty), block, latency, retry_after, crawl_delay, ended (1 or 0), unused
+--   report  interval, fail_max, good (1, 0 or empty), block, latency, retry_after, crawl_delay, ended (1 or 0), unused,
+--           again (1 or 0)
 --   renew, reset, forget (the holder in question is `holder`)
 -- Names in capitals are the constants of `permit.py`; they are put before this text.
 
@@ -190,6 +191,7 @@ local function ask(interval, at_a_time, wish, ahead, takes)
     put('state', 'HALF_OPEN')
     put('probe', holder)
     put('probe_until', now + LEASE_S)
+    return answer('probe', wish > 1 and PROBE_WAIT_S or 0)
   end
   if #starts == wish then return answer('', 0) end
   if why == 'open' then return answer(why, PROBE_WAIT_S) end
@@ -216,10 +218,11 @@ local function open(seconds)
 end
 
 -- Whether the report counts: one of a request that ended after the circuit opened says nothing new.
-local function judge(fail_max, good, block, ended)
+local function judge(fail_max, good, block, ended, again)
   local state = fields.state or 'CLOSED'
   local failures = number('failures', 0)
   if state == 'CLOSED' then
+    if block ~= '' and again then return false end
     if block ~= '' then
       put('failures', failures + 1)
       put('last_block', block)
@@ -233,7 +236,8 @@ local function judge(fail_max, good, block, ended)
   if block ~= '' or good == '0' then
     put('failures', failures + 1)
     if block ~= '' then put('last_block', block) end
-    open(math.min(number('open_for', OPEN_S) * 2, OPEN_MOST_S))
+    local before = number('open_for', OPEN_S)
+    open(again and before or math.min(before * 2, OPEN_MOST_S))
   elseif good == '1' then
     drop('state', 'failures', 'last_block', 'opened_at', 'open_until', 'open_for', 'probe', 'probe_until')
   elseif ended then
@@ -259,14 +263,14 @@ local function adapt(good, block, latency)
   put('slowed', slowed)
 end
 
-local function report(interval, fail_max, good, block, latency, retry_after, crawl_delay, ended, unused)
+local function report(interval, fail_max, good, block, latency, retry_after, crawl_delay, ended, unused, again)
   hold(held)
   local tat, step = number('tat', 0), number('step', 0)
   if unused > 0 and fields.last == holder and unused <= number('last_n', 0) and tat - unused * step >= now then
     put('tat', tat - unused * step)
     put('last_n', number('last_n') - unused)
   end
-  if judge(fail_max, good, block, ended) and interval > 0 then adapt(good, block, latency) end
+  if judge(fail_max, good, block, ended, again) and interval > 0 then adapt(good, block, latency) end
   if retry_after > 0 then put('not_before', math.max(number('not_before', 0), now + retry_after)) end
   if crawl_delay > 0 then put('crawl_delay', crawl_delay) elseif crawl_delay < 0 then drop('crawl_delay') end
   write()
@@ -286,7 +290,7 @@ if verb == 'ask' then
   return ask(tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9] == '1')
 elseif verb == 'report' then
   return report(tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]),
-    tonumber(ARGV[11]), ARGV[12] == '1', tonumber(ARGV[13]))
+    tonumber(ARGV[11]), ARGV[12] == '1', tonumber(ARGV[13]), ARGV[14] == '1')
 elseif verb == 'reset' then
   return reset()
 elseif verb == 'forget' then

@@ -57,7 +57,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     starts_s: tuple[float, ...] = ()
     wait_s: float = 0.0
     why: str = ""
-    """What limits: `rate`, `at a time`, `open` (the circuit), `retry after`, `just begun` (nothing is known yet)."""
+    """What limits: `rate`, `at a time`, `open` (the circuit), `retry after`, `just begun` (nothing is known yet); or
+    `probe`: the request that was granted is to show whether the domain answers again."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +72,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it speaks for the domain (any real answer) or against it; None says nothing."""
     block: str = ""
     """The kind of block that it met, such as `captcha` or `http_429`; blocks in a row open the circuit."""
+    again: bool = False
+    """Whether this page was refused before: refused once more, it says nothing new about the domain."""
     latency_s: float = 0.0
     retry_after_s: float = 0.0
     crawl_delay_s: float = 0.0
@@ -96,6 +99,8 @@ class Domain(msgspec.Struct, frozen=True, kw_only=True):
     crawl_delay_s: float
     not_before: float | None
     """The end of a `Retry-After`."""
+    next_at: float | None
+    """When the rate allows the next request, where that is still to come."""
     interval_s: float
     at_a_time: int
     """The rule that was asked with last; 0 means no limit."""

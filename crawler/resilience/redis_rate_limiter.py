@@ -167,8 +167,11 @@ class RedisRateLimiter:
                 except (RedisError, OSError) as error:
                     self._gone(error)
 
-    def domains(self) -> list[Domain]:
-        """What is known of every domain; raises `ServiceError` where Redis does not answer."""
+    def domains(self, here: float | None = None) -> list[Domain]:
+        """What is known of every domain; raises `ServiceError` where Redis does not answer.
+
+        Times are those of Redis's clock; of the caller's, where that says what it shows `here`.
+        """
         with self._guard, _answering():
             now = self._now()
             keys = sorted(self._client.scan_iter(f"{KEY}*", count=1000))
@@ -176,7 +179,8 @@ class RedisRateLimiter:
             for key in keys:
                 pipeline.hgetall(key)
             found = zip(keys, pipeline.execute(), strict=True)
-            return [describe(_text(key).removeprefix(KEY), _known(fields), now) for key, fields in found if fields]
+            known = [describe(_text(key).removeprefix(KEY), _known(fields), now) for key, fields in found if fields]
+            return known if here is None else [_moved(each, here - now) for each in known]
 
     def reset(self, domain: str) -> bool:
         """Forget what is known of a domain, but neither what is in flight nor what is booked; raises likewise."""
@@ -232,7 +236,7 @@ class RedisRateLimiter:
         interval_s = max(0.0, report.rule.interval_s)
         return self._call(
             "report", report.domain, repr(interval_s), str(self._fail_max), good, report.block, *numbers, ended,
-            str(max(0, report.unused)),
+            str(max(0, report.unused)), str(int(report.again)),
         )  # fmt: skip
 
     def _call(self, verb: str, domain: str, *arguments: str, holder: str | None = None) -> tuple[str, ...]:
@@ -380,6 +384,13 @@ class _answering:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RedisError | OSError):
             raise ServiceError(f"Redis does not answer ({error})") from None
+
+
+def _moved(about: Domain, seconds: float) -> Domain:
+    """A domain by a clock that shows so much more."""
+    names = ("opened_at", "open_until", "not_before", "next_at")
+    times = {name: at + seconds for name in names if (at := getattr(about, name)) is not None}
+    return msgspec.structs.replace(about, **times)
 
 
 def _text(value: Any) -> str:

@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,8 @@ from crawler.lpm import LocalPersistenceManager, missing_files
 from crawler.models import Job, Raw
 
 FORMATS = ("json", "jsonl", "csv", "xlsx", "warc", "md", "parquet")
+TABLES = ("csv", "xlsx", "parquet")
+"""Formats with columns: they read everything once before they write."""
 _ENDINGS = {".warc.gz": "warc"} | {f".{form}": form for form in FORMATS if form != "warc"}
 _PAGE_ENDINGS = {
     "text/html": "html",
@@ -132,6 +134,7 @@ def export(
     job: Job | None = None,
     since: float | None = None,
     all_rows: bool = False,
+    columns: Sequence[str] = (),
     pages: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Exported:
@@ -159,10 +162,10 @@ def export(
                     written += saver.save(row) if saver else 0
                 yield row
 
-    done = "read" if form in formats.TABLES else "written"
+    done = "read" if form in TABLES else "written"
     with _opened(target, form in formats.BINARY, lpm.folder) as out:
         folder = None if str(target) == "-" else Path(os.path.realpath(target)).parent
-        sink = formats.Sink(out, target.name, folder, lpm.raw, partial(_place, lpm, job), say)
+        sink = formats.Sink(out, target.name, folder, lpm.raw, partial(_place, lpm, job), say, columns)
         formats.WRITERS[form](formats.told(chosen(), say, f"{'rows' if all_rows else 'results'} {done}"), sink)
     if saver:
         os.sync()  # once, not for each of a hundred thousand files

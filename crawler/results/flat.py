@@ -1,19 +1,22 @@
 """Results as flat rows with stable columns, for tables: csv, xlsx, parquet.
 
-The columns are those of `BASE` (with `line` behind `message` where rows of input are exported), then `input.<name>` for
-each input column in the order of their first appearance, then `data.<path>` for each field of the records, sorted.
+The columns are `data.<path>` for each field of the records, sorted, then `input.<name>` for each input column in the
+order of their first appearance, then those of `BASE` (with `line` behind `message` where rows of input are exported).
 A list of plain values is one text with ` | ` between them; a list with objects or lists in it, and whatever lies deeper
 than `MAX_DEPTH`, is compact JSON. Columns beyond a format's limit, those of fewest
 rows, are folded into one of JSON, `data.more`.
 """
 
+import difflib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+
+from crawler.errors import UsageError
 
 BASE: dict[str, type] = {
     "task_id": str,
@@ -44,6 +47,8 @@ MAX_RARE = 20_000
 """Objects inside objects inside a record: deeper ones are JSON."""
 MAX_NAME = 250
 """A longer name is no column of its own."""
+
+_SHOWN = 40
 
 Row = dict[str, Any]
 
@@ -93,17 +98,37 @@ def as_text(value: Any) -> str:
 class Table:
     """Rows that were spooled once, with all their columns known."""
 
-    def __init__(self, spool: BinaryIO, columns: dict[str, type], folded: int) -> None:
+    def __init__(self, spool: BinaryIO, columns: dict[str, type], folded: int, names: Sequence[str] = ()) -> None:
         self._spool = spool
+        self._names = list(names or columns)
+        """What the columns are called in the rows."""
         self.columns = columns
         """Names in their order, with the type that holds all values: text where they are mixed."""
         self.folded = folded
         """How many columns more there were; they are in the last one."""
 
+    def only(self, wanted: Sequence[str]) -> "Table":
+        """The table with these columns: their names, or those of fields, of the records first and then of the input."""
+        known = dict(self.columns)
+        if self.folded:
+            known.popitem()
+        names = [self._name(each, known) for each in wanted]
+        return Table(self._spool, {each: known[name] for each, name in zip(wanted, names, strict=True)}, 0, names)
+
+    @staticmethod
+    def _name(wanted: str, known: Mapping[str, type]) -> str:
+        for name in (wanted, f"data.{wanted}", f"input.{wanted}"):
+            if name in known:
+                return name
+        near = difflib.get_close_matches(wanted, [*known, *(name.partition(".")[2] for name in known)], n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        more = f" and {len(known) - _SHOWN:,} more" if len(known) > _SHOWN else ""
+        raise UsageError(f"there is no column {wanted!r}{hint}; there are: {', '.join(list(known)[:_SHOWN])}{more}")
+
     def __iter__(self) -> Iterator[list[Any]]:
         """The rows, each with a value or None for every column."""
         self._spool.seek(0)
-        names = list(self.columns)
+        names = self._names
         own = set(names)
         for line in self._spool:
             row: Row = msgspec.json.decode(line)
@@ -159,8 +184,8 @@ def _columns(seen: Mapping[str, int], folded: bool) -> dict[str, type]:
     found = sorted(name for name in seen if name.startswith("data."))
     base = list(BASE)
     at = base.index("message") + 1
-    columns = {name: BASE.get(name, int) for name in (*base[:at], *line, *base[at:])}
-    columns |= {name: _type(seen[name] % _ROW) for name in (*given, *found)}
+    columns = {name: _type(seen[name] % _ROW) for name in (*found, *given)}
+    columns |= {name: BASE.get(name, int) for name in (*base[:at], *line, *base[at:])}
     if folded:
         more = "data.more"
         while more in columns:

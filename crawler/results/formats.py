@@ -6,7 +6,7 @@ import gc
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -49,6 +49,8 @@ class Sink(NamedTuple):
     """Where the page of a result lies, unless none was kept or it was pruned."""
     say: Callable[[str], None]
     """For progress, and for what the reader of the file should know."""
+    columns: Sequence[str] = ()
+    """Those of a table; all where there are none."""
 
 
 def told(items: Iterable[T], say: Callable[[str], None], what: str, every_s: float = 5.0) -> Iterator[T]:
@@ -191,6 +193,9 @@ def _typed(values: Iterable[Any], kind: type) -> list[Any]:
 @contextmanager
 def _table(results: Results, sink: Sink, limit: int) -> Iterator[Table]:
     with tabulated(results, sink.folder, limit) as table:
+        if sink.columns:
+            yield table.only(sink.columns)
+            return
         if table.folded:
             more = list(table.columns)[-1]
             sink.say(f"{table.folded:,} columns or more have no room; they are together in the column {more}, as JSON")
@@ -240,7 +245,5 @@ WRITERS: dict[str, Callable[[Results, Sink], None]] = {
     "md": write_md,
     "parquet": write_parquet,
 }
-TABLES = frozenset({"csv", "xlsx", "parquet"})
-"""Formats that read everything once before they write."""
 BINARY = frozenset({"xlsx", "warc", "parquet"})
 """Formats that a terminal cannot show."""

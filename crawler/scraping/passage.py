@@ -50,6 +50,8 @@ class Passage:
         # How it went, as far as it is known by its end
         self.good: bool | None = None
         self.block = ""
+        self.again = False
+        """Whether the page was refused before."""
         self.retry_after_s = 0.0
         self._delays: dict[str, float] = {}
 
@@ -131,6 +133,7 @@ class Passage:
                     slots=int(own and self._holds),
                     good=self.good if told else True if answered else None,
                     block=self.block if told else "",
+                    again=self.again and told,
                     latency_s=last.seconds if last and told else 0.0,
                     retry_after_s=self.retry_after_s if told else 0.0,
                     crawl_delay_s=self._delays.get(domain, 0.0),

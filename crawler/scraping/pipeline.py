@@ -19,7 +19,7 @@ from crawler.fetch.http import USER_AGENT, Gate, Request
 from crawler.fetch.robots import MAX_BYTES, Robots
 from crawler.fetch.session import LiveSession
 from crawler.fetch.wire import BLANKS
-from crawler.judge import Verdict, judge
+from crawler.judge import Verdict, decided, judge
 from crawler.logs import printable
 from crawler.models import UNCHANGED, Outcome, Page, RetryClass, Rule, Task, TaskStatus
 from crawler.resilience import retry
@@ -89,6 +89,7 @@ async def scrape(
 ) -> Outcome:
     """One attempt at one task; all work on what servers send for it is done within its budget."""
     site = order.site
+    passage.again = _was_refused(order.task)
     begun = Outcome(
         task=order.task, status=TaskStatus.FAILED, worker=worker, site=(site.name, site.version), rule=order.rule
     )
@@ -116,6 +117,14 @@ async def scrape(
         passage.good = None if page is None else page.status < 500
         ended = _failed(begun, error, retry.class_of(error.reason), order, passage, clock, jitter)
     return replace(ended, sent=tuple(passage.sent))
+
+
+def _was_refused(task: Task) -> bool:
+    """Whether the last attempt at a task spoke against its domain."""
+    reason = task.error_type
+    if not reason:
+        return False
+    return bool(decided(reason).block) or reason in retry.BLOCKS or reason.startswith("http_5")
 
 
 async def _fetched(order: Order, fetch: Fetch, passage: Passage, robots: Robots, budget: Budget) -> Page:

@@ -1,5 +1,6 @@
 """A page that was stored, to be read again, and what that changes."""
 
+import shlex
 from typing import Any
 
 import msgspec
@@ -67,7 +68,7 @@ def find(lpm: LocalPersistenceManager, url: str, key: bytes) -> Found:
     if failed:
         return failed
     if gone:
-        raise UsageError(f"the page of {url} {gone}; {program()} scrape '{url}' fetches it again")
+        raise UsageError(f"the page of {url} {gone}; {program()} scrape {shlex.quote(url)} fetches it again")
     if collected:
         raise UsageError(f"there is a result for {url}, but its page was not kept (CRAWLER_RAW)")
     raise UsageError(f"no page is stored for {url}: {_why_not(lpm, tasks[0])}")

@@ -262,24 +262,48 @@ def load(folder: Path, rate: str | None = None) -> Sites:
     return Sites(default, [_site(file, common, rate) for file in files])
 
 
-def _site_files(folder: Path) -> Iterable[Path]:
+def faults(folder: Path, rate: str | None = None) -> list[InputError]:
+    """What `load` refuses: the fault of each file by itself, or of all of them together."""
     try:
-        paths = [path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and path.name[0] != "."]
+        load(folder, rate)
+    except InputError as error:
+        paths = [folder / DEFAULTS, *sorted(_site_files(folder / "sites"))]
+        return [fault for path in paths if (fault := _fault(path, rate))] or [error]
+    return []
+
+
+def _fault(path: Path, rate: str | None) -> InputError | None:
+    try:
+        if path.name == DEFAULTS:
+            common, lines = _read(path, site=False)
+            _described(DEFAULT, path, common, {}, lines, rate)
+        else:
+            _site(path, {}, rate)
+    except InputError as error:
+        return error
+    return None
+
+
+def _site_files(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and path.name[0] != "."]
     except FileNotFoundError:
-        return
+        return []
     except OSError as error:
         raise InputError(str(folder), f"the folder cannot be read ({error.strerror})") from None
-    for path in paths:
-        if path.suffix == ".yml":
-            raise InputError(str(path), "the name of a site's file must end in .yaml")
-        if not _NAME.fullmatch(path.stem):
-            raise InputError(str(path), "the name of a site consists of lower case letters, digits, - and _")
-        if path.stem == DEFAULT:
-            raise InputError(str(path), f"what holds for all sites is in {DEFAULTS}")
-        yield path
+
+
+def _check_name(path: Path) -> None:
+    if path.suffix == ".yml":
+        raise InputError(str(path), "the name of a site's file must end in .yaml")
+    if not _NAME.fullmatch(path.stem):
+        raise InputError(str(path), "the name of a site consists of lower case letters, digits, - and _")
+    if path.stem == DEFAULT:
+        raise InputError(str(path), f"what holds for all sites is in {DEFAULTS}")
 
 
 def _site(path: Path, common: dict[str, Any], rate: str | None) -> _Described:
+    _check_name(path)
     own, lines = _read(path, site=True)
     template = own.get("url_template")
     if template:

@@ -260,7 +260,7 @@ def test_exactly_one_probe_is_let_through(fleet: Fleet) -> None:
     fleet.report("a", good=True)
 
     assert [len(answer.starts_s) for answer in answers.values()] == [1, 0, 0, 0, 0, 0]
-    assert {answer.why for answer in answers.values()} == {"open"}
+    assert [answer.why for answer in answers.values()] == ["probe", "open", "open", "open", "open", "open"]
     assert between.state == "HALF_OPEN"
     known = fleet.domain()
     assert (known.state, known.failures, known.opened_at, known.open_until) == ("CLOSED", 0, None, None)
@@ -284,6 +284,24 @@ def test_a_probe_that_fails_opens_the_circuit_for_twice_as_long(fleet: Fleet) ->
 
     assert lasts == [30, 60, 120, 240, 480, OPEN_MOST_S, OPEN_MOST_S]
     assert (fleet.domain().open_until or 0) - fleet.now == OPEN_S
+
+
+def test_a_page_that_is_refused_again_says_nothing_new(fleet: Fleet) -> None:
+    """It opens no circuit and slows nothing down; as a probe it keeps the pause as long as it was."""
+    for _ in range(20):
+        fleet.report(slots=0, good=False, block="captcha", again=True)
+    unmoved = fleet.domain()
+    fleet.open()
+    lasts: list[float] = []
+    for _ in range(4):
+        until = fleet.domain().open_until or 0
+        lasts.append(until - fleet.now)
+        fleet.now = until
+        assert fleet.ask("p").why == "probe"
+        fleet.report("p", good=False, block="captcha", again=True)
+
+    assert (unmoved.state, unmoved.failures, unmoved.slowed) == ("CLOSED", 0, 1.0)
+    assert lasts == [OPEN_S, OPEN_S, OPEN_S, OPEN_S]
 
 
 @pytest.mark.parametrize("how", ["known dead", "lease ran out", "said nothing"])
@@ -477,6 +495,7 @@ reports = st.fixed_dictionaries(
         "slots": st.integers(0, 2),
         "good": mostly(True, False, False, None, None),
         "block": mostly("", "captcha", "http_429"),
+        "again": mostly(False, True),
         "latency_s": mostly(0.2, 0.0, 0.7, 1.5, 4.0),
         "retry_after_s": mostly(0.0, 0.3, 4000.0),
         "crawl_delay_s": mostly(0.0, -1.0, 0.2, 90.0),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 
@@ -103,6 +104,20 @@ def test_the_breaker_alone(redis_url: str) -> None:
     assert one.can_request("x.example")
     one.close()
     other.close()
+
+
+def test_times_are_told_by_the_clock_of_who_asks(redis_url: str) -> None:
+    """A Redis whose clock is an hour ahead does not make a wait look an hour longer."""
+    fleet = Fleet(redis_url)
+    fleet.report(slots=0, block="http_429", retry_after_s=60.0)
+    limiter = RedisRateLimiter(redis_url, 2, "x", 3, clock=lambda: fleet.now)
+
+    theirs = next(each for each in limiter.domains() if each.domain == "x.example")
+    ours = next(each for each in limiter.domains(fleet.now - 3600) if each.domain == "x.example")
+    limiter.close()
+
+    assert theirs.not_before == fleet.now + 60
+    assert ours == msgspec.structs.replace(theirs, not_before=fleet.now + 60 - 3600)
 
 
 def test_the_keys_of_the_breaker_are_the_documented_ones(redis_url: str) -> None:

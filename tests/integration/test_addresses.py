@@ -91,5 +91,6 @@ def test_a_worker_collects_and_results_come_back(
 def test_a_certificate_of_a_stranger_is_refused(folder: Folder, places: dict[str, object]) -> None:
     """`rediss://` without options checks the certificate, as redis-py does."""
     folder.env["REDIS_URL"] = "rediss://:{password}@localhost:{tls_port}/0".format(**places)
+    folder.make_store()
 
     assert not folder.status()["redis"]["up"]

@@ -27,7 +27,7 @@ def test_scrape_shows_the_record_and_raw_gives_the_page(folder: Folder, site: Si
 
     assert shown.returncode == 0, shown.stderr
     assert "Parcel 7" in shown.stdout
-    assert f"python -m crawler raw '{url}' --open" in shown.stdout
+    assert f"python -m crawler raw {url} --open" in shown.stdout
     assert facts["data"]["title"].startswith("Parcel 7")
     assert page.stdout.startswith("<!doctype html>")
     assert written.returncode == 0
@@ -119,16 +119,16 @@ def test_an_unreachable_redis_is_code_3(folder: Folder) -> None:
     assert "does not answer" in done.stderr
 
 
-def test_status_without_a_store_is_all_zeros(folder: Folder) -> None:
-    """`status --json` has its whole shape with nothing there, and makes nothing."""
+def test_status_of_an_empty_store_is_all_zeros(folder: Folder) -> None:
+    """`status --json` has its whole shape with no job there."""
+    folder.make_store()
     facts = folder.status()
     shape = {"books", "jobs", "queues", "pids", "disk", "redis", "job_facts", "domains", "rate", "gateway", "trouble"}
-    shape |= {"standstill", "unaccounted"}
-    assert set(facts) == shape  # what the store takes is known once there is one
+    shape |= {"waits", "store", "unaccounted"}
+    assert set(facts) == shape
     assert set(facts["books"].values()) == {0}
     assert facts["queues"] == {"urgent": 0, "default": 0}
     assert facts["pids"]["workers"] == []
-    assert not folder.data.exists()
 
 
 @pytest.mark.parametrize(("form", "ending"), [("json", "json"), ("jsonl", "jsonl"), ("jsonl", "out")])
@@ -193,12 +193,13 @@ def test_every_command_has_help_with_an_example(words: str, command: click.Comma
     text = command.get_help(click.Context(command, info_name=words))
     assert f"python -m crawler {words}".strip() in text.split("Example:")[1]
     silent = {"up", "down", "worker", "demo", "raw", "job pause", "job resume", "job cancel"}
-    silent |= {"gateway serve", "gateway tell"}
+    silent |= {"gateway serve", "gateway tell", "completion"}
     assert isinstance(command, click.Group) or words in silent or "--json" in text
 
 
 def test_light_commands_do_not_load_the_heavy_libraries(folder: Folder) -> None:
     """`--help` and `results list` start without Celery and redis."""
+    folder.make_store()
     program = (
         "import sys\nfrom crawler.cli.main import cli\n"
         "for args in (['--help'], ['results', 'list'], ['bulk', '--help']):\n"

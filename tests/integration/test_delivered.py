@@ -65,7 +65,8 @@ def test_without_a_gateway_nothing_is_said_of_one(folder: Folder) -> None:
 def test_only_what_is_there_is_said_to_be_there(shared: Folder) -> None:
     """`resume` and `results list` tell what lies in pending/ from what was delivered."""
     there = f"{shared.data}/pending/"
-    on_the_way = "3 were delivered, 2 wait for the Gateway (python -m crawler ondemand, or sync push)"
+    on_the_way = "3 were delivered, 2 wait for the Gateway (python -m crawler ondemand, "
+    on_the_way += "or python -m crawler sync push)"
 
     resumed = shared.crawler("resume").stdout
     listed = shared.crawler("results", "list")
@@ -75,7 +76,8 @@ def test_only_what_is_there_is_said_to_be_there(shared: Folder) -> None:
     assert resumed.startswith(said), resumed
     assert listed.stdout == f"6 results, 3 of them in {there} (3 delivered, 2 to be delivered, 1 rejected)\n"
     assert shared.crawler("results", "list", "--job", "gateway").stdout == listed.stdout
-    assert (facts["results"], facts["delivery"]["results"], facts["delivery"]["synced"]) == (3, 6, 3)
+    counts = (facts["results"], facts["files"]["results"], facts["delivery"]["results"], facts["delivery"]["synced"])
+    assert counts == (6, 3, 6, 3)
 
 
 def test_files_are_counted_without_a_ledger(folder: Folder) -> None:

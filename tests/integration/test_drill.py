@@ -118,6 +118,6 @@ def test_drill_terminated_then_typed_again(folder: Folder) -> None:
     third = folder.crawler("drill", "--pages", "40", "--kills", "1", "--workers", "2", "--faults", "0")
     assert third.returncode == 0, third.stderr
     assert "\nNothing lost, nothing twice.\n" in third.stdout
-    assert "Scrapy 2.19" in third.stdout
+    assert "Scrapy 2.19.0" in third.stdout
     assert max(map(len, third.stdout.splitlines())) <= 80
     assert left_behind(folder) == []

@@ -1,6 +1,9 @@
 """`bulk import` through its door: once, twice, at once, killed in the middle, with and without Redis."""
 
+import gzip
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -104,7 +107,7 @@ def test_strict_imports_all_or_nothing(folder: Folder) -> None:
 
     assert done.returncode == 2
     assert f"{file}, line 2" in done.stderr
-    assert folder.status()["books"]["accepted"] == 0
+    assert not folder.data.exists()
 
 
 @pytest.mark.parametrize(
@@ -260,3 +263,118 @@ def has_open(process: psutil.Process, path: Path) -> bool:
 def sleeps(process: psutil.Process, count: int) -> bool:
     """Whether a process has given up its processor so often by itself."""
     return bool(process.num_ctx_switches().voluntary >= count)
+
+
+def piped(folder: Folder, content: bytes, *options: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+    """`bulk import -` with this on its stdin."""
+    argv = [sys.executable, "-m", "crawler", "bulk", "import", "-", *options]
+    return subprocess.run(argv, cwd=folder.path, env=folder.env | env, input=content, capture_output=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("ending", "content"),
+    [
+        (".csv", b"parcel_id,url\n1,http://a.example/1\n2,http://a.example/2\n"),
+        (".json", b'[{"url": "http://a.example/1"},\n {"url": "http://a.example/2"}]'),
+        (".jsonl", b'{"url": "http://a.example/1"}\n{"url": "http://a.example/2"}\n'),
+        (".txt", b"# two pages\nhttp://a.example/1\nhttp://a.example/2\n"),
+        (".csv.gz", gzip.compress(b"url\nhttp://a.example/1\nhttp://a.example/2\n")),
+    ],
+    ids=["csv", "json", "jsonl", "txt", "gz"],
+)
+def test_stdin_is_read_by_its_content(folder: Folder, ending: str, content: bytes) -> None:
+    """Each kind is told by its beginning; the same text again is the same job, and a hint names the kept file."""
+    first = piped(folder, content)
+    again = piped(folder, content)
+
+    assert first.stdout.splitlines()[-1] == b"Imported 2 tasks to queue 'default'", first.stderr
+    assert again.stdout.splitlines()[0] == b"2 rows: 0 new, 2 known, 0 rejected"
+    [kept] = (folder.data / "input").iterdir()
+    assert kept.name.startswith("stdin-")
+    assert kept.name.endswith(ending)
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert kept.read_bytes() == content
+    assert list(folder.status()["jobs"]) == [kept.name]
+
+
+def test_an_import_from_stdin_that_was_killed_is_completed(folder: Folder) -> None:
+    """By the same pipe or by the command that is proposed: the text is in the store."""
+    content = b"url\n" + b"".join(b"http://a.example/%d\n" % n for n in range(12_000))
+
+    killed = piped(folder, content, CRAWLER_FAILPOINT="imported:1")
+    [job] = json.loads(folder.crawler("job", "list", "--json").stdout)
+    command = re.search(r"python -m crawler (.*), or ", job["unaccounted"][0])
+    assert command, job
+    done = folder.crawler(*shlex.split(command[1]))
+
+    assert killed.returncode == -signal.SIGKILL
+    assert "12,000 rows: 7,000 new, 5,000 known, 0 rejected" in done.stdout, done.stderr
+    assert json.loads(folder.crawler("job", "list", "--json").stdout)[0]["unaccounted"] == []
+
+
+def test_stdin_with_nothing_in_it_or_for_a_dry_run_leaves_nothing(folder: Folder) -> None:
+    """No store is made for either."""
+    empty = piped(folder, b"")
+    dry = piped(folder, b"url\nhttp://a.example/1\n", "--dry-run")
+
+    assert (empty.returncode, dry.returncode) == (2, 0)
+    assert b"there is nothing in it" in empty.stderr
+    assert not folder.data.exists()
+
+
+@pytest.mark.parametrize(("content", "options"), [(b"a,b\n1,2\n", ()), (b"http://a.example/1\nnone\n", ("--strict",))])
+def test_stdin_that_is_refused_is_not_kept(folder: Folder, content: bytes, options: tuple[str, ...]) -> None:
+    """What no job was made of is in no file of the store."""
+    done = piped(folder, content, *options)
+
+    assert done.returncode == 2
+    assert list((folder.data / "input").iterdir()) == []
+    assert not (folder.data / "lpm.db").exists()
+
+
+def test_urls_may_be_in_a_column_of_another_name(folder: Folder) -> None:
+    """Whatever else is called url; a name that is not there is refused with the nearest; hints have it, too."""
+    content = b"url,Link,priority\nnone,http://a.example/1,2\nnone,http://a.example/2,3\n"
+    lines = b'{"url": 1, "link": "http://a.example/3"}\n'
+
+    wrong = piped(folder, content, "--url-column", "lnk")
+    piped(folder, content, "--url-column", "link", CRAWLER_FAILPOINT="imported:1")
+    [killed] = json.loads(folder.crawler("job", "list", "--json").stdout)
+    done = [piped(folder, text, "--url-column", "link") for text in (content, lines)]
+    plain = piped(folder, b"http://a.example/1\n", "--url-column", "link")
+
+    assert wrong.returncode == plain.returncode == 2
+    assert b"there is no column 'lnk'; found: 'url', 'Link', 'priority'; the nearest is 'Link'" in wrong.stderr
+    assert b"a list of URLs has no column 'link'" in plain.stderr
+    assert [each.returncode for each in done] == [0, 0], done
+    assert [url for url, _ in task_set(folder)] == [f"http://a.example/{n}" for n in (1, 2, 3)]
+    assert ".csv --url-column link, or " in killed["unaccounted"][0]
+
+
+def test_a_dry_run_counts_what_an_import_would(folder: Folder) -> None:
+    """A page that comes twice is one task, and a file of bad rows is not shown row by row."""
+    bad = "".join(f"nonsense {n}\n" for n in range(30))
+    file = folder.path / "few.txt"
+    file.write_text(f"http://a.example/1\nhttp://a.example/1#top\nhttp://a.example/2\n{bad}")
+
+    dry = folder.crawler("bulk", "import", "few.txt", "--dry-run")
+    done = folder.crawler("bulk", "import", "few.txt")
+
+    assert "Would import 2 tasks to queue 'default' (1 known, 30 rejected)" in dry.stdout
+    assert dry.stderr.count("rejected: ") == 5
+    assert "… and 25 more rejected rows" in dry.stderr
+    assert "33 rows: 2 new, 1 known, 30 rejected" in done.stdout
+
+
+def test_rejects_are_kept_in_the_store_where_the_folder_cannot_be_written(folder: Folder) -> None:
+    """Here a name that is too long for one more ending; the good rows come in as ever."""
+    file = folder.path / f"{'x' * 240}.txt"
+    file.write_text("http://a.example/1\nnonsense\n")
+
+    done = folder.crawler("bulk", "import", file.name)
+
+    assert done.returncode == 1
+    assert "2 rows: 1 new, 0 known, 1 rejected" in done.stdout, done.stderr
+    [rejects] = (folder.data / "input").iterdir()
+    assert f"Rejected rows are in {rejects}" in done.stdout
+    assert json.loads(rejects.read_text())["line"] == 2

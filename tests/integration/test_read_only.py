@@ -41,8 +41,8 @@ WRITING = {
     "ondemand", "results archive", "results unbundle", "resume", "retry", "run", "scrape", "sync push", "sync retry",
     "up", "down", "worker",
 }  # fmt: skip
-ELSEWHERE = {"domains list"}
-"""What asks Redis alone; and all of `gateway`, which has another store."""
+ELSEWHERE = {"domains list", "completion"}
+"""What asks Redis alone, or needs no store; and all of `gateway`, which has another one."""
 
 
 @pytest.fixture

@@ -275,7 +275,7 @@ def test_an_unbundle_that_was_killed_is_told_and_completed(folder: Folder, site:
 
 
 def test_only_files_that_are_results_are_counted(folder: Folder) -> None:
-    """`results list` looks at each file: torn, empty, missing and foreign ones are told, not counted."""
+    """`results list` looks at each file: torn, empty, missing and foreign ones are told, not counted as files."""
     crawl(folder.data, 20, 12)
     pending = folder.data / "pending"
     first, second, third, fourth, *_ = sorted(pending.iterdir())
@@ -290,10 +290,10 @@ def test_only_files_that_are_results_are_counted(folder: Folder) -> None:
     facts = json.loads(folder.crawler("results", "list", "--json").stdout)
     of_job = json.loads(folder.crawler("results", "list", "--job", "job", "--json").stdout)
 
-    assert f"8 results in {pending}/" in told
+    assert f"12 results, 8 of them in {pending}/" in told
     assert "3 more files are torn and 1 are missing; python -m crawler doctor --repair makes them again" in told
     assert "2 files there are none of this store's" in told
-    assert facts["results"] == of_job["results"] == 8
+    assert facts["results"] == of_job["results"] == 12
     assert facts["files"] == {"results": 8, "torn": 3, "missing": 1, "foreign": 2}
 
     # `analyze` makes them again, and counts no stranger's
@@ -578,3 +578,20 @@ def test_a_later_file_of_the_same_name_is_told_by_whoever_is_given_the_name(fold
 
     # And no other command says a word about it
     assert not folder.crawler("job", "show", "a.csv-2").stderr
+
+
+def test_pages_without_what_was_wanted_are_told(folder: Folder, site: Site) -> None:
+    """A required field that no page has is in the summaries of `run` and `resume`, and in the receipt."""
+    sites = folder.path / "config" / "sites"
+    sites.mkdir(parents=True)
+    (sites / "ours.yaml").write_text("hosts: [127.0.0.1]\nfields:\n  price: {css: .no-such, required: true}\n")
+    folder.write("parcels.txt", [site.page(n) for n in range(5)])
+
+    run = folder.crawler("run", "parcels.txt")
+    resumed = folder.crawler("resume")
+    verified = folder.crawler("job", "verify", "parcels.txt", "--json")
+
+    assert "5 of 5 pages collected" in run.stdout, run.stderr
+    for told in (run, resumed):
+        assert "  price is missing on 5 of 5 pages\n" in told.stdout
+    assert json.loads(verified.stdout)["missing_fields"] == [{"name": "price", "pages": 5, "of": 5}]

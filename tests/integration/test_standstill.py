@@ -15,12 +15,12 @@ import pytest
 from crawler import times
 from crawler.cli.commands.status import gather
 from crawler.cli.output import BooksProgress
-from crawler.cli.standstill import Standstill
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import Books, Job, JobStatus
 from crawler.process import read_stack
+from crawler.standstill import Standstill, Waits
 from tests.support.clock import Clock
 from tests.support.disk import Disk, can_mount, filled
 from tests.support.patient import change, crawl, empty_index
@@ -85,16 +85,17 @@ def test_open_tasks_that_no_worker_finds_are_told(tmp_path: Path, index: str) ->
     empty_index(tmp_path, index)
     lpm = LocalPersistenceManager(tmp_path)
     owner = owners.Owner(lpm.owners, "worker", slots=1)
-    standstill = Standstill(Settings(data_dir=tmp_path, min_free=0), lpm, None)
+    look = Waits(Settings(data_dir=tmp_path, min_free=0), lpm)
 
-    said = standstill.examine(lpm.ledger.progress(None), 20.0)
-    at_once = standstill.at_once(lpm.ledger.progress(None))
+    [wait, *_] = look.of(None, lpm.ledger.progress(None), 20.0)
+    [at_once, *_] = look.of(None, lpm.ledger.progress(None))
+    said = look.line(wait)
     owner.close()
     lpm.close()
 
     assert said.startswith(f"the index {index} of lpm.db has 0 entries for 10 tasks")
     assert said.endswith("python -m crawler doctor --repair")
-    assert at_once == said
+    assert at_once == wait
 
 
 def test_a_receipt_counts_rows_and_not_only_an_index(folder: Folder) -> None:
@@ -160,16 +161,17 @@ def test_a_redis_that_hangs_is_killed_and_started_again(folder: Folder, site: Si
 def test_what_processes_note_of_themselves_is_the_reason(tmp_path: Path) -> None:
     """The trouble of any living owner, else what can be seen from outside; nothing where all moves."""
     lpm = LocalPersistenceManager(tmp_path)
-    standstill = Standstill(Settings(data_dir=tmp_path, min_free=0), lpm, None)
+    look = Waits(Settings(data_dir=tmp_path, min_free=0), lpm)
+    standstill = Standstill(look, None)
     books = Books(accepted=10, pending=10)
     assert standstill.reason(books) == ""
     owner = owners.Owner(lpm.owners, "worker", slots=1)
     owner.trouble("no file can be opened")
     assert standstill.reason(books) == "no file can be opened"
-    assert standstill.at_once(books) == "no file can be opened"
+    assert [wait.what for wait in look.of(None, books)][:1] == ["no file can be opened"]
     owner.close()
     assert standstill.reason(books) == ""
-    assert "no worker runs" in standstill.examine(books, 5.0)
+    assert "no worker runs" in look.of(None, books, 5.0)[0].what
     lpm.close()
 
 
@@ -228,12 +230,18 @@ def in_flight(tmp_path: Path, count: int, completed: int) -> LocalPersistenceMan
     return lpm
 
 
+def first_line(settings: Settings, lpm: LocalPersistenceManager) -> str:
+    """The weightiest reason after 20 s in which nothing ended."""
+    look = Waits(settings, lpm)
+    return look.line(look.of(None, lpm.ledger.progress(None), 20.0)[0])
+
+
 def test_stopped_workers_are_not_taken_for_a_silent_server(tmp_path: Path, redis_url: str) -> None:
     """Where the workers are stopped, they are the reason, long before CRAWLER_STALL_S is over."""
     lpm = in_flight(tmp_path, 1, 3)
     with stopped_worker(lpm) as pid:
         settings = Settings(data_dir=tmp_path, min_free=0, redis_url=redis_url, stall_s=3600)
-        said = Standstill(settings, lpm, None).examine(lpm.ledger.progress(None), 20.0)
+        said = first_line(settings, lpm)
         status = gather(settings, sizes=False)
     lpm.close()
 
@@ -257,12 +265,13 @@ def test_pages_that_do_not_come_are_named(
     lpm = in_flight(tmp_path, count, completed)
     owner = owners.Owner(lpm.owners, "worker", slots=1)
     settings = Settings(data_dir=tmp_path, min_free=0, redis_url=redis_url, timezone="Europe/Sofia")
-    said = Standstill(settings, lpm, None).examine(lpm.ledger.progress(None), 20.0)
+    said = first_line(settings, lpm)
     [(since,)] = lpm.ledger.db.all("SELECT min(leased_at) FROM tasks WHERE status = 'processing'")
     owner.close()
     lpm.close()
 
-    assert said == reason.format(since=times.clock(since, times.zone("Europe/Sofia")))
+    assert said.startswith(reason.format(since=times.clock(since, times.zone("Europe/Sofia"))) + " until ")
+    assert said.endswith("it is given up then, at the latest")
 
 
 def test_status_says_that_nothing_works_on_open_tasks(folder: Folder) -> None:

@@ -281,6 +281,12 @@ async def retry_after(call: Call) -> bytes:
     return response(b"later\n", f"Retry-After: {unquote(call.argument)}", status=int(call.option("status", "429")))
 
 
+@serves("/captcha/<name>", "A page that asks for a captcha, whatever comes")
+async def captcha(call: Call) -> bytes:
+    body = document("Just a moment...", "<h1>Are you a human?</h1><script>window._cf_chl_opt = {}</script>")
+    return response(body.encode(), "cf-mitigated: challenge", status=403)
+
+
 @serves("/status/<code>", "That status with a small body; 204 and 304 have none")
 async def status(call: Call) -> bytes:
     code = int(call.argument)

@@ -1,5 +1,6 @@
 """A data folder, the commands on it, and what runs there: real Valkey, real workers."""
 
+import contextlib
 import json
 import os
 import signal
@@ -57,6 +58,11 @@ class Folder:
     def lpm(self) -> LocalPersistenceManager:
         """A door to the store."""
         return LocalPersistenceManager(self.data)
+
+    def make_store(self) -> None:
+        """A store without a task."""
+        with contextlib.closing(self.lpm()) as lpm:
+            _ = lpm.durable
 
     def crawler(self, *args: str, limit_s: float = 2 * PATIENCE_S, **env: str) -> subprocess.CompletedProcess[str]:
         """Type a command and wait for its end."""

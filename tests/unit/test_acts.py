@@ -67,7 +67,7 @@ def test_nothing_of_a_paused_job_is_claimed_until_it_is_resumed(lpm: LocalPersis
     assert claimed(lpm) == ["d"]
     assert lpm.ledger.job_books(job).pending == 4
     assert lpm.durable.release(lpm.ledger.job("one")) == 4
-    assert claimed(lpm) == ["a", "b", "c", "late"]
+    assert claimed(lpm) == ["b", "c", "late", "a"]  # what has failed goes behind the others
 
 
 def test_a_shared_task_goes_on_for_the_job_that_is_not_paused(lpm: LocalPersistenceManager) -> None:
@@ -338,3 +338,38 @@ def test_a_ledger_that_is_gone_is_not_begun_anew(lpm: LocalPersistenceManager) -
     with pytest.raises(StoreError, match="doctor --repair"):
         lpm.durable.books()
     assert not lpm.path.exists()
+
+
+def test_the_checksum_covers_what_was_collected(tmp_path: Path) -> None:
+    """Two runs over the same pages have the same checksum, and another one where one record differs."""
+    sums = []
+    for number, title in enumerate(("x", "x", "y")):
+        lpm = LocalPersistenceManager(tmp_path / str(number))
+        job = job_with(lpm, "one", "a", "b")
+        for task in lpm.get_next_pending("owner", 2):
+            lpm.save_result(done(task, {"title": title if task.url.endswith("/b") else "x"}))
+        sums.append(lpm.ledger.receipt(job).checksum)
+        lpm.close()
+
+    assert sums[0] == sums[1] != sums[2]
+
+
+def test_a_receipt_names_the_required_fields_that_pages_lack(lpm: LocalPersistenceManager) -> None:
+    """How many of how many that were read for them; pages of other sites and damaged records do not count."""
+    job = job_with(lpm, "one", *"abcdef")
+    records: list[dict[str, object]] = [
+        {"price": None, "owner": "x", "missing": ["price"]},
+        {"price": None, "owner": None, "missing": ["price", "owner"]},
+        {"price": 3, "owner": "y"},
+        {"title": 'another site says "missing": it', "fields": {"missing": ["price"]}},
+        {"title": "y", "missing": "a page of a bundle"},
+        {"price": None, "owner": "x", "missing": ["price"]},
+    ]
+    for task, record in zip(lpm.get_next_pending("owner", 6), records, strict=True):
+        lpm.save_result(done(task, record))
+    lpm.durable.db.execute("UPDATE results SET record = x'22ff' || substr(record, 2) WHERE task = 6")
+
+    receipt = lpm.ledger.receipt(job)
+
+    found = [(field.name, field.pages, field.of) for field in receipt.missing_fields]
+    assert found == [("price", 2, 3), ("owner", 1, 3)]

@@ -3,12 +3,15 @@
 import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
+from crawler.cli.commands import drill
 from crawler.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +52,36 @@ def test_commands_in_the_docs_can_be_typed(page: str, command: str) -> None:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.mark.parametrize("command", ["", "bulk import", "job", "results export", "completion"])
+def test_the_reference_is_what_the_program_prints(tmp_path: Path, command: str) -> None:
+    """Each block of docs/CLI.md is the help as a user sees it, to the letter."""
+    done = subprocess.run(
+        [sys.executable, "-m", "crawler", *command.split(), "--help"],
+        cwd=tmp_path, env=os.environ | {"COLUMNS": "112"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    assert f"```\n{done.stdout}```\n" in (ROOT / "docs" / "CLI.md").read_text()
+
+
+def test_the_kill_table_has_one_source() -> None:
+    """What `drill` and the README say about other crawlers is what was measured last, to the number."""
+    section = (
+        (ROOT / "benchmarks" / "RESULTS.md").read_text().partition("<!-- crash -->")[2].partition("<!-- /crash")[0]
+    )
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| ")]
+    measured = [(int(row[1]), int(row[2]), row[0].replace("`", "")) for row in rows[3:]]
+    readme = (ROOT / "README.md").read_text()
+    filtered, plain, persistent, crawlee, celery = measured
+
+    assert list(drill.OTHERS) == measured
+    for peer in drill.PEERS.split(", "):
+        assert peer.lower() in section
+    assert re.search(rf"\| Scrapy .* \| {filtered[0]}, or none and {plain[1]} fetched again \|", readme)
+    assert re.search(rf"\| scrapy-redis \| \d+ \| {persistent[0]} \|", readme)
+    assert re.search(rf"\| Crawlee, memory; disk \| [\d; ]+ \| –; {crawlee[0]} \|", readme)
+    assert re.search(rf"\| one Celery task per URL \| \d+ \| {celery[0]} \|", readme)
 
 
 def test_the_scenarios_are_walked_through_literally() -> None:

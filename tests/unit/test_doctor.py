@@ -73,6 +73,51 @@ def test_an_unknown_setting_is_a_finding(tmp_path: Path) -> None:
     assert "redis://" in of(look(tmp_path, REDIS_URL="http://x"), "settings", "wrong")[0]
 
 
+def test_a_broken_site_file_is_a_finding(tmp_path: Path) -> None:
+    """Each broken file is named with its line, whether there is a store or not; so is what only two of them break."""
+    sites = tmp_path / "config" / "sites"
+    sites.mkdir(parents=True)
+    (sites / "good.yaml").write_text("hosts: [a.example]\n")
+    (sites / "bad.yaml").write_text("hosts: [b.example]\nfields:\n  price: td >\n")
+    (sites / "worse.yaml").write_text("hosts: [c.example]\nconcurency: 2\n")
+
+    for data in (tmp_path / "none", tmp_path / "data"):
+        findings = look(data, CRAWLER_CONFIG_DIR=str(sites.parent))
+        found = of(findings, "sites", "wrong")
+        assert [text.partition(": ")[0] for text in found] == [
+            f"{sites}/bad.yaml, line 3",
+            f"{sites}/worse.yaml, line 2",
+        ]
+        assert exit_code(findings) == 1
+        crawl(tmp_path / "data", 1, 1)
+
+    (sites / "bad.yaml").write_text("hosts: [a.example]\n")
+    (sites / "worse.yaml").unlink()
+    [both] = of(look(tmp_path / "data", CRAWLER_CONFIG_DIR=str(sites.parent)), "sites", "wrong")
+    assert both.startswith(f"{sites}/good.yaml, line 1: the host a.example belongs to")
+    (sites / "bad.yaml").unlink()
+    assert of(look(tmp_path / "data", CRAWLER_CONFIG_DIR=str(sites.parent)), "sites") == [
+        f"1 files in {sites} are good"
+    ]
+
+
+def test_what_sqlite_says_about_damage_is_cut(tmp_path: Path) -> None:
+    """A finding is for a person: a page of SQLite's own text says nothing more than its beginning."""
+    crawl(tmp_path)
+    database = bytearray((tmp_path / "lpm.db").read_bytes())
+    for start in range(4096, len(database), 4096):
+        if database[start] == 0x0D:  # a leaf of a table; then the number of its lost bytes is wrong
+            database[start + 7] = 200
+    (tmp_path / "lpm.db").write_bytes(database)
+
+    [damaged] = of(look(tmp_path), "ledger", "wrong")
+
+    assert "is damaged" in damaged
+    assert "***" not in damaged
+    assert damaged.endswith(" …")
+    assert len(damaged) < 200 + len(str(tmp_path))
+
+
 def test_a_folder_that_others_can_read(tmp_path: Path) -> None:
     """The data folder is nobody else's: a note, and mended on request."""
     crawl(tmp_path, 1, 1)
@@ -720,7 +765,7 @@ def test_what_a_gateway_is_to_get_is_a_note(tmp_path: Path) -> None:
     waits, refused = [finding for finding in found if finding.check == "gateway"]
     assert exit_code(found) == 0
     assert waits.detail.startswith("5 to be delivered to the Gateway at https://gateway.example, the oldest since ")
-    assert waits.fix == "python -m crawler ondemand, or sync push"
+    assert waits.fix == "python -m crawler ondemand, or python -m crawler sync push"
     assert (refused.state, refused.fix) == ("note", "python -m crawler sync rejected")
     assert refused.detail == "1 rejected by the Gateway at https://gateway.example"
 

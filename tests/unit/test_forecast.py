@@ -1,13 +1,17 @@
 """Forecasts and times as people read them."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
+from msgspec.structs import replace
 
 from crawler import times
-from crawler.forecast import Forecast, Limits, Load, Pace, Trend, forecast, sentence, slip
+from crawler.forecast import Forecast, Limits, Load, Pace, Trend, forecast, of_job, sentence, slip
+from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus, Rule
+from tests.support.tasks import done, new, open_job, page
 
 SOFIA = ZoneInfo("Europe/Sofia")
 NOW = 1_794_812_400.0  # 2026-11-16 09:00 in Sofia
@@ -59,6 +63,17 @@ def test_misses_are_what_does_not_fit_before_the_deadline() -> None:
     assert forecast([Load("d", 1000)], {"d": Pace(1.0)}, LIMITS, until_s=100).misses == 200
     assert forecast([Load("d", 1000, ahead=790)], {"d": Pace(1.0)}, LIMITS, until_s=100).misses == 990
     assert forecast([Load("d", 800)], {"d": Pace(1.0)}, LIMITS, until_s=100).misses == 0
+
+
+def test_a_domain_that_is_closed_begins_later() -> None:
+    """What waits at it waits so long, and less fits before the deadline; others go on meanwhile."""
+    paces = {"d": Pace(1.0), "e": Pace(1.0)}
+    closed = forecast([Load("d", 80, closed_s=600)], paces, LIMITS)
+    both = forecast([Load("d", 8, closed_s=600), Load("e", 80)], paces, LIMITS, until_s=500)
+
+    assert closed.seconds == pytest.approx(610)
+    assert both.seconds == pytest.approx(601)
+    assert (both.misses, both.bottleneck) == (8, "d")
 
 
 def test_nothing_to_do_takes_no_time() -> None:
@@ -209,3 +224,32 @@ def test_the_systems_zone_is_used_where_none_is_named() -> None:
 def test_durations(seconds: float, words: str) -> None:
     """Seconds as a person says them."""
     assert times.duration(seconds) == words
+
+
+def crawled(lpm: LocalPersistenceManager, name: str, domain: str, size: int, done_: int, fetch_s: float) -> Job:
+    """A job with so many pages of a domain, of which some came after so long each."""
+    job = open_job(lpm, name)
+    lpm.persist_tasks([new(f"http://{domain}/{name}/{n}") for n in range(size)], job=job)
+    claimed = [task for task in lpm.get_next_pending("owner", size) if task.job_id == job.id]
+    for task in claimed[:done_]:
+        lpm.save_result(done(task, page=replace(page(task.url), fetch_s=fetch_s)))
+    lpm.ledger.give_back("owner", [], NOW)
+    return job
+
+
+def test_a_large_job_beside_it_does_not_change_what_a_job_is_told(tmp_path: Path) -> None:
+    """Its own pages tell its pace, however many of another job came since; of that, only what goes first counts."""
+    lpm = LocalPersistenceManager(tmp_path)
+    small = crawled(lpm, "small", "quick.example", 108, 8, 0.005)
+    lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 92)))  # 8 are left
+    crawled(lpm, "large", "slow.example", 2100, 2050, 0.5)
+    late = open_job(lpm, "late")
+    lpm.persist_tasks([new(f"http://slow.example/late/{n}") for n in range(8)], job=late)
+
+    seen = of_job(lpm.ledger, small, LIMITS, NOW)
+    loads = {job.name: lpm.ledger.loads(job) for job in (small, late)}
+    lpm.close()
+
+    assert (seen.tasks, seen.measured) == (8, True)
+    assert seen.seconds < 0.1, "by the pace of slow.example it would be 0.5 s"
+    assert loads == {"small": [("quick.example", 8, 0)], "late": [("slow.example", 8, 50)]}

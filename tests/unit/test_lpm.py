@@ -25,10 +25,11 @@ from warcio.archiveiterator import ArchiveIterator
 from crawler import urls
 from crawler.db import owners, schema, segments
 from crawler.db.connection import busy_handler, retry_on_busy
+from crawler.db.ledger import Place
 from crawler.db.owners import Owner
 from crawler.errors import StoreError, StoreFull
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Imported, Outcome, Sent, TaskStatus
+from crawler.models import Imported, Outcome, Sent, Task, TaskStatus
 from crawler.results import look_at_files
 from crawler.results.archive import archive, prune
 from tests.support.patient import put_in_place
@@ -158,6 +159,65 @@ def test_claims_follow_queue_priority_and_import_order(lpm: LocalPersistenceMana
     tasks = lpm.get_next_pending("owner", 10)
 
     assert [task.url[-2:] for task in tasks] == ["u5", "u9", "d1", "d5"]
+
+
+def refused(task: Task) -> Outcome:
+    """An attempt that met a wall, to be made again at once."""
+    sent = (Sent(task.domain, time.time(), 0.1),)
+    return Outcome(task=task, status=TaskStatus.PENDING, worker="w", error_type="captcha", not_before=1.0, sent=sent)
+
+
+def test_what_has_failed_goes_behind_what_was_not_tried_yet(lpm: LocalPersistenceManager) -> None:
+    """Within its queue, priority, deadline and domain; a worker is told how the last attempt ended."""
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(5)])
+    lpm.persist_tasks([new("http://a.example/low", priority=9)])
+    lpm.save_result(*(refused(task) for task in lpm.get_next_pending("owner", 2)))
+
+    claimed = [(task.url[-1], task.error_type) for task in lpm.get_next_pending("owner", 9)]
+
+    assert claimed == [("2", None), ("3", None), ("4", None), ("0", "captcha"), ("1", "captcha"), ("w", None)]
+
+
+def test_what_has_failed_is_not_put_off_for_ever(lpm: LocalPersistenceManager) -> None:
+    """It goes behind a thousand others, however many more come in."""
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(1010)])
+    lpm.save_result(*(refused(task) for task in lpm.get_next_pending("owner", 1)))
+
+    claimed = [task.url.rpartition("/")[2] for task in lpm.get_next_pending("owner", 1010)]
+
+    assert 999 <= claimed.index("0") <= 1000
+
+
+@pytest.mark.parametrize(("chance", "chosen"), [(0.0, "2"), (0.5, "5"), (0.999, "8")])
+def test_a_probe_is_a_page_from_anywhere_that_was_not_refused(
+    lpm: LocalPersistenceManager, chance: float, chosen: str
+) -> None:
+    """Bad pages stand together, so the page is not the next one; what has failed is taken only where all have."""
+    lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(10)])
+    lpm.save_result(*(refused(task) for task in lpm.get_next_pending("owner", 2)))
+    lpm.ledger.wake(time.time())
+
+    def probe() -> list[str]:
+        [due] = lpm.ledger.due("default")
+        place = Place(due, 1, lambda job: True, ("urgent", "default"))
+        return [task.url[-1] for task in lpm.ledger.claim("owner", [place], 1, time.time(), lambda: chance)[0]]
+
+    assert probe() == [chosen]
+    lpm.get_next_pending("owner", 7)
+    assert probe() == ["0"]
+
+
+def test_a_probe_may_be_of_another_queue(lpm: LocalPersistenceManager) -> None:
+    """An urgent page that was refused does not hold those of the other queue."""
+    lpm.persist_tasks([new("http://a.example/urgent")], queue="urgent")
+    lpm.save_result(*(refused(task) for task in lpm.get_next_pending("owner", 1)))
+    lpm.persist_tasks([new("http://a.example/default")])
+    lpm.ledger.wake(time.time())
+    [due] = lpm.ledger.due("urgent")
+
+    [task], _ = lpm.ledger.claim("o", [Place(due, 1, lambda job: True, ("urgent", "default"))], 1, time.time())
+
+    assert task.url.endswith("/default")
 
 
 def test_retries_wait_in_the_ledger(lpm: LocalPersistenceManager) -> None:

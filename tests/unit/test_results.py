@@ -110,11 +110,11 @@ def test_flat_rows() -> None:
 
 
 def test_columns_are_stable() -> None:
-    """Base columns first, input as it first appears, record fields sorted; the same results give the same columns."""
+    """Record fields first, sorted, input as it first appears, base columns; the same results give the same columns."""
     results = [result({"z": 1}, input={"b": "1"}), result({"a": 1}, input={"b": "2", "a": "3"})]
     with tabulated(results, None, 100) as table:
-        assert list(table.columns) == [*BASE, "input.b", "input.a", "data.a", "data.z"]
-        assert [row[-4:] for row in table] == [["1", None, None, 1], ["2", "3", 1, None]]
+        assert list(table.columns) == ["data.a", "data.z", "input.b", "input.a", *BASE]
+        assert [row[:4] for row in table] == [[None, 1, "1", None], [1, None, "2", "3"]]
     with tabulated(results, None, 100) as again:
         assert list(again.columns) == list(table.columns)
     with tabulated([result(None, line=3)], None, 100) as rows:
@@ -140,23 +140,32 @@ def test_a_few_pages_with_many_names_push_no_column_out(pages: int) -> None:
     assert len(msgspec.json.decode(found[0][-1])) >= 1_999 - 100
 
 
+def test_chosen_columns_come_in_the_order_they_are_named() -> None:
+    """By their names, or as fields: of the record before those of the input; an unknown one names those there are."""
+    results = [result({"price": 5, "url": "x", "k": 1}, input={"price": "7", "lot": "9"}), result({"price": 2.5})]
+    with tabulated(results, None, 100) as table:
+        chosen = table.only(["lot", "price", "input.price", "url", "data.url"])
+        assert chosen.columns == {"lot": str, "price": float, "input.price": str, "url": str, "data.url": str}
+        first, second = list(chosen)
+        assert first == ["9", 5, "7", results[0]["url"], "x"]
+        assert second == [None, 2.5, None, results[1]["url"], None]
+        with pytest.raises(UsageError, match=r"there is no column 'prise' \(did you mean price\?\); there are: data.k"):
+            table.only(["prise"])
+
+
 def test_columns_beyond_the_limit_are_folded() -> None:
     """Twenty columns where five have room: fifteen are JSON in `data.more`, and stderr says so."""
     data = {f"k{n:02}": n for n in range(20)} | {"x" * 1000: 1}
     with tabulated([result(data), result({"k00": 5})], None, len(BASE) + 6) as table:
-        assert list(table.columns)[len(BASE) :] == [
-            "data.k00",
-            "data.k01",
-            "data.k02",
-            "data.k03",
-            "data.k04",
-            "data.more",
-        ]
+        own = [f"data.k{n:02}" for n in range(5)]
+        assert list(table.columns) == [*own, *BASE, "data.more"]
         first, second = list(table)
-    assert first[-6:-1] == [0, 1, 2, 3, 4]
+        with pytest.raises(UsageError, match=r"there is no column 'data.more'"):
+            table.only(["data.more"])
+    assert first[:5] == [0, 1, 2, 3, 4]
     assert '"data.k19":19' in first[-1]
     assert "x" * 1000 in first[-1]
-    assert second[-6:] == [5, None, None, None, None, None]
+    assert (second[:5], second[-1]) == ([5, None, None, None, None], None)
 
     notes: list[str] = []
     csv_rows(result({str(n): n for n in range(3000)}), notes=notes)
@@ -223,7 +232,8 @@ def test_csv_is_for_excel() -> None:
     data = written("csv", result({"=cmd": "=1", "n": -5, "x": 1.5, "ok": True, "none": None}, input={"id": "007"}))
     [row] = csv_rows(result({"=cmd": "=1", "n": -5, "x": 1.5, "ok": True, "none": None}, input={"@id": "007"}))
 
-    assert data.startswith(b"\xef\xbb\xbftask_id,parcel_id,")
+    assert data.startswith(b"\xef\xbb\xbfdata.")
+    assert b",task_id,parcel_id," in data
     assert data.count(b"\r\n") == 2
     assert (row["parcel_id"], row["input.@id"], row["data.=cmd"], row["data.n"]) == ("007", "007", "'=1", "-5")
     assert (row["data.x"], row["data.ok"], row["data.none"], row["status_code"]) == ("1.5", "true", "", "200")
@@ -237,14 +247,15 @@ def test_a_workbook_keeps_types_and_runs_nothing() -> None:
     values |= {"u1": 5, "u2": -2.5, "u3": True, "u4": 1 << 60}
     [[header, row]] = sheets(written("xlsx", result(values)))
 
-    found = row[-len(values) :]
+    found = row[: len(values)]
     assert [kind for kind, _ in found] == ["inlineStr"] * 7 + ["n", "n", "b", "inlineStr"]
     assert [text for _, text in found][:5] == ["007", "=1+1", "http://a.example/", "<r><t>x</t></r> ", "ab"]
     assert len(found[5][1].encode("utf-16-le")) // 2 <= MAX_CELL
     assert found[5][1].endswith(CUT)
     assert found[6][1] == "_x005F_x0041_"
     assert [text for _, text in found][7:] == ["5", "-2.5", "1", str(1 << 60)]
-    assert (header[1], row[1]) == (("inlineStr", "parcel_id"), ("inlineStr", "007"))
+    at = len(values) + list(BASE).index("parcel_id")
+    assert (header[at], row[at]) == (("inlineStr", "parcel_id"), ("inlineStr", "007"))
     assert {kind for kind, _ in header} == {"inlineStr"}
 
 
@@ -255,7 +266,7 @@ def test_more_rows_than_a_sheet_holds_are_more_sheets() -> None:
         (result({"n": n}) for n in range(7)), Sink(out, "x", None, Path(), lambda result: None, print), sheet_rows=4
     )
     found = sheets(out.getvalue())
-    assert [[row[-1][1] for row in sheet] for sheet in found] == [
+    assert [[row[0][1] for row in sheet] for sheet in found] == [
         ["data.n", "0", "1", "2"],
         ["data.n", "3", "4", "5"],
         ["data.n", "6"],

@@ -1073,6 +1073,21 @@ def test_rejects_before_a_break_are_kept(write: Write) -> None:
     assert len(path.with_name("a.csv.rejects.jsonl").read_text().splitlines()) == 1
 
 
+def test_rejects_go_elsewhere_where_the_folder_cannot_be_written(tmp_path: Path) -> None:
+    """Files of one name have other rejects, and an import without any removes those of an earlier one."""
+    sources, instead, found = [tmp_path / name / "x.csv" for name in ("gone", "lost")], tmp_path / "input", []
+    for source in sources:
+        with RejectsFile(source, instead) as file:
+            file.add(Reject(1, source.parent.name, ""))
+        found.append(file.path)
+
+    assert [json.loads(path.read_text())["reason"] for path in found] == ["gone", "lost"]
+    assert sorted(found) == sorted(instead.iterdir())
+    with RejectsFile(sources[1], instead):
+        pass
+    assert list(instead.iterdir()) == found[:1]
+
+
 def test_a_folder_that_cannot_be_written(write: Write, tmp_path: Path) -> None:
     """Such a folder matters only when there is a reject to write, and then it is said clearly."""
     path = write("a.csv", "url\n")

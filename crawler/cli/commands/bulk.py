@@ -1,7 +1,10 @@
 """`bulk import`: a file's rows into the ledger."""
 
 import contextlib
+import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,22 +13,26 @@ import click
 import msgspec
 
 from crawler import config, times
-from crawler.bulk import import_file, rows
+from crawler.bulk import INPUT, import_file, rows, spooled
 from crawler.cli.output import data_dir_option, json_option, newest, print_json, say
 from crawler.cli.session import robots_option, session_options
-from crawler.cli.standstill import no_room
 from crawler.cli.types import Deadline, Rate, Span
 from crawler.config import Settings, program
-from crawler.db import kernel
-from crawler.errors import ServiceError, UsageError, place
+from crawler.db import kernel, outputs
+from crawler.errors import InputError, ServiceError, UsageError, place
 from crawler.forecast import Forecast, limits_of, of_job, sentence
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Job, JobOptions
 from crawler.sites import config as sites
+from crawler.standstill import Waits, endless_wait
 
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
+
+
+_SHOWN = 5
+"""Rows that a dry run shows, of the good and of the bad ones."""
 
 
 def _job_name(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -44,6 +51,7 @@ deadline_option = click.option(
 rate_option = click.option(
     "--rate", type=Rate(), help="Requests to each domain, as 50/s or 30/m, or none: for servers of your own."
 )
+url_column_option = click.option("--url-column", help="The column with the URLs (default: url).")
 queue_option = click.option("--queue", type=click.Choice(QUEUES), default="default", show_default=True)
 
 
@@ -69,6 +77,7 @@ def bulk() -> None:
 @deadline_option
 @job_option
 @rate_option
+@url_column_option
 @robots_option
 @session_options
 @json_option
@@ -83,6 +92,7 @@ def import_(
     deadline: float | None,
     job_name: str | None,
     rate: str | None,
+    url_column: str | None,
     ignore_robots: bool,
     session: "Session | None",
     as_json: bool,
@@ -90,49 +100,54 @@ def import_(
     """Import FILE (CSV, JSON, JSONL, TXT, also .gz, or XLSX) into the ledger; needs no Redis.
 
     A bad row is left out and noted in FILE.rejects.jsonl. The same file again continues its job while that is open.
+    With - as FILE it is read from stdin, kept in the store's input/, and known again by its content.
 
     \b
     Example:
       python -m crawler bulk import auction_parcels.csv --queue=urgent --deadline 17:00
+      zcat parcels.csv.gz | python -m crawler bulk import - --url-column link
     """
     settings = config.load()
-    how = JobOptions(rate=rate, ignore_robots=ignore_robots)
+    how = JobOptions(rate=rate, ignore_robots=ignore_robots, url_column=url_column)
     if dry_run:
-        return _show(settings, file, queue, as_json)
-    seen = None
-    if kernel.is_other(settings.data_dir):
-        from crawler import inbox
+        with tempfile.TemporaryDirectory() as scratch, input_file(file, Path(scratch)) as given:
+            return _show(settings, given, queue, url_column, as_json)
+    job, seen = None, None
+    with input_file(file, settings.data_dir / INPUT) as given:
+        if kernel.is_other(settings.data_dir):
+            from crawler import inbox
 
-        options = inbox.Options(
-            name=inbox.safe_name(file),
-            queue="urgent" if queue == "urgent" else "default",
-            batch_size=batch_size,
-            strict=strict,
-            fresh_for_s=fresh_for,
-            job_name=job_name,
-            deadline=deadline,
-            how=how,
-        )
-        if session:
-            raise UsageError(
-                "headers, cookies and a proxy cannot be handed over to a stack on another kernel: "
-                "import where that stack runs"
+            options = inbox.Options(
+                name=inbox.safe_name(given),
+                queue="urgent" if queue == "urgent" else "default",
+                batch_size=batch_size,
+                strict=strict,
+                fresh_for_s=fresh_for,
+                job_name=job_name,
+                deadline=deadline,
+                how=how,
             )
-        summary = inbox.deliver(settings, file, options, say)
-    else:
-        summary, job = import_file(
-            settings,
-            file,
-            queue,
-            batch_size=batch_size,
-            strict=strict,
-            fresh_for_s=fresh_for,
-            job_name=job_name,
-            deadline=deadline,
-            how=how,
-            session=session,
-            progress=say,
-        )
+            if session:
+                raise UsageError(
+                    "headers, cookies and a proxy cannot be handed over to a stack on another kernel: "
+                    "import where that stack runs"
+                )
+            summary = inbox.deliver(settings, given, options, say)
+        else:
+            summary, job = import_file(
+                settings,
+                given,
+                queue,
+                batch_size=batch_size,
+                strict=strict,
+                fresh_for_s=fresh_for,
+                job_name=job_name,
+                deadline=deadline,
+                how=how,
+                session=session,
+                progress=say,
+            )
+    if job:
         say_namesakes(settings, job)
         _fill_window(settings)
         deadline, seen = job.deadline, say_forecast(settings, job)
@@ -160,7 +175,7 @@ def say_namesakes(settings: Settings, job: Job) -> None:
 
 
 def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast | None:
-    """Tell when the job will be done and what will miss its deadline, or that the disk has no room for anything.
+    """Tell when the job will be done and what will miss its deadline, or what keeps it from going on.
 
     `starts` says that workers are about to.
     """
@@ -170,37 +185,62 @@ def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast
         rule = partial(sites.load(settings.config_dir, settings.rate).rule, rate=job.options.rate)
         limits = limits_of(settings, lpm.owners, rule)
         limits = msgspec.structs.replace(limits, running=limits.running or starts)
-        seen = of_job(lpm.ledger, job, limits, now)
+        look = Waits(settings, lpm)
+        waits = [wait for wait in look.of(job, lpm.ledger.progress(job)) if wait.kind != "worker"]
+        seen = of_job(lpm.ledger, job, limits, now, waits)
     if job.deadline:
         say(f"deadline {times.until(job.deadline, now, tz)}")
     if not seen.tasks:
         return None
-    if full := no_room(settings.data_dir, settings):
-        say(f"no forecast: {full}")
+    if endless := endless_wait(waits):
+        say(f"no forecast: {look.line(endless)}")
         return None
     say(f"forecast: {sentence(seen, job, limits, now, tz)}")
     return seen
 
 
-def _show(settings: Settings, file: Path, queue: str, as_json: bool) -> int:
+@contextlib.contextmanager
+def input_file(file: Path, folder: Path) -> Iterator[Path]:
+    """The file to read: for `-` one in that folder with what comes from stdin, unless no job is made of it."""
+    if str(file) != "-":
+        yield file
+        return
+    kept = spooled(sys.stdin.buffer, folder)
+    try:
+        yield kept
+    except InputError:
+        with contextlib.suppress(UsageError):  # a job needs it
+            outputs.check_input(kept, folder.parent)
+            kept.unlink(missing_ok=True)
+        raise
+
+
+def _show(settings: Settings, file: Path, queue: str, url_column: str | None, as_json: bool) -> int:
     good = bad = 0
-    for item in rows.read(file, sites.load(settings.config_dir, settings.rate)):
+    pages = set[tuple[bytes, str | None]]()
+    for item in rows.read(file, sites.load(settings.config_dir, settings.rate), url_column):
         if isinstance(item, rows.Row):
             good += 1
-            if good <= 5 and not as_json:
-                task = item.task
+            task = item.task
+            pages.add((task.address.key, task.parcel_id))
+            if good <= _SHOWN and not as_json:
                 print(f"  {place(task.line or 0, task.item)}: {printable(task.address.url)} (priority {task.priority})")
         else:
             bad += 1
-            say(f"{place(item.line, item.item)}: rejected: {item.reason}")
+            if bad <= _SHOWN:
+                say(f"{place(item.line, item.item)}: rejected: {item.reason}")
     if sheets := rows.other_sheets(file):
         say(rows.not_read(sheets))
+    if bad > _SHOWN:
+        say(f"… and {bad - _SHOWN:,} more rejected rows")
+    known = good - len(pages)
     if as_json:
-        print_json({"rows": good + bad, "good": good, "rejected": bad, "queue": queue, "dry_run": True})
+        facts = {"rows": good + bad, "good": good, "new": len(pages), "known": known, "rejected": bad}
+        print_json(facts | {"queue": queue, "dry_run": True})
     else:
-        if good > 5:
-            print(f"  … and {good - 5:,} more")
-        print(f"Would import {good} tasks to queue '{queue}' ({bad} rejected)")
+        if good > _SHOWN:
+            print(f"  … and {good - _SHOWN:,} more")
+        print(f"Would import {len(pages)} tasks to queue '{queue}' ({known} known, {bad} rejected)")
     return 1 if bad else 0
 
 

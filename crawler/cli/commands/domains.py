@@ -1,9 +1,7 @@
 """`domains`: the live state of each domain, as all workers share it, and how to forget it."""
 
-import contextlib
 import difflib
 import time
-from collections.abc import Iterator
 from datetime import tzinfo
 from typing import TYPE_CHECKING
 
@@ -11,13 +9,13 @@ import click
 
 from crawler import config, times
 from crawler.cli.output import data_dir_option, json_option, print_json
-from crawler.config import Settings, program
-from crawler.errors import ServiceError, UsageError
+from crawler.config import program
+from crawler.errors import UsageError
 from crawler.logs import printable
+from crawler.standstill import limits_in_words, permit
 
 if TYPE_CHECKING:
     from crawler.resilience.permit import Domain
-    from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 
 
 @click.group(invoke_without_command=True)
@@ -72,31 +70,9 @@ def reset(domain: str, as_json: bool) -> None:
         print(f"Reset {printable(domain)}: it may be asked again, within its limits")
 
 
-@contextlib.contextmanager
-def permit(settings: Settings) -> Iterator["RedisRateLimiter"]:
-    """The permit that the fleet shares, to be looked at; where Redis does not answer, the error says what helps."""
-    from crawler.process import read_stack, redis_address
-    from crawler.resilience.redis_rate_limiter import RedisRateLimiter
-
-    shared = RedisRateLimiter(
-        redis_address(settings), settings.redis_rate_limiter_db, "command", settings.circuit_breaker_fail_max
-    )
-    try:
-        with contextlib.closing(shared):
-            yield shared
-    except ServiceError as error:
-        if settings.redis_url:
-            remedy = "it is the one of REDIS_URL"
-        elif read_stack(settings.data_dir).up:
-            remedy = "the supervisor starts it again by itself"
-        else:
-            remedy = "python -m crawler up starts one"
-        raise ServiceError(f"{error}; {remedy}") from None
-
-
 def _list(as_json: bool) -> None:
     with permit(config.load()) as shared:
-        found = shared.domains()
+        found = shared.domains(time.time())
     if as_json:
         print_json(found)
         return
@@ -115,21 +91,6 @@ def _list(as_json: bool) -> None:
         print(f"{name:{widths[0]}}  {limit:{widths[1]}}  {in_flight:>{widths[2]}}  {state}")
     if any(each.state != "CLOSED" for each in found):
         print(f"A circuit closes by itself when a probe succeeds; sooner with: {program()} domains reset DOMAIN")
-
-
-def limits_in_words(known: "Domain") -> str:
-    """The limits of a domain in words."""
-    parts = [_pace(known.interval_s)] if known.interval_s else []
-    parts += [f"{known.at_a_time} at a time"] if known.at_a_time else []
-    parts += [f"Crawl-delay {known.crawl_delay_s:g} s"] if known.crawl_delay_s else []
-    return ", ".join(parts) or "none"
-
-
-def _pace(interval_s: float) -> str:
-    for unit, seconds in (("s", 1), ("m", 60), ("h", 3600)):
-        if interval_s <= seconds:
-            return f"{seconds / interval_s:.4g}/{unit}"
-    return f"one in {times.duration(interval_s)}"
 
 
 def state_in_words(known: "Domain", now: float, tz: tzinfo | None) -> list[str]:

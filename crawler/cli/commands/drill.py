@@ -2,6 +2,7 @@
 
 import os
 import random
+import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -15,15 +16,15 @@ from crawler.cli.output import data_dir_option, json_option, print_json, say
 if TYPE_CHECKING:
     from crawler.drill import Score
 
-_OTHERS = """
-For comparison, other crawlers, measured: SIGKILL at page 120 of 300, then the
-same command again.
-                                 missing  fetched twice
-  Scrapy 2.19 with JOBDIR            186              1   exits 0
-  scrapy-redis 0.9.1, persist        128              0   exits 0
-  Celery 5.7 + Redis, defaults     12–19              0   silent
-  Celery 5.7 + Redis, acks_late        4              0   back after an hour
-  Crawlee 1.11, purge off              0              8   one process"""
+PEERS = "Scrapy 2.19.0, scrapy-redis 0.9.1, Crawlee 1.11.0, Celery 5.7.0"
+OTHERS = (
+    (70, 1, "Scrapy, JOBDIR, addresses through its filter of duplicates"),
+    (0, 135, "Scrapy, JOBDIR, addresses as start_urls"),
+    (17, 0, "scrapy-redis, SCHEDULER_PERSIST; Redis lives on"),
+    (0, 16, "Crawlee, disk, not purged at start"),
+    (32, 0, "one Celery task per URL, acks_late; Redis lives on; 20 s waited, the rest comes back after an hour"),
+)
+"""What other crawlers miss and fetch twice after a kill, as `benchmarks/RESULTS.md` has it: a test compares them."""
 
 
 @click.command()
@@ -102,4 +103,8 @@ def _show(score: "Score") -> None:
     for name, value, note in rows:
         print(f"{name:20}{value:>10}  {note}".rstrip())
     print(score.verdict)
-    print(_OTHERS)
+    measured = "SIGKILL at page 120 of 300, then the same command again (benchmarks/RESULTS.md)."
+    print(f"\n{textwrap.fill(f'For comparison, {PEERS}: {measured}', 80)}")
+    print("missing  fetched twice")
+    for missing, twice, who in OTHERS:
+        print(textwrap.fill(who, 80, initial_indent=f"{missing:7,}{twice:15,}  ", subsequent_indent=" " * 24))

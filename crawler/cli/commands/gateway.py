@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import click
 
 from crawler import config, logs, times
 from crawler.cli.output import json_option, print_json, say
+from crawler.config import program
 from crawler.errors import UsageError
 from crawler.logs import printable
 from crawler.times import duration
@@ -44,7 +46,10 @@ def _books(store: Path, create: bool = False) -> Iterator["Books"]:
     from crawler.gateway.reference.books import Books
 
     if not create and not Books.exists(store):
-        raise UsageError(f"there is no Gateway's store in {store.absolute()}; gateway import or gateway serve make one")
+        raise UsageError(
+            f"there is no Gateway's store in {store.absolute()}; "
+            f"{program()} gateway import FILE --store {shlex.quote(str(store))} makes one"
+        )
     with contextlib.closing(Books(store)) as books:
         yield books
 

@@ -1,6 +1,7 @@
 """`job`, `tasks`, `retry`: the books in detail, and acts on them."""
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 from crawler import config, times
 from crawler.cli.output import (
     UNACCOUNTED,
+    check_reason,
     data_dir_option,
     imported,
     job_of,
@@ -83,19 +85,23 @@ def show(name: str, as_json: bool) -> None:
     """
     from crawler.forecast import limits_of, of_job, sentence
     from crawler.sites import config as sites
+    from crawler.standstill import Waits, endless_wait
 
     settings = config.load()
     tz = times.zone(settings.timezone)
     with stored() as lpm:
         each = job_of(lpm, name)
         receipt = lpm.receipt(each)
-        examples = list(lpm.ledger.tasks(each, _FINAL, limit=5))
+        examples = lpm.ledger.examples(each)
         rule = partial(sites.load(settings.config_dir, settings.rate).rule, rate=each.options.rate)
         limits, later = limits_of(settings, lpm.owners, rule), lpm.ledger.later_namesakes(each)
-        seen = of_job(lpm.ledger, each, limits, lpm.now()) if receipt.books.open else None
-        now = lpm.now()
+        look, now = Waits(settings, lpm), lpm.now()
+        waits = look.of(each, receipt.books)
+        endless = endless_wait([wait for wait in waits if wait.kind != "worker"])
+        seen = of_job(lpm.ledger, each, limits, now, waits) if receipt.books.open and not endless else None
     if as_json:
-        print_json(_facts(each) | {"receipt": receipt, "failures": examples, "forecast": seen, **_named(later)})
+        facts = {"receipt": receipt, "failures": examples, "forecast": seen, "waits": waits}
+        print_json(_facts(each) | facts | _named(later))
         return
     origin = "a Gateway" if each.of_gateway else printable(each.source_file or "no file")
     print(f"{printable(each.name)}: {receipt.status}, queue {each.queue}, from {origin}")
@@ -105,6 +111,8 @@ def show(name: str, as_json: bool) -> None:
         print(f"deadline {times.until(each.deadline, now, tz)}")
     if seen:
         print(f"forecast: {sentence(seen, each, limits, now, tz)}")
+    for wait in waits:
+        print(f"{'no forecast' if wait is endless else 'waits'}: {printable(look.line(wait))}")
     print_reasons(receipt.reasons, examples, each)
     print_receipt(receipt)
 
@@ -124,6 +132,7 @@ def verify(name: str, as_json: bool) -> int:
         each = job_of(lpm, name)
         receipt = lpm.verify(each)
         failures = list(lpm.ledger.tasks(each, _FINAL))
+        examples = lpm.ledger.examples(each, most=20)
         delivery, later = lpm.ledger.delivery(each), lpm.ledger.later_namesakes(each)
     open_ = receipt.books.open
     if as_json:
@@ -131,7 +140,7 @@ def verify(name: str, as_json: bool) -> int:
         print_json(msgspec.structs.asdict(receipt) | facts)
     else:
         print(printable(imported(each)))
-        print_reasons(receipt.reasons, failures[:20], each)
+        print_reasons(receipt.reasons, examples, each)
         print_receipt(receipt)
         if open_:
             print(f"{open_:,} tasks are still open")
@@ -191,8 +200,8 @@ def pause(name: str) -> None:
     """
     with _open_job(name) as (lpm, each):
         count = lpm.durable.hold(each, "paused", lpm.now())
-    shown = printable(each.name)
-    print(f"Paused {shown}: {count:,} tasks wait for: {program()} job resume {shown}")
+    again = f"{program()} job resume {shlex.quote(each.name)}"
+    print(f"Paused {printable(each.name)}: {count:,} tasks wait for: {printable(again)}")
 
 
 @job.command()
@@ -227,8 +236,8 @@ def cancel(name: str) -> None:
         accepted = lpm.accept_import(each)  # who ends a job wants no more of its file
         lpm.durable.finalise(lpm.now())
         [missing] = lpm.unaccounted([lpm.ledger.job_by_id(each.id)])
-    again = "again with: retry --skipped --reason cancelled"
-    print(f"Cancelled {printable(each.name)}: {count:,} tasks are skipped ({again})")
+    again = f"again with: {program()} retry --skipped --reason cancelled --job {shlex.quote(each.name)}"
+    print(f"Cancelled {printable(each.name)}: {count:,} tasks are skipped ({printable(again)})")
     _print_accepted(each, accepted)
     for what in missing:
         print(f"UNACCOUNTED: {printable(what)}")
@@ -275,6 +284,7 @@ def list_tasks(
     with stored() as lpm:
         each = job_of(lpm, job_name) if job_name else None
         most = limit or (None if as_json else 101)
+        number = -1
         for number, task in enumerate(lpm.ledger.tasks(each, statuses, reason, domain, most)):
             if as_json:
                 print(msgspec.json.encode(task).decode())
@@ -282,6 +292,8 @@ def list_tasks(
                 say("… and more; --limit N or --json lists them")
             else:
                 _print_task(task)
+        if number < 0 and reason:
+            check_reason(lpm, reason)
 
 
 def _print_task(task: dict[str, Any]) -> None:
@@ -309,6 +321,8 @@ def retry(failed: bool, expired: bool, skipped: bool, reason: str | None, job_na
     with stored() as lpm:
         each = job_of(lpm, job_name) if job_name else None
         again, left = lpm.durable.retry(chosen, reason, each, lpm.now())
+        if reason and not again + left:
+            check_reason(lpm, reason)
         workers = owners.workers(lpm.owners)
     if as_json:
         print_json({"retried": again, "open_elsewhere": left})

@@ -17,6 +17,7 @@ from crawler.cli.output import (
     tell_missing,
 )
 from crawler.cli.types import Span, only_job_option, since_option
+from crawler.config import program
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 
@@ -169,7 +170,7 @@ def prune(raw: bool, older_than: float | None, dry_run: bool, as_json: bool) -> 
     from crawler.results import archive as keeper
 
     if not raw or older_than is None:
-        raise click.UsageError("say what to remove and from what age on: prune --raw --older-than 30d")
+        raise click.UsageError(f"say what to remove and from what age on: {program()} prune --raw --older-than 30d")
     with stored() as lpm:
         done = keeper.prune(lpm, lpm.now() - older_than, dry_run)
     if as_json:
@@ -182,6 +183,8 @@ def prune(raw: bool, older_than: float | None, dry_run: bool, as_json: bool) -> 
     ]
     verb = "Would remove" if dry_run else "Removed"
     removed = f"{verb} {_segments(done.segments)}, {size_of(done.bytes)}, pages of {done.results:,} results"
+    if not done.segments:
+        removed = "Nothing to remove"
     print("; ".join([removed, *kept]))
 
 

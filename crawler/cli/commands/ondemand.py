@@ -118,8 +118,8 @@ def _line(lpm: LocalPersistenceManager) -> str:
 
 def _remarks(lpm: LocalPersistenceManager, settings: Settings) -> list[str]:
     """What keeps the counts from moving."""
-    from crawler.cli.standstill import no_room
     from crawler.db import exchange
+    from crawler.standstill import no_room
 
     db = lpm.ledger.db
     order = {"pause": "the Gateway has said: pause", "drain": "the Gateway has said: drain"}

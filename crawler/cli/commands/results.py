@@ -1,5 +1,6 @@
 """`results`: what was collected."""
 
+import csv
 import shutil
 import sys
 from contextlib import closing
@@ -38,7 +39,7 @@ def results() -> None:
 @json_option
 @data_dir_option
 def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
-    """Say how many results there are, and where; show the newest.
+    """Say how many results there are, archived and delivered ones included, and where; show the newest.
 
     \b
     Example:
@@ -47,7 +48,7 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
     wanted = limit or (20 if sys.stdout.isatty() and not as_json else 0)
     lpm = LocalPersistenceManager(config.load().data_dir)
     items, sent, files = list[dict[str, Any]](), Delivery(), None
-    if job_name or LocalPersistenceManager.exists(lpm.folder):
+    if job_name or LocalPersistenceManager.exists(lpm.folder) or not lpm.pending.is_dir():
         try:
             with stored() as lpm:
                 job = job_of(lpm, job_name) if job_name else None
@@ -57,9 +58,11 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
             if job_name or wanted:
                 raise
             say(f"only files are counted: {error}")  # they are there without the ledger too
+    without_ledger = files is None
     files = files or store.count_files(lpm)
     if as_json:
-        facts: dict[str, Any] = {"results": files.results, "folder": str(lpm.pending), "files": files, "delivery": sent}
+        total = files.results if without_ledger else sent.results
+        facts: dict[str, Any] = {"results": total, "folder": str(lpm.pending), "files": files, "delivery": sent}
         print_json(facts | ({"items": [{name: i[name] for name in LISTED} for i in items]} if limit else {}))
         return
     print(_how_many(files.results, sent, lpm.pending))
@@ -73,11 +76,12 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
 
 
 def _how_many(count: int, sent: Delivery, folder: Path) -> str:
-    states = ((sent.synced, "delivered"), (sent.ready, "to be delivered"), (sent.rejected, "rejected"))
+    archived = (sent.archived, "archived")
+    states = (archived, (sent.synced, "delivered"), (sent.ready, "to be delivered"), (sent.rejected, "rejected"))
     parts = [f"{number} {what}" for number, what in states if number]
-    if not parts:
+    if not parts and count >= sent.results:
         return f"{count} results in {folder}/"
-    return f"{sent.results} results, {count} of them in {folder}/ ({', '.join(parts)})"
+    return f"{sent.results} results, {count} of them in {folder}/" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def _show_table(items: list[dict[str, Any]]) -> None:
@@ -141,12 +145,25 @@ def _show_origin(report: dict[str, Any], width: int) -> None:
         print(f"  {'from':{width}} {printable(report['source_file'])}{where}")
 
 
+def _names(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in next(csv.reader([value or ""]), []))
+    if value is not None and not (names and all(names) and len(set(names)) == len(names)):
+        raise click.BadParameter("write the names of columns, each once, with commas between them")
+    return names
+
+
 @results.command()
 @click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="The file, or - for stdout.")
 @click.option("--format", "form", type=click.Choice(store.FORMATS), help="The format (default: by the ending).")
 @only_job_option
 @since_option
 @click.option("--all-rows", is_flag=True, help="Every row of the input, in its order, with status and reason.")
+@click.option(
+    "--columns",
+    callback=_names,
+    metavar="A,B,C",
+    help="Only these columns of a table, in this order; a field of a record or of the input may go by its own name.",
+)
 @click.option("--raw", "pages", type=click.Path(path_type=Path), help="A folder for the pages, decoded, a file each.")
 @json_option
 @data_dir_option
@@ -156,10 +173,13 @@ def export(
     job_name: str | None,
     since: float | None,
     all_rows: bool,
+    columns: tuple[str, ...],
     pages: Path | None,
     as_json: bool,
 ) -> int:
     """Write results to one file, whole or not at all: JSON, JSONL, CSV, XLSX, WARC, Markdown or Parquet.
+
+    The columns of a table are the fields of the records, those of the input, and what is known of each page.
 
     Says on stderr what is still open, and ends with 5 where anything is known to be missing (`job verify`).
 
@@ -167,6 +187,7 @@ def export(
     Example:
       python -m crawler results export --format csv --output results.csv
       python -m crawler results export --output auction.xlsx --job parcels.csv --all-rows
+      python -m crawler results export --output prices.csv --columns price,owner,url
     """
     from crawler.orchestrator import terminated_by_signal
 
@@ -175,11 +196,15 @@ def export(
         raise click.UsageError(f"the ending of {output} names no format; add --format {', '.join(store.FORMATS)}")
     if all_rows and (since or form == "warc"):
         raise click.UsageError(f"--all-rows does not go with {'--since' if since else 'the format warc'}")
+    if columns and form not in store.TABLES:
+        raise click.UsageError(f"--columns is for tables: {', '.join(store.TABLES)}")
     with stored() as lpm:
         job = job_of(lpm, job_name) if job_name else None
     with closing(lpm), terminated_by_signal():  # not in `stored`: a reader of stdout that has gone is no failing store
         missing = tell_missing(lpm, job)
-        done = store.export(lpm, output, form, job=job, since=since, all_rows=all_rows, pages=pages, say=say)
+        done = store.export(
+            lpm, output, form, job=job, since=since, all_rows=all_rows, columns=columns, pages=pages, say=say
+        )
     if pages:
         say(f"{done.pages:,} pages written to {pages}/")
     if as_json and str(output) != "-":

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from crawler import config
+from crawler import config, times
 from crawler.cli.commands.bulk import (
     deadline_option,
     fresh_option,
+    input_file,
     job_option,
     queue_option,
     rate_option,
     say_forecast,
     say_namesakes,
+    url_column_option,
 )
 from crawler.cli.commands.stack import workers_option
 from crawler.cli.output import (
@@ -26,17 +28,20 @@ from crawler.cli.output import (
     delivery_of,
     json_option,
     print_json,
+    print_missing_fields,
     print_reasons,
     print_receipt,
+    require_store,
     say,
 )
 from crawler.cli.session import robots_option, session_options
-from crawler.cli.standstill import Standstill
 from crawler.config import Settings, program
-from crawler.db.books import REPAIR
+from crawler.db.books import mend
+from crawler.errors import StoreError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, JobOptions
+from crawler.standstill import Standstill, Waits
 
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
@@ -55,6 +60,7 @@ STACK_GONE_S = 5.0
 @deadline_option
 @job_option
 @rate_option
+@url_column_option
 @robots_option
 @session_options
 @json_option
@@ -67,31 +73,35 @@ def run(
     deadline: float | None,
     job_name: str | None,
     rate: str | None,
+    url_column: str | None,
     ignore_robots: bool,
     session: "Session | None",
     as_json: bool,
 ) -> int:
     """Collect every URL of FILE: import, crawl, summary. Safe to interrupt: typed again, it goes on where it was.
 
+    With - as FILE it is read from stdin, as `bulk import` does.
+
     \b
     Example:
       python -m crawler run parcels.csv --workers 4
     """
-    from crawler.bulk import import_file, rows
+    from crawler.bulk import INPUT, import_file, rows
 
     settings = config.load()
-    summary, job = import_file(
-        settings,
-        file,
-        queue,
-        fresh_for_s=fresh_for,
-        job_name=job_name,
-        deadline=deadline,
-        how=JobOptions(rate=rate, ignore_robots=ignore_robots),
-        session=session,
-        watched=True,
-        progress=say,
-    )
+    with input_file(file, settings.data_dir / INPUT) as given:
+        summary, job = import_file(
+            settings,
+            given,
+            queue,
+            fresh_for_s=fresh_for,
+            job_name=job_name,
+            deadline=deadline,
+            how=JobOptions(rate=rate, ignore_robots=ignore_robots, url_column=url_column),
+            session=session,
+            watched=True,
+            progress=say,
+        )
     say(f"job {job.name}: {summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected")
     say_namesakes(settings, job)
     if summary.other_sheets:
@@ -115,6 +125,7 @@ def resume(workers: int | None, as_json: bool) -> int:
       python -m crawler resume
     """
     settings = config.load()
+    require_store(settings.data_dir)
     crawl(settings, workers, None)
     return report(settings, None, as_json)
 
@@ -129,12 +140,40 @@ def crawl(settings: Settings, workers: int | None, job: Job | None) -> Books:
 
     if left := end_orphans(settings.data_dir):
         say(f"ended {left} processes of a stack whose supervisor is dead")
+    fetched = False
     while True:
         if not _has_more(settings, job):
+            if not fetched:
+                _say_finished(settings, job)
             return follow(settings, job)
-        with running_stack(settings, workers) as joined, contextlib.suppress(_StackGone):
-            return follow(settings, job, joined)
+        fetched = True
+        try:
+            with running_stack(settings, workers) as joined, contextlib.suppress(_StackGone):
+                return follow(settings, job, joined)
+        except (KeyboardInterrupt, SystemExit):
+            _say_left(settings, job)
+            raise
         say("that stack has ended before this job")
+
+
+def _say_finished(settings: Settings, job: Job | None) -> None:
+    """Tell that there was nothing to do, and since when."""
+    if job is None:
+        say("no task is open: nothing was fetched")
+        return
+    lpm = LocalPersistenceManager(settings.data_dir)
+    with contextlib.closing(lpm), lpm.errors():
+        at = lpm.ledger.ended_at(job)
+    when = f" since {times.show(at, time.time(), times.zone(settings.timezone))}" if at else ", it has no task"
+    say(f"job {job.name} is finished{when}: nothing was fetched")
+
+
+def _say_left(settings: Settings, job: Job | None) -> None:
+    """Tell how far the work has come when it is broken off."""
+    lpm = LocalPersistenceManager(settings.data_dir)
+    with contextlib.suppress(StoreError), contextlib.closing(lpm), lpm.errors():
+        books = lpm.ledger.progress(job)
+        say(f"{books.accepted - books.open:,} of {books.accepted:,} are done, {books.open:,} are left")
 
 
 def _has_more(settings: Settings, job: Job | None) -> bool:
@@ -180,7 +219,7 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
     from crawler.process import read_stack
 
     lpm = LocalPersistenceManager(settings.data_dir)
-    standstill = Standstill(settings, lpm, job)
+    standstill = Standstill(Waits(settings, lpm), job)
     with BooksProgress(job) as progress, contextlib.closing(lpm):
         seen = time.monotonic()
         while True:
@@ -210,12 +249,12 @@ def report(settings: Settings, job: Job | None, as_json: bool) -> int:
         receipt = lpm.receipt(lpm.ledger.job(job.name)) if job else None
         books = receipt.books if receipt else lpm.ledger.progress(None)
         reasons = receipt.reasons if receipt else lpm.ledger.reasons(None)
-        examples = list(lpm.ledger.tasks(job, ("failed", "skipped", "expired"), limit=5))
+        examples = lpm.ledger.examples(job)
         delivery = lpm.ledger.delivery(job)
         receipts = [lpm.receipt(each) for each in lpm.ledger.jobs()] if not job else []
         unaccounted = [f"{each.job}: {what}" for each in receipts for what in each.problems]
         if not job:
-            unaccounted += [f"{fault}; {REPAIR}" for fault in lpm.ledger.index_faults()]
+            unaccounted += [f"{fault}; {mend()}" for fault in lpm.ledger.index_faults()]
             unaccounted += [f"{what}; {program()} doctor tells more" for what in lpm.missing_pages()]
         if job and not books.open:
             lpm.ledger.report_job(job)
@@ -228,6 +267,8 @@ def report(settings: Settings, job: Job | None, as_json: bool) -> int:
         print_reasons(reasons, examples, job)
         if receipt:
             print_receipt(receipt)
+        for each in receipts:
+            print_missing_fields(each)
         for problem in unaccounted:
             print(f"UNACCOUNTED: {printable(problem)}")
         if books.open:

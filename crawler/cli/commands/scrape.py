@@ -3,6 +3,7 @@
 import contextlib
 import html
 import re
+import shlex
 import sys
 import time
 import uuid
@@ -15,7 +16,7 @@ import click
 import msgspec
 
 from crawler import config, urls
-from crawler.cli.output import data_dir_option, json_option, print_json, say, stored
+from crawler.cli.output import data_dir_option, json_option, print_json, require_store, say, stored
 from crawler.cli.session import robots_option, session_options
 from crawler.config import Settings, program
 from crawler.errors import UsageError
@@ -143,8 +144,8 @@ def _show(report: dict[str, Any]) -> None:
         return
     print(f"{report['status_code']} {printable(report['final_url'])}  (task {report['task_id']})")
     _show_fields(report["data"])
-    print(f"The whole record: {program()} results show '{report['url']}'")
-    print(f"The page itself:  {program()} raw '{report['url']}' --open")
+    print(f"The whole record: {program()} results show {shlex.quote(report['url'])}")
+    print(f"The page itself:  {program()} raw {shlex.quote(report['url'])} --open")
 
 
 def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int:
@@ -279,8 +280,7 @@ def _sealed(text: str) -> str:
 
 def _stored(settings: Settings, url: str) -> tuple[str, bytes]:
     """The content type and the body of a stored page."""
-    if not LocalPersistenceManager.exists(settings.data_dir):
-        raise UsageError(f"there is no store in {settings.data_dir.absolute()}")
+    require_store(settings.data_dir)
     from crawler.fetch.body import decoded
 
     lpm = LocalPersistenceManager(settings.data_dir)

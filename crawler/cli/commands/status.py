@@ -8,8 +8,7 @@ import click
 import msgspec
 
 from crawler import config, times
-from crawler.cli.output import data_dir_option, json_option, print_json, size_of
-from crawler.cli.standstill import Standstill, no_room, standing_still
+from crawler.cli.output import data_dir_option, json_option, print_json, require_store, size_of
 from crawler.config import Settings, program
 from crawler.db import exchange, owners
 from crawler.db.books import Bookkeeping
@@ -17,10 +16,13 @@ from crawler.db.connection import reading
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Books, Job
+from crawler.standstill import Waits, no_room, standing_still
 
 if TYPE_CHECKING:
     from crawler.process import Stack
 
+MAX_JOBS = 20
+"""Jobs that are looked at one by one for what they wait for."""
 _STATES = ("accepted", "pending", "processing", "completed", "failed", "skipped", "expired")
 
 
@@ -40,6 +42,8 @@ def status(watch: bool, interval: float, as_json: bool) -> None:
       python -m crawler status --watch
     """
     settings = config.load()
+    if not _is_starting(settings):
+        require_store(settings.data_dir)
     if watch:
         from crawler.cli.watch import Watch
 
@@ -48,6 +52,13 @@ def status(watch: bool, interval: float, as_json: bool) -> None:
         print_json(gather(settings))
     else:
         _show(gather(settings), settings)
+
+
+def _is_starting(settings: Settings) -> bool:
+    """Whether a stack is up: one that has just started makes its store in a moment."""
+    from crawler.process import read_stack
+
+    return read_stack(settings.data_dir).up
 
 
 def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
@@ -60,7 +71,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
         "domains": {},
         "rate": 0.0,
         "gateway": None,
-        "standstill": "",
+        "waits": [],
         "unaccounted": [],
     }
     if LocalPersistenceManager.exists(settings.data_dir):
@@ -76,7 +87,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
                 facts["rate"] = round(ledger.rate(lpm.now()), 2)
                 growth = ledger.growth(lpm.now())
                 facts["gateway"] = _gateway(ledger)
-            facts["standstill"] = Standstill(settings, lpm, None).at_once(facts["books"])
+            facts["waits"] = _waits(Waits(settings, lpm), jobs, facts)
             missing = lpm.unaccounted(jobs)
             for job, what in zip(jobs, missing, strict=True):
                 facts["job_facts"][job.name] = _about(job) | {"unaccounted": what}
@@ -88,6 +99,22 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
     facts["jobs"] = {name: msgspec.structs.asdict(books) for name, books in facts["jobs"].items()}
     running = {"pids": _pids(settings), "trouble": _troubles(settings)}
     return facts | running | {"disk": _disk(settings), "redis": _redis(settings)}
+
+
+def _waits(look: Waits, jobs: list[Job], facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """What keeps anything from going on, and what stops a whole job while others go on; each with its line."""
+    found = [
+        msgspec.structs.asdict(wait) | {"line": look.line(wait), "jobs": []} for wait in look.of(None, facts["books"])
+    ]
+    if not found or found[0]["stops"]:
+        return found
+    still = [job for job in jobs if facts["jobs"][job.name].open and not facts["jobs"][job.name].processing]
+    for job in still[:MAX_JOBS]:
+        kinds = {(wait.kind, wait.domain) for wait in look.of(job, facts["jobs"][job.name]) if wait.stops}
+        for each in found:
+            if (each["kind"], each["domain"]) in kinds and each["kind"] != "paused":
+                each["jobs"].append(job.name)
+    return found
 
 
 def _gateway(ledger: Bookkeeping) -> dict[str, Any] | None:
@@ -185,7 +212,7 @@ def _show(facts: dict[str, Any], settings: Settings) -> None:
         print(f"{shown:{width}}" + "".join(f"{counts[state]:>{room},}" for state, room in widths.items()))
     now, tz = time.time(), times.zone(settings.timezone)
     for name, about in facts["job_facts"].items():
-        if about["state"] in ("paused", "cancelled"):
+        if about["state"] == "cancelled" and facts["jobs"][name]["pending"] + facts["jobs"][name]["processing"]:
             print(f"{printable(name)} is {about['state']}")
         for what in about["unaccounted"]:
             print(f"UNACCOUNTED: {printable(name)}: {printable(what)}")
@@ -238,6 +265,9 @@ def describe(facts: dict[str, Any]) -> list[str]:
 
 def halting(facts: dict[str, Any]) -> list[str]:
     """What keeps everything from moving, a line each."""
-    known = facts["standstill"] and facts["standstill"] not in facts["trouble"].values()
-    lines = [f"STANDSTILL: {facts['standstill']}"] if known else []
-    return lines + ([f"PAUSED: {facts['disk']['low']}"] if facts["disk"]["low"] else [])
+    lines = []
+    for wait in facts["waits"]:
+        jobs = f" (nothing of {', '.join(wait['jobs'])} goes on meanwhile)" if wait["jobs"] else ""
+        lines.append(f"{'STANDSTILL' if wait['stops'] else 'WAITS'}: {printable(wait['line'] + jobs)}")
+    told = any(wait["kind"] == "disk" for wait in facts["waits"])
+    return lines + ([f"PAUSED: {facts['disk']['low']}"] if facts["disk"]["low"] and not told else [])

@@ -3,6 +3,7 @@
 import shutil
 import sys
 import textwrap
+import time
 from datetime import date, datetime, tzinfo
 
 import click
@@ -10,6 +11,7 @@ import click
 from crawler import config, times
 from crawler.cli.output import data_dir_option, json_option, print_json, stored
 from crawler.logs import printable
+from crawler.standstill import Waits, in_words
 from crawler.why import Step, Timeline, timeline
 
 
@@ -25,7 +27,8 @@ def why(url: str, as_json: bool) -> None:
       python -m crawler why http://county.example/parcel/123
     """
     with stored() as lpm:
-        found = [timeline(lpm, task) for task in lpm.ledger.find(url)]
+        look = Waits(config.load(), lpm)
+        found = [timeline(lpm, task, look) for task in lpm.ledger.find(url)]
     if as_json:
         print_json(found)
         return
@@ -48,6 +51,8 @@ def _show(found: Timeline, zone: str | None) -> None:
             print(f"{at:%A %d %B %Y, %Z}")
         clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}" if at else ""
         _print(printable(f"  {clock:13}{step.what:13}{_words(step, tz, day)}".rstrip()))
+    for wait in found.waits:
+        _print(printable(f"  {'':13}{'waits for':13}{in_words(wait, time.time(), tz)}"))
 
 
 def _print(line: str) -> None:
