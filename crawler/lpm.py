@@ -25,6 +25,7 @@ import msgspec
 
 from crawler.config import failpoint, program
 from crawler.db import connection, guard, kernel, losses, owners, results, schema, segments, siblings
+from crawler.db.acts import HELD
 from crawler.db.books import NOTED_FILE
 from crawler.db.ledger import Ledger, Place, RejectedRow
 from crawler.errors import StoreError, UsageError
@@ -774,8 +775,10 @@ def _serve_siblings(ledger: Ledger, live: dict[int, tuple[Outcome, dict[str, Any
         if outcome.status is TaskStatus.COMPLETED and outcome.page:
             ids, room = siblings.complete(ledger.db, outcome, detail, now, room)
             completed += ids
-        waits = outcome.status is TaskStatus.PENDING and outcome.not_before < NO_DEADLINE
-        siblings.release(ledger.db, id_, outcome.not_before if waits else 0.0)
+        if outcome.status is TaskStatus.PENDING and outcome.not_before < HELD:
+            siblings.put_off(ledger.db, id_, max(now, outcome.not_before))
+        else:
+            siblings.release(ledger.db, id_)
     return completed
 
 

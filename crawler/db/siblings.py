@@ -9,15 +9,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from crawler.db.acts import HELD
 from crawler.db.connection import Database
 from crawler.models import Outcome
 
 WAIT_S = 60.0
-"""How long siblings wait for a page of which nothing is heard, because its worker died."""
+"""How long siblings wait for a page of which nothing is heard: its worker died, or its turn does not come."""
 MAX_HELD = 100
 """So many wait for one page: whoever has a million rows for one URL waits for no transaction."""
 MAX_COMPLETED, MAX_BYTES = 1000, 16_000_000
 """What one commit copies at most, in results and in bytes of records; the others are fetched."""
+_NO_OTHER_WAIT = "(x.not_before = 0 OR x.failures = 0)"
+"""A task that has failed itself waits for its own retry."""
 _SIDES = (">", "<")
 
 
@@ -55,22 +58,27 @@ def hold(db: Database, ids: Sequence[int], now: float) -> list[int]:
     candidates = set(shared(db, ids))
     if not candidates:
         return list(ids)
+    until = now + WAIT_S
     chosen: list[int] = []
     waiting: set[int] = set()
     for id_ in ids:
         if id_ not in waiting:
             chosen.append(id_)
-            found = _pending(db, id_, "x.not_before = 0", MAX_HELD) if id_ in candidates else []
+            found = _pending(db, id_, f"x.not_before < {until!r} AND {_NO_OTHER_WAIT}") if id_ in candidates else []
             others = set(found).difference(chosen)
-            _wait(db, others, now + WAIT_S)
+            _wait(db, others, until)
             waiting |= others
     return chosen
 
 
-def release(db: Database, id_: int, not_before: float) -> None:
-    """Let those that waited for a page, which brought no result, wait as long as itself, or no more."""
-    held = f"x.not_before = t.leased_at + {WAIT_S}"
-    _wait(db, _pending(db, id_, held, MAX_HELD), not_before)
+def put_off(db: Database, id_: int, until: float) -> None:
+    """Have siblings of a page that is to be tried again wait for that: they would meet the same trouble."""
+    _wait(db, _pending(db, id_, f"x.not_before < {HELD!r} AND {_NO_OTHER_WAIT}"), until + WAIT_S)
+
+
+def release(db: Database, id_: int) -> None:
+    """Make those due that waited for a page which brought them no result."""
+    _wait(db, _pending(db, id_, f"x.not_before BETWEEN 1 AND {HELD / 2!r} AND x.failures = 0"), 0.0)
 
 
 def complete(db: Database, outcome: Outcome, detail: dict[str, Any], now: float, room: Room) -> tuple[list[int], Room]:
@@ -108,7 +116,7 @@ def complete(db: Database, outcome: Outcome, detail: dict[str, Any], now: float,
     return ids, Room(room.results - len(ids), room.size - len(ids) * length)
 
 
-def _pending(db: Database, id_: int, condition: str, limit: int) -> list[int]:
+def _pending(db: Database, id_: int, condition: str, limit: int = MAX_HELD) -> list[int]:
     return [row[0] for row in db.all(f"{_PENDING.format(condition=condition)} LIMIT ?2", (id_, limit))]
 
 

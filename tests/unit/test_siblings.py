@@ -124,7 +124,7 @@ def test_a_claim_that_was_given_up_completes_nobody(lpm: LocalPersistenceManager
 
 
 def test_a_page_that_fails_fails_for_its_own_row_only(lpm: LocalPersistenceManager, clock: Clock) -> None:
-    """Siblings wait for its retry as long as itself; after its failure they are fetched, one at a time."""
+    """Siblings wait until its last attempt; after its failure they are fetched, one at a time."""
     # Given three rows, and a page that is to be tried again
     rows(lpm, "abc")
     [task] = lpm.get_next_pending("owner", 10)
@@ -148,7 +148,7 @@ def test_a_wait_of_its_own_is_not_cut_short(lpm: LocalPersistenceManager, clock:
     """A row that waits for its own retry, or whose job is paused, is not made due by another's failure."""
     rows(lpm, "abc")
     first = lpm.get_next_pending("owner", 1)
-    lpm.ledger.db.execute("UPDATE tasks SET not_before = ? WHERE parcel_id = 'b'", (clock.now + 600,))
+    lpm.ledger.db.execute("UPDATE tasks SET not_before = ?, failures = 1 WHERE parcel_id = 'b'", (clock.now + 600,))
     lpm.ledger.db.execute("UPDATE tasks SET not_before = 9e15 WHERE parcel_id = 'c'")
 
     lpm.save_result(failed(first[0]))
