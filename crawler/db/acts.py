@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from crawler.db import losses
-from crawler.db.books import JOB, Bookkeeping, as_job
+from crawler.db.books import JOB, SUSPECT_DEATHS, Bookkeeping, as_job
 from crawler.db.connection import writing
 from crawler.db.owners import Note
 from crawler.models import NO_DEADLINE, Job
@@ -21,8 +21,6 @@ BATCH = 5000
 STEP_S = 1.0
 """A clock that moves by more than this against the uptime was set."""
 POISON_STRIKES = 2
-SUSPECT_DEATHS = 3
-"""A page that was in flight at so many deaths that nobody can be blamed for is tried alone from then on."""
 ALONE_DEATHS = 5
 """A page that was alone in flight at so many further deaths without a trace is set aside. These may be kills from
 outside, so it takes more of them than of deaths that the watchdog or a fatal signal has left a trace of."""

@@ -30,6 +30,10 @@ _LISTED_NAMES = (
     "task_id", "their_id", "url", "parcel_id", "status", "reason", "message", "attempts", "queue", "priority", "domain",
     "source_file", "source_line", "source_item", "completed_at",
 )  # fmt: skip
+SUSPECT_DEATHS = 3
+"""A page that was in flight at so many deaths that nobody can be blamed for is tried alone from then on."""
+DUE = f"status = 'pending' AND not_before = 0 AND deaths < {SUSPECT_DEATHS}"
+"""Tasks that any worker may take; the condition of the index tasks_due."""
 TURN = "id + failures * 1000"
 """The order of due tasks of a domain; the index tasks_due has it."""
 _ENDED = "('failed', 'skipped', 'expired')"
@@ -181,11 +185,11 @@ class Bookkeeping:
         return int(count)
 
     def due_domains(self, job: Job | None = None) -> dict[str, int]:
-        """How many tasks are due, by domain; the conditions are those of the index tasks_due."""
+        """How many tasks are due, by domain."""
         return dict(
             self.db.all(
                 f"""SELECT domain, count(*) FROM tasks
-                    WHERE {self._of(job)} AND status = 'pending' AND not_before = 0 AND deaths < 3 GROUP BY 1""",
+                    WHERE {self._of(job)} AND {DUE} GROUP BY 1""",
                 (job.id,) if job else (),
             )
         )

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from crawler.db import losses, siblings
-from crawler.db.acts import COUNTS_FOR, HELD, SUSPECT_DEATHS, Acts
-from crawler.db.books import JOB, TURN, as_job
+from crawler.db.acts import COUNTS_FOR, HELD, Acts
+from crawler.db.books import DUE, JOB, SUSPECT_DEATHS, TURN, as_job
 from crawler.db.connection import Database, writing
 from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, JobOptions, Known, NewTask, Task, encoded_input
 
@@ -19,16 +19,13 @@ _TASK = """id, task_id, url, domain, queue, priority, fence, attempts, failures,
            (SELECT size FROM jobs WHERE jobs.id = tasks.job_id), platform, error_type"""
 _UNHELD = "not_before = iif(not_before = 9e15, 0, not_before)"
 _IS_STORED = "(r.raw_segment IS NULL OR EXISTS (SELECT 1 FROM raw_segments s WHERE s.name = r.raw_segment))"
-_DUE = f"status = 'pending' AND not_before = 0 AND deaths < {SUSPECT_DEATHS}"
 _SUSPECTED = f"status = 'pending' AND not_before = 0 AND deaths >= {SUSPECT_DEATHS}"
-
-
 _DOMAINS = 64
 MAX_PROBE_GROUPS = 64
 """Priorities and deadlines in which a page to probe a domain with is looked for."""
 _LAST = "\U0010ffff"
 """Behind every domain."""
-_AT = f"FROM tasks WHERE {_DUE} AND queue = ?1 AND priority = ?2 AND deadline = ?3"
+_AT = f"FROM tasks WHERE {DUE} AND queue = ?1 AND priority = ?2 AND deadline = ?3"
 _DUE_DOMAINS = f"""
     WITH RECURSIVE found(domain) AS (
         SELECT min(domain) {_AT} AND domain > ?4
@@ -209,12 +206,14 @@ class Ledger(Acts):
         assert self._replacing
         job_id, number = self._replacing
         link = self.db.one(
-            """SELECT source_line, source_item, input FROM job_links
+            """SELECT source_line, source_item, input, row_crc32 FROM job_links
                WHERE job_id = ? AND task = ? AND file_number = ? ORDER BY 1, 2 LIMIT 1""",
             (job_id, id_, number),
         )
         if link:
-            self.db.execute("UPDATE tasks SET source_line = ?, source_item = ?, input = ? WHERE id = ?", (*link, id_))
+            self.db.execute(
+                "UPDATE tasks SET source_line = ?, source_item = ?, input = ?, row_crc32 = ? WHERE id = ?", (*link, id_)
+            )
             self.db.execute(
                 """DELETE FROM job_links WHERE job_id = ? AND task = ? AND file_number = ?
                    AND source_line = ? AND source_item = ?""",
@@ -222,7 +221,7 @@ class Ledger(Acts):
             )
             return
         self.event(id_, "replaced", {"message": "the file was replaced, and has no such row any more"}, now)
-        self.db.execute("UPDATE tasks SET job_id = NULL, file_number = 0 WHERE id = ?", (id_,))
+        self.db.execute("UPDATE tasks SET job_id = NULL, file_number = 0, row_crc32 = NULL WHERE id = ?", (id_,))
         if not self.db.one(
             """SELECT 1 FROM tasks WHERE id = ?1 AND external_id IS NOT NULL
                UNION ALL SELECT 1 FROM job_links WHERE task = ?1""",
@@ -626,8 +625,8 @@ class Ledger(Acts):
                     more = True
                     break
                 count = min(most, limit - len(ids))
-                rows = self._due_rows(due, count + 1)
-                rows = self._probe_rows(due.domain, probe_in, chance()) + rows
+                probe = self._probe_rows(due.domain, probe_in, chance())
+                rows = probe + [row for row in self._due_rows(due, count + 1) if row not in probe]
                 fitting = _fitting(rows, fits)
                 more |= len(rows) > count or len(fitting) < len(rows)
                 ids += self.free_to_go(fitting, now)[:count]
@@ -675,7 +674,7 @@ class Ledger(Acts):
 
     def has_due(self, queues: Sequence[str]) -> bool:
         """Whether any task of these queues is due; asked before `claim`, which needs the write lock."""
-        return any(self.db.one(f"SELECT 1 FROM tasks WHERE {_DUE} AND queue = ? LIMIT 1", (queue,)) for queue in queues)
+        return any(self.db.one(f"SELECT 1 FROM tasks WHERE {DUE} AND queue = ? LIMIT 1", (queue,)) for queue in queues)
 
     def suspect(self, queues: Sequence[str]) -> Suspect | None:
         """The first due task of these queues that must be tried alone."""
@@ -704,7 +703,7 @@ class Ledger(Acts):
 
     def _next_group(self, queue: str, behind: str, *values: float) -> tuple[int, float] | None:
         row = self.db.one(
-            f"""SELECT priority, deadline FROM tasks WHERE {_DUE} AND queue = ? AND {behind}
+            f"""SELECT priority, deadline FROM tasks WHERE {DUE} AND queue = ? AND {behind}
                 ORDER BY priority, deadline LIMIT 1""",
             (queue, *values),
         )
@@ -728,7 +727,7 @@ class Ledger(Acts):
 
     def _due_rows(self, due: Due, limit: int) -> list[tuple[int, int | None]]:
         return self.db.all(
-            f"""SELECT id, job_id FROM tasks WHERE {_DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain = ?
+            f"""SELECT id, job_id FROM tasks WHERE {DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain = ?
                 ORDER BY {TURN} LIMIT ?""",
             (due.queue, *due.group, due.domain, limit),
         )
@@ -751,7 +750,7 @@ class Ledger(Acts):
     def _any_untried(
         self, queue: str, group: tuple[int, float], domain: str, chance: float
     ) -> tuple[int, int | None] | None:
-        untried = f"""SELECT id, job_id FROM tasks WHERE {_DUE} AND queue = ?1 AND priority = ?2 AND deadline = ?3
+        untried = f"""SELECT id, job_id FROM tasks WHERE {DUE} AND queue = ?1 AND priority = ?2 AND deadline = ?3
             AND domain = ?4 AND failures = 0 AND {TURN} >= ?5 ORDER BY {TURN}"""
         values = (queue, *group, domain)
         first = self.db.one(f"{untried} LIMIT 1", (*values, 0))
@@ -818,7 +817,7 @@ class Ledger(Acts):
     def _unpublished_rows(self, queue: str, group: tuple[int, float], domain: str, limit: int) -> list[Any]:
         return self.db.all(
             f"""SELECT task_id, (SELECT batch_size FROM jobs WHERE jobs.id = tasks.job_id) FROM tasks
-                WHERE {_DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain = ? AND message_id IS NULL
+                WHERE {DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain = ? AND message_id IS NULL
                 ORDER BY {TURN} LIMIT ?""",
             (queue, *group, domain, limit),
         )

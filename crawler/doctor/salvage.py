@@ -21,7 +21,7 @@ from crawler.doctor.columns import STORED, damage_passed_over, has_index, index_
 from crawler.doctor.lost_rows import count_files, find_keys, make_job, make_jobs, prove
 from crawler.errors import CrawlerError, StoreError, UrlError
 from crawler.fetch.body import decoded as without_codings
-from crawler.fetch.wire import stored_head
+from crawler.fetch.wire import stored_values
 from crawler.files import read_regular
 from crawler.lpm import PRUNED
 from crawler.models import NO_DEADLINE, Raw, encoded_input
@@ -402,8 +402,7 @@ def _about(raw: Path, place: Raw | None) -> tuple[str, int]:
         head, body = decoded(raw, place) if place else ("", b"")
     except CrawlerError:
         return "", 0
-    kinds = [value for name, value in stored_head(head)[1] if name.lower() == "content-type"]
-    return kinds[0] if kinds else "", len(body)
+    return next(iter(stored_values(head, "content-type")), ""), len(body)
 
 
 def decoded(raw: Path, place: Raw) -> tuple[str, bytes]:

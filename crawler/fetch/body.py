@@ -235,7 +235,6 @@ class Body:
 
 def decoded(head: str, raw: bytes, limit: int) -> bytes:
     """A stored body without the content codings that its header block names; raises `FetchError` where it cannot be."""
-    codings = [value for name, value in wire.stored_head(head)[1] if name.lower() == "content-encoding"]
-    body = Body(",".join(codings), limit)
+    body = Body(",".join(wire.stored_values(head, "content-encoding")), limit)
     body.feed(raw)
     return body.finish()[1]

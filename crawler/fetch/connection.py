@@ -411,7 +411,7 @@ class Pool:
     def __init__(self, egress: Egress, settle_s: float = SETTLE_S) -> None:
         self._egress = egress
         self._settle_s = settle_s
-        self._lines: OrderedDict[Route, _Line] = OrderedDict()
+        self._lines: dict[Route, _Line] = {}
         self._idle: OrderedDict[Connection, tuple[Route, asyncio.TimerHandle]] = OrderedDict()
         self._by_route: dict[Route, list[Connection]] = {}
         self._context: ssl.SSLContext | None = None

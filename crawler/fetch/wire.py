@@ -111,6 +111,16 @@ def stored_head(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     return first, tuple((name, value.strip(BLANKS)) for name, colon, value in parts if colon)
 
 
+def stored_values(head: str, name: str) -> list[str]:
+    """The values of one header, named in small letters, of a head that was stored."""
+    return [value for known, value in stored_head(head)[1] if known.lower() == name]
+
+
+def media_type(declared: str) -> str:
+    """The type that a Content-Type names, without its parameters."""
+    return declared.partition(";")[0].strip(BLANKS).lower()
+
+
 def _unfold(headers: list[tuple[str, str]], folded: list[str]) -> None:
     """Put lines that go on with a header behind its value, all at once: one by one they would copy it each time."""
     if headers:

@@ -19,6 +19,7 @@ from crawler.db import results as rows
 from crawler.db.exchange import KeyHolder, Parcel, Report
 from crawler.errors import CrawlerError, FetchError, GatewayError, GatewayRefused, StoreError
 from crawler.fetch.body import decoded
+from crawler.fetch.wire import media_type
 from crawler.gateway.client import KINDS, GatewayClient
 from crawler.gateway.trouble import LONGEST_S, Trouble
 from crawler.lpm import LocalPersistenceManager
@@ -470,7 +471,7 @@ def _unsendable(parcel: Parcel, holder: KeyHolder | None) -> str | None:
 
 def _file_name(parcel: Parcel) -> str:
     """A name that no other task and no other worker has: our own ids are random."""
-    kind = parcel.content_type.partition(";")[0].lower()
+    kind = media_type(parcel.content_type)
     ending = next((ending for word, ending in _ENDINGS.items() if word in kind), "bin")
     return f"{parcel.own_id}-{parcel.sha256[:16]}.{ending}"
 

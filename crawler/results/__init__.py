@@ -209,10 +209,9 @@ class _Pages:
 
 
 def _page_ending(head: str) -> str:
-    from crawler.fetch.wire import BLANKS, stored_head
+    from crawler.fetch.wire import media_type, stored_values
 
-    kind = next((value for name, value in stored_head(head)[1] if name.lower() == "content-type"), "")
-    return _PAGE_ENDINGS.get(kind.partition(";")[0].rstrip(BLANKS).lower(), "bin")
+    return _PAGE_ENDINGS.get(media_type(next(iter(stored_values(head, "content-type")), "")), "bin")
 
 
 @contextmanager

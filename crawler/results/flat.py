@@ -3,8 +3,8 @@
 The columns are `data.<path>` for each field of the records, sorted, then `input.<name>` for each input column in the
 order of their first appearance, then those of `BASE` (with `line` behind `message` where rows of input are exported).
 A list of plain values is one text with ` | ` between them; a list with objects or lists in it, and whatever lies deeper
-than `MAX_DEPTH`, is compact JSON. Columns beyond a format's limit, those of fewest
-rows, are folded into one of JSON, `data.more`.
+than `MAX_DEPTH`, is compact JSON. Columns beyond a format's limit, those of fewest rows, are folded into one of JSON,
+`data.more`.
 """
 
 import difflib

@@ -18,7 +18,7 @@ from crawler.fetch.budget import SMALL, Budget, check_free
 from crawler.fetch.http import USER_AGENT, Gate, Request
 from crawler.fetch.robots import MAX_BYTES, Robots
 from crawler.fetch.session import LiveSession
-from crawler.fetch.wire import BLANKS
+from crawler.fetch.wire import media_type
 from crawler.judge import Verdict, decided, judge
 from crawler.logs import printable
 from crawler.models import UNCHANGED, Outcome, Page, RetryClass, Rule, Task, TaskStatus
@@ -279,7 +279,7 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
 def _plainly_read(page: Page, declared: str, site: Site, budget: Budget) -> Read:
     """What is not HTML: data of JSON, and text, are a record; all else has none."""
     unread = _unread(page)
-    kind = declared.partition(";")[0].strip().lower()
+    kind = media_type(declared)
     is_json = kind.endswith(("/json", "+json"))
     if not unread.verdict.completed or not site.structured or not (is_json or kind == "text/plain"):
         return unread
@@ -335,7 +335,7 @@ def _parser(site: Site) -> tuple[str, str]:
 
 def is_html(declared: str, body: bytes) -> bool:
     """Whether a page says that it is HTML, or says nothing and looks like it."""
-    kind = declared.partition(";")[0].strip(BLANKS).lower()
+    kind = media_type(declared)
     if kind:
         return kind in ("text/html", "application/xhtml+xml")
     return body[:512].lstrip()[:1] == b"<"

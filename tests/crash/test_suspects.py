@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from crawler.db.acts import ALONE_DEATHS, SUSPECT_DEATHS
+from crawler.db.acts import ALONE_DEATHS
+from crawler.db.books import SUSPECT_DEATHS
 from crawler.db.owners import Note
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import TaskStatus

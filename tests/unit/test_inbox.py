@@ -19,7 +19,7 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books
 from crawler.results import input_rows
 from crawler.why import timeline
-from tests.support.patient import change, look, of
+from tests.support.patient import change, look, of, wrong
 from tests.support.stack import wait_for
 from tests.support.tasks import done
 
@@ -216,7 +216,10 @@ STATES = {
 def test_the_receipt_of_a_replaced_file_has_the_rows_of_its_last_state(
     tmp_path: Path, how: str, collected: bool
 ) -> None:
-    """What only an earlier state had counts for the job no more; it is fetched for nobody, and no result is lost."""
+    """What only an earlier state had counts for the job no more; it is fetched for nobody, and no result is lost.
+
+    The doctor finds nothing wrong with the rows.
+    """
     settings, file = Settings(data_dir=tmp_path / "data"), tmp_path / "a.txt"
     lpm = LocalPersistenceManager(settings.data_dir)
     for state in STATES[how]:
@@ -227,11 +230,13 @@ def test_the_receipt_of_a_replaced_file_has_the_rows_of_its_last_state(
             lpm.save_result(*map(done, lpm.get_next_pending("me", 9)))
             before = len(list(lpm.results()))
     receipt, listed = lpm.receipt(job), [row["url"] or "http" for row in input_rows(lpm, job)]
+    damage = wrong(look(settings.data_dir))
     claimed = {task.url for task in lpm.get_next_pending("me", 9)}
     results = len(list(lpm.results()))
     lpm.close()
 
     assert (receipt.rows, receipt.problems) == (len(rows), [])
+    assert damage == []
     assert listed == rows
     assert claimed <= set(rows)
     assert not collected or results == before

@@ -256,11 +256,6 @@ def raw(url: str, open_: bool, output: Path | None) -> None:
         sys.stdout.buffer.write(body)
 
 
-def _content_type(head: str) -> str:
-    fields = (line.partition(":") for line in head.splitlines())
-    return next((value.strip() for name, _, value in fields if name.lower() == "content-type"), "")
-
-
 def _sealed(text: str) -> str:
     """A page that shows another and lets it ask for nothing.
 
@@ -282,6 +277,7 @@ def _stored(settings: Settings, url: str) -> tuple[str, bytes]:
     """The content type and the body of a stored page."""
     require_store(settings.data_dir)
     from crawler.fetch.body import decoded
+    from crawler.fetch.wire import stored_values
 
     lpm = LocalPersistenceManager(settings.data_dir)
     gone: str | None = None
@@ -289,7 +285,7 @@ def _stored(settings: Settings, url: str) -> tuple[str, bytes]:
         for task in lpm.ledger.tasks_of(urls.parse(url).key):
             page = lpm.raw_page(task)
             if page:
-                return _content_type(page[0]), decoded(*page, limit=1 << 30)
+                return next(iter(stored_values(page[0], "content-type")), ""), decoded(*page, limit=1 << 30)
             gone = gone or lpm.why_no_page(task)
     finally:
         lpm.close()
