@@ -1,7 +1,11 @@
 """A real browser without a window, where there is one."""
 
+import os
 import shutil
+import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -15,11 +19,31 @@ def chromium() -> str | None:
 
 def show(url: str, scratch: Path, wait_s: float = 4.0) -> bytes:
     """Open a page, let it do for a while what it likes, and give a picture of it."""
-    program, picture = chromium(), scratch / "page.png"
+    picture = scratch / "page.png"
+    options = [f"--virtual-time-budget={wait_s * 1000:.0f}", "--window-size=400,300", f"--screenshot={picture}"]
+    with _running(scratch, *options, url) as process:
+        process.wait(timeout=120)
+    return picture.read_bytes()
+
+
+@contextmanager
+def opened(url: str, scratch: Path) -> Iterator[None]:
+    """A browser that shows a page, for as long as one looks: a page that goes elsewhere may never get its picture."""
+    with _running(scratch, "--remote-debugging-port=0", url):
+        yield
+
+
+@contextmanager
+def _running(scratch: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    program = chromium()
     assert program, LACKING
     scratch.mkdir(exist_ok=True)
     argv = [program, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={scratch / 'profile'}"]
-    argv += [f"--virtual-time-budget={wait_s * 1000:.0f}", "--window-size=400,300", f"--screenshot={picture}", url]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
-    assert picture.exists(), done.stderr[-2000:]
-    return picture.read_bytes()
+    with (scratch / "browser.log").open("wb") as log:
+        process = subprocess.Popen([*argv, *arguments], stdout=log, stderr=log, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):  # the program is a shell around the browser: end all of it
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
