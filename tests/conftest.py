@@ -17,6 +17,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+MAX_SHOWN_BYTES = 16
 collect_ignore = [] if browser.chromium() else ["integration/test_browser.py"]
 
 
@@ -24,6 +25,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what this machine lacks."""
     if collect_ignore:
         terminalreporter.write_line(browser.LACKING)
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name cases by their argument instead of by packed bytes, which hold the time of day."""
+    return argname if isinstance(val, bytes) and len(val) > MAX_SHOWN_BYTES else None
 
 
 @pytest.fixture(scope="session")
