@@ -1,4 +1,5 @@
-"""The crash drill beside the peers: everything is killed in the middle of a crawl, and the same command given again.
+"""The crash drill beside the peers: everything is killed in the middle of a crawl, and the same
+command given again.
 
 Example: python -m benchmarks.crash --only crawler,scrapy
 """
@@ -34,7 +35,8 @@ FOLDER = WORK / "crash"
 
 
 class Contestant(NamedTuple):
-    """Who is killed. `every` 1: the peers commit each page at once, so that what they lose is not the store's doing."""
+    """Who is killed. `every` 1: the peers commit each page at once, so that what they lose is not
+    the store's doing."""
 
     title: str
     module: str
@@ -120,7 +122,17 @@ def running(who: Contestant, urls: Path, redis: str | None) -> Iterator["subproc
     if who.module:
         argv = [str(PEERS), "-m", f"benchmarks.contestants.{who.module}"]
     else:
-        argv = [sys.executable, "-m", "crawler", "run", str(urls), "--rate", "none", "--workers", "2"]
+        argv = [
+            sys.executable,
+            "-m",
+            "crawler",
+            "run",
+            str(urls),
+            "--rate",
+            "none",
+            "--workers",
+            "2",
+        ]
         argv += ["--data-dir", str(FOLDER / "data")]
     with (WORK / "crash.log").open("ab") as log:
         process = subprocess.Popen(
@@ -130,7 +142,9 @@ def running(who: Contestant, urls: Path, redis: str | None) -> Iterator["subproc
     try:
         if who.module:
             options = dict(who.options) | ({"redis": redis} if redis else {})
-            _say(process, json.dumps({"urls": str(urls), "folder": str(FOLDER), "options": options}))
+            _say(
+                process, json.dumps({"urls": str(urls), "folder": str(FOLDER), "options": options})
+            )
             _say(process, "")
             _say(process, "")
         yield process
@@ -158,7 +172,9 @@ def stored(who: Contestant) -> set[str]:
     """The pages that are there in the end."""
     if who.module:
         return set(rows(FOLDER))
-    return {json.loads(file.read_text())["url"] for file in (FOLDER / "data" / "pending").glob("*.json")}
+    return {
+        json.loads(file.read_text())["url"] for file in (FOLDER / "data" / "pending").glob("*.json")
+    }
 
 
 def drill(who: Contestant, redis: str | None) -> tuple[int, int, str, float]:
@@ -172,7 +188,9 @@ def drill(who: Contestant, redis: str | None) -> tuple[int, int, str, float]:
             end = time.monotonic() + LIMIT_S
             while server.answered < KILL_AT:
                 if process.poll() is not None or time.monotonic() > end:
-                    raise SystemExit(f"crash: {who.title} ended before it was killed; see {WORK / 'crash.log'}")
+                    raise SystemExit(
+                        f"crash: {who.title} ended before it was killed; see {WORK / 'crash.log'}"
+                    )
                 time.sleep(0.005)
         began = time.monotonic()
         with running(who, urls, redis) as process:
@@ -187,8 +205,12 @@ def drill(who: Contestant, redis: str | None) -> tuple[int, int, str, float]:
 
 def main() -> None:
     """Kill each, count, report."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--only", default="", help="names, as crawler,crawlee; then nothing is written")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--only", default="", help="names, as crawler,crawlee; then nothing is written"
+    )
     only = [name for name in options.parse_args().only.split(",") if name]
     if unknown := set(only) - set(CONTESTANTS):
         options.error(f"there is no {', '.join(sorted(unknown))}")
@@ -215,7 +237,9 @@ def main() -> None:
             f"(the Celery task: 8 children); SIGKILL for all processes at page {KILL_AT}, then the same command again. "
             "Missing: pages without a committed row in the end. Fetched twice: what the server was asked for beyond "
             "once a page. The peers commit every page at once.",
-            report.table(("", f"missing of {PAGES}", "fetched twice", "exit code", "second run, s"), lines),
+            report.table(
+                ("", f"missing of {PAGES}", "fetched twice", "exit code", "second run, s"), lines
+            ),
         )
     )
     print(text)

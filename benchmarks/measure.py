@@ -93,7 +93,8 @@ def own_bytes(process: psutil.Process) -> int:
 def settle(folder: Path) -> None:
     """Wait until files are made at their ordinary speed.
 
-    For up to five minutes after thousands were removed ext4 takes ten times as long for each new one.
+    For up to five minutes after thousands were removed ext4 takes ten times as long for each new
+    one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + SETTLED_S
@@ -103,7 +104,10 @@ def settle(folder: Path) -> None:
         if each_s < QUICK_S or time.monotonic() > end:
             print(f"a new file takes {each_s * 1e6:.0f} µs", file=sys.stderr)
             return
-        print(f"a new file takes {each_s * 1e6:.0f} µs, as after many were removed: waiting", file=sys.stderr)
+        print(
+            f"a new file takes {each_s * 1e6:.0f} µs, as after many were removed: waiting",
+            file=sys.stderr,
+        )
         time.sleep(20)
 
 
@@ -139,7 +143,10 @@ def run(
         )  # fmt: skip
     watch = Watch(process.pid)
     try:
-        _say(process, json.dumps({"urls": str(urls), "folder": str(folder), "options": dict(options or {})}))
+        _say(
+            process,
+            json.dumps({"urls": str(urls), "folder": str(folder), "options": dict(options or {})}),
+        )
         _hear(process, "ready", log)
         before, began = watch.cpu_s(), time.monotonic()
         _say(process, "")

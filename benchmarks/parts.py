@@ -1,7 +1,8 @@
-"""The parts of the corridor by themselves, and how it grows: `python -m benchmarks.parts` fills them into RESULTS.md.
+"""The parts of the corridor by themselves, and how it grows: `python -m benchmarks.parts` fills
+them into RESULTS.md.
 
-Everything is measured in interleaved rounds; a figure is the median, with the least and the most behind it. A ratio is
-taken within each round, and is the median of these.
+Everything is measured in interleaved rounds; a figure is the median, with the least and the most
+behind it. A ratio is taken within each round, and is the median of these.
 """
 
 import argparse
@@ -77,7 +78,11 @@ def rounds(ways: Mapping[str, Callable[[], float]], count: int) -> dict[str, lis
 def told(figures: Sequence[float], digits: int = 0) -> str:
     """The median, with the least and the most."""
     middle = f"{statistics.median(figures):,.{digits}f}"
-    return f"{middle} ({min(figures):,.{digits}f}–{max(figures):,.{digits}f})" if len(figures) > 1 else middle
+    return (
+        f"{middle} ({min(figures):,.{digits}f}–{max(figures):,.{digits}f})"
+        if len(figures) > 1
+        else middle
+    )
 
 
 def ratio(figures: Sequence[float], base: Sequence[float]) -> float:
@@ -120,7 +125,11 @@ def pages(work: Path, count: int) -> list[tuple[Any, Any]]:
 
     (work / "config" / "sites").mkdir(parents=True)
     (work / "config" / "sites" / "bench.yaml").write_text(json.dumps(SITE))
-    known, headers, made = sites.load(work / "config"), (("Content-Type", "text/html"), ("Server", "nginx")), []
+    known, headers, made = (
+        sites.load(work / "config"),
+        (("Content-Type", "text/html"), ("Server", "nginx")),
+        [],
+    )
     for number, url in enumerate(site.urls(site.FAST, count)):
         body = site.page(number).encode()
         page = Page(
@@ -132,7 +141,8 @@ def pages(work: Path, count: int) -> list[tuple[Any, Any]]:
 
 
 def claimed(ledger: Any, room: int, each: int = 2) -> list[Any]:
-    """A claim as a worker makes it: what is due is looked up, and some of each domain are leased."""
+    """A claim as a worker makes it: what is due is looked up, and some of each domain are
+    leased."""
     from crawler.db.ledger import Place
     from crawler.models import QUEUES
 
@@ -140,7 +150,9 @@ def claimed(ledger: Any, room: int, each: int = 2) -> list[Any]:
     ledger.wake(now)
     ledger.has_due(QUEUES)
     due = islice(chain.from_iterable(map(ledger.due, QUEUES)), room)
-    tasks, _ = ledger.claim("benchmark", [Place(place, each, lambda job: True) for place in due], room, now)
+    tasks, _ = ledger.claim(
+        "benchmark", [Place(place, each, lambda job: True) for place in due], room, now
+    )
     return list(tasks)
 
 
@@ -221,7 +233,10 @@ def bulk_import(small: bool) -> str:
 def publish(small: bool) -> str:
     """Chunks into Redis, beside `delay()` in a loop."""
     figures = apart(_publish, small)
-    rows = [[name, told(rates), f"{ratio(rates, figures['`delay()`']):.1f} ×"] for name, rates in figures.items()]
+    rows = [
+        [name, told(rates), f"{ratio(rates, figures['`delay()`']):.1f} ×"]
+        for name, rates in figures.items()
+    ]
     return "\n\n".join(
         [
             "### Publishing",
@@ -262,13 +277,24 @@ def claims(small: bool) -> str:
     for size in sizes:
         many, single = figures[f"{size} {ROOM}"], figures[f"{size} 1"]
         slowed = f"{ratio(many, figures[f'{sizes[0]} {ROOM}']):.2f}"
-        rows.append([f"{size:,} tasks", told(many), told(single), f"{ratio(many, single):.1f} ×", slowed])
+        rows.append(
+            [f"{size:,} tasks", told(many), told(single), f"{ratio(many, single):.1f} ×", slowed]
+        )
     return "\n\n".join(
         [
             "### Claims",
             f"What a worker does to have {ROOM} tasks of {HOSTS} domains, two of each: what has waited is woken, what "
             "is due is looked up, and leased in one transaction.",
-            table(["ledger", f"tasks/s, {ROOM} at a time", "tasks/s, one by one", "ratio", f"to {sizes[0]:,}"], rows),
+            table(
+                [
+                    "ledger",
+                    f"tasks/s, {ROOM} at a time",
+                    "tasks/s, one by one",
+                    "ratio",
+                    f"to {sizes[0]:,}",
+                ],
+                rows,
+            ),
         ]
     )
 
@@ -297,10 +323,13 @@ def commit(small: bool) -> str:
     """Results stored in groups, beside single ones."""
     groups = {1: 100, 10: 400, 100: 1_000}
     figures = apart(
-        _commit, {size: count // 4 if small else count for size, count in groups.items()}, 2 if small else 5
+        _commit,
+        {size: count // 4 if small else count for size, count in groups.items()},
+        2 if small else 5,
     )
     rows = [
-        [f"{size}", told(figures[str(size)]), f"{ratio(figures[str(size)], figures['1']):.1f} ×"] for size in groups
+        [f"{size}", told(figures[str(size)]), f"{ratio(figures[str(size)], figures['1']):.1f} ×"]
+        for size in groups
     ]
     return "\n\n".join(
         [
@@ -319,7 +348,9 @@ def _commit(work: Path, groups: Mapping[int, int], turns: int) -> dict[str, list
         def save(size: int) -> float:
             ends: list[Any] = []
             while len(ends) < groups[size]:
-                ends += outcomes(claimed(lpm.ledger, min(500, groups[size] - len(ends)), 500), stock)
+                ends += outcomes(
+                    claimed(lpm.ledger, min(500, groups[size] - len(ends)), 500), stock
+                )
             began = time.perf_counter()
             for place in range(0, len(ends), size):
                 if not all(lpm.save_result(*ends[place : place + size])):
@@ -361,14 +392,21 @@ def export(small: bool) -> str:
         script = [sys.executable, "-c", PLAIN_EXPORT, str(pending), str(plain)]
 
         def exported() -> float:
-            seconds = crawler(work / "data", "results", "export", "--format", "jsonl", "--output", ours).seconds
+            seconds = crawler(
+                work / "data", "results", "export", "--format", "jsonl", "--output", ours
+            ).seconds
             assert len(ours.read_bytes().splitlines()) == count
             return count / seconds
 
-        figures = rounds({name: exported, "script": lambda: count / ran(script, work / "data").seconds}, turns)
+        figures = rounds(
+            {name: exported, "script": lambda: count / ran(script, work / "data").seconds}, turns
+        )
         assert _by_id(ours) == _by_id(plain)
     base = figures["script"]
-    rows = [[name, told(figures[name]), f"{ratio(figures[name], base):.1f} ×"], ["a script", told(base), "1 ×"]]
+    rows = [
+        [name, told(figures[name]), f"{ratio(figures[name], base):.1f} ×"],
+        ["a script", told(base), "1 ×"],
+    ]
     return "\n\n".join(
         [
             "### Export",
@@ -399,9 +437,14 @@ def start_up(small: bool) -> str:
         for line in ("--help", "--version", "results list", "status"):
             ways[line] = functools.partial(_seconds, data, line.split())
         ways["bulk import, one row"] = import_one
-        figures = {name: [1000 * each for each in found] for name, found in rounds(ways, 3 if small else 10).items()}
+        figures = {
+            name: [1000 * each for each in found]
+            for name, found in rounds(ways, 3 if small else 10).items()
+        }
     base = figures["python -c pass"]
-    rows = [[f"`{name}`", told(found), f"{ratio(found, base):.1f} ×"] for name, found in figures.items()]
+    rows = [
+        [f"`{name}`", told(found), f"{ratio(found, base):.1f} ×"] for name, found in figures.items()
+    ]
     return "\n\n".join(
         [
             "### Start-up",
@@ -419,7 +462,8 @@ def _seconds(data: Path, arguments: Sequence[str]) -> float:
 
 
 def grown(data: Path, size: int) -> None:
-    """A store with so many tasks of earlier jobs: half of them collected and synced, half waiting in a paused job."""
+    """A store with so many tasks of earlier jobs: half of them collected and synced, half waiting
+    in a paused job."""
     import msgspec
     from msgspec.structs import replace
 
@@ -430,7 +474,8 @@ def grown(data: Path, size: int) -> None:
     crawler(data, "job", "pause", waiting.name)
     crawler(data, "bulk", "import", parcels(done, size - size // 2, "done"))
     [(page, read)] = pages(data.parent, 1)
-    # A page that is not kept, and a record of the eight fields: a million should fit on the disk, some times over.
+    # A page that is not kept, and a record of the eight fields: a million should fit on the disk,
+    # some times over.
     record = {name: read.record[name] for name in site.FIELDS}
     stock = [(replace(page, body=b"", raw=b""), replace(read, encoded=msgspec.json.encode(record)))]
     with closing(LocalPersistenceManager(data, raw="none")) as lpm:
@@ -442,7 +487,9 @@ def grown(data: Path, size: int) -> None:
 
 def growth(small: bool) -> str:
     """The whole stack beside ledgers of different sizes."""
-    sizes, count, turns = ((1_000, 10_000), 300, 1) if small else ((10_000, 100_000, 1_000_000), 5_000, 3)
+    sizes, count, turns = (
+        ((1_000, 10_000), 300, 1) if small else ((10_000, 100_000, 1_000_000), 5_000, 3)
+    )
     rates: dict[str, list[float]] = {str(size): [] for size in sizes}
     peaks: dict[str, list[float]] = {str(size): [] for size in sizes}
     bytes_ = {}
@@ -450,7 +497,9 @@ def growth(small: bool) -> str:
         for size in sizes:
             (work / str(size)).mkdir()
             grown(work / str(size) / "data", size)
-            bytes_[size] = sum(path.stat().st_size for path in (work / str(size) / "data").glob("lpm.db*"))
+            bytes_[size] = sum(
+                path.stat().st_size for path in (work / str(size) / "data").glob("lpm.db*")
+            )
         for _ in range(turns):
             for size in sizes:
                 rate, peak = apart(_crawl_beside, work / str(size) / "data", count)
@@ -474,7 +523,10 @@ def growth(small: bool) -> str:
             "of earlier jobs: half of them collected (eight fields each) and synced, half waiting in a paused job. "
             "From the import to the last commit; memory is the sum of what is each process's own (PSS). Goal: at a "
             "million tasks 0.9 of the pages/s at 10,000.",
-            table(["ledger", "lpm.db, MB", "pages/s", "peak memory, MB", f"pages/s to {sizes[0]:,}"], rows),
+            table(
+                ["ledger", "lpm.db, MB", "pages/s", "peak memory, MB", f"pages/s to {sizes[0]:,}"],
+                rows,
+            ),
         ]
     )
 
@@ -543,7 +595,9 @@ def _crawl_beside(work: Path, data: Path, count: int) -> tuple[float, float]:
     return rate, watch.peak / 1e6
 
 
-def _crawl_long(work: Path, urls: Sequence[str], step: int) -> tuple[float, list[tuple[int, float]]]:
+def _crawl_long(
+    work: Path, urls: Sequence[str], step: int
+) -> tuple[float, list[tuple[int, float]]]:
     from crawler.bulk import import_file
     from crawler.lpm import LocalPersistenceManager
 
@@ -582,14 +636,23 @@ def write(name: str, text: str) -> None:
     known = json.loads(kept.read_text()) if kept.exists() else {}
     known[name] = f"{text}\n\nMeasured on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
     kept.write_text(json.dumps(known, indent=1))
-    section("parts", "\n\n".join(["## The parts", machine(), *(known[each] for each in PARTS if each in known)]))
+    section(
+        "parts",
+        "\n\n".join(["## The parts", machine(), *(known[each] for each in PARTS if each in known)]),
+    )
 
 
 def main() -> None:
     """Measure each part that is asked for, print it, and put it into RESULTS.md."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
-    options.add_argument("--small", action="store_true", help="only to see that it works: RESULTS.md is left as it is")
+    options.add_argument(
+        "--small",
+        action="store_true",
+        help="only to see that it works: RESULTS.md is left as it is",
+    )
     given = options.parse_args()
     chosen = given.only.split(",")
     if unknown := set(chosen) - set(PARTS):

@@ -1,4 +1,5 @@
-"""How much of a rate many hungry processes get through the permit, beside a limiter that tests and sleeps.
+"""How much of a rate many hungry processes get through the permit, beside a limiter that tests and
+sleeps.
 
 Example: python benchmarks/permit.py --rate 20 --processes 10 --seconds 10
 """
@@ -29,7 +30,8 @@ WARM_UP_S = 1.0
 
 
 def book(url: str, rule: Rule, until: float, wish: int) -> tuple[int, list[float]]:
-    """Ask, wait for the start, report: as a worker does. Gives the calls and when each request went."""
+    """Ask, wait for the start, report: as a worker does. Gives the calls and when each request
+    went."""
     permit, calls, sent = RedisRateLimiter(url, 2, secrets.token_hex(4), 5), 0, list[float]()
     while (now := time.monotonic()) < until:
         calls += 1
@@ -40,7 +42,9 @@ def book(url: str, rule: Rule, until: float, wish: int) -> tuple[int, list[float
             if time.monotonic() <= begun + start + LATE_S:
                 sent.append(time.monotonic())
         if answer.starts_s:
-            permit.report([Report(domain="x.example", rule=rule, slots=len(answer.starts_s), good=True)])
+            permit.report(
+                [Report(domain="x.example", rule=rule, slots=len(answer.starts_s), good=True)]
+            )
         time.sleep(min(max(0.0, begun + answer.wait_s - time.monotonic()), max(0.0, until - now)))
     permit.close()
     return calls, sent
@@ -59,7 +63,9 @@ def sleep_and_try(url: str, rule: Rule, until: float, _: int) -> tuple[int, list
     return calls, sent
 
 
-def _child(way: str, url: str, rule: Rule, begin: float, seconds: float, wish: int) -> tuple[int, list[float]]:
+def _child(
+    way: str, url: str, rule: Rule, begin: float, seconds: float, wish: int
+) -> tuple[int, list[float]]:
     time.sleep(max(0.0, begin - WARM_UP_S - time.monotonic()))
     run = {"book": book, "test and sleep": sleep_and_try}[way]
     return run(url, rule, begin + seconds, wish)
@@ -74,7 +80,9 @@ def most_in_a_second(times: list[float]) -> int:
     return most
 
 
-def measure(way: str, url: str, rate: float, processes: int, seconds: float, wish: int) -> dict[str, float | str]:
+def measure(
+    way: str, url: str, rate: float, processes: int, seconds: float, wish: int
+) -> dict[str, float | str]:
     """Let the processes run and count."""
     client = redis.Redis.from_url(url, db=2)
     client.flushdb()
@@ -101,7 +109,17 @@ def own_redis(folder: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    argv = [redis_program(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    argv = [
+        redis_program(),
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--dir",
+        str(folder),
+        "--save",
+        "",
+    ]
     child = Child("Redis", argv, folder / "redis.log")
     child.start()
 
@@ -120,7 +138,9 @@ def own_redis(folder: Path) -> Iterator[str]:
 
 def main() -> None:
     """Print one line of figures for each way."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--rate", type=float, default=20.0, help="requests per second")
     options.add_argument("--processes", type=int, default=10)
     options.add_argument("--seconds", type=float, default=10.0)
@@ -131,7 +151,10 @@ def main() -> None:
     try:
         for url in own_redis(folder):
             for way, wish in (("book", 1), ("book", 8), ("test and sleep", 1)):
-                print(json.dumps(measure(way, url, given.rate, given.processes, given.seconds, wish)), flush=True)
+                print(
+                    json.dumps(measure(way, url, given.rate, given.processes, given.seconds, wish)),
+                    flush=True,
+                )
     finally:
         shutil.rmtree(folder)
 

@@ -1,4 +1,5 @@
-"""Where a page's time goes, and how many calls it takes: `python -m benchmarks.profile` writes PROFILE.md."""
+"""Where a page's time goes, and how many calls it takes: `python -m benchmarks.profile` writes
+PROFILE.md."""
 
 import argparse
 import functools
@@ -78,7 +79,8 @@ RESTS = {
 WARM_UP = 200
 """Pages before the measured ones: connections, caches and robots.txt are there then."""
 ON_THE_WAY = 0.01
-"""A module with fewer calls a page than this, one in a hundred pages, is not on the way of a page."""
+"""A module with fewer calls a page than this, one in a hundred pages, is not on the way of a
+page."""
 
 Way = str
 WAYS: dict[Way, str] = {"stack": "As a Celery child, with Redis", "alone": "Alone, without Redis"}
@@ -101,7 +103,8 @@ Table = dict[tuple[str, str], Spent]
 
 
 class Stopwatch:
-    """Takes the time of nested stages on any number of threads, each stage without those inside it."""
+    """Takes the time of nested stages on any number of threads, each stage without those inside
+    it."""
 
     def __init__(self) -> None:
         self._mine = threading.local()
@@ -147,7 +150,11 @@ class Stopwatch:
         for stage, paths in STAGES.items():
             for path in paths:
                 self._hook(stage, path)
-        gc.callbacks.append(lambda phase, _: self.enter() if phase == "start" else self.leave("garbage collection", 1))
+        gc.callbacks.append(
+            lambda phase, _: (
+                self.enter() if phase == "start" else self.leave("garbage collection", 1)
+            )
+        )
 
     def _hook(self, stage: str, path: str) -> None:
         """Put a function that takes its time in the place of the one at this path."""
@@ -156,7 +163,9 @@ class Stopwatch:
             place = pkgutil.resolve_name(home)
             plain = getattr(place, name)
         except (ImportError, AttributeError):
-            raise SystemExit(f"STAGES in benchmarks/profile.py names {path}, and there is no such function") from None
+            raise SystemExit(
+                f"STAGES in benchmarks/profile.py names {path}, and there is no such function"
+            ) from None
 
         @functools.wraps(plain)
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -204,7 +213,11 @@ class _Context:
 
 def thread_kind(thread: threading.Thread) -> str:
     """What a thread is for: its name without a number."""
-    return thread.name.rpartition("_")[0] if thread.name[-1:].isdigit() and "_" in thread.name else thread.name
+    return (
+        thread.name.rpartition("_")[0]
+        if thread.name[-1:].isdigit() and "_" in thread.name
+        else thread.name
+    )
 
 
 def threads_cpu() -> Counter[str]:
@@ -212,7 +225,9 @@ def threads_cpu() -> Counter[str]:
     used: Counter[str] = Counter()
     for thread in threading.enumerate():
         if thread.ident is not None:
-            used[thread_kind(thread)] += time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident))
+            used[thread_kind(thread)] += time.clock_gettime_ns(
+                time.pthread_getcpuclockid(thread.ident)
+            )
     return used
 
 
@@ -220,8 +235,11 @@ def threads_cpu() -> Counter[str]:
 
 
 @contextmanager
-def corridor(folder: Path, way: Way, prepare: Callable[[], None]) -> Iterator[Callable[[Sequence[str]], None]]:
-    """A worker in this process, made after `prepare`; what is yielded collects URLs until all are stored."""
+def corridor(
+    folder: Path, way: Way, prepare: Callable[[], None]
+) -> Iterator[Callable[[Sequence[str]], None]]:
+    """A worker in this process, made after `prepare`; what is yielded collects URLs until all are
+    stored."""
     from benchmarks.contestants import Order
     from benchmarks.contestants.corridor import settings_of
     from benchmarks.permit import own_redis
@@ -252,7 +270,9 @@ def corridor(folder: Path, way: Way, prepare: Callable[[], None]) -> Iterator[Ca
                 permit.nothing_booked()
             events = tasks.PageEvents("profile")
             ends.callback(events.stop)
-            worker = Worker(settings, watch=events, permit=functools.partial(tasks.fleet_permit, lpm.owners))
+            worker = Worker(
+                settings, watch=events, permit=functools.partial(tasks.fleet_permit, lpm.owners)
+            )
         else:
             worker = Worker(settings, kind="cli")
         ends.callback(worker.stop)
@@ -274,7 +294,12 @@ def take_times(folder: Path, way: Way, urls: Sequence[str], hooks: bool) -> Stag
     watch = Stopwatch()
     with corridor(folder, way, watch.hook_all if hooks else lambda: None) as collect:
         collect([f"{url}?warm-up" for url in urls[:WARM_UP]])
-        before, threads, cpu, began = watch.table(), threads_cpu(), time.process_time_ns(), time.perf_counter()
+        before, threads, cpu, began = (
+            watch.table(),
+            threads_cpu(),
+            time.process_time_ns(),
+            time.perf_counter(),
+        )
         collect(urls)
         seconds, cpu = time.perf_counter() - began, time.process_time_ns() - cpu
         after, used = watch.table(), threads_cpu()
@@ -284,7 +309,8 @@ def take_times(folder: Path, way: Way, urls: Sequence[str], hooks: bool) -> Stag
 
 
 class Calls(NamedTuple):
-    """How often functions began and how often coroutines and generators went on, by module and function.
+    """How often functions began and how often coroutines and generators went on, by module and
+    function.
 
     What is not of the package in question has neither name.
     """
@@ -323,7 +349,11 @@ class Count:
         for seen in self._all:
             for (code, fresh), count in list(seen.items()):
                 path = Path(code.co_filename)
-                key = (str(path.relative_to(home)), code.co_qualname) if path.is_relative_to(home) else ("", "")
+                key = (
+                    (str(path.relative_to(home)), code.co_qualname)
+                    if path.is_relative_to(home)
+                    else ("", "")
+                )
                 (calls.begun if fresh else calls.resumed)[key] += count
         return calls
 
@@ -344,12 +374,15 @@ def count_scrapy(folder: Path, urls: Sequence[str]) -> Calls:
 
     contestant, count = import_module("benchmarks.contestants.scrapy_shipped"), Count()
     given = Order(list(urls), folder, {"requests": 16})
-    contestant.crawl(given, lambda: sys.setprofile(count.begin), lambda stored: sys.setprofile(None))
+    contestant.crawl(
+        given, lambda: sys.setprofile(count.begin), lambda stored: sys.setprofile(None)
+    )
     return count.calls(import_module("scrapy"))
 
 
 def apart(function: Callable[..., T], *args: Any) -> T:
-    """What a function returns for a new folder, which is left, and its other arguments, called in a fresh process."""
+    """What a function returns for a new folder, which is left, and its other arguments, called in a
+    fresh process."""
     RUNS.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{function.__name__}-", dir=RUNS))
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -365,7 +398,9 @@ def apart_scrapy(urls: Sequence[str]) -> Calls:
     )
     with tempfile.TemporaryDirectory(prefix="count_scrapy-", dir=WORK) as folder:
         argv = [str(PEERS), "-c", code, folder]
-        subprocess.run(argv, cwd=ROOT, check=True, input="\n".join(urls), text=True, capture_output=True)
+        subprocess.run(
+            argv, cwd=ROOT, check=True, input="\n".join(urls), text=True, capture_output=True
+        )
         found = json.loads(Path(folder, "calls").read_text())
     begun, resumed = (Counter({tuple(key): count for key, count in each}) for each in found)
     return Calls(begun, resumed)
@@ -384,15 +419,27 @@ def stages_told(urls: Sequence[str]) -> str:
 
 
 def _stages_told(meaning: str, plain: Stages, hooked: Stages) -> str:
-    pages, bare, whole = hooked.pages, plain.cpu_ns / plain.pages / 1000, hooked.cpu_ns / hooked.pages / 1000
+    pages, bare, whole = (
+        hooked.pages,
+        plain.cpu_ns / plain.pages / 1000,
+        hooked.cpu_ns / hooked.pages / 1000,
+    )
     order = [*STAGES, "garbage collection"]
-    rows = [(stage, thread, spent) for (thread, stage), spent in hooked.table.items() if spent.calls]
+    rows = [
+        (stage, thread, spent) for (thread, stage), spent in hooked.table.items() if spent.calls
+    ]
     rows.sort(key=lambda row: (order.index(row[0]), row[1]))
     silent = [stage for stage in STAGES if not any(row[0] == stage for row in rows)]
     for thread, used in hooked.threads.most_common():
         in_stages = sum(spent.cpu_ns for (its, _), spent in hooked.table.items() if its == thread)
         rows.append((RESTS.get(thread, "the rest"), thread, Spent(cpu_ns=used - in_stages)))
-    rows.append(("what has no thread, or one that has ended", "", Spent(cpu_ns=hooked.cpu_ns - hooked.threads.total())))
+    rows.append(
+        (
+            "what has no thread, or one that has ended",
+            "",
+            Spent(cpu_ns=hooked.cpu_ns - hooked.threads.total()),
+        )
+    )
     lines = [
         f"{pages:,} pages. Without hooks {plain.pages / plain.seconds:,.0f} pages/s and {bare:,.0f} µs of CPU a page; "
         f"with them {pages / hooked.seconds:,.0f} pages/s and {whole:,.0f} µs. What they cost is the difference, as "
@@ -403,7 +450,9 @@ def _stages_told(meaning: str, plain: Stages, hooked: Stages) -> str:
     for stage, thread, (calls, cpu_ns, wall_ns) in rows:
         counted = (f"{calls / pages:.2f}", f"{wall_ns / pages / 1000:.0f}") if calls else ("", "")
         cpu = f"{cpu_ns / pages / 1000:.0f}"
-        lines.append(f"| {stage} | {thread} | {counted[0]} | {cpu} | {counted[1]} | {cpu_ns / hooked.cpu_ns:.1%} |")
+        lines.append(
+            f"| {stage} | {thread} | {counted[0]} | {cpu} | {counted[1]} | {cpu_ns / hooked.cpu_ns:.1%} |"
+        )
     lines.append(f"| **all** | | | **{whole:.0f}** | **{hooked.seconds / pages * 1e6:.0f}** | |")
     lines += [f"\nNever called: {', '.join(silent)}."] if silent else []
     return "\n".join([f"### {meaning}\n", *lines, ""])
@@ -435,7 +484,11 @@ def _calls_told(meaning: str, short: Calls, long: Calls, pages: int, top: int) -
     for (module, _), count in begun.items():
         modules[module] += count
     others = modules.pop("") / pages
-    own = {module: count / pages for module, count in modules.most_common() if count / pages >= ON_THE_WAY}
+    own = {
+        module: count / pages
+        for module, count in modules.most_common()
+        if count / pages >= ON_THE_WAY
+    }
     functions = Counter({key: count for key, count in begun.items() if key[0]}).most_common(top)
     again = sum(count for (module, _), count in resumed.items() if module) / pages
     lines = [
@@ -446,7 +499,10 @@ def _calls_told(meaning: str, short: Calls, long: Calls, pages: int, top: int) -
         lines += ["| module | calls a page |", "|---|---:|"]
         lines += [f"| {module} | {count:.2f} |" for module, count in own.items()]
         lines += ["\n| function | module | calls a page |", "|---|---|---:|"]
-        lines += [f"| `{function}` | {module} | {count / pages:.2f} |" for (module, function), count in functions]
+        lines += [
+            f"| `{function}` | {module} | {count / pages:.2f} |"
+            for (module, function), count in functions
+        ]
     return "\n".join([f"### {meaning}\n", *lines, ""])
 
 
@@ -461,10 +517,17 @@ def main() -> None:
     """Print what is asked for; both together are written to PROFILE.md."""
     from benchmarks import measure, site
 
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--stages", action="store_true", help="only the time of each stage")
     options.add_argument("--calls", action="store_true", help="only the number of calls")
-    options.add_argument("--pages", type=int, default=2_000, help="pages of a run that is timed; a quarter is counted")
+    options.add_argument(
+        "--pages",
+        type=int,
+        default=2_000,
+        help="pages of a run that is timed; a quarter is counted",
+    )
     options.add_argument("--top", type=int, default=40, help="functions that are listed")
     given = options.parse_args()
     both = given.stages == given.calls
@@ -475,7 +538,9 @@ def main() -> None:
             measure.settle(RUNS)
             parts.append(stages_told(site.urls(site.FAST, given.pages)))
         if both or given.calls:
-            parts.append(calls_told(site.urls(site.FAST, given.pages // 4), given.pages // 20, given.top))
+            parts.append(
+                calls_told(site.urls(site.FAST, given.pages // 4), given.pages // 20, given.top)
+            )
     shutil.rmtree(RUNS, ignore_errors=True)
     text = "\n".join(parts)
     print(text)

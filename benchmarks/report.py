@@ -1,4 +1,5 @@
-"""The report, RESULTS.md: each part of the benchmark writes sections of its own and leaves the others as they are."""
+"""The report, RESULTS.md: each part of the benchmark writes sections of its own and leaves the
+others as they are."""
 
 import os
 import platform
@@ -14,15 +15,30 @@ import psutil
 RESULTS = Path(__file__).with_name("RESULTS.md")
 ORDER = ("speed", "crash", "parts")
 """The sections, in the order in which they are read."""
-PEERS = ("scrapy", "scrapy-redis", "crawlee", "celery", "requests", "beautifulsoup4", "aiohttp", "uvloop", "selectolax")
+PEERS = (
+    "scrapy",
+    "scrapy-redis",
+    "crawlee",
+    "celery",
+    "requests",
+    "beautifulsoup4",
+    "aiohttp",
+    "uvloop",
+    "selectolax",
+)
 OURS = ("crawler", "celery", "redis", "apsw", "selectolax")
 
 
 def section(name: str, text: str, file: Path = RESULTS) -> None:
     """Put a section in its place, or in place of what it was."""
-    head, found = "# Results\n\nWritten by `sh benchmarks/run`; [README.md](README.md) says how.", dict[str, str]()
+    head, found = (
+        "# Results\n\nWritten by `sh benchmarks/run`; [README.md](README.md) says how.",
+        dict[str, str](),
+    )
     if file.exists():
-        found = dict(re.findall(r"<!-- (\w+) -->\n(.*?)\n<!-- /\1 -->", file.read_text(), re.DOTALL))
+        found = dict(
+            re.findall(r"<!-- (\w+) -->\n(.*?)\n<!-- /\1 -->", file.read_text(), re.DOTALL)
+        )
     found[name] = text.strip()
     parts = [f"<!-- {each} -->\n{found[each]}\n<!-- /{each} -->" for each in ORDER if each in found]
     file.write_text("\n\n".join([head, *parts]) + "\n")

@@ -1,4 +1,5 @@
-"""The site that is crawled: parcel-like pages, the same for a seed everywhere, and nginx in front of them."""
+"""The site that is crawled: parcel-like pages, the same for a seed everywhere, and nginx in front
+of them."""
 
 import json
 import random
@@ -22,9 +23,44 @@ _WORDS = (  # noqa: SIM905 - words read better as words
     "recorded residential roll route school section sewer sketch soil street structure survey tax township transfer "
     "valuation water zoning"
 ).split()
-_STREETS = ("Alder", "Birch", "Cedar", "Dogwood", "Elm", "Fir", "Ginkgo", "Hazel", "Juniper", "Larch", "Maple", "Oak")
-_NAMES = ("Adams", "Baker", "Castro", "Diaz", "Evans", "Fischer", "Garcia", "Hoang", "Ivanova", "Jones", "Kim", "Lopez")
-_USES = ("Single family", "Duplex", "Vacant land", "Farm", "Retail", "Office", "Warehouse", "Condominium")
+_STREETS = (
+    "Alder",
+    "Birch",
+    "Cedar",
+    "Dogwood",
+    "Elm",
+    "Fir",
+    "Ginkgo",
+    "Hazel",
+    "Juniper",
+    "Larch",
+    "Maple",
+    "Oak",
+)
+_NAMES = (
+    "Adams",
+    "Baker",
+    "Castro",
+    "Diaz",
+    "Evans",
+    "Fischer",
+    "Garcia",
+    "Hoang",
+    "Ivanova",
+    "Jones",
+    "Kim",
+    "Lopez",
+)
+_USES = (
+    "Single family",
+    "Duplex",
+    "Vacant land",
+    "Farm",
+    "Retail",
+    "Office",
+    "Warehouse",
+    "Condominium",
+)
 
 FIELDS = {
     "parcel": "#parcel",
@@ -68,14 +104,19 @@ def page(number: int, pages: int = PAGES) -> str:
         f"<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><title>Parcel {parcel} | Assessor</title>"
         f"<meta name='description' content='{sentence(dice)}'><link rel='canonical' href='/pages/{number:05d}.html'>"
         f"<script type='application/ld+json'>{json.dumps(described)}</script></head><body><header><nav><ul>",
-        *(f"<li><a href='/menu/{n}.html'>{dice.choice(_WORDS).title()}</a></li>" for n in range(24)),
+        *(
+            f"<li><a href='/menu/{n}.html'>{dice.choice(_WORDS).title()}</a></li>"
+            for n in range(24)
+        ),
         f"</ul></nav></header><main><h1 id='parcel'>{parcel}</h1><table class='record'>",
         *(f"<tr><th>{name}</th><td class='{kind}'>{text}</td></tr>" for name, kind, text in rows),
         "</table>",
     ]
     size, wanted, year = sum(map(len, parts)), dice.randint(20_500, 59_500), 2025
     while size < wanted:
-        part = [f"<section><h2>Year {year}</h2><p>{sentence(dice)}</p><table><tr><th>Tax</th><th>Due</th></tr>"]
+        part = [
+            f"<section><h2>Year {year}</h2><p>{sentence(dice)}</p><table><tr><th>Tax</th><th>Due</th></tr>"
+        ]
         part += [
             f"<tr><td><span>{dice.choice(_WORDS)}</span></td><td>${dice.randint(10, 9999):,}.00</td></tr>"
             for _ in range(8)
@@ -125,7 +166,9 @@ def served(folder: Path, work: Path) -> Iterator[None]:
     program = shutil.which("nginx") or "/usr/sbin/nginx"
     (work / "nginx.pid").unlink(missing_ok=True)
     with (work / "error.log").open("w") as log:
-        server = subprocess.Popen([program, "-p", str(work), "-c", str(config), "-e", "stderr"], stderr=log)
+        server = subprocess.Popen(
+            [program, "-p", str(work), "-c", str(config), "-e", "stderr"], stderr=log
+        )
     try:
         _wait_until_it_answers(server, work / "nginx.pid")
         yield

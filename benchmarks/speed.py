@@ -2,7 +2,8 @@
 
 Example: python -m benchmarks.speed --rounds 1 --only corridor,bare
 
-A run with everything writes RESULTS.md and `.work/speed.json`; one with --only is printed and not kept.
+A run with everything writes RESULTS.md and `.work/speed.json`; one with --only is printed and not
+kept.
 """
 
 import argparse
@@ -43,20 +44,32 @@ DISK: Mapping[str, Any] = {"requests": 64, "storage": "disk"}
 TWO: Mapping[str, Any] = {"processes": 2}
 CONTESTANTS = {
     "corridor": Contestant("**corridor**", "corridor", 20_000, {"workers": 3}, ours=True),
-    "in-process": Contestant("corridor, one process", "corridor", 5_000, {"distributed": False}, ours=True),
-    "bare": Contestant("bare loop, two processes", "bare", 20_000, {"pages": 32, **TWO}, {"pages": 256}),
+    "in-process": Contestant(
+        "corridor, one process", "corridor", 5_000, {"distributed": False}, ours=True
+    ),
+    "bare": Contestant(
+        "bare loop, two processes", "bare", 20_000, {"pages": 32, **TWO}, {"pages": 256}
+    ),
     "scrapy": Contestant("Scrapy as shipped", "scrapy_shipped", 4_000, FEW, MANY),
-    "scrapy-2": Contestant("Scrapy as shipped, two processes", "scrapy_shipped", 6_000, {**FEW, **TWO}, MANY),
+    "scrapy-2": Contestant(
+        "Scrapy as shipped, two processes", "scrapy_shipped", 6_000, {**FEW, **TWO}, MANY
+    ),
     "tuned": Contestant("Scrapy tuned", "scrapy_tuned", 6_000, FEW, MANY),
-    "tuned-2": Contestant("Scrapy tuned, two processes", "scrapy_tuned", 10_000, {**FEW, **TWO}, MANY),
+    "tuned-2": Contestant(
+        "Scrapy tuned, two processes", "scrapy_tuned", 10_000, {**FEW, **TWO}, MANY
+    ),
     "scrapy-redis": Contestant("scrapy-redis", "scrapy_redis", 4_000, FEW, MANY),
     "crawlee": Contestant("Crawlee, memory", "crawlee_crawl", 6_000, MEMORY, MANY),
-    "crawlee-2": Contestant("Crawlee, memory, two processes", "crawlee_crawl", 10_000, {**MEMORY, **TWO}, MANY),
+    "crawlee-2": Contestant(
+        "Crawlee, memory, two processes", "crawlee_crawl", 10_000, {**MEMORY, **TWO}, MANY
+    ),
     "crawlee-disk": Contestant("Crawlee, disk", "crawlee_crawl", 2_000, DISK, MANY),
     "naive": Contestant("one Celery task per URL", "naive_celery", 500, {"children": 8}),
 }
 WITH_4 = Contestant("corridor, 4 children", "corridor", 10_000, {"workers": 4}, ours=True)
-POLITE = Contestant("corridor, default limits", "corridor", 0, {"workers": 3, "polite": True}, ours=True)
+POLITE = Contestant(
+    "corridor, default limits", "corridor", 0, {"workers": 3, "polite": True}, ours=True
+)
 TLS = ("corridor", "bare", "scrapy")
 SERVERS = {"fast": site.FAST, "slow": site.SLOW, "tls": site.TLS}
 
@@ -103,7 +116,8 @@ def one(server: str, name: str, who: Contestant, pages: int, domains: int) -> Ru
 
 
 def run(rounds: int, pages: int, domains: int, only: Sequence[str]) -> list[Run]:
-    """All rounds, one contestant after the other in each, so that what changes on the machine meets all."""
+    """All rounds, one contestant after the other in each, so that what changes on the machine meets
+    all."""
     site.write(WORK / "site")
     runs = list[Run]()
     with site.served(WORK / "site", WORK / "nginx"):
@@ -146,7 +160,11 @@ class Figures:
         """The middle one, and from what to what."""
         found = self.all(server, name, what)
         middle = report.figure(statistics.median(found))
-        return middle if len(found) == 1 else f"{middle} ({report.figure(min(found))}–{report.figure(max(found))})"
+        return (
+            middle
+            if len(found) == 1
+            else f"{middle} ({report.figure(min(found))}–{report.figure(max(found))})"
+        )
 
     def ratio(self, server: str, name: str, other: str, what: str = "rate") -> float | None:
         """One's median to another's."""
@@ -154,10 +172,12 @@ class Figures:
         return one / two if one and two else None
 
     def polite(self) -> tuple[float, float] | None:
-        """The seconds that many domains at the default limits need at least, and those that they took.
+        """The seconds that many domains at the default limits need at least, and those that they
+        took.
 
-        A domain's ten pages and its robots.txt are eleven requests at two a second: the last goes after 5 s. All
-        domains go at once; but where the corridor without limits needs longer for so many pages, that is the least.
+        A domain's ten pages and its robots.txt are eleven requests at two a second: the last goes
+        after 5 s. All domains go at once; but where the corridor without limits needs longer for so
+        many pages, that is the least.
         """
         rate, took = self.median("fast", "corridor"), self.median("domains", "polite", "seconds")
         if not rate or not took:
@@ -184,7 +204,12 @@ class Goal(NamedTuple):
             return self.text, f"{sign} {self.wanted:g}", "–", "not measured"
         met = self.value >= self.wanted if self.at_least else self.value <= self.wanted
         miss = f"**not met**: {report.figure(self.value / self.wanted)} × the goal. {self.cause}".rstrip()
-        return self.text, f"{sign} {self.wanted:g}", report.figure(self.value), "met" if met else miss
+        return (
+            self.text,
+            f"{sign} {self.wanted:g}",
+            report.figure(self.value),
+            "met" if met else miss,
+        )
 
 
 CPU = (
@@ -204,12 +229,32 @@ def goals(figures: Figures) -> list[Goal]:
         Goal("corridor : Scrapy as shipped", figures.ratio("fast", "corridor", "scrapy"), 6, CPU),
         Goal("corridor : Scrapy tuned", figures.ratio("fast", "corridor", "tuned"), 4, CPU),
         Goal("corridor : Crawlee, memory", figures.ratio("fast", "corridor", "crawlee"), 3, CPU),
-        Goal("corridor : one Celery task per URL", figures.ratio("fast", "corridor", "naive"), 40, CPU),
+        Goal(
+            "corridor : one Celery task per URL",
+            figures.ratio("fast", "corridor", "naive"),
+            40,
+            CPU,
+        ),
         Goal("corridor : bare loop", figures.ratio("fast", "corridor", "bare"), 0.7, CPU),
-        Goal("slow server, corridor : Scrapy as shipped", figures.ratio("slow", "corridor", "scrapy"), 6, CPU),
-        Goal("slow server, corridor : bare loop", figures.ratio("slow", "corridor", "bare"), 0.85, CPU),
+        Goal(
+            "slow server, corridor : Scrapy as shipped",
+            figures.ratio("slow", "corridor", "scrapy"),
+            6,
+            CPU,
+        ),
+        Goal(
+            "slow server, corridor : bare loop",
+            figures.ratio("slow", "corridor", "bare"),
+            0.85,
+            CPU,
+        ),
         Goal("TLS, corridor : Scrapy as shipped", figures.ratio("tls", "corridor", "scrapy"), 4),
-        Goal("many domains, share of what the limits allow", polite and polite[0] / polite[1], 0.9, ALONE),
+        Goal(
+            "many domains, share of what the limits allow",
+            polite and polite[0] / polite[1],
+            0.9,
+            ALONE,
+        ),
         Goal(
             "CPU a page, corridor : bare loop",
             figures.ratio("fast", "corridor", "bare", "cpu"),
@@ -218,7 +263,10 @@ def goals(figures: Figures) -> list[Goal]:
             at_least=False,
         ),
         Goal(
-            "peak MB of the whole stack at 4 children", figures.median("fast", "corridor-4", "mb"), 400, at_least=False
+            "peak MB of the whole stack at 4 children",
+            figures.median("fast", "corridor-4", "mb"),
+            400,
+            at_least=False,
         ),
     ]
 
@@ -234,7 +282,9 @@ def compared(figures: Figures, server: str, only: Sequence[str]) -> str:
                  figures.spread(server, name, "rate"), report.figure(ratio) if ratio else "–",
                  figures.spread(server, name, "cpu"), figures.spread(server, name, "mb"))
             )  # fmt: skip
-    return report.table(("", "pages", "pages/s", "corridor is × as fast", "CPU s / 1,000", "peak MB"), rows)
+    return report.table(
+        ("", "pages", "pages/s", "corridor is × as fast", "CPU s / 1,000", "peak MB"), rows
+    )
 
 
 def rendered(kept: Mapping[str, Any], only: Sequence[str] = ()) -> str:
@@ -271,12 +321,23 @@ def rendered(kept: Mapping[str, Any], only: Sequence[str] = ()) -> str:
 
 def main() -> None:
     """Measure, keep, render."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--pages", type=int, default=site.PAGES, help="at most; slower contestants have fewer anyway")
+    options.add_argument(
+        "--pages",
+        type=int,
+        default=site.PAGES,
+        help="at most; slower contestants have fewer anyway",
+    )
     options.add_argument("--domains", type=int, default=site.MANY_DOMAINS)
-    options.add_argument("--only", default="", help="names, as corridor,bare; also corridor-4 and polite")
-    options.add_argument("--render", action="store_true", help="write the report again from what was measured last")
+    options.add_argument(
+        "--only", default="", help="names, as corridor,bare; also corridor-4 and polite"
+    )
+    options.add_argument(
+        "--render", action="store_true", help="write the report again from what was measured last"
+    )
     given = options.parse_args()
     only, kept = [name for name in given.only.split(",") if name], WORK / "speed.json"
     if unknown := set(only) - {name for _, name, _ in plan([])}:

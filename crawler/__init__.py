@@ -6,7 +6,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Load the Celery application when `celery -A crawler` asks for it, and not before: it costs half a second."""
+    """Load the Celery application when `celery -A crawler` asks for it, and not before: it costs
+    half a second."""
     if name == "app":
         from crawler.errors import ConfigError
 

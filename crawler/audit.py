@@ -1,4 +1,5 @@
-"""What was really asked of each domain, from the requests that workers noted, against the limits they were to keep."""
+"""What was really asked of each domain, from the requests that workers noted, against the limits
+they were to keep."""
 
 from array import array
 from collections import Counter, defaultdict
@@ -59,7 +60,10 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def audit(
-    lpm: LocalPersistenceManager, domain: str | None = None, job: Job | None = None, since: float | None = None
+    lpm: LocalPersistenceManager,
+    domain: str | None = None,
+    job: Job | None = None,
+    since: float | None = None,
 ) -> list[Audit]:
     """The audits of all domains, the one with the most requests first."""
     requests: defaultdict[str, list[Request]] = defaultdict(list)
@@ -71,7 +75,11 @@ def audit(
         for sent in noted.sent:
             if domain in (None, sent.domain):
                 requests[sent.domain].append(Request(sent.began, sent.began + sent.seconds, rule))
-        if kind in ("worker died", "taken back", "poison") and noted.began and domain in (None, home):
+        if (
+            kind in ("worker died", "taken back", "poison")
+            and noted.began
+            and domain in (None, home)
+        ):
             unrecorded[home] += 1
     audits = [examine(name, found, unrecorded[name]) for name, found in requests.items()]
     return sorted(audits, key=lambda each: -each.requests)
@@ -83,7 +91,9 @@ class _Detail(msgspec.Struct):
     began: bool = False
 
 
-def _events(lpm: LocalPersistenceManager, job: Job | None, since: float | None) -> Iterator[tuple[str, str, str]]:
+def _events(
+    lpm: LocalPersistenceManager, job: Job | None, since: float | None
+) -> Iterator[tuple[str, str, str]]:
     last = 0
     while True:
         rows = lpm.ledger.db.all(
@@ -124,7 +134,9 @@ def examine(domain: str, requests: Iterable[Request], unrecorded: int = 0) -> Au
                 most_in_window=max(in_window[place] for place in places),
                 most_at_a_time=max(at_a_time[place] for place in places),
             )
-            for minute, group in groupby(range(len(asked)), key=lambda place: int(asked[place].began // 60))
+            for minute, group in groupby(
+                range(len(asked)), key=lambda place: int(asked[place].began // 60)
+            )
             if (places := list(group))
         ],
         breaches=list(_breaches(asked, at_a_time)),

@@ -1,6 +1,7 @@
 """The Celery application: queues, limits, acknowledgement.
 
-Every setting that differs from Celery's own default prevents a loss or a stall that was seen without it.
+Every setting that differs from Celery's own default prevents a loss or a stall that was seen
+without it.
 """
 
 import os
@@ -18,7 +19,8 @@ settings = config.load()
 
 
 def backend_address(broker: str) -> str:
-    """Results go to the database behind the broker's, so that an emptied one does not take the other along."""
+    """Results go to the database behind the broker's, so that an emptied one does not take the
+    other along."""
     address = RedisAddress.parse(broker)
     return address.for_celery(address.db + 1)
 
@@ -30,7 +32,8 @@ broker_url = RedisAddress.parse(process.redis_address(settings)).for_celery()
 
 
 class App(Celery):
-    """Refuses to send what no worker would know: `celery call` prints an id, and the message would be dropped."""
+    """Refuses to send what no worker would know: `celery call` prints an id, and the message would
+    be dropped."""
 
     def send_task(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Celery's own, for the tasks there are."""
@@ -42,9 +45,12 @@ class App(Celery):
 
 app = App("crawler", broker=broker_url, backend=backend_address(broker_url))
 app.conf.update(
-    # Each queue has its own exchange and routing key: with the default ones a message lands in both.
+    # Each queue has its own exchange and routing key: with the default ones a message lands in
+    # both.
     task_queues=[Queue(name, Exchange(name), routing_key=name) for name in QUEUES],
-    task_routes={name: {"queue": "urgent"} for name in ("scrape_task", "crawl_url")},  # somebody waits for it
+    task_routes={
+        name: {"queue": "urgent"} for name in ("scrape_task", "crawl_url")
+    },  # somebody waits for it
     task_default_queue="default",
     task_default_exchange="default",
     task_default_routing_key="default",

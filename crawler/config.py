@@ -24,7 +24,8 @@ _KINDS = {"int": "a whole number", "float": "a number"}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the environment says; each field is the variable `CRAWLER_<FIELD>` unless `_OTHER_NAMES` says otherwise."""
+    """What the environment says; each field is the variable `CRAWLER_<FIELD>` unless `_OTHER_NAMES`
+    says otherwise."""
 
     data_dir: Path = Path("data")
     """The whole store: lpm.db, pending/, raw/, redis/, run/."""
@@ -39,9 +40,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     gateway_token: str | None = None
     """The Gateway's secret."""
     gateway_token_file: Path | None = None
-    """A file that holds it, for where GATEWAY_TOKEN is not set; it may be replaced while work goes on."""
+    """A file that holds it, for where GATEWAY_TOKEN is not set; it may be replaced while work goes
+    on."""
     gateway_dialect: Literal["plain", "typed"] = "plain"
-    """`typed` for a Gateway with /internal/parcel/… and /internal/party/… and with times that name no zone."""
+    """`typed` for a Gateway with /internal/parcel/… and /internal/party/… and with times that name
+    no zone."""
     window: int = 2000
     """How many tasks are in Redis at a time; the ledger holds all of them."""
     raw: Literal["all", "failed", "none"] = "all"
@@ -51,7 +54,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     config_dir: Path = Path("config")
     """Where scraping_defaults.yaml and sites/ are."""
     rate: str | None = None
-    """Requests per second and domain where no site's file says otherwise, as `50/s`, `30/m` or `none`."""
+    """Requests per second and domain where no site's file says otherwise, as `50/s`, `30/m` or
+    `none`."""
     circuit_breaker_fail_max: int = 5
     """After so many blocks in a row a domain is left alone for a while."""
     redis_circuit_breaker_db: int = 2
@@ -59,7 +63,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     redis_rate_limiter_db: int = 2
     """The same number: both live in one hash per domain."""
     allow_nets: tuple[str, ...] = ()
-    """Networks that are not global and may be fetched from all the same, as 10.0.0.0/8,192.168.1.0/24."""
+    """Networks that are not global and may be fetched from all the same, as
+    10.0.0.0/8,192.168.1.0/24."""
     http_proxy: str | None = None
     """The proxy for http pages."""
     https_proxy: str | None = None
@@ -69,22 +74,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     min_free: int = 500_000_000
     """With fewer free bytes than this on the disk nothing more is fetched, until there are."""
     pages: int = 256
-    """How many pages a worker process has in flight at most; how many it really has depends on how fast they come."""
+    """How many pages a worker process has in flight at most; how many it really has depends on how
+    fast they come."""
     max_body: int = 10_000_000
     """How many bytes of a page are read, after decompression."""
     stall_s: float = 20.0
-    """How long a worker process may stand still before it is ended, even inside a parser's C code."""
+    """How long a worker process may stand still before it is ended, even inside a parser's C
+    code."""
     slice_s: float = 30.0
     """How long a worker process goes on with one message."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much is logged."""
     failpoint: str | None = None
-    """`name:n` kills the process at the n-th passage of a named step, `name:n:hang` has it hang there; for tests."""
+    """`name:n` kills the process at the n-th passage of a named step, `name:n:hang` has it hang
+    there; for tests."""
 
     def __repr__(self) -> str:
         """Without what may hold a secret."""
         shown = {
-            name: "***" if value and name in _SECRETS else value for name, value in msgspec.structs.asdict(self).items()
+            name: "***" if value and name in _SECRETS else value
+            for name, value in msgspec.structs.asdict(self).items()
         }
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
@@ -109,7 +118,8 @@ _OTHER_NAMES = {
     "no_proxy": "NO_PROXY",
 }
 VARIABLES = {
-    _OTHER_NAMES.get(field.name, f"CRAWLER_{field.name.upper()}"): field for field in msgspec.structs.fields(Settings)
+    _OTHER_NAMES.get(field.name, f"CRAWLER_{field.name.upper()}"): field
+    for field in msgspec.structs.fields(Settings)
 }
 _WHOLE_SITES = "crawls of whole sites"
 NOT_YET = {
@@ -120,7 +130,8 @@ NOT_YET = {
     "PARALLEL_SCRAPING_ENABLED": _WHOLE_SITES,
     "MIN_PROXIES": "a pool of proxies",
 }
-"""Variables of features that are still missing: who sets one must not believe that it is in force."""
+"""Variables of features that are still missing: who sets one must not believe that it is in
+force."""
 _MINIMUM = {
     "window": 1,
     "circuit_breaker_fail_max": 1,
@@ -136,21 +147,27 @@ _LOWER_CASE_TOO = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
 def program(data_dir: Path | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    """How a proposed command begins, so that it acts on the same store, or that one, when it is typed as it stands."""
+    """How a proposed command begins, so that it acts on the same store, or that one, when it is
+    typed as it stands."""
     store = str(data_dir or environ.get("CRAWLER_DATA_DIR", "").strip())
     return f"python -m crawler --data-dir {shlex.quote(store)}" if store else "python -m crawler"
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read the settings; unknown names and bad values are errors that name the nearest valid one."""
+    """Read the settings; unknown names and bad values are errors that name the nearest valid
+    one."""
     for name in environ:
         if name.startswith("CRAWLER_") and name not in VARIABLES:
             [near] = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0)
             raise ConfigError(f"{name}: there is no such setting; did you mean {near}?")
     for name, feature in NOT_YET.items():
         if environ.get(name, "").strip():
-            raise ConfigError(f"{name} is not in force yet: this version has no {feature}; unset it")
-    environ = {name: environ[name.lower()] for name in _LOWER_CASE_TOO if name.lower() in environ} | dict(environ)
+            raise ConfigError(
+                f"{name} is not in force yet: this version has no {feature}; unset it"
+            )
+    environ = {
+        name: environ[name.lower()] for name in _LOWER_CASE_TOO if name.lower() in environ
+    } | dict(environ)
     given: dict[str, Any] = {
         field.name: _read(name, environ[name], field)
         for name, field in VARIABLES.items()
@@ -173,11 +190,15 @@ def _read(name: str, text: str, field: msgspec.structs.FieldInfo) -> object:
     try:
         if field.name == "allow_nets":
             return tuple(
-                str(ipaddress.ip_network(part.strip(), strict=False)) for part in text.split(",") if part.strip()
+                str(ipaddress.ip_network(part.strip(), strict=False))
+                for part in text.split(",")
+                if part.strip()
             )
         if field.type is bool:
             return _boolean(text)
-        value: object = msgspec.convert(text, field.type, strict=False, dec_hook=lambda kind, raw: kind(raw))
+        value: object = msgspec.convert(
+            text, field.type, strict=False, dec_hook=lambda kind, raw: kind(raw)
+        )
     except (msgspec.ValidationError, ValueError) as error:
         raise ConfigError(f"{name}={text}: {_explain(error, text, field)}") from None
     minimum = _MINIMUM.get(field.name)
@@ -185,13 +206,24 @@ def _read(name: str, text: str, field: msgspec.structs.FieldInfo) -> object:
         raise ConfigError(f"{name}={text}: must be at least {minimum}")
     check = _CHECKS.get(field.name)
     if check and (problem := check(text)):
-        shown = name if field.name in _SECRETS else f"{name}={text}"  # an address may hold a password
+        shown = (
+            name if field.name in _SECRETS else f"{name}={text}"
+        )  # an address may hold a password
         raise ConfigError(f"{shown}: {problem}")
     return value
 
 
 def _boolean(text: str) -> bool:
-    words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    words = {
+        "true": True,
+        "1": True,
+        "yes": True,
+        "on": True,
+        "false": False,
+        "0": False,
+        "no": False,
+        "off": False,
+    }
     if text.lower() not in words:
         raise ValueError("must be true or false")
     return words[text.lower()]
@@ -201,13 +233,16 @@ def _explain(error: Exception, text: str, field: msgspec.structs.FieldInfo) -> s
     choices = getattr(field.type, "__args__", ())
     if choices and all(isinstance(choice, str) for choice in choices):
         near = difflib.get_close_matches(text.lower(), choices, n=1)
-        return f"must be one of {', '.join(choices)}" + (f"; did you mean {near[0]}?" if near else "")
+        return f"must be one of {', '.join(choices)}" + (
+            f"; did you mean {near[0]}?" if near else ""
+        )
     name = _KINDS.get(getattr(field.type, "__name__", ""))
     return f"must be {name}" if name else str(error)
 
 
 def interval(text: str) -> float:
-    """The seconds between requests that a rate such as `50/s` means, 0 for `none`; or a `ValueError`."""
+    """The seconds between requests that a rate such as `50/s` means, 0 for `none`; or a
+    `ValueError`."""
     if text == "none":
         return 0.0
     match = re.fullmatch(r"(\d+(?:\.\d+)?)/(s|m|h)", text)
@@ -254,7 +289,9 @@ def _bad_gateway(text: str) -> str | None:
 
 
 def _bad_token(text: str) -> str | None:
-    return None if re.fullmatch(r"[!-~]{1,4096}", text) else "must be printable ASCII without spaces"
+    return (
+        None if re.fullmatch(r"[!-~]{1,4096}", text) else "must be printable ASCII without spaces"
+    )
 
 
 def _bad_proxy(text: str) -> str | None:
@@ -287,7 +324,8 @@ _failpoint = os.environ.get("CRAWLER_FAILPOINT", "").split(":")
 
 
 def failpoint(name: str) -> None:
-    """End this process without a word, or hang, if CRAWLER_FAILPOINT names this step and its count is reached."""
+    """End this process without a word, or hang, if CRAWLER_FAILPOINT names this step and its count
+    is reached."""
     if _failpoint[0] == name:
         _passages[name] += 1
         if _passages[name] == int(_failpoint[1]):

@@ -1,7 +1,9 @@
-"""The embedded site, on loopback: the demonstration's register of 300 parcels, and pages for drills.
+"""The embedded site, on loopback: the demonstration's register of 300 parcels, and pages for
+drills.
 
-Some parcels are slow, broken or gone. A drill's page is `/drill/<milliseconds>/<ok, or a fault>/<number>`: it answers
-after that time, and the first request for it gets the fault. The site counts every request.
+Some parcels are slow, broken or gone. A drill's page is `/drill/<milliseconds>/<ok, or a
+fault>/<number>`: it answers after that time, and the first request for it gets the fault. The site
+counts every request.
 """
 
 import asyncio
@@ -23,13 +25,19 @@ BROKEN, GONE, DROPPED = frozenset({57, 141, 238}), frozenset({84, 208}), frozens
 PLAN, PHOTO, CYRILLIC = 122, 263, 29
 FAULTS = ("500", "cut")
 """What a drill's page can do once: answer 500, or break off in the middle of its body."""
-SLOW, FLAKY = 7, 13  # remainders of a parcel's number by 20: one in twenty is slow, one in twenty fails once
+SLOW, FLAKY = (
+    7,
+    13,
+)  # remainders of a parcel's number by 20: one in twenty is slow, one in twenty fails once
 
 FAILING = BROKEN | GONE | DROPPED
 EXPECTED = {"completed": COUNT - len(FAILING), "failed": len(FAILING)}
-"""What a crawl of all parcels with three attempts must give; the plan and the photo count as completed."""
+"""What a crawl of all parcels with three attempts must give; the plan and the photo count as
+completed."""
 
-PNG = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNwaEgAAAIkASH7rFokAAAAAElFTkSuQmCC")
+PNG = b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNwaEgAAAIkASH7rFokAAAAAElFTkSuQmCC"
+)
 PDF = b"""%PDF-1.4
 1 0 obj<</Type/Catalog/Pages 2 0 R>> endobj
 2 0 obj<</Type/Pages/Kids[3 0 R]/Count 1>> endobj
@@ -42,10 +50,47 @@ trailer<</Size 5/Root 1 0 R>>\nstartxref\n271\n%%EOF
 """
 
 _COUNTIES = ("Alder", "Bittern", "Cedar Fork", "Dunmore", "Elk Prairie", "Fairwater")
-_FIRST = ("Ada", "Bruno", "Carmen", "Dmitri", "Elena", "Femi", "Grace", "Hugo", "Ines", "Jonas", "Keiko", "Liam")
-_LAST = ("Abbott", "Brandt", "Castillo", "Dimitrova", "Eriksen", "Fontaine", "Greer", "Holloway", "Ito", "Jansen")
-_STREETS = ("Orchard Lane", "Mill Road", "Quarry Street", "Depot Avenue", "Larkspur Court", "County Road 12")
-_FEATURES = ("a detached garage", "a drilled well", "a pole barn", "mature oaks", "a creek along its south line")
+_FIRST = (
+    "Ada",
+    "Bruno",
+    "Carmen",
+    "Dmitri",
+    "Elena",
+    "Femi",
+    "Grace",
+    "Hugo",
+    "Ines",
+    "Jonas",
+    "Keiko",
+    "Liam",
+)
+_LAST = (
+    "Abbott",
+    "Brandt",
+    "Castillo",
+    "Dimitrova",
+    "Eriksen",
+    "Fontaine",
+    "Greer",
+    "Holloway",
+    "Ito",
+    "Jansen",
+)
+_STREETS = (
+    "Orchard Lane",
+    "Mill Road",
+    "Quarry Street",
+    "Depot Avenue",
+    "Larkspur Court",
+    "County Road 12",
+)
+_FEATURES = (
+    "a detached garage",
+    "a drilled well",
+    "a pole barn",
+    "mature oaks",
+    "a creek along its south line",
+)
 _CLOSE = b"\r\nConnection: close\r\n\r\n"
 _STYLE = "body{font:16px sans-serif;margin:2rem auto;max-width:50rem} td,th{padding:.2rem 1rem .2rem 0;text-align:left}"
 
@@ -68,9 +113,17 @@ def parcel(n: int) -> Parcel:
     """The n-th parcel, the same in every run."""
     chance = Random(n)
     county = _COUNTIES[n % len(_COUNTIES)]
-    owner = "Елена Димитрова от Самоков" if n == CYRILLIC else f"{chance.choice(_FIRST)} {chance.choice(_LAST)}"
+    owner = (
+        "Елена Димитрова от Самоков"
+        if n == CYRILLIC
+        else f"{chance.choice(_FIRST)} {chance.choice(_LAST)}"
+    )
     address = f"{chance.randint(10, 4900)} {chance.choice(_STREETS)}, {county} Township"
-    value, acres, built = chance.randint(600, 9000) * 100, chance.randint(12, 900) / 100, chance.randint(1904, 2021)
+    value, acres, built = (
+        chance.randint(600, 9000) * 100,
+        chance.randint(12, 900) / 100,
+        chance.randint(1904, 2021),
+    )
     years = sorted(chance.sample(range(built, 2025), 3), reverse=True)
     sales = [(year, int(value * 0.97 ** (2025 - year)), chance.choice(_LAST)) for year in years]
     description = (
@@ -87,7 +140,12 @@ NUMBERS = {parcel(n).parcel_id: n for n in range(1, COUNT + 1)}
 def urls(base: str) -> list[dict[str, str]]:
     """The rows of the demonstration's import file."""
     return [
-        {"url": f"{base}/parcel/{key}", "parcel_id": key, "priority": str(3 + n % 5), "county": parcel(n).county}
+        {
+            "url": f"{base}/parcel/{key}",
+            "parcel_id": key,
+            "priority": str(3 + n % 5),
+            "county": parcel(n).county,
+        }
         for key, n in NUMBERS.items()
     ]
 
@@ -98,13 +156,26 @@ def _document(title: str, content: str) -> str:
 
 
 def _rows(*rows: tuple[object, ...]) -> str:
-    return "\n".join(f"<tr><th>{first}</th><td>{'</td><td>'.join(map(str, rest))}</td></tr>" for first, *rest in rows)
+    return "\n".join(
+        f"<tr><th>{first}</th><td>{'</td><td>'.join(map(str, rest))}</td></tr>"
+        for first, *rest in rows
+    )
 
 
 def _page(n: int) -> str:
     it = parcel(n)
-    address = {"@type": "PostalAddress", "streetAddress": it.address, "addressRegion": "KS", "addressCountry": "US"}
-    house = {"@type": "House", "identifier": it.parcel_id, "address": address, "yearBuilt": it.year_built}
+    address = {
+        "@type": "PostalAddress",
+        "streetAddress": it.address,
+        "addressRegion": "KS",
+        "addressCountry": "US",
+    }
+    house = {
+        "@type": "House",
+        "identifier": it.parcel_id,
+        "address": address,
+        "yearBuilt": it.year_built,
+    }
     facts = _rows(
         ("Parcel ID", it.parcel_id),
         ("Owner", it.owner),
@@ -126,7 +197,12 @@ def _page(n: int) -> str:
 
 def _index() -> str:
     parcels = map(parcel, NUMBERS.values())
-    rows = _rows(*((f'<a href="/parcel/{it.parcel_id}">{it.parcel_id}</a>', it.county, it.address) for it in parcels))
+    rows = _rows(
+        *(
+            (f'<a href="/parcel/{it.parcel_id}">{it.parcel_id}</a>', it.county, it.address)
+            for it in parcels
+        )
+    )
     return _document("County register", f"<p>{COUNT} parcels.</p>\n<table>\n{rows}\n</table>")
 
 
@@ -157,23 +233,36 @@ async def _answer(path: str, requests: int) -> bytes | None:
     if n in DROPPED:
         return None
     if not n or n in GONE:
-        return _response(_document("Not found", "<p>The register has no such parcel.</p>").encode(), 404)
+        return _response(
+            _document("Not found", "<p>The register has no such parcel.</p>").encode(), 404
+        )
     if n in BROKEN:
-        return _response(_document("Error", "<p>The register cannot show this parcel.</p>").encode(), 500)
+        return _response(
+            _document("Error", "<p>The register cannot show this parcel.</p>").encode(), 500
+        )
     if n % 20 == FLAKY and requests == 1:
         return _response(_document("Busy", "<p>The register is busy; try again.</p>").encode(), 503)
     if n % 20 == SLOW:
         await asyncio.sleep(0.3 + n * 7 % 13 / 10)
     if n in (PLAN, PHOTO):
-        return _response(PDF, kind="application/pdf") if n == PLAN else _response(PNG, kind="image/png")
+        return (
+            _response(PDF, kind="application/pdf")
+            if n == PLAN
+            else _response(PNG, kind="image/png")
+        )
     if n == CYRILLIC:
         return _response(_page(n).encode("cp1251"), kind="text/html; charset=windows-1251")
     return _response(_page(n).encode())
 
 
-async def _talk(requests: Counter[str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _talk(
+    requests: Counter[str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     # A client that hangs up or does not speak HTTP only loses its connection.
-    with closing(writer), suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+    with (
+        closing(writer),
+        suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError),
+    ):
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
             path = head.split(b" ", 2)[1].decode("latin-1")
@@ -189,7 +278,9 @@ async def _main() -> None:
     requests: Counter[str] = Counter()
     server = await asyncio.start_server(partial(_talk, requests), "127.0.0.1", 0, backlog=1024)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
-    await asyncio.to_thread(sys.stdin.buffer.read)  # its end is the parent's end: no orphan outlives a killed parent
+    await asyncio.to_thread(
+        sys.stdin.buffer.read
+    )  # its end is the parent's end: no orphan outlives a killed parent
     server.close()
     with suppress(OSError):  # a killed parent does not ask for them
         os.write(1, json.dumps(requests).encode())

@@ -1,4 +1,5 @@
-"""The crash test: an embedded site is crawled while parts of the stack are killed, and what that costs is counted."""
+"""The crash test: an embedded site is crawled while parts of the stack are killed, and what that
+costs is counted."""
 
 import contextlib
 import os
@@ -28,14 +29,15 @@ from crawler.redis_client import connect
 KINDS = ("child", "child", "worker", "redis", "flushall")
 """What strikes hit: each of these once in every five, children twice."""
 IN_FLIGHT = 4
-"""Pages in flight in each worker: with more, all would be done before the strikes are, and one could not see which
-strike was recovered from and when."""
+"""Pages in flight in each worker: with more, all would be done before the strikes are, and one
+could not see which strike was recovered from and when."""
 STUCK_S = 120.0
 """A crawl that has not moved for so long is over, and what is missing then is lost."""
 
 
 class Strike(msgspec.Struct, kw_only=True):
-    """Planned are its kind and how many pages are done when it falls; the rest is what came of it."""
+    """Planned are its kind and how many pages are done when it falls; the rest is what came of
+    it."""
 
     number: int
     kind: str
@@ -67,11 +69,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def urls(self, base: str) -> list[str]:
         """The pages of the site that is at this address."""
-        return [f"{base}/drill/{self.latency_ms}/{self.faults.get(n, 'ok')}/{n}" for n in range(self.pages)]
+        return [
+            f"{base}/drill/{self.latency_ms}/{self.faults.get(n, 'ok')}/{n}"
+            for n in range(self.pages)
+        ]
 
 
 def plan(*, seed: int, pages: int, kills: int, latency_ms: int, faults: float) -> Plan:
-    """Strikes spread over the run, and a share of pages that fail once; the same for the same seed."""
+    """Strikes spread over the run, and a share of pages that fail once; the same for the same
+    seed."""
     chance = random.Random(seed)
     kinds = [kind for _ in range(0, kills, len(KINDS)) for kind in chance.sample(KINDS, len(KINDS))]
     dues = [int(pages * (number + chance.random()) / (kills + 1)) for number in range(kills)]
@@ -81,7 +87,9 @@ def plan(*, seed: int, pages: int, kills: int, latency_ms: int, faults: float) -
         pages=pages,
         latency_ms=latency_ms,
         faults={n: FAULTS[place % len(FAULTS)] for place, n in enumerate(faulty)},
-        strikes=tuple(Strike(number=n, kind=kinds[n - 1], due=due) for n, due in enumerate(dues, 1)),
+        strikes=tuple(
+            Strike(number=n, kind=kinds[n - 1], due=due) for n, due in enumerate(dues, 1)
+        ),
     )
 
 
@@ -114,7 +122,11 @@ class Score(msgspec.Struct, kw_only=True):
     @property
     def slowest(self) -> Strike | None:
         """The strike that took longest to recover from."""
-        return max((s for s in self.strikes if s.back_after_s), key=lambda s: s.back_after_s or 0, default=None)
+        return max(
+            (s for s in self.strikes if s.back_after_s),
+            key=lambda s: s.back_after_s or 0,
+            default=None,
+        )
 
     @property
     def pages_per_s(self) -> float:
@@ -123,7 +135,8 @@ class Score(msgspec.Struct, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """5 when anything is lost or unaccounted for, 1 when it is there, but at too high a price."""
+        """5 when anything is lost or unaccounted for, 1 when it is there, but at too high a
+        price."""
         if self.lost or self.unbalanced:
             return 5
         return 1 if self.twice or self._too_many_fetches or self._not_back else 0
@@ -133,12 +146,22 @@ class Score(msgspec.Struct, kw_only=True):
         """One line."""
         wrong = (
             (self.lost, f"{self.lost:,} of {self.pages:,} pages lost"),
-            (self.unbalanced, f"books unbalanced in {self.unbalanced:,} of {self.samples:,} samples"),
+            (
+                self.unbalanced,
+                f"books unbalanced in {self.unbalanced:,} of {self.samples:,} samples",
+            ),
             (self.twice, f"{self.twice:,} results twice"),
-            (self._too_many_fetches, f"{self.extra_fetches:,} extra fetches, with {self.in_flight:,} in flight"),
+            (
+                self._too_many_fetches,
+                f"{self.extra_fetches:,} extra fetches, with {self.in_flight:,} in flight",
+            ),
             (self._not_back, f"no recovery from {self._not_back:,} of the strikes"),
         )
-        return "FAILED: " + "; ".join(text for is_so, text in wrong if is_so) if self.exit_code else _GOOD
+        return (
+            "FAILED: " + "; ".join(text for is_so, text in wrong if is_so)
+            if self.exit_code
+            else _GOOD
+        )
 
     @property
     def _too_many_fetches(self) -> bool:
@@ -146,16 +169,22 @@ class Score(msgspec.Struct, kw_only=True):
 
     @property
     def _not_back(self) -> int:
-        return sum(strike.done is not None and strike.back_after_s is None for strike in self.strikes)
+        return sum(
+            strike.done is not None and strike.back_after_s is None for strike in self.strikes
+        )
 
 
 _GOOD = "Nothing lost, nothing twice."
 
 
-def drill(settings: Settings, plan: Plan, workers: int, tell: Callable[[str], None] = lambda line: None) -> Score:
+def drill(
+    settings: Settings, plan: Plan, workers: int, tell: Callable[[str], None] = lambda line: None
+) -> Score:
     """Crawl the planned pages in a folder of their own while the planned strikes fall."""
     folder = settings.data_dir.absolute() / "drill"
-    settings = msgspec.structs.replace(settings, data_dir=folder, redis_url=None, pages=min(settings.pages, IN_FLIGHT))
+    settings = msgspec.structs.replace(
+        settings, data_dir=folder, redis_url=None, pages=min(settings.pages, IN_FLIGHT)
+    )
     score = Score(
         seed=plan.seed,
         pages=plan.pages,
@@ -181,13 +210,16 @@ def drill(settings: Settings, plan: Plan, workers: int, tell: Callable[[str], No
 
 @contextlib.contextmanager
 def _emptied(folder: Path) -> Iterator[None]:
-    """The folder, emptied and held against a second drill; whatever still works there at the end is killed."""
+    """The folder, emptied and held against a second drill; whatever still works there at the end is
+    killed."""
     for path in (folder.parent, folder):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)  # of the folder itself: a file in it would go with the rest
     try:
         if not owners.try_lock(lock):
-            raise StackIsUp(f"a drill is running already in {folder}; let it end, or stop it there with Ctrl-C")
+            raise StackIsUp(
+                f"a drill is running already in {folder}; let it end, or stop it there with Ctrl-C"
+            )
         if read_stack(folder).up:
             raise StackIsUp(f"a stack is up in {folder}; stop it with: {program(folder)} down")
         stop_stale(folder, read_stack(folder))
@@ -196,7 +228,9 @@ def _emptied(folder: Path) -> Iterator[None]:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             yield
         finally:
-            for note in owners.living(folder / "run" / "owners"):  # an interrupted strike may have orphaned it
+            for note in owners.living(
+                folder / "run" / "owners"
+            ):  # an interrupted strike may have orphaned it
                 with contextlib.suppress(psutil.NoSuchProcess):
                     psutil.Process(note.about["pid"]).kill()
     finally:
@@ -205,7 +239,8 @@ def _emptied(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _running_stack(settings: Settings, workers: int) -> Iterator[None]:
-    """Redis and workers, ended in order; a second signal, or a failure of that, ends them at once."""
+    """Redis and workers, ended in order; a second signal, or a failure of that, ends them at
+    once."""
     stack = Orchestrator(settings, workers)
     try:
         with stack:
@@ -217,15 +252,28 @@ def _running_stack(settings: Settings, workers: int) -> Iterator[None]:
 
 
 class _Course:
-    """The crawl as it is watched: one loop that looks at the books, strikes when it is time, and sees recoveries."""
+    """The crawl as it is watched: one loop that looks at the books, strikes when it is time, and
+    sees recoveries."""
 
     def __init__(
-        self, score: Score, lpm: LocalPersistenceManager, job: Job, at_a_time: int, tell: Callable[[str], None]
+        self,
+        score: Score,
+        lpm: LocalPersistenceManager,
+        job: Job,
+        at_a_time: int,
+        tell: Callable[[str], None],
     ) -> None:
-        self._score, self._lpm, self._job, self._at_a_time, self._tell = score, lpm, job, at_a_time, tell
+        self._score, self._lpm, self._job, self._at_a_time, self._tell = (
+            score,
+            lpm,
+            job,
+            at_a_time,
+            tell,
+        )
         self._owners = lpm.owners
         self._struck: list[tuple[Strike, float, bytes]] = []
-        """Strikes that are not recovered from: with their time, and the tasks that were in flight."""
+        """Strikes that are not recovered from: with their time, and the tasks that were in
+        flight."""
 
     def run(self) -> None:
         """Until every task is in a final state and every strike recovered from."""
@@ -246,7 +294,8 @@ class _Course:
         self._score.seconds = moved - began
 
     def _look(self) -> Books:
-        """A sample of the books, all of one moment: they must balance whatever has just been killed."""
+        """A sample of the books, all of one moment: they must balance whatever has just been
+        killed."""
         with self._lpm.errors():
             ledger = self._lpm.ledger
             with reading(ledger.db):
@@ -259,7 +308,8 @@ class _Course:
         return books[0]
 
     def _strike(self, strike: Strike, done: int) -> bool:
-        """Strike, if what is to be hit is there; what is just coming back is hit as soon as it is."""
+        """Strike, if what is to be hit is there; what is just coming back is hit as soon as it
+        is."""
         tasks: frozenset[int] = frozenset()
         try:
             if strike.kind == "flushall":
@@ -276,7 +326,9 @@ class _Course:
                 if not workers:
                     return False
                 [(pid, children), *_] = workers.items()
-                victim = psutil.Process(sorted(children)[strike.due % len(children)] if strike.kind == "child" else pid)
+                victim = psutil.Process(
+                    sorted(children)[strike.due % len(children)] if strike.kind == "child" else pid
+                )
                 victim.suspend()  # before its children are listed: it would start new ones
                 victims = [victim, *victim.children(recursive=True)]
                 strike.pids = [process.pid for process in victims]
@@ -289,7 +341,8 @@ class _Course:
         return True
 
     def _kill(self, victims: list[psutil.Process]) -> frozenset[int]:
-        """Stop them, see by their owners' files what they have begun and not committed, and kill them."""
+        """Stop them, see by their owners' files what they have begun and not committed, and kill
+        them."""
         try:
             for process in victims:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -305,8 +358,11 @@ class _Course:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
 
-    def _is_back(self, strike: Strike, struck: float, tasks: bytes, done: int, books: Books) -> bool:
-        """Whether Redis answers, what was in flight is done, and a page has come that began after the strike."""
+    def _is_back(
+        self, strike: Strike, struck: float, tasks: bytes, done: int, books: Books
+    ) -> bool:
+        """Whether Redis answers, what was in flight is done, and a page has come that began after
+        the strike."""
         if books.open and done <= (strike.done or 0) + self._at_a_time:
             return False
         if strike.kind in ("redis", "flushall") and not self._redis_answers():
@@ -342,11 +398,19 @@ def _stands(process: psutil.Process) -> bool:
         return True
 
 
-def _count(score: Score, lpm: LocalPersistenceManager, job: Job, wanted: list[str], requests: dict[str, int]) -> None:
+def _count(
+    score: Score,
+    lpm: LocalPersistenceManager,
+    job: Job,
+    wanted: list[str],
+    requests: dict[str, int],
+) -> None:
     found = Counter(result["url"] for result in lpm.results())
     score.lost = len(set(wanted) - set(found))
     score.twice = sum(found.values()) - len(found)
     score.requests = sum(count for path, count in requests.items() if path != "/robots.txt")
     score.extra_fetches = score.requests - score.pages - score.planned_retries
     with lpm.errors():
-        score.failures = {r: n for counts in lpm.ledger.reasons(job).values() for r, n in counts.items()}
+        score.failures = {
+            r: n for counts in lpm.ledger.reasons(job).values() for r, n in counts.items()
+        }

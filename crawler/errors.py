@@ -65,7 +65,8 @@ class ServiceError(CrawlerError):
 
 
 class GatewayError(ServiceError):
-    """The Gateway did not answer as it should; `retry_after_s` is how long it asked to be left alone."""
+    """The Gateway did not answer as it should; `retry_after_s` is how long it asked to be left
+    alone."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s)
@@ -105,7 +106,8 @@ class UrlError(UsageError):
 
 
 class FetchError(CrawlerError):
-    """One fetch ended without a page; `reason` is a short code, which `resilience.retry` knows what to do about."""
+    """One fetch ended without a page; `reason` is a short code, which `resilience.retry` knows what
+    to do about."""
 
     def __init__(self, reason: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(reason, message, retry_after_s)
@@ -127,7 +129,8 @@ class NotNow(CrawlerError):
 
 
 class OwnShortage(CrawlerError):
-    """This process or machine lacks something; what it was needed for is tried again, and nothing else is to blame.
+    """This process or machine lacks something; what it was needed for is tried again, and nothing
+    else is to blame.
 
     `unsent` says that it was a request, and that nothing of it has gone out.
     """
@@ -141,7 +144,8 @@ class OwnShortage(CrawlerError):
 
 
 class GaveWay(OwnShortage):
-    """A page had to give way to others in the memory of its process; it is fetched again when it is their turn."""
+    """A page had to give way to others in the memory of its process; it is fetched again when it is
+    their turn."""
 
 
 _LACKS = {
@@ -167,11 +171,14 @@ def shortage_of(error: BaseException | None) -> str:
             break
         if isinstance(error, OwnShortage):
             return str(error)
-        if isinstance(error, MemoryError) or type(error).__name__ == "NoMemError":  # SQLite's, through apsw
+        if (
+            isinstance(error, MemoryError) or type(error).__name__ == "NoMemError"
+        ):  # SQLite's, through apsw
             return _LACKS[errno.ENOMEM]
         if isinstance(error, OSError) and error.errno in _LACKS:
             return _LACKS[error.errno]
-        # The parser says so, for want of memory, of any selector: all were tried when the process started.
+        # The parser says so, for want of memory, of any selector: all were tried when the process
+        # started.
         if type(error).__name__ == "SelectolaxError" and str(error).startswith(_PARSER_LACKS):
             return _LACKS[errno.ENOMEM]
         if isinstance(error, RuntimeError) and "can't start new thread" in str(error):

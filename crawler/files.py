@@ -14,7 +14,8 @@ _ITEM = re.compile("[0-9a-f]{16}")
 
 
 def read_regular(path: Path) -> bytes:
-    """The content of a file; an `OSError` for anything else: reading a pipe would wait for its other end."""
+    """The content of a file; an `OSError` for anything else: reading a pipe would wait for its
+    other end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "this is no regular file", str(path))
     return path.read_bytes()
@@ -29,18 +30,28 @@ def set_aside(path: Path, ending: str) -> Path:
 
 
 def strangers(inbox: Path) -> list[Path]:
-    """What lies in an inbox and is never imported: links, pipes, and folders that are no imports."""
+    """What lies in an inbox and is never imported: links, pipes, and folders that are no
+    imports."""
     found = []
     for folder in (inbox, inbox / "urgent"):
         for path in folder.iterdir() if folder.is_dir() else ():
-            ours = folder == inbox and (path.name in _INBOX or _ITEM.fullmatch(path.name)) and path.is_dir()
-            if not ours and not path.name.startswith(".") and (path.is_symlink() or not path.is_file()):
+            ours = (
+                folder == inbox
+                and (path.name in _INBOX or _ITEM.fullmatch(path.name))
+                and path.is_dir()
+            )
+            if (
+                not ours
+                and not path.name.startswith(".")
+                and (path.is_symlink() or not path.is_file())
+            ):
                 found.append(path)
     return sorted(found)
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk; without that, a power cut can undo a rename."""
+    """Wait until the names in a folder are on the disk; without that, a power cut can undo a
+    rename."""
     with _opened(folder) as fd:
         try:
             os.fsync(fd)

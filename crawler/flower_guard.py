@@ -1,7 +1,8 @@
-"""What keeps strangers' pages out of a Flower without a password: it answers to addresses and `localhost` alone.
+"""What keeps strangers' pages out of a Flower without a password: it answers to addresses and
+`localhost` alone.
 
-A page of any site can have its own name lead to 127.0.0.1 (DNS rebinding) and then read what Flower shows as if it were
-of its own origin. The browser still sends that name as `Host`.
+A page of any site can have its own name lead to 127.0.0.1 (DNS rebinding) and then read what Flower
+shows as if it were of its own origin. The browser still sends that name as `Host`.
 """
 
 import ipaddress
@@ -15,7 +16,8 @@ REFUSAL = (
 
 
 def install(**_: Any) -> None:
-    """Guard the Flower of this process, if it is one; for Celery's signal that an app's modules are loaded."""
+    """Guard the Flower of this process, if it is one; for Celery's signal that an app's modules are
+    loaded."""
     module = sys.modules.get("flower.app")
     if module is None:
         return
@@ -43,7 +45,8 @@ def install(**_: Any) -> None:
 
 
 def is_plain(host: str) -> bool:
-    """Whether nobody else can have a host lead to this machine: it is an address, or `localhost`."""
+    """Whether nobody else can have a host lead to this machine: it is an address, or
+    `localhost`."""
     name = host.strip("[]").rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True

@@ -1,4 +1,5 @@
-"""When work will be done: from what waits at each domain, what limits apply there and how fast pages came so far."""
+"""When work will be done: from what waits at each domain, what limits apply there and how fast
+pages came so far."""
 
 import math
 import os
@@ -18,7 +19,8 @@ from crawler.models import HEADROOM, Job, Rule, Wait
 PAGE_COST_S = 0.003
 """What a page takes of a process beside its parsing: client, ledger, disk."""
 PAUSE_S, PAUSE_INTERVALS = 5.0, 5.0
-"""Nothing for so long, and for so many times as long as a page usually takes to come, is a standstill and no rate."""
+"""Nothing for so long, and for so many times as long as a page usually takes to come, is a
+standstill and no rate."""
 STILL_S = 3.0
 """After how long without a page people are told why."""
 MEASURED_S = 15.0
@@ -64,10 +66,14 @@ class Forecast(msgspec.Struct, frozen=True):
     """Whether pages of these domains came before; else the pace is assumed."""
 
 
-def forecast(loads: Sequence[Load], paces: Mapping[str, Pace], limits: Limits, until_s: float = math.inf) -> Forecast:
+def forecast(
+    loads: Sequence[Load], paces: Mapping[str, Pace], limits: Limits, until_s: float = math.inf
+) -> Forecast:
     """Each domain at its limit, all of them together at what the processes can do."""
     usual = _mean(list(paces.values()))
-    rates = {load.domain: _rate(limits, load.domain, paces.get(load.domain, usual)) for load in loads}
+    rates = {
+        load.domain: _rate(limits, load.domain, paces.get(load.domain, usual)) for load in loads
+    }
     pace = _mean([paces.get(load.domain, usual) for load in loads])
     most = min(
         limits.processes * limits.pages / pace.fetch_s,
@@ -75,14 +81,20 @@ def forecast(loads: Sequence[Load], paces: Mapping[str, Pace], limits: Limits, u
     )
     tasks = sum(load.tasks for load in loads)
     ahead = sum(load.ahead for load in loads)
-    times = {load.domain: load.closed_s + (load.ahead + load.tasks) / rates[load.domain] for load in loads}
+    times = {
+        load.domain: load.closed_s + (load.ahead + load.tasks) / rates[load.domain]
+        for load in loads
+    }
     slowest = max(loads, key=lambda load: times[load.domain], default=Load("", 0))
     together = min((load.closed_s for load in loads), default=0.0) + (ahead + tasks) / most
     seconds = max([together, *times.values()]) if tasks else 0.0
     misses = 0
     if seconds > until_s:
         in_time = sum(
-            min(load.tasks, max(0.0, rates[load.domain] * max(0.0, until_s - load.closed_s) - load.ahead))
+            min(
+                load.tasks,
+                max(0.0, rates[load.domain] * max(0.0, until_s - load.closed_s) - load.ahead),
+            )
             for load in loads
         )
         misses = math.ceil(tasks - min(in_time, max(0.0, most * until_s - ahead)))
@@ -110,26 +122,40 @@ def limits_of(settings: Settings, owners_folder: Path, rule: Callable[[str], Rul
     return Limits(rule, settings.pages, running or os.cpu_count() or 1, running > 0)
 
 
-def of_job(ledger: Bookkeeping, job: Job, limits: Limits, now: float, waits: Sequence[Wait] = ()) -> Forecast:
-    """The forecast for what is open of a job, with what it waits for; that of a wait without an end is not told."""
-    closed = {wait.domain: wait.until - now for wait in waits if wait.until is not None and wait.until > now}
+def of_job(
+    ledger: Bookkeeping, job: Job, limits: Limits, now: float, waits: Sequence[Wait] = ()
+) -> Forecast:
+    """The forecast for what is open of a job, with what it waits for; that of a wait without an end
+    is not told."""
+    closed = {
+        wait.domain: wait.until - now
+        for wait in waits
+        if wait.until is not None and wait.until > now
+    }
     loads = [Load(*row, closed.get(row[0], 0.0)) for row in ledger.loads(job)]
     paces = {domain: Pace(*row) for domain, row in ledger.paces(job).items()}
-    return forecast(loads, paces, limits, math.inf if job.deadline is None else max(0.0, job.deadline - now))
+    return forecast(
+        loads, paces, limits, math.inf if job.deadline is None else max(0.0, job.deadline - now)
+    )
 
 
 def sentence(seen: Forecast, job: Job, limits: Limits, now: float, tz: tzinfo | None) -> str:
-    """What the forecast means: when it is done and what is to spare, or what will miss and what helps."""
+    """What the forecast means: when it is done and what is to spare, or what will miss and what
+    helps."""
     basis = "" if seen.measured else " (no page of these domains came yet: 0.5 s each is assumed)"
     basis += "" if limits.running else f"; no worker runs now: {program()} up starts some"
     done = times.show(now + seen.seconds, now, tz)
     rule = limits.rule(seen.bottleneck)
     if job.deadline is None:
         limited = bool(seen.bottleneck) and rule.limited
-        where = f" ({seen.bottleneck_tasks:,} of them at {seen.bottleneck}: {rule})" if limited else ""
+        where = (
+            f" ({seen.bottleneck_tasks:,} of them at {seen.bottleneck}: {rule})" if limited else ""
+        )
         return f"about {times.duration(seen.seconds)} for {seen.tasks:,} tasks{where}, done by {done}{basis}"
     if not seen.misses:
-        return f"done by {done}, {times.duration(job.deadline - now - seen.seconds)} to spare{basis}"
+        return (
+            f"done by {done}, {times.duration(job.deadline - now - seen.seconds)} to spare{basis}"
+        )
     share = f"{seen.misses:,} of {seen.tasks:,} will miss the deadline {times.show(job.deadline, now, tz)}"
     if seen.bottleneck:
         cause = (
@@ -180,7 +206,8 @@ class Trend:
 
 
 def slip(job: Job, open_: int, rate: float, now: float, tz: tzinfo | None) -> str | None:
-    """What to say of a job that will not be done by its deadline at this rate; None where it will, or none is set."""
+    """What to say of a job that will not be done by its deadline at this rate; None where it will,
+    or none is set."""
     if job.deadline is None or not open_ or not rate or now + open_ / rate <= job.deadline:
         return None
     misses = min(open_, math.ceil(open_ - rate * max(0.0, job.deadline - now)))
@@ -194,4 +221,7 @@ def _mean(paces: Sequence[Pace]) -> Pace:
     if not paces:
         return Pace()
     count = len(paces)
-    return Pace(max(0.001, sum(pace.fetch_s for pace in paces) / count), sum(pace.parse_s for pace in paces) / count)
+    return Pace(
+        max(0.001, sum(pace.fetch_s for pace in paces) / count),
+        sum(pace.parse_s for pace in paces) / count,
+    )

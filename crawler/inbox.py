@@ -4,7 +4,8 @@
     inbox/ITEM/                         an import: `.options` says how, and it counts from the moment its file is there
     inbox/done/ITEM/, failed/ITEM/      the file and what became of it, in FILE.receipt.json
 
-A command on another kernel than the stack's must not open the database: it leaves an item and awaits its receipt.
+A command on another kernel than the stack's must not open the database: it leaves an item and
+awaits its receipt.
 """
 
 import contextlib
@@ -71,7 +72,8 @@ class _Stopping(Exception):
 
 
 class Inbox:
-    """Imports what lies in the inbox: one acts at a time and names its kernel, any number stand by."""
+    """Imports what lies in the inbox: one acts at a time and names its kernel, any number stand
+    by."""
 
     def __init__(
         self,
@@ -86,7 +88,8 @@ class Inbox:
         self._seen: dict[Path, tuple[tuple[int, int] | None, float]] = {}
         self._copies: dict[Path, tuple[int, float]] = {}
         self._changed: dict[Path, tuple[tuple[int, int] | None, float]] = {}
-        """The items whose file has changed since it was imported; as those that were dropped, they are to rest."""
+        """The items whose file has changed since it was imported; as those that were dropped, they
+        are to rest."""
         self._trouble = ""
         self._strangers: set[Path] = set()
         self._make_folders()
@@ -101,7 +104,9 @@ class Inbox:
 
     def run(self) -> None:
         """Act once it is this process's turn, until stopped."""
-        office = owners.Office(self._data / "run" / "inbox.lock", owners.STILL * self._settings.stall_s)
+        office = owners.Office(
+            self._data / "run" / "inbox.lock", owners.STILL * self._settings.stall_s
+        )
         while not office.take():
             if self._stop.wait(TICK_S):
                 office.close()
@@ -110,7 +115,8 @@ class Inbox:
             office.close()
 
     def _act(self, office: owners.Office) -> bool:
-        """Take what comes, and name this kernel; False where an import is still being broken off at the end."""
+        """Take what comes, and name this kernel; False where an import is still being broken off at
+        the end."""
         note = kernel.note(self._data / "run")
         taker = threading.Thread(target=self._take_all, name="inbox-taker", daemon=True)
         taker.start()  # beside the beats: a large file takes its time
@@ -126,7 +132,9 @@ class Inbox:
             log.warning("another process has taken over the inbox while this one stood still")
             self.stop()
         if not ours:  # both began at one moment, or this machine slept and was taken for dead
-            log.critical("workers of another kernel are in this data folder: these end, so that one database has one")
+            log.critical(
+                "workers of another kernel are in this data folder: these end, so that one database has one"
+            )
             self.stop()
             self._give_way()
         taker.join(BEAT_S)
@@ -163,7 +171,11 @@ class Inbox:
         seen = {}
         for folder in (self._folder / "urgent", self._folder):
             for path in folder.iterdir():
-                if path.name.startswith(".") or path.name.endswith(_UNFINISHED) or path.is_symlink():
+                if (
+                    path.name.startswith(".")
+                    or path.name.endswith(_UNFINISHED)
+                    or path.is_symlink()
+                ):
                     continue
                 if not path.is_file():
                     continue
@@ -171,7 +183,10 @@ class Inbox:
                 before, since = self._seen.get(path, (None, 0.0))
                 seen[path] = (state, since if state == before else self._clock())
                 if self._clock() - seen[path][1] >= SETTLED_S and not _is_written(path):
-                    options = Options(name=safe_name(path), queue="urgent" if folder.name == "urgent" else "default")
+                    options = Options(
+                        name=safe_name(path),
+                        queue="urgent" if folder.name == "urgent" else "default",
+                    )
                     path.rename(_new_item(self._folder, options) / options.name)
         self._seen = seen
 
@@ -179,7 +194,9 @@ class Inbox:
         """Say once of each link, pipe or folder that it is not imported."""
         found = set(strangers(self._folder))
         for path in sorted(found - self._strangers):
-            log.warning("%s is no regular file and is not imported; put a copy of the file there", path)
+            log.warning(
+                "%s is no regular file and is not imported; put a copy of the file there", path
+            )
         self._strangers = found
 
     def _take(self, item: Path) -> None:
@@ -200,7 +217,10 @@ class Inbox:
                 return
             receipt = self._import(file, options)
             if _state(file) not in (state, None):  # its writer had only paused
-                log.warning("%s was changed after it was taken: it is imported again when it rests", options.name)
+                log.warning(
+                    "%s was changed after it was taken: it is imported again when it rests",
+                    options.name,
+                )
                 self._changed[item] = (_state(file), self._clock())
                 return
             self._changed.pop(item, None)
@@ -215,7 +235,8 @@ class Inbox:
         item.rename(outcome / item.name)
 
     def _remove_if_abandoned(self, item: Path) -> None:
-        """Remove what a killed command has left of a copy: one that has not grown while this process looked on."""
+        """Remove what a killed command has left of a copy: one that has not grown while this
+        process looked on."""
         state = sum(path.stat().st_size for path in item.iterdir())
         before, since = self._copies.get(item, (-1, 0.0))
         self._copies[item] = (state, since if state == before else self._clock())
@@ -244,7 +265,9 @@ class Inbox:
             return Receipt(error=str(error).replace(str(file), options.name))
         except (CrawlerError, OSError, _Stopping):
             raise  # not the file's fault: it is tried again
-        except Exception as error:  # whatever it is, the files behind this one are not to wait for it
+        except (
+            Exception
+        ) as error:  # whatever it is, the files behind this one are not to wait for it
             log.exception("%s cannot be imported", file)
             return Receipt(error=f"{options.name}: the import met an unforeseen error ({error!r})")
         failpoint("taken")
@@ -259,7 +282,8 @@ class Inbox:
             raise _Stopping
 
     def _note_move(self, file: Path, to: Path) -> None:
-        """Note where the file will be, before it is moved: killed in between, the next process moves it."""
+        """Note where the file will be, before it is moved: killed in between, the next process
+        moves it."""
         if LocalPersistenceManager.exists(self._data):
             lpm = LocalPersistenceManager(self._data)
             with contextlib.closing(lpm), lpm.errors():
@@ -272,7 +296,9 @@ class Inbox:
             lpm.durable.report_job(lpm.durable.job(summary.job))
 
 
-def deliver(settings: Settings, file: Path, options: Options, say: Callable[[str], None]) -> Summary:
+def deliver(
+    settings: Settings, file: Path, options: Options, say: Callable[[str], None]
+) -> Summary:
     """Leave a file for the stack of another kernel, and wait until it has imported it."""
     data = settings.data_dir.absolute()
     with opened(file) as source:
@@ -281,11 +307,15 @@ def deliver(settings: Settings, file: Path, options: Options, say: Callable[[str
     try:
         folder, receipt = _wait(data, item, options, say)
     except KeyboardInterrupt:
-        say(f"it is imported all the same; its receipt will be in {item.parent / 'done' / item.name}")
+        say(
+            f"it is imported all the same; its receipt will be in {item.parent / 'done' / item.name}"
+        )
         raise
     if receipt.summary is None:
         shutil.rmtree(folder)
-        raise UsageError((receipt.error or "the stack could not import it").replace(options.name, str(file), 1))
+        raise UsageError(
+            (receipt.error or "the stack could not import it").replace(options.name, str(file), 1)
+        )
     with rows.RejectsFile(file, data / INPUT) as rejects:
         if receipt.summary.rejects_file:
             with (folder / receipt.summary.rejects_file).open("rb") as lines:
@@ -311,13 +341,19 @@ def _state(file: Path) -> tuple[int, int] | None:
 
 
 def _is_written(file: Path) -> bool:
-    """Whether some process has the file open for writing, as far as the file system tells: then it is not whole."""
-    with contextlib.suppress(InputError), opened(file) as source:  # one that cannot be read is told at its import
+    """Whether some process has the file open for writing, as far as the file system tells: then it
+    is not whole."""
+    with (
+        contextlib.suppress(InputError),
+        opened(file) as source,
+    ):  # one that cannot be read is told at its import
         try:
             fcntl.fcntl(
                 source, fcntl.F_SETSIG, signal.SIGURG
             )  # a writer that comes now sends one, and SIGIO would kill
-            fcntl.fcntl(source, fcntl.F_SETLEASE, fcntl.F_RDLCK)  # given only where there is no writer
+            fcntl.fcntl(
+                source, fcntl.F_SETLEASE, fcntl.F_RDLCK
+            )  # given only where there is no writer
             fcntl.fcntl(source, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         except OSError as error:
             return error.errno == errno.EAGAIN
@@ -343,7 +379,9 @@ def _send(inbox: Path, source: BinaryIO, options: Options) -> Path:
     return item
 
 
-def _wait(data: Path, item: Path, options: Options, say: Callable[[str], None]) -> tuple[Path, Receipt]:
+def _wait(
+    data: Path, item: Path, options: Options, say: Callable[[str], None]
+) -> tuple[Path, Receipt]:
     end, said = time.monotonic() + WAIT_LIMIT_S, time.monotonic()
     while True:
         for outcome in _OUTCOMES:
@@ -353,7 +391,9 @@ def _wait(data: Path, item: Path, options: Options, say: Callable[[str], None]) 
         now = time.monotonic()
         if now > end or not kernel.is_other(data):
             what = f"has not imported it within {WAIT_LIMIT_S:.0f} s" if now > end else "has gone"
-            raise ServiceError(f"the stack {what}; the file waits in {item} and is imported when the stack is up")
+            raise ServiceError(
+                f"the stack {what}; the file waits in {item} and is imported when the stack is up"
+            )
         if now - said > SAY_S:
             said = now
             say("waiting for the stack to import it …")

@@ -1,4 +1,5 @@
-"""Readable lines on a terminal, JSON lines elsewhere; task_id, job and domain stand on each where they are known."""
+"""Readable lines on a terminal, JSON lines elsewhere; task_id, job and domain stand on each where
+they are known."""
 
 import logging
 import os
@@ -33,7 +34,9 @@ class ReadableLines(logging.Formatter):
     """What a person wants to see: time, level, message, and the extra fields behind it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        extra = " ".join(f"{name}={value}" for name, value in record.__dict__.items() if name not in _PLAIN)
+        extra = " ".join(
+            f"{name}={value}" for name, value in record.__dict__.items() if name not in _PLAIN
+        )
         line = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():7} {printable(record.getMessage())}"
         line += f"  {printable(extra)}" if extra else ""
         return line + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
@@ -61,7 +64,8 @@ def setup(level: str) -> None:
 
 
 def printable(text: str) -> str:
-    """The text with control characters escaped, so that a page cannot drive a terminal or forge a log line."""
+    """The text with control characters escaped, so that a page cannot drive a terminal or forge a
+    log line."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
@@ -92,7 +96,11 @@ def leave_lost_terminal() -> bool:
     poll = select.poll()
     for descriptor in (1, 2):
         poll.register(descriptor, 0)
-    lost = [descriptor for descriptor, events in poll.poll(0) if events & (select.POLLHUP | select.POLLERR)]
+    lost = [
+        descriptor
+        for descriptor, events in poll.poll(0)
+        if events & (select.POLLHUP | select.POLLERR)
+    ]
     if lost:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for descriptor in lost:

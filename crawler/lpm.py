@@ -24,7 +24,17 @@ from zlib import crc32
 import msgspec
 
 from crawler.config import failpoint, program
-from crawler.db import connection, guard, kernel, losses, owners, results, schema, segments, siblings
+from crawler.db import (
+    connection,
+    guard,
+    kernel,
+    losses,
+    owners,
+    results,
+    schema,
+    segments,
+    siblings,
+)
 from crawler.db.acts import HELD
 from crawler.db.books import NOTED_FILE
 from crawler.db.ledger import Ledger, Place, RejectedRow
@@ -47,9 +57,11 @@ from crawler.models import (
 log = logging.getLogger(__name__)
 
 MIN_FILES = 1000
-"""So many inodes must be free; a file system without a limit on them says that it has none at all."""
+"""So many inodes must be free; a file system without a limit on them says that it has none at
+all."""
 PRUNED = "pruned "
-"""The beginning of the key in `meta` under which the name of a segment is noted that `prune` has removed."""
+"""The beginning of the key in `meta` under which the name of a segment is noted that `prune` has
+removed."""
 _LOOK_AGAIN_S = 2.0
 """In so long, a living writer writes at least one of the files that are due."""
 _WHOLE, _TORN, _OTHER = "whole", "missing or torn", "other"
@@ -68,16 +80,20 @@ class _Missing(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """Which files of pending/ to look into: those of these tasks (None: of all), and what was changed since then."""
+    """Which files of pending/ to look into: those of these tasks (None: of all), and what was
+    changed since then."""
 
     suspects: set[str] | None
     before: float
 
 
 class LocalPersistenceManager:
-    """The store in one data folder. An object is for one thread; any number of processes may have one."""
+    """The store in one data folder. An object is for one thread; any number of processes may have
+    one."""
 
-    def __init__(self, folder: Path, raw: str = "all", clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, folder: Path, raw: str = "all", clock: Callable[[], float] = time.time
+    ) -> None:
         self.folder = folder.absolute()
         self.path = self.folder / "lpm.db"
         self.pending = self.folder / "pending"
@@ -108,14 +124,17 @@ class LocalPersistenceManager:
         return self._clock()
 
     def close_after_check(self) -> None:
-        """Make sure that the store can be used, and that its ledger is no older copy; then leave it."""
+        """Make sure that the store can be used, and that its ledger is no older copy; then leave
+        it."""
         _ = self.durable
         with self.errors():
             [(known,)] = self.ledger.db.all(
                 "SELECT count(*) FROM outbox WHERE state <> 'synced' AND archived_at IS NULL"
             )
             files = sum(1 for _ in self.pending.glob("[!.]*.json"))
-            later = sum(1 for _ in later_results(self.ledger.db, self.pending)) if files > known else 0
+            later = (
+                sum(1 for _ in later_results(self.ledger.db, self.pending)) if files > known else 0
+            )
         self.close()
         if later:
             raise StoreError(
@@ -124,7 +143,8 @@ class LocalPersistenceManager:
             )
 
     def _may_cut(self) -> bool:
-        """Whether what lies behind the committed end of a segment is a killed writer's: a ledger stays the newest."""
+        """Whether what lies behind the committed end of a segment is a killed writer's: a ledger
+        stays the newest."""
         if self._is_newest is None:
             self._is_newest = next(later_results(self.ledger.db, self.pending), None) is None
         return self._is_newest
@@ -136,7 +156,8 @@ class LocalPersistenceManager:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger for claims, publishing and reading: a power cut may undo its last commits, and may."""
+        """The ledger for claims, publishing and reading: a power cut may undo its last commits, and
+        may."""
         return self._ledger(False)
 
     def _ledger(self, durable: bool) -> Ledger:
@@ -144,21 +165,34 @@ class LocalPersistenceManager:
             kernel.check(self.folder)
             only_read = not durable and not self.can_write
             with connection.store_errors(self.path):
-                for folder in () if only_read else (self.folder, self.pending, self.raw, self.owners):
+                for folder in (
+                    () if only_read else (self.folder, self.pending, self.raw, self.owners)
+                ):
                     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 lock = None
-                if not (self._let_go and self._let_go.alive) and (lock := guard.share(self.folder)) is not None:
+                if (
+                    not (self._let_go and self._let_go.alive)
+                    and (lock := guard.share(self.folder)) is not None
+                ):
                     self.hold(lock)
                 guard.check(self.folder)
             opened = self._open_to_read() if only_read else connection.connect(self.path, durable)
             try:
                 with connection.store_errors(self.path):
-                    if opened.one("SELECT 1 FROM sqlite_schema") is None:  # its log may be lost, and all was in that
+                    if (
+                        opened.one("SELECT 1 FROM sqlite_schema") is None
+                    ):  # its log may be lost, and all was in that
                         guard.check_unused(self.folder)
                     older = schema.is_older(opened, self.path, self.can_write)
-                    with guard.alone(lock, self.folder) if older and lock is not None else contextlib.nullcontext():
+                    with (
+                        guard.alone(lock, self.folder)
+                        if older and lock is not None
+                        else contextlib.nullcontext()
+                    ):
                         schema.migrate(opened, self.path)
-                    self._connections[durable] = Ledger(opened, partial(_has_page, self.raw, self._keep_raw))
+                    self._connections[durable] = Ledger(
+                        opened, partial(_has_page, self.raw, self._keep_raw)
+                    )
             except StoreError:
                 opened.close(True)
                 self.close()
@@ -175,7 +209,8 @@ class LocalPersistenceManager:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Turn a failing disk into a `StoreError`; the connections are opened anew, never trusted again."""
+        """Turn a failing disk into a `StoreError`; the connections are opened anew, never trusted
+        again."""
         try:
             with connection.store_errors(self.path):
                 yield
@@ -224,7 +259,9 @@ class LocalPersistenceManager:
                 now=now,
             )
 
-    def persist_rejects(self, job: Job, rejects: Iterable[RejectedRow], file_number: int = 0) -> None:
+    def persist_rejects(
+        self, job: Job, rejects: Iterable[RejectedRow], file_number: int = 0
+    ) -> None:
         """Note the rows of a job's input that no task could be made of."""
         with self.errors():
             storable = (row._replace(text=_storable(row.text) or "") for row in rejects)
@@ -232,7 +269,8 @@ class LocalPersistenceManager:
 
     @contextmanager
     def importing(self, job: Job) -> Iterator[None]:
-        """Be seen to import into a job, until the end or a death: then its import was broken off."""
+        """Be seen to import into a job, until the end or a death: then its import was broken
+        off."""
         with self.errors():
             folder = self.run / "imports"
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -253,16 +291,21 @@ class LocalPersistenceManager:
         return is_importing(self.run, job)
 
     def unaccounted(self, jobs: Iterable[Job]) -> list[list[str]]:
-        """What is known to be missing of each job, with the way out; cheap where all segments are on the disk."""
+        """What is known to be missing of each job, with the way out; cheap where all segments are
+        on the disk."""
         gone = not self._has_all_segments()
-        return [[*unaccounted(self.ledger, self.run, job), *(self._missing_of(job) if gone else ())] for job in jobs]
+        return [
+            [*unaccounted(self.ledger, self.run, job), *(self._missing_of(job) if gone else ())]
+            for job in jobs
+        ]
 
     def _missing_of(self, job: Job) -> list[str]:
         accept = f"bring it back, or {_accept(job)}"
         return [f"{missing.what}; {accept}" for missing in self._missing_segments(job)]
 
     def receipt(self, job: Job) -> Receipt:
-        """The receipt of a job, with all that is known to be missing of it, in the ledger or on the disk."""
+        """The receipt of a job, with all that is known to be missing of it, in the ledger or on the
+        disk."""
         job = self.ledger.job_by_id(job.id)  # as it stands now
         receipt = self.ledger.receipt(job)
         lost = unaccounted(self.ledger, self.run, job)
@@ -270,7 +313,8 @@ class LocalPersistenceManager:
         return msgspec.structs.replace(receipt, problems=problems)
 
     def verify(self, job: Job) -> Receipt:
-        """The receipt of a job, once every row and result that it counts was read, and every file of these."""
+        """The receipt of a job, once every row and result that it counts was read, and every file
+        of these."""
         with self.errors():
             receipt = self.receipt(job)
             rows = sum(1 for _ in results.read_rows(self.ledger.db, job))
@@ -280,27 +324,36 @@ class LocalPersistenceManager:
             lost = f"only {rows:,} of its {receipt.rows:,} rows can be read"
             problems.append(f"{lost}; {program()} doctor tells more")
         if lacking:
-            problems.append(f"{lacking:,} files of its results in pending/ are missing or torn; {again}")
+            problems.append(
+                f"{lacking:,} files of its results in pending/ are missing or torn; {again}"
+            )
         if other:
-            problems.append(f"{other:,} files of its results in pending/ say something else than lpm.db; {again}")
+            problems.append(
+                f"{other:,} files of its results in pending/ say something else than lpm.db; {again}"
+            )
         return msgspec.structs.replace(receipt, problems=problems)
 
     def accept(self, job: Job) -> list[str]:
         """Accept that something of a job is missing; returns all of it."""
         if self.is_importing(job):
-            raise UsageError(f"the import of {job.name} has not ended yet; wait for its end, or stop it")
+            raise UsageError(
+                f"the import of {job.name} has not ended yet; wait for its end, or stop it"
+            )
         job = self.ledger.job_by_id(job.id)  # as it stands now
         lost, gone = self.ledger.losses(job), self._missing_segments(job)
         new = [(losses.ROWS, _broken_off(self.ledger, job))] if _is_broken_off(job, lost) else []
         new += [(losses.PAGES, missing.what) for missing in gone]
         if lost or new:
             with self.errors():
-                self.durable.accept(job, new, {missing.segment: missing.end for missing in gone}, self._clock())
+                self.durable.accept(
+                    job, new, {missing.segment: missing.end for missing in gone}, self._clock()
+                )
                 self.durable.finalise(self._clock())
         return [loss.what for loss in lost] + [what for _, what in new]
 
     def accept_import(self, job: Job) -> list[str]:
-        """Accept that the import of a job was broken off, and nothing else that is missing; returns what."""
+        """Accept that the import of a job was broken off, and nothing else that is missing; returns
+        what."""
         job = self.ledger.job_by_id(job.id)  # as it stands now
         if self.is_importing(job) or not _is_broken_off(job, self.ledger.losses(job)):
             return []
@@ -310,33 +363,47 @@ class LocalPersistenceManager:
         return [what]
 
     def find_job(self, name: str) -> Job:
-        """The job of that name; where later ones came from files of its name, the one that this file was read into."""
+        """The job of that name; where later ones came from files of its name, the one that this
+        file was read into."""
         with self.errors():
             known = next((job for job in self.ledger.jobs() if job.name == name), None)
             if known is None or self.ledger.later_namesakes(known):
                 checksum = _checksum(Path(name))
-                return (checksum and self.ledger.newest_job_of(checksum)) or known or self.ledger.job(name)
+                return (
+                    (checksum and self.ledger.newest_job_of(checksum))
+                    or known
+                    or self.ledger.job(name)
+                )
         return known
 
     def persist_call(self, task: NewTask, *, loopback: bool, held: bool = False) -> int:
-        """Put a single URL into the ledger under the id of its call, or find what that call made before."""
+        """Put a single URL into the ledger under the id of its call, or find what that call made
+        before."""
         with self.errors():
             return self.durable.add_call(task, loopback=loopback, now=self._clock(), held=held)
 
-    def get_next_pending(self, owner: str, limit: int = 1, queues: Sequence[str] = ("urgent", "default")) -> list[Task]:
+    def get_next_pending(
+        self, owner: str, limit: int = 1, queues: Sequence[str] = ("urgent", "default")
+    ) -> list[Task]:
         """Lease the most urgent due tasks for an owner, without asking for permits."""
         now = self._clock()
         with self.errors():
             self.ledger.wake(now)
-            places = (Place(due, limit, lambda job: True) for queue in queues for due in self.ledger.due(queue))
+            places = (
+                Place(due, limit, lambda job: True)
+                for queue in queues
+                for due in self.ledger.due(queue)
+            )
             return self.ledger.claim(owner, places, limit, now)[0]
 
     # Results
 
     def save_result(self, *outcomes: Outcome) -> list[bool]:
-        """Store how attempts ended: pages on disk, then one commit, then pending/; False where the claim was not live.
+        """Store how attempts ended: pages on disk, then one commit, then pending/; False where the
+        claim was not live.
 
-        The commit is the truth: what was not committed never happened, and what was can be projected again.
+        The commit is the truth: what was not committed never happened, and what was can be
+        projected again.
         """
         with self.errors():
             digests = [sha256(o.page.body).hexdigest() if o.page else "" for o in outcomes]
@@ -347,17 +414,28 @@ class LocalPersistenceManager:
                 outcomes = tuple(_unless_gone(ledger, outcome) for outcome in outcomes)
                 for outcome, digest, place in zip(outcomes, digests, places, strict=True):
                     stored.append(self._apply(ledger, outcome, digest, place, now))
-                live = {o.task.id: (o, told) for o, told in zip(outcomes, stored, strict=True) if told is not None}
-                done = [id_ for id_, (outcome, _) in live.items() if outcome.status is TaskStatus.COMPLETED]
+                live = {
+                    o.task.id: (o, told)
+                    for o, told in zip(outcomes, stored, strict=True)
+                    if told is not None
+                }
+                done = [
+                    id_
+                    for id_, (outcome, _) in live.items()
+                    if outcome.status is TaskStatus.COMPLETED
+                ]
                 done += _serve_siblings(ledger, live, now)
         self._unprojected += done
         self._project_all()
         return [told is not None for told in stored]
 
     def save_carried(
-        self, members: Sequence[bytes | None], insert: Callable[[Ledger, Sequence[Raw | None]], list[int]]
+        self,
+        members: Sequence[bytes | None],
+        insert: Callable[[Ledger, Sequence[Raw | None]], list[int]],
     ) -> None:
-        """Store what another ledger collected, in the same order: `insert` is given where the pages are now."""
+        """Store what another ledger collected, in the same order: `insert` is given where the pages
+        are now."""
         with self.errors():
             places = self._append(members)
             with self._committing(self._clock()) as ledger:
@@ -382,7 +460,8 @@ class LocalPersistenceManager:
             writer.committed = True
 
     def _project_all(self) -> None:
-        """Write what is due to pending/; where that fails it stays due: the commit has decided, not the file."""
+        """Write what is due to pending/; where that fails it stays due: the commit has decided, not
+        the file."""
         with self.errors():
             for task, task_id, document in results.documents(self.ledger.db, self._unprojected):
                 try:
@@ -390,7 +469,10 @@ class LocalPersistenceManager:
                 except OSError as error:
                     self._unprojected = [other for other in self._unprojected if other >= task]
                     if len(self._unprojected) >= 1000:
-                        log.warning("pending/ lacks files (%s); they are made again at the next start", error)
+                        log.warning(
+                            "pending/ lacks files (%s); they are made again at the next start",
+                            error,
+                        )
                         self._unprojected.clear()
                     return
         self._unprojected.clear()
@@ -400,7 +482,9 @@ class LocalPersistenceManager:
             return False
         return self._keep_raw == "all" or outcome.status is not TaskStatus.COMPLETED
 
-    def _append_outcomes(self, outcomes: Sequence[Outcome], digests: Sequence[str]) -> list[Raw | None]:
+    def _append_outcomes(
+        self, outcomes: Sequence[Outcome], digests: Sequence[str]
+    ) -> list[Raw | None]:
         good: list[bytes | None] = [None] * len(outcomes)
         walls = list(good)
         for at, outcome in enumerate(outcomes):
@@ -411,13 +495,19 @@ class LocalPersistenceManager:
         places = zip(self._append(good), self._append(walls, quarantine=True), strict=True)
         return [place or wall for place, wall in places]
 
-    def _append(self, members: Sequence[bytes | None], quarantine: bool = False) -> list[Raw | None]:
+    def _append(
+        self, members: Sequence[bytes | None], quarantine: bool = False
+    ) -> list[Raw | None]:
         kept = [member for member in members if member is not None]
         if not kept:
             return [None] * len(members)
         if quarantine not in self._segments:
             self._segments[quarantine] = segments.SegmentWriter(
-                self.raw, self._committed_end, self._clock, quarantine=quarantine, may_cut=self._may_cut
+                self.raw,
+                self._committed_end,
+                self._clock,
+                quarantine=quarantine,
+                may_cut=self._may_cut,
             )
         places = iter(self._segments[quarantine].append(kept))
         return [None if member is None else next(places) for member in members]
@@ -429,7 +519,8 @@ class LocalPersistenceManager:
     def _apply(
         self, ledger: Ledger, outcome: Outcome, digest: str, place: Raw | None, now: float
     ) -> dict[str, Any] | None:
-        """Store how one attempt ended; returns what its timeline says of that, or None where its claim was not live."""
+        """Store how one attempt ended; returns what its timeline says of that, or None where its
+        claim was not live."""
         task, page, final = outcome.task, outcome.page, outcome.status is not TaskStatus.PENDING
         failed = outcome.error_type is not None and outcome.charge
         attempted = failed or (bool(outcome.sent) and not outcome.shortage)
@@ -451,35 +542,54 @@ class LocalPersistenceManager:
         if outcome.rule.limited:
             detail["limit"] = outcome.rule
         if page:
-            detail |= {"status": page.status, "bytes": len(page.body), "fetch_ms": round(page.fetch_s * 1000, 1)}
+            detail |= {
+                "status": page.status,
+                "bytes": len(page.body),
+                "fetch_ms": round(page.fetch_s * 1000, 1),
+            }
         if outcome.verdict:
             detail |= {"verdict": outcome.verdict, "parse_ms": round(outcome.parse_ms, 1)}
         if outcome.evidence:
             detail["evidence"] = [_storable(text) for text in outcome.evidence]
         if outcome.retry:
             spent = final and outcome.retry not in (RetryClass.GIVE_UP, RetryClass.POISON)
-            detail["decision"] = f"{outcome.retry}, but no attempt is left" if spent else outcome.retry
+            detail["decision"] = (
+                f"{outcome.retry}, but no attempt is left" if spent else outcome.retry
+            )
         if outcome.error_type:
             detail |= {"error": outcome.error_type, "message": _storable(outcome.error_message)}
         if not final:
             detail["not_before"] = outcome.not_before
         if place:
             detail["raw"] = place
-        kind = outcome.status if final else "retry" if failed else "postponed" if not outcome.sent else "broken off"
+        kind = (
+            outcome.status
+            if final
+            else "retry"
+            if failed
+            else "postponed"
+            if not outcome.sent
+            else "broken off"
+        )
         if page and outcome.status is TaskStatus.COMPLETED:
             results.insert(ledger.db, outcome, page, digest, place, now)
-            detail["record_crc32"] = crc32(outcome.record)  # by this the doctor knows a record with a wrong byte
+            detail["record_crc32"] = crc32(
+                outcome.record
+            )  # by this the doctor knows a record with a wrong byte
         ledger.event(task.id, kind, detail, now)
         return detail
 
     def results(
         self, job: Job | None = None, since: float | None = None, limit: int | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Results in the one shape they have everywhere, in the order of their tasks, read some at a time."""
+        """Results in the one shape they have everywhere, in the order of their tasks, read some at
+        a time."""
         condition, values = results.matching(job, since)
         return self._results(condition, values, limit)
 
-    def _results(self, condition: str, values: Sequence[Any], limit: int | None = None) -> Iterator[dict[str, Any]]:
+    def _results(
+        self, condition: str, values: Sequence[Any], limit: int | None = None
+    ) -> Iterator[dict[str, Any]]:
         with self.errors():
             for _, result in results.read(self.ledger.db, condition, values, limit):
                 yield result
@@ -490,7 +600,16 @@ class LocalPersistenceManager:
 
     def report(self, task: int) -> dict[str, Any]:
         """A task's result, or why there is none."""
-        names = ("task_id", "url", "status", "attempts", "error_type", "error_message", "source_line", "source_item")
+        names = (
+            "task_id",
+            "url",
+            "status",
+            "attempts",
+            "error_type",
+            "error_message",
+            "source_line",
+            "source_item",
+        )
         [row] = self.ledger.db.all(
             f"SELECT {', '.join(names)}, ifnull({NOTED_FILE.format('t')}, source_file) FROM tasks t WHERE id = ?",
             (task,),
@@ -498,13 +617,15 @@ class LocalPersistenceManager:
         return dict(zip((*names, "source_file"), row, strict=True)) | (self.result(task) or {})
 
     def get_unsynced_results(self, limit: int = 100) -> list[dict[str, Any]]:
-        """Results that a Gateway is to get: those of its own tasks, and held ones that a command has released."""
+        """Results that a Gateway is to get: those of its own tasks, and held ones that a command
+        has released."""
         return list(self._results("o.state = 'ready'", (), limit))
 
     def note_export(
         self, file: str, form: str, job: Job | None, since: float | None, results: int, horizon: int
     ) -> None:
-        """Note that results were handed over, for the timelines of their tasks; not in a store that is only read."""
+        """Note that results were handed over, for the timelines of their tasks; not in a store that
+        is only read."""
         if self.can_write:
             with self.errors():
                 self.durable.note_export(file, form, job, since, results, horizon, self._clock())
@@ -523,7 +644,8 @@ class LocalPersistenceManager:
     # Projections
 
     def remove_projection(self, task_id: str) -> None:
-        """Take the file of a result that has left it out of pending/; a folder in its place is only set aside."""
+        """Take the file of a result that has left it out of pending/; a folder in its place is only
+        set aside."""
         path = self.pending / f"{task_id}.json"
         if path.is_dir() and not path.is_symlink():
             set_aside(path, "damaged")
@@ -532,7 +654,12 @@ class LocalPersistenceManager:
 
     def project(self, task: int) -> None:
         """Write pending/<task_id>.json, whole or not at all, unless the result has left it."""
-        result = next(self._results("r.task = ? AND o.state <> 'synced' AND o.archived_at IS NULL", (task,), 1), None)
+        result = next(
+            self._results(
+                "r.task = ? AND o.state <> 'synced' AND o.archived_at IS NULL", (task,), 1
+            ),
+            None,
+        )
         if result is not None:
             self._write_pending(result["task_id"], msgspec.json.encode(result))
 
@@ -549,8 +676,9 @@ class LocalPersistenceManager:
     def project_missing(self, read_all: bool = False) -> int:
         """Make again what is missing or torn in pending/; returns how many.
 
-        A power cut tears files that were not on the disk yet. So those are read that came since the last
-        `secure_pending`, or all of them; and whatever else was changed since then is compared with the ledger.
+        A power cut tears files that were not on the disk yet. So those are read that came since the
+        last `secure_pending`, or all of them; and whatever else was changed since then is compared
+        with the ledger.
         """
         with self.errors():
             look = self._look(read_all)
@@ -586,7 +714,8 @@ class LocalPersistenceManager:
         return _Look(None if read_all else self._unsecured(int(horizon or 0)), before)
 
     def _state_of(self, task_id: str, look: _Look) -> str:
-        """What a result's file in pending/ is; one that was not changed since it was secured is not opened."""
+        """What a result's file in pending/ is; one that was not changed since it was secured is not
+        opened."""
         name = f"{self.pending}/{task_id}.json"
         try:
             about = os.stat(name)  # noqa: PTH116 - for every page
@@ -604,7 +733,8 @@ class LocalPersistenceManager:
         return _WHOLE if results.agrees(self.ledger.db, task_id, file) else _OTHER
 
     def _faulty_files(self, job: Job) -> tuple[int, int]:
-        """How many files of a job's results are missing or torn, and how many say something else than the ledger."""
+        """How many files of a job's results are missing or torn, and how many say something else
+        than the ledger."""
         condition, values = results.matching(job, None)
         look, found = self._look(), dict[str, list[str]]()
         for (task_id,) in self.ledger.db.all(
@@ -633,7 +763,8 @@ class LocalPersistenceManager:
         return {row[0] for row in rows}
 
     def secure_pending(self) -> int:
-        """See that every result's file is there, whole and on the disk; returns how many were made again."""
+        """See that every result's file is there, whole and on the disk; returns how many were made
+        again."""
         with self.errors():
             horizon = self.ledger.horizon()
             at = time.time() - _COARSE_S
@@ -641,14 +772,16 @@ class LocalPersistenceManager:
             sync_file_system(self.pending)
             with connection.writing(self.durable.db):
                 self.durable.db.execute(
-                    "INSERT OR REPLACE INTO meta (key, value) VALUES ('pending_secured', ?)", (f"{horizon} {at!r}",)
+                    "INSERT OR REPLACE INTO meta (key, value) VALUES ('pending_secured', ?)",
+                    (f"{horizon} {at!r}",),
                 )
         return made
 
     # Raw pages
 
     def raw_page(self, task: int) -> tuple[str, bytes] | None:
-        """The header block and body, as received, of the last page of a task, good or not, unless it was pruned."""
+        """The header block and body, as received, of the last page of a task, good or not, unless
+        it was pruned."""
         place = self.raw_place(task)
         if place is None or not self._committed_end(place.segment):
             return None
@@ -660,14 +793,17 @@ class LocalPersistenceManager:
 
     def raw_place(self, task: int) -> Raw | None:
         """Where the last page of a task was stored; `prune` may have removed it."""
-        for (detail,) in self.ledger.db.all("SELECT detail FROM events WHERE task = ? ORDER BY id DESC", (task,)):
+        for (detail,) in self.ledger.db.all(
+            "SELECT detail FROM events WHERE task = ? ORDER BY id DESC", (task,)
+        ):
             raw = msgspec.json.decode(detail).get("raw")
             if raw:
                 return msgspec.convert(raw, Raw)
         return None
 
     def why_no_page(self, task: int) -> str | None:
-        """What became of the page of a task that was stored and is not there any more; None where none was."""
+        """What became of the page of a task that was stored and is not there any more; None where
+        none was."""
         place = self.raw_place(task)
         if place is None or self._committed_end(place.segment):
             return None
@@ -677,12 +813,18 @@ class LocalPersistenceManager:
 
     def missing_pages(self) -> list[str]:
         """What of the pages that results name is not on the disk; cheap where all of it is."""
-        return [] if self._has_all_segments() else [missing.what for missing in self._missing_segments(None)]
+        return (
+            []
+            if self._has_all_segments()
+            else [missing.what for missing in self._missing_segments(None)]
+        )
 
     def is_given_up(self, place: Raw, job: Job | None) -> bool:
         """Whether a page is not on the disk, and a job, or any, does without it."""
         end = place.offset + place.length
-        return not self.has_segment(place.segment, end) and end <= losses.given_up(self.ledger.db, job, place.segment)
+        return not self.has_segment(place.segment, end) and end <= losses.given_up(
+            self.ledger.db, job, place.segment
+        )
 
     def _has_all_segments(self) -> bool:
         known = self.ledger.db.all("SELECT name, end FROM raw_segments")
@@ -693,7 +835,8 @@ class LocalPersistenceManager:
         return _has_segment(self.raw, name, end)
 
     def _missing_segments(self, job: Job | None) -> list[_Missing]:
-        """The segments that are not on the disk as far as results have pages there that somebody wants."""
+        """The segments that are not on the disk as far as results have pages there that somebody
+        wants."""
         condition, values = results.matching(job, None)
         wanted = losses.wanted(self.ledger.db, job) if job else losses.WANTED_BY_ANY
         pages = f"pages of {'its' if job else 'the'} results"
@@ -703,13 +846,18 @@ class LocalPersistenceManager:
             values,
         )
         return [
-            _Missing(name, end, f"the segment {name}, with {count:,} {pages}, is missing or shorter than {end:,} bytes")
+            _Missing(
+                name,
+                end,
+                f"the segment {name}, with {count:,} {pages}, is missing or shorter than {end:,} bytes",
+            )
             for name, end, count in rows
             if not self.has_segment(name, end)
         ]
 
     def _unreadable_pages(self, job: Job) -> Iterator[str]:
-        """What to say where no page begins at the places of a job's results; only `doctor` reads them to their ends."""
+        """What to say where no page begins at the places of a job's results; only `doctor` reads
+        them to their ends."""
         condition, values = results.matching(job, None)
         places = self.ledger.db.execute(
             f"""SELECT raw_segment, raw_offset FROM results r JOIN tasks t ON t.id = r.task
@@ -720,16 +868,20 @@ class LocalPersistenceManager:
         count = 0
         for name, found in itertools.groupby(places, key=itemgetter(0)):
             with contextlib.suppress(OSError), (self.raw / name).open("rb", buffering=0) as file:
-                count += sum(os.pread(file.fileno(), 4, offset) != segments.GZIP for _, offset in found)
+                count += sum(
+                    os.pread(file.fileno(), 4, offset) != segments.GZIP for _, offset in found
+                )
         if count:
             yield f"{count:,} stored pages of its results cannot be read; {program()} doctor --repair tells more"
 
     # Size
 
     def bound_wal(self, limit: int) -> bool:
-        """Write the write-ahead log back and cut it where it is larger than that; True where that was done.
+        """Write the write-ahead log back and cut it where it is larger than that; True where that
+        was done.
 
-        SQLite does so by itself, but begins anew only in a moment without any reader: among many there may be none.
+        SQLite does so by itself, but begins anew only in a moment without any reader: among many
+        there may be none.
         """
         with contextlib.suppress(FileNotFoundError):
             if self.path.with_name("lpm.db-wal").stat().st_size > limit:
@@ -766,8 +918,11 @@ class LocalPersistenceManager:
         return freed
 
 
-def _serve_siblings(ledger: Ledger, live: dict[int, tuple[Outcome, dict[str, Any]]], now: float) -> list[int]:
-    """Complete those that waited for these pages, or let them wait no longer; returns which have a result now."""
+def _serve_siblings(
+    ledger: Ledger, live: dict[int, tuple[Outcome, dict[str, Any]]], now: float
+) -> list[int]:
+    """Complete those that waited for these pages, or let them wait no longer; returns which have a
+    result now."""
     completed: list[int] = []
     room = siblings.Room()
     for id_ in siblings.shared(ledger.db, list(live)):
@@ -783,7 +938,8 @@ def _serve_siblings(ledger: Ledger, live: dict[int, tuple[Outcome, dict[str, Any
 
 
 def _unless_gone(ledger: Ledger, outcome: Outcome) -> Outcome:
-    """How an attempt ended; an unchanged page whose earlier one was lost or pruned meanwhile is to be fetched again."""
+    """How an attempt ended; an unchanged page whose earlier one was lost or pruned meanwhile is to
+    be fetched again."""
     known = outcome.task.known
     if outcome.verdict != UNCHANGED or (known and ledger.has_page_of(known.task)):
         return outcome
@@ -816,10 +972,14 @@ def is_importing(run: Path, job: Job | None) -> bool:
 
 
 def unaccounted(ledger: Ledger, run: Path, job: Job) -> list[str]:
-    """What is known to be missing of a job, each with the way out; cheap enough to ask for every job."""
+    """What is known to be missing of a job, each with the way out; cheap enough to ask for every
+    job."""
     lost, found = ledger.losses(job), []
     if (lost or job.incomplete) and is_importing(run, job):
-        lost, found = [loss for loss in lost if loss.kind != losses.ROWS], ["its import has not ended yet"]
+        lost, found = (
+            [loss for loss in lost if loss.kind != losses.ROWS],
+            ["its import has not ended yet"],
+        )
     elif _is_broken_off(job, lost):
         complete = "" if job.cancelled else f"complete it: {_again(ledger, job, broken=True)}, or "
         found = [f"{_broken_off(ledger, job)}; {complete}{_accept(job)}"]
@@ -835,7 +995,8 @@ def _accept(job: Job) -> str:
 
 
 def _is_broken_off(job: Job, lost: Sequence[losses.Loss]) -> bool:
-    """Whether a job that nobody imports into is incomplete, and not because of rows that it had and has lost."""
+    """Whether a job that nobody imports into is incomplete, and not because of rows that it had and
+    has lost."""
     return job.incomplete and not any(loss.kind == losses.ROWS for loss in lost)
 
 
@@ -853,15 +1014,22 @@ def _again(ledger: Ledger, job: Job, broken: bool = False) -> str:
         commands = [f"results unbundle {shlex.quote(each.file)}" for each in files]
     else:
         queue = f" --queue {job.queue}" if job.queue != "default" else ""
-        named = f" --job {shlex.quote(job.name)}" if any(each.key.startswith("name:") for each in files) else ""
+        named = (
+            f" --job {shlex.quote(job.name)}"
+            if any(each.key.startswith("name:") for each in files)
+            else ""
+        )
         names = [each.file for each in files] or [job.source_file or "FILE"]
-        column = f" --url-column {shlex.quote(job.options.url_column)}" if job.options.url_column else ""
+        column = (
+            f" --url-column {shlex.quote(job.options.url_column)}" if job.options.url_column else ""
+        )
         commands = [f"bulk import {shlex.quote(name)}{queue}{named}{column}" for name in names]
     return " and ".join(f"{program()} {command}" for command in commands)
 
 
 def later_results(db: connection.Database, pending: Path) -> Iterator[str]:
-    """The tasks whose results are whole in pending/, but not completed: the ledger is an older one, or lost its log."""
+    """The tasks whose results are whole in pending/, but not completed: the ledger is an older one,
+    or lost its log."""
     known = "SELECT 1 FROM tasks WHERE task_id = ? AND status = 'completed'"
     for path in pending.glob("[!.]*.json"):
         if db.one(known, (path.stem,)) is None and is_whole(path):
@@ -878,7 +1046,8 @@ def missing_files(
 ) -> list[str]:
     """The results among these, by their task_id, whose files in pending/ are missing.
 
-    A living worker writes a file just after its commit, so they are looked for until no more of them come.
+    A living worker writes a file just after its commit, so they are looked for until no more of
+    them come.
     """
     left = _lacking(db, pending, due, is_there)
     while left and at_work():
@@ -893,7 +1062,8 @@ def _lacking(
     db: connection.Database, pending: Path, names: Iterable[str], is_there: Callable[[Path], bool]
 ) -> list[str]:
     gone = [name for name in names if not is_there(pending / f"{name}.json")]
-    # Asked after the look: a file that was delivered or archived meanwhile has left by the ledger first.
+    # Asked after the look: a file that was delivered or archived meanwhile has left by the ledger
+    # first.
     rows = db.all(
         """SELECT task_id FROM outbox o JOIN tasks t ON t.id = o.task JOIN results r ON r.task = o.task
            WHERE task_id IN (SELECT value FROM json_each(?)) AND o.state <> 'synced' AND archived_at IS NULL
@@ -950,7 +1120,11 @@ def _size(path: Path) -> int:
 def _remove_if_old(path: Path) -> None:
     """Remove what a killed writer of ours left; a living one's file is only milliseconds old."""
     with contextlib.suppress(OSError):  # where only reading is allowed, it stays
-        if UNFINISHED.fullmatch(path.name) and path.is_file() and time.time() - path.stat().st_mtime > 60:
+        if (
+            UNFINISHED.fullmatch(path.name)
+            and path.is_file()
+            and time.time() - path.stat().st_mtime > 60
+        ):
             path.unlink()
 
 
@@ -967,10 +1141,15 @@ def is_whole(path: Path) -> bool:
 
 
 def _read_result(path: Path) -> dict[str, Any] | None:
-    """The result in a file of pending/; None where it cannot be read, or is not that of the file's name."""
+    """The result in a file of pending/; None where it cannot be read, or is not that of the file's
+    name."""
     try:
         result = msgspec.json.decode(read_regular(path))
     except (OSError, msgspec.DecodeError):
         return None
-    whole = isinstance(result, dict) and result.get("task_id") == path.stem and isinstance(result.get("data"), dict)
+    whole = (
+        isinstance(result, dict)
+        and result.get("task_id") == path.stem
+        and isinstance(result.get("data"), dict)
+    )
     return result if whole else None

@@ -1,4 +1,5 @@
-"""What the ledger says should be in flight, made so again: one acts at a time, any number stand by."""
+"""What the ledger says should be in flight, made so again: one acts at a time, any number stand
+by."""
 
 import logging
 import os
@@ -27,7 +28,8 @@ STANDS_STILL_S = 10.0
 MAX_STANDSTILLS = 20
 """Open jobs that the log says this of."""
 WAL_LIMIT = 64 << 20
-"""A write-ahead log that is larger is written back and cut, which readers alone may keep from happening."""
+"""A write-ahead log that is larger is written back and cut, which readers alone may keep from
+happening."""
 MISSING_S = 5.0
 """A message that is in no queue and in no worker's hand for so long is published again."""
 
@@ -118,7 +120,9 @@ class Maintainer:
         threading.Thread(target=self._project, name="projection", daemon=True).start()
         while not self._stop and office.keep():
             next_due = self._guarded(self.tick)
-            self._wait(TICK_S if next_due is None else min(TICK_S, max(0.05, next_due - self._clock())))
+            self._wait(
+                TICK_S if next_due is None else min(TICK_S, max(0.05, next_due - self._clock()))
+            )
 
     def _project(self) -> None:
         lpm = LocalPersistenceManager(self._lpm.folder)
@@ -128,7 +132,9 @@ class Maintainer:
             log.warning("pending/ could not be looked through: %s", error)
         else:
             if made:
-                log.info("%d files in pending/ were missing or unreadable and were made again", made)
+                log.info(
+                    "%d files in pending/ were missing or unreadable and were made again", made
+                )
         finally:
             lpm.close()
 
@@ -143,12 +149,16 @@ class Maintainer:
                 done = act()
         except (BrokerDown, CrawlerError) as error:
             if not self._trouble:
-                log.warning("%s; the ledger keeps everything, and this is tried again every second", error)
+                log.warning(
+                    "%s; the ledger keeps everything, and this is tried again every second", error
+                )
             self._trouble = str(error)
             return None
         except Exception as error:  # whatever it is, a maintainer that has died helps nobody
             if not self._trouble:
-                log.exception("the maintainer met an unforeseen error, and tries again every second")
+                log.exception(
+                    "the maintainer met an unforeseen error, and tries again every second"
+                )
             self._trouble = repr(error)
             return None
         if self._trouble:
@@ -175,7 +185,8 @@ class Maintainer:
     def _moving(self, living: Sequence[owners.Note]) -> list[owners.Note]:
         """Those of the living whose loop runs; from the others their leases are taken back.
 
-        Not where this process stood still itself: then the others were perhaps stopped with it, and go on like it.
+        Not where this process stood still itself: then the others were perhaps stopped with it, and
+        go on like it.
         """
         now = time.monotonic()
         slept, self._ticked = now - self._ticked > self._still_s, now
@@ -207,22 +218,28 @@ class Maintainer:
     def _find_missing(self, in_hand: set[str]) -> None:
         """Publish again what is in no queue and in no hand; take out what is done.
 
-        Workers go on with whatever is due when their message's own tasks are done, so most messages are done before
-        anybody takes them: they would fill Redis.
+        Workers go on with whatever is due when their message's own tasks are done, so most messages
+        are done before anybody takes them: they would fill Redis.
         """
         gone: set[str] = set()
         if self._lpm.ledger.published():
             queued = self._broker.queued()
-            published = self._lpm.ledger.published()  # looked up last: what was published meanwhile is not done
+            published = (
+                self._lpm.ledger.published()
+            )  # looked up last: what was published meanwhile is not done
             ours = self._lpm.ledger.id
-            if done := [each for each in queued if each.ledger_id == ours and each.id not in published]:
+            if done := [
+                each for each in queued if each.ledger_id == ours and each.id not in published
+            ]:
                 self._broker.withdraw(done)
             gone = published - in_hand - {each.id for each in queued}
         now = time.monotonic()
         self._missing = {message: self._missing.get(message, now) for message in gone}
         lost = [message for message, since in self._missing.items() if now - since >= MISSING_S]
         if lost:
-            log.warning("%d messages were lost on the way; their tasks are published again", len(lost))
+            log.warning(
+                "%d messages were lost on the way; their tasks are published again", len(lost)
+            )
             self._lpm.ledger.unpublish(lost)
 
     def _finalise(self) -> None:

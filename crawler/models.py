@@ -29,7 +29,8 @@ class TaskStatus(StrEnum):
 
 
 class JobStatus(StrEnum):
-    """Where a job stands; it is `importing` while its file is being read, so that it cannot end too early."""
+    """Where a job stands; it is `importing` while its file is being read, so that it cannot end too
+    early."""
 
     IMPORTING = "importing"
     OPEN = "open"
@@ -47,11 +48,13 @@ class RetryClass(StrEnum):
 
 
 HEADROOM = 0.97
-"""The share of a rate that is given out, so that late packets do not add up to more than the rate in any window."""
+"""The share of a rate that is given out, so that late packets do not add up to more than the rate
+in any window."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits on a domain: seconds between requests, and requests at a time; 0 means no limit."""
+    """The limits on a domain: seconds between requests, and requests at a time; 0 means no
+    limit."""
 
     interval_s: float = 0.0
     at_a_time: int = 0
@@ -63,7 +66,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def window_s(self) -> float:
-        """The window in which the rate is counted: a second, or for slow ones a minute or an hour."""
+        """The window in which the rate is counted: a second, or for slow ones a minute or an
+        hour."""
         return next((each for each in (1.0, 60.0) if self.interval_s <= each), 3600.0)
 
     def __str__(self) -> str:
@@ -138,7 +142,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """What came back: `body` is decoded (no content coding), `raw` is as received, without transfer coding."""
+    """What came back: `body` is decoded (no content coding), `raw` is as received, without transfer
+    coding."""
 
     url: str
     final_url: str
@@ -255,7 +260,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_gateway(self) -> bool:
-        """Whether it holds a Gateway's tasks: then it has no end of its own, and is open while an agent runs."""
+        """Whether it holds a Gateway's tasks: then it has no end of its own, and is open while an
+        agent runs."""
         return self.source == "gateway"
 
     @property
@@ -281,7 +287,8 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that keeps tasks from going on."""
 
     kind: str
-    """disk, trouble, worker, stopped, redis, clock, damage, paused, circuit, retry_after, robots, rate, retry, page."""
+    """disk, trouble, worker, stopped, redis, clock, damage, paused, circuit, retry_after, robots,
+    rate, retry, page."""
     what: str
     until: float | None = None
     """When it ends, where one can tell."""
@@ -309,7 +316,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     status: str
     rows: int
-    """Of the input: those that made a task, those that meant one that was known already, and the rejected."""
+    """Of the input: those that made a task, those that meant one that was known already, and the
+    rejected."""
     known: int
     rejected: int
     books: Books
@@ -320,4 +328,5 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     missing_fields: list[MissingField]
     """The required fields that pages lack, the one that most of them lack first."""
     checksum: str
-    """sha256 over URL, parcel, state, page's hash and record of every task, in the order of import."""
+    """sha256 over URL, parcel, state, page's hash and record of every task, in the order of
+    import."""

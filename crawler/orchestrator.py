@@ -95,7 +95,9 @@ class Orchestrator:
 
     def __enter__(self) -> Self:
         LocalPersistenceManager(self._data).close_after_check()
-        self._lock = os.open(self._data / "run" / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = os.open(
+            self._data / "run" / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
         if not self._take_lock():
             os.close(self._lock)
             if read_stack(self._data).unreadable:
@@ -115,7 +117,8 @@ class Orchestrator:
         return self
 
     def _take_lock(self) -> bool:
-        """Commands that look whether a stack is up hold the lock for a moment, too: that is waited for."""
+        """Commands that look whether a stack is up hold the lock for a moment, too: that is waited
+        for."""
         end = time.monotonic() + LOCK_LIMIT_S
         while not owners.try_lock(self._lock):
             if time.monotonic() > end:
@@ -124,19 +127,28 @@ class Orchestrator:
         return True
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         with self._signals, _uninterrupted(self.kill_all):
             self.stop_all()
 
     def start_redis(self) -> bool:
-        """See that a fit Redis answers: the one of REDIS_URL, else our own; True, or a `ServiceError`."""
+        """See that a fit Redis answers: the one of REDIS_URL, else our own; True, or a
+        `ServiceError`."""
         with self._guard:
             if self._settings.redis_url:
                 _ping(self._settings.redis_url)
                 self._record(redis_url=self._settings.redis_url)
                 return True
-            if self._redis and self._redis.alive and self._stack.redis_url and _answers(self._stack.redis_url):
+            if (
+                self._redis
+                and self._redis.alive
+                and self._stack.redis_url
+                and _answers(self._stack.redis_url)
+            ):
                 return True
             self._start_own_redis()
             return True
@@ -144,7 +156,9 @@ class Orchestrator:
     def _start_own_redis(self) -> None:
         folder = self._data / "redis"
         folder.mkdir(mode=0o700, exist_ok=True)
-        url = self._stack.redis_url or f"redis://:{secrets.token_hex(16)}@127.0.0.1:{_free_port()}/0"
+        url = (
+            self._stack.redis_url or f"redis://:{secrets.token_hex(16)}@127.0.0.1:{_free_port()}/0"
+        )
         password, _, place = url.removeprefix("redis://:").partition("@")
         port = place.partition(":")[2].partition("/")[0]
         conf = folder / "redis.conf"
@@ -165,7 +179,8 @@ class Orchestrator:
         server.wait_until(lambda: _answers(url), START_LIMIT_S, self._closing.is_set)
 
     def _permit_at_once(self) -> None:
-        """Tell a Redis that is our own, before anyone works with it, that no request can be on its way."""
+        """Tell a Redis that is our own, before anyone works with it, that no request can be on its
+        way."""
         settings = self._settings
         number, fail_max = settings.redis_rate_limiter_db, settings.circuit_breaker_fail_max
         permit = RedisRateLimiter(str(self._stack.redis_url), number, "supervisor", fail_max)
@@ -178,14 +193,25 @@ class Orchestrator:
             if self._celery and self._celery.alive:
                 return True
             log = self._data / "logs" / "worker.log"
-            argv = [sys.executable, "-m", "celery", "-A", "crawler", "worker", "-Q", "urgent,default"]
+            argv = [
+                sys.executable,
+                "-m",
+                "celery",
+                "-A",
+                "crawler",
+                "worker",
+                "-Q",
+                "urgent,default",
+            ]
             argv += ["-c", str(self._workers), "-n", f"crawler-{secrets.token_hex(3)}@%h"]
             argv += ["--without-mingle", "--without-gossip"]
             self._celery = Child("the worker", argv, log, self._environment())
             mark = self._celery.start()
             self._record(worker=mark)
             self._celery.wait_until(
-                lambda: mark.pid in owners.workers(self._data / "run" / "owners"), START_LIMIT_S, self._closing.is_set
+                lambda: mark.pid in owners.workers(self._data / "run" / "owners"),
+                START_LIMIT_S,
+                self._closing.is_set,
             )
             return True
 
@@ -193,7 +219,9 @@ class Orchestrator:
         """Start what speaks to the Gateway; it may be away, so nothing is waited for."""
         with self._guard:
             argv = [sys.executable, "-m", "crawler", "agent", *self._agent_wanted]
-            self._agent = Child("the agent", argv, self._data / "logs" / "agent.log", self._environment())
+            self._agent = Child(
+                "the agent", argv, self._data / "logs" / "agent.log", self._environment()
+            )
             self._record(agent=self._agent.start())
 
     @property
@@ -209,7 +237,16 @@ class Orchestrator:
             check_flower()
             port = 5555 if _is_free(5555) else _free_port()
             log = self._data / "logs" / "flower.log"
-            argv = [sys.executable, "-m", "celery", "-A", "crawler", "flower", "--address=127.0.0.1", f"--port={port}"]
+            argv = [
+                sys.executable,
+                "-m",
+                "celery",
+                "-A",
+                "crawler",
+                "flower",
+                "--address=127.0.0.1",
+                f"--port={port}",
+            ]
             self._flower = Child("Flower", argv, log, self._environment())
             mark = self._flower.start()
             self._flower.wait_until(lambda: not _is_free(port), START_LIMIT_S, self._closing.is_set)
@@ -217,7 +254,8 @@ class Orchestrator:
             return f"http://127.0.0.1:{port}"
 
     def _environment(self) -> dict[str, str]:
-        """What children see: this data folder, this Redis or none, and a folder for what the killed ones leave."""
+        """What children see: this data folder, this Redis or none, and a folder for what the killed
+        ones leave."""
         env = {"CRAWLER_DATA_DIR": str(self._data), "REDIS_URL": self._settings.redis_url or ""}
         env |= {"CRAWLER_PAGES": str(self._settings.pages), **_config_folder(self._settings)}
         return os.environ | env | {"TMPDIR": str(self._data / "run" / "tmp")}
@@ -291,17 +329,23 @@ class Orchestrator:
                     self._record(trouble=trouble)
 
     def _end_silent_redis(self) -> None:
-        """Kill a Redis of our own that lives but answers nobody, as one that was stopped does: it is started again."""
+        """Kill a Redis of our own that lives but answers nobody, as one that was stopped does: it
+        is started again."""
         url, rested_s = self._stack.redis_url, time.monotonic() - self._asked
         if not self._redis or not self._redis.alive or not url or rested_s < PING_S:
             return
-        slept = rested_s > self._silent_limit_s  # this process itself: then nothing is known of Redis
+        slept = (
+            rested_s > self._silent_limit_s
+        )  # this process itself: then nothing is known of Redis
         answered = _answers(url)
         self._asked = time.monotonic()
         if answered or slept or not self._silent_since:
             self._silent_since = 0.0 if answered else self._asked
         elif self._asked - self._silent_since > self._silent_limit_s:
-            log.warning("Redis lives but has not answered for %.0f s: it is killed", self._asked - self._silent_since)
+            log.warning(
+                "Redis lives but has not answered for %.0f s: it is killed",
+                self._asked - self._silent_since,
+            )
             self._silent_since = 0.0
             self._redis.stop(0)
 
@@ -323,7 +367,9 @@ class Orchestrator:
             if dead_flower:
                 self.start_flower()
             if dead_agent:
-                log.warning("the agent has died and is started again; what it had begun is sent again")
+                log.warning(
+                    "the agent has died and is started again; what it had begun is sent again"
+                )
                 self.start_agent()
             return dead_redis or dead_celery or dead_flower or dead_agent
 
@@ -341,11 +387,14 @@ def check_flower() -> None:
 
 
 def stop_stale(data_dir: Path, stack: Stack) -> int:
-    """End what a stack has left, known by pid and begin, and nothing of a stranger's or a newer stack's."""
+    """End what a stack has left, known by pid and begin, and nothing of a stranger's or a newer
+    stack's."""
     found = [mark.find() for mark in (stack.agent, stack.flower, stack.worker, stack.redis) if mark]
     for process in found:
         end_process(process, WORKER_GRACE_S)
-    if not is_locked(data_dir) and not kernel.is_other(data_dir):  # else a living supervisor has written it
+    if not is_locked(data_dir) and not kernel.is_other(
+        data_dir
+    ):  # else a living supervisor has written it
         (data_dir / "run" / "stack.json").unlink(missing_ok=True)
     return sum(process is not None for process in found)
 
@@ -353,7 +402,9 @@ def stop_stale(data_dir: Path, stack: Stack) -> int:
 def end_orphans(data_dir: Path) -> int:
     """End what a stack has left whose supervisor is dead; returns how many processes that were."""
     stack = read_stack(data_dir)
-    orphaned = any(mark and mark.find() for mark in (stack.agent, stack.flower, stack.worker, stack.redis))
+    orphaned = any(
+        mark and mark.find() for mark in (stack.agent, stack.flower, stack.worker, stack.redis)
+    )
     return stop_stale(data_dir, stack) if orphaned and not is_locked(data_dir) else 0
 
 
@@ -367,7 +418,8 @@ def other_version(data_dir: Path) -> str:
 
 @contextlib.contextmanager
 def terminated_by_signal() -> Iterator[None]:
-    """Let SIGTERM, and SIGHUP unless it was ignored from the start (nohup), end what runs in here in order."""
+    """Let SIGTERM, and SIGHUP unless it was ignored from the start (nohup), end what runs in here
+    in order."""
 
     def stop(number: int, frame: object) -> None:
         if number == signal.SIGHUP:
@@ -388,7 +440,8 @@ def terminated_by_signal() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uninterrupted(hasten: Callable[[], None]) -> Iterator[None]:
-    """Let signals hasten a stop instead of breaking it off: what it has not ended yet would be left behind."""
+    """Let signals hasten a stop instead of breaking it off: what it has not ended yet would be left
+    behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -438,7 +491,9 @@ def _ping(url: str) -> None:
         check_redis(client)
         client.close()
     except redis.RedisError as error:
-        raise ServiceError(f"Redis does not answer at the address of REDIS_URL ({error})") from error
+        raise ServiceError(
+            f"Redis does not answer at the address of REDIS_URL ({error})"
+        ) from error
 
 
 def _answers(url: str) -> bool:

@@ -49,19 +49,25 @@ class Mark(msgspec.Struct, frozen=True):
         """Whether it lives but stands still: somebody sent it SIGSTOP, or a debugger has it."""
         process = self.find()
         with contextlib.suppress(psutil.NoSuchProcess):
-            return process is not None and process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            return process is not None and process.status() in (
+                psutil.STATUS_STOPPED,
+                psutil.STATUS_TRACING_STOP,
+            )
         return False
 
 
 def _began(process: psutil.Process) -> str:
-    """When a process began, in ticks since boot: a time of day would be another one after a clock step."""
+    """When a process began, in ticks since boot: a time of day would be another one after a clock
+    step."""
     if not psutil.LINUX:
         return f"{process.create_time():.3f}"  # as the kernel noted it once; no later step changes that
     try:
         stat = Path(f"/proc/{process.pid}/stat").read_bytes()
     except OSError as error:
         raise psutil.NoSuchProcess(process.pid) from error
-    ticks = stat.rpartition(b")")[2].split()[19].decode()  # the name, in parentheses, may hold anything
+    ticks = (
+        stat.rpartition(b")")[2].split()[19].decode()
+    )  # the name, in parentheses, may hold anything
     return f"{times.boot_id()} {ticks}"
 
 
@@ -80,16 +86,20 @@ class Stack(msgspec.Struct, frozen=True):
     folder: str | None = None
     """Which folder this is the record of: in a copy of it nothing runs."""
     container: bool = False
-    """A compose stack's: its processes have no numbers here, but its workers hold the supervisor's lock."""
+    """A compose stack's: its processes have no numbers here, but its workers hold the supervisor's
+    lock."""
     trouble: str = ""
     """Why the last restart of something has failed; it is tried again."""
     unreadable: bool = False
-    """It is up, but another version of this program wrote its record: none of its processes is known."""
+    """It is up, but another version of this program wrote its record: none of its processes is
+    known."""
 
     @property
     def up(self) -> bool:
         """Whether it is alive; a container's record that is read is."""
-        return self.container or (self.supervisor is not None and self.supervisor.find() is not None)
+        return self.container or (
+            self.supervisor is not None and self.supervisor.find() is not None
+        )
 
 
 def read_stack(data_dir: Path) -> Stack:
@@ -103,7 +113,9 @@ def read_stack(data_dir: Path) -> Stack:
     if stack.folder not in (None, _identity(data_dir)):
         return Stack()
     if stack.container and not is_locked(data_dir):
-        return Stack(redis_url=stack.redis_url)  # its workers are gone, or on another kernel; its Redis may answer
+        return Stack(
+            redis_url=stack.redis_url
+        )  # its workers are gone, or on another kernel; its Redis may answer
     return stack
 
 
@@ -129,13 +141,17 @@ def write_stack(data_dir: Path, stack: Stack) -> None:
     target = data_dir / "run" / "stack.json"
     hidden = target.with_name(f".stack.{os.getpid()}")
     hidden.touch(mode=0o600)
-    hidden.write_bytes(msgspec.json.encode(msgspec.structs.replace(stack, folder=_identity(data_dir))))
+    hidden.write_bytes(
+        msgspec.json.encode(msgspec.structs.replace(stack, folder=_identity(data_dir)))
+    )
     hidden.rename(target)
 
 
 def redis_address(settings: Settings) -> str:
     """Where the broker is: as told, else as the stack has recorded it, else the usual place."""
-    return settings.redis_url or read_stack(settings.data_dir).redis_url or "redis://127.0.0.1:6379/0"
+    return (
+        settings.redis_url or read_stack(settings.data_dir).redis_url or "redis://127.0.0.1:6379/0"
+    )
 
 
 def redis_program() -> str:
@@ -156,7 +172,9 @@ def redis_program() -> str:
 class Child:
     """A process of ours, in a session of its own so that Ctrl-C reaches it only through us."""
 
-    def __init__(self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+    ) -> None:
         self.name, self.argv, self.log = name, list(argv), log
         self._env = env
         self._process: subprocess.Popen[bytes] | None = None
@@ -188,7 +206,10 @@ class Child:
         return self._process is not None and self._process.poll() == 0
 
     def wait_until(
-        self, healthy: Callable[[], bool], limit_s: float, given_up: Callable[[], bool] = lambda: False
+        self,
+        healthy: Callable[[], bool],
+        limit_s: float,
+        given_up: Callable[[], bool] = lambda: False,
     ) -> None:
         """Wait for health; raises with the last line of its log if it dies or takes too long."""
         end = time.monotonic() + limit_s
@@ -201,7 +222,8 @@ class Child:
             time.sleep(0.02)
 
     def last_words(self) -> str:
-        """Why it does not run, in one line, as far as its log since its start or the disk can tell."""
+        """Why it does not run, in one line, as far as its log since its start or the disk can
+        tell."""
         said = tail(self.log, self._log_began)
         reason = in_short(said, self.log.parent)
         if reason == said.strip():  # all that there is
@@ -246,7 +268,8 @@ def tail(path: Path, began: int = 0, size: int = 2000) -> str:
 
 
 def in_short(error: BaseException | str, folder: Path) -> str:
-    """An error in one line: a full disk, which has many names and often leaves no text, else the last line."""
+    """An error in one line: a full disk, which has many names and often leaves no text, else the
+    last line."""
     text = str(error).strip()
     if full := disk_full(folder):
         return full

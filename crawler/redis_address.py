@@ -7,12 +7,19 @@ import msgspec
 
 _SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "redis+socket": "unix"}
 _CERT_REQS = ("none", "optional", "required")
-_TLS_OPTIONS = ("ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname")
+_TLS_OPTIONS = (
+    "ssl_cert_reqs",
+    "ssl_ca_certs",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_check_hostname",
+)
 _FORMS = "redis://host:port/number, rediss://… or redis+socket:///path?virtual_host=number"
 
 
 class RedisAddress(msgspec.Struct, frozen=True):
-    """Where a Redis is, in whichever way it was written; `tls` are the options of a `rediss://` address."""
+    """Where a Redis is, in whichever way it was written; `tls` are the options of a `rediss://`
+    address."""
 
     scheme: Literal["redis", "rediss", "unix"]
     place: str
@@ -23,23 +30,30 @@ class RedisAddress(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Take an address apart; raises `ValueError` with the reason where it is none that can be used."""
+        """Take an address apart; raises `ValueError` with the reason where it is none that can be
+        used."""
         try:
             parts = urlsplit(text)
             port = parts.port
         except ValueError:
             raise ValueError(f"is not an address; write {_FORMS}") from None
         if "sentinel" in parts.scheme:
-            raise ValueError(f"{parts.scheme}:// is not supported: give the master's own address, as {_FORMS}")
+            raise ValueError(
+                f"{parts.scheme}:// is not supported: give the master's own address, as {_FORMS}"
+            )
         if parts.scheme not in _SCHEMES or port == 0 or parts.fragment:
-            raise ValueError("must begin with redis://, rediss:// or redis+socket://, and have a port that exists")
+            raise ValueError(
+                "must begin with redis://, rediss:// or redis+socket://, and have a port that exists"
+            )
         scheme = _SCHEMES[parts.scheme]
         options = dict(parse_qsl(parts.query))
         number = options.get("virtual_host") or options.get("db") or ""
         if scheme == "unix":
             place = unquote(parts.path)
             if parts.hostname or not place.strip("/"):
-                raise ValueError("names no socket; write redis+socket:///path/to/redis.sock?virtual_host=number")
+                raise ValueError(
+                    "names no socket; write redis+socket:///path/to/redis.sock?virtual_host=number"
+                )
         else:
             host = parts.hostname or "127.0.0.1"
             place = f"[{host}]:{port or 6379}" if ":" in host else f"{host}:{port or 6379}"
@@ -62,7 +76,9 @@ class RedisAddress(msgspec.Struct, frozen=True):
         if self.scheme == "unix":
             # In the query kombu takes no password.
             return f"redis+socket://{self._user}{quote(self.place)}?virtual_host={db}"
-        return f"{self.scheme}://{self._user}{self.place}/{db}" + ((self.tls and f"?{urlencode(self.tls)}") or "")
+        return f"{self.scheme}://{self._user}{self.place}/{db}" + (
+            (self.tls and f"?{urlencode(self.tls)}") or ""
+        )
 
     def for_redis(self, db: int | None = None) -> str:
         """As redis-py takes it, with this database or another."""
@@ -79,7 +95,8 @@ class RedisAddress(msgspec.Struct, frozen=True):
 
 
 def _tls(options: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    """The options in the spelling that all three take; without any, kombu would not check the certificate."""
+    """The options in the spelling that all three take; without any, kombu would not check the
+    certificate."""
     wanted = options.get("ssl_cert_reqs", "required").lower().removeprefix("cert_")
     if wanted not in _CERT_REQS:
         raise ValueError(f"ssl_cert_reqs must be one of {', '.join(_CERT_REQS)}")

@@ -1,4 +1,5 @@
-"""What keeps tasks from going on, until when, and the command that changes it: what every command and the log say."""
+"""What keeps tasks from going on, until when, and the command that changes it: what every command
+and the log say."""
 
 import contextlib
 import shlex
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 SLOW_S = 10.0
 """Pages on their way are waited for a little longer."""
 LOOK_S, COUNT_S = 2.0, 60.0
-"""How often what Redis knows is asked for, and how often all tasks are counted to check an index."""
+"""How often what Redis knows is asked for, and how often all tasks are counted to check an
+index."""
 COST = 10.0
 """After a look, so many times as long as it took pass until the next."""
 FEW = 3
@@ -37,7 +39,8 @@ FEW = 3
 
 
 class Waits:
-    """Looks at the ledger, the processes, the disk and Redis; nothing is asked of them that need not be."""
+    """Looks at the ledger, the processes, the disk and Redis; nothing is asked of them that need
+    not be."""
 
     def __init__(self, settings: Settings, lpm: LocalPersistenceManager) -> None:
         self._settings, self._lpm = settings, lpm
@@ -49,14 +52,18 @@ class Waits:
         self._sites: Sites | None = None
 
     def of(self, job: Job | None, books: Books, still_s: float | None = None) -> list[Wait]:
-        """What keeps a job, or any task, from going on, the weightiest first; empty where all goes on.
+        """What keeps a job, or any task, from going on, the weightiest first; empty where all goes
+        on.
 
-        `still_s` says for how long nothing has ended; without it, the age of the pages in flight tells.
+        `still_s` says for how long nothing has ended; without it, the age of the pages in flight
+        tells.
         """
         if not books.open:
             return []
         found = self.plain(job)
-        workers = [note for note in owners.living(self._lpm.owners) if note.about.get("kind") == "worker"]
+        workers = [
+            note for note in owners.living(self._lpm.owners) if note.about.get("kind") == "worker"
+        ]
         if not workers:
             return found + self._nobody(books)
         found += self._of_clock() + self._of_processes(workers)
@@ -73,10 +80,14 @@ class Waits:
         found = [] if job is None else self._paused(job)
         if full := no_room(self._lpm.folder, self._settings):
             command = f"{program()} prune --raw --older-than 30d"
-            found.append(Wait(kind="disk", what=full, command=command, effect="deletes old raw pages"))
+            found.append(
+                Wait(kind="disk", what=full, command=command, effect="deletes old raw pages")
+            )
         # Workers note that the disk is full, too.
         return found + [
-            each for each in self._troubles() if without_figures(each.what) not in without_figures(full or "")
+            each
+            for each in self._troubles()
+            if without_figures(each.what) not in without_figures(full or "")
         ]
 
     def line(self, wait: Wait) -> str:
@@ -98,10 +109,13 @@ class Waits:
         stack = read_stack(self._lpm.folder)
         if stack.up and stack.trouble:
             found[stack.trouble] = True
-        return [Wait(kind="trouble", what=what, stops=stops) for what, stops in sorted(found.items())]
+        return [
+            Wait(kind="trouble", what=what, stops=stops) for what, stops in sorted(found.items())
+        ]
 
     def _nobody(self, books: Books) -> list[Wait]:
-        """That no worker is there for what is open, and what helps; a command may work on its own page."""
+        """That no worker is there for what is open, and what helps; a command may work on its own
+        page."""
         from crawler.process import read_stack
 
         open_ = books.pending if owners.living(self._lpm.owners) else books.open
@@ -109,12 +123,26 @@ class Waits:
         if not open_ or stack.container:
             return []
         if stack.up:
-            return [Wait(kind="worker", what="no worker runs", effect="the supervisor starts one by itself")]
+            return [
+                Wait(
+                    kind="worker",
+                    what="no worker runs",
+                    effect="the supervisor starts one by itself",
+                )
+            ]
         if held := self._all_held(None):
             return held
         nothing = f"nothing works on {counted(open_, 'open task')}: no worker runs"
         effect = f"goes on, or {program()} up does in the background"
-        return [Wait(kind="worker", what=nothing, command=f"{program()} resume", effect=effect, tasks=open_)]
+        return [
+            Wait(
+                kind="worker",
+                what=nothing,
+                command=f"{program()} resume",
+                effect=effect,
+                tasks=open_,
+            )
+        ]
 
     def _of_clock(self) -> list[Wait]:
         moved = self._lpm.ledger.clock_step(time.time(), times.uptime(), times.boot_id())
@@ -130,9 +158,19 @@ class Waits:
             pids = sorted(note.pid for note in stopped)
             all_, many = " ".join(map(str, pids)), len(pids) > 1
             what = f"processes {all_} stand still" if many else f"process {all_} stands still"
-            effect = f"wakes {'them' if many else 'it'}, kill -9 {all_} ends {'them' if many else 'it'}"
+            effect = (
+                f"wakes {'them' if many else 'it'}, kill -9 {all_} ends {'them' if many else 'it'}"
+            )
             whole = len(stopped) == len(workers)
-            return [Wait(kind="stopped", what=what, command=f"kill -CONT {all_}", effect=effect, stops=whole)]
+            return [
+                Wait(
+                    kind="stopped",
+                    what=what,
+                    command=f"kill -CONT {all_}",
+                    effect=effect,
+                    stops=whole,
+                )
+            ]
         now = time.monotonic()
         if (silent_s := min(note.still_s(now) for note in workers)) > SLOW_S:
             what = f"no worker process has moved for {silent_s:.0f} s"
@@ -141,17 +179,21 @@ class Waits:
         return []
 
     def _of_indexes(self, still_s: float | None) -> list[Wait]:
-        """That open tasks exist which no worker finds; every task is looked at for this, so not at every look."""
+        """That open tasks exist which no worker finds; every task is looked at for this, so not at
+        every look."""
         if (still_s is not None and still_s < SLOW_S) or time.monotonic() < self._next_count:
             return self._damage
         faults = self._lpm.ledger.index_faults()
         self._next_count = time.monotonic() + COUNT_S
-        what = f"{faults[0]}, so workers do not find them all; stop, then {mend()}" if faults else ""
+        what = (
+            f"{faults[0]}, so workers do not find them all; stop, then {mend()}" if faults else ""
+        )
         self._damage = [Wait(kind="damage", what=what)] if what else []
         return self._damage
 
     def _of_tasks(self, job: Job | None, books: Books) -> list[Wait]:
-        """What the tasks wait for that are not in flight: Redis, their domains, their next attempt, an operator."""
+        """What the tasks wait for that are not in flight: Redis, their domains, their next attempt,
+        an operator."""
         idle = not books.processing
         self._ask_redis()
         if self._silent:
@@ -160,12 +202,16 @@ class Waits:
         due = self._lpm.ledger.due_domains(job) if slow or idle else {}
         shut = {domain: about for domain, about in slow.items() if domain in due}
         stops = idle and len(shut) == len(due)
-        waits = [self._at_domain(job, domain, about, due[domain], stops) for domain, about in shut.items()]
+        waits = [
+            self._at_domain(job, domain, about, due[domain], stops)
+            for domain, about in shut.items()
+        ]
         waits.sort(key=lambda wait: -wait.tasks)
         return waits + self._of_retries(job, stops) + self._of_holds(job, stops and not due)
 
     def _ask_redis(self) -> None:
-        """What all workers share of each domain; or that Redis, which would know, does not answer."""
+        """What all workers share of each domain; or that Redis, which would know, does not
+        answer."""
         from crawler.process import read_stack
 
         if time.monotonic() - self._asked < LOOK_S and self._asked:
@@ -176,12 +222,16 @@ class Waits:
             return  # its Redis answers only to the containers
         try:
             with contextlib.closing(_shared(self._settings)) as asked:
-                self._known = {each.domain.partition("@")[0]: each for each in asked.domains(time.time())}
+                self._known = {
+                    each.domain.partition("@")[0]: each for each in asked.domains(time.time())
+                }
         except ServiceError as error:
             self._silent = _redis_is_away(str(error), stack, self._settings)
         self._asked = time.monotonic()
 
-    def _at_domain(self, job: Job | None, domain: str, about: "Domain", tasks: int, stops: bool) -> Wait:
+    def _at_domain(
+        self, job: Job | None, domain: str, about: "Domain", tasks: int, stops: bool
+    ) -> Wait:
         """What keeps a domain shut, or so slow that it looks like that."""
         name = printable(domain)
         held = f"{counted(tasks, 'task')} wait{'s' if tasks == 1 else ''}"
@@ -193,9 +243,16 @@ class Waits:
         elif about.state == "OPEN":
             kind, what, until = "circuit", f"circuit open{because}", about.open_until
         elif about.state == "HALF_OPEN":
-            kind, what, until = "circuit", f"circuit half open{because}, one probe at a time", self._latest(domain)
+            kind, what, until = (
+                "circuit",
+                f"circuit half open{because}, one probe at a time",
+                self._latest(domain),
+            )
         elif about.crawl_delay_s > about.interval_s * about.slowed:
-            kind, what = "robots", f"its robots.txt asks for {about.crawl_delay_s:g} s between pages"
+            kind, what = (
+                "robots",
+                f"its robots.txt asks for {about.crawl_delay_s:g} s between pages",
+            )
             reset, sooner = _again(job, "--ignore-robots"), "goes on without asking robots.txt"
         else:
             slowed = f", slowed down {about.slowed:.2g} times" if about.slowed > 1.005 else ""
@@ -230,7 +287,16 @@ class Waits:
             return []
         because = f" ({printable(reason)})" if reason else ""
         what = f"waiting to try {counted(count, 'task')} again{because}, the first not"
-        return [Wait(kind="retry", what=what, until=first, effect="it goes on by itself", tasks=count, stops=stops)]
+        return [
+            Wait(
+                kind="retry",
+                what=what,
+                until=first,
+                effect="it goes on by itself",
+                tasks=count,
+                stops=stops,
+            )
+        ]
 
     def _of_holds(self, job: Job | None, stops: bool) -> list[Wait]:
         """That tasks are of paused jobs; of the job in question it is known already."""
@@ -269,14 +335,33 @@ class Waits:
         if len(rows) <= FEW:
             others = f" (and {counted(len(rows) - 1, 'other page')})" if len(rows) > 1 else ""
             what = f"waiting for {shortened(printable(url))} since {since}{others}"
-            return [Wait(kind="page", what=what, until=until, effect=effect, tasks=len(rows), stops=not books.pending)]
+            return [
+                Wait(
+                    kind="page",
+                    what=what,
+                    until=until,
+                    effect=effect,
+                    tasks=len(rows),
+                    stops=not books.pending,
+                )
+            ]
         domain, count = next(iter(self._lpm.ledger.in_flight(job).items()))
         new = books.open == books.accepted and domain not in self._lpm.ledger.paces()
-        silent = f"{printable(domain)} has not answered yet: " if new else f"waiting for {printable(domain)}: "
+        silent = (
+            f"{printable(domain)} has not answered yet: "
+            if new
+            else f"waiting for {printable(domain)}: "
+        )
         what = f"{silent}{counted(count, 'page')} in flight, the first since {since}"
         return [
             Wait(
-                kind="page", what=what, until=until, effect=effect, tasks=count, domain=domain, stops=not books.pending
+                kind="page",
+                what=what,
+                until=until,
+                effect=effect,
+                tasks=count,
+                domain=domain,
+                stops=not books.pending,
             )
         ]
 
@@ -284,7 +369,8 @@ class Waits:
 class Standstill:
     """Tells over time why a job, or with none all, does not move; empty while it does.
 
-    With `still_s` nothing is said before it has stood still for so long, and nothing is looked at more often.
+    With `still_s` nothing is said before it has stood still for so long, and nothing is looked at
+    more often.
     """
 
     def __init__(self, waits: Waits, job: Job | None, still_s: float | None = None) -> None:
@@ -317,7 +403,11 @@ class Standstill:
 
 def in_words(wait: Wait, now: float, tz: tzinfo | None) -> str:
     """A wait as one line: what, until when, and what changes it."""
-    until = f" until {times.until(wait.until, now, tz)}" if wait.until is not None and wait.until > now else ""
+    until = (
+        f" until {times.until(wait.until, now, tz)}"
+        if wait.until is not None and wait.until > now
+        else ""
+    )
     remedy = " ".join(filter(None, (wait.command, wait.effect)))
     return f"{wait.what}{until}" + (f"; {remedy}" if remedy else "")
 
@@ -325,12 +415,18 @@ def in_words(wait: Wait, now: float, tz: tzinfo | None) -> str:
 def endless_wait(waits: Sequence[Wait]) -> Wait | None:
     """What stops all for a time that nobody can tell: then there is no forecast."""
     return next(
-        (wait for wait in waits if wait.stops and wait.until is None and wait.kind not in ("rate", "robots")), None
+        (
+            wait
+            for wait in waits
+            if wait.stops and wait.until is None and wait.kind not in ("rate", "robots")
+        ),
+        None,
     )
 
 
 def no_room(folder: Path, settings: Settings) -> str | None:
-    """What to say, and what helps, where the disk has too little room for anything to be fetched."""
+    """What to say, and what helps, where the disk has too little room for anything to be
+    fetched."""
     from crawler.process import disk_full
 
     if low := low_on_disk(folder, settings.min_free):
@@ -339,16 +435,20 @@ def no_room(folder: Path, settings: Settings) -> str | None:
 
 
 def standing_still(notes: Sequence[owners.Note], stall_s: float) -> list[owners.Note]:
-    """Those of the living who do nothing: stopped, or silent for longer than their own watchdog would allow."""
+    """Those of the living who do nothing: stopped, or silent for longer than their own watchdog
+    would allow."""
     now = time.monotonic()
     return [
-        note for note in notes if note.still_s(now) > stall_s or (note.still_s(now) > STILL_S and _is_stopped(note.pid))
+        note
+        for note in notes
+        if note.still_s(now) > stall_s or (note.still_s(now) > STILL_S and _is_stopped(note.pid))
     ]
 
 
 @contextlib.contextmanager
 def permit(settings: Settings) -> Iterator["RedisRateLimiter"]:
-    """The permit that the fleet shares, to be looked at; where Redis does not answer, the error says what helps."""
+    """The permit that the fleet shares, to be looked at; where Redis does not answer, the error
+    says what helps."""
     from crawler.process import read_stack
 
     try:
@@ -356,7 +456,9 @@ def permit(settings: Settings) -> Iterator["RedisRateLimiter"]:
             yield shared
     except ServiceError as error:
         away = _redis_is_away(str(error), read_stack(settings.data_dir), settings)
-        raise ServiceError(f"{error}; {' '.join(filter(None, (away.command, away.effect)))}") from None
+        raise ServiceError(
+            f"{error}; {' '.join(filter(None, (away.command, away.effect)))}"
+        ) from None
 
 
 def _shared(settings: Settings) -> "RedisRateLimiter":
@@ -364,7 +466,10 @@ def _shared(settings: Settings) -> "RedisRateLimiter":
     from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 
     return RedisRateLimiter(
-        redis_address(settings), settings.redis_rate_limiter_db, "command", settings.circuit_breaker_fail_max
+        redis_address(settings),
+        settings.redis_rate_limiter_db,
+        "command",
+        settings.circuit_breaker_fail_max,
     )
 
 

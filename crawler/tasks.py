@@ -41,7 +41,8 @@ __all__ = ["app", "crawl_url", "scrape_chunk_task", "scrape_task"]
 log = logging.getLogger(__name__)
 
 MAX_JOB_WITH_EVENTS = 10_000
-"""In larger jobs pages send no events: nobody looks through so many, and Flower keeps each in its memory."""
+"""In larger jobs pages send no events: nobody looks through so many, and Flower keeps each in its
+memory."""
 MAX_EVENTS, GATHER_S = 10_000, 0.5
 """So many events wait at most to be sent, and so long others are gathered to one."""
 SINGLE_LIMIT_S = 100.0
@@ -52,14 +53,16 @@ PROGRESS_EXPIRES_S = 86_400
 def _scrape_task(
     self: Any, url: str, session_id: str | None = None, options: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Fetch one URL now and return its result; the id of the message names it, so that a redelivery finds it done."""
+    """Fetch one URL now and return its result; the id of the message names it, so that a redelivery
+    finds it done."""
     failpoint("delivered")
     given: dict[str, Any] = {"session_id": session_id} if session_id else {}
     return scrape_url(_child().worker, url, self.request.id, given | (options or {}))
 
 
 scrape_task, crawl_url = (
-    app.task(name=name, bind=True, ignore_result=False)(_scrape_task) for name in ("scrape_task", "crawl_url")
+    app.task(name=name, bind=True, ignore_result=False)(_scrape_task)
+    for name in ("scrape_task", "crawl_url")
 )
 
 
@@ -78,7 +81,8 @@ def scrape_url(worker: Worker, url: str, call_id: str, given: dict[str, Any]) ->
 
 @app.task(name="scrape_chunk_task", bind=True)
 def scrape_chunk_task(self: Any, ledger_id: str, task_ids: list[str]) -> int:
-    """Work for one time slice; the chunk says that there is work, the ledger says which comes first."""
+    """Work for one time slice; the chunk says that there is work, the ledger says which comes
+    first."""
     failpoint("delivered")
     child = _child()
     if ledger_id != child.worker.ledger_id:
@@ -102,9 +106,11 @@ def _consumed_queues() -> list[str]:
 
 
 def annotated_rate() -> str | None:
-    """The rate that Celery's annotations give to either name of the task: here it limits each domain, over all workers.
+    """The rate that Celery's annotations give to either name of the task: here it limits each
+    domain, over all workers.
 
-    As Celery has it, it would limit messages, each worker for itself, and hold up other domains' work.
+    As Celery has it, it would limit messages, each worker for itself, and hold up other domains'
+    work.
     """
     rate = scrape_task.rate_limit or crawl_url.rate_limit
     return None if rate is None else rate if "/" in str(rate) else f"{rate}/s"
@@ -138,7 +144,9 @@ class RedisBroker:
         try:
             self._redis.ping()  # fails within its deadline, where the producer would try again for long
             with app.connection_for_write() as connection:
-                producer: Any = app.amqp.Producer(connection, auto_declare=False)  # typed without kombu 5.7's batch
+                producer: Any = app.amqp.Producer(
+                    connection, auto_declare=False
+                )  # typed without kombu 5.7's batch
                 self._publish(producer, ledger_id, chunks)
         except (redis.RedisError, KombuError, OSError) as error:
             raise self._down(error) from error
@@ -164,7 +172,11 @@ class RedisBroker:
                 replies = pipe.execute()
         except redis.RedisError as error:
             raise self._down(error) from error
-        return [_queued(name, body) for name, reply in zip(QUEUES, replies, strict=True) for body in reply]
+        return [
+            _queued(name, body)
+            for name, reply in zip(QUEUES, replies, strict=True)
+            for body in reply
+        ]
 
     def withdraw(self, messages: Sequence[Queued]) -> None:
         """Take these out of their queues, as far as they are still there."""
@@ -178,7 +190,13 @@ class RedisBroker:
 
     def mirror(self, job: Job, books: Books) -> None:
         """Show a job's progress under `scrape:<job>:…`."""
-        status = "COMPLETE" if job.completed_at else "PROCESSING" if books.accepted > books.pending else "DISPATCHED"
+        status = (
+            "COMPLETE"
+            if job.completed_at
+            else "PROCESSING"
+            if books.accepted > books.pending
+            else "DISPATCHED"
+        )
         fields: dict[str, str | float] = {
             "status": status,
             "total": books.accepted,
@@ -201,7 +219,9 @@ class RedisBroker:
         self._redis.close()
 
     def _down(self, error: Exception) -> BrokerDown:
-        return BrokerDown(f"Redis at {urls.without_credentials(self._url)} does not answer as it should ({error})")
+        return BrokerDown(
+            f"Redis at {urls.without_credentials(self._url)} does not answer as it should ({error})"
+        )
 
 
 def _queued(name: str, body: bytes) -> Queued:
@@ -213,7 +233,8 @@ def _queued(name: str, body: bytes) -> Queued:
 
 
 class PageEvents:
-    """Sends Celery's own task events for single pages, so that Flower lists pages and not chunks."""
+    """Sends Celery's own task events for single pages, so that Flower lists pages and not
+    chunks."""
 
     def __init__(self, hostname: str) -> None:
         self._hostname = hostname
@@ -223,18 +244,26 @@ class PageEvents:
         self._thread.start()
 
     def __call__(self, task: Task, outcome: Outcome | None) -> None:
-        """Note a page's begin or end; where the queue is full the event is dropped, never the page delayed."""
+        """Note a page's begin or end; where the queue is full the event is dropped, never the page
+        delayed."""
         small = task.job_size is not None and task.job_size <= MAX_JOB_WITH_EVENTS
         if not small or self._queue.qsize() >= MAX_EVENTS:
             return
         about: dict[str, Any] = {"uuid": task.task_id, "timestamp": time.time()}
         if outcome is None:
-            args = {"name": "scrape_task", "args": repr((task.url,)), "kwargs": "{}", "retries": task.failures}
+            args = {
+                "name": "scrape_task",
+                "args": repr((task.url,)),
+                "kwargs": "{}",
+                "retries": task.failures,
+            }
             self._queue.put(("task-received", about | args))
             self._queue.put(("task-started", about))
         elif outcome.status is TaskStatus.COMPLETED and outcome.page:
             result = f"{outcome.page.status}, {len(outcome.page.body):,} bytes"
-            self._queue.put(("task-succeeded", about | {"result": result, "runtime": outcome.page.fetch_s}))
+            self._queue.put(
+                ("task-succeeded", about | {"result": result, "runtime": outcome.page.fetch_s})
+            )
         else:
             kind = "task-retried" if outcome.status is TaskStatus.PENDING else "task-failed"
             error = f"{outcome.error_type}: {outcome.error_message}"
@@ -256,7 +285,9 @@ class PageEvents:
 
     def _send_while_connected(self) -> None:
         with app.connection_for_write() as connection:
-            dispatcher = app.events.Dispatcher(connection, hostname=self._hostname, buffer_group={"task"})
+            dispatcher = app.events.Dispatcher(
+                connection, hostname=self._hostname, buffer_group={"task"}
+            )
             dispatcher.buffer_limit = 200
             ended = False
             while not ended:
@@ -273,8 +304,9 @@ class PageEvents:
 class ConsumptionWatch:
     """Ends a worker that lives but takes no messages, so that whatever started it starts it again.
 
-    Each child watches for itself: idle for long beside a queue that is never empty, it was forgotten by its parent.
-    Nothing else shows that: such a parent answers pings and keeps its connections.
+    Each child watches for itself: idle for long beside a queue that is never empty, it was
+    forgotten by its parent. Nothing else shows that: such a parent answers pings and keeps its
+    connections.
     """
 
     def __init__(self, child: "_Child", url: str, limit_s: float) -> None:
@@ -294,7 +326,9 @@ class ConsumptionWatch:
             elif idle_since is None:
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > self._limit_s and os.getppid() == self._parent:
-                log.critical("this worker takes no messages although there are some; it is ended, to be started again")
+                log.critical(
+                    "this worker takes no messages although there are some; it is ended, to be started again"
+                )
                 os.kill(self._parent, signal.SIGKILL)
 
     def _work_waits(self) -> bool:
@@ -305,7 +339,8 @@ class ConsumptionWatch:
 
 
 class _Child:
-    """What a prefork child has beside Celery: a worker, a maintainer and an inbox standing by, and events."""
+    """What a prefork child has beside Celery: a worker, a maintainer and an inbox standing by, and
+    events."""
 
     def __init__(self, hostname: str, give_way: Callable[[], None] = lambda: None) -> None:
         _raise_file_limit()
@@ -357,7 +392,9 @@ def _check_before_start(sender: Any, **_: Any) -> None:
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
     try:
         if sender.pool_cls.__module__ != "celery.concurrency.prefork":
-            raise ServiceError("only the prefork pool can survive a page that hangs its parser; leave -P away")
+            raise ServiceError(
+                "only the prefork pool can survive a page that hangs its parser; leave -P away"
+            )
         LocalPersistenceManager(settings.data_dir).close_after_check()
         sites.load(settings.config_dir, settings.rate)
         try:
@@ -380,7 +417,8 @@ def _set_up_logging(loglevel: int | None = None, **_: Any) -> None:
 
 @signals.worker_ready.connect
 def _end_with_terminal(**_: Any) -> None:
-    """A closed terminal ends a worker in order, unless nohup started it; Celery's would die, or start anew."""
+    """A closed terminal ends a worker in order, unless nohup started it; Celery's would die, or
+    start anew."""
 
     def stop(*_: object) -> None:
         logs.leave_lost_terminal()
@@ -392,8 +430,12 @@ def _end_with_terminal(**_: Any) -> None:
 
 @signals.worker_process_init.connect
 def _begin_child(sender: Any, **_: Any) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal tells the parent, too, and that stops its children
-    child = _children[os.getpid()] = _Child(str(sender), lambda: os.kill(os.getppid(), signal.SIGTERM))
+    signal.signal(
+        signal.SIGHUP, signal.SIG_IGN
+    )  # a closed terminal tells the parent, too, and that stops its children
+    child = _children[os.getpid()] = _Child(
+        str(sender), lambda: os.kill(os.getppid(), signal.SIGTERM)
+    )
     ConsumptionWatch(child, broker_url, 2 * settings.stall_s)
 
 
@@ -411,8 +453,8 @@ def _end_child(**_: Any) -> None:
         child.stop()
 
 
-# Celery's handler of SIGTERM sends this signal under a lock. With one that its own thread cannot take twice, a second
-# SIGTERM in that moment waits for itself, and the worker for kill -9.
+# Celery's handler of SIGTERM sends this signal under a lock. With one that its own thread cannot
+# take twice, a second SIGTERM in that moment waits for itself, and the worker for kill -9.
 signals.worker_shutting_down.lock = threading.RLock()  # type: ignore[attr-defined]  # unknown to its stubs
 
 
@@ -426,8 +468,12 @@ def _tell_children(**_: Any) -> None:
 
 
 def fill_window() -> int:
-    """Publish the next chunks from a process that is no worker; returns how many tasks they hold."""
-    with closing(LocalPersistenceManager(settings.data_dir)) as lpm, closing(RedisBroker(broker_url)) as broker:
+    """Publish the next chunks from a process that is no worker; returns how many tasks they
+    hold."""
+    with (
+        closing(LocalPersistenceManager(settings.data_dir)) as lpm,
+        closing(RedisBroker(broker_url)) as broker,
+    ):
         try:
             return Maintainer(lpm, broker, settings).fill()
         except BrokerDown as error:

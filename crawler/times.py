@@ -1,4 +1,5 @@
-"""Times as people type and read them, in the zone of CRAWLER_TIMEZONE; and what no clock step changes."""
+"""Times as people type and read them, in the zone of CRAWLER_TIMEZONE; and what no clock step
+changes."""
 
 import re
 import time as clocks
@@ -15,7 +16,8 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def boot_id(path: Path = BOOT_ID) -> str:
     """The id of this boot of the kernel, the same in all its containers; empty where there is none.
 
-    Raises `OSError` where it cannot be read now, as without free descriptors: an empty one would be another boot's.
+    Raises `OSError` where it cannot be read now, as without free descriptors: an empty one would be
+    another boot's.
     """
     try:
         return _boot_id(path)
@@ -29,7 +31,8 @@ def _boot_id(path: Path) -> str:
 
 
 def uptime() -> float:
-    """Seconds of a clock that never steps; on Linux it counts the time that the machine slept, too."""
+    """Seconds of a clock that never steps; on Linux it counts the time that the machine slept,
+    too."""
     return clocks.clock_gettime(getattr(clocks, "CLOCK_BOOTTIME", clocks.CLOCK_MONOTONIC))
 
 
@@ -43,7 +46,9 @@ def span(text: str) -> float | None:
     text = text.strip().lower()
     if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
         return None
-    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", text))
+    return sum(
+        float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", text)
+    )
 
 
 def moment(text: str, now: float, tz: tzinfo | None) -> float | None:
@@ -52,7 +57,9 @@ def moment(text: str, now: float, tz: tzinfo | None) -> float | None:
     try:
         if re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", text):
             today = datetime.fromtimestamp(now, tz)
-            at = datetime.combine(today.date(), time.fromisoformat(text.zfill(5 if text.count(":") == 1 else 8)))
+            at = datetime.combine(
+                today.date(), time.fromisoformat(text.zfill(5 if text.count(":") == 1 else 8))
+            )
             if _stamp(at, tz) <= now:
                 at += timedelta(days=1)
             return _stamp(at, tz)
@@ -62,7 +69,8 @@ def moment(text: str, now: float, tz: tzinfo | None) -> float | None:
 
 
 def past(text: str, now: float, tz: tzinfo | None) -> float | None:
-    """A span back from now, the last such time of day, or a date with or without a time; None where it is none."""
+    """A span back from now, the last such time of day, or a date with or without a time; None where
+    it is none."""
     seconds = span(text)
     return now - seconds if seconds is not None else moment(text, now - 86400, tz)
 
@@ -73,7 +81,10 @@ def _stamp(at: datetime, tz: tzinfo | None) -> float:
 
 def show(at: float, now: float, tz: tzinfo | None) -> str:
     """A moment with its zone, and with its day where that is not today."""
-    there, here = datetime.fromtimestamp(at, tz).astimezone(tz), datetime.fromtimestamp(now, tz).astimezone(tz)
+    there, here = (
+        datetime.fromtimestamp(at, tz).astimezone(tz),
+        datetime.fromtimestamp(now, tz).astimezone(tz),
+    )
     day = "" if there.date() == here.date() else f"{there:%a %d %b} "
     return f"{day}{there:%H:%M:%S %Z}" if abs(at - now) < 600 else f"{day}{there:%H:%M %Z}"
 
@@ -96,4 +107,8 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 2880 else f"{minutes / 1440:.1f} days"
+    return (
+        f"{minutes // 60} h {minutes % 60:02d} min"
+        if minutes < 2880
+        else f"{minutes / 1440:.1f} days"
+    )

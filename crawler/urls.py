@@ -1,4 +1,5 @@
-"""Canonical URLs and domains; one WHATWG parser for all of them, so that what is checked is what is dialled."""
+"""Canonical URLs and domains; one WHATWG parser for all of them, so that what is checked is what is
+dialled."""
 
 import ipaddress
 import re
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 8192
 MAX_HOST = 255
-"""Characters of a host: names have no more, and the time to read an international one grows with their square."""
+"""Characters of a host: names have no more, and the time to read an international one grows with
+their square."""
 _AUTHORITY = re.compile(
-    r"[\x00-\x20]*+(?:[a-z][a-z0-9+.\t\n\r-]*+:|[/\\][\t\n\r]*+[/\\])[/\\\t\n\r]*+([^/\\?#]*+)", re.I
+    r"[\x00-\x20]*+(?:[a-z][a-z0-9+.\t\n\r-]*+:|[/\\][\t\n\r]*+[/\\])[/\\\t\n\r]*+([^/\\?#]*+)",
+    re.I,
 )
 """The most that a browser may take for user, host and port at the beginning of a reference."""
 _BORDERS = re.compile(r"""([\s\\/?#"'<>])""")
@@ -43,17 +46,20 @@ class Address(NamedTuple):
 
 
 def parse(text: str) -> Address:
-    """Read a URL as a browser would, without its user name and password (`credentials` has them); raises `UrlError`
-    with a reason that fits in a rejects file."""
+    """Read a URL as a browser would, without its user name and password (`credentials` has them);
+    raises `UrlError` with a reason that fits in a rejects file."""
     href = normal(text)
     scheme, _, rest = href.partition("://")
     authority, _, tail = rest.partition("/")
-    host = authority.rpartition(":")[0] if authority[-1:].isdigit() and ":" in authority else authority
+    host = (
+        authority.rpartition(":")[0] if authority[-1:].isdigit() and ":" in authority else authority
+    )
     return Address(href, _key(scheme, authority, tail), domain(host))
 
 
 def normal(text: str) -> str:
-    """What is dialled for a URL: WHATWG's normal form, without a fragment and credentials; raises likewise."""
+    """What is dialled for a URL: WHATWG's normal form, without a fragment and credentials; raises
+    likewise."""
     text = text.strip()
     if not text:
         raise UrlError("the URL is empty")
@@ -65,7 +71,8 @@ def normal(text: str) -> str:
     except ValueError:
         hint = "; does it lack http:// at the beginning?" if "://" not in text else ""
         raise UrlError(f"not a URL: {without_credentials(text)[:200]!r}{hint}") from None
-    # In WHATWG's normal form the parts can be cut out, which is five times as fast as asking for each.
+    # In WHATWG's normal form the parts can be cut out, which is five times as fast as asking for
+    # each.
     scheme, _, rest = href.partition("://")
     if scheme not in ("http", "https"):
         raise UrlError(f"only http and https are fetched, not {scheme.partition(':')[0][:30]}:")
@@ -76,7 +83,8 @@ def normal(text: str) -> str:
     if len(authority) > MAX_HOST:  # an international name is longer in its ASCII form
         raise UrlError(f"the host has more than {MAX_HOST} characters")
     if ".." in authority or authority.startswith("."):
-        # No name server knows it, but whoever takes the dots away reads another host: `10.0.0.1..` is no address here.
+        # No name server knows it, but whoever takes the dots away reads another host: `10.0.0.1..`
+        # is no address here.
         raise UrlError("the host has an empty part between its dots")
     if authority.endswith(":0"):
         raise UrlError("port 0 cannot be connected to")
@@ -93,7 +101,8 @@ def check_host(reference: str) -> None:
 
 
 def credentials(text: str) -> tuple[str, str] | None:
-    """The origin of a URL and the `user:password` in it, for whoever keeps secrets; None where there is none."""
+    """The origin of a URL and the `user:password` in it, for whoever keeps secrets; None where
+    there is none."""
     if "@" not in text:
         return None
     try:
@@ -118,7 +127,8 @@ def without_secrets(value: Any) -> Any:
 
 
 def _without_user_info(text: str) -> str:
-    """Cut out what stands before the last `@` of each host; one pass, as a cell may have a megabyte."""
+    """Cut out what stands before the last `@` of each host; one pass, as a cell may have a
+    megabyte."""
     parts = _BORDERS.split(text)  # texts and the borders between them, by turns
     before, slashes = "", 0
     for place in range(0, len(parts), 2):
@@ -139,7 +149,8 @@ def _without_user_info(text: str) -> str:
 
 
 def _begins_host(before: str, slashes: int) -> bool:
-    """Whether a host follows behind so many slashes: browsers need none after `http:`, and no scheme before two."""
+    """Whether a host follows behind so many slashes: browsers need none after `http:`, and no
+    scheme before two."""
     if before[-6:].lower().endswith(("http:", "https:")):
         return slashes > 0
     return slashes > 1 and (not before or before[-1] == ":")
@@ -161,11 +172,20 @@ def _without_strange_user_info(text: str) -> str:
 
 
 def _key(scheme: str, authority: str, tail: str) -> bytes:
-    """Identify the page behind a URL: without tracking parameters, whatever the order of the others' names."""
+    """Identify the page behind a URL: without tracking parameters, whatever the order of the
+    others' names."""
     path, _, query = tail.partition("?")
-    kept = [pair for pair in query.split("&") if pair and _name(pair) not in _TRACKING] if query else []
-    kept.sort(key=_name)  # values of one name stay as they are: ?sort=a&sort=b may be another page than ?sort=b&sort=a
-    return blake2b(f"{scheme}://{authority}/{path}?{'&'.join(kept)}".encode(), digest_size=16).digest()
+    kept = (
+        [pair for pair in query.split("&") if pair and _name(pair) not in _TRACKING]
+        if query
+        else []
+    )
+    kept.sort(
+        key=_name
+    )  # values of one name stay as they are: ?sort=a&sort=b may be another page than ?sort=b&sort=a
+    return blake2b(
+        f"{scheme}://{authority}/{path}?{'&'.join(kept)}".encode(), digest_size=16
+    ).digest()
 
 
 def _name(pair: str) -> str:
@@ -198,10 +218,14 @@ def without_credentials(text: str) -> str:
     """The text with whatever stands between `://` and `@` taken out, for rejects and messages."""
     scheme, separator, rest = text.partition("://") if "://" in text else ("", "", text)
     authority, slash, path = rest.partition("/")
-    if "@" in path and not ada_url.check_url(text.strip()):  # what is no URL may have a slash in its password
+    if "@" in path and not ada_url.check_url(
+        text.strip()
+    ):  # what is no URL may have a slash in its password
         authority, slash, path = rest, "", ""
     if "@" in authority:
         authority = "***@" + authority.rpartition("@")[2]
-    if scheme.startswith(("redis", "unix", "sentinel")):  # a password may stand in their queries, too
+    if scheme.startswith(
+        ("redis", "unix", "sentinel")
+    ):  # a password may stand in their queries, too
         path = _QUERY_PASSWORD.sub(r"\1***", path)
     return scheme + separator + authority + slash + path

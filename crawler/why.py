@@ -42,7 +42,8 @@ _COLUMNS = (
 
 
 def timeline(lpm: LocalPersistenceManager, task: int, look: Waits | None = None) -> Timeline:
-    """What happened to a task, from the line of its file to its delivery; and by `look` what it waits for."""
+    """What happened to a task, from the line of its file to its delivery; and by `look` what it
+    waits for."""
     db = lpm.ledger.db
     [row] = db.all(
         f"""SELECT {", ".join(_COLUMNS)}, (SELECT name FROM jobs WHERE id = job_id), {NOTED_FILE.format("t")}
@@ -75,10 +76,15 @@ def timeline(lpm: LocalPersistenceManager, task: int, look: Waits | None = None)
 
 
 def _waits(lpm: LocalPersistenceManager, look: Waits, facts: dict[str, Any]) -> list[Wait]:
-    """What keeps all of its job from going on, or what is due at its domain; its own next attempt is a step."""
+    """What keeps all of its job from going on, or what is due at its domain; its own next attempt
+    is a step."""
     job = lpm.ledger.job(facts["job"]) if facts["job"] else None
     found = look.of(job, lpm.ledger.progress(job))
-    return [wait for wait in found if wait.domain in ("", facts["domain"]) and wait.kind not in ("retry", "page")]
+    return [
+        wait
+        for wait in found
+        if wait.domain in ("", facts["domain"]) and wait.kind not in ("retry", "page")
+    ]
 
 
 def _origin(facts: dict[str, Any]) -> dict[str, Any]:
@@ -104,13 +110,17 @@ def _item(number: int) -> dict[str, int]:
 def _events(lpm: LocalPersistenceManager, task: int, facts: dict[str, Any]) -> list[Step]:
     """What the ledger noted, with the waits in between; then where the task stands now."""
     steps, ready = [], facts["imported_at"]
-    rows = lpm.ledger.db.all("SELECT at, kind, detail FROM events WHERE task = ? ORDER BY id", (task,))
+    rows = lpm.ledger.db.all(
+        "SELECT at, kind, detail FROM events WHERE task = ? ORDER BY id", (task,)
+    )
     for at, kind, text in rows:
         detail = msgspec.json.decode(text)
         claimed = detail.pop("claimed_at", None)
         detail.pop("record_crc32", None)
         if claimed is not None:
-            steps.append(Step(claimed, "claimed", {"waited_s": round(max(0.0, claimed - ready), 3)}))
+            steps.append(
+                Step(claimed, "claimed", {"waited_s": round(max(0.0, claimed - ready), 3)})
+            )
         if len(sent := detail.pop("sent", [])) > 1:
             detail["requests"] = len(sent)
         if "limit" in detail:
@@ -174,7 +184,14 @@ def _handed_over(lpm: LocalPersistenceManager, task: int) -> list[Step]:
         code,
         problem,
     ) = row
-    facts = {"status": status, "verdict": verdict, "bytes": size, "parser": parser, "site": site, "sha256": digest}
+    facts = {
+        "status": status,
+        "verdict": verdict,
+        "bytes": size,
+        "parser": parser,
+        "site": site,
+        "sha256": digest,
+    }
     if same_as:
         facts["same content as task"] = same_as
     steps = [Step(None, "result", facts | {"raw": segment or "not kept"})]
@@ -184,14 +201,27 @@ def _handed_over(lpm: LocalPersistenceManager, task: int) -> list[Step]:
                SELECT 1 FROM job_links l WHERE l.task = ? AND l.job_id = exports.job_id)) ORDER BY at""",
         (event or 0, scraped_at, job_id, task),
     )
-    steps += [Step(at, "exported", {"file": file, "format": form, "with": count}) for at, file, form, count in exports]
+    steps += [
+        Step(at, "exported", {"file": file, "format": form, "with": count})
+        for at, file, form, count in exports
+    ]
     if archived_at:
         steps.append(Step(archived_at, "archived"))
     told = _without_none(
-        {"late": "its deadline had passed" if late else None, "code": code or None, "because": problem}
+        {
+            "late": "its deadline had passed" if late else None,
+            "code": code or None,
+            "because": problem,
+        }
     )
     if state == "held":
-        steps.append(Step(None, "held", {"because": "standalone results go to a Gateway only by an explicit command"}))
+        steps.append(
+            Step(
+                None,
+                "held",
+                {"because": "standalone results go to a Gateway only by an explicit command"},
+            )
+        )
     else:
         steps.append(Step(synced_at if state == "synced" else None, _DELIVERY[state], told))
     return steps
@@ -202,7 +232,9 @@ _DELIVERY = {"ready": "to be synced", "synced": "synced", "rejected": "rejected"
 
 def _reported(lpm: LocalPersistenceManager, task: int) -> list[Step]:
     """What a Gateway has heard of an end without a result."""
-    row = lpm.ledger.db.one("SELECT state, synced_at, code, problem FROM reports WHERE task = ?", (task,))
+    row = lpm.ledger.db.one(
+        "SELECT state, synced_at, code, problem FROM reports WHERE task = ?", (task,)
+    )
     if row is None:
         return []
     state, synced_at, code, problem = row

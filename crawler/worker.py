@@ -47,9 +47,11 @@ T = TypeVar("T")
 MAX_UNSAVED = 256
 """With so many outcomes waiting for the disk nothing more is claimed."""
 CPU_SHARE = 0.5
-"""The part of CRAWLER_STALL_S that the work on one page may take: our own loops end before the process is ended."""
+"""The part of CRAWLER_STALL_S that the work on one page may take: our own loops end before the
+process is ended."""
 FEW_PAGES = 48
-"""So many pages are in flight at first; more while servers are what is waited for, up to CRAWLER_PAGES."""
+"""So many pages are in flight at first; more while servers are what is waited for, up to
+CRAWLER_PAGES."""
 HANDFUL = 24
 """So many pages are claimed at a time, where there are so many."""
 BEAT_S, LATE_S = 0.05, 0.03
@@ -57,27 +59,30 @@ BEAT_S, LATE_S = 0.05, 0.03
 REPORT_S = 0.02
 """How long the ends of requests are gathered before others hear of them."""
 POLL_S, CLOSED_POLL_S = 0.03, 0.25
-"""How often to look again for more urgent work, and how often at least while all domains with work are closed."""
+"""How often to look again for more urgent work, and how often at least while all domains with work
+are closed."""
 ERRAND_S = 5.0
 SLOW_S, SLOW_TIMES = 2.0, 4
-"""A page that takes longer than this makes room for another, up to so many times the pages of a process: servers that
-hang must not keep it from those that answer."""
+"""A page that takes longer than this makes room for another, up to so many times the pages of a
+process: servers that hang must not keep it from those that answer."""
 ROOM_S = 1.0
 """How often to look how full the disk is."""
 SUSPECT_WAIT_S = 30.0
-"""A suspect that nobody had a free moment for in so long is waited for: nothing else is claimed until it can go."""
+"""A suspect that nobody had a free moment for in so long is waited for: nothing else is claimed
+until it can go."""
 SHORTAGE_S = 1.0
 """How long nothing is claimed after this process lacked memory, descriptors or the like."""
 CALM_S = 5.0
 """How long nothing is lacking before the log says so: what comes and goes is said once."""
 GIVE_WAY_MOST_S, MAX_GAVE_WAY = 300.0, 10_000
-"""How long a page waits at most that gave way; each time doubles it. Of so many pages the times are remembered."""
+"""How long a page waits at most that gave way; each time doubles it. Of so many pages the times are
+remembered."""
 STOP_GRACE_S = 3.0
 """How long pages in flight may go on when a stop is asked for."""
 
 GARBAGE = (50_000, 20, 100)
-"""When to look for garbage: a page's elements are thousands of objects, and none is garbage. By Python's own thresholds
-the search took a tenth of all time."""
+"""When to look for garbage: a page's elements are thousands of objects, and none is garbage. By
+Python's own thresholds the search took a tenth of all time."""
 
 Watcher = Callable[[Task, Outcome | None], None]
 """Told of every page: once when it begins, and with its outcome when that is committed."""
@@ -94,7 +99,8 @@ class Errand(NamedTuple):
 
 
 class Worker:
-    """The loop outlives the messages: a page in flight stays with it when its time slice is over."""
+    """The loop outlives the messages: a page in flight stays with it when its time slice is
+    over."""
 
     def __init__(
         self,
@@ -111,7 +117,9 @@ class Worker:
         self._sites = sites.load(settings.config_dir, settings.rate)
         self._lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
         self.ledger_id = self._lpm.ledger.id
-        self._owner = Owner(self._lpm.owners, kind, slots=2 * SLOW_TIMES * settings.pages + MAX_UNSAVED)
+        self._owner = Owner(
+            self._lpm.owners, kind, slots=2 * SLOW_TIMES * settings.pages + MAX_UNSAVED
+        )
         self._name = f"{kind}:{os.getpid()}"
         alone = MemoryPermit(self._owner.id, settings.circuit_breaker_fail_max, fresh=False)
         self._keeper = Keeper(permit(self._owner.id) if permit else alone, self._shared_name)
@@ -149,7 +157,9 @@ class Worker:
         self._trace = sys.stderr if kind == "cli" else self._owner.trace
         self._loop = uvloop.new_event_loop()
         self._ready: Future[None] = Future()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._live(),), name="loop")
+        self._thread = threading.Thread(
+            target=self._loop.run_until_complete, args=(self._live(),), name="loop"
+        )
         self._thread.daemon = True
         self._writer = Writer(
             lambda: LocalPersistenceManager(settings.data_dir, settings.raw),
@@ -168,7 +178,8 @@ class Worker:
         return bool(self._calls)
 
     def run_slice(self, message_id: str, queues: Sequence[str]) -> int:
-        """Work for one time slice on what is due in these queues, the most urgent first; returns how much was begun.
+        """Work for one time slice on what is due in these queues, the most urgent first; returns
+        how much was begun.
 
         What the message still has then is the maintainer's, who publishes it again at once.
         """
@@ -179,7 +190,8 @@ class Worker:
             self._owner.holds("")
 
     def scrape(self, task: int, give_up_s: float, message_id: str = "") -> TaskStatus:
-        """Take one task through all its attempts now; returns where it stands when that is done or time is up."""
+        """Take one task through all its attempts now; returns where it stands when that is done or
+        time is up."""
         self._owner.holds(message_id)
         try:
             return self._call(self._insist(task, time.monotonic() + give_up_s))
@@ -201,7 +213,8 @@ class Worker:
         self._loop.call_soon_threadsafe(self._loop.add_reader, descriptor, stop)
 
     def stop(self) -> None:
-        """Stop claiming, give pages in flight a moment, release the rest, and let go of all leases."""
+        """Stop claiming, give pages in flight a moment, release the rest, and let go of all
+        leases."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._finish.set)
             self._thread.join(STOP_GRACE_S + 5)
@@ -217,7 +230,8 @@ class Worker:
                 self._calls.discard(call)
 
         future = asyncio.run_coroutine_threadsafe(noted(), self._loop)
-        # Not without a limit: a signal between Python's last look for one and such a wait would never be heard.
+        # Not without a limit: a signal between Python's last look for one and such a wait would
+        # never be heard.
         while not wait([future], 1).done:
             pass
         return future.result()
@@ -228,7 +242,9 @@ class Worker:
         self._finish = asyncio.Event()
         self._page_ended = asyncio.Event()
         async with Client.of(self._settings) as self._client:
-            faulthandler.enable(self._trace)  # a crash inside C code leaves a trace, which a kill does not
+            faulthandler.enable(
+                self._trace
+            )  # a crash inside C code leaves a trace, which a kill does not
             living = (self._keep_watchdog(), self._renew_permits(), self._adapt())
             beats = [asyncio.create_task(each) for each in living]
             self._ready.set_result(None)
@@ -257,7 +273,8 @@ class Worker:
             await asyncio.sleep(self._settings.stall_s / 4)
 
     def _rearm_watchdog(self) -> None:
-        """Have the process ended when this loop stands still, even where a parser holds it inside C code."""
+        """Have the process ended when this loop stands still, even where a parser holds it inside C
+        code."""
         self._rearm_at = time.monotonic() + self._settings.stall_s / 4
         faulthandler.dump_traceback_later(self._settings.stall_s, exit=True, file=self._trace)
 
@@ -267,14 +284,16 @@ class Worker:
             await self._loop.run_in_executor(self._claims, self._renew)
 
     def _renew(self) -> None:
-        """Keep the permits, and give back what this process holds without knowing: else it would stay so for ever."""
+        """Keep the permits, and give back what this process holds without knowing: else it would
+        stay so for ever."""
         self._keeper.renew()
         with contextlib.suppress(StoreError), self._lpm.errors():  # then the next time
             if given := self._lpm.ledger.give_back(self._owner.id, self._held, time.time()):
                 log.warning("%d tasks were leased and forgotten, and are pending again", given)
 
     async def _adapt(self) -> None:
-        """Have as many pages in flight as keep the loop busy: with slow servers many, with quick ones few."""
+        """Have as many pages in flight as keep the loop busy: with slow servers many, with quick
+        ones few."""
         while True:
             due = time.monotonic() + BEAT_S
             await asyncio.sleep(BEAT_S)
@@ -302,7 +321,9 @@ class Worker:
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._page_ended.wait(), self._pause_s)
-        with contextlib.suppress(StoreError):  # else the maintainer misses the message, and does the same
+        with contextlib.suppress(
+            StoreError
+        ):  # else the maintainer misses the message, and does the same
             await self._loop.run_in_executor(self._claims, self._unpublish, message_id)
         return begun
 
@@ -311,11 +332,17 @@ class Worker:
             self._lpm.ledger.unpublish([message_id])
 
     async def _claim(self, queues: Sequence[str]) -> tuple[list[Claimed], bool]:
-        """Lease only what can begin now: nothing waits in a worker, so urgent work overtakes all but what began."""
+        """Lease only what can begin now: nothing waits in a worker, so urgent work overtakes all
+        but what began."""
         room = self._room()
         self._tries_suspect = self._tries_suspect and not self._idle
         full = room <= 0 or self._unsaved >= MAX_UNSAVED
-        if full or self._tries_suspect or self._writer.trouble or time.monotonic() < self._short_until:
+        if (
+            full
+            or self._tries_suspect
+            or self._writer.trouble
+            or time.monotonic() < self._short_until
+        ):
             return [], True
         try:
             if self._memory.is_full and not await self._relieve(queues):
@@ -337,7 +364,8 @@ class Worker:
         return claimed
 
     async def _relieve(self, queues: Sequence[str]) -> bool:
-        """Where others wait, have a page give way whose server stalls; whether there is room for them then."""
+        """Where others wait, have a page give way whose server stalls; whether there is room for
+        them then."""
         is_due = await self._loop.run_in_executor(self._claims, self._has_due, queues)
         return is_due and self._memory.relieve() and not self._memory.is_full
 
@@ -360,7 +388,8 @@ class Worker:
         return self._writer.trouble or self._claim_trouble or self._no_room or short
 
     def _tell(self) -> None:
-        """Let others know what keeps this process from working; the log has it once when it begins and when it ends."""
+        """Let others know what keeps this process from working; the log has it once when it begins
+        and when it ends."""
         trouble = self._trouble()
         if trouble != self._told:
             self._owner.trouble(trouble)
@@ -375,18 +404,23 @@ class Worker:
         self._told = trouble
 
     def _room(self) -> int:
-        """How many more pages may be in flight; the slow ones, which began first, make room for others."""
+        """How many more pages may be in flight; the slow ones, which began first, make room for
+        others."""
         recent, slow = time.monotonic() - SLOW_S, 0
         for began in self._fetching.values():
             if began > recent:
                 break
             slow += 1
-        room = min(self._most - len(self._fetching) + slow, SLOW_TIMES * self._settings.pages - len(self._pages))
+        room = min(
+            self._most - len(self._fetching) + slow,
+            SLOW_TIMES * self._settings.pages - len(self._pages),
+        )
         self._was_full |= room <= 0
         return room
 
     def _make_room(self) -> None:
-        """A page has ended: claims are made for a handful at a time, because each costs as much as a page."""
+        """A page has ended: claims are made for a handful at a time, because each costs as much as
+        a page."""
         if self._room() >= min(HANDFUL, self._most // 2):
             self._page_ended.set()
 
@@ -400,7 +434,10 @@ class Worker:
         """Whether enough of the disk is free; said once when it ends and once when it is back."""
         if time.monotonic() - self._room_seen >= ROOM_S:
             self._room_seen = time.monotonic()
-            before, self._no_room = self._no_room, low_on_disk(self._lpm.folder, self._settings.min_free)
+            before, self._no_room = (
+                self._no_room,
+                low_on_disk(self._lpm.folder, self._settings.min_free),
+            )
             if self._no_room and not before:
                 log.warning("%s", self._no_room)
             elif before and not self._no_room:
@@ -424,7 +461,9 @@ class Worker:
             claimed: list[Claimed] = []
             try:
                 places = [
-                    self._place(due, rule, booked[due.domain] if rule.limited else None, room, queues)
+                    self._place(
+                        due, rule, booked[due.domain] if rule.limited else None, room, queues
+                    )
                     for due, rule in wanted
                     if not rule.limited or booked[due.domain]
                 ]
@@ -441,21 +480,34 @@ class Worker:
                     if unused:
                         count = len(unused)
                         about = unused[0]
-                        self._keeper.report(Report(domain=about.domain, rule=about.rule, slots=count, unused=count))
+                        self._keeper.report(
+                            Report(domain=about.domain, rule=about.rule, slots=count, unused=count)
+                        )
             self._held.update((task.id, task.fence) for task in tasks)
         failpoint("claimed")
         if tasks:
             self._last_domain = tasks[-1].domain
-        # With all that is due at closed domains there is no need to look before the first of them opens.
+        # With all that is due at closed domains there is no need to look before the first of them
+        # opens.
         opens_s = self._keeper.opens_s()
-        self._pause_s = POLL_S if wanted or opens_s is None else min(max(opens_s, 0.005), CLOSED_POLL_S)
+        self._pause_s = (
+            POLL_S if wanted or opens_s is None else min(max(opens_s, 0.005), CLOSED_POLL_S)
+        )
         return claimed, more or left or len(places) < len(wanted)
 
-    def _place(self, due: Due, rule: Rule, booked: Sequence[Booking] | None, room: int, queues: Sequence[str]) -> Place:
+    def _place(
+        self,
+        due: Due,
+        rule: Rule,
+        booked: Sequence[Booking] | None,
+        room: int,
+        queues: Sequence[str],
+    ) -> Place:
         fits = partial(self._fits, due.domain, rule)
         if booked is None:
             return Place(due, room, fits)
-        # Bad pages stand together: one from elsewhere tells whether it is them or the domain, before its circuit opens.
+        # Bad pages stand together: one from elsewhere tells whether it is them or the domain,
+        # before its circuit opens.
         probes = booked[0].probe or self._keeper.is_refusing(due.domain)
         return Place(due, len(booked), fits, queues if probes else ())
 
@@ -470,7 +522,8 @@ class Worker:
         return self._lpm.ledger.suspect(queues)
 
     async def _try_alone(self, suspect: Suspect) -> bool:
-        """Begin with a suspect, if its domain lets it go; nothing else is claimed until it has ended."""
+        """Begin with a suspect, if its domain lets it go; nothing else is claimed until it has
+        ended."""
         self._suspect = None
         try:
             claimed, wait_s = await self._take(suspect.id, suspect.domain, suspect.job_id)
@@ -485,12 +538,15 @@ class Worker:
         return True
 
     def _wanted(self, queues: Sequence[str], room: int) -> tuple[list[tuple[Due, Rule]], bool]:
-        """Where tasks are due that may go as far as this process knows, in their order; says too if others are due."""
+        """Where tasks are due that may go as far as this process knows, in their order; says too if
+        others are due."""
         self._keeper.flush()
         wanted: list[tuple[Due, Rule]] = []
         asked: set[str] = set()
         more = False
-        for due in chain.from_iterable(self._lpm.ledger.due(name, self._last_domain) for name in queues):
+        for due in chain.from_iterable(
+            self._lpm.ledger.due(name, self._last_domain) for name in queues
+        ):
             if len(wanted) >= room:
                 return wanted, True
             rule = self._rule(due.domain, due.job_id)
@@ -511,7 +567,8 @@ class Worker:
         return {ask.domain: got for ask, got in zip(asks, self._keeper.book(asks), strict=True)}
 
     def _shared_name(self, domain: str) -> str:
-        """What a domain's limits are shared under: a server that counts addresses counts each of ours by itself."""
+        """What a domain's limits are shared under: a server that counts addresses counts each of
+        ours by itself."""
         return domain if self._sites.limit_per(domain) == "domain" else f"{domain}@{_own_address()}"
 
     def _rule(self, domain: str, job_id: int | None) -> Rule:
@@ -521,7 +578,8 @@ class Worker:
         return self._rule(domain, job_id) == rule
 
     def _errand(self, job_id: int | None) -> Errand:
-        """How a job's pages are asked for; looked up anew from time to time, because a job can be continued otherwise.
+        """How a job's pages are asked for; looked up anew from time to time, because a job can be
+        continued otherwise.
 
         Only the thread of claims looks it up; by then the others find it here.
         """
@@ -550,22 +608,31 @@ class Worker:
         outcome = Outcome(task=task, status=TaskStatus.PENDING, worker=self._name, charge=False)
         try:
             outcome = await self._attempt(outcome, booking)
-        except Exception as error:  # whatever it is, no task may stay leased to a process that has forgotten it
+        except (
+            Exception
+        ) as error:  # whatever it is, no task may stay leased to a process that has forgotten it
             outcome = self._broken_off(outcome, error)
-        if outcome.status is TaskStatus.PENDING and self._alone:  # what is sent along is known here only
-            self._resumes = time.monotonic() + outcome.not_before - time.time()  # which may step meanwhile
+        if (
+            outcome.status is TaskStatus.PENDING and self._alone
+        ):  # what is sent along is known here only
+            self._resumes = (
+                time.monotonic() + outcome.not_before - time.time()
+            )  # which may step meanwhile
             outcome = msgspec.structs.replace(outcome, not_before=HELD)
         self._unsaved += 1
         self._writer.put(outcome)
 
     def _broken_off(self, begun: Outcome, error: Exception) -> Outcome:
-        """The end of an attempt in an error that is not its page's: a defect must cost one page, never the worker."""
+        """The end of an attempt in an error that is not its page's: a defect must cost one page,
+        never the worker."""
         if isinstance(error, GaveWay):
             return given_back(begun, str(error), self._note_way(begun.task.id))
         if lack := shortage_of(error):
             self._note_shortage(lack)
             return given_back(begun, lack)
-        log.exception("an unforeseen error; the task has failed", extra={"task_id": begun.task.task_id})
+        log.exception(
+            "an unforeseen error; the task has failed", extra={"task_id": begun.task.task_id}
+        )
         return internal_failure(begun.task, self._name, error)
 
     def _note_way(self, task: int) -> float:
@@ -587,11 +654,22 @@ class Worker:
         rule_of = partial(self._sites.rule, rate=errand.options.rate)
         rule = rule_of(task.domain)
         budget = self._budgets[task.id, task.fence] = Budget(
-            self._settings.stall_s * CPU_SHARE, self._memory, partial(self._mark, task.id), turns=self._turns
+            self._settings.stall_s * CPU_SHARE,
+            self._memory,
+            partial(self._mark, task.id),
+            turns=self._turns,
         )
         budget.times = self._gave_way.get(task.id, 0)
         passage = Passage(
-            task.domain, task.url, booking, rule, rule_of, self._book, self._keeper, begin, lambda: budget.waited_s
+            task.domain,
+            task.url,
+            booking,
+            rule,
+            rule_of,
+            self._book,
+            self._keeper,
+            begin,
+            lambda: budget.waited_s,
         )
         order = pipeline.Order(
             task=task,
@@ -609,7 +687,9 @@ class Worker:
             return msgspec.structs.replace(begun, sent=tuple(passage.sent))
         except Exception as error:
             budget.release()  # nothing of the page is kept
-            return self._broken_off(msgspec.structs.replace(begun, sent=tuple(passage.sent), rule=rule), error)
+            return self._broken_off(
+                msgspec.structs.replace(begun, sent=tuple(passage.sent), rule=rule), error
+            )
         finally:
             self._fetching.pop(task.id, None)
             passage.close()
@@ -618,9 +698,12 @@ class Worker:
                 self._report_soon()
 
     def _mark(self, task: int, working: bool) -> None:
-        """The crash marker: if this process dies or stands still over a page's bytes, that page gets the strike."""
+        """The crash marker: if this process dies or stands still over a page's bytes, that page
+        gets the strike."""
         self._owner.mark(task if working else 0)
-        if working and time.monotonic() > self._rearm_at:  # many short works one after another are no standstill
+        if (
+            working and time.monotonic() > self._rearm_at
+        ):  # many short works one after another are no standstill
             self._rearm_watchdog()
 
     def _report_soon(self) -> None:
@@ -658,10 +741,18 @@ class Worker:
 
     async def _insist(self, task: int, end: float) -> TaskStatus:
         while True:
-            status, not_before, domain, job_id = await self._loop.run_in_executor(self._claims, self._stand, task)
+            status, not_before, domain, job_id = await self._loop.run_in_executor(
+                self._claims, self._stand, task
+            )
             # A held one is wanted all the same.
-            due_s = not_before - time.time() if not_before < HELD else self._resumes - time.monotonic()
-            if status not in (TaskStatus.PENDING, TaskStatus.PROCESSING) or time.monotonic() > end or self.stopping:
+            due_s = (
+                not_before - time.time() if not_before < HELD else self._resumes - time.monotonic()
+            )
+            if (
+                status not in (TaskStatus.PENDING, TaskStatus.PROCESSING)
+                or time.monotonic() > end
+                or self.stopping
+            ):
                 return status
             if status is TaskStatus.PENDING and due_s <= 0:
                 due_s = await self._try_one(task, domain, job_id)
@@ -670,7 +761,8 @@ class Worker:
             await asyncio.sleep(min(max(due_s, POLL_S), 0.5))
 
     async def _try_one(self, task: int, domain: str, job_id: int | None) -> float:
-        """Take one task through one attempt; where its domain does not let it, in how many seconds to ask again."""
+        """Take one task through one attempt; where its domain does not let it, in how many seconds
+        to ask again."""
         claimed, wait_s = await self._take(task, domain, job_id)
         if claimed is None:
             return wait_s
@@ -682,7 +774,9 @@ class Worker:
             del self._ended[task]
         return 0.0
 
-    async def _take(self, task: int, domain: str, job_id: int | None) -> tuple[Claimed | None, float]:
+    async def _take(
+        self, task: int, domain: str, job_id: int | None
+    ) -> tuple[Claimed | None, float]:
         """Book a request for one task and lease it; else in how many seconds to ask again."""
         if self._is_short and not (self._memory.is_full and self._memory.relieve()):
             return None, POLL_S
@@ -699,7 +793,9 @@ class Worker:
             claimed = await self._loop.run_in_executor(self._claims, self._claim_one, task)
         finally:
             if claimed is None and booking:
-                self._keeper.report(Report(domain=domain, rule=rule, unused=int(self._keeper.is_latest(booking))))
+                self._keeper.report(
+                    Report(domain=domain, rule=rule, unused=int(self._keeper.is_latest(booking)))
+                )
         return ((claimed, booking), 0.0) if claimed else (None, POLL_S)
 
     def _stand(self, task: int) -> tuple[TaskStatus, float, str, int | None]:

@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 GROUP_SIZE, GROUP_BYTES, GROUP_S = 100, 16_000_000, 0.03
 """A group of outcomes is committed when it has so many, or so many bytes, or is so old."""
 MUCH = 4_000_000
-"""Bytes that are stored with a mark: what they take of time and memory must not be blamed on a page that is read."""
+"""Bytes that are stored with a mark: what they take of time and memory must not be blamed on a page
+that is read."""
 AGAIN_S = 1.0
 """How long to wait before the store is tried again."""
 SHORT_S = 5.0
@@ -24,7 +25,8 @@ SHORT_S = 5.0
 
 
 class Writer:
-    """Stores what it is given, in order, however long the store takes; `stored` hears of each part."""
+    """Stores what it is given, in order, however long the store takes; `stored` hears of each
+    part."""
 
     def __init__(
         self,
@@ -34,7 +36,13 @@ class Writer:
         sleep: Callable[[float], None] = time.sleep,
         mark: Callable[[bool], None] = lambda much: None,
     ) -> None:
-        self._open, self._stored, self._complain, self._sleep, self._mark = lpm, stored, complain, sleep, mark
+        self._open, self._stored, self._complain, self._sleep, self._mark = (
+            lpm,
+            stored,
+            complain,
+            sleep,
+            mark,
+        )
         self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._stopping = False
@@ -97,10 +105,14 @@ class Writer:
             if lack:
                 lpm.close()  # it is opened anew: nobody knows where it was broken off
             if len(part) > 1:
-                return [[outcome] for outcome in part]  # what cannot be stored must not hold up the others
+                return [
+                    [outcome] for outcome in part
+                ]  # what cannot be stored must not hold up the others
             [outcome] = part
             if lack:
-                return self._wait(part, error) if outcome.shortage else [[given_back(outcome, lack)]]
+                return (
+                    self._wait(part, error) if outcome.shortage else [[given_back(outcome, lack)]]
+                )
             if outcome.error_type == "internal":
                 raise
             log.exception("a result cannot be stored", extra={"task_id": outcome.task.task_id})
@@ -135,8 +147,11 @@ def _size(outcome: Outcome) -> int:
     return len(outcome.record) + (len(outcome.page.body) if outcome.page else 0)
 
 
-def given_back(outcome: Outcome, lack: str, wait_s: float = SHORT_S, clock: Callable[[], float] = time.time) -> Outcome:
-    """The end of an attempt that this process broke off because it lacked something: as if there had been none."""
+def given_back(
+    outcome: Outcome, lack: str, wait_s: float = SHORT_S, clock: Callable[[], float] = time.time
+) -> Outcome:
+    """The end of an attempt that this process broke off because it lacked something: as if there
+    had been none."""
     return Outcome(
         task=outcome.task,
         status=TaskStatus.PENDING,
@@ -153,5 +168,9 @@ def given_back(outcome: Outcome, lack: str, wait_s: float = SHORT_S, clock: Call
 def internal_failure(task: Task, worker: str, error: Exception) -> Outcome:
     """The end of an attempt in an error that nobody has foreseen."""
     return Outcome(
-        task=task, status=TaskStatus.FAILED, worker=worker, error_type="internal", error_message=repr(error)[:500]
+        task=task,
+        status=TaskStatus.FAILED,
+        worker=worker,
+        error_type="internal",
+        error_message=repr(error)[:500],
     )

@@ -1,4 +1,5 @@
-"""Fails where docs and code disagree: features without their tests, a lock that is not what pyproject.toml asks for."""
+"""Fails where docs and code disagree: features without their tests, a lock that is not what
+pyproject.toml asks for."""
 
 import ast
 import re
@@ -14,7 +15,9 @@ def tests() -> set[str]:
     names = set()
     for path in Path("tests").rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(
+                "test_"
+            ):
                 names.add(f"{path.relative_to('tests')}::{node.name}")
     return names
 
@@ -28,7 +31,8 @@ def features() -> list[str]:
     for row in rows:
         missing = [name for name in row["tests"] if name not in known]
         problems += [
-            f"docs/features.toml: row {row['row']} names a test that does not exist: {name}" for name in missing
+            f"docs/features.toml: row {row['row']} names a test that does not exist: {name}"
+            for name in missing
         ]
         done += bool(row["tests"]) and not missing
     print(f"features with a test: {done} of {FEATURES}")
@@ -39,11 +43,16 @@ def lock() -> list[str]:
     """What is wrong with requirements.lock."""
     text = Path("requirements.lock").read_text()
     problems = ["requirements.lock holds an address"] if "://" in text else []
-    pinned = {name.lower().replace("_", "-") for name in re.findall(r"^([A-Za-z0-9._-]+)==", text, re.M)}
+    pinned = {
+        name.lower().replace("_", "-") for name in re.findall(r"^([A-Za-z0-9._-]+)==", text, re.M)
+    }
     pinned = {re.sub(r"[._]", "-", name) for name in pinned}
     project = tomllib.loads(Path("pyproject.toml").read_text())
     wanted = list(project["project"]["dependencies"])
-    for group in (*project["project"]["optional-dependencies"].values(), *project["dependency-groups"].values()):
+    for group in (
+        *project["project"]["optional-dependencies"].values(),
+        *project["dependency-groups"].values(),
+    ):
         wanted += group
     for line in wanted:
         name = re.sub(r"[._]", "-", re.split(r"[<>=;\[ ]", line)[0].lower())

@@ -49,7 +49,10 @@ def stack(path: Path, gateway: Gateway) -> Folder:
 
 def tasks(site: Site, count: int) -> list[dict[str, Any]]:
     """Tasks on pages of the site, each with a URL of its own."""
-    return [{"task_id": f"t-{n}", "parcel_id": str(n), "platform": "beacon", "url": site.page(n)} for n in range(count)]
+    return [
+        {"task_id": f"t-{n}", "parcel_id": str(n), "platform": "beacon", "url": site.page(n)}
+        for n in range(count)
+    ]
 
 
 def faults(path: Path, site: Site, given: argparse.Namespace) -> int:
@@ -64,7 +67,9 @@ def faults(path: Path, site: Site, given: argparse.Namespace) -> int:
         while kills < given.kills:
             share = (kills + 1) / (given.kills + 1)
             wait_for(
-                lambda share=share: len(gateway.results()) >= share * count, LIMIT_S, f"{share:.0%} of the results"
+                lambda share=share: len(gateway.results()) >= share * count,
+                LIMIT_S,
+                f"{share:.0%} of the results",
             )
             kind = ("agent", "child", "agent", "all")[kills % 4]
             strike(folder, run, kind, chance)
@@ -109,7 +114,9 @@ def strike(folder: Folder, run: "subprocess.Popen[str]", kind: str, chance: rand
         run.wait()
 
 
-def judge(gateway: Gateway, folders: Sequence[Folder], count: int, settled: float, took: float) -> int:
+def judge(
+    gateway: Gateway, folders: Sequence[Folder], count: int, settled: float, took: float
+) -> int:
     """Compare the Gateway's books with the workers'."""
     results = gateway.results()
     there = Counter(result["task_id"] for result in results)
@@ -128,7 +135,10 @@ def judge(gateway: Gateway, folders: Sequence[Folder], count: int, settled: floa
         print(f"{folder.path.name}: {lpm.ledger.books()} {stand}")
         lpm.close()
     fetched_twice = sum(n - 1 for n in mine.values())
-    print(f"{count:,} tasks, {took:.0f} s" + (f"; faults: {json.dumps(gateway.faults())}" if settled else ""))
+    print(
+        f"{count:,} tasks, {took:.0f} s"
+        + (f"; faults: {json.dumps(gateway.faults())}" if settled else "")
+    )
     print(
         f"{missing} lost, {twice} twice, applied: {dict(applied)}, {raw_after} without their page before them, "
         f"{false} marked synced that are not there, {fetched_twice} done by two; "
@@ -145,7 +155,9 @@ def fleet(path: Path, site: Site, given: argparse.Namespace) -> int:
     folders = [stack(path / name, gateway) for name in ("one", "two", "three")]
     began = time.monotonic()
     try:
-        runs = [f.start("crawler", "ondemand", "--workers", "1", "--capacity", "200") for f in folders]
+        runs = [
+            f.start("crawler", "ondemand", "--workers", "1", "--capacity", "200") for f in folders
+        ]
         wait_for(lambda: there(gateway) >= count, LIMIT_S, "all results")
         took = time.monotonic() - began
         wait_for(lambda: sum(f.books().synced for f in folders) >= count, 60, "their books")
@@ -185,7 +197,8 @@ def away(path: Path, site: Site, given: argparse.Namespace) -> int:
 
 
 def round_of(kind: str, folder: Folder, gateway: Gateway, site: Site, count: int) -> float:
-    """How many pages a second were collected, from the first to the last; then what was held up is delivered."""
+    """How many pages a second were collected, from the first to the last; then what was held up is
+    delivered."""
     if kind == "standalone":
         file = folder.write("pages.txt", [site.page(n) for n in range(count)])
         run = folder.start("crawler", "run", str(file), "--workers", "2")
@@ -207,7 +220,11 @@ def round_of(kind: str, folder: Folder, gateway: Gateway, site: Site, count: int
 def collect(folder: Folder, gateway: Gateway, count: int) -> None:
     """Take all tasks over, by an agent without workers."""
     agent = folder.start("crawler", "agent", "--capacity", str(count))
-    wait_for(lambda: (folder.data / "lpm.db").exists() and folder.books().accepted >= count, 120, "all tasks")
+    wait_for(
+        lambda: (folder.data / "lpm.db").exists() and folder.books().accepted >= count,
+        120,
+        "all tasks",
+    )
     agent.send_signal(signal.SIGTERM)
     agent.wait(20)
 

@@ -27,8 +27,15 @@ TIMEOUT_S = 20
 def main() -> int:
     """Run both, and print what came of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pages", type=int, default=10_000, help="all pages, hostile ones included (default 10,000)")
-    parser.add_argument("--share", type=float, default=0.05, help="of these that misbehave (default 0.05)")
+    parser.add_argument(
+        "--pages",
+        type=int,
+        default=10_000,
+        help="all pages, hostile ones included (default 10,000)",
+    )
+    parser.add_argument(
+        "--share", type=float, default=0.05, help="of these that misbehave (default 0.05)"
+    )
     parser.add_argument("--workers", type=int, default=4, help="worker processes (default 4)")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
@@ -36,16 +43,25 @@ def main() -> int:
     with Site() as site, Site() as other:
         calm = crawl(site, [site.page(n) for n in range(given.pages - hostile)], given, "calm")
         kinds = list(itertools.islice(itertools.cycle(sorted(HOSTILE)), hostile))
-        bad = [f"{other.url}{path}{'&' if '?' in path else '?'}mixed={n}" for n, path in enumerate(kinds)]
+        bad = [
+            f"{other.url}{path}{'&' if '?' in path else '?'}mixed={n}"
+            for n, path in enumerate(kinds)
+        ]
         pages = [*(site.page(n) for n in range(given.pages - hostile)), *bad]
         random.Random(given.seed).shuffle(pages)
         asyncio.run(warm_up(other))
         mixed = crawl(site, pages, given, "mixed")
         wrong = check(mixed["tasks"], dict(zip(bad, kinds, strict=True)))
     ratio = mixed["rate"] / calm["rate"]
-    print(f"normal pages: {calm['rate']:.0f}/s alone, {mixed['rate']:.0f}/s with {hostile:,} hostile ones: {ratio:.2f}")
-    print(f"the largest child: {calm['peak'] / 1e6:.0f} MB alone, {mixed['peak'] / 1e6:.0f} MB with them")
-    print(f"lost normal pages: {calm['lost']} and {mixed['lost']}; all ended after {mixed['seconds']:.0f} s")
+    print(
+        f"normal pages: {calm['rate']:.0f}/s alone, {mixed['rate']:.0f}/s with {hostile:,} hostile ones: {ratio:.2f}"
+    )
+    print(
+        f"the largest child: {calm['peak'] / 1e6:.0f} MB alone, {mixed['peak'] / 1e6:.0f} MB with them"
+    )
+    print(
+        f"lost normal pages: {calm['lost']} and {mixed['lost']}; all ended after {mixed['seconds']:.0f} s"
+    )
     print(f"{len(HOSTILE)} kinds, {hostile - sum(wrong.values())} of {hostile} as expected")
     for what, count in wrong.most_common(20):
         print(f"  {count} × {what}")
@@ -62,7 +78,8 @@ async def warm_up(site: Site) -> None:
 
 
 def crawl(site: Site, pages: list[str], given: argparse.Namespace, name: str) -> dict[str, float]:
-    """Crawl these pages in a folder of their own; how fast the normal ones came, and at what size."""
+    """Crawl these pages in a folder of their own; how fast the normal ones came, and at what
+    size."""
     with tempfile.TemporaryDirectory() as path:
         folder = Folder(Path(path), CRAWLER_PAGES="32")
         (folder.path / "config").mkdir()
@@ -91,8 +108,13 @@ def crawl(site: Site, pages: list[str], given: argparse.Namespace, name: str) ->
             rate = count / (last - first)
             rows = lpm.ledger.db.all("SELECT url, status, error_type, attempts FROM tasks")
             lpm.close()
-            print(f"{name}: {json.dumps(Counter(row[1] for row in rows))} in {seconds:.0f} s", file=sys.stderr)
-            lost = count - sum(1 for url, status, *_ in rows if status == "completed" and url.startswith(like[:-1]))
+            print(
+                f"{name}: {json.dumps(Counter(row[1] for row in rows))} in {seconds:.0f} s",
+                file=sys.stderr,
+            )
+            lost = count - sum(
+                1 for url, status, *_ in rows if status == "completed" and url.startswith(like[:-1])
+            )
             return {"rate": rate, "peak": peak, "lost": lost, "seconds": seconds, "tasks": rows}
         finally:
             folder.stop()

@@ -1,4 +1,5 @@
-"""Of requirements.lock (stdin) what the image needs (stdout), hashes and all: no test tools, no extra but Flower."""
+"""Of requirements.lock (stdin) what the image needs (stdout), hashes and all: no test tools, no
+extra but Flower."""
 
 import re
 import sys
@@ -13,7 +14,10 @@ def main() -> None:
     kept = {re.match(r"[\w.-]+", line)[0].replace(".", "-").lower() for line in asked}
     blocks = re.split(r"^(?=\S+==)", sys.stdin.read(), flags=re.MULTILINE)
     packages = {block.partition("==")[0]: block for block in blocks if "==" in block}
-    wanted_by = {name: set(re.findall(r"^    #(?: via|  ) ([\w-]+)$", block, re.M)) for name, block in packages.items()}
+    wanted_by = {
+        name: set(re.findall(r"^    #(?: via|  ) ([\w-]+)$", block, re.M))
+        for name, block in packages.items()
+    }
     while more := {name for name in packages if name not in kept and wanted_by[name] & kept}:
         kept |= more
     if missing := kept - packages.keys():

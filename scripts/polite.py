@@ -15,7 +15,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.support.stack import Folder, wait_for
 
-PAGE = b"<html><title>Parcel</title><body><h1>Parcel 1</h1><p>" + b"A parcel of the county, with its owner. " * 20
+PAGE = (
+    b"<html><title>Parcel</title><body><h1>Parcel 1</h1><p>"
+    + b"A parcel of the county, with its owner. " * 20
+)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n" % len(PAGE)
 
 
@@ -45,7 +48,9 @@ class Server:
                 await asyncio.sleep(0.02)
                 self.active -= 1
                 found = not head.startswith(b"GET /robots.txt")
-                writer.write(HEAD + PAGE if found else b"HTTP/1.1 404 Gone\r\nContent-Length: 0\r\n\r\n")
+                writer.write(
+                    HEAD + PAGE if found else b"HTTP/1.1 404 Gone\r\nContent-Length: 0\r\n\r\n"
+                )
                 await writer.drain()
         except (asyncio.IncompleteReadError, OSError):
             writer.close()
@@ -81,16 +86,22 @@ def main() -> int:
 def crawl(folder: Folder, server: Server, given: argparse.Namespace) -> int:
     """Import, crawl, strike, count."""
     pages = given.rate * (given.seconds + 30)
-    file = folder.write("pages.txt", [f"http://127.0.0.1:{server.port}/page/{n}" for n in range(pages)])
+    file = folder.write(
+        "pages.txt", [f"http://127.0.0.1:{server.port}/page/{n}" for n in range(pages)]
+    )
     done = folder.crawler("bulk", "import", str(file), "--rate", f"{given.rate}/s")
     print(done.stderr.strip(), file=sys.stderr)
     folder.crawler("up", "--workers", str(given.processes // 2))
-    folder.env["REDIS_URL"] = json.loads((folder.data / "run" / "stack.json").read_text())["redis_url"]
+    folder.env["REDIS_URL"] = json.loads((folder.data / "run" / "stack.json").read_text())[
+        "redis_url"
+    ]
     folder.worker(concurrency=given.processes - given.processes // 2)
     wait_for(lambda: len(server.asked) > 2 * given.rate, 60, "the first pages")
     began = time.monotonic()
     strikes = (
-        [] if given.calm else [(0.2, "child"), (0.35, "flushall"), (0.5, "child"), (0.65, "worker"), (0.8, "child")]
+        []
+        if given.calm
+        else [(0.2, "child"), (0.35, "flushall"), (0.5, "child"), (0.65, "worker"), (0.8, "child")]
     )
     for share, kind in strikes:
         time.sleep(max(0.0, began + share * given.seconds - time.monotonic()))
@@ -106,7 +117,9 @@ def crawl(folder: Folder, server: Server, given: argparse.Namespace) -> int:
     )
     print(f"{len(asked):,} requests in that time: {used:.1%} of the limit")
     for window, count in most.items():
-        print(f"at most {count} within any {window:g} s ({given.rate * window:g} are allowed); {server.most} at a time")
+        print(
+            f"at most {count} within any {window:g} s ({given.rate * window:g} are allowed); {server.most} at a time"
+        )
     audit = folder.crawler("audit")
     print(audit.stdout.strip())
     folder.crawler("down")

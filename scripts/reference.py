@@ -1,4 +1,5 @@
-"""Writes docs/CLI.md and docs/CONFIGURATION.md from the code; with --check it only says whether they are up to date."""
+"""Writes docs/CLI.md and docs/CONFIGURATION.md from the code; with --check it only says whether
+they are up to date."""
 
 import ast
 import inspect
@@ -22,7 +23,9 @@ WIDTH = "112"
 NOTE = "Generated from the code by `python scripts/reference.py`; the tests fail where the two differ.\n"
 
 
-def commands(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def commands(
+    group: click.Group, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """Every command that is not hidden, with the words one types."""
     context = click.Context(group)
     for name in group.list_commands(context):
@@ -45,7 +48,8 @@ def cli_reference() -> str:
 
 
 def _help(path: tuple[str, ...]) -> str:
-    """What the program itself prints on a wide terminal: a text made in another way may differ from that."""
+    """What the program itself prints on a wide terminal: a text made in another way may differ from
+    that."""
     os.environ["COLUMNS"] = WIDTH
     sys.argv = ["crawler", *path, "--help"]
     with redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
@@ -63,7 +67,11 @@ def configuration_reference() -> str:
     lines += ["| variable | default | meaning |", "|---|---|---|"]
     for variable, field in config.VARIABLES.items():
         default = field.default if field.default is not msgspec.NODEFAULT else ""
-        shown = "" if default in (None, ()) else f"`{str(default).lower() if isinstance(default, bool) else default}`"
+        shown = (
+            ""
+            if default in (None, ())
+            else f"`{str(default).lower() if isinstance(default, bool) else default}`"
+        )
         lines.append(f"| `{variable}` | {shown} | {meanings[field.name]} |")
     lines.append(
         "\nRefused, because the feature that they belong to is still missing: "
@@ -83,7 +91,8 @@ def _field_docs() -> dict[str, str]:
     docs = {}
     for field, below in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            assert isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant), field.target.id  # noqa: PT018
+            assert isinstance(below, ast.Expr), field.target.id
+            assert isinstance(below.value, ast.Constant), field.target.id
             docs[field.target.id] = " ".join(str(below.value.value).split())
     return docs
 
@@ -100,7 +109,9 @@ def main() -> int:
         elif not path.exists() or path.read_text() != text:
             stale.append(str(path))
     for name in stale:
-        print(f"{name} is not what the code says; run: python scripts/reference.py", file=sys.stderr)
+        print(
+            f"{name} is not what the code says; run: python scripts/reference.py", file=sys.stderr
+        )
     return 1 if stale else 0
 
 

@@ -11,8 +11,8 @@ from tests.support.pages import Pages
 from tests.support.site import Site
 from tests.support.stack import Folder
 
-# A shell starts what is to run in the background deaf to Ctrl-C, and nohup to a closed terminal, and so would be all
-# that tests start and interrupt.
+# A shell starts what is to run in the background deaf to Ctrl-C, and nohup to a closed terminal,
+# and so would be all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

@@ -1,4 +1,5 @@
-"""One module each: it reads its order as JSON, says `ready`, waits for a line, works, says `done`."""
+"""One module each: it reads its order as JSON, says `ready`, waits for a line, works, says
+`done`."""
 
 import json
 import multiprocessing
@@ -43,7 +44,8 @@ def done(stored: int) -> None:
 
 
 def divide(crawl: Crawl) -> None:
-    """Have the order done here or, with `processes`, by so many: each gets its part of the addresses and a folder."""
+    """Have the order done here or, with `processes`, by so many: each gets its part of the
+    addresses and a folder."""
     given = order()
     count = given.options.get("processes", 1)
     if count == 1:

@@ -1,4 +1,5 @@
-"""The limit: an aiohttp loop with uvloop and selectolax that writes one line of JSON a page, and keeps nothing else.
+"""The limit: an aiohttp loop with uvloop and selectolax that writes one line of JSON a page, and
+keeps nothing else.
 
 `pages` are in flight; `processes` loops share the addresses.
 """

@@ -1,8 +1,9 @@
-"""This program from end to end: import, Redis, Celery's children, fetch, verdict, record, durable store, acknowledged.
+"""This program from end to end: import, Redis, Celery's children, fetch, verdict, record, durable
+store, acknowledged.
 
-The permit, robots.txt and the egress rule are on; the limits are wider than what is possible, unless `polite` asks for
-those that hold by default. `workers` are Celery's children. With `distributed` false the same goes on in this process
-alone, without Redis and Celery.
+The permit, robots.txt and the egress rule are on; the limits are wider than what is possible,
+unless `polite` asks for those that hold by default. `workers` are Celery's children. With
+`distributed` false the same goes on in this process alone, without Redis and Celery.
 """
 
 import json
@@ -28,7 +29,8 @@ SITE = {"hosts": ["127.0.0.1"], "rate": "1000000/s", "concurrency": 1000, "field
 
 
 def written(given: Order) -> list[Path]:
-    """Files of as many URLs as a job may have whose pages Flower shows: so every page sends its events."""
+    """Files of as many URLs as a job may have whose pages Flower shows: so every page sends its
+    events."""
     files = []
     for start in range(0, len(given.urls), JOB):
         files.append(given.folder / f"urls-{start}.txt")
@@ -37,13 +39,20 @@ def written(given: Order) -> list[Path]:
 
 
 def settings_of(given: Order) -> config.Settings:
-    """A store of its own, with a site for the eight fields; children find it through the environment."""
+    """A store of its own, with a site for the eight fields; children find it through the
+    environment."""
     folder = given.folder / "config"
     (folder / "sites").mkdir(parents=True)
-    polite = {"hosts": sorted({str(urlsplit(url).hostname) for url in given.urls}), "fields": FIELDS}
+    polite = {
+        "hosts": sorted({str(urlsplit(url).hostname) for url in given.urls}),
+        "fields": FIELDS,
+    }
     about = polite if given.options.get("polite") else SITE
     (folder / "sites" / "bench.yaml").write_text(json.dumps(about))  # JSON is YAML
-    os.environ |= {"CRAWLER_DATA_DIR": str(given.folder / "data"), "CRAWLER_CONFIG_DIR": str(folder)}
+    os.environ |= {
+        "CRAWLER_DATA_DIR": str(given.folder / "data"),
+        "CRAWLER_CONFIG_DIR": str(folder),
+    }
     os.environ |= {name: str(value) for name, value in given.options.get("env", {}).items()}
     return config.load()
 

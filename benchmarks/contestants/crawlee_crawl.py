@@ -1,8 +1,9 @@
-"""Crawlee's HttpCrawler, the cheapest of its crawlers, with selectolax in its handler and the fastest of its clients.
+"""Crawlee's HttpCrawler, the cheapest of its crawlers, with selectolax in its handler and the
+fastest of its clients.
 
-`storage` is where its request queue is kept: `memory` or `disk`. `requests` are in flight, always: its own scaling
-would begin lower and go back at 95 % CPU. One process, because its queues are; `processes` share the addresses. With
-`keep` it does not empty its storage when it starts.
+`storage` is where its request queue is kept: `memory` or `disk`. `requests` are in flight, always:
+its own scaling would begin lower and go back at 95 % CPU. One process, because its queues are;
+`processes` share the addresses. With `keep` it does not empty its storage when it starts.
 """
 
 import asyncio
@@ -23,7 +24,10 @@ STORAGES = {"disk": FileSystemStorageClient, "memory": MemoryStorageClient}
 
 async def collect(given: Order, ready: Ready, done: Done) -> None:
     """Fetch, parse, store."""
-    store, flying = Store(given.folder, given.options.get("every", EVERY)), given.options["requests"]
+    store, flying = (
+        Store(given.folder, given.options.get("every", EVERY)),
+        given.options["requests"],
+    )
     service_locator.set_configuration(
         Configuration(
             storage_dir=str(given.folder / "storage"),

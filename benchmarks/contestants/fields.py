@@ -8,4 +8,6 @@ from benchmarks.site import FIELDS
 def fields(body: bytes) -> dict[str, str | None]:
     """What is found in a page."""
     tree = LexborHTMLParser(body)
-    return {name: node.text() if (node := tree.css_first(css)) else None for name, css in FIELDS.items()}
+    return {
+        name: node.text() if (node := tree.css_first(css)) else None for name, css in FIELDS.items()
+    }

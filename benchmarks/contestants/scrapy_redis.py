@@ -1,7 +1,8 @@
 """scrapy-redis: Scrapy as shipped, with its queue in Valkey and kept there (SCHEDULER_PERSIST).
 
-The addresses are pushed to Valkey first: that is part of what is measured. `redis` is the address of one that is
-there already; else it starts its own. What it has pushed once, it does not push again.
+The addresses are pushed to Valkey first: that is part of what is measured. `redis` is the address
+of one that is there already; else it starts its own. What it has pushed once, it does not push
+again.
 """
 
 import json
@@ -19,8 +20,8 @@ from benchmarks.contestants.scrapy_shipped import Pages, settings_of
 from benchmarks.contestants.valkey import valkey
 
 BATCH = 1000
-"""It takes more from Valkey only when it has nothing in flight: with its default (as many as may be in flight) that is
-a pause after every batch."""
+"""It takes more from Valkey only when it has nothing in flight: with its default (as many as may be
+in flight) that is a pause after every batch."""
 
 
 class RedisPages(RedisSpider):

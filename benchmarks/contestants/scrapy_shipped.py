@@ -1,8 +1,10 @@
-"""Scrapy as `scrapy startproject` makes it, all parts its own, with settings for speed; parsel; a pipeline that stores.
+"""Scrapy as `scrapy startproject` makes it, all parts its own, with settings for speed; parsel; a
+pipeline that stores.
 
-`requests` are in flight. One process, because that is what `scrapy crawl` is; `processes` share the addresses. With
-`jobdir` it keeps its queue in the folder, as Scrapy documents for crawls that are to go on later. `filter` lets first
-requests, too, through its filter of duplicates, which Scrapy's own spiders do not.
+`requests` are in flight. One process, because that is what `scrapy crawl` is; `processes` share the
+addresses. With `jobdir` it keeps its queue in the folder, as Scrapy documents for crawls that are
+to go on later. `filter` lets first requests, too, through its filter of duplicates, which Scrapy's
+own spiders do not.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -62,7 +64,9 @@ class Pipeline:
     def open_spider(self) -> None:
         """Begin."""
         self._spider = self._crawler.spider
-        self._store = Store(self._spider.given.folder, self._spider.given.options.get("every", EVERY))
+        self._store = Store(
+            self._spider.given.folder, self._spider.given.options.get("every", EVERY)
+        )
         self._said = False
 
     def process_item(self, item: dict[str, Any]) -> dict[str, Any]:

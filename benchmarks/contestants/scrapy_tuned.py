@@ -1,4 +1,5 @@
-"""Scrapy as fast as its own settings make it: no Twisted, uvloop, its aiohttp client, selectolax, few middlewares.
+"""Scrapy as fast as its own settings make it: no Twisted, uvloop, its aiohttp client, selectolax,
+few middlewares.
 
 `requests` are in flight; `processes` share the addresses.
 """
@@ -23,9 +24,13 @@ SETTINGS: dict[str, Any] = {
     "TWISTED_REACTOR_ENABLED": False,
     "ASYNCIO_EVENT_LOOP": "uvloop.Loop",
     "DOWNLOAD_HANDLERS": {"http": _CLIENT, "https": _CLIENT, "ftp": None, "s3": None},
-    "DOWNLOADER_MIDDLEWARES": {f"scrapy.downloadermiddlewares.{name}Middleware": None for name in _OFF}
+    "DOWNLOADER_MIDDLEWARES": {
+        f"scrapy.downloadermiddlewares.{name}Middleware": None for name in _OFF
+    }
     | {"scrapy.downloadermiddlewares.stats.DownloaderStats": None},
-    "SPIDER_MIDDLEWARES": {f"scrapy.spidermiddlewares.{name}Middleware": None for name in _SPIDER_OFF},
+    "SPIDER_MIDDLEWARES": {
+        f"scrapy.spidermiddlewares.{name}Middleware": None for name in _SPIDER_OFF
+    },
     "DUPEFILTER_CLASS": "scrapy.dupefilters.BaseDupeFilter",
     "SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.ScrapyPriorityQueue",
     "STATS_CLASS": "scrapy.statscollectors.DummyStatsCollector",

@@ -1,6 +1,8 @@
-"""Where all peers store a page: compressed to a file, as a JSON file of its own, as a row in SQLite.
+"""Where all peers store a page: compressed to a file, as a JSON file of its own, as a row in
+SQLite.
 
-It is cheaper than the corridor's store: nothing is synced (`synchronous=NORMAL`), and nothing else is written.
+It is cheaper than the corridor's store: nothing is synced (`synchronous=NORMAL`), and nothing else
+is written.
 """
 
 import gzip
@@ -26,17 +28,23 @@ class Store:
         self._db = sqlite3.connect(folder / "pages.db", isolation_level=None, timeout=60)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.execute("CREATE TABLE IF NOT EXISTS pages (url TEXT PRIMARY KEY, page TEXT, raw TEXT, start INTEGER)")
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS pages (url TEXT PRIMARY KEY, page TEXT, raw TEXT, start INTEGER)"
+        )
 
     def add(self, url: str, body: bytes, record: dict[str, str | None]) -> None:
         """Keep a page and what was found in it."""
         start = self._raw.tell()
         self._raw.write(gzip.compress(body, 1))
         text = json.dumps({"url": url, "data": record, "sha256": hashlib.sha256(body).hexdigest()})
-        (self._files / (hashlib.md5(url.encode(), usedforsecurity=False).hexdigest() + ".json")).write_text(text)
+        (
+            self._files / (hashlib.md5(url.encode(), usedforsecurity=False).hexdigest() + ".json")
+        ).write_text(text)
         if not self._db.in_transaction:
             self._db.execute("BEGIN IMMEDIATE")
-        self._db.execute("INSERT OR REPLACE INTO pages VALUES (?, ?, ?, ?)", (url, text, self._raw.name, start))
+        self._db.execute(
+            "INSERT OR REPLACE INTO pages VALUES (?, ?, ?, ?)", (url, text, self._raw.name, start)
+        )
         self.stored += 1
         if self.stored % self._every == 0:
             self.commit()

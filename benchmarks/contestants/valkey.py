@@ -17,11 +17,21 @@ def valkey(folder: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    argv = [str(get_binary_path()), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder)]
+    argv = [
+        str(get_binary_path()),
+        "--bind",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dir",
+        str(folder),
+    ]
     with (folder / "valkey.log").open("wb") as log:
         server = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:
-        with redis.Redis(port=port, retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.1), 100)) as client:
+        with redis.Redis(
+            port=port, retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.1), 100)
+        ) as client:
             client.ping()
         yield f"redis://127.0.0.1:{port}/0"
     finally:

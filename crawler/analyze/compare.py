@@ -1,4 +1,5 @@
-"""What changed between two runs: both are put into a temporary database, so that memory does not grow with them."""
+"""What changed between two runs: both are put into a temporary database, so that memory does not
+grow with them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,9 +22,12 @@ _FIELDS = 2_000
 _ABSENT = ("null", "list", "object")
 
 
-def compare(a: Source, b: Source, progress: Callable[[int], None] = lambda count: None) -> Comparison:
+def compare(
+    a: Source, b: Source, progress: Callable[[int], None] = lambda count: None
+) -> Comparison:
     """Read both runs, match their pages by URL and parcel, and say what is different."""
-    # An empty name is a database of its own that SQLite spills to a temporary file, and removes, as needed.
+    # An empty name is a database of its own that SQLite spills to a temporary file, and removes, as
+    # needed.
     with store_errors(Path(gettempdir()) / "comparison"), closing(Database("")) as db:
         db.execute("PRAGMA journal_mode=OFF; PRAGMA cache_size=-64000; BEGIN")
         profiles = [_index(db, name, source, progress) for name, source in (("a", a), ("b", b))]
@@ -31,7 +35,8 @@ def compare(a: Source, b: Source, progress: Callable[[int], None] = lambda count
 
 
 def _index(db: Database, table: str, source: Source, progress: Callable[[int], None]) -> Profile:
-    """Profile a run, and keep the newest end of every page in a table: its data, or none where there is no result."""
+    """Profile a run, and keep the newest end of every page in a table: its data, or none where
+    there is no result."""
     db.execute(
         f"""CREATE TABLE {table} (id INTEGER PRIMARY KEY, key BLOB, parcel TEXT, at REAL, url TEXT, verdict TEXT,
                                   data BLOB, UNIQUE (key, parcel))"""
@@ -102,7 +107,9 @@ class _Differences:
             different = True
             if path not in self._examples and len(self._examples) >= _FIELDS:
                 continue
-            counts = self._appeared if not before else self._vanished if not after else self._changed
+            counts = (
+                self._appeared if not before else self._vanished if not after else self._changed
+            )
             counts[path] += 1
             examples = self._examples.setdefault(path, [])
             if len(examples) < _EXAMPLES:
@@ -123,7 +130,9 @@ class _Differences:
         rest = f"""FROM {this} WHERE data NOTNULL AND NOT EXISTS
                    (SELECT 1 FROM {other} o WHERE o.key = {this}.key AND o.parcel = {this}.parcel AND o.data NOTNULL)"""
         [(count,)] = self._db.all(f"SELECT count(*) {rest}")
-        return count, [row[0] for row in self._db.execute(f"SELECT url {rest} ORDER BY url LIMIT {_EXAMPLES}")]
+        return count, [
+            row[0] for row in self._db.execute(f"SELECT url {rest} ORDER BY url LIMIT {_EXAMPLES}")
+        ]
 
     def _verdicts(self) -> list[VerdictChange]:
         rows = self._db.execute(

@@ -14,7 +14,8 @@ class Bin(msgspec.Struct, frozen=True):
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """How numbers are spread; beyond 50,000 of them (`exact` is false) the percentiles are those of a sample."""
+    """How numbers are spread; beyond 50,000 of them (`exact` is false) the percentiles are those of
+    a sample."""
 
     count: int
     min: float
@@ -54,7 +55,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     empty: int
     """In how many of them there is nothing in it: null, blank text, an empty list or object."""
     types: dict[str, int]
-    """How many values are null, boolean, number, text, date (ISO 8601), list (empty) or object (empty, or too deep)."""
+    """How many values are null, boolean, number, text, date (ISO 8601), list (empty) or object
+    (empty, or too deep)."""
     distinct: int
     distinct_capped: bool
     """Whether there are more than those 1,000 distinct values that were told apart."""
@@ -99,7 +101,8 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What results hold and lack; these names are the keys of `analyze --json`. null: cannot be known from files."""
+    """What results hold and lack; these names are the keys of `analyze --json`. null: cannot be
+    known from files."""
 
     source: str
     kind: str
@@ -113,7 +116,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """The ledger's books."""
     results: int
     success_rate: float | None
-    """Completed of all accepted tasks, 0 to 1; without a ledger: results with the verdict ok, of all."""
+    """Completed of all accepted tasks, 0 to 1; without a ledger: results with the verdict ok, of
+    all."""
     verdicts: dict[str, int]
     errors: list[ErrorClass] | None
     attempts: dict[int, int]
@@ -162,7 +166,8 @@ class FieldChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerdictChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Pages that got one verdict in A and another one in B; that of a task without a result is its reason."""
+    """Pages that got one verdict in A and another one in B; that of a task without a result is its
+    reason."""
 
     a: str
     b: str

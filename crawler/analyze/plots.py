@@ -1,4 +1,5 @@
-"""Small plots as inline SVG; colours come from the page's style, so that they suit light and dark."""
+"""Small plots as inline SVG; colours come from the page's style, so that they suit light and
+dark."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -16,7 +17,8 @@ def text(value: object) -> str:
 
 
 def stacked(parts: Sequence[tuple[str, int, str]]) -> str:
-    """One bar of several parts (name, count, class) with its legend; parts that are empty are left out."""
+    """One bar of several parts (name, count, class) with its legend; parts that are empty are left
+    out."""
     parts = [part for part in parts if part[1]]
     total = sum(count for _, count, _ in parts)
     at, bars, legend = 0.0, "", ""
@@ -43,7 +45,10 @@ def bar(*shares: tuple[float, str]) -> str:
 
 
 def histogram(
-    title: str, bins: Sequence[Bin], show: Callable[[float], str], marks: Sequence[tuple[str, float]] = ()
+    title: str,
+    bins: Sequence[Bin],
+    show: Callable[[float], str],
+    marks: Sequence[tuple[str, float]] = (),
 ) -> str:
     """Bars for bins, lines for marks (percentiles), and what the ends of the scale mean."""
     top = _ROW * len(marks) + 4

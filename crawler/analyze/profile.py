@@ -1,4 +1,5 @@
-"""What results hold and lack: counted as they pass by, in memory that does not grow with their number."""
+"""What results hold and lack: counted as they pass by, in memory that does not grow with their
+number."""
 
 import heapq
 import math
@@ -54,7 +55,11 @@ class Numbers:
 
     def range(self) -> Range | None:
         """Both ends and the middle."""
-        return Range(min=self.min, median=_quantile(sorted(self._kept), 0.5), max=self.max) if self.count else None
+        return (
+            Range(min=self.min, median=_quantile(sorted(self._kept), 0.5), max=self.max)
+            if self.count
+            else None
+        )
 
     def distribution(self) -> Distribution | None:
         """Percentiles and histogram."""
@@ -82,7 +87,10 @@ class Numbers:
         counts = Counter(bisect_right(edges, number) for number in self._kept)
         scale = self.count / len(self._kept)
         limits = [low, *edges, high]
-        return [Bin(limits[place], limits[place + 1], round(counts[place] * scale)) for place in range(_BINS)]
+        return [
+            Bin(limits[place], limits[place + 1], round(counts[place] * scale))
+            for place in range(_BINS)
+        ]
 
 
 def _quantile(numbers: list[float], share: float) -> float:
@@ -228,7 +236,12 @@ class _Profiler:
         self._fields_capped = False
         self._first: list[Example] = []
         self._wanted: set[str] = set()
-        self._verdicts, self._domains, self._sites, self._parsers = _Tally(), _Tally(), _Tally(), _Tally()
+        self._verdicts, self._domains, self._sites, self._parsers = (
+            _Tally(),
+            _Tally(),
+            _Tally(),
+            _Tally(),
+        )
         self._attempts: Counter[int] = Counter()
         self._parse_ms, self._times = Numbers(_EXACT, self._random), Numbers(_EXACT, self._random)
 
@@ -239,7 +252,9 @@ class _Profiler:
         self._verdicts.add(result.get("verdict"))
         self._sites.add(result.get("platform"))
         parser = result.get("parser")
-        self._parsers.add(f"{parser.get('name')} {parser.get('version')}" if isinstance(parser, dict) else None)
+        self._parsers.add(
+            f"{parser.get('name')} {parser.get('version')}" if isinstance(parser, dict) else None
+        )
         try:
             self._domains.add(urls.parse(result["url"]).domain)
         except UrlError:
@@ -326,13 +341,18 @@ def profile(
 ) -> Profile:
     """Read a source once, and say what is in it; `each` sees every result that passes by."""
     counts = _Profiler()
-    books = source.books()  # before the results: what ends while they are read may not be among them
+    books = (
+        source.books()
+    )  # before the results: what ends while they are read may not be among them
     for result in source.results():
         counts.add(result)
         each(result)
         progress(counts.results)
     found = counts.profile(source, books)
     if not found.results and not (found.tasks and found.tasks.accepted):
-        bad = "".join(f"; {found.unreadable:,} could not be read, first {e}" for e in found.unreadable_examples[:1])
+        bad = "".join(
+            f"; {found.unreadable:,} could not be read, first {e}"
+            for e in found.unreadable_examples[:1]
+        )
         raise InputError(source.name, f"there are no results in it{bad}")
     return found

@@ -55,7 +55,10 @@ def page(found: Profile | Comparison) -> str:
     if isinstance(found, Comparison):
         title, body = f"{found.a.source} → {found.b.source}", _comparison(found)
     else:
-        title, body = f"{found.job} of {found.source}" if found.job else found.source, _profile(found)
+        title, body = (
+            f"{found.job} of {found.source}" if found.job else found.source,
+            _profile(found),
+        )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
@@ -92,13 +95,17 @@ _BESIDE: dict[str, Callable[[Profile], str]] = {
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are HTML already; `>` heads numbers, `_` bars, `=` words that stay together, `…` others."""
+    """A table of cells that are HTML already; `>` heads numbers, `_` bars, `=` words that stay
+    together, `…` others."""
     kinds = [f' class="{_KINDS[head[0]]}"' if head[:1] in _KINDS else "" for head in heads]
     names = [escape(head.strip("".join(_KINDS))) for head in heads]
     head = "".join(f"<th{kind}>{name}</th>" for kind, name in zip(kinds, names, strict=True))
     body = "".join(
         "<tr>"
-        + "".join(f'<td{k} data-head="{n}">{cell}</td>' for k, n, cell in zip(kinds, names, row, strict=True))
+        + "".join(
+            f'<td{k} data-head="{n}">{cell}</td>'
+            for k, n, cell in zip(kinds, names, row, strict=True)
+        )
         + "</tr>"
         for row in rows
     )
@@ -119,14 +126,30 @@ def _profile(found: Profile) -> str:
         (f"{found.results:,}", "results"),
         (words.percent(found.success_rate), words.success(found)),
         (f"{found.pages_per_s:,.1f}" if found.pages_per_s else "–", "pages per second"),
-        (words.ms(fetch.p50) if fetch else "–", "fetch, median" if fetch else f"fetch: {words.UNKNOWN}"),
+        (
+            words.ms(fetch.p50) if fetch else "–",
+            "fetch, median" if fetch else f"fetch: {words.UNKNOWN}",
+        ),
     ]
     if found.unreadable:
         cards.append((f"{found.unreadable:,}", "could not be read"))
-    lines = "".join(f'<p class="soft">{text(line)}</p>' for line in [*found.notes, words.rate(found)])
+    lines = "".join(
+        f'<p class="soft">{text(line)}</p>' for line in [*found.notes, words.rate(found)]
+    )
     return "\n".join(
-        [lines, _cards(cards), _tasks(found), _unreadable(found), _fields(found), _missing(found), _spread(found)]
-        + [_groups(title, groups) for title, groups in (("Domains", found.domains), ("Sites", found.sites))]
+        [
+            lines,
+            _cards(cards),
+            _tasks(found),
+            _unreadable(found),
+            _fields(found),
+            _missing(found),
+            _spread(found),
+        ]
+        + [
+            _groups(title, groups)
+            for title, groups in (("Domains", found.domains), ("Sites", found.sites))
+        ]
         + [_rest(found)]
     )
 
@@ -137,19 +160,33 @@ def _rest(found: Profile) -> str:
         "verdicts": words.counts(found.verdicts),
         "attempts": words.counts(found.attempts),
     }
-    return _section("The rest", "".join(f"<p>{name}: {text(line)}</p>" for name, line in lines.items()))
+    return _section(
+        "The rest", "".join(f"<p>{name}: {text(line)}</p>" for name, line in lines.items())
+    )
 
 
 def _tasks(found: Profile) -> str:
     if found.tasks is None:
-        parts = [(verdict, count, "good" if verdict == "ok" else "bad") for verdict, count in found.verdicts.items()]
-        return _section("Verdicts", plots.stacked(parts), f'<p class="soft">{text(words.books(found))}</p>')
+        parts = [
+            (verdict, count, "good" if verdict == "ok" else "bad")
+            for verdict, count in found.verdicts.items()
+        ]
+        return _section(
+            "Verdicts", plots.stacked(parts), f'<p class="soft">{text(words.books(found))}</p>'
+        )
     kinds = ("good", "bad", "warn", "odd", "calm", "cool")
     bar = plots.stacked(
-        [(state, getattr(found.tasks, state), kind) for state, kind in zip(_STATES, kinds, strict=True)]
+        [
+            (state, getattr(found.tasks, state), kind)
+            for state, kind in zip(_STATES, kinds, strict=True)
+        ]
     )
     rows = [
-        (text(f"{e.reason} ({e.status})"), f"{e.count:,}", f"{text(e.url)}<br><small>{text(e.message)}</small>")
+        (
+            text(f"{e.reason} ({e.status})"),
+            f"{e.count:,}",
+            f"{text(e.url)}<br><small>{text(e.message)}</small>",
+        )
         for e in found.errors or []
     ]
     title = f"{found.tasks.accepted:,} tasks"
@@ -160,7 +197,9 @@ def _unreadable(found: Profile) -> str:
     if not found.unreadable:
         return ""
     items = "".join(f"<li>{text(example)}</li>" for example in found.unreadable_examples)
-    return _section(f"{found.unreadable:,} could not be read as results", f'<ul class="plain">{items}</ul>')
+    return _section(
+        f"{found.unreadable:,} could not be read as results", f'<ul class="plain">{items}</ul>'
+    )
 
 
 def _fields(found: Profile) -> str:
@@ -178,7 +217,11 @@ def _fields(found: Profile) -> str:
                 text(words.values(field)),
             )
         )
-    note = '<p class="soft">There are even more fields; they were not looked at.</p>' if found.fields_capped else ""
+    note = (
+        '<p class="soft">There are even more fields; they were not looked at.</p>'
+        if found.fields_capped
+        else ""
+    )
     heads = ("field", "_", ">records", ">empty", "=type", ">distinct", "…values")
     return _section("Fields", _table(heads, rows), note) if rows else ""
 
@@ -187,7 +230,9 @@ def _missing(found: Profile) -> str:
     parts = ""
     for lack in words.missing(found):
         names = ", ".join(f"<code>{text(name)}</code>" for name in lack.fields)
-        items = "".join(f"<li>{text(e.url)} <small>{text(e.task_id)}</small></li>" for e in lack.examples)
+        items = "".join(
+            f"<li>{text(e.url)} <small>{text(e.task_id)}</small></li>" for e in lack.examples
+        )
         parts += f'<p><b>{lack.records:,}</b> lack {names}</p><ul class="plain">{items}</ul>'
     return _section("Records that lack what most have", parts) if parts else ""
 
@@ -246,9 +291,15 @@ def _comparison(found: Comparison) -> str:
     heads = ("field", ">A", ">B", ">changed", ">appeared", ">vanished", "=type", "…for example")
     return "\n".join(
         (
-            _section("Two runs", _table(("", "A", "B"), [tuple(map(text, row)) for row in beside(found)])),
-            _section("Pages", plots.stacked(parts), f'<ul class="plain">{only}</ul>' if only else ""),
-            _section("Verdicts that changed", _table(("from → to", ">pages", "…for example"), verdicts))
+            _section(
+                "Two runs", _table(("", "A", "B"), [tuple(map(text, row)) for row in beside(found)])
+            ),
+            _section(
+                "Pages", plots.stacked(parts), f'<ul class="plain">{only}</ul>' if only else ""
+            ),
+            _section(
+                "Verdicts that changed", _table(("from → to", ">pages", "…for example"), verdicts)
+            )
             if verdicts
             else "",
             _section(
@@ -264,10 +315,19 @@ def _comparison(found: Comparison) -> str:
 
 
 def _change(field: FieldChange) -> tuple[str, ...]:
-    shares = (words.percent(share) + plots.bar((share, "cool")) for share in (field.share_a, field.share_b))
+    shares = (
+        words.percent(share) + plots.bar((share, "cool"))
+        for share in (field.share_a, field.share_b)
+    )
     examples = "".join(
         f'<p>{text(e.old or "(nothing)")} → {text(e.new or "(nothing)")}</p><p class="change">{text(e.url)}</p>'
         for e in field.examples
     )
     counts = (f"{count:,}" for count in (field.changed, field.appeared, field.vanished))
-    return f"<code>{text(field.path)}</code>", *shares, *counts, text(words.retyping(field)), examples
+    return (
+        f"<code>{text(field.path)}</code>",
+        *shares,
+        *counts,
+        text(words.retyping(field)),
+        examples,
+    )

@@ -44,10 +44,15 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source:
-    """Results, one after the other, and what a ledger knows beside them; `path` is None where the store gives both."""
+    """Results, one after the other, and what a ledger knows beside them; `path` is None where the
+    store gives both."""
 
     def __init__(
-        self, name: str, path: Path | None, lpm: LocalPersistenceManager | None = None, job: Job | None = None
+        self,
+        name: str,
+        path: Path | None,
+        lpm: LocalPersistenceManager | None = None,
+        job: Job | None = None,
     ) -> None:
         self.name, self.path, self.lpm, self.job = name, path, lpm, job
         self.unreadable = 0
@@ -91,13 +96,17 @@ class Source:
                     yield result
             lacking = min(due, self._due()) - read  # while it was read, some may have come or gone
             if lacking > 0:
-                self.notes.append(f"{lacking:,} results that the ledger has for this folder were not in it")
+                self.notes.append(
+                    f"{lacking:,} results that the ledger has for this folder were not in it"
+                )
         else:
             yield from self._read(self.path)
 
     def _is_due(self, file: Path) -> bool | None:
-        """Whether the ledger has a result for a file of this name; None where it knows no such task."""
-        # An archive that was killed leaves files of results that have left pending/: another source has those.
+        """Whether the ledger has a result for a file of this name; None where it knows no such
+        task."""
+        # An archive that was killed leaves files of results that have left pending/: another source
+        # has those.
         found = self._rows(
             f"""SELECT coalesce(o.state <> 'synced' AND o.archived_at IS NULL, TRUE)
                 FROM tasks t LEFT JOIN outbox o ON o.task = t.id WHERE {self._condition} AND t.task_id = ?""",
@@ -151,10 +160,13 @@ class Source:
                        min(t.id)
                 FROM tasks t WHERE {_ENDED} AND {self._condition} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2"""
         )
-        return [ErrorClass(status=s, reason=r, count=c, url=u, message=m) for s, r, c, u, m, _ in rows]
+        return [
+            ErrorClass(status=s, reason=r, count=c, url=u, message=m) for s, r, c, u, m, _ in rows
+        ]
 
     def domains(self) -> Iterator[tuple[str, int, int]]:
-        """Each domain with how many of its tasks are completed, and how many ended without a result."""
+        """Each domain with how many of its tasks are completed, and how many ended without a
+        result."""
         rows = self._rows(
             f"""SELECT t.domain, sum(t.status = 'completed'), sum({_ENDED}) FROM tasks t
                 WHERE {self._condition} GROUP BY 1"""
@@ -171,7 +183,9 @@ class Source:
         query = f"""SELECT t.id, t.url_key, t.parcel_id, t.completed_at, t.url, t.error_type, t.status FROM tasks t
                     WHERE {_ENDED} AND {self._condition}"""
         for _, key, parcel_id, at, url, reason, status in self._paged(query):
-            yield Unfinished(key=key, parcel_id=parcel_id, at=at or 0.0, url=url, reason=reason or status)
+            yield Unfinished(
+                key=key, parcel_id=parcel_id, at=at or 0.0, url=url, reason=reason or status
+            )
 
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if self.lpm is None:
@@ -188,7 +202,8 @@ class Source:
 
 
 def find(name: str, job: str | None, data_dir: Path) -> Source:
-    """What an operator means: a data folder, a folder or file of results, or a job of the store in `data_dir`."""
+    """What an operator means: a data folder, a folder or file of results, or a job of the store in
+    `data_dir`."""
     path = Path(name)
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
@@ -201,10 +216,15 @@ def find(name: str, job: str | None, data_dir: Path) -> Source:
     if is_file and name.lower().endswith(ENDINGS):
         return Source(name, path)
     missing = (
-        f"this is no file that ends in {', '.join(ENDINGS)}" if path.exists() else "there is no such file or folder"
+        f"this is no file that ends in {', '.join(ENDINGS)}"
+        if path.exists()
+        else "there is no such file or folder"
     )
     if not LocalPersistenceManager.exists(data_dir):
-        raise InputError(name, f"{missing}, and no store in {data_dir.absolute()} that could have a job of that name")
+        raise InputError(
+            name,
+            f"{missing}, and no store in {data_dir.absolute()} that could have a job of that name",
+        )
     lpm = LocalPersistenceManager(data_dir)
     try:
         return _of_job(name, lpm, name)
@@ -217,13 +237,16 @@ def _of_job(name: str, lpm: LocalPersistenceManager, job_name: str) -> Source:
     job = lpm.find_job(job_name)
     source = Source(name, None, lpm, job)
     if later := lpm.ledger.later_namesakes(job):
-        source.notes.append(f"this is the job {job.name}; the latest of a file of the same name is {later[-1].name}")
+        source.notes.append(
+            f"this is the job {job.name}; the latest of a file of the same name is {later[-1].name}"
+        )
     source.notes += _unaccounted(lpm, [job])
     return source
 
 
 def _unaccounted(lpm: LocalPersistenceManager, jobs: Sequence[Job]) -> list[str]:
-    """What is known to be missing of jobs, so that a report of what is there does not pass for one of all."""
+    """What is known to be missing of jobs, so that a report of what is there does not pass for one
+    of all."""
     found = zip(jobs, lpm.unaccounted(jobs), strict=True)
     return [f"UNACCOUNTED: {job.name}: {what}" for job, missing in found for what in missing]
 
@@ -241,7 +264,9 @@ def _folder(name: str, path: Path, job: str | None) -> Source:
             _ = lpm.ledger
             source = _of_job(name, lpm, job) if job else Source(name, None if whole else path, lpm)
             if source.path and (made := lpm.project_missing(read_all=True)):
-                source.notes.append(f"{made:,} files were missing or torn, and were made again from the ledger")
+                source.notes.append(
+                    f"{made:,} files were missing or torn, and were made again from the ledger"
+                )
             if not job:
                 lost = _unaccounted(lpm, lpm.ledger.jobs())
                 source.notes += lost or [f"UNACCOUNTED: {what}" for what in lpm.missing_pages()]
@@ -250,9 +275,13 @@ def _folder(name: str, path: Path, job: str | None) -> Source:
         lpm.close()
         if whole or job:
             raise
-        if isinstance(error, StoreFull):  # a report of what happens to be there would pass for one of all results
+        if isinstance(
+            error, StoreFull
+        ):  # a report of what happens to be there would pass for one of all results
             hint = "analyze a copy of this folder to see only what is there"
-            raise StoreFull(f"files that {name} may lack cannot be made again: {error}; {hint}") from error
+            raise StoreFull(
+                f"files that {name} may lack cannot be made again: {error}; {hint}"
+            ) from error
         source = Source(name, path)
         source.notes.append(f"the store beside it cannot be used, so only files were read: {error}")
         return source
@@ -297,7 +326,9 @@ def _lines(file: Any) -> Iterator[bytes]:
 
 def _elements(stream: TextIO) -> Iterator[str]:
     """The elements of an array as they are written, whatever the array's size."""
-    decoder = json.JSONDecoder(parse_int=str, parse_float=str)  # it only finds where an element ends
+    decoder = json.JSONDecoder(
+        parse_int=str, parse_float=str
+    )  # it only finds where an element ends
     window = stream.read(_PIECE)
     at = window.index("[") + 1
     while True:

@@ -20,13 +20,16 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 def missing(found: Profile) -> list[Missing]:
-    """What most records have and some lack, the most frequent lack first; fields that the same ones lack together."""
+    """What most records have and some lack, the most frequent lack first; fields that the same ones
+    lack together."""
     together: dict[tuple[int, tuple[Example, ...]], list[str]] = {}
     for field in found.fields:
         lack = found.results - field.records + field.empty
         if 0 < lack <= (1 - COMMON) * found.results:
             together.setdefault((lack, tuple(field.lacking)), []).append(field.path)
-    groups = [Missing(fields, lack, list(examples)) for (lack, examples), fields in together.items()]
+    groups = [
+        Missing(fields, lack, list(examples)) for (lack, examples), fields in together.items()
+    ]
     return sorted(groups, key=lambda group: -group.records)
 
 
@@ -75,7 +78,9 @@ def rate(found: Profile) -> str:
     """When the pages were fetched, and how fast."""
     if found.first is None or found.last is None:
         return UNKNOWN
-    speed = f", {found.seconds:,.1f} s, {found.pages_per_s:,.1f} pages/s" if found.pages_per_s else ""
+    speed = (
+        f", {found.seconds:,.1f} s, {found.pages_per_s:,.1f} pages/s" if found.pages_per_s else ""
+    )
     return f"{found.first[:19]} to {found.last[:19]} UTC{speed}"
 
 
@@ -84,7 +89,11 @@ def books(found: Profile) -> str:
     if found.tasks is None:
         return f"failed, skipped and expired tasks: {UNKNOWN}"
     states = ("completed", "failed", "skipped", "expired", "pending", "processing")
-    parts = [f"{getattr(found.tasks, state):,} {state}" for state in states if getattr(found.tasks, state)]
+    parts = [
+        f"{getattr(found.tasks, state):,} {state}"
+        for state in states
+        if getattr(found.tasks, state)
+    ]
     return f"{found.tasks.accepted:,} tasks accepted: {', '.join(parts) or 'none'}"
 
 
@@ -100,7 +109,9 @@ def counts(found: dict[str, int] | dict[int, int]) -> str:
 
 def names(groups: Groups) -> str:
     """The groups in a line."""
-    rest = [f"{groups.other_names:,} others: {groups.other_results:,}"] if groups.other_names else []
+    rest = (
+        [f"{groups.other_names:,} others: {groups.other_results:,}"] if groups.other_names else []
+    )
     return ", ".join([f"{group.name}: {group.results:,}" for group in groups.top] + rest) or "none"
 
 
@@ -122,7 +133,9 @@ def values(field: Field) -> str:
     """The range of a field's numbers or dates, or some of its values."""
     parts = []
     if field.numbers:
-        low, middle, high = (number(n) for n in (field.numbers.min, field.numbers.median, field.numbers.max))
+        low, middle, high = (
+            number(n) for n in (field.numbers.min, field.numbers.median, field.numbers.max)
+        )
         parts.append(low if low == high else f"{low} to {high}, median {middle}")
     if field.dates:
         first, last = field.dates
@@ -132,7 +145,13 @@ def values(field: Field) -> str:
 
 def percentiles(found: Distribution) -> list[tuple[str, float]]:
     """The percentiles that are shown."""
-    return [("p50", found.p50), ("p90", found.p90), ("p95", found.p95), ("p99", found.p99), ("max", found.max)]
+    return [
+        ("p50", found.p50),
+        ("p90", found.p90),
+        ("p95", found.p95),
+        ("p99", found.p99),
+        ("max", found.max),
+    ]
 
 
 def retyping(field: FieldChange) -> str:

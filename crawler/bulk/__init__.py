@@ -25,9 +25,11 @@ from crawler.sites import config as sites_config
 from crawler.sites.config import Sites
 
 INPUT = "input"
-"""The folder of the store with what came through a pipe, and with rejected rows that have no place elsewhere."""
+"""The folder of the store with what came through a pipe, and with rejected rows that have no place
+elsewhere."""
 COMMIT_ROWS = 5000
-"""Rows a commit: a kill in the middle costs at most these, and the same command brings them again."""
+"""Rows a commit: a kill in the middle costs at most these, and the same command brings them
+again."""
 
 
 _PIECE = 1 << 20
@@ -66,7 +68,8 @@ def import_file(
 ) -> tuple[Summary, Job]:
     """Read a file into its job; the same file again, while that job is open, continues it.
 
-    So does another state of the file where it `replaces` the one that was read from its path before.
+    So does another state of the file where it `replaces` the one that was read from its path
+    before.
     """
     sites = sites_config.load(settings.config_dir, settings.rate)
     column = how.url_column if how else None
@@ -84,7 +87,9 @@ def import_file(
     accepted = known = rejected = 0
     try:
         with lpm.errors():
-            lpm.durable.db.execute("PRAGMA cache_size=-64000")  # rows go to random places of large indexes
+            lpm.durable.db.execute(
+                "PRAGMA cache_size=-64000"
+            )  # rows go to random places of large indexes
             lpm.durable.adopt(key, _tasks(first))
             job = lpm.durable.open_job(
                 key=key,
@@ -102,7 +107,9 @@ def import_file(
                 replaces=replaces,
             )
             number = lpm.durable.number_of(job, checksum)
-        batches = chain(iter([first]), batches)  # an iterator lets go of its rows, which may be large
+        batches = chain(
+            iter([first]), batches
+        )  # an iterator lets go of its rows, which may be large
         del first
         secrets = Secrets(lpm.folder / "sessions", job.name, session)
         with lpm.importing(job), rows.RejectsFile(file, lpm.folder / INPUT) as rejects:
@@ -112,7 +119,9 @@ def import_file(
                     rejects.add(item)
                 rejected += len(bad)
                 if bad:
-                    rejected_rows = (RejectedRow(item.line, item.reason, item.text, item.item) for item in bad)
+                    rejected_rows = (
+                        RejectedRow(item.line, item.reason, item.text, item.item) for item in bad
+                    )
                     lpm.persist_rejects(job, rejected_rows, number)
                 done = lpm.persist_tasks(
                     _tasks(batch),
@@ -128,11 +137,10 @@ def import_file(
                 if accepted + known + rejected > commit_rows:
                     progress(f"{accepted + known + rejected:,} rows read")
             if rows.checksum(file) != checksum:
-                # Read again, it is another file and another job: this one would wait for ever for what it was.
+                # Read again, it is another file and another job: this one would wait for ever for
+                # what it was.
                 accept = f"{program()} job accept {shlex.quote(job.name)}"
-                reason = (
-                    f"it was changed while it was read; import it again, and keep what came in of it with: {accept}"
-                )
+                reason = f"it was changed while it was read; import it again, and keep what came in of it with: {accept}"
                 raise InputError(str(file), reason)
             with lpm.errors():
                 lpm.durable.close_import(job, lpm.now(), checksum, accepted + known + rejected)
@@ -144,7 +152,8 @@ def import_file(
 
 
 def spooled(source: BinaryIO, folder: Path) -> Path:
-    """Keep what comes through a pipe in a file named after its content: the same text again is the same job."""
+    """Keep what comes through a pipe in a file named after its content: the same text again is the
+    same job."""
     piece = source.read(_PIECE)
     if not piece:
         raise InputError("-", "there is nothing in it")
@@ -167,7 +176,9 @@ def spooled(source: BinaryIO, folder: Path) -> Path:
         part.replace(target)
         sync_folder(folder)
     except OSError as error:
-        raise StoreFull(f"what comes through the pipe cannot be kept in {folder} ({error.strerror})") from error
+        raise StoreFull(
+            f"what comes through the pipe cannot be kept in {folder} ({error.strerror})"
+        ) from error
     finally:
         part.unlink(missing_ok=True)
     return target
@@ -211,13 +222,16 @@ def _size(item: rows.Row | rows.Reject) -> int:
 
 
 def _kept(items: list[rows.Row | rows.Reject], secrets: Secrets) -> list[rows.Row | rows.Reject]:
-    """The rows, once the user names and passwords of their URLs are kept; an origin has one of them."""
+    """The rows, once the user names and passwords of their URLs are kept; an origin has one of
+    them."""
     checked: list[rows.Row | rows.Reject] = []
     for item in items:
         if isinstance(item, rows.Row) and item.credentials and not secrets.take(item.credentials):
             origin = item.credentials[0]
             reason = f"another row names another user or password for {origin}; import it under another --job"
-            checked.append(rows.Reject(item.task.line or 0, reason, item.task.address.url, item.task.item))
+            checked.append(
+                rows.Reject(item.task.line or 0, reason, item.task.address.url, item.task.item)
+            )
         else:
             checked.append(item)
     secrets.save()
@@ -231,4 +245,6 @@ def _tasks(items: list[rows.Row | rows.Reject]) -> Iterator[NewTask]:
 def _check_all(file: Path, sites: Sites, url_column: str | None) -> None:
     for item in rows.read(file, sites, url_column):
         if isinstance(item, rows.Reject):
-            raise InputError(str(file), f"{item.reason}; nothing was imported (--strict)", item.line, item.item)
+            raise InputError(
+                str(file), f"{item.reason}; nothing was imported (--strict)", item.line, item.item
+            )

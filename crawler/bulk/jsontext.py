@@ -1,4 +1,5 @@
-"""JSON that may be broken: an array read element by element, whatever its size, and objects with clear faults."""
+"""JSON that may be broken: an array read element by element, whatever its size, and objects with
+clear faults."""
 
 import json
 import math
@@ -20,9 +21,11 @@ _MAX_DIGITS = 4000
 """Python refuses to turn more than 4,300 digits into a number."""
 
 _PASSED = 1 << 16
-"""How much may stay in the window behind us: at every mistake, the parser counts the lines from there on."""
+"""How much may stay in the window behind us: at every mistake, the parser counts the lines from
+there on."""
 _CREDIT = 300_000
-"""How many brackets may be looked at in vain for the ends of broken elements, besides some for each that was read."""
+"""How many brackets may be looked at in vain for the ends of broken elements, besides some for each
+that was read."""
 _STARTS = 20
 _PAIRS = {"[": "]", "{": "}"}
 _MARK = re.compile(r'\\.|["\[\]{},]', re.DOTALL)
@@ -34,7 +37,8 @@ _BOUNDARY = re.compile(r"\s*(?:,\s*[{\]]|[\]{]|$)")
 
 
 class Element(msgspec.Struct, frozen=True):
-    """An element of an array as it is written; where there is a fault, `text` is only its beginning."""
+    """An element of an array as it is written; where there is a fault, `text` is only its
+    beginning."""
 
     line: int
     text: str
@@ -56,7 +60,8 @@ def loads(text: str) -> Any:
 
 
 def _may_repeat_keys(text: str, value: Any) -> bool:
-    """Whether the text may have more keys than its value; what only looks like a key is counted too."""
+    """Whether the text may have more keys than its value; what only looks like a key is counted
+    too."""
     return text.count('":') + sum(map(text.count, _BEFORE_COLON)) > _count_keys(value)
 
 
@@ -83,7 +88,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _second_opinion(text: str) -> Any:
-    """Python's own parser is slower, but takes numbers of any length, and its messages name the mistake."""
+    """Python's own parser is slower, but takes numbers of any length, and its messages name the
+    mistake."""
     try:
         value = json.loads(
             text,
@@ -145,7 +151,8 @@ def elements(path: Path, texts: Iterator[str]) -> Iterator[Element]:
 
 
 class _Array:
-    """A window on the text of an array; it moves from element to element, and past the broken ones."""
+    """A window on the text of an array; it moves from element to element, and past the broken
+    ones."""
 
     # It only finds where an element ends: numbers are left as they are, however long.
     _decoder = json.JSONDecoder(parse_int=str, parse_float=str)
@@ -156,8 +163,8 @@ class _Array:
         self._ended = self._closed = False
         self._broken: InputError | None = None
         self._keys: frozenset[str] = frozenset()
-        # Where the window begins in the text, and what is known from earlier mistakes: else a file full of them would
-        # be searched to the end of the window for each.
+        # Where the window begins in the text, and what is known from earlier mistakes: else a file
+        # full of them would be searched to the end of the window for each.
         self._base = self._credit_used = self._searched = 0
         self._starts: deque[int] = deque()
         self._unrelated: tuple[int, set[int]] = (0, set())
@@ -174,17 +181,23 @@ class _Array:
                 continue
             self._take(self._at + 1)
             if self._gap():
-                yield Element(self._line, self._beginning(), "something follows the end of the array")
+                yield Element(
+                    self._line, self._beginning(), "something follows the end of the array"
+                )
         if self._broken:
             raise InputError(self._broken.path, self._broken.reason, self._line)
         if not self._closed:
-            yield Element(self._line, "", "the file ends before the array does; rows may be missing")
+            yield Element(
+                self._line, "", "the file ends before the array does; rows may be missing"
+            )
 
     def _enter(self) -> None:
         sign = self._window[self._at]
         if sign != "[":
             hint = "; a file with one object per line should end in .jsonl" if sign == "{" else ""
-            raise InputError(str(self._path), f"the top level is not an array of objects{hint}", self._line)
+            raise InputError(
+                str(self._path), f"the top level is not an array of objects{hint}", self._line
+            )
         self._take(self._at + 1)
 
     def _gap(self) -> bool:
@@ -230,7 +243,11 @@ class _Array:
             return Element(line, beginning, _TOO_DEEP)
         except json.JSONDecodeError as error:
             return self._bad_element(error)
-        return Element(line, text) if len(text) <= MAX_LINE else Element(line, beginning, too_long(len(text)))
+        return (
+            Element(line, text)
+            if len(text) <= MAX_LINE
+            else Element(line, beginning, too_long(len(text)))
+        )
 
     def _end(self) -> int:
         try:
@@ -249,7 +266,9 @@ class _Array:
 
     def _bad_element(self, error: json.JSONDecodeError) -> Element:
         line, beginning = self._line, self._beginning()
-        margin = 0 if self._ended else 8  # of an escape or a word that is cut, the place of its beginning is told
+        margin = (
+            0 if self._ended else 8
+        )  # of an escape or a word that is cut, the place of its beginning is told
         cut = error.msg.startswith("Unterminated") or error.pos >= len(self._window) - margin
         following = self._alike() if cut and not self._ended else self._following(error.pos)
         if following is not None:
@@ -275,7 +294,11 @@ class _Array:
         """Where to go on behind an element with a mistake, if that can be told."""
         text, at = self._window, self._at
         before = text[at:wrong]
-        if text[wrong : wrong + 1] == "{" and before.rstrip(" \t").endswith((",", "\n")) and _depths(before)[1] == 1:
+        if (
+            text[wrong : wrong + 1] == "{"
+            and before.rstrip(" \t").endswith((",", "\n"))
+            and _depths(before)[1] == 1
+        ):
             return wrong  # the brace that should close this element is missing
         if text[at] != "{":
             return self._alike() or self._related() or self._opening()
@@ -309,7 +332,8 @@ class _Array:
         return None
 
     def _related(self) -> int | None:
-        """The next object that has most keys in common with the last good element, as those inside it rarely have."""
+        """The next object that has most keys in common with the last good element, as those inside
+        it rarely have."""
         end = self._base + len(self._window)
         if self._unrelated[0] != end:  # what a longer window shows may be related
             self._unrelated = (end, set())
@@ -324,7 +348,8 @@ class _Array:
         return None
 
     def _next_starts(self) -> list[int]:
-        """Where in the text the next few objects begin; only those, for it is done for every mistake."""
+        """Where in the text the next few objects begin; only those, for it is done for every
+        mistake."""
         while self._starts and self._starts[0] < self._base + self._at:
             self._starts.popleft()
         begin = max(self._at, self._searched - self._base)
@@ -344,7 +369,8 @@ class _Array:
         return found if found >= 0 else None
 
     def _closing(self) -> int | None:
-        """The brace that closes this element if those in strings count too: a string may be what is not closed."""
+        """The brace that closes this element if those in strings count too: a string may be what is
+        not closed."""
         depth = 0
         for brace in _BRACE.finditer(self._window, self._at):
             depth += 1 if brace[0] == "{" else -1
@@ -353,7 +379,8 @@ class _Array:
         return None
 
     def _skip(self) -> int:
-        """Go behind an element that is too long or too deep to be parsed, and say how long it is."""
+        """Go behind an element that is too long or too deep to be parsed, and say how long it
+        is."""
         nesting, size = _Nesting(), 0
         while True:
             behind = self._at

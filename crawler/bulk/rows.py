@@ -1,4 +1,5 @@
-"""Rows of CSV, JSON, JSONL, TXT and XLSX files into new tasks, as a stream; a bad row never stops the good ones."""
+"""Rows of CSV, JSON, JSONL, TXT and XLSX files into new tasks, as a stream; a bad row never stops
+the good ones."""
 
 import csv
 import difflib
@@ -47,11 +48,14 @@ _WHOLE = re.compile(r"\+?0*([1-9])(?:\.0*)?")
 _MARKUP = re.compile(r"<(?:!doctype|!--|\?xml|html|head|body|script)", re.IGNORECASE)
 _ARRAY = re.compile(r"\[\s*(?:\{|\n|$)")
 _CUTS = re.compile(r"""(["\r\n,])""")
-_URL_START = re.compile(r"""\bhttps?:[\\/]*|\b[a-z][a-z0-9+.-]{0,20}:[\\/]{2,}|(?<![\w:])[\\/]{2,}""", re.IGNORECASE)
+_URL_START = re.compile(
+    r"""\bhttps?:[\\/]*|\b[a-z][a-z0-9+.-]{0,20}:[\\/]{2,}|(?<![\w:])[\\/]{2,}""", re.IGNORECASE
+)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row that can become a task; `credentials` are what its URL held of them, by origin: the task has them not.
+    """A row that can become a task; `credentials` are what its URL held of them, by origin: the
+    task has them not.
 
     `size` is about what it takes in memory.
     """
@@ -84,7 +88,8 @@ class Fields(msgspec.Struct, frozen=True):
 
 
 class _Form(NamedTuple):
-    """What rows are read for: tasks, whose URL the sites' templates may give, or fields with these known among them."""
+    """What rows are read for: tasks, whose URL the sites' templates may give, or fields with these
+    known among them."""
 
     sites: Sites | None = None
     known: frozenset[str] = frozenset()
@@ -98,10 +103,11 @@ _Items = Iterator[Row | Fields | Reject]
 
 
 def read(path: Path, sites: Sites | None = None, url_column: str | None = None) -> Rows:
-    """Every row of a file, good or bad, in its order; raises `InputError` where the file as a whole is unusable.
+    """Every row of a file, good or bad, in its order; raises `InputError` where the file as a whole
+    is unusable.
 
-    The URLs are in the column `url`, or in that one. A row without a URL gets it from the `url_template` of the site
-    that its `platform` names.
+    The URLs are in the column `url`, or in that one. A row without a URL gets it from the
+    `url_template` of the site that its `platform` names.
     """
     if sites is not None and not sites.templates:
         sites = None
@@ -111,8 +117,8 @@ def read(path: Path, sites: Sites | None = None, url_column: str | None = None) 
 def read_fields(path: Path, known: frozenset[str]) -> Iterator[Fields | Reject]:
     """Every row of a file as its fields, good or bad; as `read`, but no row needs a URL.
 
-    The known columns go by these names, however their case is in the file, and their numbers are text as it is written
-    there; a table must have one of them.
+    The known columns go by these names, however their case is in the file, and their numbers are
+    text as it is written there; a table must have one of them.
     """
     return cast(Iterator[Fields | Reject], _items(path, _Form(known=known)))
 
@@ -128,13 +134,16 @@ def _items(path: Path, form: _Form) -> _Items:
         rows = _READERS[ending](path, chain((first,), texts), form)
     row = next(rows, None)
     if row is None:
-        raise InputError(str(path), "there are no rows in it" + (", only a header" if ending in _TABLES else ""))
+        raise InputError(
+            str(path), "there are no rows in it" + (", only a header" if ending in _TABLES else "")
+        )
     yield row
     yield from rows
 
 
 def batches(items: Iterator[T], rows: int, size: Callable[[T], int]) -> Iterator[list[T]]:
-    """The rows in lists, shorter where they are large: five thousand of a megabyte would take gigabytes of memory.
+    """The rows in lists, shorter where they are large: five thousand of a megabyte would take
+    gigabytes of memory.
 
     Those that were read before an `InputError` come before it is raised.
     """
@@ -195,7 +204,9 @@ class RejectsFile:
 
     def __init__(self, source: Path, instead: Path | None = None) -> None:
         self.path = source.with_name(f"{source.name}.rejects.jsonl")
-        place = hashlib.sha256(os.fsencode(source.absolute())).hexdigest()[:8]  # a file of that name may be elsewhere
+        place = hashlib.sha256(os.fsencode(source.absolute())).hexdigest()[
+            :8
+        ]  # a file of that name may be elsewhere
         name = os.fsencode(source.name)[:100].decode("utf-8", "ignore")
         self._instead = instead / f"{name}.{place}.rejects.jsonl" if instead else None
         self._file: BinaryIO | None = None
@@ -214,7 +225,8 @@ class RejectsFile:
 
     @property
     def _part(self) -> Path:
-        # With the process in its name: two imports of one file at a time must not write into one another's.
+        # With the process in its name: two imports of one file at a time must not write into one
+        # another's.
         return self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
 
     def _opened(self) -> BinaryIO:
@@ -227,14 +239,21 @@ class RejectsFile:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self._part.open("wb")
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if kind is not None and not issubclass(kind, InputError):
             self._discard()  # broken off in the middle: half a list would look like all of it
         elif self._file is not None:
             self._publish(self._file)
         elif kind is None:
             for path in filter(None, (self.path, self._instead)):
-                with suppress(OSError):  # a folder that cannot be written is no concern of an import without rejects
+                with suppress(
+                    OSError
+                ):  # a folder that cannot be written is no concern of an import without rejects
                     path.unlink()
 
     def _publish(self, file: BinaryIO) -> None:
@@ -301,7 +320,8 @@ def _is_object(line: str) -> bool:
 
 
 def _refuse_foreign(path: Path, reader: "Reader", text: str) -> None:
-    """Tell by its beginning a file that is not what its name says, before each of its rows is rejected."""
+    """Tell by its beginning a file that is not what its name says, before each of its rows is
+    rejected."""
     start, found = text[:KEPT].lstrip(), None
     if _MARKUP.match(start):
         found = "HTML or XML"
@@ -351,7 +371,9 @@ def _columns(names: tuple[str, ...], url: str = "url") -> _Columns:
     return _Columns(**given | {"url": found.get(url, url)})
 
 
-def _row(line: int, fields: dict[str, Any], columns: _Columns, text: str, form: _Form) -> Row | Fields | Reject:
+def _row(
+    line: int, fields: dict[str, Any], columns: _Columns, text: str, form: _Form
+) -> Row | Fields | Reject:
     if "\0" in text:
         return _reject(line, "there is a NUL byte in this row", text)
     try:
@@ -413,7 +435,9 @@ def _made_url(fields: dict[str, Any], sites: Sites, text: str) -> str:
     site = sites.named(str(platform))
     if site is None or site.url_template is None:
         known = ", ".join(sites.templates)
-        raise _BadRow(f"there is no url, and no site {str(platform)[:60]!r} with a url_template; there are: {known}")
+        raise _BadRow(
+            f"there is no url, and no site {str(platform)[:60]!r} with a url_template; there are: {known}"
+        )
     try:
         return expand(site.url_template, column)
     except ValueError as error:
@@ -444,7 +468,13 @@ def _as_text(value: Any, name: str, text: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    kinds = {
+        dict: "an object",
+        list: "a list",
+        str: "a text",
+        bool: "true or false",
+        type(None): "null",
+    }
     return kinds.get(type(value), "a number")
 
 
@@ -462,14 +492,16 @@ def _reject(line: int, reason: str, text: str) -> Reject:
 
 
 def _redacted(text: str) -> str:
-    """Without passwords; JSON may write `http:\\/\\/`, a browser takes `http:user@host`, a row may hold many URLs."""
+    """Without passwords; JSON may write `http:\\/\\/`, a browser takes `http:user@host`, a row may
+    hold many URLs."""
     if "@" in text:
         text = "".join(_without_user_info(part) for part in _CUTS.split(text))
     return without_credentials(text)
 
 
 def _without_user_info(part: str) -> str:
-    """Without what stands between the start of a URL and the last `@`; a search for both at once would be cubic."""
+    """Without what stands between the start of a URL and the last `@`; a search for both at once
+    would be cubic."""
     start, last = _URL_START.search(part), part.rfind("@")
     return f"{part[: start.end()]}***{part[last:]}" if start and start.end() <= last else part
 
@@ -546,7 +578,8 @@ def _csv_rows(path: Path, texts: Iterator[str], form: _Form) -> _Items:
 
 
 class _Source:
-    """Lines that can be put back, so that an unclosed quote costs the line it is in and no other."""
+    """Lines that can be put back, so that an unclosed quote costs the line it is in and no
+    other."""
 
     def __init__(self, source: Iterator[Line]) -> None:
         self._lines = source
@@ -568,10 +601,13 @@ class _Source:
         self._back.extendleft(reversed(taken))
 
     def record(self, first: Line, delimiter: str) -> tuple[list[str], list[Line]]:
-        """The cells that begin in this line, and all the lines they took; `csv.Error` if they have no proper end."""
+        """The cells that begin in this line, and all the lines they took; `csv.Error` if they have
+        no proper end."""
         taken: list[Line] = []
         try:
-            return next(csv.reader(self._quoted(first, taken), delimiter=delimiter, strict=True)), taken
+            return next(
+                csv.reader(self._quoted(first, taken), delimiter=delimiter, strict=True)
+            ), taken
         except csv.Error:
             self.put_back(taken[1:])
             raise
@@ -590,13 +626,16 @@ class _Source:
     def _next_or_none(self) -> Line | None:
         try:
             return next(self, None)
-        except InputError as broken:  # raised later: the lines taken may be good rows behind an unclosed quote
+        except (
+            InputError
+        ) as broken:  # raised later: the lines taken may be good rows behind an unclosed quote
             self._broken = broken
             return None
 
 
 def _header(path: Path, source: _Source, form: _Form) -> tuple[list[str], str]:
-    """The columns' names and the delimiter: one that yields a `url`, and of those the one that yields most columns."""
+    """The columns' names and the delimiter: one that yields a `url`, and of those the one that
+    yields most columns."""
     first = next((line for line in source if line.text.strip()), None)
     if first is None:
         raise InputError(str(path), "there is neither a header nor a row in it")
@@ -616,7 +655,11 @@ def _header(path: Path, source: _Source, form: _Form) -> tuple[list[str], str]:
 
 def _gives_urls(names: Sequence[str], form: _Form) -> bool:
     plain = {_plain(name) for name in names}
-    return form.url in plain or bool(plain & form.known) or (form.sites is not None and "platform" in plain)
+    return (
+        form.url in plain
+        or bool(plain & form.known)
+        or (form.sites is not None and "platform" in plain)
+    )
 
 
 def _names(path: Path, cells: list[str], line: int, form: _Form) -> list[str]:
@@ -624,7 +667,10 @@ def _names(path: Path, cells: list[str], line: int, form: _Form) -> list[str]:
     if not _gives_urls(cells, form):
         instead = "; a 'platform' with any other column would do, too" if form.known else ""
         raise InputError(str(path), _no_url(cells, form.url) + instead, line)
-    names = [name.replace("\ufeff", "") if name.strip() else f"column {n}" for n, name in enumerate(cells, 1)]
+    names = [
+        name.replace("\ufeff", "") if name.strip() else f"column {n}"
+        for n, name in enumerate(cells, 1)
+    ]
     longest = max(names, key=len)
     if len(longest) > MAX_NAME:
         reason = f"the column {longest[:60]!r}… has a name of {len(longest):,} characters, more than {MAX_NAME:,}"
@@ -663,14 +709,19 @@ class _Table:
         try:
             cells, taken = self._source.record(line, self._delimiter)
         except csv.Error:
-            return _reject(line.number, "a quote is not closed, or something stands behind a closed one", line.text)
+            return _reject(
+                line.number,
+                "a quote is not closed, or something stands behind a closed one",
+                line.text,
+            )
         if len(taken) > 1 and (len(cells) > len(self._names) or self._swallowed(cells, taken)):
             self._source.put_back(taken[1:])
             return _reject(line.number, "a quote is not closed", line.text)
         return self.row(line.number, cells, "".join(part.text for part in taken))
 
     def _swallowed(self, cells: Sequence[str], taken: Sequence[Line]) -> bool:
-        """Whether most lines inside a record look like other rows: then two stray quotes have met across them."""
+        """Whether most lines inside a record look like other rows: then two stray quotes have met
+        across them."""
         own, inner = self._url(cells), [line.text.split(self._delimiter) for line in taken[1:-1]]
         found = (self._url(parts) for parts in inner if len(parts) == len(self._names))
         return sum(url.startswith("http") and url != own for url in found) * 2 > len(inner)
@@ -684,7 +735,9 @@ class _Table:
             return _reject(line, f"{len(cells)} cells, but the header has {len(self._names)}", text)
         if len(cells) <= self._url_at and not self._form.known:
             return _reject(line, f"the row ends after {len(cells)} cells, before its url", text)
-        return _row(line, dict(zip(self._names, cells, strict=False)), self._columns, text, self._form)
+        return _row(
+            line, dict(zip(self._names, cells, strict=False)), self._columns, text, self._form
+        )
 
 
 # XLSX.

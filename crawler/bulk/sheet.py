@@ -1,6 +1,7 @@
 """The first sheet of an Excel workbook (.xlsx) as a stream of rows of text, whatever its size.
 
-An own reader over zipfile and expat, because the libraries hold all cells or all shared strings in memory.
+An own reader over zipfile and expat, because the libraries hold all cells or all shared strings in
+memory.
 """
 
 import os
@@ -25,7 +26,8 @@ from crawler.errors import InputError
 MAX_PART = 4 << 30
 """How much a part of a workbook may unpack to."""
 MAX_RATIO = 200
-"""Above 64 MB, what unpacks to more than so many times its size is a bomb; real sheets reach some 30."""
+"""Above 64 MB, what unpacks to more than so many times its size is a bomb; real sheets reach some
+30."""
 MAX_COLUMNS = 1_000
 """A row with a cell behind these is rejected; a header with one makes the file unusable."""
 MAX_TEXT = 1 << 30
@@ -49,7 +51,8 @@ Names = dict[str, str]
 class Record(NamedTuple):
     """A row: its number, and by column, from 1, its cells that are not blank.
 
-    Where `size` is more than `MAX_LINE`, later cells are left out; where there is a `fault`, the cells it is about.
+    Where `size` is more than `MAX_LINE`, later cells are left out; where there is a `fault`, the
+    cells it is about.
     """
 
     number: int
@@ -70,7 +73,8 @@ class _Book(NamedTuple):
 
 
 def records(path: Path) -> Iterator[Record]:
-    """The rows of the first sheet that are not empty; raises `InputError` from where on the file cannot be used."""
+    """The rows of the first sheet that are not empty; raises `InputError` from where on the file
+    cannot be used."""
     with opened(path) as file, _damage(path), TemporaryFile() as texts, TemporaryFile() as places:
         book = _Workbook(path, file)
         about = book.about()
@@ -118,10 +122,17 @@ def _has_rows(path: Path, book: "_Workbook", part: str) -> bool:
 def _damage(path: Path) -> Iterator[None]:
     try:
         yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last: there is a password
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        RuntimeError,
+    ) as error:  # the last: there is a password
         raise InputError(str(path), f"the workbook is damaged or protected ({error})") from None
     except expat.ExpatError as error:
-        raise InputError(str(path), f"the workbook is damaged: its XML is not well-formed ({error})") from None
+        raise InputError(
+            str(path), f"the workbook is damaged: its XML is not well-formed ({error})"
+        ) from None
     except OSError as error:
         raise InputError(str(path), f"reading failed: {error}") from None
 
@@ -141,7 +152,10 @@ class _Workbook:
     def about(self) -> _Book:
         """Where the first sheet, the shared strings and the styles are."""
         root = self._relations("", "_rels/.rels")
-        main = next((target for kind, target in root.values() if kind == "officeDocument"), "xl/workbook.xml")
+        main = next(
+            (target for kind, target in root.values() if kind == "officeDocument"),
+            "xl/workbook.xml",
+        )
         folder, name = posixpath.split(main)
         parts = self._relations(folder, f"{folder}/_rels/{name}.rels")
         found: dict[str, str] = {}  # only what stands first
@@ -163,7 +177,9 @@ class _Workbook:
             raise InputError(str(self._path), "there is no sheet in this workbook")
         one = {kind: target for kind, target in parts.values() if self._has(target)}
         since_1904 = found.get("date1904") in ("1", "true")
-        return _Book(found["sheet"], others, one.get("sharedStrings"), one.get("styles"), since_1904)
+        return _Book(
+            found["sheet"], others, one.get("sharedStrings"), one.get("styles"), since_1904
+        )
 
     def _relations(self, folder: str, part: str) -> dict[str, tuple[str, str]]:
         """Kind and target by id."""
@@ -171,7 +187,9 @@ class _Workbook:
 
         def start(name: str, attributes: Names) -> None:
             if name == "Relationship":
-                target = posixpath.normpath(posixpath.join("/" + folder, attributes.get("Target", "")))
+                target = posixpath.normpath(
+                    posixpath.join("/" + folder, attributes.get("Target", ""))
+                )
                 kind = attributes.get("Type", "").rpartition("/")[2]
                 found[attributes.get("Id", "")] = (kind, target.lstrip("/"))
                 if len(found) > _MAX_RELATIONS:
@@ -191,23 +209,34 @@ class _Workbook:
     def parsing(self, part: str, reading: "_Reading") -> Iterator[None]:
         """Parse a part piece by piece; elements go by their names without a prefix."""
         if not self._has(part):
-            raise InputError(str(self._path), f"this is not an Excel workbook: it has no part {part[:100]}")
+            raise InputError(
+                str(self._path), f"this is not an Excel workbook: it has no part {part[:100]}"
+            )
         info = self._zip.getinfo(part)
         packed = min(info.compress_size, self._size)  # as it is claimed, and as it can be
         if info.file_size > MAX_PART or info.file_size > max(64 << 20, MAX_RATIO * packed):
-            raise InputError(str(self._path), f"{part[:100]} unpacks to {info.file_size:,} bytes, as only bombs do")
+            raise InputError(
+                str(self._path),
+                f"{part[:100]} unpacks to {info.file_size:,} bytes, as only bombs do",
+            )
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             # The only two of a workbook, and zipfile unpacks the others without a limit.
             raise zipfile.BadZipFile(f"{part[:100]} is packed as no workbook is")
         names: Names = {}
         parser = expat.ParserCreate(intern=names)
         parser.buffer_text = True
-        if hasattr(parser, "SetReparseDeferralEnabled"):  # a newer expat would hold much more than the present tag
+        if hasattr(
+            parser, "SetReparseDeferralEnabled"
+        ):  # a newer expat would hold much more than the present tag
             parser.SetReparseDeferralEnabled(False)
 
         def first(name: str, attributes: Names) -> None:
-            if ":" in name:  # some programs write <x:row>; without a prefix each call is spared its cutting off
-                parser.StartElementHandler = lambda name, attributes: reading.start(name.rpartition(":")[2], attributes)
+            if (
+                ":" in name
+            ):  # some programs write <x:row>; without a prefix each call is spared its cutting off
+                parser.StartElementHandler = lambda name, attributes: reading.start(
+                    name.rpartition(":")[2], attributes
+                )
                 parser.EndElementHandler = lambda name: reading.end(name.rpartition(":")[2])
             else:
                 parser.StartElementHandler, parser.EndElementHandler = reading.start, reading.end
@@ -222,10 +251,18 @@ class _Workbook:
                 fed += len(piece)
                 try:
                     parser.Parse(piece, False)
-                except (LookupError, ValueError) as error:  # an encoding that Python does not know or expat cannot take
+                except (
+                    LookupError,
+                    ValueError,
+                ) as error:  # an encoding that Python does not know or expat cannot take
                     raise zipfile.BadZipFile(f"{part[:100]}: {error}") from None
-                # Expat holds a tag until its end, one that is open until it is closed, and names for ever.
-                if fed - parser.CurrentByteIndex > _MAX_TOKEN or len(names) > _MAX_NAMES or reading.depth > _MAX_DEPTH:
+                # Expat holds a tag until its end, one that is open until it is closed, and names
+                # for ever.
+                if (
+                    fed - parser.CurrentByteIndex > _MAX_TOKEN
+                    or len(names) > _MAX_NAMES
+                    or reading.depth > _MAX_DEPTH
+                ):
                     raise InputError(str(self._path), f"{part[:100]} is not the XML of a workbook")
                 yield
         parser.Parse(b"", True)
@@ -241,7 +278,8 @@ def _refuse_foreign(path: Path, file: BinaryIO) -> None:
         raise InputError(str(path), "the file is empty")
     if start == b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1":
         raise InputError(
-            str(path), "this is an old Excel file (.xls) or has a password; save it as .xlsx without one, or as CSV"
+            str(path),
+            "this is an old Excel file (.xls) or has a password; save it as .xlsx without one, or as CSV",
         )
     if not start.startswith(b"PK\x03\x04"):
         raise InputError(str(path), "this is not an Excel workbook, though its name ends in .xlsx")
@@ -274,7 +312,8 @@ class _Starts(_Reading):
 
 
 class _Strings(_Reading):
-    """The shared strings, in unlinked files: one of the texts, one of the places where each of them ends."""
+    """The shared strings, in unlinked files: one of the texts, one of the places where each of them
+    ends."""
 
     def __init__(self, texts: BinaryIO, places: BinaryIO) -> None:
         self._texts, self._places = texts, places
@@ -292,10 +331,14 @@ class _Strings(_Reading):
             self._phonetic = True
 
     def text(self, data: str) -> None:
-        if self._wanted and self._size <= MAX_LINE:  # one character more than a row may have, so that it is rejected
+        if (
+            self._wanted and self._size <= MAX_LINE
+        ):  # one character more than a row may have, so that it is rejected
             self._parts.append(data[: MAX_LINE + 1])
             self._size += len(data)
-            if len(self._parts) > _MAX_PARTS:  # of a character each, they would take a hundred times its memory
+            if (
+                len(self._parts) > _MAX_PARTS
+            ):  # of a character each, they would take a hundred times its memory
                 self._parts = ["".join(self._parts)]
 
     def end(self, name: str) -> None:
@@ -336,7 +379,8 @@ class _Strings(_Reading):
 
 
 class _Styles(_Reading):
-    """How numbers are to be read, by the number of their cell's style: as dates, with leading zeros, as they are."""
+    """How numbers are to be read, by the number of their cell's style: as dates, with leading
+    zeros, as they are."""
 
     def __init__(self, dates_from_1904: bool) -> None:
         self._epoch = datetime(1904, 1, 1) if dates_from_1904 else datetime(1899, 12, 30)  # noqa: DTZ001
@@ -349,7 +393,9 @@ class _Styles(_Reading):
         if len(self._cells) + len(self._codes) > MAX_STYLES:
             raise zipfile.BadZipFile(f"more than {MAX_STYLES:,} styles")
         if name == "numFmt":
-            self._codes[attributes.get("numFmtId", "")[:9]] = attributes.get("formatCode", "")[:_MAX_FORMAT]
+            self._codes[attributes.get("numFmtId", "")[:9]] = attributes.get("formatCode", "")[
+                :_MAX_FORMAT
+            ]
         elif name in ("cellXfs", "cellStyleXfs", "cellStyles", "dxfs"):
             self._in_cells = name == "cellXfs"
         elif name == "xf" and self._in_cells:
@@ -366,7 +412,8 @@ class _Styles(_Reading):
         return any(sign in shown for sign in "dmyhs") and "[" not in shown and shown != "general"
 
     def number(self, text: str, style: str) -> str:
-        """A number as its cell shows it, as far as that matters: 123 for 123.0, 2026-11-15 for a date."""
+        """A number as its cell shows it, as far as that matters: 123 for 123.0, 2026-11-15 for a
+        date."""
         known = style and _is_number(style) and int(style) < len(self._cells)
         meaning = self._cells[int(style)] if known else 0
         if meaning is True:
@@ -389,7 +436,8 @@ class _Styles(_Reading):
 
 
 def _plain_number(text: str) -> str:
-    """Without `.0` and exponents, and with the 15 digits that Excel shows: 0.1, not 0.10000000000000001."""
+    """Without `.0` and exponents, and with the 15 digits that Excel shows: 0.1, not
+    0.10000000000000001."""
     if re.fullmatch(r"-?\d+", text):
         return text
     try:
@@ -405,11 +453,14 @@ def unescaped(text: str) -> str:
     """The text with Excel's `_x000D_` for characters that XML cannot hold undone."""
     if "_x" not in text:
         return text
-    return _ESCAPED.sub(lambda found: found[0] if found[1][0] in "dD" else chr(int(found[1], 16)), text)
+    return _ESCAPED.sub(
+        lambda found: found[0] if found[1][0] in "dD" else chr(int(found[1], 16)), text
+    )
 
 
 class _Row:
-    """A row as it is written: what its cells hold is not looked up before somebody asks for the row."""
+    """A row as it is written: what its cells hold is not looked up before somebody asks for the
+    row."""
 
     __slots__ = ("cells", "fault", "number", "size")
 
@@ -433,13 +484,16 @@ class _Sheet(_Reading):
         self._wanted = self._phonetic = self._formula = False
 
     def records(self) -> Iterator[Record]:
-        """The rows that have come to their end since the last time, each made when it is asked for."""
+        """The rows that have come to their end since the last time, each made when it is asked
+        for."""
         rows, self._rows = self._rows, []
         for row in rows:
             record = self._record(row)
             self._total += record.size
             if self._total > MAX_TEXT:
-                raise InputError(str(self._path), f"its cells have more than {MAX_TEXT:,} characters", row.number)
+                raise InputError(
+                    str(self._path), f"its cells have more than {MAX_TEXT:,} characters", row.number
+                )
             if record.cells or record.fault:
                 yield record
 
@@ -478,11 +532,11 @@ class _Sheet(_Reading):
         if name == "c":
             if self._parts:
                 self._put("".join(self._parts))
-            elif self._formula and self._about.get("t") != "str":  # a program that computes nothing has written it
+            elif (
+                self._formula and self._about.get("t") != "str"
+            ):  # a program that computes nothing has written it
                 place = self._about.get("r", "")[:20]
-                self._row.fault = (
-                    f"the formula of cell {place!r} has no value; save the workbook in a spreadsheet program"
-                )
+                self._row.fault = f"the formula of cell {place!r} has no value; save the workbook in a spreadsheet program"
         elif name in ("v", "t"):
             self._wanted = False
         elif name == "row":
@@ -510,7 +564,9 @@ class _Sheet(_Reading):
             value = cells[column] = self._value(row, kind, style, text)
             if column > width and value and not value.isspace():
                 width = column
-        if width != max(cells, default=0):  # blank ones behind the last that is not are no part of the row
+        if width != max(
+            cells, default=0
+        ):  # blank ones behind the last that is not are no part of the row
             cells = {column: value for column, value in cells.items() if column <= width and value}
         return Record(row.number, cells, row.size, row.fault)
 
@@ -531,7 +587,9 @@ class _Sheet(_Reading):
         except (ValueError, IndexError):
             row.fault = f"there is no shared string {text[:20]!r}"
             return ""
-        if row.size > MAX_LINE:  # the row is rejected: a long string is not read for each of its cells
+        if (
+            row.size > MAX_LINE
+        ):  # the row is rejected: a long string is not read for each of its cells
             row.size += size
             return ""
         found = self._strings.at(begin, size)

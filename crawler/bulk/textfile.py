@@ -1,4 +1,5 @@
-"""The text of a file as a stream: unpacked, decoded and cut into lines, whatever its size and its encoding."""
+"""The text of a file as a stream: unpacked, decoded and cut into lines, whatever its size and its
+encoding."""
 
 import codecs
 import gzip
@@ -48,8 +49,8 @@ _BOMS = {  # the longer first: the BOM of UTF-16 is how that of UTF-32 begins
     codecs.BOM_UTF16_BE: "utf-16",
 }
 _CODE_PAGES = {
-    # What the detector says, and how we read it. Its other guesses (ISO-8859-10, IBM852, …) are in short samples
-    # nearly always Western text, so they are read as cp1252.
+    # What the detector says, and how we read it. Its other guesses (ISO-8859-10, IBM852, …) are in
+    # short samples nearly always Western text, so they are read as cp1252.
     "WINDOWS-1250": "cp1250",
     "ISO-8859-2": "cp1250",
     "WINDOWS-1251": "cp1251",
@@ -103,7 +104,8 @@ def opened(path: Path) -> io.BufferedReader:
 
 
 def pieces(path: Path, *, packed: bool) -> Iterator[str]:
-    """The text of a file, in pieces that are cut anywhere; `packed` says that it should be gzip data."""
+    """The text of a file, in pieces that are cut anywhere; `packed` says that it should be gzip
+    data."""
     content = _content(path, packed)
     sample, broken = _sample(content)
     if not sample:
@@ -118,7 +120,8 @@ def pieces(path: Path, *, packed: bool) -> Iterator[str]:
 
 
 def lines(texts: Iterable[str]) -> Iterator[Line]:
-    """Lines that end in LF, CRLF or CR (`str.splitlines` would also cut at form feeds and the like)."""
+    """Lines that end in LF, CRLF or CR (`str.splitlines` would also cut at form feeds and the
+    like)."""
     number, rest, dropped = 0, "", 0
     try:
         for text in texts:
@@ -155,17 +158,18 @@ def _content(path: Path, packed: bool) -> Iterator[bytes]:
                 yield piece
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             if not size and isinstance(error, gzip.BadGzipFile):
-                raise InputError(str(path), "this is not gzip data, though its name ends in .gz") from None
-            reason = (
-                f"the gzip data breaks off after {size:,} bytes of content; only the rows before were read ({error})"
-            )
+                raise InputError(
+                    str(path), "this is not gzip data, though its name ends in .gz"
+                ) from None
+            reason = f"the gzip data breaks off after {size:,} bytes of content; only the rows before were read ({error})"
             raise InputError(str(path), reason) from None
         except OSError as error:
             raise InputError(str(path), f"reading failed after {size:,} bytes: {error}") from None
 
 
 def _sample(content: Iterator[bytes]) -> tuple[bytes, InputError | None]:
-    """The first megabyte, and the error that cut it short: the rows before the break are still to be read."""
+    """The first megabyte, and the error that cut it short: the rows before the break are still to
+    be read."""
     sample = bytearray()
     try:
         for piece in content:
@@ -181,7 +185,11 @@ def _refuse_binary(path: Path, sample: bytes, encoding: str) -> None:
     kind = next((kind for start, kind in _SIGNATURES.items() if sample.startswith(start)), None)
     controls = len(sample) - len(sample.translate(None, _CONTROLS))
     # A few may be noise in single rows, and UTF-16 and UTF-32 are full of NULs.
-    if kind is None and controls > max(8, len(sample) // 20) and not encoding.startswith(("utf-16", "utf-32")):
+    if (
+        kind is None
+        and controls > max(8, len(sample) // 20)
+        and not encoding.startswith(("utf-16", "utf-32"))
+    ):
         kind = "binary data, not text"
     if kind:
         raise InputError(str(path), f"this is {kind}, not what its name says")

@@ -89,10 +89,15 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__, prog_name="crawler")
 @click.option(
-    "--data-dir", type=click.Path(file_okay=False), help="The store (default: CRAWLER_DATA_DIR, else ./data)."
+    "--data-dir",
+    type=click.Path(file_okay=False),
+    help="The store (default: CRAWLER_DATA_DIR, else ./data).",
 )
 def cli(data_dir: str | None) -> None:
     """A crawler that loses nothing, and proves it.
@@ -116,7 +121,8 @@ def _tell(text: str) -> None:
 
 
 def _end_of_writing(error: OSError) -> int:
-    """The exit code after a write has failed: for a reader or a terminal that has gone, that is no failure."""
+    """The exit code after a write has failed: for a reader or a terminal that has gone, that is no
+    failure."""
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is left to say to it
         return 0

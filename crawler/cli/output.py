@@ -47,9 +47,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print facts 
 
 
 def require_store(data_dir: Path) -> None:
-    """Refuse a folder without a store: zeros would look like those of an empty one, and to open it would make one."""
+    """Refuse a folder without a store: zeros would look like those of an empty one, and to open it
+    would make one."""
     if not LocalPersistenceManager.exists(data_dir):
-        raise UsageError(f"there is no store in {data_dir.absolute()}; --data-dir names another folder")
+        raise UsageError(
+            f"there is no store in {data_dir.absolute()}; --data-dir names another folder"
+        )
 
 
 @contextlib.contextmanager
@@ -63,7 +66,8 @@ def stored() -> Iterator[LocalPersistenceManager]:
 
 
 def job_of(lpm: LocalPersistenceManager, name: str) -> Job:
-    """The job that a person means; says on stderr which one that is where others came from files of its name."""
+    """The job that a person means; says on stderr which one that is where others came from files of
+    its name."""
     job = lpm.find_job(name)
     if job.name != name:
         say(f"{name} was read into {imported(job)}")
@@ -111,18 +115,23 @@ def name_of(task: dict[str, Any]) -> str:
 
 
 def delivery_of(found: Delivery) -> str:
-    """What became of results that are no longer in pending/, or are to leave it; empty where there are none."""
+    """What became of results that are no longer in pending/, or are to leave it; empty where there
+    are none."""
     parts = [f"{found.archived:,} were archived"] if found.archived else []
     if found.synced:
         parts.append(f"{found.synced:,} were delivered")
     if found.ready:
-        parts.append(f"{found.ready:,} wait for the Gateway ({program()} ondemand, or {program()} sync push)")
+        parts.append(
+            f"{found.ready:,} wait for the Gateway ({program()} ondemand, or {program()} sync push)"
+        )
     if found.rejected:
         parts.append(f"{found.rejected:,} were rejected by it ({program()} sync rejected)")
     return ", ".join(parts)
 
 
-def print_reasons(reasons: dict[str, dict[str, int]], examples: list[dict[str, Any]], job: Job | None) -> None:
+def print_reasons(
+    reasons: dict[str, dict[str, int]], examples: list[dict[str, Any]], job: Job | None
+) -> None:
     """Why tasks ended without a result, with some of them."""
     for status, counts in reasons.items():
         for reason, count in counts.items():
@@ -142,7 +151,9 @@ def print_receipt(receipt: Receipt) -> None:
     states = ("completed", "failed", "skipped", "expired", "pending", "processing")
     parts = [f"{getattr(books, state):,} {state}" for state in states if getattr(books, state)]
     new = receipt.rows - receipt.known - receipt.rejected
-    print(f"Receipt: {receipt.rows:,} rows = {new:,} new + {receipt.known:,} known + {receipt.rejected:,} rejected")
+    print(
+        f"Receipt: {receipt.rows:,} rows = {new:,} new + {receipt.known:,} known + {receipt.rejected:,} rejected"
+    )
     print(f"  {books.accepted:,} tasks = {' + '.join(parts) or '0'}")
     print_missing_fields(receipt)
     print(f"  sha256 {receipt.checksum}")
@@ -153,7 +164,8 @@ def print_receipt(receipt: Receipt) -> None:
 
 
 def print_missing_fields(receipt: Receipt) -> None:
-    """The required fields that pages lack: pages that were collected may still say nothing of what was wanted."""
+    """The required fields that pages lack: pages that were collected may still say nothing of what
+    was wanted."""
     for field in receipt.missing_fields[:_MOST_FIELDS]:
         print(f"  {printable(field.name)} is missing on {field.pages:,} of {field.of:,} pages")
     if (more := len(receipt.missing_fields) - _MOST_FIELDS) > 0:
@@ -161,13 +173,17 @@ def print_missing_fields(receipt: Receipt) -> None:
 
 
 def tell_missing(lpm: LocalPersistenceManager, job: Job | None) -> list[str]:
-    """Say on stderr what a job, or any of all, lacks for what is handed over; returns what nobody accounts for.
+    """Say on stderr what a job, or any of all, lacks for what is handed over; returns what nobody
+    accounts for.
 
-    To be asked before results are read: what ends meanwhile may be missing there, and is not open afterwards.
+    To be asked before results are read: what ends meanwhile may be missing there, and is not open
+    afterwards.
     """
     with lpm.errors():
         jobs = [job] if job else lpm.ledger.jobs()
-        problems = [f"{each.name}: {problem}" for each in jobs for problem in lpm.receipt(each).problems]
+        problems = [
+            f"{each.name}: {problem}" for each in jobs for problem in lpm.receipt(each).problems
+        ]
         open_ = lpm.ledger.progress(job).open
     for problem in problems:
         say(f"UNACCOUNTED: {problem}")
@@ -179,7 +195,8 @@ def tell_missing(lpm: LocalPersistenceManager, job: Job | None) -> list[str]:
 
 
 def check_reason(lpm: LocalPersistenceManager, reason: str) -> None:
-    """Refuse a reason that no task has: a slip of the finger would look like a job without such failures."""
+    """Refuse a reason that no task has: a slip of the finger would look like a job without such
+    failures."""
     reasons = lpm.ledger.all_reasons()
     if reason not in reasons:
         there = ", ".join(f"{name} ({count:,})" for name, count in reasons.items()) or "none"
@@ -191,9 +208,12 @@ RATE_S = 10.0
 
 
 class BooksProgress:
-    """Live progress of a crawl: a bar on a terminal, else a line now and then; a warning where a deadline slips."""
+    """Live progress of a crawl: a bar on a terminal, else a line now and then; a warning where a
+    deadline slips."""
 
-    def __init__(self, job: Job | None, every_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, job: Job | None, every_s: float = 5.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._job = job
         self._title = printable(job.name if job else "all jobs")
         self._every_s, self._clock = every_s, clock
@@ -208,14 +228,21 @@ class BooksProgress:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
 
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[line]}"))
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20),
+                TextColumn("{task.fields[line]}"),
+            )
             self._bar = Progress(*columns, console=Console(stderr=True), refresh_per_second=8)
             self._task = self._bar.add_task(self._title, total=None, line="")
             self._bar.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._bar:
             with contextlib.suppress(OSError):  # the terminal is gone
@@ -224,17 +251,24 @@ class BooksProgress:
             say(f"{self._title}: {self._line}")
 
     def show(self, books: Books, trouble: str = "", forbidden: int = 0) -> None:
-        """Show where the books stand; `trouble` is what keeps them from moving, `forbidden` what robots.txt refused."""
+        """Show where the books stand; `trouble` is what keeps them from moving, `forbidden` what
+        robots.txt refused."""
         done, now = books.accepted - books.open, self._clock()
         if trouble:
             self._trend = Trend()  # what comes meanwhile says nothing about the time afterwards
         self._recent.add(now, done)
         self._trend.add(now, done)
-        bad = "".join(f", {getattr(books, s):,} {s}" for s in ("failed", "skipped", "expired") if getattr(books, s))
+        bad = "".join(
+            f", {getattr(books, s):,} {s}"
+            for s in ("failed", "skipped", "expired")
+            if getattr(books, s)
+        )
         bad += f" ({forbidden:,} by robots.txt)" if forbidden and not books.expired else ""
         self._line = f"{done:,}/{books.accepted:,} done{bad}, {self._pace(books, trouble, now)}"
         if self._bar and self._task is not None:
-            self._bar.update(self._task, total=books.accepted or None, completed=done, line=self._line)
+            self._bar.update(
+                self._task, total=books.accepted or None, completed=done, line=self._line
+            )
         elif now - self._said >= self._every_s:
             self._said = now
             say(f"{self._title}: {self._line}")
@@ -253,7 +287,8 @@ class BooksProgress:
         return f"{rate:.0f}/s{left}"
 
     def _warn(self, warning: str) -> None:
-        """Say a warning when it begins, when it becomes another one, and when it ends; its figures may change."""
+        """Say a warning when it begins, when it becomes another one, and when it ends; its figures
+        may change."""
         if without_figures(warning) != without_figures(self._warning):
             text = f"{self._title}: " + (f"warning: {warning}" if warning else "no longer so")
             self._print(text)

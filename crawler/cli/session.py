@@ -34,15 +34,22 @@ _OPTIONS = (
 )
 
 
-robots_option = click.option("--ignore-robots", is_flag=True, help="Fetch what robots.txt forbids, too.")
+robots_option = click.option(
+    "--ignore-robots", is_flag=True, help="Fetch what robots.txt forbids, too."
+)
 
 
 def session_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Give a command --header, --user-agent, --cookie-file and --proxy; it gets them as `session`."""
+    """Give a command --header, --user-agent, --cookie-file and --proxy; it gets them as
+    `session`."""
 
     @wraps(command)
     def with_session(
-        headers: tuple[str, ...], user_agent: str | None, cookie_file: Path | None, proxy: str | None, **others: Any
+        headers: tuple[str, ...],
+        user_agent: str | None,
+        cookie_file: Path | None,
+        proxy: str | None,
+        **others: Any,
     ) -> T:
         return command(session=session_from(headers, user_agent, cookie_file, proxy), **others)
 
@@ -54,7 +61,8 @@ def session_options(command: Callable[..., T]) -> Callable[..., T]:
 def session_from(
     headers: tuple[str, ...], user_agent: str | None, cookie_file: Path | None, proxy: str | None
 ) -> "Session | None":
-    """The session that the options describe, or None where none was given; raises `UsageError` or `InputError`."""
+    """The session that the options describe, or None where none was given; raises `UsageError` or
+    `InputError`."""
     from crawler.fetch import proxy as proxies
     from crawler.fetch import session as sessions
     from crawler.fetch.cookies import read_file
@@ -80,7 +88,9 @@ def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     name, value = name.strip(" \t"), value.strip(" \t")
     if not colon:
-        raise UsageError("--header: a colon is missing; write 'Name: value'")  # the text may be a secret
+        raise UsageError(
+            "--header: a colon is missing; write 'Name: value'"
+        )  # the text may be a secret
     if problem := header_problem(name, value):
         raise UsageError(f"--header: {problem}")
     return name, value

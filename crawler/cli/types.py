@@ -15,11 +15,15 @@ class Span(click.ParamType[float]):
 
     name = "duration"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         """Seconds."""
         seconds = times.span(str(value))
         if seconds is None or seconds > _MOST_S:
-            self.fail(f"{str(value)!r} is not a span of time; write 90s, 45m, 12h or 7d", param, ctx)
+            self.fail(
+                f"{str(value)!r} is not a span of time; write 90s, 45m, 12h or 7d", param, ctx
+            )
         return seconds
 
 
@@ -28,11 +32,17 @@ class Deadline(click.ParamType[float]):
 
     name = "time"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         """Seconds since the epoch."""
         text, now = str(value), time.time()
         seconds = times.span(text)
-        at = now + seconds if seconds else times.moment(text, now, times.zone(config.load().timezone))
+        at = (
+            now + seconds
+            if seconds
+            else times.moment(text, now, times.zone(config.load().timezone))
+        )
         if at is None or at - now > _MOST_S:
             self.fail(f"{text!r} is not a time; write {times.FORMS}", param, ctx)
         if at <= now:
@@ -45,7 +55,9 @@ class Since(click.ParamType[float]):
 
     name = "time"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         """Seconds since the epoch."""
         at = times.past(str(value), time.time(), times.zone(config.load().timezone))
         if at is None or at < 0:
@@ -54,7 +66,9 @@ class Since(click.ParamType[float]):
 
 
 since_option = click.option(
-    "--since", type=Since(), help="Only what was scraped since: 2h or 7d ago, 14:00, or 2026-11-15T14:00."
+    "--since",
+    type=Since(),
+    help="Only what was scraped since: 2h or 7d ago, 14:00, or 2026-11-15T14:00.",
 )
 only_job_option = click.option("--job", "job_name", help="Only of this job.")
 
@@ -64,7 +78,9 @@ class Rate(click.ParamType[str]):
 
     name = "rate"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
         """The text itself, once it is known to be one."""
         try:
             config.interval(str(value))

@@ -68,14 +68,21 @@ class Watch:
         while True:
             began = time.monotonic()
             facts = self.look()
-            print(msgspec.json.encode(facts).decode() if self._as_json else "\n".join(self._lines(facts)), flush=True)
+            print(
+                msgspec.json.encode(facts).decode()
+                if self._as_json
+                else "\n".join(self._lines(facts)),
+                flush=True,
+            )
             self._pause(began, interval_s)
 
     def _lines(self, facts: dict[str, Any]) -> list[str]:
         books = facts["books"]
         done = books["accepted"] - books["pending"] - books["processing"]
         clock = times.clock(time.time(), self._tz)
-        lines = [f"{clock} all: {done:,}/{books['accepted']:,} done, {books['failed']:,} failed, {facts['rate']:.1f}/s"]
+        lines = [
+            f"{clock} all: {done:,}/{books['accepted']:,} done, {books['failed']:,} failed, {facts['rate']:.1f}/s"
+        ]
         for name, counts in self._open_jobs(facts):
             lines.append(f"  {printable(name)}: {self._progress(counts, facts['job_facts'][name])}")
             if facts["job_facts"][name]["warning"]:
@@ -96,7 +103,11 @@ class Watch:
     def _progress(self, counts: dict[str, int], about: dict[str, Any]) -> str:
         open_ = counts["pending"] + counts["processing"]
         parts = [f"{counts['accepted'] - open_:,}/{counts['accepted']:,}"]
-        parts += [f"{counts[state]:,} {state}" for state in ("failed", "skipped", "expired") if counts[state]]
+        parts += [
+            f"{counts[state]:,} {state}"
+            for state in ("failed", "skipped", "expired")
+            if counts[state]
+        ]
         if about["state"] in ("paused", "cancelled", "done"):
             parts.append(about["state"])
         elif about["eta_s"] is not None:
@@ -136,13 +147,21 @@ class Watch:
             bar = ProgressBar(total=max(1, counts["accepted"]), completed=done, width=14)
             table.add_row(Text(printable(name)), bar, Text(self._progress(counts, about)))
             if about["warning"]:
-                warnings.append(Text(f"warning: {printable(name)}: {about['warning']}", style="bold red"))
-        more = [Text(f"… and {len(jobs) - 12} more open jobs", style="dim")] if len(jobs) > 12 else []
-        flight = ", ".join(f"{printable(domain)} {count}" for domain, count in list(facts["domains"].items())[:6])
+                warnings.append(
+                    Text(f"warning: {printable(name)}: {about['warning']}", style="bold red")
+                )
+        more = (
+            [Text(f"… and {len(jobs) - 12} more open jobs", style="dim")] if len(jobs) > 12 else []
+        )
+        flight = ", ".join(
+            f"{printable(domain)} {count}" for domain, count in list(facts["domains"].items())[:6]
+        )
         queues = ", ".join(f"{name} {count:,}" for name, count in facts["queues"].items())
         lines = [
             f"{times.clock(time.time(), self._tz)}  {facts['rate']:.1f} pages/s  waiting: {queues}",
             f"in flight: {flight or 'nothing'}",
             *describe(facts),
         ]
-        return Group(table, *more, *warnings, Text(""), *(Text(line, style="dim") for line in lines))
+        return Group(
+            table, *more, *warnings, Text(""), *(Text(line, style="dim") for line in lines)
+        )

@@ -1,4 +1,5 @@
-"""What changes tasks beside their own work: an operator (pause, resume, cancel, retry), time (expire), deaths."""
+"""What changes tasks beside their own work: an operator (pause, resume, cancel, retry), time
+(expire), deaths."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -22,8 +23,9 @@ STEP_S = 1.0
 """A clock that moves by more than this against the uptime was set."""
 POISON_STRIKES = 2
 ALONE_DEATHS = 5
-"""A page that was alone in flight at so many further deaths without a trace is set aside. These may be kills from
-outside, so it takes more of them than of deaths that the watchdog or a fatal signal has left a trace of."""
+"""A page that was alone in flight at so many further deaths without a trace is set aside. These may
+be kills from outside, so it takes more of them than of deaths that the watchdog or a fatal signal
+has left a trace of."""
 
 _IDS = "id IN (SELECT value FROM json_each(?))"
 COUNTS_FOR = "(j.id = t.job_id OR j.id IN (SELECT job_id FROM job_links WHERE task = t.id))"
@@ -62,12 +64,16 @@ class Acts(Bookkeeping):
                 self.db.execute(f"UPDATE tasks SET not_before = 0 WHERE {_IDS}", (_json(ids),))
             released, last = released + len(ids), ids[-1]
         with writing(self.db):
-            self.db.execute("UPDATE jobs SET hold = NULL WHERE id = ? AND hold = 'resuming'", (job.id,))
+            self.db.execute(
+                "UPDATE jobs SET hold = NULL WHERE id = ? AND hold = 'resuming'", (job.id,)
+            )
         return released
 
     def go_on_with_holds(self, now: float) -> None:
         """Bring to an end what a command that was killed has begun."""
-        for row in self.db.all(f"SELECT {JOB} FROM jobs WHERE hold IS NOT NULL AND status <> 'done'"):
+        for row in self.db.all(
+            f"SELECT {JOB} FROM jobs WHERE hold IS NOT NULL AND status <> 'done'"
+        ):
             job = as_job(row)
             if job.hold == "resuming":
                 self.release(job)
@@ -75,16 +81,21 @@ class Acts(Bookkeeping):
                 self.hold(job, "cancelled", now)
 
     def release_calls(self) -> None:
-        """Make due what single calls held for themselves; for when none of these is there any more."""
+        """Make due what single calls held for themselves; for when none of these is there any
+        more."""
         held = "job_id IS NULL AND status = 'pending' AND not_before = 9e15"
         if self.db.one(f"SELECT 1 FROM tasks WHERE {held} LIMIT 1"):
             with writing(self.db):
                 self.db.execute(f"UPDATE tasks SET not_before = 0 WHERE {held}")
 
-    def accept(self, job: Job, missing: Sequence[tuple[str, str]], ends: Mapping[str, int], now: float) -> None:
-        """Let what a job has be what it is to have, although that (by kind) is missing; its receipt says so.
+    def accept(
+        self, job: Job, missing: Sequence[tuple[str, str]], ends: Mapping[str, int], now: float
+    ) -> None:
+        """Let what a job has be what it is to have, although that (by kind) is missing; its receipt
+        says so.
 
-        It does without its pages in segments up to the bytes in `ends`. Other jobs that share its results do not.
+        It does without its pages in segments up to the bytes in `ends`. Other jobs that share its
+        results do not.
         """
         with writing(self.db):
             losses.settle(self.db, job.id, losses.ACCEPTED, now)
@@ -99,8 +110,12 @@ class Acts(Bookkeeping):
     def _accept(self, job: Job, missing: Sequence[tuple[str, str]], now: float) -> None:
         for kind, what in missing:
             losses.note(self.db, job.id, what, now, kind, losses.ACCEPTED)
-        self.db.execute("UPDATE jobs SET status = 'open' WHERE id = ? AND status = 'importing'", (job.id,))
-        self.db.execute("UPDATE imports SET ended_at = ? WHERE job_id = ? AND ended_at IS NULL", (now, job.id))
+        self.db.execute(
+            "UPDATE jobs SET status = 'open' WHERE id = ? AND status = 'importing'", (job.id,)
+        )
+        self.db.execute(
+            "UPDATE imports SET ended_at = ? WHERE job_id = ? AND ended_at IS NULL", (now, job.id)
+        )
 
     def _pending_ids(self, job: Job, condition: str, after: int) -> list[int]:
         rows = self.db.execute(
@@ -111,8 +126,11 @@ class Acts(Bookkeeping):
         return [row[0] for row in rows]
 
     def free_to_go(self, ids: list[int], now: float) -> list[int]:
-        """Of pending tasks those with a job that is not on hold; the others are put aside. Part of a transaction."""
-        if not self.db.one("SELECT 1 FROM jobs WHERE hold IS NOT NULL AND status <> 'done' LIMIT 1"):
+        """Of pending tasks those with a job that is not on hold; the others are put aside. Part of
+        a transaction."""
+        if not self.db.one(
+            "SELECT 1 FROM jobs WHERE hold IS NOT NULL AND status <> 'done' LIMIT 1"
+        ):
             return ids
         rows = self.db.all(
             f"""SELECT t.id, max(CASE WHEN j.hold = 'paused' THEN 1 WHEN j.hold = 'cancelled' THEN 0
@@ -123,12 +141,17 @@ class Acts(Bookkeeping):
         stands = dict(rows)
         paused = [id_ for id_ in ids if stands.get(id_) == 1]
         cancelled = [id_ for id_ in ids if stands.get(id_) == 0]
-        self.db.execute(f"UPDATE tasks SET not_before = 9e15, message_id = NULL WHERE {_IDS}", (_json(paused),))
+        self.db.execute(
+            f"UPDATE tasks SET not_before = 9e15, message_id = NULL WHERE {_IDS}", (_json(paused),)
+        )
         self.end_without_result(cancelled, "skipped", "cancelled", "its job was cancelled", now)
         return [id_ for id_ in ids if stands.get(id_, 2) == 2]
 
-    def end_without_result(self, ids: Sequence[int], status: str, reason: str, message: str, now: float) -> None:
-        """Bring pending tasks into a final state, with a line in their timelines. Part of a transaction."""
+    def end_without_result(
+        self, ids: Sequence[int], status: str, reason: str, message: str, now: float
+    ) -> None:
+        """Bring pending tasks into a final state, with a line in their timelines. Part of a
+        transaction."""
         self.db.execute(
             f"""UPDATE tasks SET status = ?, error_type = ?, error_message = ?, completed_at = ?, message_id = NULL
                 WHERE {_IDS} AND status = 'pending'""",
@@ -140,7 +163,8 @@ class Acts(Bookkeeping):
         )
 
     def expire(self, now: float) -> None:
-        """End what missed its deadline; a task that a job with a later one (or none) wants too goes on for that."""
+        """End what missed its deadline; a task that a job with a later one (or none) wants too goes
+        on for that."""
         first = "SELECT min(deadline) FROM tasks WHERE status = 'pending' AND deadline < 9e15"
         [(at,)] = self.db.all(first)
         while at is not None and at <= now:
@@ -162,13 +186,20 @@ class Acts(Bookkeeping):
                         WHERE t.id IN (SELECT value FROM json_each(?2))""",
                     (now, _json(ids)),
                 )
-                late = self.db.all(f"SELECT id FROM tasks WHERE {_IDS} AND deadline <= ?", (_json(ids), now))
+                late = self.db.all(
+                    f"SELECT id FROM tasks WHERE {_IDS} AND deadline <= ?", (_json(ids), now)
+                )
                 message = "its deadline passed before it was collected"
-                self.end_without_result([row[0] for row in late], "expired", "deadline", message, now)
+                self.end_without_result(
+                    [row[0] for row in late], "expired", "deadline", message, now
+                )
             [(at,)] = self.db.all(first)
 
-    def retry(self, statuses: Collection[str], reason: str | None, job: Job | None, now: float) -> tuple[int, int]:
-        """Make ended tasks pending again and reopen their jobs; returns how many, and how many are open elsewhere."""
+    def retry(
+        self, statuses: Collection[str], reason: str | None, job: Job | None, now: float
+    ) -> tuple[int, int]:
+        """Make ended tasks pending again and reopen their jobs; returns how many, and how many are
+        open elsewhere."""
         self.expire(now)  # what is late by now stays so, whatever its job is given
         again = left = last = 0
         while ids := self._ended_ids(statuses, reason, job, last):
@@ -199,7 +230,9 @@ class Acts(Bookkeeping):
             (ids,),
         )
         for id_, key, status in jobs:
-            taken = status == "done" and self.db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,))
+            taken = status == "done" and self.db.one(
+                "SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,)
+            )
             self.db.execute(
                 """UPDATE jobs SET status = iif(status = 'done', 'open', status), completed_at = NULL, key = ?,
                        hold = iif(hold = 'paused' AND status <> 'done', hold, NULL),
@@ -207,7 +240,9 @@ class Acts(Bookkeeping):
                 (f"retry:{id_}" if taken else key, now, id_),
             )
 
-    def _ended_ids(self, statuses: Collection[str], reason: str | None, job: Job | None, after: int) -> list[int]:
+    def _ended_ids(
+        self, statuses: Collection[str], reason: str | None, job: Job | None, after: int
+    ) -> list[int]:
         """Those that can be tried again: not a Gateway's without a URL."""
         rows = self.db.all(
             """SELECT id FROM tasks t WHERE id > ?1 AND url <> '' AND status IN (SELECT value FROM json_each(?2))
@@ -221,12 +256,14 @@ class Acts(Bookkeeping):
     def free(self, note: Note, now: float) -> list[str]:
         """Return what a dead owner held; gives the domain of each of these tasks.
 
-        The page that was being worked on gets a strike, and two are poison. Where none was, every page in flight is a
-        suspect: nobody is blamed, and after some deaths each suspect is tried alone.
+        The page that was being worked on gets a strike, and two are poison. Where none was, every
+        page in flight is a suspect: nobody is blamed, and after some deaths each suspect is tried
+        alone.
         """
         with writing(self.db):
             rows = self.db.all(
-                "SELECT id, strikes, deaths, domain FROM tasks WHERE status = 'processing' AND owner = ?", (note.id,)
+                "SELECT id, strikes, deaths, domain FROM tasks WHERE status = 'processing' AND owner = ?",
+                (note.id,),
             )
             for id_, strikes_before, deaths_before, _ in rows:
                 began = id_ in note.in_flight
@@ -255,15 +292,23 @@ class Acts(Bookkeeping):
 
     def owners(self) -> set[str]:
         """Who holds leases, as far as the ledger knows."""
-        return {row[0] for row in self.db.execute("SELECT DISTINCT owner FROM tasks WHERE status = 'processing'")}
+        return {
+            row[0]
+            for row in self.db.execute(
+                "SELECT DISTINCT owner FROM tasks WHERE status = 'processing'"
+            )
+        }
 
     def take_back(self, note: Note, now: float) -> list[str]:
-        """Return what an owner holds that lives but stands still; no page is to blame, and late results are dropped.
+        """Return what an owner holds that lives but stands still; no page is to blame, and late
+        results are dropped.
 
         Gives the domain of each of these tasks.
         """
         with writing(self.db):
-            rows = self.db.all("SELECT id, domain FROM tasks WHERE status = 'processing' AND owner = ?", (note.id,))
+            rows = self.db.all(
+                "SELECT id, domain FROM tasks WHERE status = 'processing' AND owner = ?", (note.id,)
+            )
             for id_, _ in rows:
                 began = id_ in note.in_flight
                 self.db.execute(
@@ -275,8 +320,11 @@ class Acts(Bookkeeping):
         return [domain for _, domain in rows]
 
     def give_back(self, owner: str, held: Collection[tuple[int, int]], now: float) -> int:
-        """Return the leases of an owner (task, fence) that it does not know of: an error came between it and them."""
-        rows = self.db.all("SELECT id, fence FROM tasks WHERE status = 'processing' AND owner = ?", (owner,))
+        """Return the leases of an owner (task, fence) that it does not know of: an error came
+        between it and them."""
+        rows = self.db.all(
+            "SELECT id, fence FROM tasks WHERE status = 'processing' AND owner = ?", (owner,)
+        )
         forgotten = [id_ for id_, fence in rows if (id_, fence) not in held]
         if forgotten:
             with writing(self.db):
@@ -290,10 +338,11 @@ class Acts(Bookkeeping):
         return len(forgotten)
 
     def follow_clock(self, now: float, uptime: float, boot: str) -> float:
-        """Move all that waits by as much as the clock was set since it was last looked at; returns by how much.
+        """Move all that waits by as much as the clock was set since it was last looked at; returns
+        by how much.
 
-        `uptime` is a clock that never steps, and `boot` says since which boot of the kernel it counts. Deadlines stay:
-        people mean the time of day by them.
+        `uptime` is a clock that never steps, and `boot` says since which boot of the kernel it
+        counts. Deadlines stay: people mean the time of day by them.
         """
         offset = now - uptime
         if self._clock_offset is not None and abs(offset - self._clock_offset) <= STEP_S:
@@ -304,7 +353,9 @@ class Acts(Bookkeeping):
             return 0.0
         with writing(self.db):
             moved = self._moved(now, offset, boot) or 0.0  # another process may have been faster
-            self.db.execute("INSERT OR REPLACE INTO meta VALUES ('clock', ?)", (f"{offset!r} {boot}",))
+            self.db.execute(
+                "INSERT OR REPLACE INTO meta VALUES ('clock', ?)", (f"{offset!r} {boot}",)
+            )
             if moved:
                 self.db.execute(
                     """UPDATE tasks SET not_before = max(1, not_before + ?)
@@ -317,7 +368,10 @@ class Acts(Bookkeeping):
                     self.db.execute(sql, (moved,))
         self._clock_offset = offset
         if moved:
-            log.warning("the clock was set by %+.0f s: retries and other waits last as long as before", moved)
+            log.warning(
+                "the clock was set by %+.0f s: retries and other waits last as long as before",
+                moved,
+            )
         return moved
 
     def clock_step(self, now: float, uptime: float, boot: str) -> float:
@@ -327,7 +381,8 @@ class Acts(Bookkeeping):
     def _moved(self, now: float, offset: float, boot: str) -> float | None:
         """By how much the clock was set; None where nothing is to be noted.
 
-        What a reboot has done to the clock shows only where events of the ledger lie in the future by now.
+        What a reboot has done to the clock shows only where events of the ledger lie in the future
+        by now.
         """
         row = self.db.one("SELECT value FROM meta WHERE key = 'clock'")
         before, _, its_boot = row[0].partition(" ") if row else ("", "", "")

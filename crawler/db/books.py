@@ -15,14 +15,25 @@ from crawler.config import program
 from crawler.db import losses
 from crawler.db.connection import Database, reading, writing
 from crawler.errors import StoreError, UrlError, UsageError
-from crawler.models import NO_DEADLINE, Books, Job, JobOptions, JobStatus, MissingField, Receipt, TaskStatus
+from crawler.models import (
+    NO_DEADLINE,
+    Books,
+    Job,
+    JobOptions,
+    JobStatus,
+    MissingField,
+    Receipt,
+    TaskStatus,
+)
 
 JOB = "id, name, status, queue, source_file, created_at, completed_at, deadline, hold, source, options"
 THEIRS = ("gateway", "bundle")
-"""The doors through which tasks come with a Gateway's id; at others `external_id` is the name of a call."""
+"""The doors through which tasks come with a Gateway's id; at others `external_id` is the name of a
+call."""
 NOTED_FILE = """(SELECT file FROM imports i WHERE i.job_id = {0}.job_id AND i.number = {0}.file_number
     AND (i.number > 0 OR i.key NOT LIKE 'name:%') ORDER BY i.id DESC LIMIT 1)"""
-"""Where the file of a row lies by now; in a named job of an older program, number 0 may be that of several files."""
+"""Where the file of a row lies by now; in a named job of an older program, number 0 may be that of
+several files."""
 _THEIR_ID = f"iif(source IN {THEIRS}, external_id, NULL)"
 _LISTED = f"""task_id, {_THEIR_ID}, url, parcel_id, status, error_type, error_message, attempts, queue, priority,
     domain, source_file, source_line, source_item, completed_at"""
@@ -31,7 +42,8 @@ _LISTED_NAMES = (
     "source_file", "source_line", "source_item", "completed_at",
 )  # fmt: skip
 SUSPECT_DEATHS = 3
-"""A page that was in flight at so many deaths that nobody can be blamed for is tried alone from then on."""
+"""A page that was in flight at so many deaths that nobody can be blamed for is tried alone from
+then on."""
 DUE = f"status = 'pending' AND not_before = 0 AND deaths < {SUSPECT_DEATHS}"
 """Tasks that any worker may take; the condition of the index tasks_due."""
 TURN = "id + failures * 1000"
@@ -122,7 +134,9 @@ class Bookkeeping:
 
     def stand(self, id_: int) -> tuple[TaskStatus, float, str, int | None]:
         """A task's status, the time it waits for, its domain and its job."""
-        [(status, *about)] = self.db.all("SELECT status, not_before, domain, job_id FROM tasks WHERE id = ?", (id_,))
+        [(status, *about)] = self.db.all(
+            "SELECT status, not_before, domain, job_id FROM tasks WHERE id = ?", (id_,)
+        )
         return TaskStatus(status), *about
 
     def event(self, task: int, kind: str, detail: dict[str, Any], now: float) -> None:
@@ -148,7 +162,9 @@ class Bookkeeping:
     def jobs(self, status: JobStatus | None = None) -> list[Job]:
         """The jobs, oldest first."""
         where = "" if status is None else f"WHERE status = '{status}'"
-        return [as_job(row) for row in self.db.execute(f"SELECT {JOB} FROM jobs {where} ORDER BY id")]
+        return [
+            as_job(row) for row in self.db.execute(f"SELECT {JOB} FROM jobs {where} ORDER BY id")
+        ]
 
     def job(self, name: str) -> Job:
         """The job of that name; for an unknown one an error that names the nearest."""
@@ -156,16 +172,25 @@ class Bookkeeping:
         if row is None:
             names = [job.name for job in self.jobs()]
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
-            hint = f"; did you mean {near[0]}?" if near else "; there are none yet" if not names else ""
+            hint = (
+                f"; did you mean {near[0]}?"
+                if near
+                else "; there are none yet"
+                if not names
+                else ""
+            )
             raise UsageError(f"there is no job {name}{hint}")
         return as_job(row)
 
     def waiting(self) -> dict[str, int]:
         """How many tasks are pending, by queue."""
-        return dict(self.db.all("SELECT queue, count(*) FROM tasks WHERE status = 'pending' GROUP BY 1"))
+        return dict(
+            self.db.all("SELECT queue, count(*) FROM tasks WHERE status = 'pending' GROUP BY 1")
+        )
 
     def waits(self, job: Job | None = None) -> tuple[int, float, str]:
-        """How many pending tasks wait for a time, the first of these times, and what most of them have met."""
+        """How many pending tasks wait for a time, the first of these times, and what most of them
+        have met."""
         rows = self.db.all(
             f"""SELECT count(*), min(not_before), ifnull(error_type, '') FROM tasks
                 WHERE {self._of(job)} AND status = 'pending' AND not_before > 0 AND not_before < 9e15
@@ -212,7 +237,8 @@ class Bookkeeping:
     def oldest_in_flight(
         self, count: int, job: Job | None = None, domain: str | None = None
     ) -> list[tuple[str, float]]:
-        """The URLs that have been worked on for longest, of all or of one domain, and since when."""
+        """The URLs that have been worked on for longest, of all or of one domain, and since
+        when."""
         return self.db.all(
             f"""SELECT url, leased_at FROM tasks
                 WHERE {self._of(job)} AND status = 'processing' AND (? IS NULL OR domain = ?)
@@ -230,7 +256,8 @@ class Bookkeeping:
         return float(count) / over_s
 
     def growth(self, now: float) -> dict[str, float]:
-        """Bytes that a page adds to the store, of those that came last, and that an hour adds at their pace."""
+        """Bytes that a page adds to the store, of those that came last, and that an hour adds at
+        their pace."""
         rows = self.db.all(
             """SELECT ifnull(raw_length, 0) + 2 * length(record) + 1000, scraped_at FROM results
                ORDER BY task DESC LIMIT 500"""
@@ -240,14 +267,18 @@ class Bookkeeping:
         total, first = sum(size for size, _ in rows), min(at for _, at in rows)
         return {
             "bytes_per_page": round(total / len(rows)),
-            "bytes_per_hour": round(3600 * total / (now - first)) if 0 < now - first < 3600 else 0.0,
+            "bytes_per_hour": round(3600 * total / (now - first))
+            if 0 < now - first < 3600
+            else 0.0,
         }
 
     def loads(self, job: Job) -> list[tuple[str, int, int]]:
-        """For each domain with open tasks of a job: how many, and how many of other jobs go first there."""
+        """For each domain with open tasks of a job: how many, and how many of other jobs go first
+        there."""
         members = self._members(job)
         own = self.db.all(
-            f"SELECT domain, count(*) FROM tasks WHERE id IN ({members}) AND is_open GROUP BY 1", (job.id,)
+            f"SELECT domain, count(*) FROM tasks WHERE id IN ({members}) AND is_open GROUP BY 1",
+            (job.id,),
         )
         last = self.db.one(
             f"""SELECT priority, deadline, {TURN} FROM tasks WHERE job_id = ? AND is_open
@@ -264,10 +295,11 @@ class Bookkeeping:
         return [(domain, count, first.get(domain, 0)) for domain, count in own]
 
     def paces(self, job: Job | None = None) -> dict[str, tuple[float, float]]:
-        """Seconds to fetch and to parse a page, by domain, of those that came last; those of a job count first.
+        """Seconds to fetch and to parse a page, by domain, of those that came last; those of a job
+        count first.
 
-        Else the pages of a large job beside it would leave none of its own among the last, and it would be told by
-        the pace of other domains.
+        Else the pages of a large job beside it would leave none of its own among the last, and it
+        would be told by the pace of other domains.
         """
         last = "SELECT task FROM results ORDER BY task DESC LIMIT 2000"
         paces = self._paces(last, ())
@@ -300,7 +332,9 @@ class Bookkeeping:
 
     def imports(self, job: Job) -> list[Import]:
         """The files that were or are to be read into a job."""
-        rows = self.db.all("SELECT file, key, ended_at FROM imports WHERE job_id = ? ORDER BY id", (job.id,))
+        rows = self.db.all(
+            "SELECT file, key, ended_at FROM imports WHERE job_id = ? ORDER BY id", (job.id,)
+        )
         return [Import(*row) for row in rows]
 
     def job_by_id(self, id_: int) -> Job:
@@ -309,8 +343,11 @@ class Bookkeeping:
         return as_job(row)
 
     def find(self, text: str) -> list[int]:
-        """The tasks that a person means by an id, the beginning of one, a Gateway's id or a URL; the newest first."""
-        named = f"no task, by our id or a Gateway's, is called {urls.without_credentials(text)[:200]!r}"
+        """The tasks that a person means by an id, the beginning of one, a Gateway's id or a URL;
+        the newest first."""
+        named = (
+            f"no task, by our id or a Gateway's, is called {urls.without_credentials(text)[:200]!r}"
+        )
         found = [
             row[0]
             for row in self.db.all(
@@ -340,7 +377,12 @@ class Bookkeeping:
 
     def tasks_of(self, url_key: bytes) -> list[int]:
         """The tasks for a URL, the newest first."""
-        return [row[0] for row in self.db.all("SELECT id FROM tasks WHERE url_key = ? ORDER BY id DESC", (url_key,))]
+        return [
+            row[0]
+            for row in self.db.all(
+                "SELECT id FROM tasks WHERE url_key = ? ORDER BY id DESC", (url_key,)
+            )
+        ]
 
     def horizon(self) -> int:
         """The number of the last event: everything that any task has had is at or below it."""
@@ -348,13 +390,28 @@ class Bookkeeping:
         return int(last)
 
     def note_export(
-        self, file: str, form: str, job: Job | None, since: float | None, results: int, horizon: int, now: float
+        self,
+        file: str,
+        form: str,
+        job: Job | None,
+        since: float | None,
+        results: int,
+        horizon: int,
+        now: float,
     ) -> None:
         """Note that results were handed over, for the timelines of their tasks."""
         with writing(self.db):
             self.db.execute(
                 "INSERT INTO exports (at, file, format, job_id, since, results, horizon) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (now, file.encode("utf-8", "replace").decode(), form, job.id if job else None, since, results, horizon),
+                (
+                    now,
+                    file.encode("utf-8", "replace").decode(),
+                    form,
+                    job.id if job else None,
+                    since,
+                    results,
+                    horizon,
+                ),
             )
 
     def books(self) -> Books:
@@ -377,7 +434,8 @@ class Bookkeeping:
         return reasons
 
     def all_reasons(self) -> dict[str, int]:
-        """The reasons that any task has, also one that will be tried again, the most frequent first."""
+        """The reasons that any task has, also one that will be tried again, the most frequent
+        first."""
         return dict(
             self.db.all(
                 "SELECT error_type, count(*) FROM tasks WHERE error_type NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
@@ -393,14 +451,17 @@ class Bookkeeping:
         return int(count)
 
     def receipt(self, job: Job) -> Receipt:
-        """The books of a job, checked against everything else that the ledger knows of it; of one moment."""
+        """The books of a job, checked against everything else that the ledger knows of it; of one
+        moment."""
         with reading(self.db):
             books, problems = self.job_books(job), []
             for problem, sql in _CHECKS.items():
                 [(count,)] = self.db.all(sql.format(members=self._members(job)), (job.id,))
                 if count:
                     problems.append(f"{count:,} {problem}; {program()} doctor tells more")
-            [(rejected,)] = self.db.all("SELECT count(*) FROM rejected_rows WHERE job_id = ?", (job.id,))
+            [(rejected,)] = self.db.all(
+                "SELECT count(*) FROM rejected_rows WHERE job_id = ?", (job.id,)
+            )
             [(links,)] = self.db.all("SELECT count(*) FROM job_links WHERE job_id = ?", (job.id,))
             [(own,)] = self.db.all("SELECT count(*) FROM tasks WHERE job_id = ?", (job.id,))
             digest, found, missing = sha256(), Counter[str](), Counter[str]()
@@ -409,14 +470,23 @@ class Bookkeeping:
                     LEFT JOIN results ON task = t.id WHERE t.id IN ({self._members(job)}) ORDER BY t.id""",
                 (job.id,),
             ):
-                digest.update("\t".join(str(value or "") for value in row).encode() + b"\t" + (record or b"") + b"\n")
+                digest.update(
+                    "\t".join(str(value or "") for value in row).encode()
+                    + b"\t"
+                    + (record or b"")
+                    + b"\n"
+                )
                 found[row[2]] += 1
                 if record and b'"missing":' in record:
-                    with suppress(msgspec.MsgspecError, ValueError):  # what cannot be read is among the problems
+                    with suppress(
+                        msgspec.MsgspecError, ValueError
+                    ):  # what cannot be read is among the problems
                         missing.update(msgspec.json.decode(record, type=_Record).missing)
             counted = {state: count for state in TaskStatus if (count := getattr(books, state))}
             if found != counted:  # these come from an index, those from the rows
-                problems.append(f"an index of lpm.db has other states of tasks than their rows; {mend()}")
+                problems.append(
+                    f"an index of lpm.db has other states of tasks than their rows; {mend()}"
+                )
             problems += [f"{fault}; {mend()}" for fault in index_faults(self.db, ["tasks"])]
             return Receipt(
                 job=job.name,
@@ -427,19 +497,25 @@ class Bookkeeping:
                 books=books,
                 reasons=self.reasons(job),
                 problems=problems,
-                accepted=[loss.what for loss in losses.of(self.db, job) if loss.how == losses.ACCEPTED],
+                accepted=[
+                    loss.what for loss in losses.of(self.db, job) if loss.how == losses.ACCEPTED
+                ],
                 missing_fields=self._missing_fields(job, missing) if missing else [],
                 checksum=digest.hexdigest(),
             )
 
     def _missing_fields(self, job: Job, missing: Counter[str]) -> list[MissingField]:
-        """These fields with how many pages have been read for them: other pages of the job may be of other sites."""
+        """These fields with how many pages have been read for them: other pages of the job may be
+        of other sites."""
         read = Counter[str]()
         for (record,) in self.db.execute(
-            f"SELECT CAST(record AS BLOB) FROM results WHERE task IN ({self._members(job)})", (job.id,)
+            f"SELECT CAST(record AS BLOB) FROM results WHERE task IN ({self._members(job)})",
+            (job.id,),
         ):
             with suppress(msgspec.MsgspecError, ValueError):
-                read.update(missing.keys() & msgspec.json.decode(record, type=dict[str, msgspec.Raw]).keys())
+                read.update(
+                    missing.keys() & msgspec.json.decode(record, type=dict[str, msgspec.Raw]).keys()
+                )
         return [MissingField(name, pages, read[name]) for name, pages in missing.most_common()]
 
     def tasks(
@@ -450,7 +526,8 @@ class Bookkeeping:
         domain: str | None = None,
         limit: int | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Tasks as they stand, in the order of import, read some at a time; `their_id` is a Gateway's name for one."""
+        """Tasks as they stand, in the order of import, read some at a time; `their_id` is a
+        Gateway's name for one."""
         last = 0
         while limit is None or limit > 0:
             size = min(1000, limit or 1000)
@@ -480,18 +557,23 @@ class Bookkeeping:
 
     def ended_at(self, job: Job) -> float | None:
         """When the last task of a job came to its end."""
-        [(at,)] = self.db.all(f"SELECT max(completed_at) FROM tasks WHERE id IN ({self._members(job)})", (job.id,))
+        [(at,)] = self.db.all(
+            f"SELECT max(completed_at) FROM tasks WHERE id IN ({self._members(job)})", (job.id,)
+        )
         return float(at) if at is not None else None
 
     def _of(self, job: Job | None) -> str:
         """The condition for a job's tasks, or for all; the job's number is the first value."""
         if job is None:
             return "1"
-        shared = " OR id IN (SELECT task FROM job_links WHERE job_id = ?1)" if self._shares(job) else ""
+        shared = (
+            " OR id IN (SELECT task FROM job_links WHERE job_id = ?1)" if self._shares(job) else ""
+        )
         return f"(job_id = ?1{shared})"
 
     def progress(self, job: Job | None) -> Books:
-        """The states of a job or of all tasks, without looking at results: cheap enough to ask again and again."""
+        """The states of a job or of all tasks, without looking at results: cheap enough to ask
+        again and again."""
         if job is None:
             return _books(self.db.all("SELECT status, count(*) FROM tasks GROUP BY status"), ())
         return _books(self._states(job), ())
@@ -499,7 +581,8 @@ class Bookkeeping:
     def job_books(self, job: Job) -> Books:
         """The counts of one job; a task that it shares with another counts for both."""
         outbox = self.db.all(
-            f"SELECT state, count(*) FROM outbox WHERE task IN ({self._members(job)}) GROUP BY state", (job.id,)
+            f"SELECT state, count(*) FROM outbox WHERE task IN ({self._members(job)}) GROUP BY state",
+            (job.id,),
         )
         return _books(self._states(job), outbox)
 
@@ -508,9 +591,12 @@ class Bookkeeping:
         where = f"task IN ({self._members(job)})" if job else "1"
         which = (job.id,) if job else ()
         kept = self.db.all(
-            f"SELECT state, archived_at IS NULL, count(*) FROM outbox WHERE {where} GROUP BY 1, 2", which
+            f"SELECT state, archived_at IS NULL, count(*) FROM outbox WHERE {where} GROUP BY 1, 2",
+            which,
         )
-        told = self.db.all(f"SELECT 'reports_' || state, count(*) FROM reports WHERE {where} GROUP BY 1", which)
+        told = self.db.all(
+            f"SELECT 'reports_' || state, count(*) FROM reports WHERE {where} GROUP BY 1", which
+        )
         of = f"state = 'ready' AND {where}"
         [(oldest,)] = self.db.all(
             f"""SELECT min(at) FROM (SELECT min(created_at) AS at FROM outbox WHERE {of}
@@ -524,7 +610,12 @@ class Bookkeeping:
             which,
         )
         states = {state: count for state, count in told if state in Delivery.__struct_fields__}
-        for known in ("held", "ready", "synced", "rejected"):  # another one is damage, which the doctor finds
+        for known in (
+            "held",
+            "ready",
+            "synced",
+            "rejected",
+        ):  # another one is damage, which the doctor finds
             states[known] = sum(count for state, _, count in kept if state == known)
         return Delivery(
             results=sum(count for _, _, count in kept),
@@ -538,14 +629,22 @@ class Bookkeeping:
         )
 
     def _states(self, job: Job) -> list[tuple[Any, ...]]:
-        return self.db.all(f"SELECT status, count(*) FROM tasks WHERE {self._of(job)} GROUP BY status", (job.id,))
+        return self.db.all(
+            f"SELECT status, count(*) FROM tasks WHERE {self._of(job)} GROUP BY status", (job.id,)
+        )
 
     def _members(self, job: Job) -> str:
         own = "SELECT id FROM tasks WHERE job_id = ?1"
-        return f"{own} UNION SELECT task FROM job_links WHERE job_id = ?1" if self._shares(job) else own
+        return (
+            f"{own} UNION SELECT task FROM job_links WHERE job_id = ?1"
+            if self._shares(job)
+            else own
+        )
 
     def _shares(self, job: Job) -> bool:
-        return self.db.one("SELECT 1 FROM job_links WHERE job_id = ? LIMIT 1", (job.id,)) is not None
+        return (
+            self.db.one("SELECT 1 FROM job_links WHERE job_id = ? LIMIT 1", (job.id,)) is not None
+        )
 
 
 class _Record(msgspec.Struct):
@@ -555,15 +654,17 @@ class _Record(msgspec.Struct):
 
 
 def index_faults(db: Database, tables: Iterable[str]) -> list[str]:
-    """The indexes of these tables that have other numbers of entries than there are rows for; as of one moment.
+    """The indexes of these tables that have other numbers of entries than there are rows for; as of
+    one moment.
 
-    What an index lacks is never claimed or counted, and SQLite alone does not tell: its own check passes an index
-    whose pages are those of something else, as long as it should be empty.
+    What an index lacks is never claimed or counted, and SQLite alone does not tell: its own check
+    passes an index whose pages are those of something else, as long as it should be empty.
     """
     faults = []
     for table in tables:
         found = db.all(
-            "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = ? AND sql NOT NULL", (table,)
+            "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = ? AND sql NOT NULL",
+            (table,),
         )
         indexes = {name: sql.partition(" WHERE ")[2] or "1" for name, sql in found}
         sums = ", ".join(f"ifnull(sum({condition}), 0)" for condition in indexes.values())
@@ -571,7 +672,9 @@ def index_faults(db: Database, tables: Iterable[str]) -> list[str]:
         for (name, condition), wanted in zip(indexes.items(), rows, strict=True):
             [(has,)] = db.all(f"SELECT count(*) FROM {table} INDEXED BY {name} WHERE {condition}")
             if has != wanted:
-                faults.append(f"the index {name} of lpm.db has {has:,} entries for {wanted:,} {table}")
+                faults.append(
+                    f"the index {name} of lpm.db has {has:,} entries for {wanted:,} {table}"
+                )
     return faults
 
 
@@ -589,7 +692,9 @@ def as_job(row: tuple[Any, ...]) -> Job:
 def _books(states: Iterable[tuple[str, int]], outbox: Iterable[tuple[str, int]]) -> Books:
     counts, sent = dict(states), dict(outbox)
     if unknown := sum(counts[state] for state in counts.keys() - set(TaskStatus)):
-        raise StoreError(f"{unknown:,} tasks are in a state that this program does not know; {mend()}")
+        raise StoreError(
+            f"{unknown:,} tasks are in a state that this program does not know; {mend()}"
+        )
     results, synced = sum(sent.values()), sent.get("synced", 0)
     return Books(
         **{**counts, "accepted": sum(counts.values()), "results": results, "synced": synced,

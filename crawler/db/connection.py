@@ -26,7 +26,9 @@ class Database(apsw.Connection):
         """Every row of a statement."""
         try:
             return self.execute(sql, tuple(values)).fetchall()
-        except UnicodeDecodeError as error:  # SQLite itself does not look at what a text consists of
+        except (
+            UnicodeDecodeError
+        ) as error:  # SQLite itself does not look at what a text consists of
             raise apsw.CorruptError(str(error)) from error
 
     def one(self, sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
@@ -35,14 +37,16 @@ class Database(apsw.Connection):
 
 
 class _Unlocked(Database):
-    """A database in a folder that cannot be written, opened without the locks that SQLite would need files for."""
+    """A database in a folder that cannot be written, opened without the locks that SQLite would
+    need files for."""
 
     def __init__(self, path: Path, name: str, vfs: str | None) -> None:
         super().__init__(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, vfs=vfs)
         self._path, self._state = path, _state(path)
 
     def close(self, force: bool = False) -> None:
-        """Let go of it; raises `StoreError` where a process that may write has changed what was read."""
+        """Let go of it; raises `StoreError` where a process that may write has changed what was
+        read."""
         super().close(force)
         if _state(self._path) != self._state:
             raise StoreError(f"{self._path} was changed while it was read; type the command again")
@@ -54,7 +58,8 @@ def _state(path: Path) -> tuple[int, int]:
 
 
 def open_to_read(path: Path) -> Database:
-    """A connection that cannot write, also where the folder cannot be written: nothing there is changed."""
+    """A connection that cannot write, also where the folder cannot be written: nothing there is
+    changed."""
     real = path.resolve()  # the log of a linked file is where that is
     log, index = (real.with_name(f"{real.name}{ending}") for ending in ("-wal", "-shm"))
     if can_write(path) or (log.exists() and index.exists()):
@@ -75,14 +80,17 @@ def can_write(path: Path) -> bool:
 
 
 def connect(path: Path, durable: bool = True) -> Database:
-    """Open a database in WAL mode; `durable=False` is for writes that a power cut may undo (claims, publishing)."""
+    """Open a database in WAL mode; `durable=False` is for writes that a power cut may undo (claims,
+    publishing)."""
     with store_errors(path):
         connection = Database(str(path))
         connection.set_busy_handler(busy_handler(BUSY_LIMIT_S))
         _use_log(connection)
         connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
         connection.execute("PRAGMA journal_size_limit=67108864")
-        connection.execute("PRAGMA wal_autocheckpoint=4000")  # pages that change often are written back once
+        connection.execute(
+            "PRAGMA wal_autocheckpoint=4000"
+        )  # pages that change often are written back once
         connection.execute("PRAGMA cache_size=-16000")
         connection.execute("PRAGMA foreign_keys=OFF")
     return connection
@@ -94,7 +102,8 @@ def busy_handler(
     sleep: Callable[[float], None] = time.sleep,
     jitter: Callable[[], float] = random.random,
 ) -> Callable[[int], bool]:
-    """A busy handler whose delays grow from under a millisecond to 25 ms, never the same for two waiting writers."""
+    """A busy handler whose delays grow from under a millisecond to 25 ms, never the same for two
+    waiting writers."""
     began = 0.0
 
     def wait(tries: int) -> bool:
@@ -139,7 +148,8 @@ def retry_on_busy(
 ) -> Callable[P, T] | Callable[[Callable[P, T]], Callable[P, T]]:
     """A decorator, with and without arguments: call a function again while its database is locked.
 
-    It is for what a busy handler is not asked about, and for connections without one, of `sqlite3` too.
+    It is for what a busy handler is not asked about, and for connections without one, of `sqlite3`
+    too.
     """
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
@@ -168,13 +178,15 @@ def _is_busy(error: Exception) -> bool:
 
 @retry_on_busy
 def _use_log(connection: Database) -> None:
-    """Two processes that open a new database at once: SQLite refuses one of them without asking its busy handler."""
+    """Two processes that open a new database at once: SQLite refuses one of them without asking its
+    busy handler."""
     connection.execute("PRAGMA journal_mode=WAL").fetchall()
 
 
 @contextmanager
 def writing(connection: Database) -> Iterator[None]:
-    """A write transaction, begun as one: a read that turns into a write later fails whatever the busy handler says."""
+    """A write transaction, begun as one: a read that turns into a write later fails whatever the
+    busy handler says."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -206,9 +218,19 @@ def store_errors(path: Path) -> Iterator[None]:
         damage = f"{path} is damaged or not a database ({error}); it was left as it is"
         way_out = f"; {program()} doctor tells what can be saved" if path.name == "lpm.db" else ""
         raise StoreError(f"{damage}{way_out}") from error
-    except (apsw.FullError, apsw.IOError, apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError) as error:
-        raise StoreFull(f"{path.parent} cannot be written ({error}); make room or check its permissions") from error
+    except (
+        apsw.FullError,
+        apsw.IOError,
+        apsw.ReadOnlyError,
+        apsw.CantOpenError,
+        apsw.PermissionsError,
+    ) as error:
+        raise StoreFull(
+            f"{path.parent} cannot be written ({error}); make room or check its permissions"
+        ) from error
     except apsw.BusyError as error:
-        raise StoreError(f"{path} was locked by another process for {BUSY_LIMIT_S:.0f} s; try again") from error
+        raise StoreError(
+            f"{path} was locked by another process for {BUSY_LIMIT_S:.0f} s; try again"
+        ) from error
     except OSError as error:
         raise StoreFull(f"{path.parent} cannot be written ({error.strerror or error})") from error

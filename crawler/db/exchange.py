@@ -1,4 +1,5 @@
-"""What a Gateway gave and what it is to get: tasks under its own ids, results, and reports of those that have none."""
+"""What a Gateway gave and what it is to get: tasks under its own ids, results, and reports of those
+that have none."""
 
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -41,7 +42,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assigned(NamedTuple):
-    """What became of tasks that were handed out: new, or known (then perhaps to be done, or answered, again)."""
+    """What became of tasks that were handed out: new, or known (then perhaps to be done, or
+    answered, again)."""
 
     accepted: int
     refused: int
@@ -49,7 +51,8 @@ class Assigned(NamedTuple):
 
 
 class NaturalKey(msgspec.Struct, frozen=True):
-    """What a Gateway stores a result under: a second result with the same four values replaces the first."""
+    """What a Gateway stores a result under: a second result with the same four values replaces the
+    first."""
 
     parcel_id: str
     platform: str | None
@@ -68,7 +71,8 @@ class KeyHolder(NamedTuple):
 
 
 class Parcel(msgspec.Struct, frozen=True, kw_only=True):
-    """A result on its way: `task_id` is what the Gateway knows its task by, `key` what it stores it under."""
+    """A result on its way: `task_id` is what the Gateway knows its task by, `key` what it stores it
+    under."""
 
     task: int
     own_id: str
@@ -104,7 +108,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_gateway(db: Database) -> int:
-    """How much here is a Gateway's own, or was or is to be sent to one: no other may ever hear of it."""
+    """How much here is a Gateway's own, or was or is to be sent to one: no other may ever hear of
+    it."""
     [(count,)] = db.all(
         """SELECT (SELECT count(*) FROM tasks WHERE source = 'gateway')
                 + (SELECT count(*) FROM outbox JOIN tasks ON id = task
@@ -142,7 +147,8 @@ def troubles(db: Database) -> list[str]:
 
 
 def poll_key(db: Database, kind: str | None = None) -> str:
-    """The name of the next question for work of a type: the same until an answer to it was stored."""
+    """The name of the next question for work of a type: the same until an answer to it was
+    stored."""
     key = get_note(db, _poll(kind))
     if key is None:
         key = secrets.token_hex(16)
@@ -162,9 +168,11 @@ def assign(
     now: float,
     kind: str | None = None,
 ) -> Assigned:
-    """Put a Gateway's tasks into the ledger, all that one answer held, and be done with its question.
+    """Put a Gateway's tasks into the ledger, all that one answer held, and be done with its
+    question.
 
-    `unnamed` are those without a usable id, by reason and beginning: nobody can be told of them, but they are kept.
+    `unnamed` are those without a usable id, by reason and beginning: nobody can be told of them,
+    but they are kept.
     """
     first, rest = tasks[:SLICE], tasks[SLICE:]
     done = _assign(ledger, job, first, unnamed, now, None if rest else _poll(kind))
@@ -186,14 +194,21 @@ def _assign(
     with writing(ledger.db):
         for task in tasks:
             row = ledger.db.one(
-                "SELECT id, status FROM tasks WHERE external_id = ? AND source = 'gateway'", (task.external_id,)
+                "SELECT id, status FROM tasks WHERE external_id = ? AND source = 'gateway'",
+                (task.external_id,),
             )
             if row and _is_another(ledger.db, row[0], task):
-                ledger.db.execute("UPDATE tasks SET external_id = external_id || '#' || id WHERE id = ?", (row[0],))
+                ledger.db.execute(
+                    "UPDATE tasks SET external_id = external_id || '#' || id WHERE id = ?",
+                    (row[0],),
+                )
                 row = None
             if row is None:
                 id_ = _insert(ledger.db, job, task, now)
-                accepted, refused = accepted + (task.refusal is None), refused + (task.refusal is not None)
+                accepted, refused = (
+                    accepted + (task.refusal is None),
+                    refused + (task.refusal is not None),
+                )
             else:
                 known += 1
                 id_, status = row
@@ -202,7 +217,9 @@ def _assign(
                 ledger.event(id_, "handed out again", {}, now)
             if task.refusal is not None:
                 ledger.end_without_result([id_], "failed", "bad_task", task.refusal, now)
-        ledger.db.execute("UPDATE jobs SET size = size + ? WHERE id = ?", (accepted + refused, job.id))
+        ledger.db.execute(
+            "UPDATE jobs SET size = size + ? WHERE id = ?", (accepted + refused, job.id)
+        )
         for reason, text in unnamed:
             ledger.db.execute("UPDATE jobs SET rejected = rejected + 1 WHERE id = ?", (job.id,))
             ledger.db.execute(
@@ -228,7 +245,8 @@ def _insert(db: Database, job: Job, task: Assignment, now: float) -> int:
 
 
 def _is_another(db: Database, id_: int, task: Assignment) -> bool:
-    """Whether an id has come back with another page to fetch, its first one being delivered: then it is a new task."""
+    """Whether an id has come back with another page to fetch, its first one being delivered: then
+    it is a new task."""
     if task.refusal is not None:
         return False
     return bool(
@@ -241,8 +259,8 @@ def _is_another(db: Database, id_: int, task: Assignment) -> bool:
 
 
 def _again(db: Database, id_: int, status: str, task: Assignment) -> bool:
-    """A task that is handed out again: open, it goes on; with a result, that is sent again; else it is done again, but
-    only where the Gateway had heard of its end. True where it is pending now."""
+    """A task that is handed out again: open, it goes on; with a result, that is sent again; else it
+    is done again, but only where the Gateway had heard of its end. True where it is pending now."""
     if status == "completed":
         db.execute(
             """UPDATE outbox SET state = 'ready', batch = NULL, raw_sent_at = NULL, tries = 0, not_before = 0,
@@ -267,17 +285,22 @@ def _again(db: Database, id_: int, status: str, task: Assignment) -> bool:
 
 def open_count(db: Database) -> int:
     """How many of the Gateway's tasks are here and not done."""
-    [(count,)] = db.all("SELECT count(*) FROM tasks WHERE source = 'gateway' AND status IN ('pending', 'processing')")
+    [(count,)] = db.all(
+        "SELECT count(*) FROM tasks WHERE source = 'gateway' AND status IN ('pending', 'processing')"
+    )
     return int(count)
 
 
 def states(db: Database) -> dict[str, int]:
     """How many of the Gateway's tasks are in each state."""
-    return dict(db.all("SELECT status, count(*) FROM tasks WHERE source = 'gateway' GROUP BY status"))
+    return dict(
+        db.all("SELECT status, count(*) FROM tasks WHERE source = 'gateway' GROUP BY status")
+    )
 
 
 def ended(db: Database, since: float) -> dict[str, int]:
-    """How many of the Gateway's tasks have ended since, by their state; of the last 20,000 events."""
+    """How many of the Gateway's tasks have ended since, by their state; of the last 20,000
+    events."""
     return dict(
         db.all(
             """SELECT kind, count(*) FROM (SELECT task, at, kind FROM events ORDER BY id DESC LIMIT 20000) e
@@ -304,7 +327,8 @@ _NOT_LATER = "NOT IN (SELECT value FROM json_each(?2))"
 
 
 def pages(db: Database, limit: int, now: float, later: Collection[int] = ()) -> list[Parcel]:
-    """The results whose pages are to be sent next, in the order in which they were made, but for some."""
+    """The results whose pages are to be sent next, in the order in which they were made, but for
+    some."""
     rows = db.all(
         f"""{_PARCEL} WHERE {_DUE} AND o.raw_sent_at IS NULL AND o.task {_NOT_LATER}
             ORDER BY o.created_at, o.task LIMIT ?3""",
@@ -314,7 +338,8 @@ def pages(db: Database, limit: int, now: float, later: Collection[int] = ()) -> 
 
 
 def parcels(db: Database, limit: int, now: float, later: Collection[str] = ()) -> list[Parcel]:
-    """The results to be sent next, their pages being there: a request that was begun (but for some), else new ones."""
+    """The results to be sent next, their pages being there: a request that was begun (but for
+    some), else new ones."""
     known = f"{_DUE} AND o.raw_sent_at IS NOT NULL"
     begun = db.one(
         f"""SELECT batch FROM outbox o WHERE {known} AND batch IS NOT NULL AND batch {_NOT_LATER}
@@ -322,12 +347,17 @@ def parcels(db: Database, limit: int, now: float, later: Collection[str] = ()) -
         (now, msgspec.json.encode(list(later)).decode()),
     )
     which, value = ("o.batch = ?2", begun[0]) if begun else ("o.batch IS NULL AND ?2 IS NULL", None)
-    rows = db.all(f"{_PARCEL} WHERE {known} AND {which} ORDER BY o.created_at, o.task LIMIT ?3", (now, value, limit))
+    rows = db.all(
+        f"{_PARCEL} WHERE {known} AND {which} ORDER BY o.created_at, o.task LIMIT ?3",
+        (now, value, limit),
+    )
     return [_parcel(row) for row in rows]
 
 
 def _parcel(row: tuple[Any, ...]) -> Parcel:
-    task, own_id, task_id, late, batch, tries, *place, sha256, content_type, url, scraped_at = row[:13]
+    task, own_id, task_id, late, batch, tries, *place, sha256, content_type, url, scraped_at = row[
+        :13
+    ]
     url_key, type_, asked_at, *fields, site = row[13:]
     return Parcel(
         task=task,
@@ -341,7 +371,9 @@ def _parcel(row: tuple[Any, ...]) -> Parcel:
         content_type=content_type,
         url=url,
         scraped_at=scraped_at,
-        key=_natural_key([None if value in (None, "") else str(value) for value in fields], url_key, site),
+        key=_natural_key(
+            [None if value in (None, "") else str(value) for value in fields], url_key, site
+        ),
         url_key=url_key,
         type=type_,
         asked_at=asked_at,
@@ -349,7 +381,8 @@ def _parcel(row: tuple[Any, ...]) -> Parcel:
 
 
 def _natural_key(fields: Sequence[str | None], url_key: bytes, site: str) -> NaturalKey:
-    """A result's own key; one without a parcel is known by its page and site, or all of these would be one row."""
+    """A result's own key; one without a parcel is known by its page and site, or all of these would
+    be one row."""
     parcel_id, platform, state, county = fields
     if parcel_id is None:
         parcel_id, platform = url_key.hex(), platform or site[-MAX_SITE:]
@@ -378,11 +411,14 @@ def note_replaced(db: Database, parcels: Collection[Parcel], problem: str) -> No
     """The Gateway has written these over rows that nothing from here has made, or some of them."""
     with writing(db):
         for parcel in parcels:
-            db.execute("UPDATE outbox SET replaced = 1, problem = ? WHERE task = ?", (problem, parcel.task))
+            db.execute(
+                "UPDATE outbox SET replaced = 1, problem = ? WHERE task = ?", (problem, parcel.task)
+            )
 
 
 def raw_sent(db: Database, task: int, now: float, problem: str | None = None) -> None:
-    """The Gateway has confirmed a result's page; with a problem: there is none that could be sent."""
+    """The Gateway has confirmed a result's page; with a problem: there is none that could be
+    sent."""
     with writing(db):
         db.execute(
             "UPDATE outbox SET raw_sent_at = ?, problem = ? WHERE task = ? AND state = 'ready'",
@@ -393,7 +429,8 @@ def raw_sent(db: Database, task: int, now: float, problem: str | None = None) ->
 def begin_batches(
     db: Database, batches: Sequence[Sequence[Parcel]], keys: Mapping[int, str] | None = None
 ) -> list[str]:
-    """Fix which results go in one request, so that it can be repeated byte for byte; returns their names.
+    """Fix which results go in one request, so that it can be repeated byte for byte; returns their
+    names.
 
     `keys` are the natural keys of those that are sent for the first time.
     """
@@ -401,9 +438,15 @@ def begin_batches(
     with writing(db):
         for name, batch in zip(names, batches, strict=True):
             for parcel in batch:
-                db.execute("UPDATE outbox SET batch = ?, late = ? WHERE task = ?", (name, parcel.late, parcel.task))
+                db.execute(
+                    "UPDATE outbox SET batch = ?, late = ? WHERE task = ?",
+                    (name, parcel.late, parcel.task),
+                )
                 if keys:
-                    db.execute("INSERT OR REPLACE INTO delivery_keys VALUES (?, ?)", (keys[parcel.task], parcel.task))
+                    db.execute(
+                        "INSERT OR REPLACE INTO delivery_keys VALUES (?, ?)",
+                        (keys[parcel.task], parcel.task),
+                    )
     return names
 
 
@@ -432,8 +475,11 @@ def reported(db: Database, report: Report, now: float) -> None:
         )
 
 
-def refused(db: Database, item: Parcel | Report, code: int, problem: str, not_before: float | None) -> None:
-    """The Gateway did not take this: it is sent again later, or (with no time for that) kept as rejected."""
+def refused(
+    db: Database, item: Parcel | Report, code: int, problem: str, not_before: float | None
+) -> None:
+    """The Gateway did not take this: it is sent again later, or (with no time for that) kept as
+    rejected."""
     table = "outbox" if isinstance(item, Parcel) else "reports"
     batch = ", batch = NULL" if isinstance(item, Parcel) else ""
     which, values = ("", ()) if isinstance(item, Parcel) else (" AND created_at = ?", (item.since,))
@@ -441,7 +487,14 @@ def refused(db: Database, item: Parcel | Report, code: int, problem: str, not_be
         db.execute(
             f"""UPDATE {table} SET state = ?, tries = tries + 1, not_before = ?, code = ?, problem = ?{batch}
                 WHERE task = ? AND state = 'ready'{which}""",
-            ("rejected" if not_before is None else "ready", not_before or 0, code, problem, item.task, *values),
+            (
+                "rejected" if not_before is None else "ready",
+                not_before or 0,
+                code,
+                problem,
+                item.task,
+                *values,
+            ),
         )
 
 
@@ -455,15 +508,20 @@ def release(db: Database, job: Job | None = None, task_ids: Collection[str] | No
         )
         values.append(job.id)
     elif task_ids is not None:
-        conditions.append("task IN (SELECT id FROM tasks WHERE task_id IN (SELECT value FROM json_each(?1)))")
+        conditions.append(
+            "task IN (SELECT id FROM tasks WHERE task_id IN (SELECT value FROM json_each(?1)))"
+        )
         values.append(msgspec.json.encode(list(task_ids)).decode())
     with writing(db):
-        db.execute(f"UPDATE outbox SET state = 'ready' WHERE {' AND '.join(conditions)}", tuple(values))
+        db.execute(
+            f"UPDATE outbox SET state = 'ready' WHERE {' AND '.join(conditions)}", tuple(values)
+        )
         return int(db.changes())
 
 
 def retry(db: Database, task_ids: Collection[str]) -> int:
-    """Send what was rejected again: these (by either id), or with none all but what the Gateway wants no more."""
+    """Send what was rejected again: these (by either id), or with none all but what the Gateway
+    wants no more."""
     wanted = """task IN (SELECT id FROM tasks WHERE task_id IN (SELECT value FROM json_each(?1))
                 OR (external_id IN (SELECT value FROM json_each(?1)) AND source IN ('gateway', 'bundle')))"""
     condition = wanted if task_ids else f"?1 = '[]' AND code NOT IN {FINAL}"

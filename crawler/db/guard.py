@@ -17,7 +17,8 @@ MIGRATION_WAIT_S = 5.0
 
 
 def share(folder: Path, limit_s: float = BUSY_LIMIT_S) -> int | None:
-    """Keep repairs away for as long as the descriptor is open; None where no lock can be made, and so no repair."""
+    """Keep repairs away for as long as the descriptor is open; None where no lock can be made, and
+    so no repair."""
     try:
         lock = os.open(folder / "run" / LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:  # whether that matters, SQLite says next
@@ -32,7 +33,8 @@ def share(folder: Path, limit_s: float = BUSY_LIMIT_S) -> int | None:
 
 @contextmanager
 def alone(lock: int, folder: Path, limit_s: float = MIGRATION_WAIT_S) -> Iterator[None]:
-    """Have the store for oneself while its schema changes: a process of the older program would not understand it."""
+    """Have the store for oneself while its schema changes: a process of the older program would not
+    understand it."""
     fcntl.flock(lock, fcntl.LOCK_UN)  # two that wait for each other's share would wait for ever
     again, tries = busy_handler(limit_s), 0
     while not try_lock(lock):
@@ -49,9 +51,12 @@ def alone(lock: int, folder: Path, limit_s: float = MIGRATION_WAIT_S) -> Iterato
 
 
 def check(folder: Path) -> None:
-    """Refuse a ledger that is being replaced, or that is gone: a new one would not know the results that are there."""
+    """Refuse a ledger that is being replaced, or that is gone: a new one would not know the results
+    that are there."""
     if unfinished(folder):
-        raise StoreError(f"a repair of {folder} was broken off; finish it: {program()} doctor --repair")
+        raise StoreError(
+            f"a repair of {folder} was broken off; finish it: {program()} doctor --repair"
+        )
     path = folder / "lpm.db"
     if not (path.exists() and (path.is_dir() or path.stat().st_size)):
         check_unused(folder)
@@ -79,5 +84,7 @@ def _wait(lock: int, folder: Path, limit_s: float) -> None:
             return fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             if not again(tries):
-                raise StoreError(f"the doctor is repairing this store ({folder}); try again when it is done") from None
+                raise StoreError(
+                    f"the doctor is repairing this store ({folder}); try again when it is done"
+                ) from None
             tries += 1

@@ -1,7 +1,8 @@
-"""Which kernel has the data folder: locks and a database's shared memory reach as far as one kernel, and no further.
+"""Which kernel has the data folder: locks and a database's shared memory reach as far as one
+kernel, and no further.
 
-`run/kernel` names the kernel whose workers use the folder, in two lines: the boot id and the machine id. They write it
-again every two seconds, and clear it when they go.
+`run/kernel` names the kernel whose workers use the folder, in two lines: the boot id and the
+machine id. They write it again every two seconds, and clear it when they go.
 """
 
 import contextlib
@@ -17,7 +18,8 @@ from crawler.errors import StoreError
 ALIVE_S = 15.0
 """Workers that have not written for so long are gone: killed, or their machine was."""
 LOOK_S = 3.0
-"""How long to look whether somebody writes, where the date of the file does not tell; workers write every two."""
+"""How long to look whether somebody writes, where the date of the file does not tell; workers write
+every two."""
 BOOT_ID = times.BOOT_ID
 MACHINE_ID = Path("/etc/machine-id")
 
@@ -29,7 +31,8 @@ class _Note(NamedTuple):
 
 
 def name() -> str:
-    """This kernel's boot, which all containers on one kernel share, and its machine, as far as that is known."""
+    """This kernel's boot, which all containers on one kernel share, and its machine, as far as that
+    is known."""
     return f"{_boot()}\n{_machine()}\n"
 
 
@@ -51,7 +54,8 @@ def note(run: Path) -> int:
 
 
 def write(descriptor: int, text: str) -> None:
-    """Say whose the folder is; by content and not by touching, so that the file's own machine dates it."""
+    """Say whose the folder is; by content and not by touching, so that the file's own machine dates
+    it."""
     data = text.encode()
     os.pwrite(descriptor, data, 0)
     os.ftruncate(descriptor, len(data))
@@ -69,7 +73,8 @@ def is_other(data_dir: Path) -> bool:
     same_machine = noted.machine == _machine() != ""
     if age_s > -ALIVE_S and not same_machine:
         return True
-    # An earlier boot of this machine, a clone of it, or a clock that was set back: only who lives writes again.
+    # An earlier boot of this machine, a clone of it, or a clock that was set back: only who lives
+    # writes again.
     end = time.monotonic() + LOOK_S
     while (again := _read(run)) == noted and time.monotonic() < end:
         time.sleep(0.05)

@@ -13,12 +13,24 @@ from crawler.db import losses, siblings
 from crawler.db.acts import COUNTS_FOR, HELD, Acts
 from crawler.db.books import DUE, JOB, SUSPECT_DEATHS, TURN, as_job
 from crawler.db.connection import Database, writing
-from crawler.models import NO_DEADLINE, QUEUES, Imported, Job, JobOptions, Known, NewTask, Task, encoded_input
+from crawler.models import (
+    NO_DEADLINE,
+    QUEUES,
+    Imported,
+    Job,
+    JobOptions,
+    Known,
+    NewTask,
+    Task,
+    encoded_input,
+)
 
 _TASK = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback, job_id,
            (SELECT size FROM jobs WHERE jobs.id = tasks.job_id), platform, error_type"""
 _UNHELD = "not_before = iif(not_before = 9e15, 0, not_before)"
-_IS_STORED = "(r.raw_segment IS NULL OR EXISTS (SELECT 1 FROM raw_segments s WHERE s.name = r.raw_segment))"
+_IS_STORED = (
+    "(r.raw_segment IS NULL OR EXISTS (SELECT 1 FROM raw_segments s WHERE s.name = r.raw_segment))"
+)
 _SUSPECTED = f"status = 'pending' AND not_before = 0 AND deaths >= {SUSPECT_DEATHS}"
 _DOMAINS = 64
 MAX_PROBE_GROUPS = 64
@@ -54,7 +66,8 @@ class Place(NamedTuple):
     most: int
     fits: Callable[[int | None], bool]
     probe_in: Sequence[str] = ()
-    """Where the first one is to show whether the domain answers at all: the queues to look for such a page in."""
+    """Where the first one is to show whether the domain answers at all: the queues to look for such
+    a page in."""
 
 
 class Suspect(NamedTuple):
@@ -76,7 +89,8 @@ class RejectedRow(NamedTuple):
 
 
 _RowKey = tuple[int | None, int, int | None, int]
-"""What a row of input is known by: its job, the number of its file there, its line, and the how-many-eth on that."""
+"""What a row of input is known by: its job, the number of its file there, its line, and the
+how-many-eth on that."""
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -90,16 +104,20 @@ class Chunk(msgspec.Struct, frozen=True):
 class Ledger(Acts):
     """Statements on one connection; every method is one transaction or less.
 
-    `has_page` says whether the page of a result is as it should be, by its segment and its end there.
+    `has_page` says whether the page of a result is as it should be, by its segment and its end
+    there.
     """
 
     def __init__(
-        self, connection: Database, has_page: Callable[[str | None, int], bool] = lambda segment, end: True
+        self,
+        connection: Database,
+        has_page: Callable[[str | None, int], bool] = lambda segment, end: True,
     ) -> None:
         super().__init__(connection)
         self._has_page = has_page
         self._replacing: tuple[int, int] | None = None
-        """The job and the number of a file of which another state is being read; its rows are in `seen_rows`."""
+        """The job and the number of a file of which another state is being read; its rows are in
+        `seen_rows`."""
 
     # Doors
 
@@ -120,11 +138,13 @@ class Ledger(Acts):
         rows: Iterable[NewTask] = (),
         replaces: bool = False,
     ) -> Job:
-        """The open job known by this key, or a new one under this name or the next free one like it.
+        """The open job known by this key, or a new one under this name or the next free one like
+        it.
 
-        `watched` is for whoever waits for the end: where that was killed, the ended job is its own, not a new one.
-        `checksum` and the first `rows` are those of the file that is read into it.
-        `replaces` says that what was read from this very path before was not the whole file: it goes into the same job.
+        `watched` is for whoever waits for the end: where that was killed, the ended job is its own,
+        not a new one. `checksum` and the first `rows` are those of the file that is read into it.
+        `replaces` says that what was read from this very path before was not the whole file: it
+        goes into the same job.
         """
         told = msgspec.json.encode(options).decode() if options else None
         with writing(self.db):
@@ -140,7 +160,18 @@ class Ledger(Acts):
                 f"""INSERT INTO jobs (name, key, status, queue, source, source_file, batch_size, created_at, watched,
                         deadline, options)
                     VALUES (?, ?, 'importing', ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {JOB}""",
-                (self._free_name(name), key, queue, source, source_file, batch_size, now, watched, deadline, told),
+                (
+                    self._free_name(name),
+                    key,
+                    queue,
+                    source,
+                    source_file,
+                    batch_size,
+                    now,
+                    watched,
+                    deadline,
+                    told,
+                ),
             )
             job = as_job(found[0])
             if checksum:
@@ -157,14 +188,21 @@ class Ledger(Acts):
 
     def _replace_import(self, key: str, checksum: str, file: str | None) -> None:
         """Let the job that an earlier state of this file was read into be that of this one."""
-        row = self.db.one("SELECT id, job_id, key FROM imports WHERE file = ? AND checksum <> ?", (file, checksum))
+        row = self.db.one(
+            "SELECT id, job_id, key FROM imports WHERE file = ? AND checksum <> ?", (file, checksum)
+        )
         if row:
             id_, job_id, old_key = row
-            self.db.execute("UPDATE OR IGNORE imports SET checksum = ? WHERE id = ?", (checksum, id_))
-            self.db.execute("UPDATE OR IGNORE jobs SET key = ? WHERE id = ? AND key = ?", (key, job_id, old_key))
+            self.db.execute(
+                "UPDATE OR IGNORE imports SET checksum = ? WHERE id = ?", (checksum, id_)
+            )
+            self.db.execute(
+                "UPDATE OR IGNORE jobs SET key = ? WHERE id = ? AND key = ?", (key, job_id, old_key)
+            )
 
     def _begin_replacing(self, job: Job, key: str, checksum: str) -> tuple[int, int] | None:
-        """Have the rows of a file noted as they come, where others may be there of an earlier state of it."""
+        """Have the rows of a file noted as they come, where others may be there of an earlier state
+        of it."""
         number = self.number_of(job, checksum)
         if not self.rows_of(job) or (key.startswith("name:") and not number):
             return None  # in a named job of an older program, number 0 may be that of several files
@@ -177,17 +215,23 @@ class Ledger(Acts):
     def _see(self, task: int | None, row: _RowKey) -> None:
         job_id, number, line, item = row
         if self._replacing == (job_id, number):
-            self.db.execute("INSERT OR IGNORE INTO seen_rows VALUES (?, ?, ?)", (line or 0, item, task))
+            self.db.execute(
+                "INSERT OR IGNORE INTO seen_rows VALUES (?, ?, ?)", (line or 0, item, task)
+            )
 
     def _end_replacing(self, now: float) -> None:
         """Let what an earlier state of a file had, and this one has not, count for the job no more.
 
-        No task is ever removed: one that no row means any more is on its own, and is not fetched for nobody.
+        No task is ever removed: one that no row means any more is on its own, and is not fetched
+        for nobody.
         """
         assert self._replacing
         here = "job_id = ?1 AND file_number = ?2"
         seen = "SELECT 1 FROM seen_rows WHERE line = source_line AND item = source_item AND"
-        self.db.execute(f"DELETE FROM rejected_rows WHERE {here} AND NOT EXISTS ({seen} task IS NULL)", self._replacing)
+        self.db.execute(
+            f"DELETE FROM rejected_rows WHERE {here} AND NOT EXISTS ({seen} task IS NULL)",
+            self._replacing,
+        )
         self.db.execute(
             f"DELETE FROM job_links WHERE {here} AND NOT EXISTS ({seen} seen_rows.task = job_links.task)",
             self._replacing,
@@ -212,7 +256,8 @@ class Ledger(Acts):
         )
         if link:
             self.db.execute(
-                "UPDATE tasks SET source_line = ?, source_item = ?, input = ?, row_crc32 = ? WHERE id = ?", (*link, id_)
+                "UPDATE tasks SET source_line = ?, source_item = ?, input = ?, row_crc32 = ? WHERE id = ?",
+                (*link, id_),
             )
             self.db.execute(
                 """DELETE FROM job_links WHERE job_id = ? AND task = ? AND file_number = ?
@@ -220,18 +265,28 @@ class Ledger(Acts):
                 (job_id, id_, number, *link[:2]),
             )
             return
-        self.event(id_, "replaced", {"message": "the file was replaced, and has no such row any more"}, now)
-        self.db.execute("UPDATE tasks SET job_id = NULL, file_number = 0, row_crc32 = NULL WHERE id = ?", (id_,))
+        self.event(
+            id_, "replaced", {"message": "the file was replaced, and has no such row any more"}, now
+        )
+        self.db.execute(
+            "UPDATE tasks SET job_id = NULL, file_number = 0, row_crc32 = NULL WHERE id = ?", (id_,)
+        )
         if not self.db.one(
             """SELECT 1 FROM tasks WHERE id = ?1 AND external_id IS NOT NULL
                UNION ALL SELECT 1 FROM job_links WHERE task = ?1""",
             (id_,),
         ):
-            self.end_without_result([id_], "skipped", "replaced", "its file was replaced, and has it no more", now)
+            self.end_without_result(
+                [id_], "skipped", "replaced", "its file was replaced, and has it no more", now
+            )
 
-    def _note_import(self, job_id: int, key: str, checksum: str, file: str | None, rows: Iterable[NewTask]) -> None:
+    def _note_import(
+        self, job_id: int, key: str, checksum: str, file: str | None, rows: Iterable[NewTask]
+    ) -> None:
         """Note that a file is being read into a job, under the number that it has there."""
-        row = self.db.one("SELECT number FROM imports WHERE job_id = ? AND checksum = ?", (job_id, checksum))
+        row = self.db.one(
+            "SELECT number FROM imports WHERE job_id = ? AND checksum = ?", (job_id, checksum)
+        )
         number = row[0] if row else self._number_for(job_id, key, file, rows)
         self.db.execute(
             """INSERT INTO imports (job_id, key, checksum, file, number) VALUES (?, ?, ?, ?, ?)
@@ -241,17 +296,22 @@ class Ledger(Acts):
         self.db.execute("UPDATE jobs SET files = max(files, ?) WHERE id = ?", (number + 1, job_id))
 
     def _number_for(self, job_id: int, key: str, file: str | None, rows: Iterable[NewTask]) -> int:
-        """A new number for a file of a job, or that of its rows, where a repair or an older program forgot the file."""
+        """A new number for a file of a job, or that of its rows, where a repair or an older program
+        forgot the file."""
         [(files, known)] = self.db.all(
-            "SELECT files, (SELECT count(*) FROM imports WHERE job_id = jobs.id) FROM jobs WHERE id = ?", (job_id,)
+            "SELECT files, (SELECT count(*) FROM imports WHERE job_id = jobs.id) FROM jobs WHERE id = ?",
+            (job_id,),
         )
         found = self._number_before(job_id, file, rows, files) if known < files else None
         if found is not None:
             return found
         return int(files) if key.startswith("name:") else 0  # only a named job has several
 
-    def _number_before(self, job_id: int, file: str | None, rows: Iterable[NewTask], files: int) -> int | None:
-        """The number that a file had: that of tasks from its path, or of most of its first rows if it was moved."""
+    def _number_before(
+        self, job_id: int, file: str | None, rows: Iterable[NewTask], files: int
+    ) -> int | None:
+        """The number that a file had: that of tasks from its path, or of most of its first rows if
+        it was moved."""
         by_path = self.db.one(
             """SELECT file_number FROM tasks WHERE job_id = ?1 AND source_file = ?2 AND NOT EXISTS (
                    SELECT 1 FROM imports WHERE job_id = ?1 AND number = file_number AND file = ?2) LIMIT 1""",
@@ -259,10 +319,15 @@ class Ledger(Acts):
         )
         if by_path:
             return int(by_path[0])
-        first, taken = list(rows), self.db.all("SELECT number FROM imports WHERE job_id = ?", (job_id,))
+        first, taken = (
+            list(rows),
+            self.db.all("SELECT number FROM imports WHERE job_id = ?", (job_id,)),
+        )
         found: dict[tuple[bool, int], int] = {}
         for number in range(files):
-            count = (number,) not in taken and sum(self._has_row(task, job_id, number) for task in first)
+            count = (number,) not in taken and sum(
+                self._has_row(task, job_id, number) for task in first
+            )
             if count:  # rows of another path are less likely this file's
                 of_other = "SELECT 1 FROM tasks WHERE job_id = ? AND file_number = ? AND source_file <> ? LIMIT 1"
                 found[self.db.one(of_other, (job_id, number, file)) is not None, -count] = number
@@ -270,23 +335,32 @@ class Ledger(Acts):
 
     def number_of(self, job: Job, checksum: str) -> int:
         """The number of a file within its job."""
-        [(number,)] = self.db.all("SELECT number FROM imports WHERE job_id = ? AND checksum = ?", (job.id, checksum))
+        [(number,)] = self.db.all(
+            "SELECT number FROM imports WHERE job_id = ? AND checksum = ?", (job.id, checksum)
+        )
         return int(number)
 
     def move_import(self, file: str, to: str) -> None:
         """A file that was imported lies elsewhere now: whoever is to read it again is told so."""
         with writing(self.db):
             jobs = "SELECT job_id FROM imports WHERE file = ?1"
-            self.db.execute(f"UPDATE jobs SET source_file = ?2 WHERE source_file = ?1 AND id IN ({jobs})", (file, to))
+            self.db.execute(
+                f"UPDATE jobs SET source_file = ?2 WHERE source_file = ?1 AND id IN ({jobs})",
+                (file, to),
+            )
             self.db.execute("UPDATE imports SET file = ?2 WHERE file = ?1", (file, to))
 
     def report_job(self, job: Job) -> None:
-        """Whoever waited for the job has told its end: the next import of the same file is a new one."""
+        """Whoever waited for the job has told its end: the next import of the same file is a new
+        one."""
         with writing(self.db):
             self.db.execute("UPDATE jobs SET watched = 0 WHERE id = ?", (job.id,))
 
     def _free_name(self, name: str) -> str:
-        taken = {row[0] for row in self.db.execute("SELECT name FROM jobs WHERE name LIKE ? || '%'", (name,))}
+        taken = {
+            row[0]
+            for row in self.db.execute("SELECT name FROM jobs WHERE name LIKE ? || '%'", (name,))
+        }
         number, free = 1, name
         while free in taken:
             number += 1
@@ -294,7 +368,8 @@ class Ledger(Acts):
         return free
 
     def namesakes(self, job: Job) -> list[Job]:
-        """The other jobs that were made of files with the name of one of its own, the oldest first."""
+        """The other jobs that were made of files with the name of one of its own, the oldest
+        first."""
         names: dict[str, set[int]] = {}
         for id_, file in self.db.execute(
             """SELECT id, source_file FROM jobs WHERE source = 'file' AND source_file IS NOT NULL
@@ -318,7 +393,8 @@ class Ledger(Acts):
         return as_job(row) if row else None
 
     def close_import(self, job: Job, now: float, checksum: str = "", rows: int = 0) -> None:
-        """A file of the job was read to its end: when none is left, the job may end, and what it had lost is back."""
+        """A file of the job was read to its end: when none is left, the job may end, and what it
+        had lost is back."""
         with writing(self.db):
             self.db.execute(
                 "UPDATE imports SET ended_at = ?, rows = ? WHERE job_id = ? AND checksum = ?",
@@ -337,7 +413,8 @@ class Ledger(Acts):
                 losses.settle(self.db, job.id, losses.IMPORTED_AGAIN, now)
 
     def _count_once(self, job: Job, checksum: str) -> None:
-        """Forget that rows were rejected which another reading let in: the sites' URL templates may have changed."""
+        """Forget that rows were rejected which another reading let in: the sites' URL templates may
+        have changed."""
         [(rows,)] = self.db.all("SELECT sum(rows) FROM imports WHERE job_id = ?", (job.id,))
         if self.rows_of(job) <= rows:
             return
@@ -350,10 +427,13 @@ class Ledger(Acts):
                AND 1 >= (SELECT count(DISTINCT source_file) FROM tasks WHERE job_id = ?1 AND file_number = ?2)""",
             (job.id, self.number_of(job, checksum)),
         )
-        self.db.execute("UPDATE jobs SET rejected = rejected - ? WHERE id = ?", (self.db.changes(), job.id))
+        self.db.execute(
+            "UPDATE jobs SET rejected = rejected - ? WHERE id = ?", (self.db.changes(), job.id)
+        )
 
     def _is_whole_again(self, job: Job) -> bool:
-        """Whether every file of a job with losses was read again since, and these have at least as many rows."""
+        """Whether every file of a job with losses was read again since, and these have at least as
+        many rows."""
         if job.of_gateway or not self._has_losses(job.id):
             return False
         [(again, rows)] = self.db.all(
@@ -368,9 +448,14 @@ class Ledger(Acts):
         return self.db.one(lost, (job_id,)) is not None
 
     def adopt(self, key: str, tasks: Iterable[NewTask]) -> None:
-        """Let a job of which nothing tells the file any more be found by this key, if these are its first rows."""
-        orphans = self.db.all("SELECT id FROM jobs WHERE key LIKE 'salvaged %' AND status <> 'done' ORDER BY id")
-        if not orphans or self.db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,)):
+        """Let a job of which nothing tells the file any more be found by this key, if these are its
+        first rows."""
+        orphans = self.db.all(
+            "SELECT id FROM jobs WHERE key LIKE 'salvaged %' AND status <> 'done' ORDER BY id"
+        )
+        if not orphans or self.db.one(
+            "SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,)
+        ):
             return
         rows = list(tasks)
         for (job_id,) in orphans:
@@ -405,7 +490,8 @@ class Ledger(Acts):
         fresh_after: float,
         now: float,
     ) -> Imported:
-        """Insert what is not there yet; what is counts for this job too, at the more urgent of both places."""
+        """Insert what is not there yet; what is counts for this job too, at the more urgent of both
+        places."""
         accepted = known = linked = 0
         job_id, deadline = (job.id, job.deadline or NO_DEADLINE) if job else (None, NO_DEADLINE)
         with writing(self.db):
@@ -421,7 +507,9 @@ class Ledger(Acts):
                 found = self._known(task, row, since if mending else fresh_after)
                 if found:
                     known += 1
-                    linked += self._share(found, task, row, queue, deadline, source_file, row_input, now)
+                    linked += self._share(
+                        found, task, row, queue, deadline, source_file, row_input, now
+                    )
                     self._see(found[0], row)
                     continue
                 accepted += 1
@@ -438,7 +526,8 @@ class Ledger(Acts):
                 self._see(self.db.last_insert_rowid(), row)
             if (accepted or linked) and not mending:
                 self.db.execute(
-                    "UPDATE jobs SET size = size + ?, linked = linked + ? WHERE id = ?", (accepted, linked, job_id)
+                    "UPDATE jobs SET size = size + ?, linked = linked + ? WHERE id = ?",
+                    (accepted, linked, job_id),
                 )
         return Imported(accepted, known)
 
@@ -454,15 +543,21 @@ class Ledger(Acts):
             )
             new = self.db.total_changes() - before
             if new and not self._has_losses(job.id):
-                self.db.execute("UPDATE jobs SET rejected = rejected + ? WHERE id = ?", (new, job.id))
+                self.db.execute(
+                    "UPDATE jobs SET rejected = rejected + ? WHERE id = ?", (new, job.id)
+                )
             for reject in rejects if self._replacing else ():
                 self._see(None, (job.id, file_number, reject.line, reject.item))
 
-    def _recognise(self, task: NewTask, row: _RowKey, source_file: str | None, row_input: str | None) -> None:
-        """Give a task whose input was lost, or which a repair has made of its result, what this row says of it."""
+    def _recognise(
+        self, task: NewTask, row: _RowKey, source_file: str | None, row_input: str | None
+    ) -> None:
+        """Give a task whose input was lost, or which a repair has made of its result, what this row
+        says of it."""
         its_row = "(job_id, file_number, source_line, source_item) = (?1, ?2, ?3, ?4)"
         names = (*row, task.address.key, task.parcel_id)
-        # A task that a repair has made may have gone to a row of another parcel: this row does not mean it.
+        # A task that a repair has made may have gone to a row of another parcel: this row does not
+        # mean it.
         self.db.execute(
             f"""DELETE FROM job_links WHERE {its_row}
                 AND task IN (SELECT id FROM tasks WHERE url_key = ?5 AND parcel_id <> ?6)""",
@@ -479,11 +574,18 @@ class Ledger(Acts):
                             parcel_id IN ('', ?6) AND NOT EXISTS ({known}),
                             input IS NULL AND parcel_id = ?6 AND {its_row})
                     ORDER BY parcel_id <> ?6 LIMIT 1)""",
-            (*names, source_file, row_input, task.address.url, losses.row_crc32(*row[1:], row_input)),
+            (
+                *names,
+                source_file,
+                row_input,
+                task.address.url,
+                losses.row_crc32(*row[1:], row_input),
+            ),
         )
 
     def _known(self, task: NewTask, row: _RowKey, fresh_after: float) -> tuple[Any, ...] | None:
-        """The task that this row means, as it did before, or because that is open, in the same job, or of late."""
+        """The task that this row means, as it did before, or because that is open, in the same job,
+        or of late."""
         job_id = row[0]
         candidates = self.db.all(
             """SELECT id, job_id, file_number, source_line, source_item, source, queue, priority, deadline, status,
@@ -499,7 +601,9 @@ class Ledger(Acts):
                 status in ("pending", "processing")
                 or (job_id is not None and its_job == job_id)
                 or (status == "completed" and completed_at >= fresh_after)
-                or self.db.one("SELECT 1 FROM job_links WHERE job_id = ? AND task = ?", (job_id, id_))
+                or self.db.one(
+                    "SELECT 1 FROM job_links WHERE job_id = ? AND task = ?", (job_id, id_)
+                )
             ):
                 return found
         return None
@@ -526,12 +630,16 @@ class Ledger(Acts):
         now: float,
     ) -> bool:
         """Let a known task count for this row too; whether it did not yet."""
-        id_, its_job, _, its_line, _, source, its_queue, its_priority, its_deadline, status, _ = found
+        id_, its_job, _, its_line, _, source, its_queue, its_priority, its_deadline, status, _ = (
+            found
+        )
         its_place = (QUEUES.index(its_queue), its_priority, its_deadline)
         place = (
             min(QUEUES.index(queue), its_place[0]),
             min(task.priority, its_priority),
-            its_deadline if its_job is None else min(deadline, its_deadline),  # a call of its own has none
+            its_deadline
+            if its_job is None
+            else min(deadline, its_deadline),  # a call of its own has none
         )
         if status == "pending":  # held for a paused job, it goes on for this one
             self.db.execute(f"UPDATE tasks SET {_UNHELD} WHERE id = ?", (id_,))
@@ -544,18 +652,36 @@ class Ledger(Acts):
         job_id, number, line, item = row
         if job_id is None or found[1:5] == row:
             return False
-        if (its_job, its_line, source) == (job_id, None, "salvage") and not self._is_linked(id_, row):
+        if (its_job, its_line, source) == (job_id, None, "salvage") and not self._is_linked(
+            id_, row
+        ):
             # Made again of its result, which tells no line: this row is the first to mean it.
             self.db.execute(
                 """UPDATE tasks SET file_number = ?, source_line = ?, source_item = ?, source_file = ?, input = ?,
                        row_crc32 = ? WHERE id = ?""",
-                (number, line, item, source_file, row_input, losses.row_crc32(number, line, item, row_input), id_),
+                (
+                    number,
+                    line,
+                    item,
+                    source_file,
+                    row_input,
+                    losses.row_crc32(number, line, item, row_input),
+                    id_,
+                ),
             )
             return False
         self.db.execute(
             """INSERT OR IGNORE INTO job_links (job_id, task, file_number, source_line, source_item, input,
                    row_crc32) VALUES (?, ?, ?, ?, ?, ?, ?)""",
-            (job_id, id_, number, line or 0, item, row_input, losses.row_crc32(number, line or 0, item, row_input)),
+            (
+                job_id,
+                id_,
+                number,
+                line or 0,
+                item,
+                row_input,
+                losses.row_crc32(number, line or 0, item, row_input),
+            ),
         )
         return bool(self.db.changes())
 
@@ -590,7 +716,8 @@ class Ledger(Acts):
     # Claims
 
     def wake(self, now: float) -> float | None:
-        """End what missed its deadline and make due what has waited long enough; returns when the next one will be."""
+        """End what missed its deadline and make due what has waited long enough; returns when the
+        next one will be."""
         self.expire(now)
         first = "SELECT min(not_before) FROM tasks WHERE status = 'pending' AND not_before > 0"
         [(at,)] = self.db.all(first)
@@ -613,7 +740,8 @@ class Ledger(Acts):
         now: float,
         chance: Callable[[], float] = random.random,
     ) -> tuple[list[Task], bool]:
-        """Lease up to `limit` tasks from these places, in their order; says too if more are due there.
+        """Lease up to `limit` tasks from these places, in their order; says too if more are due
+        there.
 
         `chance` chooses the page that a closed domain is probed with.
         """
@@ -642,12 +770,16 @@ class Ledger(Acts):
         )
         order = {id_: place for place, id_ in enumerate(ids)}
         known = self._known_pages([row[0] for row in rows])
-        return sorted((_task(row, known.get(row[0])) for row in rows), key=lambda task: order[task.id])
+        return sorted(
+            (_task(row, known.get(row[0])) for row in rows), key=lambda task: order[task.id]
+        )
 
     def _known_pages(self, ids: Sequence[int]) -> dict[int, Known]:
-        """What the last pages of these tasks' URLs said about themselves, where they are still there.
+        """What the last pages of these tasks' URLs said about themselves, where they are still
+        there.
 
-        The answer 304 brings no page: of one that was lost or pruned it would leave a result without any.
+        The answer 304 brings no page: of one that was lost or pruned it would leave a result
+        without any.
         """
         rows = self.db.all(
             f"""SELECT t.id, r.raw_segment, r.raw_offset + r.raw_length,
@@ -656,25 +788,36 @@ class Ledger(Acts):
                JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL AND {_IS_STORED}""",
             (msgspec.json.encode(ids).decode(),),
         )
-        return {id_: Known(*about) for id_, segment, end, *about in rows if self._has_page(segment, end or 0)}
+        return {
+            id_: Known(*about)
+            for id_, segment, end, *about in rows
+            if self._has_page(segment, end or 0)
+        }
 
     def has_page_of(self, task: int) -> bool:
         """Whether a result is still there, and its page as it should be."""
         place = self.db.one(
-            f"SELECT raw_segment, raw_offset + raw_length FROM results r WHERE task = ? AND {_IS_STORED}", (task,)
+            f"SELECT raw_segment, raw_offset + raw_length FROM results r WHERE task = ? AND {_IS_STORED}",
+            (task,),
         )
         return place is not None and self._has_page(place[0], place[1] or 0)
 
     def claim_one(self, owner: str, id_: int, now: float) -> Task | None:
         """Lease one task if it is pending, due or not."""
         with writing(self.db):
-            self.db.execute("UPDATE tasks SET not_before = 0 WHERE id = ? AND status = 'pending'", (id_,))
+            self.db.execute(
+                "UPDATE tasks SET not_before = 0 WHERE id = ? AND status = 'pending'", (id_,)
+            )
             leased = self._lease(owner, [id_], now)
         return leased[0] if leased else None
 
     def has_due(self, queues: Sequence[str]) -> bool:
-        """Whether any task of these queues is due; asked before `claim`, which needs the write lock."""
-        return any(self.db.one(f"SELECT 1 FROM tasks WHERE {DUE} AND queue = ? LIMIT 1", (queue,)) for queue in queues)
+        """Whether any task of these queues is due; asked before `claim`, which needs the write
+        lock."""
+        return any(
+            self.db.one(f"SELECT 1 FROM tasks WHERE {DUE} AND queue = ? LIMIT 1", (queue,))
+            for queue in queues
+        )
 
     def suspect(self, queues: Sequence[str]) -> Suspect | None:
         """The first due task of these queues that must be tried alone."""
@@ -689,7 +832,8 @@ class Ledger(Acts):
         return None
 
     def due(self, queue: str, after: str = "") -> Iterator[Due]:
-        """Where tasks are due, by priority and deadline; within these the domains in turn, beginning behind `after`."""
+        """Where tasks are due, by priority and deadline; within these the domains in turn,
+        beginning behind `after`."""
         group = self._next_group(queue, "priority > ?", 0)
         while group:
             yield from self._domains(queue, group, after, _LAST)
@@ -715,8 +859,11 @@ class Ledger(Acts):
             queue, "priority > ?", group[0]
         )
 
-    def _domains(self, queue: str, group: tuple[int, float], after: str, last: str) -> Iterator[Due]:
-        """The domains with due tasks behind one and up to another; some at a time, each found by a seek."""
+    def _domains(
+        self, queue: str, group: tuple[int, float], after: str, last: str
+    ) -> Iterator[Due]:
+        """The domains with due tasks behind one and up to another; some at a time, each found by a
+        seek."""
         rows: list[tuple[Any, ...]] = [(after, None)]
         while rows:
             rows = self.db.all(_DUE_DOMAINS, (queue, *group, rows[-1][0], last))
@@ -732,10 +879,14 @@ class Ledger(Acts):
             (due.queue, *due.group, due.domain, limit),
         )
 
-    def _probe_rows(self, domain: str, queues: Sequence[str], chance: float) -> list[tuple[int, int | None]]:
-        """A due task of a domain that has not failed yet, from anywhere in the most urgent group that has one.
+    def _probe_rows(
+        self, domain: str, queues: Sequence[str], chance: float
+    ) -> list[tuple[int, int | None]]:
+        """A due task of a domain that has not failed yet, from anywhere in the most urgent group
+        that has one.
 
-        Bad pages stand together in most lists: the next one after a bad one would hold the domain for another pause.
+        Bad pages stand together in most lists: the next one after a bad one would hold the domain
+        for another pause.
         """
         for queue in queues:
             group = self._next_group(queue, "priority > ?", 0)
@@ -788,12 +939,14 @@ class Ledger(Acts):
 
     def _suspects_alone(self, queue: str, slots: int) -> list[Chunk]:
         rows = self.db.all(
-            f"SELECT task_id FROM tasks WHERE {_SUSPECTED} AND queue = ? AND message_id IS NULL LIMIT ?", (queue, slots)
+            f"SELECT task_id FROM tasks WHERE {_SUSPECTED} AND queue = ? AND message_id IS NULL LIMIT ?",
+            (queue, slots),
         )
         return [Chunk(_message_id(), queue, (task_id,)) for (task_id,) in rows]
 
     def _unpublished(self, queue: str, room: int) -> list[tuple[str, int]]:
-        """Up to `room` due tasks that are in no message: by priority and deadline, then fairly between domains."""
+        """Up to `room` due tasks that are in no message: by priority and deadline, then fairly
+        between domains."""
         picked: list[tuple[str, int]] = []
         groups: dict[tuple[int, float], list[str]] = {}
         if room > 0:
@@ -804,17 +957,25 @@ class Ledger(Acts):
         for group, domains in groups.items():
             left = room - len(picked)
             share = -(-left // len(domains))
-            lines = {domain: self._unpublished_rows(queue, group, domain, share) for domain in domains}
-            if sum(map(len, lines.values())) < left:  # what small domains leave goes to the large ones
+            lines = {
+                domain: self._unpublished_rows(queue, group, domain, share) for domain in domains
+            }
+            if (
+                sum(map(len, lines.values())) < left
+            ):  # what small domains leave goes to the large ones
                 large = [domain for domain, rows in lines.items() if len(rows) == share]
-                lines |= {domain: self._unpublished_rows(queue, group, domain, left) for domain in large}
+                lines |= {
+                    domain: self._unpublished_rows(queue, group, domain, left) for domain in large
+                }
             in_turn = zip_longest(*lines.values())
             picked += [row for rows in in_turn for row in rows if row is not None][:left]
             if len(picked) >= room:
                 break
         return picked
 
-    def _unpublished_rows(self, queue: str, group: tuple[int, float], domain: str, limit: int) -> list[Any]:
+    def _unpublished_rows(
+        self, queue: str, group: tuple[int, float], domain: str, limit: int
+    ) -> list[Any]:
         return self.db.all(
             f"""SELECT task_id, (SELECT batch_size FROM jobs WHERE jobs.id = tasks.job_id) FROM tasks
                 WHERE {DUE} AND queue = ? AND priority = ? AND deadline = ? AND domain = ? AND message_id IS NULL
@@ -840,7 +1001,9 @@ class Ledger(Acts):
                 )
 
 
-def _fitting(rows: Sequence[tuple[int, int | None]], fits: Callable[[int | None], bool]) -> list[int]:
+def _fitting(
+    rows: Sequence[tuple[int, int | None]], fits: Callable[[int | None], bool]
+) -> list[int]:
     """The rows up to the first whose job does not fit."""
     ids: list[int] = []
     known: dict[int | None, bool] = {}
@@ -854,7 +1017,8 @@ def _fitting(rows: Sequence[tuple[int, int | None]], fits: Callable[[int | None]
 
 
 def _chunks(queue: str, rows: Sequence[tuple[str, int]], slots: int) -> Iterator[Chunk]:
-    """Cut rows into messages: at most a job's batch size each, and several for every worker slot."""
+    """Cut rows into messages: at most a job's batch size each, and several for every worker
+    slot."""
     fair = max(1, -(-len(rows) // (slots * 3)))
     begin = 0
     while begin < len(rows):

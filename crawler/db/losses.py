@@ -1,4 +1,5 @@
-"""What was lost, or never came in: a job stays unaccounted for until that is imported again or accepted."""
+"""What was lost, or never came in: a job stays unaccounted for until that is imported again or
+accepted."""
 
 from collections.abc import Mapping
 from zlib import crc32
@@ -10,14 +11,17 @@ from crawler.models import Job
 
 IMPORTED_AGAIN, ACCEPTED = "imported again", "accepted"
 ROWS, PAGES = "rows", "pages"
-"""What was lost: rows of the input, which an import brings back, or stored pages, which nothing does."""
+"""What was lost: rows of the input, which an import brings back, or stored pages, which nothing
+does."""
 
 _GIVEN_UP = "given up "
 WANTED = f"""raw_offset + raw_length > ifnull((SELECT CAST(value AS INTEGER) FROM meta
     WHERE key = '{_GIVEN_UP}' || {{job}} || ' ' || raw_segment), 0)"""
-"""Whether a job does not do without the page of a result: `meta` has for a job and a segment up to which byte it does.
+"""Whether a job does not do without the page of a result: `meta` has for a job and a segment up to
+which byte it does.
 
-The result keeps the place of its page: other jobs may want it, and a disk that is mounted again brings it back.
+The result keeps the place of its page: other jobs may want it, and a disk that is mounted again
+brings it back.
 """
 WANTED_BY_ANY = f"""ifnull((SELECT max({WANTED.format(job="j.id")}) FROM (
     SELECT t.job_id AS id UNION SELECT job_id FROM job_links WHERE task = t.id) j WHERE j.id IS NOT NULL), 1)"""
@@ -39,7 +43,9 @@ def row_crc32(file_number: int, line: int | None, item: int, row_input: str | No
     return crc32(f"{file_number} {line} {item} {row_input}".encode())
 
 
-def note(db: Database, job_id: int, what: str, now: float, kind: str = ROWS, how: str | None = None) -> None:
+def note(
+    db: Database, job_id: int, what: str, now: float, kind: str = ROWS, how: str | None = None
+) -> None:
     """Note a loss of a job, and how it was settled at once. Part of a transaction."""
     db.execute(
         """INSERT INTO losses (job_id, at, kind, what, settled_at, how)
@@ -49,7 +55,8 @@ def note(db: Database, job_id: int, what: str, now: float, kind: str = ROWS, how
 
 
 def give_up(db: Database, job_id: int, ends: Mapping[str, int]) -> None:
-    """Let a job do without its pages in these segments, up to these bytes. Part of a transaction."""
+    """Let a job do without its pages in these segments, up to these bytes. Part of a
+    transaction."""
     db.executemany(
         "INSERT OR REPLACE INTO meta VALUES (?, ?)",
         [(f"{_GIVEN_UP}{job_id} {name}", str(end)) for name, end in ends.items()],
@@ -65,18 +72,23 @@ def wanted(db: Database, job: Job) -> str:
 def given_up(db: Database, job: Job | None, segment: str) -> int:
     """Up to which byte a job, or any, does without its pages in a segment."""
     key = f"{_GIVEN_UP}{job.id if job else '*'} {segment}"
-    [(end,)] = db.all("SELECT ifnull(max(CAST(value AS INTEGER)), 0) FROM meta WHERE key GLOB ?", (key,))
+    [(end,)] = db.all(
+        "SELECT ifnull(max(CAST(value AS INTEGER)), 0) FROM meta WHERE key GLOB ?", (key,)
+    )
     return int(end)
 
 
 def of(db: Database, job: Job) -> list[Loss]:
     """The losses of a job, the oldest first."""
-    rows = db.all("SELECT what, kind, at, settled_at, how FROM losses WHERE job_id = ? ORDER BY id", (job.id,))
+    rows = db.all(
+        "SELECT what, kind, at, settled_at, how FROM losses WHERE job_id = ? ORDER BY id", (job.id,)
+    )
     return [Loss(*row) for row in rows]
 
 
 def settle(db: Database, job_id: int, how: str, now: float) -> None:
-    """Settle the losses of a job; from then on the rows that it has are those that it is to have, if it had lost any.
+    """Settle the losses of a job; from then on the rows that it has are those that it is to have,
+    if it had lost any.
 
     Part of a transaction.
     """
@@ -85,7 +97,9 @@ def settle(db: Database, job_id: int, how: str, now: float) -> None:
            WHERE job_id = ?3 AND settled_at IS NULL AND (kind = 'rows' OR ?2 = 'accepted') RETURNING kind""",
         (now, how, job_id),
     )
-    if (ROWS,) in settled:  # else rows that are gone and that nobody was told of stay unaccounted for
+    if (
+        ROWS,
+    ) in settled:  # else rows that are gone and that nobody was told of stay unaccounted for
         count_rows(db, job_id)
 
 

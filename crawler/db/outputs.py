@@ -16,10 +16,13 @@ _LOGS = ("-wal", "-shm", "-journal")
 
 
 def check(target: Path, folder: Path) -> None:
-    """Refuse to write to a file that the store in a folder needs; names that lead to one count as that."""
+    """Refuse to write to a file that the store in a folder needs; names that lead to one count as
+    that."""
     if any((folder / name).exists() for name in (*_DATABASES, "pending")):
         if _is_of_store(Path(os.path.realpath(target)), folder):
-            raise UsageError(f"{target} belongs to the store in {folder}; nothing was written: choose another name")
+            raise UsageError(
+                f"{target} belongs to the store in {folder}; nothing was written: choose another name"
+            )
         check_input(target, folder)
 
 
@@ -37,8 +40,12 @@ def check_input(target: Path, folder: Path) -> None:
 
 def _is_of_store(real: Path, folder: Path) -> bool:
     databases = [Path(os.path.realpath(folder / name)) for name in _DATABASES]
-    beside = {database.with_name(f"{database.name}{ending}") for database in databases for ending in _LOGS}
-    if real in beside or (real.parent == Path(os.path.realpath(folder)) and real.name.startswith(_DATABASES)):
+    beside = {
+        database.with_name(f"{database.name}{ending}") for database in databases for ending in _LOGS
+    }
+    if real in beside or (
+        real.parent == Path(os.path.realpath(folder)) and real.name.startswith(_DATABASES)
+    ):
         return True
     if any(Path(os.path.realpath(folder / name)) in real.parents for name in _OWN_FOLDERS):
         return True
@@ -50,7 +57,8 @@ def _is_of_store(real: Path, folder: Path) -> bool:
 
 
 def _inputs(folder: Path) -> Iterator[tuple[str, str]]:
-    """Each file that was read into a job, and the job's name; read without changing anything of the store."""
+    """Each file that was read into a job, and the job's name; read without changing anything of the
+    store."""
     path = folder / "lpm.db"
     if not path.is_file() or path.stat().st_size == 0:
         return
@@ -60,7 +68,9 @@ def _inputs(folder: Path) -> Iterator[tuple[str, str]]:
         if "jobs" in tables:
             yield from db.all("SELECT source_file, name FROM jobs WHERE source_file IS NOT NULL")
         if "imports" in tables:  # not in the ledgers of older programs
-            yield from db.all("SELECT file, ifnull(name, '') FROM imports LEFT JOIN jobs ON jobs.id = job_id")
+            yield from db.all(
+                "SELECT file, ifnull(name, '') FROM imports LEFT JOIN jobs ON jobs.id = job_id"
+            )
 
 
 def is_same(one: Path, other: Path) -> bool:

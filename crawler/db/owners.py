@@ -1,4 +1,5 @@
-"""Who holds leases: a locked file per process, which the kernel unlocks when the process dies, however it dies.
+"""Who holds leases: a locked file per process, which the kernel unlocks when the process dies,
+however it dies.
 
 The file is `run/owners/<owner>`, laid out as
 
@@ -28,8 +29,8 @@ from typing import Any
 import msgspec
 
 STILL = 2.0
-"""A living process whose loop has not run for so many times CRAWLER_STALL_S loses its leases and its part: its own
-watchdog would have ended it by then, were it not stopped as a whole."""
+"""A living process whose loop has not run for so many times CRAWLER_STALL_S loses its leases and
+its part: its own watchdog would have ended it by then, were it not stopped as a whole."""
 _MESSAGE, _PARSING, _BEAT, _WRITING, _TROUBLE, _SLOTS = 256, 320, 328, 336, 344, 592
 
 
@@ -45,7 +46,9 @@ class Owner:
         self._file = hidden.open("w+b")
         fcntl.flock(self._file, fcntl.LOCK_EX)
         about = {"pid": os.getpid(), "parent": os.getppid(), "kind": kind}
-        self._file.write(msgspec.json.encode(about).ljust(_MESSAGE, b" ") + bytes(_SLOTS - _MESSAGE + 8 * slots))
+        self._file.write(
+            msgspec.json.encode(about).ljust(_MESSAGE, b" ") + bytes(_SLOTS - _MESSAGE + 8 * slots)
+        )
         self._file.flush()
         self._map = mmap.mmap(self._file.fileno(), 0)
         self._free = list(range(slots))
@@ -66,7 +69,9 @@ class Owner:
         self._put(_TROUBLE, _SLOTS, text)
 
     def _put(self, begin: int, end: int, text: str) -> None:
-        self._map[begin:end] = text.encode("utf-8", "replace")[: end - begin].ljust(end - begin, b"\0")
+        self._map[begin:end] = text.encode("utf-8", "replace")[: end - begin].ljust(
+            end - begin, b"\0"
+        )
 
     def begin(self, task: int) -> int:
         """Note that a task's fetch begins; returns the slot to give back to `end`."""
@@ -84,7 +89,8 @@ class Owner:
         struct.pack_into("<q", self._map, _PARSING, task)
 
     def writes(self, much: bool) -> None:
-        """Note whether the writer's thread is storing much; it may go on for a moment after `close`."""
+        """Note whether the writer's thread is storing much; it may go on for a moment after
+        `close`."""
         if not self._map.closed:
             struct.pack_into("<q", self._map, _WRITING, much)
 
@@ -98,19 +104,24 @@ class Owner:
 
 
 class Office:
-    """What one process at a time does for all: a locked file, into which the holder writes its pid and its beat.
+    """What one process at a time does for all: a locked file, into which the holder writes its pid
+    and its beat.
 
-    The lock of a process that is stopped does not fall. Who sees no new beat for `limit_s` puts a file of its own into
-    the place; when the old holder goes on, it finds that its file is no longer there.
+    The lock of a process that is stopped does not fall. Who sees no new beat for `limit_s` puts a
+    file of its own into the place; when the old holder goes on, it finds that its file is no longer
+    there.
     """
 
-    def __init__(self, path: Path, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, path: Path, limit_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._path, self._limit_s, self._clock = path, limit_s, clock
         self._file = -1
         self._seen, self._since, self._looked = b"", 0.0, 0.0
 
     def take(self) -> bool:
-        """Become the holder if there is none, or one that stands still; a full disk is no holder, and tried again."""
+        """Become the holder if there is none, or one that stands still; a full disk is no holder,
+        and tried again."""
         with contextlib.suppress(OSError):
             if not self._in_place():
                 self.close()
@@ -143,7 +154,8 @@ class Office:
             return False
 
     def _stands_still(self) -> bool:
-        """Whether the holder has not beaten for too long while this process looked on; then its file is replaced."""
+        """Whether the holder has not beaten for too long while this process looked on; then its
+        file is replaced."""
         now, seen = self._clock(), os.pread(self._file, 64, 0)
         slept, self._looked = now - self._looked > self._limit_s, now
         if seen != self._seen or slept:
@@ -168,7 +180,8 @@ class Note(msgspec.Struct, frozen=True):
     """The page over which it died, or 0 where that may have been something else."""
     in_flight: frozenset[int]
     evidence: str
-    """Where its threads stood, where the watchdog or a fatal signal ended it; nothing where it was killed."""
+    """Where its threads stood, where the watchdog or a fatal signal ended it; nothing where it was
+    killed."""
     beat: float = 0.0
     trouble: str = ""
 
@@ -235,13 +248,16 @@ def exists(folder: Path, owner: str) -> bool:
 
 def _files(folder: Path) -> list[Path]:
     try:
-        return [path for path in folder.iterdir() if not path.name.startswith(".") and not path.suffix]
+        return [
+            path for path in folder.iterdir() if not path.name.startswith(".") and not path.suffix
+        ]
     except FileNotFoundError:
         return []
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take the lock of an open file if nobody has it; it falls with the descriptor, or with the process."""
+    """Take the lock of an open file if nobody has it; it falls with the descriptor, or with the
+    process."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -14,9 +14,11 @@ from crawler.models import UNCHANGED, Job, Outcome, Page, Raw
 MAX_VALIDATOR = 512
 """A longer ETag is not worth keeping."""
 PAGE = 500
-"""Results are read so many at a time: a reader that holds one moment of the database lets its log grow."""
+"""Results are read so many at a time: a reader that holds one moment of the database lets its log
+grow."""
 MAX_READ = 16_000_000
-"""Bytes of records that are read at a time where they may all be large; one more may be larger than that alone."""
+"""Bytes of records that are read at a time where they may all be large; one more may be larger than
+that alone."""
 
 SAME_CONTENT = """(SELECT ifnull(same_as, task) FROM results
                   WHERE substr(body_sha256, 1, 12) = ? AND body_sha256 = ? LIMIT 1)"""
@@ -47,8 +49,11 @@ _INPUT_ROW = f"""
     WHERE i.rowid > ?2 AND i.rowid <= ?2 + ?3 ORDER BY i.rowid"""
 
 
-def insert(db: Database, outcome: Outcome, page: Page, digest: str, place: Raw | None, now: float) -> None:
-    """Store a result and its place in the outbox; one that is unchanged has all but its time from the one before."""
+def insert(
+    db: Database, outcome: Outcome, page: Page, digest: str, place: Raw | None, now: float
+) -> None:
+    """Store a result and its place in the outbox; one that is unchanged has all but its time from
+    the one before."""
     if outcome.verdict == UNCHANGED:
         db.execute(
             """INSERT INTO results SELECT ?1, record, final_url, ?2, content_type, ?3, bytes, body_sha256, ?4, parse_ms,
@@ -65,11 +70,16 @@ def insert(db: Database, outcome: Outcome, page: Page, digest: str, place: Raw |
             ),
         )
         if not db.changes():
-            raise LookupError("the page is unchanged, but the result that it is the same as has gone")
+            raise LookupError(
+                "the page is unchanged, but the result that it is the same as has gone"
+            )
     else:
         headers = {name.lower(): value for name, value in reversed(page.headers)}
         _insert(db, outcome, page, headers.get("content-type", ""), digest, place)
-        etag, last_modified = _validator(headers.get("etag")), _validator(headers.get("last-modified"))
+        etag, last_modified = (
+            _validator(headers.get("etag")),
+            _validator(headers.get("last-modified")),
+        )
         if etag or last_modified:
             db.execute(
                 "INSERT OR REPLACE INTO validators SELECT url_key, ?, ?, id FROM tasks WHERE id = ?",
@@ -77,7 +87,8 @@ def insert(db: Database, outcome: Outcome, page: Page, digest: str, place: Raw |
             )
         else:
             db.execute(
-                "DELETE FROM validators WHERE url_key = (SELECT url_key FROM tasks WHERE id = ?)", (outcome.task.id,)
+                "DELETE FROM validators WHERE url_key = (SELECT url_key FROM tasks WHERE id = ?)",
+                (outcome.task.id,),
             )
     # Standalone work is held: only an explicit command may ever send it to a Gateway.
     db.execute(
@@ -87,7 +98,9 @@ def insert(db: Database, outcome: Outcome, page: Page, digest: str, place: Raw |
     )
 
 
-def _insert(db: Database, outcome: Outcome, page: Page, content_type: str, digest: str, place: Raw | None) -> None:
+def _insert(
+    db: Database, outcome: Outcome, page: Page, content_type: str, digest: str, place: Raw | None
+) -> None:
     at = (place.segment, place.offset, place.length) if place else (None, None, None)
     db.execute(
         f"INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {SAME_CONTENT})",
@@ -105,11 +118,15 @@ def _validator(value: str | None) -> str | None:
 def read(
     db: Database, condition: str, values: Sequence[Any], limit: int | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Results with their task's number, in the order of the tasks; `condition` is on r(esult), t(ask) and o(utbox)."""
+    """Results with their task's number, in the order of the tasks; `condition` is on r(esult),
+    t(ask) and o(utbox)."""
     last = 0
     while limit is None or limit > 0:
         size = PAGE if limit is None else min(PAGE, limit)
-        rows = db.all(f"{_RESULT} WHERE r.task > ? AND ({condition}) ORDER BY r.task LIMIT ?", (last, *values, size))
+        rows = db.all(
+            f"{_RESULT} WHERE r.task > ? AND ({condition}) ORDER BY r.task LIMIT ?",
+            (last, *values, size),
+        )
         for row in rows:
             yield row[0], _as_dict(row)
         if len(rows) < size:
@@ -119,9 +136,11 @@ def read(
 
 
 def documents(db: Database, tasks: Sequence[int]) -> Iterator[tuple[int, str, bytes]]:
-    """The results of tasks as JSON, in the order of the tasks, but not what has left pending/; each record as it lies.
+    """The results of tasks as JSON, in the order of the tasks, but not what has left pending/; each
+    record as it lies.
 
-    Those of some megabytes are read as a whole, so that none of them is read from where others write.
+    Those of some megabytes are read as a whole, so that none of them is read from where others
+    write.
     """
     for batch in _batches(db, tasks):
         rows = db.all(
@@ -157,11 +176,15 @@ def newest(db: Database, job: Job | None, limit: int) -> list[dict[str, Any]]:
     chosen = f"""SELECT o.task FROM outbox o JOIN tasks t ON t.id = o.task
                  WHERE {condition} ORDER BY o.created_at DESC, o.task DESC LIMIT ?"""
     order = "ORDER BY o.created_at DESC, o.task DESC"
-    return [_as_dict(row) for row in db.all(f"{_RESULT} WHERE r.task IN ({chosen}) {order}", (*values, limit))]
+    return [
+        _as_dict(row)
+        for row in db.all(f"{_RESULT} WHERE r.task IN ({chosen}) {order}", (*values, limit))
+    ]
 
 
 def read_rows(db: Database, job: Job) -> Iterator[dict[str, Any]]:
-    """Every row of a job's input in its order: the result, or null fields, with status, reason, message and line.
+    """Every row of a job's input in its order: the result, or null fields, with status, reason,
+    message and line.
 
     The order is noted once, in a table of this connection, and then read some at a time.
     """
@@ -179,11 +202,14 @@ def read_rows(db: Database, job: Job) -> Iterator[dict[str, Any]]:
 
 
 def matching(job: Job | None, since: float | None) -> tuple[str, tuple[Any, ...]]:
-    """The condition for results of a job (those it shares included) that were scraped at that time or later."""
+    """The condition for results of a job (those it shares included) that were scraped at that time
+    or later."""
     parts: list[str] = ["1"]
     values: list[float] = []
     if job:
-        parts.append("(t.job_id = ? OR EXISTS (SELECT 1 FROM job_links l WHERE l.task = t.id AND l.job_id = ?))")
+        parts.append(
+            "(t.job_id = ? OR EXISTS (SELECT 1 FROM job_links l WHERE l.task = t.id AND l.job_id = ?))"
+        )
         values += [job.id, job.id]
     if since is not None:
         parts.append("r.scraped_at >= ?")
@@ -232,7 +258,8 @@ def _shaped(row: tuple[Any, ...], record: object) -> dict[str, Any]:
 
 
 def _text(record: bytes) -> str:
-    """A record as it is stored; one that cannot be is no damage of the ledger, which alone has such errors."""
+    """A record as it is stored; one that cannot be is no damage of the ledger, which alone has such
+    errors."""
     try:
         return record.decode()
     except UnicodeDecodeError as error:
@@ -243,7 +270,9 @@ def _decoded(task_id: str, text: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise StoreError(f"task {task_id} is damaged in lpm.db ({error}); {program()} doctor") from error
+        raise StoreError(
+            f"task {task_id} is damaged in lpm.db ({error}); {program()} doctor"
+        ) from error
 
 
 def page_url(result: Mapping[str, Any]) -> str:
@@ -252,9 +281,11 @@ def page_url(result: Mapping[str, Any]) -> str:
 
 
 def agrees(db: Database, task_id: str, file: Mapping[str, Any]) -> bool:
-    """Whether a file of pending/ has the URLs, the digest and the record that the ledger has, if it has them whole."""
+    """Whether a file of pending/ has the URLs, the digest and the record that the ledger has, if it
+    has them whole."""
     row = db.one(
-        "SELECT url, final_url, body_sha256, record FROM results JOIN tasks ON id = task WHERE task_id = ?", (task_id,)
+        "SELECT url, final_url, body_sha256, record FROM results JOIN tasks ON id = task WHERE task_id = ?",
+        (task_id,),
     )
     try:
         return row is None or (

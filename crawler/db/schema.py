@@ -364,7 +364,8 @@ def new_url_key(*columns: Any) -> Any:
 
 
 _TRACKED = re.compile(
-    "utm_|(?:fbclid|gclid|dclid|gbraid|wbraid|msclkid|yclid|igshid|mc_cid|mc_eid|twclid)(?:=|$)", re.IGNORECASE
+    "utm_|(?:fbclid|gclid|dclid|gbraid|wbraid|msclkid|yclid|igshid|mc_cid|mc_eid|twclid)(?:=|$)",
+    re.IGNORECASE,
 )
 
 WITH_IMPORTS = 5
@@ -372,7 +373,8 @@ WITH_IMPORTS = 5
 
 
 def migrate(connection: Database, path: Path) -> None:
-    """Bring the database to this program's version; a foreign or newer one is refused and left alone."""
+    """Bring the database to this program's version; a foreign or newer one is refused and left
+    alone."""
     version = _version(connection, path)
     if version == len(MIGRATIONS):
         return
@@ -395,7 +397,8 @@ def build(connection: Database, first: int = 0, last: int = len(MIGRATIONS)) -> 
 
 
 def is_older(connection: Database, path: Path, can_write: bool) -> bool:
-    """Whether an older program has made this database; that is refused where it cannot be migrated."""
+    """Whether an older program has made this database; that is refused where it cannot be
+    migrated."""
     older = 0 < _version(connection, path) < len(MIGRATIONS)
     if older and not can_write:
         raise StoreError(
@@ -420,7 +423,8 @@ def _version(connection: Database, path: Path) -> int:
 
 
 def _back_up(path: Path, target: Path) -> None:
-    """Copy the database as it was committed last; by a connection of its own, because the other one is writing."""
+    """Copy the database as it was committed last; by a connection of its own, because the other one
+    is writing."""
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     part.unlink(missing_ok=True)
     source, copy = apsw.Connection(str(path)), apsw.Connection(str(part))

@@ -1,4 +1,5 @@
-"""Raw pages as WARC 1.1 segments: one gzip member a record, appended, synced once a group, cut after a crash."""
+"""Raw pages as WARC 1.1 segments: one gzip member a record, appended, synced once a group, cut
+after a crash."""
 
 import fcntl
 import os
@@ -48,7 +49,8 @@ class SegmentWriter:
         adopted = _adopt(folder, committed, clock(), quarantine, may_cut)
         self.name, self._fd, self.end = adopted or _create(folder, clock(), quarantine)
         self.committed = adopted is not None
-        """Whether the ledger knows the segment; one that it does not know goes when it is closed."""
+        """Whether the ledger knows the segment; one that it does not know goes when it is
+        closed."""
 
     def append(self, members: Sequence[bytes]) -> list[Raw]:
         """Write members and wait until they are on the disk.
@@ -78,26 +80,32 @@ class SegmentWriter:
 
 
 def mend(folder: Path, committed: Callable[[str], int], may_cut: Callable[[], bool]) -> None:
-    """Cut whatever a killed writer left behind the last committed record, so that every reader finds whole ones.
+    """Cut whatever a killed writer left behind the last committed record, so that every reader
+    finds whole ones.
 
-    `may_cut` is asked where there is something: behind the end that an older copy of the ledger knows, pages are that
-    were committed later.
+    `may_cut` is asked where there is something: behind the end that an older copy of the ledger
+    knows, pages are that were committed later.
     """
     for path in _segments(folder):
         fd = _lock(path)
         if fd is not None:
-            end = committed(path.name)  # asked under the lock: until then its writer may commit more
+            end = committed(
+                path.name
+            )  # asked under the lock: until then its writer may commit more
             if os.fstat(fd).st_size > end and may_cut():
                 os.ftruncate(fd, end) if end else path.unlink(missing_ok=True)
             os.close(fd)
 
 
 def read(folder: Path, raw: Raw, url: str = "") -> tuple[str, bytes]:
-    """The HTTP header block and the body (as received) of a stored page; that of this URL, if one is given."""
+    """The HTTP header block and the body (as received) of a stored page; that of this URL, if one
+    is given."""
     try:
         return unpack(member(folder, raw), 1 << 30, url)
     except ValueError as error:
-        raise StoreError(f"{folder / raw.segment}: the page at byte {raw.offset} cannot be read ({error})") from error
+        raise StoreError(
+            f"{folder / raw.segment}: the page at byte {raw.offset} cannot be read ({error})"
+        ) from error
 
 
 def member(folder: Path, raw: Raw) -> bytes:
@@ -108,7 +116,9 @@ def member(folder: Path, raw: Raw) -> bytes:
             file.seek(raw.offset)
             return file.read(raw.length)
     except OSError as error:
-        raise StoreError(f"{path}: the page at byte {raw.offset} cannot be read ({error})") from error
+        raise StoreError(
+            f"{path}: the page at byte {raw.offset} cannot be read ({error})"
+        ) from error
 
 
 def warcinfo(name: str) -> bytes:
@@ -120,19 +130,23 @@ def warcinfo(name: str) -> bytes:
         ("WARC-Record-ID", f"<urn:uuid:{uuid.uuid4()}>"),
         ("Content-Type", "application/warc-fields"),
     )
-    return _member(fields, f"software: crawler/{__version__}\r\nformat: WARC File Format 1.1\r\n".encode())
+    return _member(
+        fields, f"software: crawler/{__version__}\r\nformat: WARC File Format 1.1\r\n".encode()
+    )
 
 
 def unpack(data: bytes, limit: int, url: str = "") -> tuple[str, bytes]:
-    """The HTTP header block and the body of one member; ValueError where it is not one whole response, too large, or
-    that of another URL."""
+    """The HTTP header block and the body of one member; ValueError where it is not one whole
+    response, too large, or that of another URL."""
     inner = zlib.decompressobj(wbits=31)
     try:
         record = inner.decompress(data, limit)
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if not inner.eof or inner.unused_data:
-        raise ValueError("not one whole gzip member" if len(record) < limit else f"more than {limit:,} bytes")
+        raise ValueError(
+            "not one whole gzip member" if len(record) < limit else f"more than {limit:,} bytes"
+        )
     fields, head, body = response(record)
     if url and f"WARC-Target-URI: {url}".encode() not in fields:
         raise ValueError(f"it is not that of {url}")
@@ -140,10 +154,15 @@ def unpack(data: bytes, limit: int, url: str = "") -> tuple[str, bytes]:
 
 
 def response(record: bytes) -> tuple[list[bytes], str, bytes]:
-    """The WARC fields, the HTTP header block and the body of a record; ValueError where it is no whole response."""
+    """The WARC fields, the HTTP header block and the body of a record; ValueError where it is no
+    whole response."""
     fields, _, http = record.partition(b"\r\n\r\n")
     lines = fields.split(b"\r\n")
-    if lines[0] != b"WARC/1.1" or b"WARC-Type: response" not in lines or not http.endswith(b"\r\n\r\n"):
+    if (
+        lines[0] != b"WARC/1.1"
+        or b"WARC-Type: response" not in lines
+        or not http.endswith(b"\r\n\r\n")
+    ):
         raise ValueError("not a WARC response")
     if b"Content-Length: %d" % (len(http) - 4) not in lines:
         raise ValueError("not as long as it says")
@@ -197,7 +216,11 @@ def _young(name: str, now: float) -> bool:
 
 
 def _adopt(
-    folder: Path, committed: Callable[[str], int], now: float, quarantine: bool, may_cut: Callable[[], bool]
+    folder: Path,
+    committed: Callable[[str], int],
+    now: float,
+    quarantine: bool,
+    may_cut: Callable[[], bool],
 ) -> tuple[str, int, int] | None:
     for path in _segments(folder):
         fits = _young(path.name, now) and (_QUARANTINE in path.name) == quarantine
@@ -208,7 +231,9 @@ def _adopt(
         if 0 < end < SEGMENT_LIMIT and size >= end and (size == end or may_cut()):
             os.ftruncate(fd, end)
             return path.name, fd, end
-        os.close(fd)  # full, or shorter than the ledger knows it: damaged, and not to be written over
+        os.close(
+            fd
+        )  # full, or shorter than the ledger knows it: damaged, and not to be written over
     return None
 
 
@@ -250,10 +275,13 @@ def _write(fd: int, data: bytes, offset: int) -> None:
 
 
 def packed(page: Page, digest: str) -> bytes:
-    """A page as the gzip member that a segment holds; `digest` is the sha256 of its body as received."""
+    """A page as the gzip member that a segment holds; `digest` is the sha256 of its body as
+    received."""
     lines = [f"HTTP/1.1 {page.status} {page.reason}".rstrip(" ")]
     lines += [f"{name}: {value}" for name, value in page.headers if name.lower() not in _DROPPED]
-    http = "\r\n".join(lines).encode("latin-1", "backslashreplace") + b"\r\n\r\n"  # the bytes that came
+    http = (
+        "\r\n".join(lines).encode("latin-1", "backslashreplace") + b"\r\n\r\n"
+    )  # the bytes that came
     fields = (
         ("WARC-Type", "response"),
         ("WARC-Target-URI", page.final_url),
@@ -266,12 +294,18 @@ def packed(page: Page, digest: str) -> bytes:
 
 
 def _member(fields: Sequence[tuple[str, str]], *block: bytes) -> bytes:
-    lines = ["WARC/1.1", *[f"{name}: {value}" for name, value in fields], f"Content-Length: {sum(map(len, block))}"]
+    lines = [
+        "WARC/1.1",
+        *[f"{name}: {value}" for name, value in fields],
+        f"Content-Length: {sum(map(len, block))}",
+    ]
     head = "\r\n".join(lines).encode() + b"\r\n\r\n"
     compressor = isal_zlib.compressobj(1, wbits=31)
     if sum(map(len, block)) <= SMALL:
         return compressor.compress(b"".join([head, *block, b"\r\n\r\n"])) + compressor.flush()
-    pieces = [compressor.compress(part) for part in (head, *block, b"\r\n\r\n")]  # a large page is not copied first
+    pieces = [
+        compressor.compress(part) for part in (head, *block, b"\r\n\r\n")
+    ]  # a large page is not copied first
     return b"".join([*pieces, compressor.flush()])
 
 

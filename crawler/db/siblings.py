@@ -1,7 +1,8 @@
-"""Siblings: open tasks of one job with the same page under several parcel ids, for which one fetch is enough.
+"""Siblings: open tasks of one job with the same page under several parcel ids, for which one fetch
+is enough.
 
-While one of them is fetched the others wait; its commit gives each of them a result of its own. A Gateway's tasks are
-no siblings: each is answered on its own.
+While one of them is fetched the others wait; its commit gives each of them a result of its own. A
+Gateway's tasks are no siblings: each is answered on its own.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from crawler.db.connection import Database
 from crawler.models import Outcome
 
 WAIT_S = 60.0
-"""How long siblings wait for a page of which nothing is heard: its worker died, or its turn does not come."""
+"""How long siblings wait for a page of which nothing is heard: its worker died, or its turn does
+not come."""
 MAX_HELD = 100
 """So many wait for one page: whoever has a million rows for one URL waits for no transaction."""
 MAX_COMPLETED, MAX_BYTES = 1000, 16_000_000
@@ -31,9 +33,11 @@ class Room(NamedTuple):
     size: int = MAX_BYTES
 
 
-# Each side by itself is a range of the index, and begins beside the task: closed siblings are not all passed over.
+# Each side by itself is a range of the index, and begins beside the task: closed siblings are not
+# all passed over.
 _SHARED = " OR ".join(
-    f"EXISTS (SELECT 1 FROM tasks x WHERE x.url_key = t.url_key AND x.parcel_id {side} t.parcel_id)" for side in _SIDES
+    f"EXISTS (SELECT 1 FROM tasks x WHERE x.url_key = t.url_key AND x.parcel_id {side} t.parcel_id)"
+    for side in _SIDES
 )
 _PENDING = " UNION ALL ".join(
     f"""SELECT x.id FROM tasks t CROSS JOIN tasks x ON x.url_key = t.url_key AND x.parcel_id {side} t.parcel_id
@@ -44,7 +48,8 @@ _PENDING = " UNION ALL ".join(
 
 
 def shared(db: Database, ids: Sequence[int]) -> list[int]:
-    """Those of some tasks whose pages were ever wanted under another parcel id; for most jobs that is none."""
+    """Those of some tasks whose pages were ever wanted under another parcel id; for most jobs that
+    is none."""
     rows = db.all(
         f"""SELECT t.id FROM json_each(?) JOIN tasks t ON t.id = value
             WHERE t.job_id IS NOT NULL AND t.source <> 'gateway' AND ({_SHARED})""",
@@ -54,7 +59,8 @@ def shared(db: Database, ids: Sequence[int]) -> list[int]:
 
 
 def hold(db: Database, ids: Sequence[int], now: float) -> list[int]:
-    """Have the due siblings of tasks that are about to be leased wait; returns the tasks without such siblings."""
+    """Have the due siblings of tasks that are about to be leased wait; returns the tasks without
+    such siblings."""
     candidates = set(shared(db, ids))
     if not candidates:
         return list(ids)
@@ -64,7 +70,11 @@ def hold(db: Database, ids: Sequence[int], now: float) -> list[int]:
     for id_ in ids:
         if id_ not in waiting:
             chosen.append(id_)
-            found = _pending(db, id_, f"x.not_before < {until!r} AND {_NO_OTHER_WAIT}") if id_ in candidates else []
+            found = (
+                _pending(db, id_, f"x.not_before < {until!r} AND {_NO_OTHER_WAIT}")
+                if id_ in candidates
+                else []
+            )
             others = set(found).difference(chosen)
             _wait(db, others, until)
             waiting |= others
@@ -72,7 +82,8 @@ def hold(db: Database, ids: Sequence[int], now: float) -> list[int]:
 
 
 def put_off(db: Database, id_: int, until: float) -> None:
-    """Have siblings of a page that is to be tried again wait for that: they would meet the same trouble."""
+    """Have siblings of a page that is to be tried again wait for that: they would meet the same
+    trouble."""
     _wait(db, _pending(db, id_, f"x.not_before < {HELD!r} AND {_NO_OTHER_WAIT}"), until + WAIT_S)
 
 
@@ -81,8 +92,11 @@ def release(db: Database, id_: int) -> None:
     _wait(db, _pending(db, id_, f"x.not_before BETWEEN 1 AND {HELD / 2!r} AND x.failures = 0"), 0.0)
 
 
-def complete(db: Database, outcome: Outcome, detail: dict[str, Any], now: float, room: Room) -> tuple[list[int], Room]:
-    """Give siblings of a task that has just got its result the same one, each under its own row of input.
+def complete(
+    db: Database, outcome: Outcome, detail: dict[str, Any], now: float, room: Room
+) -> tuple[list[int], Room]:
+    """Give siblings of a task that has just got its result the same one, each under its own row of
+    input.
 
     Returns these, and what room is left.
     """
@@ -106,9 +120,14 @@ def complete(db: Database, outcome: Outcome, detail: dict[str, Any], now: float,
            FROM json_each(?) CROSS JOIN results WHERE task = ?""",
         (chosen, leader),
     )
-    db.execute("INSERT INTO outbox (task, state, created_at) SELECT value, 'held', ? FROM json_each(?)", (now, chosen))
+    db.execute(
+        "INSERT INTO outbox (task, state, created_at) SELECT value, 'held', ? FROM json_each(?)",
+        (now, chosen),
+    )
     own = ("attempt", "sent", "limit", "claimed_at", "decision")
-    told = {name: value for name, value in detail.items() if name not in own} | {"same_fetch_as": outcome.task.task_id}
+    told = {name: value for name, value in detail.items() if name not in own} | {
+        "same_fetch_as": outcome.task.task_id
+    }
     db.execute(
         "INSERT INTO events (task, at, kind, detail) SELECT value, ?, 'completed', ? FROM json_each(?)",
         (now, _json(told), chosen),
@@ -117,7 +136,9 @@ def complete(db: Database, outcome: Outcome, detail: dict[str, Any], now: float,
 
 
 def _pending(db: Database, id_: int, condition: str, limit: int = MAX_HELD) -> list[int]:
-    return [row[0] for row in db.all(f"{_PENDING.format(condition=condition)} LIMIT ?2", (id_, limit))]
+    return [
+        row[0] for row in db.all(f"{_PENDING.format(condition=condition)} LIMIT ?2", (id_, limit))
+    ]
 
 
 def _wait(db: Database, ids: Sequence[int] | set[int], until: float) -> None:

@@ -1,4 +1,5 @@
-"""The doctor: looks at the data folder and the stack, says what is wrong, and mends what can be mended."""
+"""The doctor: looks at the data folder and the stack, says what is wrong, and mends what can be
+mended."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -52,14 +53,20 @@ class Reread(NamedTuple):
 
 
 Reader = Callable[[str, str, str, bytes], Reread | None]
-"""Reads a stored page by its task's URL, its own, its header block and its body as received; None if it is none."""
+"""Reads a stored page by its task's URL, its own, its header block and its body as received; None
+if it is none."""
 
 
 class Context:
-    """What the checks share: the folder, how far they may go, and the ledger once it is known to be sound."""
+    """What the checks share: the folder, how far they may go, and the ledger once it is known to be
+    sound."""
 
     def __init__(
-        self, settings: Settings, repair: bool, tell: Callable[[str], None], reread: Reader | None = None
+        self,
+        settings: Settings,
+        repair: bool,
+        tell: Callable[[str], None],
+        reread: Reader | None = None,
     ) -> None:
         self.settings, self.repair, self.tell, self.reread = settings, repair, tell, reread
         self.folder = settings.data_dir.absolute()
@@ -72,9 +79,12 @@ class Context:
 
     @cached_property
     def db(self) -> Database:
-        """The ledger for reading only: nothing that is looked at is changed, not even by closing it."""
+        """The ledger for reading only: nothing that is looked at is changed, not even by closing
+        it."""
         db = open_to_read(self.path)
-        db.execute("PRAGMA cache_size=-128000")  # each index is compared with its table, in another order
+        db.execute(
+            "PRAGMA cache_size=-128000"
+        )  # each index is compared with its table, in another order
         return db
 
     def close(self) -> None:
@@ -118,13 +128,20 @@ def examine(
     yield from trouble
     context = Context(settings, repair, tell, reread)
     if not context.folder.exists():
-        yield Finding("store", "note", f"there is no store in {context.folder} yet", f"{program()} run FILE")
-        yield from _look({"versions": machine.versions, "sites": machine.sites, "redis": stack.redis_server}, context)
+        yield Finding(
+            "store", "note", f"there is no store in {context.folder} yet", f"{program()} run FILE"
+        )
+        yield from _look(
+            {"versions": machine.versions, "sites": machine.sites, "redis": stack.redis_server},
+            context,
+        )
         return
     kernel.check(context.folder)
     with _alone(context) as reason:
         if reason:
-            yield Finding("repair", "wrong", f"nothing is mended: {reason}", down() if context.alive else None)
+            yield Finding(
+                "repair", "wrong", f"nothing is mended: {reason}", down() if context.alive else None
+            )
             context.repair = False
         first = {
             "versions": machine.versions,
@@ -137,7 +154,10 @@ def examine(
         yield from _look({"ledger": ledger.database}, context)
         if context.sound:
             # Segments before leases: freeing these cuts away what the ledger does not know.
-            yield from _look({"books": ledger.books, "segments": pages.segments, "leases": ledger.leases}, context)
+            yield from _look(
+                {"books": ledger.books, "segments": pages.segments, "leases": ledger.leases},
+                context,
+            )
             yield from _look({"results": remake.results}, context)
             last = {"projections": pages.projections, "jobs": ledger.jobs}
             last |= {"gateway": ledger.gateway, "clock": ledger.clock}
@@ -167,12 +187,18 @@ def _look(checks: Mapping[str, Check], context: Context) -> Iterator[Finding]:
 def _settings(environ: Mapping[str, str]) -> tuple[Settings, list[Finding]]:
     """The settings, or of those that cannot be read as many as are needed to go on."""
     try:
-        return config.load(environ), [Finding("settings", "ok", "every variable is known and has a good value")]
+        return config.load(environ), [
+            Finding("settings", "ok", "every variable is known and has a good value")
+        ]
     except ConfigError as error:
-        finding = Finding("settings", "wrong", str(error), "unset the variable, or give it a good value")
+        finding = Finding(
+            "settings", "wrong", str(error), "unset the variable, or give it a good value"
+        )
     for names in (("CRAWLER_DATA_DIR", "REDIS_URL"), ("CRAWLER_DATA_DIR",)):
         try:
-            return config.load({name: environ[name] for name in names if name in environ}), [finding]
+            return config.load({name: environ[name] for name in names if name in environ}), [
+                finding
+            ]
         except ConfigError:
             continue
     return Settings(), [finding]
@@ -196,7 +222,8 @@ def awaken(pid: int) -> str:
 
 @contextmanager
 def _alone(context: Context) -> Iterator[str]:
-    """Keep stacks from starting, and others from the store, while things are mended; gives the reason not to."""
+    """Keep stacks from starting, and others from the store, while things are mended; gives the
+    reason not to."""
     if not context.repair:
         yield ""
         return
@@ -204,7 +231,9 @@ def _alone(context: Context) -> Iterator[str]:
     with ExitStack() as opened:
         try:
             run.mkdir(mode=0o700, exist_ok=True)
-            supervisor, context.lock = (_open(opened, run / name) for name in ("supervisor.lock", guard.LOCK))
+            supervisor, context.lock = (
+                _open(opened, run / name) for name in ("supervisor.lock", guard.LOCK)
+            )
         except OSError as error:
             yield f"{run} cannot be written ({error.strerror})"
             return
@@ -226,7 +255,9 @@ def _user(path: Path) -> str | None:
     """Another process that has the ledger open, such as an import."""
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and any(file.path == str(path.resolve()) for file in process.open_files()):
+            if process.pid != os.getpid() and any(
+                file.path == str(path.resolve()) for file in process.open_files()
+            ):
                 return f"{process.pid} ({process.name()})"
         except (psutil.Error, OSError):
             continue

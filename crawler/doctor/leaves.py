@@ -1,7 +1,9 @@
-"""Rows read from the pages of a damaged SQLite file, where SQLite itself cannot get to them any more.
+"""Rows read from the pages of a damaged SQLite file, where SQLite itself cannot get to them any
+more.
 
-Every leaf of a table says how many rows it has and where, so it can be read without the tree above it. Which table
-the rows are of is told by their values. The format: https://www.sqlite.org/fileformat2.html
+Every leaf of a table says how many rows it has and where, so it can be read without the tree above
+it. Which table the rows are of is told by their values. The format:
+https://www.sqlite.org/fileformat2.html
 """
 
 import struct

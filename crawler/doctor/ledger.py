@@ -40,12 +40,19 @@ def database(context: Context) -> Iterator[Seen]:
     path = context.path
     for salvaged in guard.unfinished(context.folder):
         if not context.repair:
-            yield Seen("wrong", f"a repair was broken off before {salvaged.name} was in its place", repair(context))
+            yield Seen(
+                "wrong",
+                f"a repair was broken off before {salvaged.name} was in its place",
+                repair(context),
+            )
             return
         _put_in_place(context, salvaged)
         yield Seen("mended", f"a repair was broken off; {salvaged.name} is {path.name} now")
     for backup in sorted(path.parent.glob("lpm.db.*[!lm]")):  # without -wal and -shm
-        yield Seen("note", f"{backup.name} is kept from an earlier time ({backup.stat().st_size / 1e6:.1f} MB)")
+        yield Seen(
+            "note",
+            f"{backup.name} is kept from an earlier time ({backup.stat().st_size / 1e6:.1f} MB)",
+        )
     if not path.exists():
         yield from _absent(context)
     elif not path.is_file():
@@ -57,7 +64,11 @@ def database(context: Context) -> Iterator[Seen]:
     elif version == (0, 0) and not _has_tables(path):
         yield from _absent(context)
     elif version[0] != schema.APPLICATION_ID:
-        yield Seen("wrong", f"{path} is a database of another program", "use another folder: --data-dir DIR")
+        yield Seen(
+            "wrong",
+            f"{path} is a database of another program",
+            "use another folder: --data-dir DIR",
+        )
     elif version[1] > len(schema.MIGRATIONS):
         yield Seen(
             "wrong",
@@ -70,10 +81,14 @@ def database(context: Context) -> Iterator[Seen]:
 
 def _absent(context: Context) -> Iterator[Seen]:
     """No ledger, or an empty file: harmless in a new folder, a loss where there are results."""
-    found = _count(context.folder / "pending", "[!.]*.json"), _count(context.folder / "raw", "[!.]*.warc.gz")
+    found = (
+        _count(context.folder / "pending", "[!.]*.json"),
+        _count(context.folder / "raw", "[!.]*.warc.gz"),
+    )
     if any(found):
         yield from _damaged(
-            context, f"there is nothing in it, but pending/ and raw/ hold {found[0]} and {found[1]} files"
+            context,
+            f"there is nothing in it, but pending/ and raw/ hold {found[0]} and {found[1]} files",
         )
     else:
         yield Seen("note", f"there is no store in {context.folder} yet", f"{program()} run FILE")
@@ -84,7 +99,8 @@ def _count(folder: Path, pattern: str) -> int:
 
 
 def _version(path: Path) -> tuple[int, int] | None:
-    """Application and schema as the file says, without believing anything else of it; None if it is no database."""
+    """Application and schema as the file says, without believing anything else of it; None if it is
+    no database."""
     with path.open("rb") as file:
         head = file.read(100)
     if not head.startswith(_MAGIC) or len(head) < 100:
@@ -99,7 +115,8 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 
 def _has_tables(path: Path) -> bool:
-    """Whether anything was ever committed to a database, or can still be read of that: its log may have been lost."""
+    """Whether anything was ever committed to a database, or can still be read of that: its log may
+    have been lost."""
     db = open_to_read(path)
     try:
         return bool(db.all("SELECT 1 FROM sqlite_schema"))
@@ -117,9 +134,15 @@ def _sound(context: Context, version: int) -> Iterator[Seen]:
     size = context.path.stat().st_size
     wal = context.path.with_name("lpm.db-wal")
     if wal.exists() and wal.stat().st_size > _WAL_LIMIT:
-        yield Seen("note", f"lpm.db-wal has {wal.stat().st_size / 1e6:.0f} MB: some reader has held it for long")
+        yield Seen(
+            "note",
+            f"lpm.db-wal has {wal.stat().st_size / 1e6:.0f} MB: some reader has held it for long",
+        )
     if version < len(schema.MIGRATIONS) and not context.repair:
-        yield Seen("note", f"lpm.db has schema {version}, and becomes {len(schema.MIGRATIONS)} when it is next used")
+        yield Seen(
+            "note",
+            f"lpm.db has schema {version}, and becomes {len(schema.MIGRATIONS)} when it is next used",
+        )
         return
     if version < len(schema.MIGRATIONS):
         context.close()
@@ -138,7 +161,10 @@ def _problems(context: Context, version: int) -> list[str]:
         if found != ["ok"]:
             return found
         with reading(context.db):
-            tables = [name for (name,) in context.db.all("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+            tables = [
+                name
+                for (name,) in context.db.all("SELECT name FROM sqlite_schema WHERE type = 'table'")
+            ]
             if faults := index_faults(context.db, tables):
                 return faults
         for table, senseless in SENSELESS.items():
@@ -153,7 +179,8 @@ def _problems(context: Context, version: int) -> list[str]:
 
 
 def _in_short(text: str) -> str:
-    """A line of SQLite's check: one damaged page may have it write pages of text, which say nothing more."""
+    """A line of SQLite's check: one damaged page may have it write pages of text, which say nothing
+    more."""
     line, _, more = text.removeprefix("*** in database main ***\n").partition("\n")
     return f"{line[:_MAX_LINE]} …" if more or len(line) > _MAX_LINE else line
 
@@ -168,7 +195,9 @@ def _damaged(context: Context, why: str) -> Iterator[Seen]:
     for left in context.folder.glob("*lpm.db.salvaging-*"):  # by a repair that was killed
         left.unlink()
     context.tell(f"{path} is damaged ({why}); saving what can be read …")
-    saved, done = salvage(path, target, context.folder / "pending", context.folder / "raw", time.time())
+    saved, done = salvage(
+        path, target, context.folder / "pending", context.folder / "raw", time.time()
+    )
     kept = _put_in_place(context, target.rename(path.with_name(f"lpm.db.salvaged-{context.stamp}")))
     rows = ", ".join(f"{count} {table}" for table, count in saved.items() if count) or "no rows"
     rest = "".join(f"; {count} {what}" for what, count in done.items())
@@ -179,7 +208,8 @@ def _damaged(context: Context, why: str) -> Iterator[Seen]:
 
 
 def _put_in_place(context: Context, salvaged: Path) -> Path:
-    """Set the damaged ledger aside, and a whole one in its place; broken off anywhere, it can be begun again."""
+    """Set the damaged ledger aside, and a whole one in its place; broken off anywhere, it can be
+    begun again."""
     kept = salvaged.with_name(salvaged.name.replace("salvaged", "damaged"))
     # The log goes first: beside another database it would be replayed into that.
     for endings in (("-wal", "-shm"), ("",)):
@@ -226,7 +256,8 @@ _BOOKS = {
 
 
 def books(context: Context) -> Iterator[Seen]:
-    """Everything that was accepted is in exactly one state, and what is completed has its result."""
+    """Everything that was accepted is in exactly one state, and what is completed has its
+    result."""
     wrong = _imbalance(context)
     count = len(Ledger(context.db).jobs())
     if wrong and context.repair:
@@ -235,12 +266,18 @@ def books(context: Context) -> Iterator[Seen]:
             done = settle(lpm.durable.db, lpm.pending, lpm.raw, lpm.now())
         what = "; ".join(f"{count} {what}" for what, count in done.items())
         left = _imbalance(context)
-        yield Seen("wrong", f"{left}, in spite of: {what}") if left else Seen("mended", f"{wrong}: {what}")
+        yield (
+            Seen("wrong", f"{left}, in spite of: {what}")
+            if left
+            else Seen("mended", f"{wrong}: {what}")
+        )
     elif wrong:
         yield Seen("wrong", f"the books do not balance: {wrong}", repair(context))
     else:
         [(accepted,)] = context.db.all("SELECT count(*) FROM tasks")
-        yield Seen("ok", f"{accepted} tasks in {count} jobs, each in one state, each result in its place")
+        yield Seen(
+            "ok", f"{accepted} tasks in {count} jobs, each in one state, each result in its place"
+        )
 
 
 def jobs(context: Context) -> Iterator[Seen]:
@@ -256,8 +293,9 @@ def _imbalance(context: Context) -> str:
     """What does not add up; of the ledger's own rows as of one moment."""
     with reading(context.db):
         counts = {what: int(context.db.all(sql)[0][0]) for what, sql in _BOOKS.items()}
-    # Not as of that moment: a worker commits a result before it writes the file, so whoever sees the file first and
-    # asks then is told of it. In an older moment all that came since would be unknown.
+    # Not as of that moment: a worker commits a result before it writes the file, so whoever sees
+    # the file first and asks then is told of it. In an older moment all that came since would be
+    # unknown.
     counts["results in pending/ that this ledger does not know"] = sum(
         1 for _ in later_results(context.db, context.folder / "pending")
     )
@@ -271,12 +309,21 @@ def gateway(context: Context) -> Iterator[Seen]:
     where = f"the Gateway at {url}" if url else "a Gateway"
     if stand.unsent:
         since = times.show(stand.oldest or 0, time.time(), times.zone(context.settings.timezone))
-        yield Seen("note", f"{stand.unsent} to be delivered to {where}, the oldest since {since}", _deliver(context))
+        yield Seen(
+            "note",
+            f"{stand.unsent} to be delivered to {where}, the oldest since {since}",
+            _deliver(context),
+        )
     if stand.refused:
         yield Seen("note", f"{stand.refused} rejected by {where}", f"{program()} sync rejected")
     if not stand.unsent and not stand.refused:
         done = f"{stand.synced} results and {stand.reports_synced} reports were delivered to {where}, none wait"
-        yield Seen("ok", done if url or stand.synced or stand.reports_synced else "nothing here is for a Gateway")
+        yield Seen(
+            "ok",
+            done
+            if url or stand.synced or stand.reports_synced
+            else "nothing here is for a Gateway",
+        )
 
 
 def _deliver(context: Context) -> str:
@@ -289,7 +336,11 @@ def _deliver(context: Context) -> str:
 def leases(context: Context) -> Iterator[Seen]:
     """Tasks in the hands of processes that are dead, and the files of these."""
     folder = context.folder / "run" / "owners"
-    held = dict(context.db.all("SELECT owner, count(*) FROM tasks WHERE status = 'processing' GROUP BY owner"))
+    held = dict(
+        context.db.all(
+            "SELECT owner, count(*) FROM tasks WHERE status = 'processing' GROUP BY owner"
+        )
+    )
     notes = owners.living(folder)
     for note in notes:
         if (still_s := note.still_s(time.monotonic())) > context.settings.stall_s:
@@ -320,7 +371,9 @@ def clock(context: Context) -> Iterator[Seen]:
     ahead_s = last - time.time()
     if ahead_s > _AHEAD_S:
         yield Seen(
-            "note", f"the ledger has times that are {ahead_s:.0f} s ahead of this clock", "set the clock: timedatectl"
+            "note",
+            f"the ledger has times that are {ahead_s:.0f} s ahead of this clock",
+            "set the clock: timedatectl",
         )
     else:
         yield Seen("ok", "no time in the ledger lies in the future")

@@ -1,4 +1,5 @@
-"""What a ledger has lost, as far as it can be proven: by sizes, by gaps between numbers and lines, by what is left."""
+"""What a ledger has lost, as far as it can be proven: by sizes, by gaps between numbers and lines,
+by what is left."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,7 +10,8 @@ from crawler.db import losses
 from crawler.db.connection import Database
 
 SALVAGED = "salvaged "
-"""The beginning of the key of a job whose row was lost: its file is not known until it is imported again."""
+"""The beginning of the key of a job whose row was lost: its file is not known until it is imported
+again."""
 _GAPS = "known_gaps"
 _SHOWN = 8
 
@@ -31,7 +33,8 @@ class Gaps(msgspec.Struct, frozen=True):
 def prove(db: Database, now: float, noted_files: bool) -> dict[str, int]:
     """Note at each job what was lost of it; returns the losses, counted. Part of a transaction.
 
-    `noted_files` says whether the files of each job were noted at all, so that a missing note is a loss.
+    `noted_files` says whether the files of each job were noted at all, so that a missing note is a
+    loss.
     """
     gaps, known, between = _gaps(db), _known_gaps(db), _gaps_within_jobs(db)
     _forget_the_lost(db)
@@ -40,7 +43,12 @@ def prove(db: Database, now: float, noted_files: bool) -> dict[str, int]:
     lost = sum(_lost_of(db, job, between.get(job.id, 0), now) for job in _jobs(db, noted_files))
     nowhere = gaps.tasks - known.tasks - lost
     if nowhere > 0:
-        _note(db, _job_of_the_lost(db, now), f"{nowhere:,} tasks were lost, and with them which job they were of", now)
+        _note(
+            db,
+            _job_of_the_lost(db, now),
+            f"{nowhere:,} tasks were lost, and with them which job they were of",
+            now,
+        )
     return {
         "tasks lost": lost + max(0, nowhere),
         "entries of timelines lost": max(0, gaps.events - known.events),
@@ -48,7 +56,8 @@ def prove(db: Database, now: float, noted_files: bool) -> dict[str, int]:
 
 
 def _forget_the_lost(db: Database) -> None:
-    """Remove what still names a lost task: its number goes to a new one, which has nothing to do with it."""
+    """Remove what still names a lost task: its number goes to a new one, which has nothing to do
+    with it."""
     for table in ("job_links", "events", "validators", "reports"):
         db.execute(f"DELETE FROM {table} WHERE task NOT IN (SELECT id FROM tasks)")
 
@@ -61,7 +70,8 @@ def _gaps(db: Database) -> Gaps:
 
 
 def _gaps_within_jobs(db: Database) -> dict[int, int]:
-    """For each job how many of its tasks are missing, as the indexes say, or the numbers between two of its tasks."""
+    """For each job how many of its tasks are missing, as the indexes say, or the numbers between
+    two of its tasks."""
     between = db.all(
         """SELECT job_id, sum(id - before - 1) FROM (
                SELECT id, job_id, lag(id) OVER (ORDER BY id) AS before, lag(job_id) OVER (ORDER BY id) AS its_job
@@ -122,7 +132,9 @@ def _lost_of(db: Database, job: _Job, between: int, now: float) -> int:
     """Note what a job has lost, and keep its witnesses; returns how many tasks that are."""
     if job.key.startswith(SALVAGED):
         what = f"its row was lost, and with it how many tasks it had and whether it was paused; {job.tasks:,} are left"
-        _note(db, job.id, what + (f", and {between:,} between them were lost" if between else ""), now)
+        _note(
+            db, job.id, what + (f", and {between:,} between them were lost" if between else ""), now
+        )
         db.execute(
             "UPDATE jobs SET size = ?, linked = ?, rejected = ? WHERE id = ?",
             (job.tasks + between, job.links, job.rejects, job.id),
@@ -134,7 +146,12 @@ def _lost_of(db: Database, job: _Job, between: int, now: float) -> int:
     if job.no_input:
         _note(db, job.id, f"the input of {job.no_input:,} of its tasks was lost", now)
     if links > 0:
-        _note(db, job.id, f"{links:,} of its {job.linked:,} rows that meant known tasks were lost", now)
+        _note(
+            db,
+            job.id,
+            f"{links:,} of its {job.linked:,} rows that meant known tasks were lost",
+            now,
+        )
     if rejects > 0:
         _note(db, job.id, f"{rejects:,} of its {job.rejected:,} rejected rows were lost", now)
     if job.forgot_files:
@@ -151,7 +168,8 @@ def _lost_of(db: Database, job: _Job, between: int, now: float) -> int:
 
 
 def _where(db: Database, job_id: int) -> str:
-    """The lines of the input that no row is left of; blank ones and those within a cell are among them."""
+    """The lines of the input that no row is left of; blank ones and those within a cell are among
+    them."""
     columns = "file_number, source_line, source_item"
     rows = db.execute(
         f"""SELECT {columns} FROM tasks WHERE job_id = ?1 AND source_line > 0
@@ -167,7 +185,8 @@ def _where(db: Database, job_id: int) -> str:
 
 
 def _gaps_between(rows: Iterable[tuple[int, int, int]]) -> Iterator[str]:
-    """The lines without a row in each file, and the items without one on a line that has several."""
+    """The lines without a row in each file, and the items without one on a line that has
+    several."""
     last_file, last, last_item = 0, 1, 0  # the first line may be a header
     for file, line, item in rows:
         if file != last_file:
@@ -204,17 +223,23 @@ def _note(db: Database, job_id: int, what: str, now: float) -> None:
 
 
 def _job_of_the_lost(db: Database, now: float) -> int:
-    """A job for tasks that were lost without a trace of theirs, so that somebody is asked about them."""
+    """A job for tasks that were lost without a trace of theirs, so that somebody is asked about
+    them."""
     return make_job(db, None, "lost-tasks", now)
 
 
 def make_job(db: Database, id_: int | None, name: str, now: float) -> int:
-    """A job that the ledger has lost, under its number or a new one; one that is there is left as it is."""
+    """A job that the ledger has lost, under its number or a new one; one that is there is left as
+    it is."""
     row = db.one("SELECT id FROM jobs WHERE id = ?1 OR (?1 IS NULL AND name = ?2)", (id_, name))
     if row:
         return int(row[0])
     new_id = "(SELECT 1 + max(coalesce((SELECT max(id) FROM jobs), 0), coalesce((SELECT max(job_id) FROM tasks), 0)))"
-    free = name if db.one("SELECT 1 FROM jobs WHERE name = ?", (name,)) is None else f"{name}-salvaged-{id_}"
+    free = (
+        name
+        if db.one("SELECT 1 FROM jobs WHERE name = ?", (name,)) is None
+        else f"{name}-salvaged-{id_}"
+    )
     [(made,)] = db.all(
         f"""INSERT INTO jobs (id, name, key, status, queue, source, batch_size, created_at)
             VALUES (coalesce(?1, {new_id}), ?2, '{SALVAGED}' || ?2, 'open', 'default', 'salvage', 100, ?3)
@@ -225,7 +250,8 @@ def make_job(db: Database, id_: int | None, name: str, now: float) -> int:
 
 
 def make_jobs(db: Database, now: float) -> None:
-    """Make every job again that something is left of, but its own row; it is called by its file, or as it was told."""
+    """Make every job again that something is left of, but its own row; it is called by its file, or
+    as it was told."""
     parts = ("tasks", "job_links", "rejected_rows", "imports")
     ids = " UNION ".join(f"SELECT job_id FROM {part} WHERE job_id IS NOT NULL" for part in parts)
     for (id_,) in db.all(f"SELECT job_id FROM ({ids}) WHERE job_id NOT IN (SELECT id FROM jobs)"):
@@ -235,7 +261,12 @@ def make_jobs(db: Database, now: float) -> None:
             (id_,),
         )
         named = key and key.startswith("name:")
-        make_job(db, id_, key.removeprefix("name:") if named else Path(file).name if file else f"salvaged-{id_}", now)
+        make_job(
+            db,
+            id_,
+            key.removeprefix("name:") if named else Path(file).name if file else f"salvaged-{id_}",
+            now,
+        )
     db.execute(
         f"""UPDATE jobs SET (source_file, queue, created_at) = (
                 SELECT ifnull((SELECT max(file) FROM imports WHERE job_id = jobs.id), max(source_file)), max(queue),
@@ -248,7 +279,8 @@ def make_jobs(db: Database, now: float) -> None:
 
 
 def count_files(db: Database) -> None:
-    """See that no new file of a job gets a number that rows of it have already, where the job's own count was lost."""
+    """See that no new file of a job gets a number that rows of it have already, where the job's own
+    count was lost."""
     rows = " UNION ALL ".join(
         f"SELECT max(file_number) AS number FROM {table} WHERE job_id = jobs.id"
         for table in ("tasks", "job_links", "rejected_rows")

@@ -33,7 +33,10 @@ def versions(context: Context) -> Iterator[Seen]:
             "python -m pip install --upgrade apsw",
         )
     parts = [f"{name} {metadata.version(name)}" for name in ("celery", "redis", "apsw")]
-    yield Seen("ok", f"crawler {__version__}, Python {python}, SQLite {apsw.sqlite_lib_version()}, {', '.join(parts)}")
+    yield Seen(
+        "ok",
+        f"crawler {__version__}, Python {python}, SQLite {apsw.sqlite_lib_version()}, {', '.join(parts)}",
+    )
 
 
 def folder(context: Context) -> Iterator[Seen]:
@@ -45,23 +48,33 @@ def folder(context: Context) -> Iterator[Seen]:
     kind = _file_system(str(path.resolve()))
     if kind.startswith(_NETWORK):
         yield Seen(
-            "wrong", f"{path} is on {kind}: locks and SQLite do not work across a network", "move it to a local disk"
+            "wrong",
+            f"{path} is on {kind}: locks and SQLite do not work across a network",
+            "move it to a local disk",
         )
     about = path.stat()
     mode = stat.S_IMODE(about.st_mode)
     if about.st_uid != os.geteuid():
-        yield Seen("note", f"{path} belongs to user {about.st_uid}, and this is user {os.geteuid()}")
+        yield Seen(
+            "note", f"{path} belongs to user {about.st_uid}, and this is user {os.geteuid()}"
+        )
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         yield Seen("wrong", f"{path} cannot be written", f"chmod u+rwx {path}")
     elif mode & 0o077:
         if context.repair:
             path.chmod(0o700)
-            yield Seen("mended", f"{path} could be read by others (mode {mode:04o}), and is 0700 again")
+            yield Seen(
+                "mended", f"{path} could be read by others (mode {mode:04o}), and is 0700 again"
+            )
         else:
-            yield Seen("note", f"{path} can be read by others (mode {mode:04o})", f"chmod 700 {path}")
+            yield Seen(
+                "note", f"{path} can be read by others (mode {mode:04o})", f"chmod 700 {path}"
+            )
     for name in ("pending", "raw"):
         if context.path.is_file() and not (path / name).is_dir():
-            yield Seen("note", f"{path / name} is missing; it is made again when the store is opened")
+            yield Seen(
+                "note", f"{path / name} is missing; it is made again when the store is opened"
+            )
     yield from _room(context, kind)
 
 
@@ -83,7 +96,9 @@ def _room(context: Context, kind: str) -> Iterator[Seen]:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit != resource.RLIM_INFINITY and limit < _FILES:
         yield Seen("note", f"a process may have only {limit} files open", f"ulimit -n {_FILES * 4}")
-    yield Seen("ok", f"{context.folder} is on {kind or 'an unknown file system'}, {free / 1e9:.1f} GB free")
+    yield Seen(
+        "ok", f"{context.folder} is on {kind or 'an unknown file system'}, {free / 1e9:.1f} GB free"
+    )
 
 
 def sites(context: Context) -> Iterator[Seen]:
@@ -96,13 +111,21 @@ def sites(context: Context) -> Iterator[Seen]:
             yield Seen("wrong", str(fault), "mend that line: no worker starts before")
         return
     names = files.load(folder, rate).names
-    what = f"{len(names)} files in {folder / 'sites'} are good" if names else "no site has a file of its own"
+    what = (
+        f"{len(names)} files in {folder / 'sites'} are good"
+        if names
+        else "no site has a file of its own"
+    )
     yield Seen("ok", what)
 
 
 def _file_system(path: str) -> str:
     """The kind of the file system that the path is on: that of the longest mount point above it."""
-    mounts = [m for m in psutil.disk_partitions(all=True) if f"{path}/".startswith(f"{m.mountpoint.rstrip('/')}/")]
+    mounts = [
+        m
+        for m in psutil.disk_partitions(all=True)
+        if f"{path}/".startswith(f"{m.mountpoint.rstrip('/')}/")
+    ]
     return max(mounts, key=lambda m: len(m.mountpoint)).fstype if mounts else ""
 
 

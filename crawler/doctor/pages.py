@@ -46,7 +46,8 @@ class Walk(msgspec.Struct):
     good: set[int] = msgspec.field(default_factory=set)
     """The tasks whose pages are as they should be."""
     digests: dict[int, str] = msgspec.field(default_factory=dict)
-    """What the pages of these tasks have for a digest, where the results say another: by all else it is the page."""
+    """What the pages of these tasks have for a digest, where the results say another: by all else
+    it is the page."""
     gaps: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """Stretches without a whole record."""
     end: int = 0
@@ -57,7 +58,9 @@ def segments(context: Context) -> Iterator[Seen]:
     """Every segment is as long as the ledger knows it, and every page in it can be read."""
     known = [name for (name,) in context.db.all(_KNOWN)]
     there = {path.name: path for path in sorted((context.folder / "raw").glob("[!.]*.warc.gz"))}
-    if there.keys() - set(known):  # those of failed attempts are named by events alone, and there are many of these
+    if there.keys() - set(
+        known
+    ):  # those of failed attempts are named by events alone, and there are many of these
         known += sorted((there.keys() - set(known)) & {name for (name,) in context.db.all(_TOLD)})
     [(total,)] = context.db.all("SELECT count(raw_segment) FROM results")
     bad = 0
@@ -68,11 +71,16 @@ def segments(context: Context) -> Iterator[Seen]:
         if walk.digests:
             bad += len(walk.digests)
             yield _other_digests(context, name, walk.digests)
-        lost = [place for place in places if place.task not in walk.good and place.task not in walk.digests]
+        lost = [
+            place
+            for place in places
+            if place.task not in walk.good and place.task not in walk.digests
+        ]
         bad += len(lost)
         if name in there and end is None:
             yield _unlisted(context, name, walk)
-        # A disk that is not mounted comes back; a name that is in no list, beside segments that are there, is noise.
+        # A disk that is not mounted comes back; a name that is in no list, beside segments that are
+        # there, is noise.
         waits = name not in there and (end is not None or not there)
         yield from _judge(context, name, end or walk.size, walk, lost, waits)
     for name in sorted(there.keys() - set(known)):
@@ -92,13 +100,15 @@ def _places(context: Context, name: str) -> tuple[int | None, list[Place]]:
     with reading(context.db):
         row = context.db.one("SELECT end FROM raw_segments WHERE name = ?", (name,))
         rows = context.db.all(
-            "SELECT raw_offset, task, raw_length, body_sha256, final_url FROM results WHERE raw_segment = ?", (name,)
+            "SELECT raw_offset, task, raw_length, body_sha256, final_url FROM results WHERE raw_segment = ?",
+            (name,),
         )
     return row[0] if row else None, [Place(*place) for place in rows]
 
 
 def _walk(path: Path, end: int | None, places: list[Place]) -> Walk:
-    """Go through a segment record by record, and compare the bodies of pages with what results say of them."""
+    """Go through a segment record by record, and compare the bodies of pages with what results say
+    of them."""
     walk = Walk(path.stat().st_size)
     if walk.size == 0:
         return walk
@@ -123,8 +133,8 @@ def _walk(path: Path, end: int | None, places: list[Place]) -> Walk:
 
 
 def _member(data: mmap.mmap, at: int, limit: int, whole: bool = False) -> tuple[int, bytes] | None:
-    """The end of the gzip member that begins there, if it is one with the right checksum, and its text (or the
-    beginning of that)."""
+    """The end of the gzip member that begins there, if it is one with the right checksum, and its
+    text (or the beginning of that)."""
     if data[at : at + len(warc.GZIP)] != warc.GZIP:
         return None
     inflater, begin = isal_zlib.decompressobj(wbits=31), at
@@ -155,7 +165,9 @@ def _compare(walk: Walk, record: bytes, places: list[Place]) -> None:
     for place in places:
         if digest == place.digest:
             walk.good.add(place.task)
-        elif b"WARC-Target-URI: " + place.final_url.encode() in fields and _is_intact(fields, received):
+        elif b"WARC-Target-URI: " + place.final_url.encode() in fields and _is_intact(
+            fields, received
+        ):
             walk.digests[place.task] = digest
 
 
@@ -165,7 +177,8 @@ def _is_intact(fields: list[bytes], received: bytes) -> bool:
 
 
 def _other_digests(context: Context, name: str, digests: dict[int, str]) -> Seen:
-    """Results that know their pages by another digest than these have: it is the ledger that is damaged there."""
+    """Results that know their pages by another digest than these have: it is the ledger that is
+    damaged there."""
     shown = _listed([_url(context, task) for task in list(digests)[:_SHOWN]], len(digests))
     detail = f"body_sha256 of {len(digests)} results is not that of their pages in {name}, which are whole: {shown}"
     if not context.repair:
@@ -182,32 +195,57 @@ def _other_digests(context: Context, name: str, digests: dict[int, str]) -> Seen
 
 
 def _unlisted(context: Context, name: str, walk: Walk) -> Seen:
-    """Put a segment whose row was lost into the list again, or it would be taken for nobody's and removed."""
+    """Put a segment whose row was lost into the list again, or it would be taken for nobody's and
+    removed."""
     detail = f"{name} is not in the ledger's list of segments, but tasks have their pages there"
     if not context.repair:
         return Seen("wrong", detail, repair(context))
     with context.lpm() as lpm, lpm.errors(), writing(lpm.durable.db):
-        lpm.durable.db.execute("INSERT INTO raw_segments VALUES (?, ?, ?)", (name, walk.end, lpm.now()))
+        lpm.durable.db.execute(
+            "INSERT INTO raw_segments VALUES (?, ?, ?)", (name, walk.end, lpm.now())
+        )
     return Seen("mended", detail)
 
 
-def _judge(context: Context, name: str, end: int, walk: Walk, lost: list[Place], waits: bool) -> Iterator[Seen]:
-    what = "is missing" if walk.size < 0 else f"has {walk.size} of {end} bytes" if walk.size < end else "is damaged"
+def _judge(
+    context: Context, name: str, end: int, walk: Walk, lost: list[Place], waits: bool
+) -> Iterator[Seen]:
+    what = (
+        "is missing"
+        if walk.size < 0
+        else f"has {walk.size} of {end} bytes"
+        if walk.size < end
+        else "is damaged"
+    )
     if lost:
         shown = _listed([_url(context, place.task) for place in lost[:_SHOWN]], len(lost))
-        detail = f"{name} {what}: {len(lost)} pages cannot be read, their results are whole: {shown}"
+        detail = (
+            f"{name} {what}: {len(lost)} pages cannot be read, their results are whole: {shown}"
+        )
         if waits and not _wanted(context, name):
-            yield Seen("note", f"{name} {what}; the jobs of its {len(lost)} pages have accepted that")
+            yield Seen(
+                "note", f"{name} {what}; the jobs of its {len(lost)} pages have accepted that"
+            )
         elif waits:
-            yield Seen("wrong", detail, f"bring {context.folder / 'raw' / name} back: mount its disk, or take a backup")
+            yield Seen(
+                "wrong",
+                detail,
+                f"bring {context.folder / 'raw' / name} back: mount its disk, or take a backup",
+            )
         elif context.repair:
             _forget(context, name, lost)
-            yield Seen("mended", f"{detail}; this is noted at each task, and the segment was left as it is")
+            yield Seen(
+                "mended", f"{detail}; this is noted at each task, and the segment was left as it is"
+            )
         else:
             yield Seen("wrong", detail, repair(context))
     elif walk.size < end or walk.gaps:
         others = _without_place(context, name, [*walk.gaps, (walk.size, end)])
-        whose = f"the pages of {_listed(others[:_SHOWN], len(others))}" if others else "no page of a task"
+        whose = (
+            f"the pages of {_listed(others[:_SHOWN], len(others))}"
+            if others
+            else "no page of a task"
+        )
         yield Seen("note", f"{name} {what}; this concerns {whose}, and no result")
 
 
@@ -216,7 +254,8 @@ def _listed(names: list[str], count: int) -> str:
 
 
 def _without_place(context: Context, name: str, gaps: list[tuple[int, int]]) -> list[str]:
-    """The URLs of attempts whose pages were there: failed ones, and those that were noted as damaged before."""
+    """The URLs of attempts whose pages were there: failed ones, and those that were noted as
+    damaged before."""
     rows = context.db.all(
         """SELECT DISTINCT url, json_extract(detail, '$.raw.offset') FROM events JOIN tasks ON tasks.id = task
            WHERE json_extract(detail, '$.raw.segment') = ?""",
@@ -255,7 +294,8 @@ _WHOSE = f"""
     SELECT j.id FROM results JOIN (
         SELECT job_id AS id FROM tasks WHERE id = ?1 UNION SELECT job_id FROM job_links WHERE task = ?1) j
     WHERE task = ?1 AND j.id IS NOT NULL AND {losses.WANTED.format(job="j.id")}"""
-"""The jobs that a task counts for, its own and those that share it, unless they do without its page."""
+"""The jobs that a task counts for, its own and those that share it, unless they do without its
+page."""
 
 
 def _wanted(context: Context, name: str) -> int:
@@ -276,16 +316,26 @@ def _projects(context: Context, task: int) -> bool:
 
 
 def _orphan(context: Context, path: Path) -> Iterator[Seen]:
-    """A segment that the ledger does not know: a dead writer's beginning, or all that is left of something."""
+    """A segment that the ledger does not know: a dead writer's beginning, or all that is left of
+    something."""
     if context.alive:
         return  # a living writer's, before its first commit
     if context.repair:
-        unknown = [url for url in _targets(path) if not Ledger(context.db).tasks_of(urls.parse(url).key)]
+        unknown = [
+            url for url in _targets(path) if not Ledger(context.db).tasks_of(urls.parse(url).key)
+        ]
         whose = f"; no task is for {_listed(unknown[:_SHOWN], len(unknown))}" if unknown else ""
         kept = context.aside(path)
-        yield Seen("mended", f"{path.name} holds pages that no task knows; it was set aside as {kept.name}{whose}")
+        yield Seen(
+            "mended",
+            f"{path.name} holds pages that no task knows; it was set aside as {kept.name}{whose}",
+        )
     else:
-        yield Seen("note", f"{path.name} holds pages that no task knows; the next worker removes it", repair(context))
+        yield Seen(
+            "note",
+            f"{path.name} holds pages that no task knows; the next worker removes it",
+            repair(context),
+        )
 
 
 def _targets(path: Path) -> list[str]:
@@ -322,7 +372,11 @@ def projections(context: Context) -> Iterator[Seen]:
         if path.suffix == ".json":
             names.discard(path.stem)
     due = missing_files(context.db, folder, names, lambda: context.alive)
-    unreadable, left, foreign = files["unreadable"], files["left"], sorted(path.name for path in files["foreign"])
+    unreadable, left, foreign = (
+        files["unreadable"],
+        files["left"],
+        sorted(path.name for path in files["foreign"]),
+    )
     other = files["other"]
     if foreign:
         shown = _listed(foreign[:_SHOWN], len(foreign))
@@ -349,11 +403,14 @@ def projections(context: Context) -> Iterator[Seen]:
 
 
 def _kind(context: Context, path: Path, gone: set[str]) -> str | None:
-    """What a file in pending/ is; None for what somebody is just writing, and for what others hide there."""
+    """What a file in pending/ is; None for what somebody is just writing, and for what others hide
+    there."""
     if path.name.startswith("."):
         ours = UNFINISHED.fullmatch(path.name)
         return "left" if ours and time.time() - path.lstat().st_mtime > _GRACE_S else None
-    if path.suffix != ".json" or not context.db.one("SELECT 1 FROM tasks WHERE task_id = ?", (path.stem,)):
+    if path.suffix != ".json" or not context.db.one(
+        "SELECT 1 FROM tasks WHERE task_id = ?", (path.stem,)
+    ):
         return "foreign"
     if path.stem in gone:
         return "left"

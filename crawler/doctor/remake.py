@@ -50,7 +50,11 @@ def results(context: Context) -> Iterator[Seen]:
                     continue
                 checksum = zlib.crc32(values[0].encode())
                 _store(lpm.durable.db, id_, values, at, now)
-                detail = {"again": "from the stored page", "raw": about.raw, "record_crc32": checksum}
+                detail = {
+                    "again": "from the stored page",
+                    "raw": about.raw,
+                    "record_crc32": checksum,
+                }
                 lpm.durable.event(id_, "completed", detail, now)
                 same += checksum == about.record_crc32
                 made.append(id_)
@@ -59,11 +63,15 @@ def results(context: Context) -> Iterator[Seen]:
             lpm.project(id_)
     if made:
         other = f", {len(made) - same} of them read otherwise than then" if len(made) > same else ""
-        yield Seen("mended", f"{len(made)} of {len(lost)} lost results were made again from their stored pages{other}")
+        yield Seen(
+            "mended",
+            f"{len(made)} of {len(lost)} lost results were made again from their stored pages{other}",
+        )
 
 
 def _result(context: Context, url: str, at: float, about: _Completed) -> tuple[Any, ...] | None:
-    """The columns of a result behind its task; None where its page cannot be read, or says nothing any more."""
+    """The columns of a result behind its task; None where its page cannot be read, or says nothing
+    any more."""
     if about.raw is None or context.reread is None:
         return None
     try:
@@ -75,7 +83,10 @@ def _result(context: Context, url: str, at: float, about: _Completed) -> tuple[A
         return None
     if read is None:
         return None
-    digest, place = sha256(read.body).hexdigest(), (about.raw.segment, about.raw.offset, about.raw.length)
+    digest, place = (
+        sha256(read.body).hexdigest(),
+        (about.raw.segment, about.raw.offset, about.raw.length),
+    )
     return (
         read.record.decode(), final_url, about.status, read.content_type, about.verdict, len(read.body), digest,
         about.fetch_ms, about.parse_ms, *read.parser, *place, _moment(date, at), *read.site,

@@ -1,4 +1,5 @@
-"""A damaged ledger made readable again: what can be read goes into a new file, which then takes its place."""
+"""A damaged ledger made readable again: what can be read goes into a new file, which then takes its
+place."""
 
 import contextlib
 import mmap
@@ -26,7 +27,12 @@ from crawler.files import read_regular
 from crawler.lpm import PRUNED
 from crawler.models import NO_DEADLINE, Raw, encoded_input
 
-_TYPES: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (int, float), "TEXT": (str,), "BLOB": (bytes,)}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "INTEGER": (int,),
+    "REAL": (int, float),
+    "TEXT": (str,),
+    "BLOB": (bytes,),
+}
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -40,8 +46,11 @@ class Column(msgspec.Struct, frozen=True):
     """Whether it has a value of its own where none is given."""
 
 
-def salvage(damaged: Path, target: Path, pending: Path, raw: Path, now: float) -> tuple[dict[str, int], dict[str, int]]:
-    """Put all that can be read into a new ledger; returns the rows of each table, and what was done besides.
+def salvage(
+    damaged: Path, target: Path, pending: Path, raw: Path, now: float
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Put all that can be read into a new ledger; returns the rows of each table, and what was done
+    besides.
 
     The damaged file is only read, and there is no target where that fails.
     """
@@ -51,7 +60,9 @@ def salvage(damaged: Path, target: Path, pending: Path, raw: Path, now: float) -
         with contextlib.closing(connect(target)) as fresh:
             version = _version(copy)
             saved, mended = _read_all(copy, version, fresh, pending)
-            done = mended | settle(fresh, pending, raw, now, noted_files=version >= schema.WITH_IMPORTS)
+            done = mended | settle(
+                fresh, pending, raw, now, noted_files=version >= schema.WITH_IMPORTS
+            )
             _require_sound(fresh, damaged)
     except BaseException:
         _remove(target)
@@ -73,10 +84,12 @@ def _remove(path: Path) -> None:
         Path(f"{path}{ending}").unlink(missing_ok=True)
 
 
-def _read_all(copy: Path, version: int, fresh: Database, pending: Path) -> tuple[dict[str, int], dict[str, int]]:
+def _read_all(
+    copy: Path, version: int, fresh: Database, pending: Path
+) -> tuple[dict[str, int], dict[str, int]]:
     with writing(fresh):
-        # Read with the schema that it was written with: another one asks for columns that are not there, and finds
-        # its own tables in the rows of others.
+        # Read with the schema that it was written with: another one asks for columns that are not
+        # there, and finds its own tables in the rows of others.
         schema.build(fresh, 0, version)
         tables = {name: _columns(fresh, name) for (name,) in fresh.all(_TABLES)}
         fresh.execute(INDEXED)
@@ -90,7 +103,9 @@ def _read_all(copy: Path, version: int, fresh: Database, pending: Path) -> tuple
             fresh.execute(f"DELETE FROM {table} WHERE {SENSELESS[table]}")
         # An event looks like a loss that was not settled yet.
         fresh.execute("DELETE FROM losses WHERE kind NOT IN ('rows', 'pages')")
-        fresh.execute(f"UPDATE tasks SET task_id = lower(hex(randomblob(16))) WHERE {SENSELESS['tasks']}")
+        fresh.execute(
+            f"UPDATE tasks SET task_id = lower(hex(randomblob(16))) WHERE {SENSELESS['tasks']}"
+        )
         saved = {name: _count(fresh, name) for (name,) in fresh.all(_TABLES)}
         mended = mend(fresh, pending, index_of(copy))
     return saved, {what: count for what, count in mended.items() if count}
@@ -117,7 +132,8 @@ def _columns(db: Database, table: str) -> list[Column]:
 
 
 def _version(copy: Path) -> int:
-    """The schema that a damaged ledger was written with: the oldest one that has all its columns, or the newest."""
+    """The schema that a damaged ledger was written with: the oldest one that has all its columns,
+    or the newest."""
     told, there = 0, set[tuple[str, str]]()
     with damage_passed_over(), opened(copy) as db:
         [(told,)] = db.all("PRAGMA user_version")
@@ -145,7 +161,8 @@ def _copy(damaged: Path, copy: Path) -> None:
 
 
 def _read(copy: Path, fresh: Database, table: str, columns: list[Column]) -> bool:
-    """Read a table from its beginning, and where that breaks off from its end; says whether that was all of it."""
+    """Read a table from its beginning, and where that breaks off from its end; says whether that
+    was all of it."""
     key = [column.name for column in sorted(columns, key=lambda c: c.key) if column.key]
     for order in ("ASC", "DESC"):
         with damage_passed_over(), opened(copy) as db:
@@ -154,14 +171,17 @@ def _read(copy: Path, fresh: Database, table: str, columns: list[Column]) -> boo
                 return False  # the definition of the table is damaged
             names = [column.name for column in columns if column.name in there]
             by = ", ".join(f"{name} {order}" for name in key)
-            for row in db.execute(f"SELECT {', '.join(names)} FROM {table} NOT INDEXED ORDER BY {by}"):
+            for row in db.execute(
+                f"SELECT {', '.join(names)} FROM {table} NOT INDEXED ORDER BY {by}"
+            ):
                 _insert(fresh, table, names, row)
             return order == "ASC"
     return False
 
 
 def _read_leaves(copy: Path, fresh: Database, tables: dict[str, list[Column]]) -> None:
-    """Whatever else the pages of the file hold for these tables; what is there already is not touched."""
+    """Whatever else the pages of the file hold for these tables; what is there already is not
+    touched."""
     if not tables or not copy.exists() or copy.stat().st_size < 512:
         return
     with copy.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -177,8 +197,8 @@ INDEXED = """
     CREATE TEMP TABLE IF NOT EXISTS indexed (
         id INTEGER PRIMARY KEY, task_id TEXT, url_key BLOB, parcel_id TEXT, job_id INTEGER);
     CREATE TEMP TABLE IF NOT EXISTS no_input (id INTEGER PRIMARY KEY)"""
-"""What the indexes still know of tasks whose rows are lost: not their URLs, but whose they are; and the tasks whose
-input is lost."""
+"""What the indexes still know of tasks whose rows are lost: not their URLs, but whose they are; and
+the tasks whose input is lost."""
 _INDEXES = {
     "tasks_by_task_id": ("task_id",),
     "tasks_by_url": ("url_key", "parcel_id"),
@@ -187,7 +207,8 @@ _INDEXES = {
 
 
 def _read_indexes(copy: Path, fresh: Database) -> None:
-    """Read what each index of the tasks holds by itself, from its beginning, and where that breaks off from its end."""
+    """Read what each index of the tasks holds by itself, from its beginning, and where that breaks
+    off from its end."""
     for index, columns in _INDEXES.items():
         names = ", ".join(columns)
         put = f"""INSERT INTO indexed (id, {names}) VALUES (?, {", ".join("?" * len(columns))})
@@ -196,7 +217,9 @@ def _read_indexes(copy: Path, fresh: Database) -> None:
             by = ", ".join(f"{name} {order}" for name in columns)
             with damage_passed_over(), opened(copy) as db:
                 if has_index(db, index):
-                    for row in db.execute(f"SELECT id, {names} FROM tasks INDEXED BY {index} ORDER BY {by}"):
+                    for row in db.execute(
+                        f"SELECT id, {names} FROM tasks INDEXED BY {index} ORDER BY {by}"
+                    ):
                         fresh.execute(put, row)
                 break
     fresh.execute(
@@ -206,7 +229,8 @@ def _read_indexes(copy: Path, fresh: Database) -> None:
 
 
 def _fits(columns: list[Column], values: list[leaves.Value]) -> bool:
-    """Whether these can be the values of a row: of the right types, without the columns that were added later."""
+    """Whether these can be the values of a row: of the right types, without the columns that were
+    added later."""
     return (
         bool(values)
         and values[0] is None  # the place of the rowid
@@ -223,14 +247,19 @@ def _insert(fresh: Database, table: str, names: list[str], row: Iterable[Any]) -
     marks = ", ".join("?" * len(names))
     # The new ledger has an id of its own, which must give way to the old one: messages carry that.
     verb = "REPLACE" if table == "meta" else "IGNORE"
-    fresh.execute(f"INSERT OR {verb} INTO {table} ({', '.join(names)}) VALUES ({marks})", tuple(row))
+    fresh.execute(
+        f"INSERT OR {verb} INTO {table} ({', '.join(names)}) VALUES ({marks})", tuple(row)
+    )
 
 
 # What the rows say about each other, made true again
 
 
-def settle(db: Database, pending: Path, raw: Path, now: float, noted_files: bool = True) -> dict[str, int]:
-    """Bring tasks, results, outbox and jobs into agreement without losing a result; returns what was done, counted.
+def settle(
+    db: Database, pending: Path, raw: Path, now: float, noted_files: bool = True
+) -> dict[str, int]:
+    """Bring tasks, results, outbox and jobs into agreement without losing a result; returns what
+    was done, counted.
 
     `noted_files` says whether the ledger was made by a program that noted the files of each job.
     """
@@ -240,10 +269,14 @@ def settle(db: Database, pending: Path, raw: Path, now: float, noted_files: bool
         db.execute(INDEXED)
         jobs = _count(db, "jobs")
         # One that was completed is so only with its result, which is looked for next.
-        db.execute(f"UPDATE tasks SET status = e.kind FROM ({ENDED_OTHERWISE}) e WHERE e.task = tasks.id")
+        db.execute(
+            f"UPDATE tasks SET status = e.kind FROM ({ENDED_OTHERWISE}) e WHERE e.task = tasks.id"
+        )
         done["tasks that ended as their timelines say"] = db.changes()
         db.execute("CREATE INDEX by_place ON results(raw_segment, raw_offset)")
-        done["results put back from pending/"] = sum(_put_back(db, raw, result) for result in _projected(pending))
+        done["results put back from pending/"] = sum(
+            _put_back(db, raw, result) for result in _projected(pending)
+        )
         db.execute("DROP INDEX by_place")
         _let_go_of_pruned(db, raw)
         _lengthen_segments(db, raw, now)
@@ -292,7 +325,9 @@ def settle(db: Database, pending: Path, raw: Path, now: float, noted_files: bool
                AND NOT EXISTS (SELECT 1 FROM jobs WHERE id = job_id AND hold IS NOT NULL)"""
         )
         done["tasks due again, nothing holding them"] = db.changes()
-        db.execute("DELETE FROM meta WHERE key = 'pending_secured'")  # it counts events, of which some may be gone
+        db.execute(
+            "DELETE FROM meta WHERE key = 'pending_secured'"
+        )  # it counts events, of which some may be gone
     return {what: count for what, count in done.items() if count}
 
 
@@ -343,7 +378,11 @@ def _put_back(db: Database, raw: Path, result: Projected) -> bool:
         make_job(db, row[2] if row else None, result.job, result.scraped_at.timestamp())
     if row and db.one("SELECT 1 FROM results WHERE task = ?", (row[0],)):
         return False
-    place = (result.raw.segment, result.raw.offset, result.raw.length) if result.raw else (None, None, None)
+    place = (
+        (result.raw.segment, result.raw.offset, result.raw.length)
+        if result.raw
+        else (None, None, None)
+    )
     if row is None:
         # An unchanged page is at the place of the one it is the same as.
         at_place = """SELECT task, task IN (SELECT id FROM tasks) FROM results
@@ -352,7 +391,9 @@ def _put_back(db: Database, raw: Path, result: Projected) -> bool:
         same = (*place[:2], result.verdict, result.final_url, result.raw_html_hash)
         row = db.one(at_place, same) or (_free_id(db), False)
         if row[1]:  # it is there, under another name: that of its task was damaged
-            db.execute("UPDATE OR IGNORE tasks SET task_id = ? WHERE id = ?", (result.task_id, row[0]))
+            db.execute(
+                "UPDATE OR IGNORE tasks SET task_id = ? WHERE id = ?", (result.task_id, row[0])
+            )
             return False
         _make_task(db, row[0], result)
     kind, size = _about(raw, result.raw)
@@ -370,11 +411,13 @@ _EMPTIED = f"""
     JOIN events e ON e.id = {STORED} WHERE r.raw_segment IS NULL
     EXCEPT SELECT name FROM raw_segments
     EXCEPT SELECT json_extract(detail, '$.segment') FROM events WHERE kind = 'raw page damaged'"""
-"""Segments that results had their pages in and, without any damage, have no more: `prune` alone does that."""
+"""Segments that results had their pages in and, without any damage, have no more: `prune` alone
+does that."""
 
 
 def _let_go_of_pruned(db: Database, raw: Path) -> None:
-    """Results from pending/ name the places of their pages as they were before `prune` has removed these."""
+    """Results from pending/ name the places of their pages as they were before `prune` has removed
+    these."""
     for (name,) in db.all(f"SELECT segment FROM ({_EMPTIED}) WHERE segment IS NOT NULL"):
         if not (raw / name).exists():  # the note of it may be lost
             db.execute("INSERT OR IGNORE INTO meta VALUES (?, '')", (f"{PRUNED}{name}",))
@@ -386,8 +429,11 @@ def _let_go_of_pruned(db: Database, raw: Path) -> None:
 
 
 def _lengthen_segments(db: Database, raw: Path, now: float) -> None:
-    """Let segments reach as far as the pages of results: an older copy of the ledger knows only their beginnings."""
-    rows = db.all("SELECT raw_segment, max(raw_offset + raw_length) FROM results WHERE raw_segment > '' GROUP BY 1")
+    """Let segments reach as far as the pages of results: an older copy of the ledger knows only
+    their beginnings."""
+    rows = db.all(
+        "SELECT raw_segment, max(raw_offset + raw_length) FROM results WHERE raw_segment > '' GROUP BY 1"
+    )
     for name, end in rows:
         if (raw / name).is_file() and (raw / name).stat().st_size >= end:
             db.execute(
@@ -414,7 +460,8 @@ def decoded(raw: Path, place: Raw) -> tuple[str, bytes]:
 def _free_id(db: Database) -> int:
     tables = {"tasks": "id", "results": "task", "events": "task", "job_links": "task"}
     return 1 + max(
-        int(db.all(f"SELECT coalesce(max({column}), 0) FROM {table}")[0][0]) for table, column in tables.items()
+        int(db.all(f"SELECT coalesce(max({column}), 0) FROM {table}")[0][0])
+        for table, column in tables.items()
     )
 
 
@@ -438,7 +485,8 @@ def _make_task(db: Database, id_: int, result: Projected) -> None:
 
 
 def _origin(db: Database, result: Projected) -> tuple[str, str | None]:
-    """Where a task came from: a Gateway's result tells its id there, which that Gateway waits to hear of."""
+    """Where a task came from: a Gateway's result tells its id there, which that Gateway waits to
+    hear of."""
     theirs = result.input.get("task")
     id_ = theirs.get("task_id") if isinstance(theirs, dict) else None
     known = db.one("SELECT 1 FROM jobs WHERE name = ? AND source = 'gateway'", (result.job,))
@@ -447,11 +495,15 @@ def _origin(db: Database, result: Projected) -> tuple[str, str | None]:
 
 
 def _remake_tasks(db: Database) -> int:
-    """A result whose task is gone, and that is not in pending/ either, still tells which page it is of.
+    """A result whose task is gone, and that is not in pending/ either, still tells which page it is
+    of.
 
-    Who it is, the indexes know; else its job is that of both its neighbours, imported before and after it.
+    Who it is, the indexes know; else its job is that of both its neighbours, imported before and
+    after it.
     """
-    rows = db.all("SELECT task, final_url, scraped_at FROM results WHERE task NOT IN (SELECT id FROM tasks)")
+    rows = db.all(
+        "SELECT task, final_url, scraped_at FROM results WHERE task NOT IN (SELECT id FROM tasks)"
+    )
     for id_, url, at in rows:
         task_id, moment = secrets.token_hex(16), datetime.fromtimestamp(at, UTC)
         _make_task(db, id_, Projected(task_id=task_id, url=url, final_url=url, scraped_at=moment))
@@ -473,8 +525,11 @@ def _remake_tasks(db: Database) -> int:
 
 
 def _reopen(ledger: Ledger, now: float) -> int:
-    """Completed tasks without a result are collected again, unless their page is already on its way."""
-    lost = ledger.db.all("SELECT id FROM tasks WHERE status = 'completed' AND id NOT IN (SELECT task FROM results)")
+    """Completed tasks without a result are collected again, unless their page is already on its
+    way."""
+    lost = ledger.db.all(
+        "SELECT id FROM tasks WHERE status = 'completed' AND id NOT IN (SELECT task FROM results)"
+    )
     for (id_,) in lost:
         ledger.db.execute(
             # It was collected in time: what is collected again in its place does not expire.
@@ -493,7 +548,8 @@ def _reopen(ledger: Ledger, now: float) -> int:
 
 
 def _settle_jobs(db: Database, now: float) -> int:
-    """Make jobs that are gone again, and open those with open tasks; returns how many were opened."""
+    """Make jobs that are gone again, and open those with open tasks; returns how many were
+    opened."""
     make_jobs(db, now)
     ended = db.all(ENDED_TOO_EARLY)
     for id_, key in ended:

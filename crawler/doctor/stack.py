@@ -25,7 +25,9 @@ def processes(context: Context) -> Iterator[Seen]:
     """The record of the stack, held against what really runs."""
     record = context.folder / "run" / "stack.json"
     stack = read_stack(context.folder)
-    marks = {name: getattr(stack, name) for name in ("supervisor", "redis", "worker", "agent", "flower")}
+    marks = {
+        name: getattr(stack, name) for name in ("supervisor", "redis", "worker", "agent", "flower")
+    }
     running = {name: mark.pid for name, mark in marks.items() if mark and mark.find()}
     workers = owners.workers(context.folder / "run" / "owners")
     shown = ", ".join(f"{name} {pid}" for name, pid in running.items())
@@ -42,20 +44,37 @@ def processes(context: Context) -> Iterator[Seen]:
         what = f"a stack is up, but another version of this program wrote {record}"
         yield Seen("wrong", what, f"stop it with the version that started it: {down()}")
     elif running:
-        yield Seen("wrong", f"the stack's supervisor is dead, but these of its processes live: {shown}", down())
+        yield Seen(
+            "wrong",
+            f"the stack's supervisor is dead, but these of its processes live: {shown}",
+            down(),
+        )
     elif not record.exists():
         yield Seen("ok", f"no stack is up, {_workers(workers)}")
     elif not context.repair:
-        yield Seen("wrong", f"{record} is of a stack that is gone{_strangers(stack)}", repair(context))
+        yield Seen(
+            "wrong", f"{record} is of a stack that is gone{_strangers(stack)}", repair(context)
+        )
     else:
         record.unlink()
-        yield Seen("mended", f"{record} was of a stack that is gone{_strangers(stack)}; it was removed")
+        yield Seen(
+            "mended", f"{record} was of a stack that is gone{_strangers(stack)}; it was removed"
+        )
     for name, mark in marks.items():
         if mark and mark.is_stopped():
-            yield Seen("wrong", f"{name} {mark.pid} of the stack is stopped: it does nothing", awaken(mark.pid))
+            yield Seen(
+                "wrong",
+                f"{name} {mark.pid} of the stack is stopped: it does nothing",
+                awaken(mark.pid),
+            )
     for port, what in ((6379, "Redis"), (5555, "Flower")):
-        if str(port) not in f"{stack.redis_url if port == 6379 else stack.flower_url}" and _taken(port):
-            yield Seen("note", f"port {port} is in use by something else than this stack; its {what} takes another one")
+        if str(port) not in f"{stack.redis_url if port == 6379 else stack.flower_url}" and _taken(
+            port
+        ):
+            yield Seen(
+                "note",
+                f"port {port} is in use by something else than this stack; its {what} takes another one",
+            )
 
 
 def _strangers(stack: Stack) -> str:
@@ -64,11 +83,15 @@ def _strangers(stack: Stack) -> str:
 
     marks = (stack.supervisor, stack.redis, stack.worker, stack.agent, stack.flower)
     pids = {mark.pid for mark in marks if mark and psutil.pid_exists(mark.pid)}
-    return f"; {', '.join(map(str, sorted(pids)))} is somebody else's process by now" if pids else ""
+    return (
+        f"; {', '.join(map(str, sorted(pids)))} is somebody else's process by now" if pids else ""
+    )
 
 
 def _workers(workers: dict[int, list[int]]) -> str:
-    return "workers: " + (", ".join(f"{pid} with {len(kids)} children" for pid, kids in workers.items()) or "none")
+    return "workers: " + (
+        ", ".join(f"{pid} with {len(kids)} children" for pid, kids in workers.items()) or "none"
+    )
 
 
 def _taken(port: int) -> bool:
@@ -86,7 +109,11 @@ def redis_server(context: Context) -> Iterator[Seen]:
         client.ping()
     except redis.RedisError as error:
         if context.settings.redis_url:
-            yield Seen("wrong", f"Redis does not answer at {shown} ({error})", "start it, or unset REDIS_URL")
+            yield Seen(
+                "wrong",
+                f"Redis does not answer at {shown} ({error})",
+                "start it, or unset REDIS_URL",
+            )
         elif read_stack(context.folder).up:
             what = f"the stack's Redis does not answer at {shown} ({error})"
             yield Seen("wrong", what, f"{down()}, then {program()} up")
@@ -109,11 +136,17 @@ def _examine(context: Context, client: redis.Redis, shown: str) -> Iterator[Seen
         yield Seen("wrong", str(error), "redis-cli CONFIG SET maxmemory-policy noeviction")
     if not info.get("aof_enabled"):
         yield Seen(
-            "note", "Redis keeps nothing on disk; the ledger fills it again", "redis-cli CONFIG SET appendonly yes"
+            "note",
+            "Redis keeps nothing on disk; the ledger fills it again",
+            "redis-cli CONFIG SET appendonly yes",
         )
     used, most = info["used_memory"], info.get("maxmemory") or 0
     if most and used > 0.8 * most:
-        yield Seen("note", f"Redis uses {used / 1e6:.0f} of {most / 1e6:.0f} MB", "redis-cli CONFIG SET maxmemory 0")
+        yield Seen(
+            "note",
+            f"Redis uses {used / 1e6:.0f} of {most / 1e6:.0f} MB",
+            "redis-cli CONFIG SET maxmemory 0",
+        )
     messages = {name: client.llen(name) for name in QUEUES}
     if sum(messages.values()) > context.settings.window:
         yield Seen(
@@ -122,7 +155,9 @@ def _examine(context: Context, client: redis.Redis, shown: str) -> Iterator[Seen
         )
     strange = _strange_keys(client)
     if strange:
-        yield Seen("note", f"{len(strange)} keys are not ours and never expire: {', '.join(strange[:5])}")
+        yield Seen(
+            "note", f"{len(strange)} keys are not ours and never expire: {', '.join(strange[:5])}"
+        )
     if context.sound:
         yield from _lost_messages(context, client)
     server = info.get("valkey_version") or info.get("redis_version")
@@ -131,11 +166,17 @@ def _examine(context: Context, client: redis.Redis, shown: str) -> Iterator[Seen
 
 
 def _strange_keys(client: redis.Redis) -> list[str]:
-    """Names without a time to live that neither Celery nor this program makes; a large Redis is not read to its end."""
+    """Names without a time to live that neither Celery nor this program makes; a large Redis is not
+    read to its end."""
     found = []
     for number, key in enumerate(client.scan_iter(count=1000)):
         name = key.decode(errors="replace")
-        if name not in QUEUES and not name.startswith(_OURS) and not name.endswith(".pidbox") and client.ttl(key) == -1:
+        if (
+            name not in QUEUES
+            and not name.startswith(_OURS)
+            and not name.endswith(".pidbox")
+            and client.ttl(key) == -1
+        ):
             found.append(name)
         if number > _KEYS:
             break
@@ -156,7 +197,10 @@ def _lost_messages(context: Context, client: redis.Redis) -> Iterator[Seen]:
         in_hand = {note.message_id for note in owners.living(context.folder / "run" / "owners")}
         missing = len(published - in_hand - {_message_id(body) for body in bodies})
         if missing:
-            yield Seen("note", f"{missing} messages are in no queue; the next worker publishes their tasks again")
+            yield Seen(
+                "note",
+                f"{missing} messages are in no queue; the next worker publishes their tasks again",
+            )
 
 
 def _message_id(body: bytes | str) -> str:

@@ -1,4 +1,5 @@
-"""Content codings undone while a body streams in, with a limit on what comes out, whatever the layers."""
+"""Content codings undone while a body streams in, with a limit on what comes out, whatever the
+layers."""
 
 import re
 import sys
@@ -20,7 +21,8 @@ else:
 ACCEPTED = "gzip, deflate, br, zstd"
 MAX_LAYERS = 4
 MAX_PIECES = 1_000
-"""Members of a gzip body, frames of a zstd body: empty ones cost a hundred times their share of time."""
+"""Members of a gzip body, frames of a zstd body: empty ones cost a hundred times their share of
+time."""
 _STEP = 1 << 16
 """What a decoder may put out at a time: the most by which a bomb can overshoot the limit."""
 
@@ -39,7 +41,8 @@ class Decoder(Protocol):
 
 
 class _Zlib:
-    """gzip (with several members) and deflate (with or without zlib's header: servers send both)."""
+    """gzip (with several members) and deflate (with or without zlib's header: servers send
+    both)."""
 
     window = 1 << 15
 
@@ -54,7 +57,10 @@ class _Zlib:
             self._head += data
             if len(self._head) < 2:
                 return
-            data, framed = self._head, self._head[0] & 15 == 8 and int.from_bytes(self._head[:2]) % 31 == 0
+            data, framed = (
+                self._head,
+                self._head[0] & 15 == 8 and int.from_bytes(self._head[:2]) % 31 == 0,
+            )
             self._inner = zlib.decompressobj(15 if framed else -15)
         while data:
             self._budget.check()
@@ -84,15 +90,19 @@ class _Brotli:
         while out or not (self._inner.is_finished() or self._inner.can_accept_more_data()):
             self._budget.check()
             emit(out)
-            out = b"" if self._inner.is_finished() else self._inner.process(b"", output_buffer_limit=_STEP)
+            out = (
+                b""
+                if self._inner.is_finished()
+                else self._inner.process(b"", output_buffer_limit=_STEP)
+            )
 
     def finish(self) -> bool:
         return bool(self._inner.is_finished())
 
 
 class _Zstd:
-    """Frames may follow each other, and may hold nothing, or what is to be skipped; their window has the size that
-    RFC 9659 allows."""
+    """Frames may follow each other, and may hold nothing, or what is to be skipped; their window
+    has the size that RFC 9659 allows."""
 
     window = 1 << 23
 
@@ -117,7 +127,9 @@ class _Zstd:
 
 
 def _zstd() -> ZstdDecompressor:
-    return ZstdDecompressor(options={DecompressionParameter.window_log_max: _Zstd.window.bit_length() - 1})
+    return ZstdDecompressor(
+        options={DecompressionParameter.window_log_max: _Zstd.window.bit_length() - 1}
+    )
 
 
 _DECODERS: dict[str, Callable[[Budget], Decoder]] = {
@@ -137,7 +149,8 @@ def _check_pieces(count: int) -> None:
 _NO_CODINGS = frozenset({"", "identity", "none", "binary", "7bit", "8bit"})
 """What servers name although it is no coding."""
 _BINARY = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
-"""Bytes that no text has: a body in an unknown coding that begins without any is just text with a wrong label."""
+"""Bytes that no text has: a body in an unknown coding that begins without any is just text with a
+wrong label."""
 
 
 class _Full(Exception):
@@ -145,18 +158,27 @@ class _Full(Exception):
 
 
 class Body:
-    """A body as it arrives: `raw` as received, `decoded` without its content codings, both at most `limit` bytes; what
-    is larger is an error, or is `cut` there."""
+    """A body as it arrives: `raw` as received, `decoded` without its content codings, both at most
+    `limit` bytes; what is larger is an error, or is `cut` there."""
 
-    def __init__(self, content_encoding: str, limit: int, *, cut: bool = False, budget: Budget | None = None) -> None:
+    def __init__(
+        self, content_encoding: str, limit: int, *, cut: bool = False, budget: Budget | None = None
+    ) -> None:
         self._budget = budget or Budget()
-        names = [name.strip(wire.BLANKS).lower() for name in content_encoding.split(",")] if content_encoding else []
+        names = (
+            [name.strip(wire.BLANKS).lower() for name in content_encoding.split(",")]
+            if content_encoding
+            else []
+        )
         names = [name for name in names if name not in _NO_CODINGS] if names else names
         self._unknown = content_encoding if not _DECODERS.keys() >= set(names) else ""
         if self._unknown:
             names = []  # as in browsers: where one layer is unknown, none is undone
         if len(names) > MAX_LAYERS:
-            raise FetchError("unknown_encoding", f"{len(names)} layers of Content-Encoding are more than {MAX_LAYERS}")
+            raise FetchError(
+                "unknown_encoding",
+                f"{len(names)} layers of Content-Encoding are more than {MAX_LAYERS}",
+            )
         self._layers = [_DECODERS[name](self._budget) for name in reversed(names)] if names else []
         self._passed = [0] * (len(names) + 1)
         """The bytes that each layer got, and those that came out."""
@@ -191,7 +213,9 @@ class Body:
             if "not enough memory" in str(error):  # zstd says so in words
                 raise OwnShortage(f"there is no memory left to decode a page ({error})") from None
             coding = type(self._layers[0]).__name__.strip("_").lower()
-            raise FetchError("bad_encoding", f"the body is not what its {coding} coding says ({error})") from None
+            raise FetchError(
+                "bad_encoding", f"the body is not what its {coding} coding says ({error})"
+            ) from None
 
     def _pass(self, data: bytes, depth: int) -> None:
         if depth:
@@ -223,7 +247,9 @@ class Body:
         raw = b"".join(self._pieces)
         raw = raw[: self._limit] if self.full else raw
         if self._unknown and _BINARY.search(raw, 0, 1024):
-            raise FetchError("unknown_encoding", f"cannot read Content-Encoding: {self._unknown[:100]!r}")
+            raise FetchError(
+                "unknown_encoding", f"cannot read Content-Encoding: {self._unknown[:100]!r}"
+            )
         if not self._layers or not raw:
             return raw, raw
         if not self.full and not all(layer.finish() for layer in self._layers):
@@ -234,7 +260,8 @@ class Body:
 
 
 def decoded(head: str, raw: bytes, limit: int) -> bytes:
-    """A stored body without the content codings that its header block names; raises `FetchError` where it cannot be."""
+    """A stored body without the content codings that its header block names; raises `FetchError`
+    where it cannot be."""
     body = Body(",".join(wire.stored_values(head, "content-encoding")), limit)
     body.feed(raw)
     return body.finish()[1]

@@ -20,31 +20,39 @@ from crawler.errors import FetchError, GaveWay
 T = TypeVar("T")
 
 TURN_S = 0.05
-"""CPU time after which the work on a page lets others go first, and all pages together let the sockets be served."""
+"""CPU time after which the work on a page lets others go first, and all pages together let the
+sockets be served."""
 HANDICAP = 10
 """A page that has used a second of CPU time goes behind all that come within so many seconds."""
 MAX_WOKEN = 32
-"""Pages that are woken for one turn of the loop: those that find it used up only go back to their place."""
+"""Pages that are woken for one turn of the loop: those that find it used up only go back to their
+place."""
 SHORT_S = 0.01
 """CPU time of work that delays nobody who waits for a server by more than the network does."""
 MAX_GRACE = 10
-"""A time limit is extended by so many times itself at most: no place is kept for ever for a silent server."""
+"""A time limit is extended by so many times itself at most: no place is kept for ever for a silent
+server."""
 LATE_S, MIN_LEFT_S = 0.1, 0.01
-"""A time limit that is looked at so late says nothing about the server; and how soon it is looked at again at most."""
+"""A time limit that is looked at so late says nothing about the server; and how soon it is looked
+at again at most."""
 SMALL = 64_000
 """Bytes of a page of which each part is read in some milliseconds."""
 MAX_IDLE = 4
 STEPS_PER_LOOK, BYTES_PER_STEP = 32, 2_000
-"""Steps between two looks at the clock: a look takes longer than a short step; and bytes that are read in a step."""
+"""Steps between two looks at the clock: a look takes longer than a short step; and bytes that are
+read in a step."""
 MAX_IN_FLIGHT = 256_000_000
-"""Bytes of pages in flight above which a process claims nothing: 25 of the largest at once, thousands of usual ones."""
+"""Bytes of pages in flight above which a process claims nothing: 25 of the largest at once,
+thousands of usual ones."""
 
 
 GROWTH, STALLED_S = 64_000, 2.0
-"""A page that holds at least so many bytes and has not grown by as many in so long gives way to those that wait."""
+"""A page that holds at least so many bytes and has not grown by as many in so long gives way to
+those that wait."""
 
 LARGE, TRIM_S = 8_000_000, 1.0
-"""Bytes of one page that are worth giving back to the system, and how long others may add to them before that."""
+"""Bytes of one page that are worth giving back to the system, and how long others may add to them
+before that."""
 
 SMALL_SHARE = 10
 """A page that wants so many times less than another holds does not give way to it."""
@@ -61,7 +69,8 @@ class _Share:
 
 
 def check_free(count: int) -> None:
-    """Raise `MemoryError` where this process could not have so many bytes more; to ask takes none."""
+    """Raise `MemoryError` where this process could not have so many bytes more; to ask takes
+    none."""
     try:
         mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     except OSError as error:
@@ -70,7 +79,8 @@ def check_free(count: int) -> None:
 
 @cache
 def _malloc_trim() -> Callable[[int], int]:
-    """The C library's function that gives free memory back to the system; musl and macOS have none."""
+    """The C library's function that gives free memory back to the system; musl and macOS have
+    none."""
     import ctypes  # only who reads large pages pays for it
 
     found: Callable[[int], int] = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)
@@ -78,13 +88,15 @@ def _malloc_trim() -> Callable[[int], int]:
 
 
 class Memory:
-    """The bytes of all pages that a process has in flight, from the first byte received to the commit of the result."""
+    """The bytes of all pages that a process has in flight, from the first byte received to the
+    commit of the result."""
 
     def __init__(self, max_body: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = max(MAX_IN_FLIGHT, 4 * max_body)
         """Above it nothing is claimed, unless a page that stalls gives way."""
         self.most = self.limit + self.limit // 2
-        """Above it a page gives way at once: those that were claimed below the limit may all grow together."""
+        """Above it a page gives way at once: those that were claimed below the limit may all grow
+        together."""
         self.used = 0
         self._clock = clock
         self._shares: dict[Budget, _Share] = {}
@@ -96,9 +108,14 @@ class Memory:
         return self.used >= self.limit
 
     def take(self, holder: "Budget", count: int) -> None:
-        """Count so many bytes more for a page; raises `GaveWay` where it has to give way, or has done so already."""
-        if holder.gave_way or (self.used + count > self.most and not self._make_room(holder, count)):
-            raise GaveWay(f"the pages in flight take {self.used:,} bytes of memory, and one of them had to give way")
+        """Count so many bytes more for a page; raises `GaveWay` where it has to give way, or has
+        done so already."""
+        if holder.gave_way or (
+            self.used + count > self.most and not self._make_room(holder, count)
+        ):
+            raise GaveWay(
+                f"the pages in flight take {self.used:,} bytes of memory, and one of them had to give way"
+            )
         share = self._shares.get(holder)
         if share is None:
             share = self._shares[holder] = _Share(self._clock())
@@ -121,17 +138,19 @@ class Memory:
             self._trim_at = min(self._trim_at, self._clock() + TRIM_S)
 
     def trim(self) -> None:
-        """To be called now and then: give the memory of large pages that have gone back to the system.
+        """To be called now and then: give the memory of large pages that have gone back to the
+        system.
 
-        The allocator would keep it for ever, if anything small that lives on lies behind it: with some large tables
-        at once that were hundreds of megabytes for each process.
+        The allocator would keep it for ever, if anything small that lives on lies behind it: with
+        some large tables at once that were hundreds of megabytes for each process.
         """
         if self._clock() >= self._trim_at:
             self._trim_at = math.inf
             _malloc_trim()(0)
 
     def relieve(self) -> bool:
-        """Have the page give way that has not grown for longest, if that is long enough; whether there is one."""
+        """Have the page give way that has not grown for longest, if that is long enough; whether
+        there is one."""
         before = self._clock() - STALLED_S
         stalled = [holder for holder in self._movable() if self._shares[holder].grown_at <= before]
         if not stalled:
@@ -140,9 +159,9 @@ class Memory:
         return True
 
     def _make_room(self, holder: "Budget", count: int) -> bool:
-        """Whether a page may grow above all limits: a small one instead of the largest that reads from its server, and
-        the first of all, so that there is always one that goes on. What a page leaves is free only when it has ended,
-        so that large ones would outrun that."""
+        """Whether a page may grow above all limits: a small one instead of the largest that reads
+        from its server, and the first of all, so that there is always one that goes on. What a page
+        leaves is free only when it has ended, so that large ones would outrun that."""
         largest = max(self._movable(), key=lambda other: self._shares[other].held, default=holder)
         wanted = count + (self._shares[holder].held if holder in self._shares else 0)
         if largest is not holder and SMALL_SHARE * wanted <= self._shares[largest].held:
@@ -151,12 +170,14 @@ class Memory:
         return holder is next(iter(self._in_order()), holder)
 
     def _in_order(self) -> "list[Budget]":
-        """Pages that gave way most often come first, then those that came first: none gives way for ever."""
+        """Pages that gave way most often come first, then those that came first: none gives way for
+        ever."""
         return sorted(self._shares, key=lambda holder: -holder.times)
 
     def _movable(self) -> "list[Budget]":
-        """The pages that can give way at once and are worth it, without the first ones, which share half of the limit:
-        they go on to their own end, and the other half is for those that wait."""
+        """The pages that can give way at once and are worth it, without the first ones, which share
+        half of the limit: they go on to their own end, and the other half is for those that
+        wait."""
         movable: list[Budget] = []
         held = 0
         for place, holder in enumerate(self._in_order()):
@@ -176,8 +197,9 @@ class Memory:
 class Turns:
     """Who works next, of all pages of an event loop.
 
-    Together they get `TURN_S` of CPU time and one slice more for each turn of the loop: if each had a slice of its
-    own in every turn, some dozens of costly pages would keep the sockets waiting until connections time out.
+    Together they get `TURN_S` of CPU time and one slice more for each turn of the loop: if each had
+    a slice of its own in every turn, some dozens of costly pages would keep the sockets waiting
+    until connections time out.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -188,7 +210,8 @@ class Turns:
         self._numbers = count()
         self._is_next_due = False
         self.blocked_s = 0.0
-        """How long work has kept the loop from its sockets so far, by the clock; short work does not matter."""
+        """How long work has kept the loop from its sockets so far, by the clock; short work does
+        not matter."""
 
     @property
     def is_over(self) -> bool:
@@ -206,7 +229,8 @@ class Turns:
         return self._clock()
 
     async def wait(self, used_s: float) -> None:
-        """Wait for a turn: who has waited longest is first, and who has used little CPU time is soon."""
+        """Wait for a turn: who has waited longest is first, and who has used little CPU time is
+        soon."""
         place, number = self._clock() + HANDICAP * used_s, next(self._numbers)
         loop = asyncio.get_running_loop()
         while True:
@@ -215,7 +239,8 @@ class Turns:
             if not self._is_next_due:
                 self._is_next_due = True
                 loop.call_soon(self._next, loop)
-            # Only the first may go in any case, so that it does not wait for ever behind those that just came.
+            # Only the first may go in any case, so that it does not wait for ever behind those that
+            # just came.
             if await woken or not self.is_over:
                 return
 
@@ -255,7 +280,8 @@ _greenlets = _Greenlets()
 
 
 def _serve() -> None:
-    """What a greenlet does: call what it is given, and hand over the result or the error, in a list to be emptied."""
+    """What a greenlet does: call what it is given, and hand over the result or the error, in a list
+    to be emptied."""
     ended: list[Any] = []
     while True:
         function, args = getcurrent().parent.switch(ended)
@@ -267,7 +293,8 @@ def _serve() -> None:
 
 
 class Budget:
-    """What is left of one page's share; `mark` is told when the work on the page's bytes begins and pauses."""
+    """What is left of one page's share; `mark` is told when the work on the page's bytes begins and
+    pauses."""
 
     def __init__(
         self,
@@ -297,9 +324,11 @@ class Budget:
         """Ends the wait for the page's server, while there is one."""
 
     async def work(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a function on the page's bytes, with the page marked; at its checks it lets others go first now and then.
+        """Run a function on the page's bytes, with the page marked; at its checks it lets others go
+        first now and then.
 
-        It runs in a greenlet, because code that is not asynchronous cannot wait for the loop otherwise.
+        It runs in a greenlet, because code that is not asynchronous cannot wait for the loop
+        otherwise.
         """
         if self._turns.is_over:
             await self._wait(sum([len(arg) for arg in args if isinstance(arg, bytes)]))
@@ -325,7 +354,8 @@ class Budget:
         return result
 
     async def at_once(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a function that takes some milliseconds at most, with the page marked: it cannot let others go first."""
+        """Run a function that takes some milliseconds at most, with the page marked: it cannot let
+        others go first."""
         if self._turns.is_over:
             await self._wait(sum([len(arg) for arg in args if isinstance(arg, bytes)]))
         self._mark(True)
@@ -373,8 +403,8 @@ class Budget:
 
     @property
     def waited_s(self) -> float:
-        """How long this process, and no server, kept the page waiting, to be compared with an earlier value: for its
-        turns, and while the loop did not look at its sockets."""
+        """How long this process, and no server, kept the page waiting, to be compared with an
+        earlier value: for its turns, and while the loop did not look at its sockets."""
         waited_s = self._waited_s + self._turns.blocked_s
         if self._wait_began:
             began, blocked_s = self._wait_began
@@ -389,10 +419,11 @@ class Budget:
             self._since = None
 
     def check(self, size: int = 0) -> None:
-        """To be called at every step of a loop over a page's bytes; raises `FetchError` where the page costs too much.
+        """To be called at every step of a loop over a page's bytes; raises `FetchError` where the
+        page costs too much.
 
-        No step may take more than some milliseconds: only some of them look at the clock. `size` is that of the bytes
-        that a single step goes through, where they may be many.
+        No step may take more than some milliseconds: only some of them look at the clock. `size` is
+        that of the bytes that a single step goes through, where they may be many.
         """
         self._steps += 1 + size // BYTES_PER_STEP
         if self._steps >= STEPS_PER_LOOK:
@@ -406,12 +437,15 @@ class Budget:
             self._since = now
         spent_s = now - self._since
         if self._used_s + spent_s > self._cpu_s:
-            raise FetchError("too_costly", f"the page is given up after {self._cpu_s:g} s of CPU time")
+            raise FetchError(
+                "too_costly", f"the page is given up after {self._cpu_s:g} s of CPU time"
+            )
         if spent_s >= TURN_S and self._worker and self._worker.parent:
             self._worker.parent.switch([])
 
     def hold(self, count: int) -> None:
-        """Count so many bytes that are kept for the page; raises `GaveWay` where the process has too many."""
+        """Count so many bytes that are kept for the page; raises `GaveWay` where the process has
+        too many."""
         if self._memory:
             self._memory.take(self, count)
         self.held += count
@@ -437,7 +471,10 @@ class TimeLimit:
         self._begin()
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._timer.cancel()
         await self._timeout.__aexit__(kind, error, trace)

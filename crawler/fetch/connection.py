@@ -1,4 +1,5 @@
-"""Connections to servers: opened within the egress rule, directly or through a proxy, and kept for a moment."""
+"""Connections to servers: opened within the egress rule, directly or through a proxy, and kept for
+a moment."""
 
 import asyncio
 import base64
@@ -24,12 +25,14 @@ KEEP_S = 5.0
 """How long a connection waits for the next request."""
 MAX_IDLE = 256
 FIRST_CONNECTIONS = 2
-"""So many connections to an unknown server are opened at a time: `python -m http.server` has room for six that it has
-not accepted yet, and several processes of ours may come at once."""
+"""So many connections to an unknown server are opened at a time: `python -m http.server` has room
+for six that it has not accepted yet, and several processes of ours may come at once."""
 SETTLE_S = 0.25
-"""A connection that stands for so long without an answer counts as accepted: its page is slow, not its server busy."""
+"""A connection that stands for so long without an answer counts as accepted: its page is slow, not
+its server busy."""
 LOST_S = 0.9
-"""A handshake that takes so long was dropped and sent again: Linux does that after a second, then two, then four."""
+"""A handshake that takes so long was dropped and sent again: Linux does that after a second, then
+two, then four."""
 CAREFUL_S = 60.0
 """How long a server that dropped a handshake is spared as many connections again."""
 MAX_LINES = 1000
@@ -38,13 +41,15 @@ HIGH_WATER = 256 * 1024
 HEADER_BYTES = 400
 """What a header takes in memory beside its letters: 256 KB of empty ones take 30 MB."""
 _CIPHERS = "@SECLEVEL=2:ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM"
-"""Python's own without DHE, like browsers: there the server chooses numbers that cost the client half a second."""
+"""Python's own without DHE, like browsers: there the server chooses numbers that cost the client
+half a second."""
 _PIECE = 64 * 1024
 """What is sent of a request's body at a time, once the other side has taken what went before."""
 
 
 class Route(msgspec.Struct, frozen=True):
-    """What a connection is opened for; one that was opened for another route is never used, however alike."""
+    """What a connection is opened for; one that was opened for another route is never used, however
+    alike."""
 
     scheme: str
     host: str
@@ -62,7 +67,8 @@ class Closed(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """One connection: bytes in the order they came, never more of them than a few hundred kilobytes at a time."""
+    """One connection: bytes in the order they came, never more of them than a few hundred kilobytes
+    at a time."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -82,7 +88,8 @@ class Connection(asyncio.Protocol):
         self.used = False
         """Whether it has served a request before."""
         self.place: Callable[[bool], None] | None = None
-        """To be called once, when the server has answered on it or it ends: then another may be opened."""
+        """To be called once, when the server has answered on it or it ends: then another may be
+        opened."""
 
     # What asyncio calls
 
@@ -137,8 +144,9 @@ class Connection(asyncio.Protocol):
         self._room = None
 
     def _last_words(self) -> bytes:
-        """What came before sending failed: a server that refuses a body may answer and hang up while it still comes,
-        and asyncio gives a connection up at the first failure without reading on. Within TLS there is no such way."""
+        """What came before sending failed: a server that refuses a body may answer and hang up
+        while it still comes, and asyncio gives a connection up at the first failure without reading
+        on. Within TLS there is no such way."""
         assert self._transport
         if self._transport.get_extra_info("ssl_object"):
             return b""
@@ -166,7 +174,8 @@ class Connection(asyncio.Protocol):
     # What the client calls
 
     def send(self, data: bytes, body: bytes = b"", budget: Budget | None = None) -> None:
-        """Send a request; from now on bytes are expected. A large body goes out while they are waited for."""
+        """Send a request; from now on bytes are expected. A large body goes out while they are
+        waited for."""
         assert self._transport
         self._asked = True
         if budget:
@@ -178,7 +187,8 @@ class Connection(asyncio.Protocol):
             self._pouring = asyncio.get_running_loop().create_task(self._pour(memoryview(body)))
 
     async def _pour(self, body: memoryview) -> None:
-        """Send what is left of a body no faster than it is taken; where the connection ends, the reader says so."""
+        """Send what is left of a body no faster than it is taken; where the connection ends, the
+        reader says so."""
         assert self._transport
         for start in range(_PIECE, len(body), _PIECE):
             await asyncio.sleep(0)  # an answer may have come meanwhile
@@ -201,10 +211,12 @@ class Connection(asyncio.Protocol):
         return len(self._buffer)
 
     async def have(self, count: int) -> None:
-        """Wait until so many bytes have come, at most `HIGH_WATER`; raises `Closed` where there will not be so many."""
+        """Wait until so many bytes have come, at most `HIGH_WATER`; raises `Closed` where there
+        will not be so many."""
         while len(self._buffer) < count:
             if self._ended:
-                # A new error each time: one that is kept here would keep all that its raising has passed through.
+                # A new error each time: one that is kept here would keep all that its raising has
+                # passed through.
                 if lack := shortage_of(self._error):
                     raise GaveWay(lack) if isinstance(self._error, GaveWay) else OwnShortage(lack)
                 raise Closed(self._error)
@@ -249,7 +261,9 @@ class Connection(asyncio.Protocol):
                     raise
                 if start < 0:
                     raise wire.not_http(self._buffer) from None
-                raise FetchError("truncated", "the connection ended within the answer's head") from closed.error
+                raise FetchError(
+                    "truncated", "the connection ended within the answer's head"
+                ) from closed.error
             known = len(self._buffer)
             start = wire.start_of_head(self._buffer)
             if start >= 0:
@@ -291,7 +305,8 @@ class Connection(asyncio.Protocol):
             self._budget = None
 
     def is_quiet(self) -> bool:
-        """Whether an idle connection still stands and nothing has come meanwhile, not even unread by the loop."""
+        """Whether an idle connection still stands and nothing has come meanwhile, not even unread
+        by the loop."""
         if self._transport is None or self._transport.is_closing() or self._ended or self._buffer:
             return False
         plain = self._transport.get_extra_info("socket")
@@ -318,14 +333,16 @@ class Connection(asyncio.Protocol):
 
 def too_much_head() -> FetchError:
     """The error for headers without measure."""
-    return FetchError("headers_too_large", f"the answer's headers are larger than {wire.MAX_HEAD:,} bytes")
+    return FetchError(
+        "headers_too_large", f"the answer's headers are larger than {wire.MAX_HEAD:,} bytes"
+    )
 
 
 class _Line:
     """Who waits for a connection of a route that has no limit of its own.
 
-    Few are opened at a time, and more as they succeed: what a small server has no room for, its kernel drops, and the
-    handshake comes again seconds later.
+    Few are opened at a time, and more as they succeed: what a small server has no room for, its
+    kernel drops, and the handshake comes again seconds later.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, settle_s: float) -> None:
@@ -348,7 +365,8 @@ class _Line:
         return True
 
     async def wait(self, give: "Callable[[Connection], None]") -> "Connection | None":
-        """A connection that has become free, or None with a place for a new one, whichever comes first."""
+        """A connection that has become free, or None with a place for a new one, whichever comes
+        first."""
         waiter: asyncio.Future[Connection | None] = self._loop.create_future()
         self._waiting.append(waiter)
         try:
@@ -371,13 +389,15 @@ class _Line:
         return False
 
     def opened(self, connection: "Connection", began: float) -> None:
-        """A handshake is done; the connection keeps its place until the server answers, or a moment at most."""
+        """A handshake is done; the connection keeps its place until the server answers, or a moment
+        at most."""
         if self._loop.time() - began > LOST_S:
             self._shrink(began)
         self._loop.call_later(self._settle_s, lambda: connection.leave_place(answered=True))
 
     def leave(self, answered: bool) -> None:
-        """A connection was answered, or has ended: another may be opened, and after as many answers one more."""
+        """A connection was answered, or has ended: another may be opened, and after as many answers
+        one more."""
         self._unanswered -= 1
         now = self._loop.time()
         if answered:
@@ -391,7 +411,8 @@ class _Line:
                 waiter.set_result(None)
 
     def failed(self, error: Exception, began: float) -> None:
-        """A connection could not be opened; where the server has not answered since, nobody waits for it any more."""
+        """A connection could not be opened; where the server has not answered since, nobody waits
+        for it any more."""
         self._shrink(began)
         if self._answered_at < began:
             while self._waiting:
@@ -473,13 +494,16 @@ class Pool:
         return connection
 
     async def open_in_line(self, route: Route, line: _Line, limit: TimeLimit) -> Connection:
-        """A new connection for who has a place in the line; all who wait there hear of a server that is not there."""
+        """A new connection for who has a place in the line; all who wait there hear of a server
+        that is not there."""
         loop = asyncio.get_running_loop()
         connection, began = Connection(), loop.time()
         connection.place = line.leave
         try:
             async with limit:
-                await self._egress.addresses(route.host, route.reach)  # so that only the handshake's time is looked at
+                await self._egress.addresses(
+                    route.host, route.reach
+                )  # so that only the handshake's time is looked at
                 began = loop.time()
                 await self._open(route, connection)
         except BaseException as error:
@@ -493,25 +517,34 @@ class Pool:
     async def _open(self, route: Route, connection: Connection) -> None:
         proxy = route.proxy
         if proxy is None:
-            await self._dial(connection, route.host, route.port, route.reach, route.scheme == "https")
+            await self._dial(
+                connection, route.host, route.port, route.reach, route.scheme == "https"
+            )
             return
         try:
             await self._dial(connection, proxy.host, proxy.port, Reach.OPERATOR, tls=False)
         except OSError as error:
             if lack := shortage_of(error):
                 raise OwnShortage(lack) from None
-            raise FetchError("connection", f"the proxy {proxy} cannot be reached ({error})") from None
+            raise FetchError(
+                "connection", f"the proxy {proxy} cannot be reached ({error})"
+            ) from None
         if route.scheme == "https":
             await self._tunnel(connection, route, proxy)
 
-    async def _dial(self, connection: Connection, host: str, port: int, reach: Reach, tls: bool) -> None:
+    async def _dial(
+        self, connection: Connection, host: str, port: int, reach: Reach, tls: bool
+    ) -> None:
         loop = asyncio.get_running_loop()
         context = await self._tls() if tls else None
         dialled = await self._egress.dial(host, port, reach)
         factory: Callable[[], Connection] = lambda: connection  # noqa: E731 - what asyncio wants is a factory
         try:
             await loop.create_connection(
-                factory, sock=dialled, ssl=context, server_hostname=server_name(host) if context else None
+                factory,
+                sock=dialled,
+                ssl=context,
+                server_hostname=server_name(host) if context else None,
             )
         except BaseException:
             with suppress(OSError):
@@ -525,11 +558,14 @@ class Pool:
         try:
             head = await connection.head(Budget())
         except Closed as closed:
-            raise FetchError("connection", f"the proxy {proxy} ended the connection") from closed.error
+            raise FetchError(
+                "connection", f"the proxy {proxy} ended the connection"
+            ) from closed.error
         if not 200 <= head.status < 300:
             passing = head.status >= 500 or head.status in (408, 429)
             raise FetchError(
-                "connection" if passing else "proxy", f"the proxy {proxy} answered {head.status} {head.reason[:100]!r}"
+                "connection" if passing else "proxy",
+                f"the proxy {proxy} answered {head.status} {head.reason[:100]!r}",
             )
         if connection.waiting:
             raise FetchError("bad_response", f"the proxy {proxy} sent bytes before TLS began")
@@ -537,7 +573,9 @@ class Pool:
 
     async def _tls(self) -> ssl.SSLContext:
         if self._context is None:
-            self._context = await asyncio.to_thread(_verified)  # reads the certificates of the system
+            self._context = await asyncio.to_thread(
+                _verified
+            )  # reads the certificates of the system
         return self._context
 
     def close(self) -> None:
@@ -547,7 +585,8 @@ class Pool:
 
 
 def _verified() -> ssl.SSLContext:
-    """TLS as it must be: certificates checked against the system's, or those of SSL_CERT_FILE and SSL_CERT_DIR."""
+    """TLS as it must be: certificates checked against the system's, or those of SSL_CERT_FILE and
+    SSL_CERT_DIR."""
     context = ssl.create_default_context()
     if lack := lack_now():  # then certificates may be missing without a word, and would be for good
         raise OwnShortage(lack)

@@ -67,7 +67,8 @@ class Cookie(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Jars:
-    """The cookies of one job in this process, a jar for each registrable domain, the last used are kept."""
+    """The cookies of one job in this process, a jar for each registrable domain, the last used are
+    kept."""
 
     def __init__(
         self,
@@ -90,7 +91,8 @@ class Jars:
         return bool(self._given or self._jars)
 
     def header(self, scheme: str, host: str, path: str, room: int = MAX_HEADER) -> str:
-        """The value of the `Cookie` header for a request, longer paths first; empty where there is none.
+        """The value of the `Cookie` header for a request, longer paths first; empty where there is
+        none.
 
         Where there are more than have room, the operator's own go first, then those that came last.
         """
@@ -104,7 +106,9 @@ class Jars:
             for cookie in jar.values()
             if cookie.lives(now, uptime)
             and (scheme == "https" or not cookie.secure)
-            and (host == cookie.domain or (cookie.subdomains and host.endswith(f".{cookie.domain}")))
+            and (
+                host == cookie.domain or (cookie.subdomains and host.endswith(f".{cookie.domain}"))
+            )
             and _path_fits(path, cookie.path)
         ]
         sent = []
@@ -115,7 +119,9 @@ class Jars:
                 sent.append(cookie)
         order = {cookie.key: place for place, cookie in enumerate(fitting)}
         sent.sort(key=lambda cookie: (-len(cookie.path), order[cookie.key]))
-        return "; ".join(f"{cookie.name}={cookie.value}" if cookie.name else cookie.value for cookie in sent)
+        return "; ".join(
+            f"{cookie.name}={cookie.value}" if cookie.name else cookie.value for cookie in sent
+        )
 
     def take(self, scheme: str, host: str, path: str, headers: Iterable[str]) -> None:
         """Keep what an answer's `Set-Cookie` headers say, as far as it may say it."""
@@ -126,7 +132,8 @@ class Jars:
                 self._put(cookie, now, uptime)
 
     def _overlays_secure(self, cookie: Cookie, now: float, uptime: float) -> bool:
-        """Whether an answer without TLS, maybe of another port, would take the place of a cookie that came with it."""
+        """Whether an answer without TLS, maybe of another port, would take the place of a cookie
+        that came with it."""
         jar = self._jar(urls.domain(cookie.domain), create=False)
         return any(
             kept.secure
@@ -142,9 +149,14 @@ class Jars:
         old = jar.pop(cookie.key, None)
         if not cookie.lives(now, uptime):
             return
-        jar[cookie.key] = msgspec.structs.replace(cookie, given=True) if old and old.given else cookie
+        jar[cookie.key] = (
+            msgspec.structs.replace(cookie, given=True) if old and old.given else cookie
+        )
         while len(jar) > MAX_COOKIES or sum(kept.size for kept in jar.values()) > MAX_BYTES:
-            victim = next((key for key, kept in jar.items() if not (kept.given and kept.lives(now, uptime))), None)
+            victim = next(
+                (key for key, kept in jar.items() if not (kept.given and kept.lives(now, uptime))),
+                None,
+            )
             if victim is None:
                 return  # all of them are the operator's own
             del jar[victim]
@@ -168,12 +180,14 @@ def _is_within(host: str, domain: str) -> bool:
 
 def _path_fits(path: str, cookie_path: str) -> bool:
     return path == cookie_path or (
-        path.startswith(cookie_path) and (cookie_path.endswith("/") or path[len(cookie_path)] == "/")
+        path.startswith(cookie_path)
+        and (cookie_path.endswith("/") or path[len(cookie_path)] == "/")
     )
 
 
 def parse(text: str, scheme: str, host: str, path: str, uptime: float) -> Cookie | None:
-    """Read one `Set-Cookie` header of an answer from a host; None where a browser would ignore it."""
+    """Read one `Set-Cookie` header of an answer from a host; None where a browser would ignore
+    it."""
     if _CONTROL.search(text):
         return None
     pair, *attributes = text.split(";", 20)
@@ -194,7 +208,9 @@ def parse(text: str, scheme: str, host: str, path: str, uptime: float) -> Cookie
     if secure and scheme != "https":
         return None
     asked = told.get("path", "")
-    where = asked if asked.startswith("/") and len(asked) <= 1024 else path.rpartition("/")[0] or "/"
+    where = (
+        asked if asked.startswith("/") and len(asked) <= 1024 else path.rpartition("/")[0] or "/"
+    )
     if name.lower().startswith("__secure-") and not secure:
         return None
     if name.lower().startswith("__host-") and (not secure or subdomains or asked != "/"):
@@ -213,17 +229,23 @@ def parse(text: str, scheme: str, host: str, path: str, uptime: float) -> Cookie
 
 
 def _may_set(host: str, wanted: str) -> bool:
-    """A cookie may be for the host itself or a domain above it, but not for what many owners share, such as co.uk."""
+    """A cookie may be for the host itself or a domain above it, but not for what many owners share,
+    such as co.uk."""
     if wanted == host:
         return True
-    return literal(host) is None and host.endswith(f".{wanted}") and not urls.is_public_suffix(wanted)
+    return (
+        literal(host) is None and host.endswith(f".{wanted}") and not urls.is_public_suffix(wanted)
+    )
 
 
 def _expiry(told: dict[str, str], uptime: float) -> tuple[float, float]:
-    """When a cookie expires by the wall clock, and when by the machine's uptime; `Max-Age` goes before `Expires`."""
+    """When a cookie expires by the wall clock, and when by the machine's uptime; `Max-Age` goes
+    before `Expires`."""
     age = told.get("max-age", "")
     if age.removeprefix("-").isdecimal() and age.isascii():
-        return _SESSION, uptime + min(int(age[:12]), 400 * 86400) if not age.startswith("-") else -1.0
+        return _SESSION, uptime + min(int(age[:12]), 400 * 86400) if not age.startswith(
+            "-"
+        ) else -1.0
     date = parsedate_tz(told.get("expires", "")[:100])
     try:
         return float(mktime_tz(date)) if date else _SESSION, _SESSION
@@ -232,7 +254,8 @@ def _expiry(told: dict[str, str], uptime: float) -> tuple[float, float]:
 
 
 def read_file(path: Path, now: float) -> tuple[Cookie, ...]:
-    """The cookies of a file in Netscape's format, as browsers' extensions and curl write it; raises `InputError`."""
+    """The cookies of a file in Netscape's format, as browsers' extensions and curl write it; raises
+    `InputError`."""
     try:
         if path.stat().st_size > MAX_FILE:
             raise InputError(str(path), f"is larger than {MAX_FILE:,} bytes; is it a cookie file?")
@@ -255,7 +278,9 @@ def _row(path: Path, number: int, line: str) -> Cookie:
     if len(parts) == 6:
         parts.append("")  # an empty value, whose tab an editor has taken away
     if len(parts) != 7:
-        raise InputError(str(path), f"has {len(parts)} fields between tabs, not the 7 of a cookie file", number)
+        raise InputError(
+            str(path), f"has {len(parts)} fields between tabs, not the 7 of a cookie file", number
+        )
     domain, subdomains, where, secure, expires, name, value = parts
     domain = domain.strip().removeprefix(".").lower()
     if (
@@ -270,10 +295,14 @@ def _row(path: Path, number: int, line: str) -> Cookie:
     if not where.startswith("/"):
         raise InputError(str(path), "the third field, the path, must begin with /", number)
     if not _NUMBER.fullmatch(expires):
-        raise InputError(str(path), "the fifth field, the expiry, must be seconds since 1970", number)
+        raise InputError(
+            str(path), "the fifth field, the expiry, must be seconds since 1970", number
+        )
     until = float(expires or 0)
     if _CONTROL.search(name + value) or ";" in name + value:
-        raise InputError(str(path), "the name or value holds a character that no cookie can hold", number)
+        raise InputError(
+            str(path), "the name or value holds a character that no cookie can hold", number
+        )
     return Cookie(
         name=name,
         value=value,

@@ -1,7 +1,8 @@
-"""Where a connection may lead: names are resolved once, each address is judged, and exactly that address is dialled.
+"""Where a connection may lead: names are resolved once, each address is judged, and exactly that
+address is dialled.
 
-The same rule serves every path out of the package: `Egress.dial` gives a connected socket, `Egress.addresses` only the
-judgement.
+The same rule serves every path out of the package: `Egress.dial` gives a connected socket,
+`Egress.addresses` only the judgement.
 """
 
 import asyncio
@@ -27,7 +28,8 @@ from crawler.fetch.budget import check_free
 Ip = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 Lookup = Callable[[str], Awaitable[Sequence[str]]]
-"""From a host name to its addresses as text, with scope ids if they have one; raises `OSError` where there is none."""
+"""From a host name to its addresses as text, with scope ids if they have one; raises `OSError`
+where there is none."""
 
 DNS_CACHE_S = 30.0
 """How long an answer is kept; whoever uses it judges it anew."""
@@ -37,7 +39,8 @@ DNS_THREADS = 64
 MAX_ADDRESSES = 8
 """No more addresses of one name are tried: a name with thousands would cost as many attempts."""
 SPARE_DESCRIPTORS, SPARE_MEMORY = 4, 1 << 25
-"""A connection needs one, a resolver a few. A decoder needs up to 16 MB at a time, the stack of a thread 8."""
+"""A connection needs one, a resolver a few. A decoder needs up to 16 MB at a time, the stack of a
+thread 8."""
 ATTEMPT_S = 0.25
 """How long one address has the field to itself before the next is tried beside it (RFC 8305)."""
 
@@ -90,13 +93,15 @@ class Reach(Enum):
     GLOBAL = "global"
     """Global addresses, and the networks that the operator has opened."""
     LOOPBACK = "loopback"
-    """This machine, and nothing else: for a URL that names it and was typed on its own command line."""
+    """This machine, and nothing else: for a URL that names it and was typed on its own command
+    line."""
     OPERATOR = "operator"
     """As global, and this machine: for what the operator's configuration names, such as a proxy."""
 
 
 def embedded(address: IPv6Address) -> tuple[IPv4Address, ...]:
-    """The IPv4 addresses that packets to an IPv6 address may end at, in every form that embeds one."""
+    """The IPv4 addresses that packets to an IPv6 address may end at, in every form that embeds
+    one."""
     number = int(address)
     if number <= 1:
         return ()  # unspecified and loopback are addresses of their own
@@ -113,9 +118,12 @@ def embedded(address: IPv6Address) -> tuple[IPv4Address, ...]:
 
 
 def objection(address: Ip, allowed: Iterable[Network] = ()) -> str:
-    """Why an address may not be dialled, such as `10.0.0.1 is a private network`; empty where it may."""
+    """Why an address may not be dialled, such as `10.0.0.1 is a private network`; empty where it
+    may."""
     allowed = tuple(allowed)
-    plain = ipaddress.ip_address(int(address)) if address.version == 4 else IPv6Address(int(address))
+    plain = (
+        ipaddress.ip_address(int(address)) if address.version == 4 else IPv6Address(int(address))
+    )
     suspects: list[Ip] = [plain]
     if isinstance(plain, IPv6Address):
         suspects += embedded(plain)
@@ -124,7 +132,11 @@ def objection(address: Ip, allowed: Iterable[Network] = ()) -> str:
     for suspect in suspects:
         what = _special(suspect)
         if what and not any(suspect in net for net in allowed if net.version == suspect.version):
-            return f"{plain} is {what}" if suspect == plain else f"{plain} leads to {suspect}, which is {what}"
+            return (
+                f"{plain} is {what}"
+                if suspect == plain
+                else f"{plain} leads to {suspect}, which is {what}"
+            )
     return ""
 
 
@@ -155,7 +167,8 @@ def literal(host: str) -> Ip | None:
 
 @lru_cache(maxsize=10_000)
 def names_loopback(host: str) -> bool:
-    """Whether a URL's host says by itself that it is this machine; a name that merely resolves to it does not."""
+    """Whether a URL's host says by itself that it is this machine; a name that merely resolves to
+    it does not."""
     address = literal(host)
     return is_loopback(address) if address else _is_localhost(host)
 
@@ -166,7 +179,8 @@ def _is_localhost(host: str) -> bool:
 
 
 class Lookups:
-    """The system's own resolver, in threads of its own, so that names without an answer hold up nothing else."""
+    """The system's own resolver, in threads of its own, so that names without an answer hold up
+    nothing else."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(DNS_THREADS, "dns")
@@ -174,7 +188,8 @@ class Lookups:
     async def __call__(self, host: str) -> Sequence[str]:
         """The addresses of a host name."""
         loop = asyncio.get_running_loop()
-        # As bytes, because Python's own idea of international names is not the one that made this name.
+        # As bytes, because Python's own idea of international names is not the one that made this
+        # name.
         found = await loop.run_in_executor(self._threads, _getaddrinfo, host.encode("ascii"))
         return list(dict.fromkeys(_with_scope(entry) for entry in found))
 
@@ -194,7 +209,8 @@ def _with_scope(entry: tuple[Any, ...]) -> str:
 
 
 class Egress:
-    """The rule with its memory: which networks are open, and what names were resolved to a moment ago."""
+    """The rule with its memory: which networks are open, and what names were resolved to a moment
+    ago."""
 
     def __init__(
         self,
@@ -223,9 +239,11 @@ class Egress:
             return ""
         return objection(address, self._allowed)
 
-    async def addresses(self, host: str, reach: Reach = Reach.GLOBAL, *, every: bool = False) -> list[str]:
-        """The addresses of a host that may be dialled; raises `FetchError` where there is none, or, if `every` one
-        must be good because somebody else will choose, where one is not."""
+    async def addresses(
+        self, host: str, reach: Reach = Reach.GLOBAL, *, every: bool = False
+    ) -> list[str]:
+        """The addresses of a host that may be dialled; raises `FetchError` where there is none, or,
+        if `every` one must be good because somebody else will choose, where one is not."""
         found = await self._resolve(host)
         objections = [problem for text in found if (problem := self.judge(_parsed(text), reach))]
         if objections and (every or len(objections) == len(found)):
@@ -253,7 +271,8 @@ class Egress:
         return dialled
 
     def confirm(self, host: str, address: str, reach: Reach) -> None:
-        """The last check, on what is really connected to, whatever was resolved before; raises `FetchError`."""
+        """The last check, on what is really connected to, whatever was resolved before; raises
+        `FetchError`."""
         if problem := self.judge(_parsed(address), reach):
             raise forbidden(host, problem)
 
@@ -277,7 +296,9 @@ class Egress:
             # A resolver that cannot open a file or a socket says that the name is unknown.
             if lack := _lack_behind(error):
                 raise OwnShortage(lack) from None
-            raise FetchError("dns", f"the host name {host[:200]} could not be resolved ({_reason(error)})") from None
+            raise FetchError(
+                "dns", f"the host name {host[:200]} could not be resolved ({_reason(error)})"
+            ) from None
 
     async def _ask(self, host: str) -> Sequence[str]:
         found = await self._lookup(host)
@@ -294,7 +315,8 @@ class Egress:
 
 
 def lack_now() -> str:
-    """Asked after a failure that libraries give another reason for: what this process lacks; empty where nothing."""
+    """Asked after a failure that libraries give another reason for: what this process lacks; empty
+    where nothing."""
     return lack_of_descriptors() or lack_of_memory()
 
 
@@ -305,7 +327,8 @@ def _lack_behind(error: Exception) -> str:
 
 
 def lack_of_memory() -> str:
-    """Whether this process can have hardly any more memory (`ulimit -v`); to ask for some takes none.
+    """Whether this process can have hardly any more memory (`ulimit -v`); to ask for some takes
+    none.
 
     Decoders and TLS say that the data are bad then, or that the connection has failed.
     """
@@ -334,7 +357,8 @@ def lack_of_descriptors() -> str:
 
 
 def lack_of_ports(error: OSError, infos: Sequence[Any]) -> str:
-    """Whether an address could be reached but for a local port; without IPv6 the same error means that it cannot."""
+    """Whether an address could be reached but for a local port; without IPv6 the same error means
+    that it cannot."""
     if error.errno != errno.EADDRNOTAVAIL:
         return ""
     for family, *_, address in infos:
@@ -352,7 +376,13 @@ def _info(text: str, port: int) -> Any:
     bare, _, scope = text.partition("%")
     if ":" in bare:
         number = int(scope) if scope.isdigit() else 0
-        return (socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (bare, port, 0, number))
+        return (
+            socket.AF_INET6,
+            socket.SOCK_STREAM,
+            socket.IPPROTO_TCP,
+            "",
+            (bare, port, 0, number),
+        )
     return (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (bare, port))
 
 

@@ -1,4 +1,5 @@
-"""The HTTP client: one page for one URL, within a total time and a total size, whatever the server does."""
+"""The HTTP client: one page for one URL, within a total time and a total size, whatever the server
+does."""
 
 import asyncio
 import re
@@ -41,10 +42,19 @@ USER_AGENT = f"Mozilla/5.0 (compatible; crawler/{__version__})"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _PORTS = {"http": 80, "https": 443}
 _MAYBE_OURS = frozenset(
-    {"connection", "dns", "tls", "tls_broken_off", "truncated", "bad_response", "bad_encoding", "unknown_encoding"}
+    {
+        "connection",
+        "dns",
+        "tls",
+        "tls_broken_off",
+        "truncated",
+        "bad_response",
+        "bad_encoding",
+        "unknown_encoding",
+    }
 )
-"""What libraries also say where memory or descriptors are lacking: a decoder that the data are bad, OpenSSL that a
-certificate is missing, a transport nothing at all."""
+"""What libraries also say where memory or descriptors are lacking: a decoder that the data are bad,
+OpenSSL that a certificate is missing, a transport nothing at all."""
 _ALWAYS = {
     "user-agent": ("User-Agent", USER_AGENT),
     "accept": ("Accept", "text/html,application/xhtml+xml,*/*;q=0.8"),
@@ -72,25 +82,31 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cut: bool = False
     """Whether a larger body is cut there, instead of being an error."""
     home: str | None = None
-    """The origin that may get the site's and the session's headers, where that is not the URL's own."""
+    """The origin that may get the site's and the session's headers, where that is not the URL's
+    own."""
     method: Literal["GET", "POST"] = "GET"
     body: bytes | None = None
-    """What is sent; what it is, `headers` say. It may be sent twice, where a kept connection turns out to be dead."""
+    """What is sent; what it is, `headers` say. It may be sent twice, where a kept connection turns
+    out to be dead."""
     follow: bool = True
-    """Whether a redirect is followed, instead of being the page; that of anything but a GET never is."""
+    """Whether a redirect is followed, instead of being the page; that of anything but a GET never
+    is."""
     budget: Budget = msgspec.field(default_factory=Budget)
     """What the work on the answer may cost."""
     unlimited: bool = False
-    """Whether no limit spaces its requests: then few connections to a server are opened at a time."""
+    """Whether no limit spaces its requests: then few connections to a server are opened at a
+    time."""
     exact: bool = False
-    """Whether path and query go out letter by letter, also where a browser would read `..` or `%2e` as a step up."""
+    """Whether path and query go out letter by letter, also where a browser would read `..` or `%2e`
+    as a step up."""
 
     def __repr__(self) -> str:
         return f"Request({urls.without_credentials(self.url)!r})"
 
 
 Gate = Callable[[str], AbstractAsyncContextManager[None]]
-"""Entered around every single request, redirects included, with its URL; raises `NotNow` where it may not go now."""
+"""Entered around every single request, redirects included, with its URL; raises `NotNow` where it
+may not go now."""
 
 
 class _Place(NamedTuple):
@@ -113,7 +129,8 @@ class _Place(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """What one request came to: a page, a redirect, or a connection that was stale before the server saw it."""
+    """What one request came to: a page, a redirect, or a connection that was stale before the
+    server saw it."""
 
     page: Page | None = None
     location: str = ""
@@ -140,18 +157,23 @@ class Client:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """The client that the environment's settings describe."""
-        through = proxies.from_environment(settings.http_proxy, settings.https_proxy, settings.no_proxy)
+        through = proxies.from_environment(
+            settings.http_proxy, settings.https_proxy, settings.no_proxy
+        )
         return cls(settings.max_body, egress=Egress(settings.allow_nets), through=through)
 
     async def __aenter__(self) -> Self:
-        # The loop starts its threads at the first name or address; where there is no memory for them later, libuv ends
-        # the process.
+        # The loop starts its threads at the first name or address; where there is no memory for
+        # them later, libuv ends the process.
         await asyncio.get_running_loop().getaddrinfo("127.0.0.1", 0)
         self._pool = Pool(self._egress, self._settle_s)
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._pool.close()
         self._egress.close()
@@ -183,12 +205,20 @@ class Client:
                 raise _too_slow(request)
             there = _next(here, answer.location)
             if reach is Reach.LOOPBACK and (there.host, there.port) != (first.host, first.port):
-                reach = Reach.GLOBAL  # for good: what lies beyond this server may not lead back into this machine
+                reach = (
+                    Reach.GLOBAL
+                )  # for good: what lies beyond this server may not lead back into this machine
             here = there
 
-    async def _exchange(self, request: Request, first: _Place, here: _Place, reach: Reach, fresh: bool) -> _Answer:
+    async def _exchange(
+        self, request: Request, first: _Place, here: _Place, reach: Reach, fresh: bool
+    ) -> _Answer:
         own = request.session.proxy if request.session else None
-        proxy = self._proxies.choose(here.scheme, here.host, here.port, own) if own or self._may_proxy else None
+        proxy = (
+            self._proxies.choose(here.scheme, here.host, here.port, own)
+            if own or self._may_proxy
+            else None
+        )
         route = Route(here.scheme, here.host, here.port, reach, proxy)
         sent = self._request(request, first, here, route)
         try:
@@ -203,14 +233,16 @@ class Client:
             try:
                 head = await _final_head(connection, request.budget)
             except (Closed, FetchError) as error:
-                # The server closed it while it was idle, and never saw the request; or rubbish behind the last answer
-                # came too late to be noticed, and says nothing about this page.
+                # The server closed it while it was idle, and never saw the request; or rubbish
+                # behind the last answer came too late to be noticed, and says nothing about this
+                # page.
                 if connection.used and getattr(error, "reason", "bad_response") == "bad_response":
                     return _Answer(stale=True)
                 raise
             if head.status < 300 and not (connection.sent_all or await connection.all_sent()):
                 raise FetchError(
-                    "bad_response", f"the server answered {head.status} and did not take the whole request"
+                    "bad_response",
+                    f"the server answered {head.status} and did not take the whole request",
                 )
             headers = head.fields
             if request.session and "set-cookie" in headers:
@@ -220,15 +252,21 @@ class Client:
                 locations = {*headers.get("location", ())}
                 if locations - {""}:
                     if len(locations) > 1:
-                        raise FetchError("bad_redirect", f"redirected to {len(locations)} places at once")
-                    keep = head.persistent and wire.framing(head).length == len(connection.take(HIGH_WATER))
+                        raise FetchError(
+                            "bad_redirect", f"redirected to {len(locations)} places at once"
+                        )
+                    keep = head.persistent and wire.framing(head).length == len(
+                        connection.take(HIGH_WATER)
+                    )
                     return _Answer(location=locations.pop())
             limit = self._max_body if request.max_body is None else request.max_body
             codings = ",".join(headers.get("content-encoding", ()))
             body = Body(codings, limit, cut=request.cut, budget=request.budget)
             keep = await _read(connection, head, body, limit, request.budget)
             # To join the pieces of a large one takes milliseconds.
-            raw, decoded = await request.budget.at_once(body.finish) if body.size > SMALL else body.finish()
+            raw, decoded = (
+                await request.budget.at_once(body.finish) if body.size > SMALL else body.finish()
+            )
             return _Answer(page=_page(request, here, head, raw, decoded))
         finally:
             if keep:
@@ -249,29 +287,36 @@ class Client:
                         return kept
                 return await self._pool.open(route)
         except TimeoutError:
-            raise FetchError("timeout", f"there was no connection within {request.connect_timeout_s:g} s") from None
+            raise FetchError(
+                "timeout", f"there was no connection within {request.connect_timeout_s:g} s"
+            ) from None
         except (ConnectionError, ssl.SSLEOFError) as error:
             if route.scheme == "https" and not isinstance(error, ConnectionRefusedError):
-                raise FetchError("tls_broken_off", f"the server ended the connection within TLS ({error})") from None
+                raise FetchError(
+                    "tls_broken_off", f"the server ended the connection within TLS ({error})"
+                ) from None
             raise
 
     async def _in_line(self, route: Route, request: Request) -> Connection:
-        """The next connection that becomes free, or a new one once its turn has come; the page's time stands still
-        until then, because it waits for others of ours."""
+        """The next connection that becomes free, or a new one once its turn has come; the page's
+        time stands still until then, because it waits for others of ours."""
         line = self._pool.line(route)
         if not line.may_open():
             with request.budget.waiting():
                 freed = await line.wait(lambda connection: self._pool.give(route, connection))
             if freed:
                 return freed
-        return await self._pool.open_in_line(route, line, TimeLimit(request.connect_timeout_s, request.budget))
+        return await self._pool.open_in_line(
+            route, line, TimeLimit(request.connect_timeout_s, request.budget)
+        )
 
     async def _check_behind_proxy(self, route: Route) -> None:
-        """Judge what is handed to a proxy, at each request, because it resolves the name each time: every address must
-        be good, as the proxy chooses; a name that is unknown here is its own affair.
+        """Judge what is handed to a proxy, at each request, because it resolves the name each time:
+        every address must be good, as the proxy chooses; a name that is unknown here is its own
+        affair.
 
-        A name with a dot at its end is judged without it, too: resolvers look such a one up neither among the hosts of
-        this machine nor in its own domain, and the proxy may take the dot away.
+        A name with a dot at its end is judged without it, too: resolvers look such a one up neither
+        among the hosts of this machine nor in its own domain, and the proxy may take the dot away.
         """
         for host in dict.fromkeys((route.host, route.host.rstrip("."))):
             try:
@@ -284,7 +329,9 @@ class Client:
         """The bytes of a request; a later header of the same name takes an earlier one's place."""
         home = (here is first and not request.home) or here.origin == (request.home or first.origin)
         own = (
-            request.session.headers(here.scheme, here.authority, here.host, here.path, home) if request.session else {}
+            request.session.headers(here.scheme, here.authority, here.host, here.path, home)
+            if request.session
+            else {}
         )
         target, extra = here.target, ""
         if route.proxy and here.scheme == "http":
@@ -301,9 +348,14 @@ class Client:
 
 @lru_cache(maxsize=1_000)
 def _lines(site: Headers, home: bool, own: Headers) -> str:
-    """The lines of all headers but those of a single request; the same for all pages of a site, or nearly."""
+    """The lines of all headers but those of a single request; the same for all pages of a site, or
+    nearly."""
     given = {name.lower(): (name, value) for name, value in site}
-    headers = _ALWAYS | (given if home else harmless(given)) | {name.lower(): (name, value) for name, value in own}
+    headers = (
+        _ALWAYS
+        | (given if home else harmless(given))
+        | {name.lower(): (name, value) for name, value in own}
+    )
     for name, value in headers.values():
         if problem := header_problem(name, value):
             raise FetchError("bad_request", problem)
@@ -311,29 +363,38 @@ def _lines(site: Headers, home: bool, own: Headers) -> str:
 
 
 async def _final_head(connection: Connection, budget: Budget) -> wire.Head:
-    """The head of the real answer: those that only announce it are passed over, but not without end."""
+    """The head of the real answer: those that only announce it are passed over, but not without
+    end."""
     head = await connection.head(budget)
     spent = 0
     for _ in range(MAX_INTERIM):
         if head.status >= 200:
             return head
         if head.status == 101:
-            raise FetchError("bad_response", "the server changes to a protocol that nobody asked for")
+            raise FetchError(
+                "bad_response", "the server changes to a protocol that nobody asked for"
+            )
         spent += head.size
         if spent > wire.MAX_HEAD:
             raise too_much_head()
         try:
             head = await connection.head(budget, spent)
         except Closed as closed:
-            raise FetchError("truncated", "the connection ended before the real answer") from closed.error
+            raise FetchError(
+                "truncated", "the connection ended before the real answer"
+            ) from closed.error
     raise FetchError("bad_response", f"more than {MAX_INTERIM} answers came before the real one")
 
 
-async def _read(connection: Connection, head: wire.Head, body: Body, limit: int, budget: Budget) -> bool:
+async def _read(
+    connection: Connection, head: wire.Head, body: Body, limit: int, budget: Budget
+) -> bool:
     """Read a body to its end; whether the connection is fit for another request."""
     framing = wire.framing(head)
     if framing.length is not None:
-        return await _read_length(connection, framing.length, body, limit, budget) and head.persistent
+        return (
+            await _read_length(connection, framing.length, body, limit, budget) and head.persistent
+        )
     chunks = wire.Chunks() if framing.chunked else None
     data = connection.take(HIGH_WATER)
     while True:
@@ -357,7 +418,9 @@ async def _feed(body: Body, data: bytes, budget: Budget) -> None:
         await budget.at_once(body.feed, data)
 
 
-async def _read_length(connection: Connection, length: int, body: Body, limit: int, budget: Budget) -> bool:
+async def _read_length(
+    connection: Connection, length: int, body: Body, limit: int, budget: Budget
+) -> bool:
     if length > limit and not body.cut:
         raise FetchError("too_large", f"the page is larger than {limit:,} bytes: it has {length:,}")
     left = length
@@ -366,7 +429,9 @@ async def _read_length(connection: Connection, length: int, body: Body, limit: i
             await connection.have(left if left <= HIGH_WATER and not body.cut else 1)
         except Closed:
             missing = left - connection.waiting
-            raise FetchError("truncated", f"the connection ended {missing:,} bytes before the body's end") from None
+            raise FetchError(
+                "truncated", f"the connection ended {missing:,} bytes before the body's end"
+            ) from None
         data = connection.take(left)
         await _feed(body, data, budget)
         left -= len(data)
@@ -397,7 +462,11 @@ def _place(url: str) -> _Place:
         raise FetchError("bad_url", f"the URL cannot be dialled: {error}") from None
     scheme, _, rest = url.partition("://")
     authority, _, tail = rest.partition("/")
-    host, _, port = authority.rpartition(":") if authority[-1:].isdigit() and ":" in authority else (authority, "", "")
+    host, _, port = (
+        authority.rpartition(":")
+        if authority[-1:].isdigit() and ":" in authority
+        else (authority, "", "")
+    )
     return _Place(url, scheme, authority, host, int(port or _PORTS[scheme]), f"/{tail}")
 
 
@@ -415,14 +484,17 @@ def _next(here: _Place, target: str) -> _Place:
         urls.check_host(text)
         return _place(urls.normal(ada_url.join_url(here.url, text)))
     except UrlError as error:
-        raise FetchError("bad_redirect", f"redirected to where nothing is fetched: {error}") from None
+        raise FetchError(
+            "bad_redirect", f"redirected to where nothing is fetched: {error}"
+        ) from None
     except ValueError:
         shown = urls.without_credentials(text)[:200]
         raise FetchError("bad_redirect", f"redirected to what is no URL: {shown!r}") from None
 
 
 def _explained(error: Exception, request: Request) -> Exception:
-    """What a request that failed is to be charged with: a shortage, however libraries put it, is no page's failure."""
+    """What a request that failed is to be charged with: a shortage, however libraries put it, is no
+    page's failure."""
     failure = error if isinstance(error, FetchError | RuntimeError) else _failure(error, request)
     suspicious = isinstance(failure, FetchError) and failure.reason in _MAYBE_OURS
     lack = shortage_of(error) or (lack_now() if suspicious else "")

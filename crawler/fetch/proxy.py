@@ -25,7 +25,8 @@ class Proxy(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> Proxy:
-    """Read a proxy's address as `http://[user:password@]host:port`; raises `UsageError` without repeating it."""
+    """Read a proxy's address as `http://[user:password@]host:port`; raises `UsageError` without
+    repeating it."""
     if "://" not in text:
         text = f"http://{text}"
     try:
@@ -33,12 +34,16 @@ def parse(text: str) -> Proxy:
     except ValueError:
         raise UsageError("the proxy's address is no URL; write http://host:port") from None
     if url.protocol != "http:" or not url.hostname:
-        raise UsageError(f"a proxy's address begins with http://, not {url.protocol[:20]}//; write http://host:port")
+        raise UsageError(
+            f"a proxy's address begins with http://, not {url.protocol[:20]}//; write http://host:port"
+        )
     if url.pathname not in ("", "/") or url.search or url.hash:
         raise UsageError("a proxy's address ends with its port; write http://host:port")
     if url.port == "0":
         raise UsageError("the proxy's port 0 cannot be connected to")
-    secret = f"{unquote(url.username)}:{unquote(url.password)}" if url.username or url.password else ""
+    secret = (
+        f"{unquote(url.username)}:{unquote(url.password)}" if url.username or url.password else ""
+    )
     if any(ord(sign) < 32 or ord(sign) == 127 for sign in secret):
         raise UsageError("the proxy's user name or password holds control characters")
     return Proxy(url.hostname, int(url.port or 80), secret)
@@ -52,9 +57,14 @@ class Proxies(msgspec.Struct, frozen=True):
     exempt: tuple[str, ...] = ()
 
     def choose(self, scheme: str, host: str, port: int, own: Proxy | None = None) -> Proxy | None:
-        """The proxy for a request, a job's `own` before the environment's; this machine is reached without."""
+        """The proxy for a request, a job's `own` before the environment's; this machine is reached
+        without."""
         proxy = own or (self.https if scheme == "https" else self.http)
-        if proxy is None or names_loopback(host) or any(_exempts(rule, host, port) for rule in self.exempt):
+        if (
+            proxy is None
+            or names_loopback(host)
+            or any(_exempts(rule, host, port) for rule in self.exempt)
+        ):
             return None
         return proxy
 
@@ -66,7 +76,8 @@ def from_environment(http: str | None, https: str | None, exempt: str | None) ->
 
 
 def _exempts(rule: str, host: str, port: int) -> bool:
-    """Whether an entry of NO_PROXY means a host: `*`, a domain and all below it, a network, with or without a port."""
+    """Whether an entry of NO_PROXY means a host: `*`, a domain and all below it, a network, with or
+    without a port."""
     if rule == "*":
         return True
     address = literal(host)
@@ -76,7 +87,12 @@ def _exempts(rule: str, host: str, port: int) -> bool:
         except ValueError:
             pass
     name, colon, digits = rule.rpartition(":")
-    if colon and digits.isascii() and digits.isdigit() and not (":" in name and not name.endswith("]")):
+    if (
+        colon
+        and digits.isascii()
+        and digits.isdigit()
+        and not (":" in name and not name.endswith("]"))
+    ):
         if int(digits) != port:
             return False
         rule = name

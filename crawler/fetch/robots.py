@@ -27,13 +27,25 @@ MAX_BYTES = 500_000
 FRESH_S, UNREACHABLE_S = 3600.0, 60.0
 """How long rules hold, and how long a server in trouble is not asked again."""
 MAX_HOSTS, MAX_TEXTS = 2_000, 4_000_000
-"""The hosts whose rules a process keeps in memory, and the characters of all their texts: rules take 20 times that."""
+"""The hosts whose rules a process keeps in memory, and the characters of all their texts: rules
+take 20 times that."""
 SWEEP_S, SWEEP_HOSTS, MAX_FILES = 3600.0, 5_000, 10_000
-"""A process looks for files that can go at its first host and after so many seconds or hosts; so many stay at most."""
+"""A process looks for files that can go at its first host and after so many seconds or hosts; so
+many stay at most."""
 LOOK_S = 0.05
 PRODUCT = "crawler"
 _AWAY = frozenset(
-    {"connection", "timeout", "dns", "tls", "tls_broken_off", "truncated", "bad_response", "forbidden_address", "proxy"}
+    {
+        "connection",
+        "timeout",
+        "dns",
+        "tls",
+        "tls_broken_off",
+        "truncated",
+        "bad_response",
+        "forbidden_address",
+        "proxy",
+    }
     | {"bad_request"}
 )
 """What keeps the page itself from being fetched, too, and is its failure."""
@@ -44,7 +56,8 @@ log = logging.getLogger(__name__)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host's robots.txt says, as it is kept in a file: `text` is empty where all is allowed."""
+    """What a host's robots.txt says, as it is kept in a file: `text` is empty where all is
+    allowed."""
 
     origin: str
     at: float
@@ -56,13 +69,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unreachable(self) -> bool:
-        """Whether the server could not tell: then nothing is allowed for now. A missing file allows everything."""
+        """Whether the server could not tell: then nothing is allowed for now. A missing file allows
+        everything."""
         return self.status >= 500 or self.status in (407, 429)
 
     def is_fresh(self, now: float) -> bool:
         """Whether it still holds."""
         age_s = now - self.at
-        return self.boot == times.boot_id() and 0 <= age_s < (UNREACHABLE_S if self.unreachable else FRESH_S)
+        return self.boot == times.boot_id() and 0 <= age_s < (
+            UNREACHABLE_S if self.unreachable else FRESH_S
+        )
 
 
 class Rules:
@@ -81,7 +97,8 @@ class Rules:
         return self._sets[agent].allows(url, budget)
 
     def crawl_delay_s(self, agent: str) -> float:
-        """The seconds between requests that it asks for, once `allow` was asked; 0 where it asks for none."""
+        """The seconds between requests that it asks for, once `allow` was asked; 0 where it asks
+        for none."""
         return self._sets[agent].crawl_delay_s
 
 
@@ -97,8 +114,11 @@ class Robots:
         self._swept, self._written = -math.inf, 0
         self._sweeping: asyncio.Future[int] | None = None
 
-    async def check(self, url: str, user_agent: str, fetch: Fetch, budget: Budget | None = None) -> float:
-        """Raise where robots.txt does not let the URL be fetched; returns the Crawl-delay that it asks for."""
+    async def check(
+        self, url: str, user_agent: str, fetch: Fetch, budget: Budget | None = None
+    ) -> float:
+        """Raise where robots.txt does not let the URL be fetched; returns the Crawl-delay that it
+        asks for."""
         agent = product(user_agent)
         origin = url[: url.index("/", 8)]  # in WHATWG's normal form there is always a path
         budget = budget or Budget()
@@ -113,7 +133,8 @@ class Robots:
         small = len(rules.answer.text) <= SMALL
         if not await (budget.at_once(*asking) if small else budget.work(*asking)):
             raise FetchError(
-                "robots", f"{origin}/robots.txt does not let {agent} fetch this page (--ignore-robots would)"
+                "robots",
+                f"{origin}/robots.txt does not let {agent} fetch this page (--ignore-robots would)",
             )
         return rules.crawl_delay_s(agent)
 
@@ -123,7 +144,8 @@ class Robots:
         return rules if rules and rules.answer.is_fresh(self._clock()) else None
 
     async def _learn(self, origin: str, fetch: Fetch, budget: Budget) -> Rules:
-        """Once at a time for each host in this process: whoever comes second waits for the first."""
+        """Once at a time for each host in this process: whoever comes second waits for the
+        first."""
         task = self._asked.get(origin)
         if task is None:
             task = self._asked[origin] = asyncio.ensure_future(self._find(origin, fetch, budget))
@@ -136,8 +158,12 @@ class Robots:
         lock = _open_lock(path)
         try:
             while True:
-                mine = _try_lock(lock)  # one process of the machine asks, and the kernel frees the lock of a killed one
-                if mine and not os.fstat(lock).st_nlink:  # swept away: the next process would lock another file
+                mine = _try_lock(
+                    lock
+                )  # one process of the machine asks, and the kernel frees the lock of a killed one
+                if (
+                    mine and not os.fstat(lock).st_nlink
+                ):  # swept away: the next process would lock another file
                     os.close(lock)
                     lock = _open_lock(path)
                     continue
@@ -156,7 +182,8 @@ class Robots:
         return rules
 
     def _keep(self, origin: str, rules: Rules) -> None:
-        """Remember the rules of a host, and forget those of others where they are too many or too long."""
+        """Remember the rules of a host, and forget those of others where they are too many or too
+        long."""
         replaced = self._rules.pop(origin, None)
         self._rules[origin] = rules
         self._length += len(rules.answer.text) - (len(replaced.answer.text) if replaced else 0)
@@ -172,7 +199,9 @@ class Robots:
             return
         if self._sweeping is None or self._sweeping.done():
             self._swept, self._written = now, 0
-            self._sweeping = asyncio.get_running_loop().run_in_executor(None, sweep, self._folder, now)
+            self._sweeping = asyncio.get_running_loop().run_in_executor(
+                None, sweep, self._folder, now
+            )
 
     async def _ask(self, origin: str, fetch: Fetch, budget: Budget) -> Answer:
         try:
@@ -189,12 +218,15 @@ class Robots:
         return self._answer(origin, page.status, text)
 
     def _answer(self, origin: str, status: int, text: str = "") -> Answer:
-        return Answer(origin=origin, boot=times.boot_id(), at=self._clock(), status=status, text=text)
+        return Answer(
+            origin=origin, boot=times.boot_id(), at=self._clock(), status=status, text=text
+        )
 
 
 @lru_cache(maxsize=1_000)
 def product(user_agent: str) -> str:
-    """The name that rules are looked up by: of our own agent ours, else the first word of what was given."""
+    """The name that rules are looked up by: of our own agent ours, else the first word of what was
+    given."""
     if PRODUCT in user_agent:
         return PRODUCT
     match = re.match(r"[A-Za-z_-]+", user_agent)
@@ -202,7 +234,8 @@ def product(user_agent: str) -> str:
 
 
 def sweep(folder: Path, now: float, most: int = MAX_FILES) -> int:
-    """Remove what has expired, and of the rest the oldest beyond the limit; returns of how many hosts.
+    """Remove what has expired, and of the rest the oldest beyond the limit; returns of how many
+    hosts.
 
     The files are dated by the machine's uptime, so what an earlier boot left may stay for an hour.
     """
@@ -218,7 +251,9 @@ def sweep(folder: Path, now: float, most: int = MAX_FILES) -> int:
         kept = [name for name in youngest if abs(ages[name]) < FRESH_S][:most]
         return sum(_remove(folder / name, now - ages[name]) for name in ages.keys() - set(kept))
     except OSError as error:
-        log.warning("expired answers in %s cannot be removed (%s); they are in nobody's way", folder, error)
+        log.warning(
+            "expired answers in %s cannot be removed (%s); they are in nobody's way", folder, error
+        )
         return 0
 
 

@@ -1,6 +1,8 @@
-"""The rules of one robots.txt for one agent (RFC 9309), read and matched within the budget of a page.
+"""The rules of one robots.txt for one agent (RFC 9309), read and matched within the budget of a
+page.
 
-As generous as other crawlers: names and values without a colon, misspellings, `*` within names of agents.
+As generous as other crawlers: names and values without a colon, misspellings, `*` within names of
+agents.
 """
 
 import math
@@ -35,10 +37,13 @@ class _Rule:
         self.allow, self.length = allow, len(pattern)
         self.ends = pattern.endswith("$")
         parts = pattern.removesuffix("$").split("*")
-        self.parts = [parts[0], *filter(None, parts[1:-1]), *parts[-1:]] if len(parts) > 1 else parts
+        self.parts = (
+            [parts[0], *filter(None, parts[1:-1]), *parts[-1:]] if len(parts) > 1 else parts
+        )
 
     def matches(self, path: str, budget: Budget) -> bool:
-        """Whether it is about a path; each wildcard takes as little as it can, which is enough to find a match."""
+        """Whether it is about a path; each wildcard takes as little as it can, which is enough to
+        find a match."""
         first, *parts = self.parts
         if not path.startswith(first):
             return False
@@ -57,7 +62,8 @@ class _Rule:
 
 
 class RuleSet:
-    """What applies to one agent: the rules of the groups with the longest name that means it, else those for all."""
+    """What applies to one agent: the rules of the groups with the longest name that means it, else
+    those for all."""
 
     def __init__(self, text: str, agent: str, budget: Budget) -> None:
         self.crawl_delay_s = 0.0
@@ -65,7 +71,9 @@ class RuleSet:
         rules.sort(key=lambda rule: (rule.length, rule.allow), reverse=True)
         self._rules = rules
         self._special = [rule for rule in rules if len(rule.parts) > 1 or rule.ends]
-        self._prefixes = tuple([rule.parts[0] for rule in rules if len(rule.parts) == 1 and not rule.ends])
+        self._prefixes = tuple(
+            [rule.parts[0] for rule in rules if len(rule.parts) == 1 and not rule.ends]
+        )
 
     def allows(self, url: str, budget: Budget) -> bool:
         """Whether a URL may be fetched; robots.txt itself always may."""
@@ -81,7 +89,8 @@ class RuleSet:
     def _read(self, text: str, agent: str, budget: Budget) -> list[_Rule]:
         best, rules = 0, list[_Rule]()
         score, in_names = 0, False
-        """How well the present group means the agent, and whether its names are still being read."""
+        """How well the present group means the agent, and whether its names are still being
+        read."""
         for line in _LINE_END.split(text):
             budget.check()
             name, value = _directive(line)
@@ -115,7 +124,8 @@ def _directive(line: str) -> tuple[str, str]:
 
 
 def _score(name: str, agent: str) -> int:
-    """How well a group's name means an agent: by its length where it stands at the beginning of a word."""
+    """How well a group's name means an agent: by its length where it stands at the beginning of a
+    word."""
     if name == "*":
         return 1
     name = name.replace("*", "")
@@ -153,7 +163,8 @@ def _path(url: str) -> str:
 
 
 def _normal(text: str, kept: str) -> str:
-    """Text with the same escapes, however it was written: only what must be escaped is, but neither slash nor `%`."""
+    """Text with the same escapes, however it was written: only what must be escaped is, but neither
+    slash nor `%`."""
     if _PLAIN.fullmatch(text) and (kept or "*" not in text):
         return text
     if "%" not in text:

@@ -1,4 +1,5 @@
-"""What a job sends along: headers, cookies, a proxy, credentials; kept in a file that only its owner can read."""
+"""What a job sends along: headers, cookies, a proxy, credentials; kept in a file that only its
+owner can read."""
 
 import base64
 import hashlib
@@ -24,12 +25,32 @@ MAX_LIVE = 100
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 RESERVED = frozenset(
-    {"host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade", "expect"}
+    {
+        "host",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "keep-alive",
+        "te",
+        "trailer",
+        "upgrade",
+        "expect",
+    }
     | {"proxy-connection", "proxy-authorization", "referer", "http2-settings"}
 )
-"""What the client decides itself, because a wrong one breaks the exchange or tells where a URL was found."""
+"""What the client decides itself, because a wrong one breaks the exchange or tells where a URL was
+found."""
 _HARMLESS = frozenset(
-    {"accept", "accept-language", "accept-encoding", "user-agent", "cache-control", "pragma", "dnt", "if-none-match"}
+    {
+        "accept",
+        "accept-language",
+        "accept-encoding",
+        "user-agent",
+        "cache-control",
+        "pragma",
+        "dnt",
+        "if-none-match",
+    }
     | {"if-modified-since", "upgrade-insecure-requests"}
 )
 """What goes along on a redirect to another origin; any other header may hold a secret."""
@@ -88,7 +109,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """The file of a job's session: its name as far as it is harmless, and a hash that is its own."""
+    """The file of a job's session: its name as far as it is harmless, and a hash that is its
+    own."""
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:40].strip("-")
     digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
     return folder / f"{plain or 'job'}.{digest}.json"
@@ -114,33 +136,45 @@ def save(folder: Path, name: str, session: Session) -> None:
                 temporary.unlink()
             raise
     except OSError as error:
-        raise StoreFull(f"the session of job {name!r} cannot be kept in {folder} ({error.strerror})") from None
+        raise StoreFull(
+            f"the session of job {name!r} cannot be kept in {folder} ({error.strerror})"
+        ) from None
 
 
 def load(folder: Path, name: str) -> Session | None:
-    """A job's session, if it has one; raises `StoreError` where its file is damaged or not this job's."""
+    """A job's session, if it has one; raises `StoreError` where its file is damaged or not this
+    job's."""
     path = path_of(folder, name)
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StoreError(f"{path}: the session of job {name!r} cannot be read ({error.strerror})") from None
+        raise StoreError(
+            f"{path}: the session of job {name!r} cannot be read ({error.strerror})"
+        ) from None
     try:
         stored = msgspec.json.decode(data, type=Stored)
         check(stored.session)
     except (msgspec.DecodeError, UnicodeDecodeError, UsageError) as error:
         # msgspec names the place, never the content.
-        raise StoreError(f"{path}: is damaged, or is no session ({error}); import again, or remove it") from None
+        raise StoreError(
+            f"{path}: is damaged, or is no session ({error}); import again, or remove it"
+        ) from None
     if stored.job != name or stored.format != 1:
-        raise StoreError(f"{path}: is the session of another job or of a newer program; import again, or remove it")
+        raise StoreError(
+            f"{path}: is the session of another job or of a newer program; import again, or remove it"
+        )
     return stored.session
 
 
 class LiveSession:
-    """A session at work in a process: what it sends to each address, and the cookies that came back."""
+    """A session at work in a process: what it sends to each address, and the cookies that came
+    back."""
 
-    def __init__(self, session: Session | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, session: Session | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
         self._session = session or Session()
         self._jars = Jars(self._session.cookies, clock)
 
@@ -157,18 +191,28 @@ class LiveSession:
         """The job's own proxy."""
         return self._session.proxy
 
-    def headers(self, scheme: str, authority: str, host: str, path: str, home: bool) -> dict[str, tuple[str, str]]:
-        """The headers for a request by their names in lower case; away from `home`, the origin of the page that was
-        asked for, only harmless ones and those that belong to that other origin."""
+    def headers(
+        self, scheme: str, authority: str, host: str, path: str, home: bool
+    ) -> dict[str, tuple[str, str]]:
+        """The headers for a request by their names in lower case; away from `home`, the origin of
+        the page that was asked for, only harmless ones and those that belong to that other
+        origin."""
         session = self._session
         if not (session.headers or session.user_agent or session.credentials or self._jars.used):
             return {}
-        sent = {name.lower(): (name, value) for name, value in session.headers if home or name.lower() in _HARMLESS}
+        sent = {
+            name.lower(): (name, value)
+            for name, value in session.headers
+            if home or name.lower() in _HARMLESS
+        }
         if session.user_agent is not None:
             sent["user-agent"] = ("User-Agent", session.user_agent)
         secret = session.credentials.get(f"{scheme}://{authority}")
         if secret is not None and "authorization" not in sent:
-            sent["authorization"] = ("Authorization", f"Basic {base64.b64encode(secret.encode()).decode()}")
+            sent["authorization"] = (
+                "Authorization",
+                f"Basic {base64.b64encode(secret.encode()).decode()}",
+            )
         own = sent["cookie"][1] if "cookie" in sent else ""
         if crumbs := self._jars.header(scheme, host, path, MAX_HEADER - len(own)):
             sent["cookie"] = ("Cookie", f"{own}; {crumbs}" if own else crumbs)
@@ -188,7 +232,8 @@ class Sessions:
         self._live: OrderedDict[str, tuple[int, LiveSession]] = OrderedDict()
 
     def of(self, name: str) -> LiveSession:
-        """The session of a job, which also keeps the cookies of a job that has nothing of its own to send."""
+        """The session of a job, which also keeps the cookies of a job that has nothing of its own
+        to send."""
         try:
             changed = path_of(self._folder, name).stat().st_mtime_ns
         except OSError:

@@ -1,7 +1,9 @@
-"""HTTP/1.1 as it comes over the wire, read as leniently as Chromium reads it and no further; nothing here waits.
+"""HTTP/1.1 as it comes over the wire, read as leniently as Chromium reads it and no further;
+nothing here waits.
 
-Slips that browsers forgive: bare line feeds, rubbish of up to four bytes before the status line, no reason, folded
-lines, lines without a colon, blanks before a colon, bytes beyond ASCII, a length beside chunks, the same length twice.
+Slips that browsers forgive: bare line feeds, rubbish of up to four bytes before the status line, no
+reason, folded lines, lines without a colon, blanks before a colon, bytes beyond ASCII, a length
+beside chunks, the same length twice.
 """
 
 import re
@@ -12,21 +14,23 @@ import msgspec
 from crawler.errors import FetchError
 
 MAX_HEAD = 256 * 1024
-"""The bytes of a status line and all its headers, and of all the answers before it (Chromium's limit, too)."""
+"""The bytes of a status line and all its headers, and of all the answers before it (Chromium's
+limit, too)."""
 MAX_CHUNK_LINE = 16 * 1024
 MAX_FRAMING = 64 * 1024
-"""What chunk sizes, their extensions and trailers may add up to beyond the body itself: one in chunks of one byte, each
-of which costs as much as one of a megabyte, ends here."""
+"""What chunk sizes, their extensions and trailers may add up to beyond the body itself: one in
+chunks of one byte, each of which costs as much as one of a megabyte, ends here."""
 
 SLOP = 8
-"""A status line that begins within so many bytes is one; what begins otherwise is not HTTP and is not waited for."""
+"""A status line that begins within so many bytes is one; what begins otherwise is not HTTP and is
+not waited for."""
 _END = re.compile(rb"\n\r?\n")
 _STATUS = re.compile(r"HTTP(?:/(\d+)(?:\.(\d+))?)? *(\d*)(.*)", re.IGNORECASE | re.DOTALL)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _SIZE = re.compile(rb"0*[0-9A-Fa-f]{1,15}")
 BLANKS = " \t"
-"""What may stand around a value. `str.strip()` would take bytes that belong to it: a UTF-8 `à` ends with a blank of
-Latin-1."""
+"""What may stand around a value. `str.strip()` would take bytes that belong to it: a UTF-8 `à` ends
+with a blank of Latin-1."""
 MAX_DIGITS = 18
 """Of a length."""
 _NO_BODY = frozenset({204, 205, 304})
@@ -34,7 +38,9 @@ _NO_BODY = frozenset({204, 205, 304})
 
 def not_http(data: bytes | bytearray) -> FetchError:
     """The error for an answer in another language."""
-    return FetchError("bad_response", f"the answer is not HTTP: it begins with {bytes(data[:40])!r}")
+    return FetchError(
+        "bad_response", f"the answer is not HTTP: it begins with {bytes(data[:40])!r}"
+    )
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -53,7 +59,12 @@ class Head(msgspec.Struct, frozen=True):
     def list(self, name: str) -> "list[str]":
         """The values of a header that is a list, in lower case."""
         values = self.fields.get(name, ())
-        return [text for value in values for part in value.split(",") if (text := part.strip(BLANKS).lower())]
+        return [
+            text
+            for value in values
+            for part in value.split(",")
+            if (text := part.strip(BLANKS).lower())
+        ]
 
 
 def end_of_head(data: bytes | bytearray, begin: int) -> int:
@@ -63,7 +74,8 @@ def end_of_head(data: bytes | bytearray, begin: int) -> int:
 
 
 def start_of_head(data: bytes | bytearray) -> int:
-    """Where the status line begins, or -1 while nothing says so: a few stray bytes may stand before it."""
+    """Where the status line begins, or -1 while nothing says so: a few stray bytes may stand before
+    it."""
     return data[:SLOP].lower().find(b"http")
 
 
@@ -95,14 +107,22 @@ def parse_head(data: bytes | bytearray) -> Head:
     fields: dict[str, list[str]] = {}
     for name, value in headers:
         fields.setdefault(name.lower(), []).append(value)
-    modern = match[1] == match[2] == "1" or (int((match[1] or "1")[:4]), int((match[2] or "0")[:4])) >= (1, 1)
-    words = [word.strip(BLANKS).lower() for text in fields.get("connection", ()) for word in text.split(",")]
+    modern = match[1] == match[2] == "1" or (
+        int((match[1] or "1")[:4]),
+        int((match[2] or "0")[:4]),
+    ) >= (1, 1)
+    words = [
+        word.strip(BLANKS).lower()
+        for text in fields.get("connection", ())
+        for word in text.split(",")
+    ]
     persistent = "close" not in words and (modern or "keep-alive" in words)
     return Head(status, match[4].strip(BLANKS), tuple(headers), persistent, fields, len(data))
 
 
 def stored_head(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The status line and the headers of a head that was stored: its lines end with CR LF, and with nothing else.
+    """The status line and the headers of a head that was stored: its lines end with CR LF, and with
+    nothing else.
 
     `str.splitlines()` would cut within values, and make headers that the server never sent.
     """
@@ -122,7 +142,8 @@ def media_type(declared: str) -> str:
 
 
 def _unfold(headers: list[tuple[str, str]], folded: list[str]) -> None:
-    """Put lines that go on with a header behind its value, all at once: one by one they would copy it each time."""
+    """Put lines that go on with a header behind its value, all at once: one by one they would copy
+    it each time."""
     if headers:
         name, value = headers[-1]
         headers[-1] = (name, " ".join(filter(None, (value, *folded))))
@@ -130,14 +151,16 @@ def _unfold(headers: list[tuple[str, str]], folded: list[str]) -> None:
 
 
 class Framing(msgspec.Struct, frozen=True):
-    """How a body ends: after so many bytes, after its last chunk, or (neither) with the connection."""
+    """How a body ends: after so many bytes, after its last chunk, or (neither) with the
+    connection."""
 
     length: int | None = None
     chunked: bool = False
 
 
 def framing(head: Head) -> Framing:
-    """How the body behind a head ends; raises `FetchError` where its headers contradict each other."""
+    """How the body behind a head ends; raises `FetchError` where its headers contradict each
+    other."""
     if head.status in _NO_BODY or head.status < 200:
         return Framing(length=0)
     if "transfer-encoding" in head.fields:
@@ -148,14 +171,24 @@ def framing(head: Head) -> Framing:
                 raise FetchError("unknown_encoding", f"cannot read Transfer-Encoding: {shown!r}")
             return Framing(chunked=True)
     lengths = head.fields.get("content-length", [])
-    if len(lengths) == 1 and lengths[0].isascii() and lengths[0].isdigit() and len(lengths[0]) <= MAX_DIGITS:
+    if (
+        len(lengths) == 1
+        and lengths[0].isascii()
+        and lengths[0].isdigit()
+        and len(lengths[0]) <= MAX_DIGITS
+    ):
         return Framing(length=int(lengths[0]))
     lengths = list({*head.list("content-length")})
     if len(lengths) > 1:
         raise FetchError("bad_response", f"the answer has {len(lengths)} different lengths")
     text = lengths.pop() if lengths else ""
-    # A length that is no number, or below zero, is none: the body ends with the connection, as in browsers.
-    return Framing(length=int(text)) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else Framing()
+    # A length that is no number, or below zero, is none: the body ends with the connection, as in
+    # browsers.
+    return (
+        Framing(length=int(text))
+        if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+        else Framing()
+    )
 
 
 class Chunks:
@@ -190,14 +223,18 @@ class Chunks:
         end = self._buffer.find(b"\n", self._searched)
         self._searched = len(self._buffer) if end < 0 else 0
         if end > MAX_CHUNK_LINE or (end < 0 and len(self._buffer) > MAX_CHUNK_LINE):
-            raise FetchError("bad_response", f"a line between chunks is longer than {MAX_CHUNK_LINE:,} bytes")
+            raise FetchError(
+                "bad_response", f"a line between chunks is longer than {MAX_CHUNK_LINE:,} bytes"
+            )
         if end < 0:
             return None
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         self._framing += end + 1
         if self._framing > MAX_FRAMING + self._held:
-            raise FetchError("bad_response", "more of the body are chunk sizes and trailers than what they hold")
+            raise FetchError(
+                "bad_response", "more of the body are chunk sizes and trailers than what they hold"
+            )
         return line.removesuffix(b"\r")
 
     def _size(self) -> bytes | None:

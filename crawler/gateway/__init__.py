@@ -7,12 +7,15 @@ from crawler.errors import ConfigError
 
 
 def token(settings: Settings) -> str:
-    """The Gateway's secret, from GATEWAY_TOKEN or else read anew from the file; raises `ConfigError`, without it."""
+    """The Gateway's secret, from GATEWAY_TOKEN or else read anew from the file; raises
+    `ConfigError`, without it."""
     if settings.gateway_token is not None:
         return _usable(settings.gateway_token, "GATEWAY_TOKEN")
     path = settings.gateway_token_file
     if path is None:
-        raise ConfigError("there is no token for the Gateway; set GATEWAY_TOKEN, or GATEWAY_TOKEN_FILE to a file")
+        raise ConfigError(
+            "there is no token for the Gateway; set GATEWAY_TOKEN, or GATEWAY_TOKEN_FILE to a file"
+        )
     try:
         text = path.read_text("utf-8", "replace")
     except OSError as error:
@@ -24,5 +27,7 @@ def _usable(secret: str, where: str) -> str:
     if not secret:
         raise ConfigError(f"{where}: holds no token")
     if not re.fullmatch(r"[!-~]{1,4096}", secret):
-        raise ConfigError(f"{where}: a token is printable ASCII without spaces, at most 4,096 characters")
+        raise ConfigError(
+            f"{where}: a token is printable ASCII without spaces, at most 4,096 characters"
+        )
     return secret

@@ -1,4 +1,5 @@
-"""The agent: collector, sync and heartbeat in one process, each on a thread and a loop of its own."""
+"""The agent: collector, sync and heartbeat in one process, each on a thread and a loop of its
+own."""
 
 import asyncio
 import contextlib
@@ -50,8 +51,14 @@ class Services:
         self._running: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = {}
         self._stopped: set[str] = set()
 
-    def start(self, name: str, client: Callable[[], GatewayClient], make: Callable[[GatewayClient], Service]) -> None:
-        """Run a service, again and again whatever happens to it, each time with a client of its own."""
+    def start(
+        self,
+        name: str,
+        client: Callable[[], GatewayClient],
+        make: Callable[[GatewayClient], Service],
+    ) -> None:
+        """Run a service, again and again whatever happens to it, each time with a client of its
+        own."""
 
         def live() -> None:
             with contextlib.suppress(asyncio.CancelledError):
@@ -61,7 +68,10 @@ class Services:
         self._threads[name].start()
 
     async def _live(
-        self, name: str, client: Callable[[], GatewayClient], make: Callable[[GatewayClient], Service]
+        self,
+        name: str,
+        client: Callable[[], GatewayClient],
+        make: Callable[[GatewayClient], Service],
     ) -> None:
         task = asyncio.current_task()
         assert task
@@ -94,7 +104,9 @@ def only_one(lpm: LocalPersistenceManager) -> Iterator[None]:
     lock = os.open(lpm.run / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if not owners.try_lock(lock):
-            raise StackIsUp(f"something speaks to the Gateway already for the store in {lpm.folder}")
+            raise StackIsUp(
+                f"something speaks to the Gateway already for the store in {lpm.folder}"
+            )
         yield
     finally:
         os.close(lock)
@@ -106,7 +118,8 @@ def is_busy(lpm: LocalPersistenceManager) -> bool:
 
 
 def bind(lpm: LocalPersistenceManager, settings: Settings, moved: bool = False) -> str:
-    """The name of this worker for its Gateway, and only for that one: what one gave is never told to another."""
+    """The name of this worker for its Gateway, and only for that one: what one gave is never told
+    to another."""
     with lpm.errors():
         db, url = lpm.durable.db, (settings.gateway_url or "").rstrip("/")
         known = exchange.get_note(db, "url")
@@ -151,9 +164,11 @@ def run(
     stopping: threading.Event,
     ending: threading.Event | None = None,
 ) -> bool:
-    """Work for the Gateway until told to stop, or until all is done after it said `drain`: then true.
+    """Work for the Gateway until told to stop, or until all is done after it said `drain`: then
+    true.
 
-    Told to stop, nothing more is asked for, and what workers still finish is delivered, until `ending` is set too.
+    Told to stop, nothing more is asked for, and what workers still finish is delivered, until
+    `ending` is set too.
     """
     lpm = LocalPersistenceManager(settings.data_dir)
     GatewayClient(settings, "check")  # before anything is written
@@ -169,12 +184,16 @@ def run(
 
         services = Services()
         log.info("this is worker %s of the Gateway at %s", worker_id, settings.gateway_url)
-        services.start("heartbeat", client, lambda c: Heartbeat(settings, job, c, platforms or described.names))
+        services.start(
+            "heartbeat", client, lambda c: Heartbeat(settings, job, c, platforms or described.names)
+        )
         services.start("sync", client, lambda c: Sync(settings, c))
         services.start(
             "collector",
             client,
-            lambda c: Collector(settings, job, described, c, platforms=platforms, capacity=capacity, asking=asking),
+            lambda c: Collector(
+                settings, job, described, c, platforms=platforms, capacity=capacity, asking=asking
+            ),
         )
         try:
             while not stopping.wait(0.5):
@@ -195,7 +214,9 @@ def _linger(lpm: LocalPersistenceManager, ending: threading.Event) -> None:
     while time.monotonic() < end:
         with lpm.errors():
             db = lpm.ledger.db
-            busy = exchange.unsent(db) or (not ending.is_set() and exchange.states(db).get("processing"))
+            busy = exchange.unsent(db) or (
+                not ending.is_set() and exchange.states(db).get("processing")
+            )
             if not busy or exchange.get_note(db, "trouble_sync"):
                 return
         if ending.is_set():
@@ -205,10 +226,15 @@ def _linger(lpm: LocalPersistenceManager, ending: threading.Event) -> None:
 
 
 def _drained(lpm: LocalPersistenceManager) -> bool:
-    """Whether the Gateway wanted no more of this worker, and all that it had is done and delivered."""
+    """Whether the Gateway wanted no more of this worker, and all that it had is done and
+    delivered."""
     with lpm.errors():
         db = lpm.durable.db
-        if exchange.get_note(db, "order") != "drain" or exchange.open_count(db) or exchange.unsent(db):
+        if (
+            exchange.get_note(db, "order") != "drain"
+            or exchange.open_count(db)
+            or exchange.unsent(db)
+        ):
             return False
         exchange.set_note(db, "order", None)
         return True

@@ -30,7 +30,8 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """What the Gateway says became of results; whether that fits what was sent is for the sender to see."""
+    """What the Gateway says became of results; whether that fits what was sent is for the sender to
+    see."""
 
     stored: int
     failed: int
@@ -65,7 +66,8 @@ def _decoded(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        # One odd value in one task must not cost its neighbours: all of them are ours, and nobody else's.
+        # One odd value in one task must not cost its neighbours: all of them are ours, and nobody
+        # else's.
         return _forgiving(body)
 
 
@@ -83,8 +85,11 @@ def _forgiving(body: bytes) -> Any:
 
 
 def _loads(text: str) -> Any:
-    """JSON as leniently as it can be read: what is no number is nothing, half a character is a question mark."""
-    value = json.loads(text, strict=False, parse_constant=lambda _: None, parse_float=_float, parse_int=_int)
+    """JSON as leniently as it can be read: what is no number is nothing, half a character is a
+    question mark."""
+    value = json.loads(
+        text, strict=False, parse_constant=lambda _: None, parse_float=_float, parse_int=_int
+    )
     return msgspec.json.decode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
@@ -102,11 +107,14 @@ def _task(piece: str) -> Any:
         return _loads(piece)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         name = re.search(r'"task_id"\s*:\s*("(?:[^"\\]|\\.){0,2000}"|\d{1,100})', piece)
-        return {"task_id": _loads(name[1]), "target": "cannot be read"} if name else "cannot be read"
+        return (
+            {"task_id": _loads(name[1]), "target": "cannot be read"} if name else "cannot be read"
+        )
 
 
 def _elements(text: str, begin: int) -> tuple[list[str], int]:
-    """The elements of the array that begins there, as text, and where it ends; `ValueError` where it does not."""
+    """The elements of the array that begins there, as text, and where it ends; `ValueError` where
+    it does not."""
     depth, start, found = 0, begin, []
     for sign in _SIGNS.finditer(text, begin):
         match sign[0][0]:
@@ -152,32 +160,40 @@ def commands(answer: dict[str, Any], secret: str) -> list[str]:
 
 
 def message(body: bytes, secret: str) -> str:
-    """The Gateway's own words on what went wrong, if it has any; FastAPI's and others' way to say it count as well."""
+    """The Gateway's own words on what went wrong, if it has any; FastAPI's and others' way to say
+    it count as well."""
     try:
         answer = read(body)
     except NotTheContract:
         return _plain(body, secret)
     error = answer.get("error")
     found = error.get("message") if isinstance(error, dict) else error
-    found = next((text for text in (found, answer.get("message"), answer.get("detail")) if text), "")
+    found = next(
+        (text for text in (found, answer.get("message"), answer.get("detail")) if text), ""
+    )
     return shown(found, MAX_MESSAGE, secret)
 
 
 def _plain(body: bytes, secret: str) -> str:
-    """The words of an answer that is plain text, such as Go's `invalid JSON`; markup and broken JSON have none."""
+    """The words of an answer that is plain text, such as Go's `invalid JSON`; markup and broken
+    JSON have none."""
     text = body[: 100 * MAX_MESSAGE].decode("utf-8", "replace").strip()
     return shown(text, MAX_MESSAGE, secret) if text[:1].isalnum() else ""
 
 
 def shown(value: object, most: int, secret: str) -> str:
-    """A foreign text as one printable line of so many characters; never the secret, nor its beginning."""
+    """A foreign text as one printable line of so many characters; never the secret, nor its
+    beginning."""
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    line = " ".join("".join(sign if sign.isprintable() else " " for sign in text[: 100 * most]).split())
+    line = " ".join(
+        "".join(sign if sign.isprintable() else " " for sign in text[: 100 * most]).split()
+    )
     return "(not shown: it repeats the token)" if secret[:8] in line else line[:most]
 
 
 def longest(headers: Iterable[str], value: object, now: float) -> float:
-    """The longest wait that `Retry-After` headers and a body's `retry_after` ask for, within reason; 0 for none."""
+    """The longest wait that `Retry-After` headers and a body's `retry_after` ask for, within
+    reason; 0 for none."""
     asked = [_seconds(text) or retry.retry_after(text, now) or 0.0 for text in headers]
     return min(MAX_WAIT_S, max([0.0, _seconds(value), *asked]))
 

@@ -1,4 +1,5 @@
-"""The Gateway's wire contract from the worker's side, and nothing else: what is asked, answered, or wrong."""
+"""The Gateway's wire contract from the worker's side, and nothing else: what is asked, answered, or
+wrong."""
 
 import asyncio
 import hashlib
@@ -33,7 +34,8 @@ __all__ = ["LIMITS", "MAX_WAIT_S", "GatewayClient", "Limits", "Stored", "Work"]
 
 MAX_REDIRECTS = 3
 KINDS = ("parcel", "party")
-"""The types of tasks that have paths of their own in the dialect `typed`; a task of no other goes by the first."""
+"""The types of tasks that have paths of their own in the dialect `typed`; a task of no other goes
+by the first."""
 _PASSING = frozenset({408, 425, 429})
 _DENIALS = frozenset({401, 403, 407})
 _ASKS_TO_WAIT = frozenset({429, 503})
@@ -56,7 +58,8 @@ LIMITS = Limits()
 
 
 class _Call:
-    """One call: what it is for the operator, what is sent, and the secret that no word about it may repeat."""
+    """One call: what it is for the operator, what is sent, and the secret that no word about it may
+    repeat."""
 
     def __init__(self, what: str, secret: str, request: Request) -> None:
         self.what, self.secret, self.request = what, secret, request
@@ -67,7 +70,9 @@ class _Call:
 
     def not_taken(self, answer: dict[str, Any]) -> GatewayRefused:
         """The error for an answer 200 that says otherwise."""
-        return GatewayRefused(200, f"{self.what}: the Gateway says: {self.shown(answer.get('message') or answer)}")
+        return GatewayRefused(
+            200, f"{self.what}: the Gateway says: {self.shown(answer.get('message') or answer)}"
+        )
 
     def shown(self, text: object) -> str:
         """Foreign words, fit for an error."""
@@ -77,8 +82,8 @@ class _Call:
 class GatewayClient:
     """The Gateway as its workers see it; it belongs to the event loop it is entered on.
 
-    What may get better raises `GatewayError`, a token that is not accepted `GatewayDenied`, and what the Gateway will
-    never take `GatewayRefused`. Every call may be repeated.
+    What may get better raises `GatewayError`, a token that is not accepted `GatewayDenied`, and
+    what the Gateway will never take `GatewayRefused`. Every call may be repeated.
     """
 
     def __init__(
@@ -103,15 +108,22 @@ class GatewayClient:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self._http.__aexit__(kind, error, trace)
 
-    async def work(self, capacity: int, platforms: Sequence[str], key: str, kind: str | None = None) -> Work:
+    async def work(
+        self, capacity: int, platforms: Sequence[str], key: str, kind: str | None = None
+    ) -> Work:
         """Ask for as many tasks as there is room for; what comes is ours, and nobody else's."""
         if not 1 <= capacity <= 100:
             raise ValueError(f"a capacity of {capacity} is not between 1 and 100")
-        query = urlencode([("capacity", capacity), *(("platforms", name) for name in platforms)], quote_via=quote)
+        query = urlencode(
+            [("capacity", capacity), *(("platforms", name) for name in platforms)], quote_via=quote
+        )
         target = f"{self._base_of(kind)}/work?{query}"
         call = self._call("GET", target, _key(key), max_body=self._limits.work_bytes)
         page = await self._send(call)
@@ -122,26 +134,41 @@ class GatewayClient:
         """Hand over a raw page under a name that is unique among all workers'."""
         kind, form = _form(name, body, msgspec.json.encode(metadata))
         headers = (("Content-Type", kind),)
-        call = self._call("POST", "/internal/raw-files", headers, form, timeout_s=self._limits.raw_s)
+        call = self._call(
+            "POST", "/internal/raw-files", headers, form, timeout_s=self._limits.raw_s
+        )
         answer = _answer(call, await self._send(call))
         if answer.get("status") == "error":
             raise call.not_taken(answer)
         if answer.get("status") != "ok":
             raise call.failed("the Gateway's answer does not say whether it was kept")
 
-    async def send_results(self, body: bytes, *, late: bool = False, kind: str | None = None) -> Stored:
-        """Hand over a JSON array of results; the answer counts them, and rarely says which of them failed."""
-        headers = (*_JSON, *_key(hashlib.sha256(body).hexdigest()), *((("X-Results-Late", "true"),) if late else ()))
+    async def send_results(
+        self, body: bytes, *, late: bool = False, kind: str | None = None
+    ) -> Stored:
+        """Hand over a JSON array of results; the answer counts them, and rarely says which of them
+        failed."""
+        headers = (
+            *_JSON,
+            *_key(hashlib.sha256(body).hexdigest()),
+            *((("X-Results-Late", "true"),) if late else ()),
+        )
         call = self._call("POST", f"{self._base_of(kind)}/results", headers, body)
         answer = _answer(call, await self._send(call))
         return _contract(call, lambda: answers.stored(answer, call.secret))
 
-    async def fail(self, task_id: str, *, reason: str, error_type: str, attempts: int, kind: str | None = None) -> None:
+    async def fail(
+        self, task_id: str, *, reason: str, error_type: str, attempts: int, kind: str | None = None
+    ) -> None:
         """Report a task that ended without a result."""
-        body = msgspec.json.encode({"reason": reason, "error_type": error_type, "attempts": attempts})
+        body = msgspec.json.encode(
+            {"reason": reason, "error_type": error_type, "attempts": attempts}
+        )
         segment = quote(task_id, safe="", errors="surrogatepass").replace(".", "%2E")
         base = self._base_of(kind)
-        call = self._call("POST", f"{base}/tasks/{segment}/fail", _JSON, body, what=f"{base}/tasks/…/fail")
+        call = self._call(
+            "POST", f"{base}/tasks/{segment}/fail", _JSON, body, what=f"{base}/tasks/…/fail"
+        )
         answer = _answer(call, await self._send(call))
         if answer.get("status") == "reported":
             return  # with success false it is no longer ours: the Gateway has heard us all the same
@@ -180,7 +207,11 @@ class GatewayClient:
             secret = token(self._settings)
         except ConfigError as error:  # a file that is just being replaced comes back
             raise GatewayDenied(f"{what}: the Gateway was not asked, because {error}") from None
-        own = (("X-Worker-Token", secret), ("X-Worker-ID", self._worker_id), ("Accept", "application/json"))
+        own = (
+            ("X-Worker-Token", secret),
+            ("X-Worker-ID", self._worker_id),
+            ("Accept", "application/json"),
+        )
         request = Request(
             url=self._base + target,
             loopback=self._loopback,
@@ -196,7 +227,8 @@ class GatewayClient:
         return _Call(what, secret, request)
 
     async def _send(self, call: _Call) -> Page:
-        """The answer to a call, wherever on the same origin it is; raises what any other answer means."""
+        """The answer to a call, wherever on the same origin it is; raises what any other answer
+        means."""
         try:
             async with asyncio.timeout(call.request.timeout_s):
                 page = await self._send_handling_redirects(call)
@@ -226,7 +258,9 @@ class GatewayClient:
         if said := answers.message(page.body, call.secret):
             why = f"{why}: {said}"
         if page.status in _DENIALS:
-            raise GatewayDenied(f"{call.what}: {why}; is GATEWAY_TOKEN (or what GATEWAY_TOKEN_FILE holds) right?")
+            raise GatewayDenied(
+                f"{call.what}: {why}; is GATEWAY_TOKEN (or what GATEWAY_TOKEN_FILE holds) right?"
+            )
         if 400 <= page.status < 500 and page.status not in _PASSING:
             raise GatewayRefused(page.status, f"{call.what}: {why}")
         raise call.failed(why, self._asked_s(page) or None)
@@ -250,7 +284,9 @@ def _base(settings: Settings) -> str:
         why = "STANDALONE=true" if settings.standalone else "GATEWAY_SYNC=disabled"
         raise UsageError(f"{why} is set: no word goes to any Gateway; unset it to work for one")
     if not settings.gateway_url:
-        raise ConfigError("there is no Gateway to work for; set GATEWAY_URL, such as https://gateway.example")
+        raise ConfigError(
+            "there is no Gateway to work for; set GATEWAY_URL, such as https://gateway.example"
+        )
     try:
         url = urls.parse(settings.gateway_url).url
     except UrlError as error:
@@ -258,13 +294,17 @@ def _base(settings: Settings) -> str:
     if "?" in url:
         raise ConfigError("GATEWAY_URL: must not have a query")
     if url.startswith("http:") and not names_loopback(ada_url.URL(url).hostname):
-        raise ConfigError("GATEWAY_URL: must begin with https://, or the token could be read on its way")
+        raise ConfigError(
+            "GATEWAY_URL: must begin with https://, or the token could be read on its way"
+        )
     return url.rstrip("/")
 
 
 def _plain(text: str, what: str) -> str:
     if not re.fullmatch(r"[!-~]{1,200}", text):
-        raise ValueError(f"{text[:200]!r} is no {what}: 1 to 200 printable ASCII characters without spaces")
+        raise ValueError(
+            f"{text[:200]!r} is no {what}: 1 to 200 printable ASCII characters without spaces"
+        )
     return text
 
 
@@ -275,7 +315,9 @@ def _key(key: str) -> tuple[tuple[str, str], ...]:
 def _form(name: str, body: bytes, metadata: bytes) -> tuple[str, bytes]:
     """The type and the bytes of a form with a file and its metadata, the same each time."""
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", name):
-        raise ValueError(f"{name[:200]!r} is no name for a file: 1 to 200 of A-Z, a-z, 0-9, dot, _ and -")
+        raise ValueError(
+            f"{name[:200]!r} is no name for a file: 1 to 200 of A-Z, a-z, 0-9, dot, _ and -"
+        )
     seed, n = hashlib.sha256(name.encode() + metadata).hexdigest()[:32], 0
     while (boundary := f"{seed}{n}").encode() in body or boundary.encode() in metadata:
         n += 1
@@ -292,13 +334,17 @@ def _onward(call: _Call, request: Request, page: Page) -> str:
     """Where a redirect leads; raises where it may not lead."""
     locations = {value for name, value in page.headers if name.lower() == "location" and value}
     if page.status not in _REDIRECTS[request.method] or len(locations) != 1:
-        raise call.failed(f"the Gateway answered {page.status}, which leads nowhere; is GATEWAY_URL right?")
+        raise call.failed(
+            f"the Gateway answered {page.status}, which leads nowhere; is GATEWAY_URL right?"
+        )
     text = locations.pop().encode("latin-1").decode("utf-8", "replace")
     try:
         urls.check_host(text)
         there = urls.parse(ada_url.join_url(request.url, text)).url
     except (UrlError, ValueError):
-        raise call.failed(f"the Gateway redirected to what is no address: {call.shown(text)}") from None
+        raise call.failed(
+            f"the Gateway redirected to what is no address: {call.shown(text)}"
+        ) from None
     origin = ada_url.URL(there).origin
     if origin != ada_url.URL(request.url).origin:
         raise call.failed(

@@ -1,4 +1,5 @@
-"""The collector: asks the Gateway for as much work as there is room for, and keeps it before anything else happens."""
+"""The collector: asks the Gateway for as much work as there is room for, and keeps it before
+anything else happens."""
 
 import asyncio
 import logging
@@ -40,11 +41,13 @@ IDLE_S = 5.0
 SESSIONS_S = 5.0
 """Workers look that often whether a job's secrets have changed."""
 LAST_WORDS_S = 2.5
-"""How long a stop waits for the answer to a question: the tasks in it are ours, and nobody else's."""
+"""How long a stop waits for the answer to a question: the tasks in it are ours, and nobody
+else's."""
 MAX_ID, MAX_TASK = 500, 64_000
 _TEXTS = ("parcel_id", "state", "county")
 _MOMENTS = ("deadline", "expires_at", "lease_until")
-"""Fields of a task with a time after which nobody wants it any more; `lease_s` says it in seconds from now."""
+"""Fields of a task with a time after which nobody wants it any more; `lease_s` says it in seconds
+from now."""
 
 
 class Unnamed(msgspec.Struct, frozen=True):
@@ -85,12 +88,16 @@ def _unnamed(reason: str, text: str) -> Unnamed:
     return Unnamed(reason, urls.without_credentials(str(urls.without_secrets(text)))[:1000])
 
 
-def _assignment(task_id: str, item: dict[str, Any], sites: Sites, secrets: Secrets, now: float) -> Assignment:
+def _assignment(
+    task_id: str, item: dict[str, Any], sites: Sites, secrets: Secrets, now: float
+) -> Assignment:
     platform, target = item.get("platform"), item.get("target")
     if platform is not None and not isinstance(platform, str):
         raise _Malformed("the platform is not text")
     if not isinstance(target, dict):
-        raise _Malformed("the target is not an object" if "target" in item else "there is no target")
+        raise _Malformed(
+            "the target is not an object" if "target" in item else "there is no target"
+        )
     texts = {name: _text(name, target.get(name)) for name in _TEXTS}
     url = target.get("url")
     if url is not None and not isinstance(url, str):
@@ -111,12 +118,15 @@ def _assignment(task_id: str, item: dict[str, Any], sites: Sites, secrets: Secre
 
 
 def _input(item: dict[str, Any], texts: dict[str, str], url: str) -> dict[str, Any]:
-    """What is kept of a task: the Gateway's fields of its result, and all of it as it came but for secrets."""
+    """What is kept of a task: the Gateway's fields of its result, and all of it as it came but for
+    secrets."""
     target = item.get("target")
     if isinstance(target, dict) and isinstance(target.get("url"), str):
         item = item | {"target": target | {"url": url or urls.without_credentials(target["url"])}}
     fields = {name: texts.get(name) or None for name in ("state", "county")}
-    kept: dict[str, Any] = urls.without_secrets({"platform": item.get("platform"), **fields, "task": item})
+    kept: dict[str, Any] = urls.without_secrets(
+        {"platform": item.get("platform"), **fields, "task": item}
+    )
     return kept
 
 
@@ -135,11 +145,17 @@ def _text(name: str, value: Any) -> str:
 def _made_url(platform: str | None, target: dict[str, Any], sites: Sites) -> str:
     site = sites.named(platform) if platform else None
     if site is None or site.url_template is None:
-        which = f"the platform {platform[:60]!r} has no url_template here" if platform else "no platform is named"
+        which = (
+            f"the platform {platform[:60]!r} has no url_template here"
+            if platform
+            else "no platform is named"
+        )
         raise _Malformed(f"the target has no url, and {which}")
     fields = {name.strip().lower(): value for name, value in target.items()}
     try:
-        return expand(site.url_template, lambda name: _text(name, fields[name]) if name in fields else None)
+        return expand(
+            site.url_template, lambda name: _text(name, fields[name]) if name in fields else None
+        )
     except ValueError as error:
         raise _Malformed(str(error)) from None
 
@@ -148,16 +164,26 @@ def _priority(value: Any) -> int:
     """1 to 4; what is beyond them is the nearest of them, and nothing said is 3."""
     if value is None:
         return 3
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value != int(value):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or value != int(value)
+    ):
         raise _Malformed("the priority is not a whole number")
     return min(4, max(1, int(value)))
 
 
 def _deadline(item: dict[str, Any], now: float) -> float:
-    """The first of the times after which the Gateway does not count on this task; one that is none is not obeyed."""
+    """The first of the times after which the Gateway does not count on this task; one that is none
+    is not obeyed."""
     found = [moment for name in _MOMENTS if (moment := _moment(item.get(name))) is not None]
     lease_s = item.get("lease_s")
-    if isinstance(lease_s, int | float) and not isinstance(lease_s, bool) and 0 <= lease_s < NO_DEADLINE / 2:
+    if (
+        isinstance(lease_s, int | float)
+        and not isinstance(lease_s, bool)
+        and 0 <= lease_s < NO_DEADLINE / 2
+    ):
         found.append(now + lease_s)
     return min(found, default=NO_DEADLINE)
 
@@ -169,13 +195,18 @@ def _moment(value: Any) -> float | None:
             return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
         except (ValueError, OverflowError):
             return None
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < NO_DEADLINE / 2:
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and 0 <= value < NO_DEADLINE / 2
+    ):
         return float(value)
     return None
 
 
 def named(platforms: Sequence[str], count: int) -> list[str]:
-    """The platforms in turn, up to so many names: Gateways hand out one task of each priority per name."""
+    """The platforms in turn, up to so many names: Gateways hand out one task of each priority per
+    name."""
     if not platforms:
         return []
     size = sum(len(quote(name, safe="")) + len("&platforms=") for name in platforms)
@@ -184,7 +215,8 @@ def named(platforms: Sequence[str], count: int) -> list[str]:
 
 
 def asked(settings: Settings, platforms: Sequence[str], sites: Sites) -> Sequence[str]:
-    """The platforms to ask for: those that were named, or where a Gateway insists on some those of the site files."""
+    """The platforms to ask for: those that were named, or where a Gateway insists on some those of
+    the site files."""
     if platforms or settings.gateway_dialect == "plain":
         return platforms
     if not sites.names:
@@ -257,7 +289,8 @@ class Collector:
             self.asking.clear()
 
     def free(self) -> int:
-        """How many tasks there is room for now; a few are not worth a question, unless hardly any is here."""
+        """How many tasks there is room for now; a few are not worth a question, unless hardly any
+        is here."""
         with self._lpm.errors():
             db = self._lpm.ledger.db
             if self._lpm.ledger.job_by_id(self._job.id).hold or exchange.get_note(db, "order"):
@@ -277,14 +310,24 @@ class Collector:
         work = await self._client.work(count, named(self._platforms, count), key, kind)
         failpoint("handed-out")
         # The answer goes by the path that the task came by, whatever the task says of its type.
-        items = [item | {"type": kind} if kind and isinstance(item, dict) else item for item in work.tasks]
+        items = [
+            item | {"type": kind} if kind and isinstance(item, dict) else item
+            for item in work.tasks
+        ]
         tasks = [read(item, self._sites, self._secrets, now) for item in items]
         if self._secrets.unsaved:  # a worker that has not seen them yet would be sent away
             later = now + SESSIONS_S
-            tasks = [replace(task, not_before=later) if isinstance(task, Assignment) else task for task in tasks]
+            tasks = [
+                replace(task, not_before=later) if isinstance(task, Assignment) else task
+                for task in tasks
+            ]
         unnamed = [task for task in tasks if isinstance(task, Unnamed)]
         for task in unnamed:
-            log.error("the Gateway handed out what cannot be answered: %s: %s", task.reason, task.text[:200])
+            log.error(
+                "the Gateway handed out what cannot be answered: %s: %s",
+                task.reason,
+                task.text[:200],
+            )
         with self._lpm.errors():
             done = exchange.assign(
                 self._lpm.durable,
@@ -297,7 +340,11 @@ class Collector:
         failpoint("assigned")
         self._secrets.save()
         if done.refused:
-            log.warning("%d of %d tasks cannot be worked on; the Gateway is told why", done.refused, len(tasks))
+            log.warning(
+                "%d of %d tasks cannot be worked on; the Gateway is told why",
+                done.refused,
+                len(tasks),
+            )
         return max(LOOK_S, work.wait_s) if work.wait_s or done.accepted else IDLE_S
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""The heartbeat: tells the Gateway every half minute how this worker stands, and does what it answers."""
+"""The heartbeat: tells the Gateway every half minute how this worker stands, and does what it
+answers."""
 
 import asyncio
 import logging
@@ -28,10 +29,14 @@ PATIENCE_S = 120.0
 class Heartbeat:
     """Sent also while the queue is full, paused or draining."""
 
-    def __init__(self, settings: Settings, job: Job, client: GatewayClient, platforms: Sequence[str] = ()) -> None:
+    def __init__(
+        self, settings: Settings, job: Job, client: GatewayClient, platforms: Sequence[str] = ()
+    ) -> None:
         self._job, self._client, self._platforms = job, client, platforms
         self._lpm = LocalPersistenceManager(settings.data_dir)
-        self._trouble = Trouble("the heartbeat", note=lambda text: self._note(trouble_heartbeat=text))
+        self._trouble = Trouble(
+            "the heartbeat", note=lambda text: self._note(trouble_heartbeat=text)
+        )
         self._note(trouble_heartbeat=None)
         psutil.cpu_percent()  # the first answer is of no use: it is the time since this call that counts
 
@@ -50,7 +55,8 @@ class Heartbeat:
             await asyncio.sleep(wait_s)
 
     async def beat(self) -> None:
-        """Tell how things stand, and obey; under the same key until its commands were obeyed, so that none is lost."""
+        """Tell how things stand, and obey; under the same key until its commands were obeyed, so
+        that none is lost."""
         with self._lpm.errors():
             body, key = msgspec.json.encode(self.facts()), self._key()
         commands = await self._client.heartbeat(body, key)
@@ -75,7 +81,9 @@ class Heartbeat:
         """The counts of the contract, of the Gateway's tasks."""
         db = self._lpm.ledger.db
         states, ended = exchange.states(db), exchange.ended(db, self._lpm.now() - 60)
-        queue = {name: states.get(name, 0) for name in ("pending", "processing", "completed", "failed")}
+        queue = {
+            name: states.get(name, 0) for name in ("pending", "processing", "completed", "failed")
+        }
         return {
             "active_tasks": queue["processing"],
             "completed_last_minute": ended.pop("completed", 0),
@@ -87,7 +95,8 @@ class Heartbeat:
         }
 
     def obey(self, command: str) -> None:
-        """Do what the Gateway says: `pause` puts its tasks aside, `drain` takes no more and ends when all is done.
+        """Do what the Gateway says: `pause` puts its tasks aside, `drain` takes no more and ends
+        when all is done.
 
         What an operator has paused or cancelled is the operator's.
         """

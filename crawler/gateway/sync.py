@@ -1,7 +1,9 @@
-"""Sync: what the outbox holds goes to the Gateway, pages first, and is synced only once the Gateway has said so.
+"""Sync: what the outbox holds goes to the Gateway, pages first, and is synced only once the Gateway
+has said so.
 
-Pages, results and reports go their own ways, so that none waits for the slowest of another kind. What fails is put off,
-longer each time, and what came behind it passes; only a Gateway that answers nobody is waited for by all.
+Pages, results and reports go their own ways, so that none waits for the slowest of another kind.
+What fails is put off, longer each time, and what came behind it passes; only a Gateway that answers
+nobody is waited for by all.
 """
 
 import asyncio
@@ -46,16 +48,34 @@ ALONE = 3
 ALIVE_S = 30.0
 """A Gateway that has given a good answer so lately was there when a request failed."""
 SUSPECT = 6
-"""A request that has failed so often in a row is taken apart, although it may be the Gateway's own trouble."""
+"""A request that has failed so often in a row is taken apart, although it may be the Gateway's own
+trouble."""
 MAX_CHARACTERS = {"parcel_id": 255, "platform": 64, "state": 8, "county": 255}
-"""What Gateways of this family store of each; one that gets more refuses the result, or all of its request."""
+"""What Gateways of this family store of each; one that gets more refuses the result, or all of its
+request."""
 NOT_SENT = 0
 """In the place of a Gateway's status: the result was refused here."""
 SHOWN = 10
 """Tasks that one line of the log names; `sync rejected` names all of them."""
 _TOO_LARGE = 413
-_FIELDS = ("parcel_id", "platform", "state", "county", "data", "scraped_at", "parse_duration_ms", "raw_html_hash")
-_ENDINGS = {"html": "html", "xml": "xml", "json": "json", "pdf": "pdf", "csv": "csv", "plain": "txt"}
+_FIELDS = (
+    "parcel_id",
+    "platform",
+    "state",
+    "county",
+    "data",
+    "scraped_at",
+    "parse_duration_ms",
+    "raw_html_hash",
+)
+_ENDINGS = {
+    "html": "html",
+    "xml": "xml",
+    "json": "json",
+    "pdf": "pdf",
+    "csv": "csv",
+    "plain": "txt",
+}
 
 Item = TypeVar("Item")
 
@@ -82,8 +102,12 @@ class Lane(Generic[Item]):
         room = self.most - len(self._busy)
         if room <= 0:
             return ()
-        self._later = {key: entry for key, entry in self._later.items() if entry[1] > now - FORGET_S}
-        items = list(self._due(room, [*self._busy, *self._later]))  # what has not failed yet goes first
+        self._later = {
+            key: entry for key, entry in self._later.items() if entry[1] > now - FORGET_S
+        }
+        items = list(
+            self._due(room, [*self._busy, *self._later])
+        )  # what has not failed yet goes first
         self._busy |= {self._key(item) for item in items}
         if len(items) < room and any(until <= now for _, until in self._later.values()):
             waiting = [key for key, (_, until) in self._later.items() if until > now]
@@ -98,7 +122,9 @@ class Lane(Generic[Item]):
         self._busy.discard(key)
         failures = self._later.pop(key, (0, 0.0))[0] + 1 if failed else 0
         if failures:
-            wait_s = min(LONGEST_LATER_S, FIRST_LATER_S * 2 ** min(failures - 1, 10)) * (0.5 + 0.5 * random.random())
+            wait_s = min(LONGEST_LATER_S, FIRST_LATER_S * 2 ** min(failures - 1, 10)) * (
+                0.5 + 0.5 * random.random()
+            )
             self._later[key] = (failures, now + wait_s)
         return failures
 
@@ -114,14 +140,18 @@ class Batch(msgspec.Struct, frozen=True):
     parcels: tuple[Parcel, ...]
     body: bytes
     first: tuple[Parcel, ...] = ()
-    """Those whose natural keys were never sent before: the Gateway can have no row of ours under them."""
+    """Those whose natural keys were never sent before: the Gateway can have no row of ours under
+    them."""
 
 
 class Sync:
     """Sends what is ready, in order; one at a time for a store."""
 
-    def __init__(self, settings: Settings, client: GatewayClient, longest_s: float = LONGEST_S) -> None:
-        """`longest_s` is how long to wait at most before a Gateway that answers nobody is tried again."""
+    def __init__(
+        self, settings: Settings, client: GatewayClient, longest_s: float = LONGEST_S
+    ) -> None:
+        """`longest_s` is how long to wait at most before a Gateway that answers nobody is tried
+        again."""
         self._client = client
         self._lpm = LocalPersistenceManager(settings.data_dir)
         self._trouble = Trouble("sync", longest_s, note=self._note)
@@ -136,7 +166,9 @@ class Sync:
         self.lanes: tuple[Lane[Any], ...] = (
             Lane[Parcel](PAGES_AT_ONCE, self._pages, lambda parcel: parcel.task, self._send_page),
             Lane[Batch](1, self._batches, lambda batch: batch.name, self._send_batch),
-            Lane[Report](REPORTS_AT_ONCE, self._reports, lambda report: report.task, self._send_report),
+            Lane[Report](
+                REPORTS_AT_ONCE, self._reports, lambda report: report.task, self._send_report
+            ),
         )
 
     def _note(self, trouble: str | None) -> None:
@@ -174,7 +206,9 @@ class Sync:
                 if not sending:
                     await self._change(lane.opens_s(loop.time()))
                     continue
-                done, sending = await asyncio.wait(sending, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                done, sending = await asyncio.wait(
+                    sending, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
+                )
                 for task in done:
                     task.result()  # a defect ends the service, which begins anew
         finally:
@@ -191,7 +225,8 @@ class Sync:
                 return
 
     async def _attempt(self, lane: Lane[Any], item: Any) -> None:
-        """Send one thing; where that fails it is put off, or, where nothing else succeeds either, all are."""
+        """Send one thing; where that fails it is put off, or, where nothing else succeeds either,
+        all are."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
@@ -216,7 +251,8 @@ class Sync:
             lane.end(item, loop.time(), failed=False)
 
     def _heart_beats(self) -> bool:
-        """Whether the Gateway has answered a heartbeat of late: then it is these things that it cannot take."""
+        """Whether the Gateway has answered a heartbeat of late: then it is these things that it
+        cannot take."""
         with contextlib.suppress(StoreError), self._lpm.errors():
             heard = exchange.get_note(self._lpm.ledger.db, "heard")
             return heard is not None and abs(self._lpm.now() - float(heard)) < HEARD_S
@@ -230,7 +266,8 @@ class Sync:
         self._trouble.over()
 
     def _suspect(self, batch: Batch, failures: int) -> None:
-        """Take a request apart that fails again while others do not: one of its results may be what is not borne."""
+        """Take a request apart that fails again while others do not: one of its results may be what
+        is not borne."""
         known = batch.name in self._blamed
         alive = asyncio.get_running_loop().time() - self._good_at < ALIVE_S
         before = self._blamed.setdefault(batch.name, self._good - alive)
@@ -247,7 +284,8 @@ class Sync:
         return exchange.pages(self._lpm.ledger.db, room, self._lpm.now(), later)
 
     async def _send_page(self, parcel: Parcel) -> None:
-        """See that the Gateway has a result's page; a page that cannot be had does not hold up its result."""
+        """See that the Gateway has a result's page; a page that cannot be had does not hold up its
+        result."""
         key = self._key(parcel)
         with self._lpm.errors():
             problem = _unsendable(parcel, exchange.key_holders(self._lpm.ledger.db, [key]).get(key))
@@ -307,7 +345,8 @@ class Sync:
         return (Batch(name, tuple(ready), body, first),)
 
     def _sendable(self, later: Sequence[str]) -> Sequence[Parcel]:
-        """The results of a request that was begun, else new ones that the Gateway can store beside each other."""
+        """The results of a request that was begun, else new ones that the Gateway can store beside
+        each other."""
         while ready := exchange.parcels(self._lpm.ledger.db, BATCH, self._lpm.now(), later):
             good = ready if ready[0].batch else self._not_refused(ready)
             if good:
@@ -324,7 +363,9 @@ class Sync:
                 self._refuse(parcel, NOT_SENT, problem)
                 continue
             good.append(parcel)
-            holders[keys[parcel.task]] = exchange.KeyHolder(parcel.task_id, parcel.url_key, "ready", None)
+            holders[keys[parcel.task]] = exchange.KeyHolder(
+                parcel.task_id, parcel.url_key, "ready", None
+            )
         return good
 
     def _key(self, parcel: Parcel) -> str:
@@ -334,7 +375,8 @@ class Sync:
         return msgspec.json.encode(texts if kind in (None, KINDS[0]) else [*texts, kind]).decode()
 
     def _together(self, ready: Sequence[Parcel], texts: dict[int, bytes]) -> Sequence[Parcel]:
-        """As many as go in one request; what was refused before goes alone, so as not to take others down again."""
+        """As many as go in one request; what was refused before goes alone, so as not to take
+        others down again."""
         first, size, kind_of = ready[0], 0, self._client.kind_of
         for count, parcel in enumerate(ready[: self._most]):
             size += len(texts[parcel.task])
@@ -348,11 +390,19 @@ class Sync:
         fields = {name: result[name] for name in _FIELDS} | msgspec.structs.asdict(parcel.key)
         if self._client.kind_of(parcel.type):
             fields["scraped_at"] = fields["scraped_at"].removesuffix("Z")
-        return {"task_id": parcel.task_id, **fields, "parse_duration_ms": round(result["parse_duration_ms"])}
+        return {
+            "task_id": parcel.task_id,
+            **fields,
+            "parse_duration_ms": round(result["parse_duration_ms"]),
+        }
 
     def _read(self, parcels: Sequence[Parcel]) -> list[tuple[int, dict[str, Any]]]:
         tasks = msgspec.json.encode([parcel.task for parcel in parcels]).decode()
-        return list(rows.read(self._lpm.ledger.db, "r.task IN (SELECT value FROM json_each(?))", (tasks,), None))
+        return list(
+            rows.read(
+                self._lpm.ledger.db, "r.task IN (SELECT value FROM json_each(?))", (tasks,), None
+            )
+        )
 
     async def _send_batch(self, batch: Batch) -> None:
         """Deliver results; those that the Gateway has confirmed, and only those, are synced."""
@@ -376,14 +426,17 @@ class Sync:
         self._not_stored(batch, 200, said or counted)
 
     def _look_for_replaced(self, batch: Batch, updated: int) -> None:
-        """Raise the alarm where a first delivery was counted as an update: the row was another result's."""
+        """Raise the alarm where a first delivery was counted as an update: the row was another
+        result's."""
         count = updated - (len(batch.parcels) - len(batch.first))
         if count <= 0 or not batch.first:
             self._most = min(BATCH, 2 * self._most)
             return
         if count < len(batch.first):
             self._most = 1  # the answer does not say which: from now on it shall
-        which = "it" if count == len(batch.first) == 1 else f"{count:,} of {len(batch.first):,} results"
+        which = (
+            "it" if count == len(batch.first) == 1 else f"{count:,} of {len(batch.first):,} results"
+        )
         problem = (
             f"the Gateway counted {which} as updated, although nothing was ever sent from here under that key: "
             "another result of the same parcel_id, platform, state and county may have been replaced"
@@ -404,7 +457,9 @@ class Sync:
     def _take_apart(self, batch: Batch) -> list[str]:
         middle = len(batch.parcels) // 2
         with self._lpm.errors():
-            return exchange.begin_batches(self._lpm.ledger.db, [batch.parcels[:middle], batch.parcels[middle:]])
+            return exchange.begin_batches(
+                self._lpm.ledger.db, [batch.parcels[:middle], batch.parcels[middle:]]
+            )
 
     # Reports
 
@@ -430,7 +485,8 @@ class Sync:
             exchange.reported(self._lpm.durable.db, report, self._lpm.now())
 
     def _refuse(self, item: Parcel | Report, code: int, problem: str) -> None:
-        """Keep what was refused for good; what the Gateway merely could not store is offered some times more."""
+        """Keep what was refused for good; what the Gateway merely could not store is offered some
+        times more."""
         again = code == 200 and item.tries + 1 < MAX_TRIES
         not_before = self._lpm.now() + 2**item.tries if again else None
         if not again:
@@ -457,15 +513,23 @@ def _unsendable(parcel: Parcel, holder: KeyHolder | None) -> str | None:
     """Why a result cannot be stored beside what was sent before; None where it can."""
     for name, text in msgspec.structs.asdict(parcel.key).items():
         if text and len(text) > MAX_CHARACTERS[name]:
-            return (
-                f"its {name} has {len(text):,} characters, and a Gateway takes {MAX_CHARACTERS[name]}: {text[:100]!r}"
-            )
-    if holder is None or holder.url_key == parcel.url_key or holder.state not in ("ready", "synced"):
+            return f"its {name} has {len(text):,} characters, and a Gateway takes {MAX_CHARACTERS[name]}: {text[:100]!r}"
+    if (
+        holder is None
+        or holder.url_key == parcel.url_key
+        or holder.state not in ("ready", "synced")
+    ):
         return None
-    done = parcel.asked_at is not None and holder.synced_at is not None and holder.synced_at <= parcel.asked_at
+    done = (
+        parcel.asked_at is not None
+        and holder.synced_at is not None
+        and holder.synced_at <= parcel.asked_at
+    )
     if done:
         return None  # the Gateway had that one, and has asked for this parcel again
-    key = ", ".join(f"{name} {text!r}" for name, text in msgspec.structs.asdict(parcel.key).items() if text)
+    key = ", ".join(
+        f"{name} {text!r}" for name, text in msgspec.structs.asdict(parcel.key).items() if text
+    )
     return f"it would replace the result of task {holder.task_id}, another page with the same key: {key}"
 
 

@@ -1,4 +1,5 @@
-"""A Gateway that does not answer: said once, waited for longer and longer, and said once more when it is back."""
+"""A Gateway that does not answer: said once, waited for longer and longer, and said once more when
+it is back."""
 
 import contextlib
 import logging
@@ -29,12 +30,15 @@ class Trouble:
         """What is wrong at the moment."""
 
     def met(self, error: CrawlerError) -> float:
-        """Note a failure; returns how long to wait: as long as the Gateway asks for, or twice as long each time."""
+        """Note a failure; returns how long to wait: as long as the Gateway asks for, or twice as
+        long each time."""
         if self.now is None:
             log.warning("%s waits: %s", self._service, error)
             self._tell(str(error))
         self.now = str(error)
-        wait_s: float = min(self._longest_s, FIRST_S * 2 ** min(self._failures, 10)) * (0.5 + 0.5 * self._jitter())
+        wait_s: float = min(self._longest_s, FIRST_S * 2 ** min(self._failures, 10)) * (
+            0.5 + 0.5 * self._jitter()
+        )
         self._failures += 1
         asked_s = error.retry_after_s if isinstance(error, GatewayError) else None
         return max(wait_s, asked_s or 0.0)

@@ -1,7 +1,8 @@
 """Verdicts: what a page really is (pure functions).
 
-A good page is told by its text and an innocent title, which is cheap; all others are looked at closely. No single word
-makes a wall: a rule asks for marks that nothing else has, or for several weak signs and hardly anything else to read.
+A good page is told by its text and an innocent title, which is cheap; all others are looked at
+closely. No single word makes a wall: a rule asks for marks that nothing else has, or for several
+weak signs and hardly anything else to read.
 """
 
 from selectolax.lexbor import LexborHTMLParser
@@ -18,10 +19,13 @@ _GONE = frozenset({404, 410})
 _GOOD = decided("ok", evidence=("much to read under an innocent title",))
 
 
-def judge(page: Page, html: bytes, tree: LexborHTMLParser | None, budget: Budget | None = None) -> Verdict:
+def judge(
+    page: Page, html: bytes, tree: LexborHTMLParser | None, budget: Budget | None = None
+) -> Verdict:
     """Say what a page really is.
 
-    `html` is the page in UTF-8, empty for what is not HTML; `tree` is its tree, or None, and is not changed.
+    `html` is the page in UTF-8, empty for what is not HTML; `tree` is its tree, or None, and is not
+    changed.
     """
     budget = budget or Budget()
     status = page.status
@@ -35,7 +39,11 @@ def judge(page: Page, html: bytes, tree: LexborHTMLParser | None, budget: Budget
     if status in _GONE or 300 <= status < 400:
         return _plain(status)
     if tree is None:
-        return _verdict(rules.of_text(page, headers), status) if _is_short_text(page, headers) else _plain(status)
+        return (
+            _verdict(rules.of_text(page, headers), status)
+            if _is_short_text(page, headers)
+            else _plain(status)
+        )
     sight = glance(tree, budget)
     # What is rich only because of its links may still be a form to log in.
     innocent = sight.own >= RICH or b"password" not in html

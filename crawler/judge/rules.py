@@ -18,7 +18,14 @@ MARKUP_BYTES = 200_000
 CHALLENGE, SHORT, BRIEF, ANNOUNCEMENT, LONG = 1_200, 600, 300, 150, 2_500
 """The most characters of own text that a wall may have, by how sure its other signs are."""
 RECORD_CELLS, RECORD_PARTS, THIN, BEGINNING, SHORT_HEADING, MENU, SHELL = 4, 8, 140, 60, 45, 15, 200
-_DATA_TYPES = ("website", "organization", "breadcrumblist", "searchaction", "imageobject", "webpage")
+_DATA_TYPES = (
+    "website",
+    "organization",
+    "breadcrumblist",
+    "searchaction",
+    "imageobject",
+    "webpage",
+)
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -93,13 +100,15 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return self.sight.own <= most
 
     def lead(self, wanted: tuple[str, ...]) -> str:
-        """What the title or a heading says, if it is one of these phrases and hardly anything else."""
+        """What the title or a heading says, if it is one of these phrases and hardly anything
+        else."""
         if not holds(self.heads, wanted):
             return ""
         return next((said for line in self.sight.lines if (said := says_only(line, wanted))), "")
 
     def near_lead(self, wanted: tuple[str, ...]) -> str:
-        """A title or heading with one of the longer phrases and more, if it is nearly all that there is."""
+        """A title or heading with one of the longer phrases and more, if it is nearly all that
+        there is."""
         sight = self.sight
         if (
             not holds(self.heads, wanted)
@@ -115,7 +124,9 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     def both_lead(self, wanted: tuple[str, ...]) -> bool:
         """Whether title and a heading say so both."""
-        return bool(says_only(self.sight.title, wanted)) and any(says_only(h, wanted) for h in self.sight.headings)
+        return bool(says_only(self.sight.title, wanted)) and any(
+            says_only(h, wanted) for h in self.sight.headings
+        )
 
     def amount(self) -> str:
         """How much there is to read."""
@@ -196,8 +207,14 @@ def _vendor_words(case: Case) -> Found | None:
     if not case.little(CHALLENGE):
         return None
     for mark, evidence in vendors.by_words(case.words):
-        # The words of a vendor in a page of a success could be quoted: then the title is not made of them.
-        if not case.good or mark.sign in case.heads or case.lead(phrases.REFUSED) or case.little(BRIEF):
+        # The words of a vendor in a page of a success could be quoted: then the title is not made
+        # of them.
+        if (
+            not case.good
+            or mark.sign in case.heads
+            or case.lead(phrases.REFUSED)
+            or case.little(BRIEF)
+        ):
             return Found(mark.name, (evidence, case.amount()), mark.vendor)
     return None
 
@@ -211,11 +228,19 @@ def _captcha(case: Case) -> Found | None:
     spoken = holds(case.words, phrases.ROBOT)
     sign, vendor = vendors.widget(case.markup)
     if sign and spoken and sight.fields <= 1 and (said or case.little(BRIEF) or not case.good):
-        return Found("captcha", (f"a captcha ({sign})", _quoted("it says", spoken), case.amount()), vendor)
+        return Found(
+            "captcha", (f"a captcha ({sign})", _quoted("it says", spoken), case.amount()), vendor
+        )
     bare = not (sight.fields or sight.links or sight.images or case.data) and sight.parts <= 3
     if sign and vendor and bare and case.little(60):
         return Found("captcha", (f"a captcha ({sign}) and nothing else", case.amount()), vendor)
-    alone = case.little(ANNOUNCEMENT) and not sight.fields and sight.parts <= 5 and sight.links <= 5 and case.scripts
+    alone = (
+        case.little(ANNOUNCEMENT)
+        and not sight.fields
+        and sight.parts <= 5
+        and sight.links <= 5
+        and case.scripts
+    )
     if said and (alone or (not case.good and case.little(BRIEF))):
         return Found("captcha", (_quoted("title or heading", said), case.amount()), _edge(case))
     return None
@@ -231,7 +256,9 @@ def _refused(case: Case) -> Found | None:
         return None
     said, why = case.lead(phrases.REFUSED), holds(case.words, phrases.REFUSED_WHY)
     if why and (said or (not case.good and case.little(BRIEF))):
-        return Found("blocked", (_quoted("title or heading", said), _quoted("it says", why), case.amount()))
+        return Found(
+            "blocked", (_quoted("title or heading", said), _quoted("it says", why), case.amount())
+        )
     return None
 
 
@@ -260,7 +287,8 @@ def _maintenance(case: Case) -> Found | None:
     spoken = not case.good and "maintenance" in case.words
     if (said and (len(says) >= (1 if case.little(BRIEF) else 3) or not case.good)) or spoken:
         return Found(
-            "maintenance", (_quoted("title or heading", said), _quoted("it says", ", ".join(says)), case.amount())
+            "maintenance",
+            (_quoted("title or heading", said), _quoted("it says", ", ".join(says)), case.amount()),
         )
     return None
 
@@ -270,7 +298,11 @@ def _parked(case: Case) -> Found | None:
         return None
     mark = holds(case.markup, phrases.PARKED_MARKUP)
     said = holds(case.heads, phrases.PARKED)
-    named = next((line for line in case.sight.lines if _is_host(line)), "") if case.little(SHELL) else ""
+    named = (
+        next((line for line in case.sight.lines if _is_host(line)), "")
+        if case.little(SHELL)
+        else ""
+    )
     says = holds(case.sight.text, phrases.PARKED_SAYS + phrases.PARKED)
     signs = [
         _quoted("title or heading", said) if said else "",
@@ -284,7 +316,9 @@ def _parked(case: Case) -> Found | None:
 
 
 def _is_host(line: str) -> bool:
-    return "." in line[1:-1] and " " not in line and line.replace(".", "").replace("-", "").isalnum()
+    return (
+        "." in line[1:-1] and " " not in line and line.replace(".", "").replace("-", "").isalnum()
+    )
 
 
 def _login(case: Case) -> Found | None:
@@ -296,9 +330,14 @@ def _login(case: Case) -> Found | None:
     place = holds(case.place, phrases.LOGIN_PLACES)
     said, says = case.lead(phrases.LOGIN), holds(case.words, phrases.LOGIN_SAYS)
     if sight.passwords:
-        signs = (_quoted("title or heading", said) if said else "", f"the place {place}" if place else "")
+        signs = (
+            _quoted("title or heading", said) if said else "",
+            f"the place {place}" if place else "",
+        )
         led = case.moved and place
-        bare = sight.parts < RECORD_PARTS and sight.linked < 60 and sight.fields <= 2 and not case.data
+        bare = (
+            sight.parts < RECORD_PARTS and sight.linked < 60 and sight.fields <= 2 and not case.data
+        )
         sure = led or case.both_lead(phrases.LOGIN)
         if case.little(CHALLENGE if sure else BRIEF if said or says else 100 if bare else -1):
             return Found("login_wall", ("a password field", *filter(None, signs), case.amount()))
@@ -306,7 +345,10 @@ def _login(case: Case) -> Found | None:
     if says and case.little(BRIEF) and sight.parts <= 10:
         return Found("login_wall", (_quoted("it says", says), case.amount()))
     if said and place and case.moved and case.little(BRIEF):
-        return Found("login_wall", (_quoted("title or heading", said), f"led to {case.place[:80]}", case.amount()))
+        return Found(
+            "login_wall",
+            (_quoted("title or heading", said), f"led to {case.place[:80]}", case.amount()),
+        )
     return None
 
 
@@ -318,9 +360,14 @@ def _consent(case: Case) -> Found | None:
     said = next((line for line in sight.lines[:2] if holds(line, phrases.CONSENT)), "")
     says = holds(case.words, phrases.CONSENT_SAYS)
     # Links that are buttons begin with the word; many others have it somewhere.
-    links = [label for label in map(squashed, sight.labels) if label.startswith(phrases.CONSENT_LINKS)]
+    links = [
+        label for label in map(squashed, sight.labels) if label.startswith(phrases.CONSENT_LINKS)
+    ]
     buttons = [label for label in sight.buttons + links if holds(label, phrases.CONSENT_BUTTONS)]
-    button = next((label for label in buttons if not holds(label, phrases.COOKIE_BUTTONS)), "".join(buttons[:1]))
+    button = next(
+        (label for label in buttons if not holds(label, phrases.COOKIE_BUTTONS)),
+        "".join(buttons[:1]),
+    )
     signs = [
         f"the place {place}" if place else "",
         _quoted("title or heading", said) if said else "",
@@ -328,7 +375,8 @@ def _consent(case: Case) -> Found | None:
     ]
     count = sum(map(bool, signs))
     banner, terms = holds(button, phrases.COOKIE_BUTTONS), holds(said, phrases.TERMS)
-    # The banner of a page about terms is not the button that accepts them, and a page about cookies is longer.
+    # The banner of a page about terms is not the button that accepts them, and a page about cookies
+    # is longer.
     if not place and ((banner and terms) or not case.little(LONG if terms else SHORT)):
         return None
     if (button and count >= 2 and (place or says)) or (place and count >= 2 and case.little(100)):
@@ -355,7 +403,11 @@ def _error(case: Case) -> Found | None:
 def _soft_404(case: Case) -> Found | None:
     if case.is_record or not case.little(LONG if case.both_lead(phrases.GONE) else SHORT):
         return None
-    said = case.lead(phrases.GONE) or case.near_lead(phrases.GONE) or (_missing(case) if case.little(BRIEF) else "")
+    said = (
+        case.lead(phrases.GONE)
+        or case.near_lead(phrases.GONE)
+        or (_missing(case) if case.little(BRIEF) else "")
+    )
     says = holds(case.sight.text, phrases.GONE_SAYS)
     if said and (says or case.little(100)):
         return Found("soft_404", (_quoted("title or heading", said), case.amount()))
@@ -370,14 +422,25 @@ def _missing(case: Case) -> str:
 
 def _shell(case: Case) -> Found | None:
     sight = case.sight
-    if case.data or sight.cells or not case.scripts or not case.little(SHELL) or sight.parts >= RECORD_PARTS:
+    if (
+        case.data
+        or sight.cells
+        or not case.scripts
+        or not case.little(SHELL)
+        or sight.parts >= RECORD_PARTS
+    ):
         return None
     asks = "javascript" in case.noscript
     waits = sight.parts <= 3 or bool(holds(case.words, phrases.WAITING)) or not sight.headings
     bare = not sight.own and sight.linked < 30 and not sight.images and not sight.frames
     if (sight.mounts and (waits or asks)) or (asks and case.little(80)) or bare:
-        signs = ("an empty element for a script to fill" * bool(sight.mounts), "a request for JavaScript" * asks)
-        return Found("empty_shell", (*filter(None, signs), f"{case.scripts} scripts", case.amount()))
+        signs = (
+            "an empty element for a script to fill" * bool(sight.mounts),
+            "a request for JavaScript" * asks,
+        )
+        return Found(
+            "empty_shell", (*filter(None, signs), f"{case.scripts} scripts", case.amount())
+        )
     return None
 
 
@@ -413,4 +476,11 @@ _RULES: tuple[Rule, ...] = (
     _shell,
     _thin,
 )
-_ERROR_RULES: tuple[Rule, ...] = (*_WALLS, _refused_login, _captcha, _rate_limited, _refused, _maintenance)
+_ERROR_RULES: tuple[Rule, ...] = (
+    *_WALLS,
+    _refused_login,
+    _captcha,
+    _rate_limited,
+    _refused,
+    _maintenance,
+)

@@ -1,4 +1,5 @@
-"""What a visitor would see of a page: its title and headings, its own words, its forms; all of it bounded."""
+"""What a visitor would see of a page: its title and headings, its own words, its forms; all of it
+bounded."""
 
 from itertools import islice
 
@@ -8,7 +9,8 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 from crawler.fetch.budget import Budget
 
 RICH = 1_200
-"""So many characters of own text make a page that is looked at no further, unless its title or a heading is odd."""
+"""So many characters of own text make a page that is looked at no further, unless its title or a
+heading is odd."""
 FULL = 2_400
 """The same for text and links together."""
 MOST_NODES = 20_000
@@ -16,7 +18,8 @@ MOST_TEXT, MOST_PIECE, MOST_HEADING, MOST_LISTED = 6_000, 2_000, 300, 60
 MOST_HEADINGS, MOST_SECOND_HEADINGS = 4, 2
 MOST_INSIDE, MOST_WAITING_WORDS, MOST_LABEL = 100, 60, 30
 LARGE = 64_000
-"""Bytes of a page of which no element's whole text is copied: it may be all of the page, for each of many elements."""
+"""Bytes of a page of which no element's whole text is copied: it may be all of the page, for each
+of many elements."""
 
 _OWN, _FRAME, _CONTROL = range(3)
 _ZONES = {
@@ -24,27 +27,62 @@ _ZONES = {
     **dict.fromkeys(("label", "button", "select", "option", "textarea", "legend"), _CONTROL),
 }
 _UNSEEN = frozenset({"script", "style", "noscript", "template", "svg", "math"})
-_SKIPPED = _UNSEEN | {"nav", "footer", "aside", "menu", "iframe", "object", "canvas", "video", "audio"}
+_SKIPPED = _UNSEEN | {
+    "nav",
+    "footer",
+    "aside",
+    "menu",
+    "iframe",
+    "object",
+    "canvas",
+    "video",
+    "audio",
+}
 _APART = _SKIPPED | {"a", *_ZONES}
 _CELLS = frozenset({"td", "dd", "dt"})
-# Servers that stream put what comes late into hidden parts (S:0, S:1 …), which a script then moves to their places.
+# Servers that stream put what comes late into hidden parts (S:0, S:1 …), which a script then moves
+# to their places.
 _HIDDEN = '[hidden]:not([id^="S:"]), [style*="display:none" i], [style*="display: none" i]'
 _BUTTON_TYPES = frozenset({"submit", "button", "image"})
 _SILENT_TYPES = frozenset({"hidden", "checkbox", "radio", "reset", "search"})
 _MOUNTS = ", ".join(
-    [f"#{name}" for name in ("root", "app", "__next", "__nuxt", "___gatsby", "svelte", "react-root", "app-root")]
-    + [f"#{name}" for name in ("application", "main-app", "q-app", "ember-app", "viewDiv", "jimu-layout-manager")]
+    [
+        f"#{name}"
+        for name in (
+            "root",
+            "app",
+            "__next",
+            "__nuxt",
+            "___gatsby",
+            "svelte",
+            "react-root",
+            "app-root",
+        )
+    ]
+    + [
+        f"#{name}"
+        for name in (
+            "application",
+            "main-app",
+            "q-app",
+            "ember-app",
+            "viewDiv",
+            "jimu-layout-manager",
+        )
+    ]
     + [f"#{name}" for name in ("app-container", "react-app", "vue-app", "contentMain", "main")]
     + ["app-root", "app-component", "ion-app", "my-app"]
 )
 
 
 class Sight(msgspec.Struct):
-    """What is seen, growing while the page is walked; texts are in lower case with single spaces."""
+    """What is seen, growing while the page is walked; texts are in lower case with single
+    spaces."""
 
     title: str = ""
     headings: list[str] = []
-    """Those that speak for the whole page: the highest, and a second order of which there are few."""
+    """Those that speak for the whole page: the highest, and a second order of which there are
+    few."""
     pieces: list[str] = []
     """The page's own words, outside menus, links and controls."""
     own: int = 0
@@ -115,11 +153,14 @@ def look(tree: LexborHTMLParser, glanced: Sight, budget: Budget) -> Sight:
 
 
 def beginning(node: LexborNode, most: int, deep: bool = True) -> str:
-    """The first characters of an element's text, or of that which is in no other element inside it."""
+    """The first characters of an element's text, or of that which is in no other element inside
+    it."""
     if len(node.parser.raw_html) <= LARGE:
         return node.text(deep=deep)[:most]
     pieces, left = [], most
-    for inner in islice(node.traverse(include_text=True) if deep else node.iter(include_text=True), MOST_NODES):
+    for inner in islice(
+        node.traverse(include_text=True) if deep else node.iter(include_text=True), MOST_NODES
+    ):
         if inner.is_text_node:
             pieces.append((inner.text_content or "")[:left])
             left -= len(pieces[-1])
@@ -130,14 +171,21 @@ def beginning(node: LexborNode, most: int, deep: bool = True) -> str:
 
 def _headings(tree: LexborHTMLParser, hidden: frozenset[int], budget: Budget) -> list[str]:
     first, second = tree.tags("h1")[:MOST_HEADINGS], tree.tags("h2")
-    nodes = first + (second if len(second) <= MOST_SECOND_HEADINGS or not first else [])[:MOST_HEADINGS]
+    nodes = (
+        first + (second if len(second) <= MOST_SECOND_HEADINGS or not first else [])[:MOST_HEADINGS]
+    )
     nodes = nodes or tree.css("h3, h4, h5")[:MOST_HEADINGS]
     budget.check(len(tree.raw_html))
-    return [squashed(beginning(node, MOST_HEADING)) for node in nodes if not (hidden and _is_within(node, hidden))]
+    return [
+        squashed(beginning(node, MOST_HEADING))
+        for node in nodes
+        if not (hidden and _is_within(node, hidden))
+    ]
 
 
 def _prose(paragraphs: list[LexborNode]) -> int:
-    """How many letters the first paragraphs of the page's own text have at least, up to what makes it rich."""
+    """How many letters the first paragraphs of the page's own text have at least, up to what makes
+    it rich."""
     size = 0
     own: dict[int, bool] = {}
     for node in paragraphs[:MOST_LISTED]:
@@ -156,7 +204,9 @@ def _prose(paragraphs: list[LexborNode]) -> int:
     return size
 
 
-def _walk(sight: Sight, top: LexborNode | None, in_haste: bool, hidden: frozenset[int], budget: Budget) -> None:
+def _walk(
+    sight: Sight, top: LexborNode | None, in_haste: bool, hidden: frozenset[int], budget: Budget
+) -> None:
     """Read the body's text, piece by piece."""
     stack: list[tuple[LexborNode, int]] = []
     node, zone = top.child if top else None, _OWN
@@ -185,17 +235,27 @@ def _walk(sight: Sight, top: LexborNode | None, in_haste: bool, hidden: frozense
             linked += len(words)
             if len(words) <= MOST_LABEL and len(sight.labels) < MOST_LISTED:
                 sight.labels.append(words)
-        elif tag not in _SKIPPED and not (hidden and node.mem_id in hidden) and (inner := node.child):
+        elif (
+            tag not in _SKIPPED and not (hidden and node.mem_id in hidden) and (inner := node.child)
+        ):
             if after is not None:
                 stack.append((after, zone))
             cells += tag in _CELLS
             zone = _ZONES.get(tag, zone) if zone <= _FRAME else zone
             after = inner
         node = after
-    sight.own, sight.parts, sight.linked, sight.links, sight.cells = own, parts, linked, links, cells
+    sight.own, sight.parts, sight.linked, sight.links, sight.cells = (
+        own,
+        parts,
+        linked,
+        links,
+        cells,
+    )
 
 
-def _note_controls(sight: Sight, tree: LexborHTMLParser, hidden: frozenset[int], budget: Budget) -> None:
+def _note_controls(
+    sight: Sight, tree: LexborHTMLParser, hidden: frozenset[int], budget: Budget
+) -> None:
     """Take down what a visitor can fill in, press or look at."""
     for node in tree.css("input, button, textarea, select")[:MOST_LISTED]:
         budget.check()

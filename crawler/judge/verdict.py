@@ -17,7 +17,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     quarantine: bool
     """Whether the page is set apart from the good ones."""
     retry: RetryClass | None
-    """None where nothing is to be tried again, and for a plain status: those have a table of their own."""
+    """None where nothing is to be tried again, and for a plain status: those have a table of their
+    own."""
     block: str
     """What the circuit breaker is told: nothing, or the kind of block."""
     proxy_score: int
@@ -49,9 +50,11 @@ DECISIONS = {
     "error_page": Decision(retry=RetryClass.SOON),
     "soft_404": Decision(retry=RetryClass.GIVE_UP),
     "parked": Decision(retry=RetryClass.GIVE_UP),
-    # Nothing is wrong with us, but a domain that says so again and again is to be left alone for a while.
+    # Nothing is wrong with us, but a domain that says so again and again is to be left alone for a
+    # while.
     "maintenance": Decision(retry=RetryClass.LATER, blocks=True),
-    # A refusal without a reason, and a server that cannot any more: in a row they mean the domain, not the page.
+    # A refusal without a reason, and a server that cannot any more: in a row they mean the domain,
+    # not the page.
     "http_403": Decision(blocks=True, proxy_score=-2),
     "http_503": Decision(blocks=True),
 }
@@ -59,7 +62,9 @@ PLAIN_STATUS = Decision()
 """For every other `http_NNN`."""
 
 
-def decided(name: str, vendor: str = "", evidence: tuple[str, ...] = (), status: int = 200) -> Verdict:
+def decided(
+    name: str, vendor: str = "", evidence: tuple[str, ...] = (), status: int = 200
+) -> Verdict:
     """The verdict of that name with all that it decides."""
     row = DECISIONS.get(name, PLAIN_STATUS)
     block = ("http_429" if name == "rate_limited" and status == 429 else name) if row.blocks else ""

@@ -61,7 +61,9 @@ class Known(msgspec.Struct, kw_only=True):
 def sane(ask: Ask) -> Ask:
     """An ask without negative or endless numbers."""
     rule = Rule(interval_s=_within(ask.rule.interval_s, 1e9), at_a_time=max(0, ask.rule.at_a_time))
-    return msgspec.structs.replace(ask, rule=rule, wish=max(0, ask.wish), ahead_s=_within(ask.ahead_s, 1e9))
+    return msgspec.structs.replace(
+        ask, rule=rule, wish=max(0, ask.wish), ahead_s=_within(ask.ahead_s, 1e9)
+    )
 
 
 def capped(report: Report) -> tuple[float, float, float]:
@@ -77,7 +79,9 @@ def _within(number: float, most: float) -> float:
 def describe(domain: str, known: Known, now: float) -> Domain:
     """The live state of a domain as of now."""
     waiting = known.not_before is not None and known.not_before > now
-    over = known.state == "OPEN" and (known.open_until or 0.0) <= now  # the next to ask gets the probe
+    over = (
+        known.state == "OPEN" and (known.open_until or 0.0) <= now
+    )  # the next to ask gets the probe
     return Domain(
         domain=domain,
         state="HALF_OPEN" if over else known.state,
@@ -105,7 +109,9 @@ def catch_up(known: Known, now: float) -> None:
         known.open_until = known.open_until - back if known.open_until is not None else None
         known.probe_until = known.probe_until - back if known.probe else 0.0
         known.not_before = known.not_before - back if known.not_before is not None else None
-        known.leases = {who: (count, expiry - back) for who, (count, expiry) in known.leases.items()}
+        known.leases = {
+            who: (count, expiry - back) for who, (count, expiry) in known.leases.items()
+        }
     known.leases = {who: lease for who, lease in known.leases.items() if lease[1] > now}
     known.seen = now
 
@@ -158,7 +164,9 @@ def book(known: Known, ask: Ask, holder: str, held: int, epoch: float | None, no
         return Answer(starts_s=starts, why="probe", wait_s=PROBE_WAIT_S if ask.wish > 1 else 0.0)
     if len(starts) == ask.wish:
         return Answer(starts_s=starts)
-    return Answer(starts_s=starts, why=why, wait_s=_wait(known, ask, step, len(starts), why, tat, now))
+    return Answer(
+        starts_s=starts, why=why, wait_s=_wait(known, ask, step, len(starts), why, tat, now)
+    )
 
 
 def _rate(
@@ -186,14 +194,17 @@ def _rate(
     return tuple(starts), tat, why
 
 
-def _wait(known: Known, ask: Ask, step: float, granted: int, why: str, tat: float, now: float) -> float:
+def _wait(
+    known: Known, ask: Ask, step: float, granted: int, why: str, tat: float, now: float
+) -> float:
     """When an asker who did not get all should come back."""
     if why == "open":
         return PROBE_WAIT_S
     if why == "at a time":
         busy, known.busy = known.busy, (known.busy + 1) % BUSY_STEPS
         return BUSY_S * (busy + 1)
-    # Each refused asker gets a turn of its own, so that they do not all come for the one request that gets free.
+    # Each refused asker gets a turn of its own, so that they do not all come for the one request
+    # that gets free.
     free = max(now, tat - ask.ahead_s)
     wanted = min(ask.wish - granted, max(1, math.floor(BATCH_S / step)))
     turn = max(known.cursor, free) + min((wanted - 1) * step, ask.ahead_s / 2)
@@ -206,7 +217,12 @@ def _wait(known: Known, ask: Ask, step: float, granted: int, why: str, tat: floa
 def learn(known: Known, report: Report, holder: str, fail_max: int, now: float) -> None:
     """Take in what became of a request."""
     latency_s, retry_after_s, crawl_delay_s = capped(report)
-    if report.unused > 0 and known.last == holder and report.unused <= known.last_n and known.tat is not None:
+    if (
+        report.unused > 0
+        and known.last == holder
+        and report.unused <= known.last_n
+        and known.tat is not None
+    ):
         tat = known.tat - report.unused * known.step
         if tat >= now:
             known.tat = tat
@@ -220,7 +236,8 @@ def learn(known: Known, report: Report, holder: str, fail_max: int, now: float) 
 
 
 def _judge(known: Known, report: Report, holder: str, fail_max: int, now: float) -> bool:
-    """Whether the report counts: one of a request that ended after the circuit opened says nothing new."""
+    """Whether the report counts: one of a request that ended after the circuit opened says nothing
+    new."""
     if known.state == "CLOSED":
         if report.block and report.again:
             return False
@@ -248,7 +265,12 @@ def _judge(known: Known, report: Report, holder: str, fail_max: int, now: float)
 
 
 def _open(known: Known, seconds: float, now: float) -> None:
-    known.state, known.opened_at, known.open_until, known.open_for = "OPEN", now, now + seconds, seconds
+    known.state, known.opened_at, known.open_until, known.open_for = (
+        "OPEN",
+        now,
+        now + seconds,
+        seconds,
+    )
     known.probe = ""
 
 

@@ -1,4 +1,5 @@
-"""A process's own book about its permits: what it holds, what it has to report, whom it need not ask yet."""
+"""A process's own book about its permits: what it holds, what it has to report, whom it need not
+ask yet."""
 
 import threading
 import time
@@ -38,7 +39,8 @@ class _Refused(NamedTuple):
 class Keeper:
     """All calls to the permit go through here, on one thread; reports may be left by any.
 
-    `key` gives the name under which a domain's limits are shared: its own, or one for each address of ours.
+    `key` gives the name under which a domain's limits are shared: its own, or one for each address
+    of ours.
     """
 
     def __init__(
@@ -61,11 +63,16 @@ class Keeper:
         return max(0.0, refused.until - self._clock()) if refused else 0.0
 
     def opens_s(self) -> float | None:
-        """In how many seconds the first closed domain may be asked again; None where none is closed."""
+        """In how many seconds the first closed domain may be asked again; None where none is
+        closed."""
         now = self._clock()
-        self._closed = {domain: refused for domain, refused in self._closed.items() if refused.until > now}
+        self._closed = {
+            domain: refused for domain, refused in self._closed.items() if refused.until > now
+        }
         self._latest = {domain: at for domain, at in self._latest.items() if at > now}
-        return min(refused.until for refused in self._closed.values()) - now if self._closed else None
+        return (
+            min(refused.until for refused in self._closed.values()) - now if self._closed else None
+        )
 
     def refusal(self, domain: str) -> NotNow:
         """What stands in the way of one more request there."""
@@ -73,7 +80,8 @@ class Keeper:
         return NotNow(domain, refused.why, max(refused.wait_s, 0.05))
 
     def book(self, asks: Sequence[Ask]) -> list[list[Booking]]:
-        """Ask for requests; where fewer than wished are granted, the domain counts as closed for as long as it says."""
+        """Ask for requests; where fewer than wished are granted, the domain counts as closed for as
+        long as it says."""
         self.flush()
         if not asks:
             return []
@@ -83,7 +91,10 @@ class Keeper:
         for ask, answer in zip(asks, answers, strict=True):
             probe = answer.why == "probe"
             booked.append(
-                [Booking(domain=ask.domain, rule=ask.rule, at=after + s, probe=probe) for s in answer.starts_s]
+                [
+                    Booking(domain=ask.domain, rule=ask.rule, at=after + s, probe=probe)
+                    for s in answer.starts_s
+                ]
             )
             if answer.starts_s:
                 self._latest[ask.domain] = booked[-1][-1].at
@@ -92,11 +103,14 @@ class Keeper:
                     self._held[ask.domain] += len(answer.starts_s)
             if answer.wait_s and len(answer.starts_s) < ask.wish:
                 until = after + min(answer.wait_s, LOOK_S)
-                self._closed[ask.domain] = _Refused(until, answer.wait_s, "open" if probe else answer.why)
+                self._closed[ask.domain] = _Refused(
+                    until, answer.wait_s, "open" if probe else answer.why
+                )
         return booked
 
     def is_latest(self, booking: Booking) -> bool:
-        """Whether nothing was booked by this process behind it: only such a one can be given back."""
+        """Whether nothing was booked by this process behind it: only such a one can be given
+        back."""
         return self._latest.get(booking.domain) == booking.at
 
     def report(self, report: Report) -> None:
@@ -116,11 +130,14 @@ class Keeper:
         return domain in self._refusing
 
     def flush(self) -> None:
-        """Pass on what was reported; a domain whose request has ended may be asked again at once."""
+        """Pass on what was reported; a domain whose request has ended may be asked again at
+        once."""
         with self._guard:
             reports, self._reports = self._reports, []
         if reports:
-            self._permit.report([replace(report, domain=self._key(report.domain)) for report in _gathered(reports)])
+            self._permit.report(
+                [replace(report, domain=self._key(report.domain)) for report in _gathered(reports)]
+            )
             for report in reports:
                 refused = self._closed.get(report.domain)
                 if refused and refused.why == "at a time":
@@ -139,13 +156,20 @@ class Keeper:
 
 
 def _gathered(reports: Sequence[Report]) -> list[Report]:
-    """The same in fewer words: a domain's ordinary answers in a row as one of their mean latency."""
+    """The same in fewer words: a domain's ordinary answers in a row as one of their mean
+    latency."""
     gathered: list[Report] = []
     last: dict[str, int] = {}
     for report in reports:
         place = last.get(report.domain)
         before = gathered[place] if place is not None else None
-        if before and place is not None and _ordinary(before) and _ordinary(report) and before.rule == report.rule:
+        if (
+            before
+            and place is not None
+            and _ordinary(before)
+            and _ordinary(report)
+            and before.rule == report.rule
+        ):
             gathered[place] = replace(
                 before,
                 slots=before.slots + report.slots,

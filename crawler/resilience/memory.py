@@ -48,7 +48,8 @@ class MemoryPermit:
         book: Book | None = None,
         held: Counter[str] | None = None,
     ) -> None:
-        """`fresh=False`: nothing has been booked by anybody before; `book` is shared with another holder's permit."""
+        """`fresh=False`: nothing has been booked by anybody before; `book` is shared with another
+        holder's permit."""
         self._holder, self._fail_max, self._clock = holder, fail_max, clock
         self._book = book or Book(clock() if fresh else None)
         self._held: Counter[str] = Counter() if held is None else held
@@ -102,7 +103,9 @@ class MemoryPermit:
         """What is known of every domain."""
         with self._guard:
             now = self._clock()
-            return [describe(domain, known, now) for domain, known in sorted(self._book.domains.items())]
+            return [
+                describe(domain, known, now) for domain, known in sorted(self._book.domains.items())
+            ]
 
     def reset(self, domain: str) -> bool:
         """Forget what is known of a domain, but neither what is in flight nor what is booked."""
@@ -115,7 +118,9 @@ class MemoryPermit:
                 del self._book.domains[domain]
                 return True
             kept = ("tat", "cursor", "busy", "last", "last_n", "step", "rule", "leases")
-            self._book.domains[domain] = Known(seen=now, **{name: getattr(known, name) for name in kept})
+            self._book.domains[domain] = Known(
+                seen=now, **{name: getattr(known, name) for name in kept}
+            )
             return True
 
     def _ask(self, ask: Ask) -> Answer:

@@ -1,6 +1,7 @@
 """What one asks before a request and says after it, about a domain that the whole fleet shares.
 
-`RedisRateLimiter` answers for all processes on all machines, `MemoryPermit` for one process; both keep this contract.
+`RedisRateLimiter` answers for all processes on all machines, `MemoryPermit` for one process; both
+keep this contract.
 """
 
 from collections.abc import Sequence
@@ -15,8 +16,9 @@ HEADROOM = models.HEADROOM
 AHEAD_S = 0.5
 """How far ahead a request may be booked: what a killed worker has booked is lost to the rate."""
 LATE_S = 0.014
-"""A request that cannot go within this time of its start must not go at all, but be asked for again: late ones would
-come together with those behind them, which is what the headroom does not cover."""
+"""A request that cannot go within this time of its start must not go at all, but be asked for
+again: late ones would come together with those behind them, which is what the headroom does not
+cover."""
 LEASE_S = 10.0
 """A request that its worker has not renewed for so long has ended, whatever became of it."""
 OPEN_S, OPEN_MOST_S = 30.0, 600.0
@@ -26,17 +28,22 @@ PROBE_WAIT_S = 1.0
 RETRY_AFTER_MOST_S = 3600.0
 CRAWL_DELAY_MOST_S = 60.0
 BATCH_S = 0.1
-"""One ask gets at most what the rate gives in this time, so that a killed worker takes little with it."""
+"""One ask gets at most what the rate gives in this time, so that a killed worker takes little with
+it."""
 SPREAD_S = 2.0
-"""Refused askers are told turns of their own, within so much time after the next booking gets possible."""
+"""Refused askers are told turns of their own, within so much time after the next booking gets
+possible."""
 BUSY_S, BUSY_STEPS = 0.05, 5
-"""Where all places are taken, askers come back after one to so many of these steps, one after the other."""
+"""Where all places are taken, askers come back after one to so many of these steps, one after the
+other."""
 SLOWED_MOST, SLOWED_BY_BLOCK, SLOWED_BY_LATENCY, RECOVERY = 8.0, 1.5, 1.2, 0.9
-"""The factors of adaptive slowing: its bound, per failure, per slow answer, and per good answer back towards 1."""
+"""The factors of adaptive slowing: its bound, per failure, per slow answer, and per good answer
+back towards 1."""
 SLOW_S, SLOW_TIMES, BASELINE_SHARE = 1.0, 3.0, 0.05
 """An answer is slow above both: so many seconds, and so many times the moving baseline."""
 KEEP_S = 6 * 3600.0
-"""What nobody has touched for so long is forgotten; longer than any circuit or `Retry-After` lasts."""
+"""What nobody has touched for so long is forgotten; longer than any circuit or `Retry-After`
+lasts."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,17 +55,20 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     ahead_s: float = AHEAD_S
     """A page's own redirect may be booked further ahead than a page."""
     slots: bool = True
-    """False where the request takes the place of one that has just ended, so that none is added at a time."""
+    """False where the request takes the place of one that has just ended, so that none is added at
+    a time."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """In how many seconds each granted request may go; where fewer were granted than wished, when to ask again."""
+    """In how many seconds each granted request may go; where fewer were granted than wished, when
+    to ask again."""
 
     starts_s: tuple[float, ...] = ()
     wait_s: float = 0.0
     why: str = ""
-    """What limits: `rate`, `at a time`, `open` (the circuit), `retry after`, `just begun` (nothing is known yet); or
-    `probe`: the request that was granted is to show whether the domain answers again."""
+    """What limits: `rate`, `at a time`, `open` (the circuit), `retry after`, `just begun` (nothing
+    is known yet); or `probe`: the request that was granted is to show whether the domain answers
+    again."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,16 +81,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     good: bool | None = None
     """Whether it speaks for the domain (any real answer) or against it; None says nothing."""
     block: str = ""
-    """The kind of block that it met, such as `captcha` or `http_429`; blocks in a row open the circuit."""
+    """The kind of block that it met, such as `captcha` or `http_429`; blocks in a row open the
+    circuit."""
     again: bool = False
-    """Whether this page was refused before: refused once more, it says nothing new about the domain."""
+    """Whether this page was refused before: refused once more, it says nothing new about the
+    domain."""
     latency_s: float = 0.0
     retry_after_s: float = 0.0
     crawl_delay_s: float = 0.0
     """What robots.txt asks for; below 0 it asks for nothing any more, 0 says nothing."""
     unused: int = 0
-    """So many of this holder's last granted requests, the latest ones, were not made: their place in the rate is given
-    back if nobody has booked behind them and all of them are still to come."""
+    """So many of this holder's last granted requests, the latest ones, were not made: their place
+    in the rate is given back if nobody has booked behind them and all of them are still to come."""
 
 
 class Domain(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +122,8 @@ class Permit(Protocol):
     """The seam between workers and the limits; every method is one round trip at most."""
 
     def ask(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Book requests, some domains at a time; what is granted counts as in flight until it is reported."""
+        """Book requests, some domains at a time; what is granted counts as in flight until it is
+        reported."""
 
     def report(self, reports: Sequence[Report]) -> None:
         """Say what became of requests."""

@@ -1,4 +1,5 @@
-"""The circuit breaker alone, for who asks nothing else; it is the same hash per domain that the permit uses."""
+"""The circuit breaker alone, for who asks nothing else; it is the same hash per domain that the
+permit uses."""
 
 from collections.abc import Callable
 
@@ -9,7 +10,8 @@ _NO_RATE = Rule()
 
 
 class RedisCircuitBreaker:
-    """CLOSED, OPEN after so many blocks in a row, then HALF_OPEN with exactly one probe, for all processes alike."""
+    """CLOSED, OPEN after so many blocks in a row, then HALF_OPEN with exactly one probe, for all
+    processes alike."""
 
     def __init__(
         self,
@@ -24,7 +26,8 @@ class RedisCircuitBreaker:
         self._permit = RedisRateLimiter(url, db, holder, fail_max, clock=clock)
 
     def can_request(self, domain: str) -> bool:
-        """Whether a request may be made; in HALF_OPEN only one asker hears yes, and is to record how it went."""
+        """Whether a request may be made; in HALF_OPEN only one asker hears yes, and is to record
+        how it went."""
         return self._permit.can_request(domain, _NO_RATE)
 
     def record_success(self, domain: str) -> None:
@@ -37,7 +40,9 @@ class RedisCircuitBreaker:
 
     def state(self, domain: str) -> str:
         """CLOSED, OPEN or HALF_OPEN."""
-        return next((known.state for known in self._permit.domains() if known.domain == domain), "CLOSED")
+        return next(
+            (known.state for known in self._permit.domains() if known.domain == domain), "CLOSED"
+        )
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,4 +1,5 @@
-"""The permit for the whole fleet, in Redis; while Redis is away, each process keeps to its share on its own."""
+"""The permit for the whole fleet, in Redis; while Redis is away, each process keeps to its share on
+its own."""
 
 import logging
 import math
@@ -33,10 +34,11 @@ TIMEOUT_S = 1.0
 RETRY_S = 1.0
 """While Redis is away, it is tried so often."""
 QUIET_S = 2.0
-"""After Redis has gone, a process asks nothing for so long: others may still reach it, if only we do not."""
+"""After Redis has gone, a process asks nothing for so long: others may still reach it, if only we
+do not."""
 RETURN_S = RETRY_S + TIMEOUT_S + AHEAD_S
-"""After its return, a process books nothing for so long: by then all others have noticed, and what they booked on
-their own is over."""
+"""After its return, a process books nothing for so long: by then all others have noticed, and what
+they booked on their own is over."""
 OFFSET_KEPT_S = 30.0
 STEP_S = 1.0
 """A clock that is ahead by more than this all at once was set."""
@@ -44,8 +46,26 @@ EPOCH = "permit-epoch"
 KEY = "circuit:"
 """A domain's hash is called so, followed by the domain."""
 _CONSTANTS = (
-    *("AHEAD_S", "BASELINE_SHARE", "BATCH_S", "BUSY_S", "BUSY_STEPS", "HEADROOM", "KEEP_S", "LEASE_S", "OPEN_MOST_S"),
-    *("OPEN_S", "PROBE_WAIT_S", "RECOVERY", "SLOW_S", "SLOW_TIMES", "SLOWED_BY_BLOCK", "SLOWED_BY_LATENCY"),
+    *(
+        "AHEAD_S",
+        "BASELINE_SHARE",
+        "BATCH_S",
+        "BUSY_S",
+        "BUSY_STEPS",
+        "HEADROOM",
+        "KEEP_S",
+        "LEASE_S",
+        "OPEN_MOST_S",
+    ),
+    *(
+        "OPEN_S",
+        "PROBE_WAIT_S",
+        "RECOVERY",
+        "SLOW_S",
+        "SLOW_TIMES",
+        "SLOWED_BY_BLOCK",
+        "SLOWED_BY_LATENCY",
+    ),
     *("SLOWED_MOST", "SPREAD_S"),
 )
 
@@ -58,8 +78,8 @@ def script() -> str:
 
 
 class Offset:
-    """How far Redis's clock is from ours, from the quickest answer of late: an answer that was long on its way must
-    not make its requests late."""
+    """How far Redis's clock is from ours, from the quickest answer of late: an answer that was long
+    on its way must not make its requests late."""
 
     def __init__(self) -> None:
         self._offset = self._measured = 0.0
@@ -79,7 +99,8 @@ class Offset:
 
 
 class RedisRateLimiter:
-    """Implements `Permit`; every call has a deadline and none raises because Redis is away, except the facts."""
+    """Implements `Permit`; every call has a deadline and none raises because Redis is away, except
+    the facts."""
 
     def __init__(
         self,
@@ -95,8 +116,8 @@ class RedisRateLimiter:
     ) -> None:
         """What is not given comes from the settings, and the holder's name is then a new one.
 
-        While Redis is away, `share` says how many processes there are and `place` which of them, from 0, this one
-        is; `clock` replaces Redis's own in tests.
+        While Redis is away, `share` says how many processes there are and `place` which of them,
+        from 0, this one is; `clock` replaces Redis's own in tests.
         """
         if url is None or db is None or fail_max is None:
             settings = load()
@@ -109,7 +130,9 @@ class RedisRateLimiter:
             RedisAddress.parse(url).for_redis(db),
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),  # a connection that breaks may mean a Redis that has forgotten
+            retry=Retry(
+                NoBackoff(), 0
+            ),  # a connection that breaks may mean a Redis that has forgotten
         )
         self._script = script()
         self._sha = ""
@@ -124,7 +147,8 @@ class RedisRateLimiter:
         self._tried = self._quiet_until = -math.inf
 
     def ask(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Book requests, some domains at a time; what is granted counts as in flight until it is reported."""
+        """Book requests, some domains at a time; what is granted counts as in flight until it is
+        reported."""
         asks = [sane(each) for each in asks]
         with self._guard:
             if self._there() and self._monotonic() >= self._quiet_until:
@@ -159,7 +183,8 @@ class RedisRateLimiter:
                 self._twin.renew(domains)
 
     def forget(self, domain: str, holder: str) -> None:
-        """A holder has died: what it had in flight at a domain has ended; where Redis is away, its lease runs out."""
+        """A holder has died: what it had in flight at a domain has ended; where Redis is away, its
+        lease runs out."""
         with self._guard:
             if self._there():
                 try:
@@ -179,16 +204,22 @@ class RedisRateLimiter:
             for key in keys:
                 pipeline.hgetall(key)
             found = zip(keys, pipeline.execute(), strict=True)
-            known = [describe(_text(key).removeprefix(KEY), _known(fields), now) for key, fields in found if fields]
+            known = [
+                describe(_text(key).removeprefix(KEY), _known(fields), now)
+                for key, fields in found
+                if fields
+            ]
             return known if here is None else [_moved(each, here - now) for each in known]
 
     def reset(self, domain: str) -> bool:
-        """Forget what is known of a domain, but neither what is in flight nor what is booked; raises likewise."""
+        """Forget what is known of a domain, but neither what is in flight nor what is booked;
+        raises likewise."""
         with self._guard, _answering():
             return bool(self._run([self._call("reset", domain)])[0])
 
     def nothing_booked(self) -> None:
-        """Only for who knows that no request can be on its way, because Redis is new: the first ones need not wait."""
+        """Only for who knows that no request can be on its way, because Redis is new: the first
+        ones need not wait."""
         with self._guard, _answering():
             self._client.set(EPOCH, "0", nx=True)
 
@@ -216,17 +247,26 @@ class RedisRateLimiter:
     # With Redis
 
     def _shared(self, asks: Sequence[Ask]) -> list[Answer]:
-        # What is in flight is said with each call, so a domain that is asked about twice must hear of the first answer.
+        # What is in flight is said with each call, so a domain that is asked about twice must hear
+        # of the first answer.
         first = {each.domain: number for number, each in reversed(list(enumerate(asks)))}
         chosen = sorted(first.values())
         replies = self._run([self._asking(asks[number]) for number in chosen])
-        answers = {number: self._answer(asks[number], reply) for number, reply in zip(chosen, replies, strict=True)}
+        answers = {
+            number: self._answer(asks[number], reply)
+            for number, reply in zip(chosen, replies, strict=True)
+        }
         if others := [number for number in range(len(asks)) if number not in answers]:
             answers |= zip(others, self._shared([asks[number] for number in others]), strict=True)
         return [answers[number] for number in range(len(asks))]
 
     def _asking(self, ask: Ask) -> tuple[str, ...]:
-        numbers = (repr(ask.rule.interval_s), str(ask.rule.at_a_time), str(ask.wish), repr(ask.ahead_s))
+        numbers = (
+            repr(ask.rule.interval_s),
+            str(ask.rule.at_a_time),
+            str(ask.wish),
+            repr(ask.ahead_s),
+        )
         return self._call("ask", ask.domain, *numbers, str(int(ask.slots)))
 
     def _reporting(self, report: Report) -> tuple[str, ...]:
@@ -239,19 +279,24 @@ class RedisRateLimiter:
             str(max(0, report.unused)), str(int(report.again)),
         )  # fmt: skip
 
-    def _call(self, verb: str, domain: str, *arguments: str, holder: str | None = None) -> tuple[str, ...]:
+    def _call(
+        self, verb: str, domain: str, *arguments: str, holder: str | None = None
+    ) -> tuple[str, ...]:
         now = repr(self._clock()) if self._clock else ""
         held = self._held.get(domain, 0)
         return (f"{KEY}{domain}", EPOCH, verb, holder or self._holder, str(held), now, *arguments)
 
     def _run(self, calls: list[tuple[str, ...]]) -> list[Any]:
-        """Run the script for each call in one round trip; one more where Redis does not know the script yet."""
+        """Run the script for each call in one round trip; one more where Redis does not know the
+        script yet."""
         if not calls:
             return []
         if not self._sha:
             self._sha = _text(self._client.script_load(self._script))
         replies = self._send(calls)
-        unknown = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        unknown = [
+            number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)
+        ]
         if unknown:
             again = self._send([calls[number] for number in unknown], load=True)
             for number, reply in zip(unknown, again, strict=True):
@@ -274,10 +319,16 @@ class RedisRateLimiter:
 
     def _answer(self, ask: Ask, reply: list[bytes]) -> Answer:
         now, why, wait_s, step_s, *starts = (_text(part) for part in reply)
-        behind_s = 0.0 if self._clock else self._offset.behind(float(now), self._sent, self._received)
+        behind_s = (
+            0.0 if self._clock else self._offset.behind(float(now), self._sent, self._received)
+        )
         if kept := self._kept(ask.domain):
             return kept
-        in_time = tuple(max(0.0, float(start) - behind_s) for start in starts if float(start) >= behind_s - LATE_S)
+        in_time = tuple(
+            max(0.0, float(start) - behind_s)
+            for start in starts
+            if float(start) >= behind_s - LATE_S
+        )
         self._remember(ask, why, float(wait_s), float(step_s) * HEADROOM)
         if ask.slots and in_time:
             self._held[ask.domain] += len(in_time)
@@ -286,7 +337,8 @@ class RedisRateLimiter:
         return Answer(starts_s=in_time, wait_s=max(0.0, float(wait_s) - behind_s), why=why)
 
     def _kept(self, domain: str) -> Answer | None:
-        """What a domain said before Redis's clock was set forward: it is still closed for as long as it said then."""
+        """What a domain said before Redis's clock was set forward: it is still closed for as long
+        as it said then."""
         if self._offset.stepped:
             self._offset.stepped = False
             self._closed_before |= self._closed_until
@@ -327,13 +379,18 @@ class RedisRateLimiter:
             return False
         self._twin = None
         self._quiet_until = self._monotonic() + RETURN_S
-        log.warning("Redis is back: in %.1f s the limits of each domain are shared by all processes again", RETURN_S)
+        log.warning(
+            "Redis is back: in %.1f s the limits of each domain are shared by all processes again",
+            RETURN_S,
+        )
         return True
 
     def _gone(self, error: Exception) -> None:
         self._tried = self._monotonic()
         self._quiet_until = self._tried + QUIET_S
-        self._twin = MemoryPermit(self._holder, self._fail_max, clock=self._clock or time.monotonic, held=self._held)
+        self._twin = MemoryPermit(
+            self._holder, self._fail_max, clock=self._clock or time.monotonic, held=self._held
+        )
         log.warning(
             "Redis does not answer (%s): until it does, this process keeps to a share of 1/%d of each domain's "
             "limits on its own, beginning in %.0f s; what other machines do is not known to it",
@@ -360,8 +417,8 @@ class RedisRateLimiter:
         return self._in_turn(mine, interval_s / HEADROOM, share, self._place() % share)
 
     def _in_turn(self, ask: Ask, step_s: float, share: int, place: int) -> Answer:
-        """On a grid of the machine's monotonic clock, whose points belong to the processes in turn: shares that begin
-        at any time would keep to the rate on average only."""
+        """On a grid of the machine's monotonic clock, whose points belong to the processes in turn:
+        shares that begin at any time would keep to the rate on average only."""
         assert self._twin is not None
         now = self._clock() if self._clock else time.monotonic()
 
@@ -372,7 +429,9 @@ class RedisRateLimiter:
         if first_s > ask.ahead_s:
             return Answer(wait_s=first_s - ask.ahead_s, why="rate")
         answer = self._twin.ask([msgspec.structs.replace(ask, wish=min(ask.wish, 1))])[0]
-        return msgspec.structs.replace(answer, starts_s=tuple(point(now + each) - now for each in answer.starts_s))
+        return msgspec.structs.replace(
+            answer, starts_s=tuple(point(now + each) - now for each in answer.starts_s)
+        )
 
 
 class _answering:
@@ -404,7 +463,9 @@ def _usual_rule() -> Rule:
 def _known(fields: dict[bytes, bytes]) -> Known:
     """A hash as the value that the twin keeps."""
     texts = {_text(name): _text(value) for name, value in fields.items()}
-    leases = {name[5:]: value.split(" ") for name, value in texts.items() if name.startswith("held:")}
+    leases = {
+        name[5:]: value.split(" ") for name, value in texts.items() if name.startswith("held:")
+    }
 
     def number(name: str, default: float = 0.0) -> float:
         return float(texts.get(name, default))

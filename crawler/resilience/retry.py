@@ -24,10 +24,12 @@ CLASSES = {
     "http_503": _D,
     "poison": RetryClass.POISON,
 }
-"""What is not here: other 5xx are tried again soon, verdicts bring their own class, and all else is given up."""
+"""What is not here: other 5xx are tried again soon, verdicts bring their own class, and all else is
+given up."""
 
 BLOCKS = frozenset({"http_429", "http_503"})
-"""Reasons that speak against the whole domain; so many in a row open its circuit. Walls are another kind."""
+"""Reasons that speak against the whole domain; so many in a row open its circuit. Walls are another
+kind."""
 MAX_DATE = 100
 """Characters of a `Retry-After` that are looked at: a date has some 30."""
 _TIMES = {_S: 1.0, _L: 15.0, _D: 5.0}
@@ -51,7 +53,8 @@ def delay(
 ) -> float:
     """How long to wait after so many failures: anything up to a bound that doubles (full jitter).
 
-    A server's own wish is kept, and spread a little, so that what waited for it does not come back in one wave.
+    A server's own wish is kept, and spread a little, so that what waited for it does not come back
+    in one wave.
     """
     if retry_after_s:
         return min(retry_after_s, RETRY_AFTER_MOST_S) + jitter() * min(5.0, retry_after_s)
@@ -60,7 +63,8 @@ def delay(
 
 
 def retry_after(header: str, now: float) -> float | None:
-    """The seconds that a `Retry-After` header means, as a number or a date, within reason; None where it means none."""
+    """The seconds that a `Retry-After` header means, as a number or a date, within reason; None
+    where it means none."""
     text = header.strip()[:MAX_DATE]
     if text.isdecimal():
         return min(float(text[:12]), RETRY_AFTER_MOST_S) or None

@@ -65,20 +65,27 @@ _IN_PENDING = """SELECT t.task_id FROM outbox o JOIN tasks t ON t.id = o.task JO
 
 
 def look_at_files(lpm: LocalPersistenceManager, job: Job | None) -> Files:
-    """Look at every file in pending/ (or those of a job) and compare them with what the ledger has for it."""
+    """Look at every file in pending/ (or those of a job) and compare them with what the ledger has
+    for it."""
     condition, values = ledger.matching(job, None)
     with lpm.errors():
         due = {row[0] for row in lpm.ledger.db.all(f"{_IN_PENDING} AND {condition}", values)}
         results = torn = foreign = 0
         for path in lpm.pending.glob("[!.]*"):
             name = path.stem if path.suffix == ".json" else ""
-            if name in due or lpm.ledger.db.one(f"{_IN_PENDING} AND {condition} AND t.task_id = ?", (*values, name)):
+            if name in due or lpm.ledger.db.one(
+                f"{_IN_PENDING} AND {condition} AND t.task_id = ?", (*values, name)
+            ):
                 due.discard(name)
                 whole = _looks_whole(path)
                 results, torn = results + whole, torn + (not whole and os.path.lexists(path))
-            elif job is None and not lpm.ledger.db.one("SELECT 1 FROM tasks WHERE task_id = ?", (name,)):
+            elif job is None and not lpm.ledger.db.one(
+                "SELECT 1 FROM tasks WHERE task_id = ?", (name,)
+            ):
                 foreign += 1
-        missing = missing_files(lpm.ledger.db, lpm.pending, due, lambda: bool(owners.living(lpm.owners)))
+        missing = missing_files(
+            lpm.ledger.db, lpm.pending, due, lambda: bool(owners.living(lpm.owners))
+        )
     return Files(results, torn, len(missing), foreign)
 
 
@@ -89,14 +96,18 @@ def count_files(lpm: LocalPersistenceManager) -> Files:
 
 
 def _looks_whole(path: Path) -> bool:
-    """Whether a file begins with its name and ends as a result does: that tells torn ones without reading them all."""
+    """Whether a file begins with its name and ends as a result does: that tells torn ones without
+    reading them all."""
     try:
         if not path.is_file():  # opening a pipe would wait for its other end
             return False
         with path.open("rb", buffering=0) as file:
             head = file.read(64)
             file.seek(-2, os.SEEK_END)
-            return head.startswith(b'{"task_id":"%s"' % os.fsencode(path.stem)) and file.read() == b"}\n"
+            return (
+                head.startswith(b'{"task_id":"%s"' % os.fsencode(path.stem))
+                and file.read() == b"}\n"
+            )
     except OSError:
         return False
 
@@ -114,9 +125,12 @@ def input_rows(lpm: LocalPersistenceManager, job: Job) -> Iterator[dict[str, Any
 
 
 def _place(lpm: LocalPersistenceManager, job: Job | None, result: Mapping[str, Any]) -> Raw | None:
-    """Where the page of a result lies, unless none was kept, it was pruned, or the job does without it."""
+    """Where the page of a result lies, unless none was kept, it was pruned, or the job does without
+    it."""
     place = msgspec.convert(result["raw"], Raw | None)
-    kept = place and lpm.ledger.db.one("SELECT 1 FROM raw_segments WHERE name = ?", (place.segment,))
+    kept = place and lpm.ledger.db.one(
+        "SELECT 1 FROM raw_segments WHERE name = ?", (place.segment,)
+    )
     return place if kept and place and not lpm.is_given_up(place, job) else None
 
 
@@ -138,7 +152,8 @@ def export(
     pages: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Exported:
-    """Write results (or, with `all_rows`, every row of the jobs' input) to a file that appears whole or not at all.
+    """Write results (or, with `all_rows`, every row of the jobs' input) to a file that appears
+    whole or not at all.
 
     With `pages` each result's decoded page goes to a file of its own in that folder, too.
     """
@@ -165,8 +180,12 @@ def export(
     done = "read" if form in TABLES else "written"
     with _opened(target, form in formats.BINARY, lpm.folder) as out:
         folder = None if str(target) == "-" else Path(os.path.realpath(target)).parent
-        sink = formats.Sink(out, target.name, folder, lpm.raw, partial(_place, lpm, job), say, columns)
-        formats.WRITERS[form](formats.told(chosen(), say, f"{'rows' if all_rows else 'results'} {done}"), sink)
+        sink = formats.Sink(
+            out, target.name, folder, lpm.raw, partial(_place, lpm, job), say, columns
+        )
+        formats.WRITERS[form](
+            formats.told(chosen(), say, f"{'rows' if all_rows else 'results'} {done}"), sink
+        )
     if saver:
         os.sync()  # once, not for each of a hundred thousand files
         if written < sum(counts):
@@ -221,8 +240,12 @@ def _opened(target: Path, binary: bool, store: Path) -> Iterator[BinaryIO]:
             yield out
         return
     if sys.stdout.isatty():
-        raise UsageError("this format is not for a terminal; name a file, or send it on through a pipe")
-    with tempfile.TemporaryFile() as out:  # these formats go back in their file, which a pipe cannot
+        raise UsageError(
+            "this format is not for a terminal; name a file, or send it on through a pipe"
+        )
+    with (
+        tempfile.TemporaryFile() as out
+    ):  # these formats go back in their file, which a pipe cannot
         yield out
         out.seek(0)
         shutil.copyfileobj(out, sys.stdout.buffer)
@@ -230,7 +253,8 @@ def _opened(target: Path, binary: bool, store: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_file(target: Path, *stores: Path) -> Iterator[BinaryIO]:
-    """A file that appears under its name when all of it is on the disk, or not at all; `-` is stdout.
+    """A file that appears under its name when all of it is on the disk, or not at all; `-` is
+    stdout.
 
     It replaces no file that one of these stores needs.
     """

@@ -64,7 +64,8 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class _Begun(msgspec.Struct, frozen=True):
-    """An archive whose results are not all marked yet; the ledger notes it before the file appears."""
+    """An archive whose results are not all marked yet; the ledger notes it before the file
+    appears."""
 
     file: str
     """Its path, in hex: a name may be any bytes."""
@@ -108,17 +109,24 @@ def archive(
     before: float | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Archived:
-    """Put the results that lie in pending/ into one file, read that back, and only then take them out of pending/.
+    """Put the results that lie in pending/ into one file, read that back, and only then take them
+    out of pending/.
 
-    Killed anywhere it can be called again: what the ledger has not marked is still in pending/, and a file that
-    appeared before all of its results were marked is recognised, so that none is written to a second one.
+    Killed anywhere it can be called again: what the ledger has not marked is still in pending/, and
+    a file that appeared before all of its results were marked is recognised, so that none is
+    written to a second one.
     """
     with keeping(lpm):
         _complete(lpm, progress)
         condition, values = rows.matching(job, None)
         if before is not None:
             condition, values = f"{condition} AND r.scraped_at < ?", (*values, before)
-        found = (result for _, result in rows.read(lpm.ledger.db, f"{_IN_PENDING} AND {condition}", values, None))
+        found = (
+            result
+            for _, result in rows.read(
+                lpm.ledger.db, f"{_IN_PENDING} AND {condition}", values, None
+            )
+        )
         first = next(found, None)
         archived = Archived(0, None, 0)
         if first is not None:
@@ -143,14 +151,17 @@ def _new_file(lpm: LocalPersistenceManager, compress: bool) -> Path:
 
 
 def _complete(lpm: LocalPersistenceManager, progress: Callable[[str], None]) -> None:
-    """Mark what is in the file of an archive that was killed; without that file, nothing of it counts."""
+    """Mark what is in the file of an archive that was killed; without that file, nothing of it
+    counts."""
     row = lpm.ledger.db.one("SELECT value FROM meta WHERE key = 'archiving'")
     if row is None:
         return
     begun = msgspec.json.decode(row[0], type=_Begun)
     if begun.path.is_file() and _holds(begun):
         _mark(lpm, begun)
-        progress(f"{begun.results:,} results were already in {begun.path}, whose archive was broken off")
+        progress(
+            f"{begun.results:,} results were already in {begun.path}, whose archive was broken off"
+        )
     else:
         _note(lpm, None)
 
@@ -164,7 +175,11 @@ def _note(lpm: LocalPersistenceManager, begun: _Begun | None) -> None:
 
 
 def _write(
-    lpm: LocalPersistenceManager, target: Path, compress: bool, found: Iterator[dict[str, Any]], inside: bool
+    lpm: LocalPersistenceManager,
+    target: Path,
+    compress: bool,
+    found: Iterator[dict[str, Any]],
+    inside: bool,
 ) -> _Begun:
     if target.exists():
         raise UsageError(f"{target} is there already; an archive is never written over")
@@ -183,7 +198,9 @@ def _write(
             _note(lpm, begun)
             failpoint("archive-noted")
     except UsageError as error:
-        if inside:  # it is the data folder that cannot be written, not a file that the user has named
+        if (
+            inside
+        ):  # it is the data folder that cannot be written, not a file that the user has named
             raise StoreFull(str(error)) from error
         raise
     return begun
@@ -192,7 +209,9 @@ def _write(
 @contextmanager
 def _reading(target: Path, compress: bool) -> Iterator[BinaryIO | ZstdFile]:
     with target.open("rb") as file:
-        if hasattr(os, "posix_fadvise"):  # what is compared is to come from the disk, not from memory
+        if hasattr(
+            os, "posix_fadvise"
+        ):  # what is compared is to come from the disk, not from memory
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         with ZstdFile(file) if compress else nullcontext(file) as lines:
             yield lines
@@ -215,13 +234,17 @@ def _verify(begun: _Begun) -> None:
     if not _holds(begun):
         target = begun.path
         aside = target.rename(target.with_name(f"{target.name}.damaged"))
-        raise StoreError(f"{aside} does not hold what was written to it: the disk fails; pending/ is as it was")
+        raise StoreError(
+            f"{aside} does not hold what was written to it: the disk fails; pending/ is as it was"
+        )
 
 
 def _mark(lpm: LocalPersistenceManager, begun: _Begun) -> None:
     """Note what the file holds as archived: exactly that, whatever has come in meanwhile."""
     with _reading(begun.path, begun.compress) as lines:
-        while batch := [msgspec.json.decode(line, type=_Line).task_id for line in islice(lines, BATCH)]:
+        while batch := [
+            msgspec.json.decode(line, type=_Line).task_id for line in islice(lines, BATCH)
+        ]:
             with writing(lpm.durable.db):
                 lpm.durable.db.execute(
                     """UPDATE outbox SET archived_at = ? WHERE archived_at IS NULL AND task IN
@@ -233,7 +256,8 @@ def _mark(lpm: LocalPersistenceManager, begun: _Begun) -> None:
 
 
 def _sweep(lpm: LocalPersistenceManager) -> None:
-    """Remove from pending/ what has left it by the ledger, also what a kill left there; strangers' files stay."""
+    """Remove from pending/ what has left it by the ledger, also what a kill left there; strangers'
+    files stay."""
     with os.scandir(lpm.pending) as entries:
         names = (entry.name[:-5] for entry in entries if entry.name.endswith(".json"))
         task_ids = (name for name in names if _TASK_ID.fullmatch(name))
@@ -247,9 +271,11 @@ def _sweep(lpm: LocalPersistenceManager) -> None:
 
 
 def prune(lpm: LocalPersistenceManager, before: float, dry_run: bool) -> Pruned:
-    """Remove the segments last written before that time, unless a writer has them or a Gateway is to get their results.
+    """Remove the segments last written before that time, unless a writer has them or a Gateway is
+    to get their results.
 
-    The results let go of their pages first and the file goes last: killed in between, it can be called again.
+    The results let go of their pages first and the file goes last: killed in between, it can be
+    called again.
     """
     removed = size = pages = in_use = for_gateway = 0
     with keeping(lpm):
@@ -284,14 +310,16 @@ def _wanted(lpm: LocalPersistenceManager) -> set[str]:
 
 
 def _let_go(lpm: LocalPersistenceManager, names: list[str], dry_run: bool) -> int:
-    """Forget these segments; the results some at a time, because to find them all takes a look at every one."""
+    """Forget these segments; the results some at a time, because to find them all takes a look at
+    every one."""
     db, listed, last, count = lpm.durable.db, msgspec.json.encode(names).decode(), 0, 0
     theirs = "raw_segment IN (SELECT value FROM json_each(?))"
     no_page = "raw_segment = NULL, raw_offset = NULL, raw_length = NULL"
     horizon = lpm.ledger.horizon()
     while names and (
         tasks := db.all(
-            f"SELECT task FROM results WHERE task > ? AND {theirs} ORDER BY task LIMIT {BATCH}", (last, listed)
+            f"SELECT task FROM results WHERE task > ? AND {theirs} ORDER BY task LIMIT {BATCH}",
+            (last, listed),
         )
     ):
         if not dry_run:
@@ -305,7 +333,14 @@ def _let_go(lpm: LocalPersistenceManager, names: list[str], dry_run: bool) -> in
         with writing(db):
             # Unchanged pages that came in meanwhile have the places of the earlier ones.
             since = "task IN (SELECT task FROM events WHERE id > ?)"
-            db.execute(f"UPDATE results SET {no_page} WHERE {theirs} AND {since}", (listed, horizon))
-            db.execute("DELETE FROM raw_segments WHERE name IN (SELECT value FROM json_each(?))", (listed,))
-            db.execute("INSERT OR IGNORE INTO meta SELECT ? || value, '' FROM json_each(?)", (PRUNED, listed))
+            db.execute(
+                f"UPDATE results SET {no_page} WHERE {theirs} AND {since}", (listed, horizon)
+            )
+            db.execute(
+                "DELETE FROM raw_segments WHERE name IN (SELECT value FROM json_each(?))", (listed,)
+            )
+            db.execute(
+                "INSERT OR IGNORE INTO meta SELECT ? || value, '' FROM json_each(?)",
+                (PRUNED, listed),
+            )
     return count

@@ -8,8 +8,9 @@ It is a tar compressed with zstd, written and read some results at a time:
     records/000002.jsonl    …
     manifest.json           where the bundle comes from, its counts, and the size and SHA-256 of every member
 
-The manifest's own SHA-256 is the bundle's checksum. A reader takes nothing but these members in this order, with the
-very headers that the writer gives them, and stores nothing before it has seen all of it.
+The manifest's own SHA-256 is the bundle's checksum. A reader takes nothing but these members in
+this order, with the very headers that the writer gives them, and stores nothing before it has seen
+all of it.
 """
 
 import sys
@@ -40,7 +41,8 @@ else:
 
 VERSION = 1
 PART_BYTES = 8_000_000
-"""A part is full when its records or its pages have so many bytes: this is what both sides hold in memory."""
+"""A part is full when its records or its pages have so many bytes: this is what both sides hold in
+memory."""
 RECORDS, PAGES, MANIFEST = "records/{:06}.jsonl", "raw/{:06}.warc.gz", "manifest.json"
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -125,8 +127,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     carried: Carried
 
 
-def bundle(lpm: LocalPersistenceManager, output: Path, *, job: Job | None, since: float | None, raw: bool) -> Bundled:
-    """Write results and their pages to one file, whole or not at all; a page that cannot be read is left out."""
+def bundle(
+    lpm: LocalPersistenceManager, output: Path, *, job: Job | None, since: float | None, raw: bool
+) -> Bundled:
+    """Write results and their pages to one file, whole or not at all; a page that cannot be read is
+    left out."""
     with keeping(lpm, shared=True):
         horizon = lpm.ledger.horizon()
         found = rows.read(lpm.ledger.db, *rows.matching(job, since), None)
@@ -158,11 +163,15 @@ def bundle(lpm: LocalPersistenceManager, output: Path, *, job: Job | None, since
         lpm.note_export(file_name, "bundle", job, since, writer.results, horizon)
     size = output.stat().st_size
     checksum = sha256(manifest).hexdigest()
-    return Bundled(writer.results, writer.pages, writer.unreadable, printable(str(output)), size, checksum)
+    return Bundled(
+        writer.results, writer.pages, writer.unreadable, printable(str(output)), size, checksum
+    )
 
 
 class _Writer:
-    def __init__(self, lpm: LocalPersistenceManager, job: Job | None, out: ZstdFile, raw: bool) -> None:
+    def __init__(
+        self, lpm: LocalPersistenceManager, job: Job | None, out: ZstdFile, raw: bool
+    ) -> None:
         self._lpm, self._job, self._out, self._raw = lpm, job, out, raw
         self._records: list[bytes] = []
         self._stored: list[bytes] = []
@@ -173,8 +182,17 @@ class _Writer:
 
     def add(self, task: int, result: dict[str, Any]) -> None:
         page = self._page(result)
-        place = {"segment": PAGES.format(self._number), "offset": self._sizes[1], "length": len(page)}
-        line = msgspec.json.encode(result | {"raw": place if page else None, "carried": self._carried(task)}) + b"\n"
+        place = {
+            "segment": PAGES.format(self._number),
+            "offset": self._sizes[1],
+            "length": len(page),
+        }
+        line = (
+            msgspec.json.encode(
+                result | {"raw": place if page else None, "carried": self._carried(task)}
+            )
+            + b"\n"
+        )
         self._records.append(line)
         self._stored.append(page)
         self._sizes = [self._sizes[0] + len(line), self._sizes[1] + len(page)]

@@ -1,9 +1,10 @@
 """Results as flat rows with stable columns, for tables: csv, xlsx, parquet.
 
-The columns are `data.<path>` for each field of the records, sorted, then `input.<name>` for each input column in the
-order of their first appearance, then those of `BASE` (with `line` behind `message` where rows of input are exported).
-A list of plain values is one text with ` | ` between them; a list with objects or lists in it, and whatever lies deeper
-than `MAX_DEPTH`, is compact JSON. Columns beyond a format's limit, those of fewest rows, are folded into one of JSON,
+The columns are `data.<path>` for each field of the records, sorted, then `input.<name>` for each
+input column in the order of their first appearance, then those of `BASE` (with `line` behind
+`message` where rows of input are exported). A list of plain values is one text with ` | ` between
+them; a list with objects or lists in it, and whatever lies deeper than `MAX_DEPTH`, is compact
+JSON. Columns beyond a format's limit, those of fewest rows, are folded into one of JSON,
 `data.more`.
 """
 
@@ -98,7 +99,9 @@ def as_text(value: Any) -> str:
 class Table:
     """Rows that were spooled once, with all their columns known."""
 
-    def __init__(self, spool: BinaryIO, columns: dict[str, type], folded: int, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, spool: BinaryIO, columns: dict[str, type], folded: int, names: Sequence[str] = ()
+    ) -> None:
         self._spool = spool
         self._names = list(names or columns)
         """What the columns are called in the rows."""
@@ -108,22 +111,32 @@ class Table:
         """How many columns more there were; they are in the last one."""
 
     def only(self, wanted: Sequence[str]) -> "Table":
-        """The table with these columns: their names, or those of fields, of the records first and then of the input."""
+        """The table with these columns: their names, or those of fields, of the records first and
+        then of the input."""
         known = dict(self.columns)
         if self.folded:
             known.popitem()
         names = [self._name(each, known) for each in wanted]
-        return Table(self._spool, {each: known[name] for each, name in zip(wanted, names, strict=True)}, 0, names)
+        return Table(
+            self._spool,
+            {each: known[name] for each, name in zip(wanted, names, strict=True)},
+            0,
+            names,
+        )
 
     @staticmethod
     def _name(wanted: str, known: Mapping[str, type]) -> str:
         for name in (wanted, f"data.{wanted}", f"input.{wanted}"):
             if name in known:
                 return name
-        near = difflib.get_close_matches(wanted, [*known, *(name.partition(".")[2] for name in known)], n=1)
+        near = difflib.get_close_matches(
+            wanted, [*known, *(name.partition(".")[2] for name in known)], n=1
+        )
         hint = f" (did you mean {near[0]}?)" if near else ""
         more = f" and {len(known) - _SHOWN:,} more" if len(known) > _SHOWN else ""
-        raise UsageError(f"there is no column {wanted!r}{hint}; there are: {', '.join(list(known)[:_SHOWN])}{more}")
+        raise UsageError(
+            f"there is no column {wanted!r}{hint}; there are: {', '.join(list(known)[:_SHOWN])}{more}"
+        )
 
     def __iter__(self) -> Iterator[list[Any]]:
         """The rows, each with a value or None for every column."""
@@ -134,17 +147,24 @@ class Table:
             row: Row = msgspec.json.decode(line)
             values = [row.get(name) for name in names]
             if self.folded:
-                more = {name: value for name, value in row.items() if name not in own and value is not None}
+                more = {
+                    name: value
+                    for name, value in row.items()
+                    if name not in own and value is not None
+                }
                 values[-1] = msgspec.json.encode(more).decode() if more else None
             yield values
 
 
 @contextmanager
-def tabulated(results: Iterable[Mapping[str, Any]], folder: Path | None, limit: int) -> Iterator[Table]:
-    """Read the results once, into an unlinked file in that folder, to know all columns before the first is written.
+def tabulated(
+    results: Iterable[Mapping[str, Any]], folder: Path | None, limit: int
+) -> Iterator[Table]:
+    """Read the results once, into an unlinked file in that folder, to know all columns before the
+    first is written.
 
-    Where there are more columns than the limit, those of most rows are kept: else some pages with hundreds of names
-    of their own would push those of all others out.
+    Where there are more columns than the limit, those of most rows are kept: else some pages with
+    hundreds of names of their own would push those of all others out.
     """
     seen = dict.fromkeys(BASE, 0)
     left_out, unknown = set[str](), 0
@@ -168,7 +188,8 @@ def tabulated(results: Iterable[Mapping[str, Any]], folder: Path | None, limit: 
 
 
 def _leave_out(seen: dict[str, int], limit: int, left_out: set[str]) -> None:
-    """Forget the columns of fewest rows; those that every export has and those of the input stay."""
+    """Forget the columns of fewest rows; those that every export has and those of the input
+    stay."""
     names = [name for name in seen if name not in BASE and name != "line"]
     names.sort(key=lambda name: (not name.startswith("input."), -(seen[name] // _ROW)))
     room = max(0, limit - (len(seen) - len(names)))

@@ -1,4 +1,5 @@
-"""The formats of an export: each writes results to a file one after the other, in memory that does not grow."""
+"""The formats of an export: each writes results to a file one after the other, in memory that does
+not grow."""
 
 import codecs
 import csv
@@ -53,7 +54,9 @@ class Sink(NamedTuple):
     """Those of a table; all where there are none."""
 
 
-def told(items: Iterable[T], say: Callable[[str], None], what: str, every_s: float = 5.0) -> Iterator[T]:
+def told(
+    items: Iterable[T], say: Callable[[str], None], what: str, every_s: float = 5.0
+) -> Iterator[T]:
     """The items, with a word every few seconds on how many they are so far."""
     due = time.monotonic() + every_s
     for number, item in enumerate(items):
@@ -79,16 +82,20 @@ def write_json(results: Results, sink: Sink) -> None:
 
 
 def write_csv(results: Results, sink: Sink) -> None:
-    """A table for Excel: with a byte order mark, and with no cell that a spreadsheet would take for a formula."""
+    """A table for Excel: with a byte order mark, and with no cell that a spreadsheet would take for
+    a formula."""
     with _table(results, sink, MAX_CSV_COLUMNS) as table:
         writer = csv.writer(codecs.getwriter("utf-8-sig")(sink.out))
         writer.writerow(map(inert, table.columns))
         for row in told(table, sink.say, "rows written"):
-            writer.writerow([inert(value) if isinstance(value, str) else as_text(value) for value in row])
+            writer.writerow(
+                [inert(value) if isinstance(value, str) else as_text(value) for value in row]
+            )
 
 
 def inert(text: str) -> str:
-    """A text that no spreadsheet takes for a formula: an apostrophe before what begins like one; numbers stay."""
+    """A text that no spreadsheet takes for a formula: an apostrophe before what begins like one;
+    numbers stay."""
     text = _readable(text)
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
@@ -99,12 +106,16 @@ def _readable(text: str) -> str:
 
 
 def write_xlsx(results: Results, sink: Sink, sheet_rows: int = MAX_SHEET_ROWS) -> None:
-    """A workbook: text is text, numbers are numbers, nothing is a formula or a link; more rows, more sheets."""
+    """A workbook: text is text, numbers are numbers, nothing is a formula or a link; more rows,
+    more sheets."""
     import xlsxwriter
     from xlsxwriter.exceptions import FileCreateError
 
     options = {"constant_memory": True, "strings_to_urls": False, "strings_to_formulas": False}
-    with _table(results, sink, MAX_SHEET_COLUMNS) as table, tempfile.TemporaryDirectory(dir=sink.folder) as scratch:
+    with (
+        _table(results, sink, MAX_SHEET_COLUMNS) as table,
+        tempfile.TemporaryDirectory(dir=sink.folder) as scratch,
+    ):
         book = xlsxwriter.Workbook(sink.out, options | {"tmpdir": scratch})
         book.use_zip64()
         bold = book.add_format({"bold": True})
@@ -179,7 +190,8 @@ def write_parquet(results: Results, sink: Sink) -> None:
             while group := list(_first(rows, size)):
                 columns = zip(*group, strict=True)
                 arrays = [
-                    pa.array(_typed(values, kind), types[kind]) for values, kind in zip(columns, kinds, strict=True)
+                    pa.array(_typed(values, kind), types[kind])
+                    for values, kind in zip(columns, kinds, strict=True)
                 ]
                 writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
@@ -198,7 +210,9 @@ def _table(results: Results, sink: Sink, limit: int) -> Iterator[Table]:
             return
         if table.folded:
             more = list(table.columns)[-1]
-            sink.say(f"{table.folded:,} columns or more have no room; they are together in the column {more}, as JSON")
+            sink.say(
+                f"{table.folded:,} columns or more have no room; they are together in the column {more}, as JSON"
+            )
         yield table
 
 
@@ -208,9 +222,25 @@ def write_md(results: Results, sink: Sink) -> None:
     for result in results:
         row = flatten(result)
         title = (result["data"] or {}).get("title")
-        title = title if isinstance(title, str) and title.strip() else row["url"] or f"line {row.get('line')}"
-        lines = ["", f"## {plain(title, 200)}", "", plain(row["url"] or ""), "", "| field | value |", "| --- | --- |"]
-        lines += [f"| {plain(name)} | {plain(as_text(v))} |" for name, v in row.items() if v not in (None, "")]
+        title = (
+            title
+            if isinstance(title, str) and title.strip()
+            else row["url"] or f"line {row.get('line')}"
+        )
+        lines = [
+            "",
+            f"## {plain(title, 200)}",
+            "",
+            plain(row["url"] or ""),
+            "",
+            "| field | value |",
+            "| --- | --- |",
+        ]
+        lines += [
+            f"| {plain(name)} | {plain(as_text(v))} |"
+            for name, v in row.items()
+            if v not in (None, "")
+        ]
         sink.out.write("\n".join(lines).encode() + b"\n")
 
 
@@ -229,7 +259,9 @@ def write_warc(results: Results, sink: Sink) -> None:
     for result in results:
         place = sink.place(result)
         if place:
-            segments.read(sink.raw, place, page_url(result))  # what is damaged ends the export; it is not handed on
+            segments.read(
+                sink.raw, place, page_url(result)
+            )  # what is damaged ends the export; it is not handed on
             sink.out.write(segments.member(sink.raw, place))
         lacking += place is None
     if lacking:

@@ -41,11 +41,13 @@ else:
 _ROOM = 32_000_000
 """What a member may have beyond one page of the largest size."""
 _WINDOW_LOG = 23
-"""The writer's zstd frames need 2 MB of history; one that asks for more than 8 MB is none of ours."""
+"""The writer's zstd frames need 2 MB of history; one that asks for more than 8 MB is none of
+ours."""
 
 
 class Unbundled(msgspec.Struct, frozen=True):
-    """What became of a bundle's results: new, known, or (of the known) without a result in this ledger."""
+    """What became of a bundle's results: new, known, or (of the known) without a result in this
+    ledger."""
 
     results: int
     new: int
@@ -64,13 +66,16 @@ def unbundle(
     max_body: int,
     stored: Callable[[list[str]], None] = lambda task_ids: None,
 ) -> Unbundled:
-    """Store the results and pages of a bundle that this ledger does not have yet, once all of it was found to be sound.
+    """Store the results and pages of a bundle that this ledger does not have yet, once all of it
+    was found to be sound.
 
     `stored` is told of each part's tasks once they are here, whether they were new or known.
     """
     try:
         if not path.is_file():
-            raise InputError(str(path), "is not a file" if path.exists() else "there is no such file")
+            raise InputError(
+                str(path), "is not a file" if path.exists() else "there is no such file"
+            )
         with path.open("rb") as file:
             reader = _Reader(str(path), file, max_body)
             reader.verify()
@@ -107,7 +112,12 @@ class _Reader:
         """The results with their pages, once they are verified."""
         for number, data, raw in self._parts(self.manifest.members):
             yield [
-                (record, raw[record.raw.offset : record.raw.offset + record.raw.length] if record.raw else None)
+                (
+                    record,
+                    raw[record.raw.offset : record.raw.offset + record.raw.length]
+                    if record.raw
+                    else None,
+                )
                 for record in self._records(number, data)
             ]
 
@@ -115,7 +125,8 @@ class _Reader:
         return InputError(self._name, printable(reason)[:500])
 
     def _parts(self, expected: Sequence[Member] = ()) -> Iterator[tuple[int, bytes, bytes]]:
-        """The records and pages of each part; then the manifest must be that of all members before it."""
+        """The records and pages of each part; then the manifest must be that of all members before
+        it."""
         self._file.seek(0)
         seen: list[Member] = []
         number, records, manifest = 0, None, None
@@ -125,7 +136,9 @@ class _Reader:
             if name != MANIFEST:
                 seen.append(entry(name, data))
                 if expected and [seen[-1]] != list(expected[len(seen) - 1 : len(seen)]):
-                    raise self._bad("was changed while it was read; what was stored of it is sound; try again")
+                    raise self._bad(
+                        "was changed while it was read; what was stored of it is sound; try again"
+                    )
             if records is not None and name != PAGES.format(number):
                 yield number, records, b""
                 records = None
@@ -137,16 +150,22 @@ class _Reader:
             elif name == MANIFEST:
                 manifest = data
             else:
-                raise self._bad(f"has {name} where {RECORDS.format(number + 1)} or {MANIFEST} was expected")
+                raise self._bad(
+                    f"has {name} where {RECORDS.format(number + 1)} or {MANIFEST} was expected"
+                )
         if manifest is None:
             raise self._bad("has no manifest: it is cut off")
         self._read_manifest(manifest, tuple(seen))
 
     def _read_manifest(self, data: bytes, seen: tuple[Member, ...]) -> None:
         try:
-            version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("version", msgspec.Raw(b"0"))
+            version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get(
+                "version", msgspec.Raw(b"0")
+            )
             if msgspec.json.decode(version, type=int) > VERSION:
-                raise self._bad(f"was written by a newer version of crawler (format {bytes(version).decode()})")
+                raise self._bad(
+                    f"was written by a newer version of crawler (format {bytes(version).decode()})"
+                )
             self.manifest = msgspec.json.decode(data, type=Manifest)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise self._bad(f"its manifest cannot be read ({error})") from None
@@ -154,12 +173,16 @@ class _Reader:
             if member != listed:
                 raise self._bad(f"{member.name} is not what the manifest says: the file is damaged")
         if len(seen) != len(self.manifest.members):
-            raise self._bad(f"has {len(seen)} members, but its manifest says {len(self.manifest.members)}")
+            raise self._bad(
+                f"has {len(seen)} members, but its manifest says {len(self.manifest.members)}"
+            )
         self.checksum = sha256(data).hexdigest()
 
     def _members(self) -> Iterator[tuple[str, bytes]]:
         try:
-            with ZstdFile(self._file, options={DecompressionParameter.window_log_max: _WINDOW_LOG}) as tar:
+            with ZstdFile(
+                self._file, options={DecompressionParameter.window_log_max: _WINDOW_LOG}
+            ) as tar:
                 while (header := _exactly(tar, tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
                     name, size = self._read_header(header)
                     data = _exactly(tar, size)
@@ -174,7 +197,8 @@ class _Reader:
             raise self._bad("is cut off") from None
 
     def _read_header(self, header: bytes) -> tuple[str, int]:
-        """The name and size of a member whose header is, to the last bit, the one that the writer gives it."""
+        """The name and size of a member whose header is, to the last bit, the one that the writer
+        gives it."""
         try:
             info = tarfile.TarInfo.frombuf(header, "ascii", "strict")
             if info.size > _ROOM + self._max_body:
@@ -186,13 +210,17 @@ class _Reader:
                 return info.name, info.size
         except (tarfile.TarError, ValueError):
             pass
-        raise self._bad("is no bundle, or is damaged (a member that `results bundle` does not write)")
+        raise self._bad(
+            "is no bundle, or is damaged (a member that `results bundle` does not write)"
+        )
 
     def _records(self, number: int, data: bytes) -> list[Record]:
         lines = data.split(b"\n")
         if lines.pop() or not 0 < len(lines) <= BATCH:
             raise self._bad(f"{RECORDS.format(number)} has not between 1 and {BATCH} whole lines")
-        return [self._record(line, RECORDS.format(number), place) for place, line in enumerate(lines, 1)]
+        return [
+            self._record(line, RECORDS.format(number), place) for place, line in enumerate(lines, 1)
+        ]
 
     def _record(self, line: bytes, name: str, place: int) -> Record:
         try:
@@ -209,7 +237,10 @@ class _Reader:
                 continue
             where = f"the page of {RECORDS.format(number)}, line {place},"
             begin, end = end, end + record.raw.length
-            if (record.raw.segment, record.raw.offset) != (PAGES.format(number), begin) or not begin < end <= len(raw):
+            if (record.raw.segment, record.raw.offset) != (
+                PAGES.format(number),
+                begin,
+            ) or not begin < end <= len(raw):
                 raise self._bad(f"{where} is not where its record says")
             try:
                 check_page(raw[begin:end], record.raw_html_hash, self._max_body)
@@ -228,16 +259,24 @@ def _exactly(tar: ZstdFile, size: int) -> bytes:
     return data
 
 
-def _store(lpm: LocalPersistenceManager, path: Path, reader: _Reader, stored: Callable[[list[str]], None]) -> Unbundled:
+def _store(
+    lpm: LocalPersistenceManager, path: Path, reader: _Reader, stored: Callable[[list[str]], None]
+) -> Unbundled:
     source, manifest, ledger = printable(str(path.absolute())), reader.manifest, lpm.durable
     key = f"bundle:{reader.checksum}"
-    begun = ledger.db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,)) is not None
+    begun = (
+        ledger.db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,)) is not None
+    )
     job, new, added, open_ = None, 0, 0, 0
     with ExitStack() as importing:
         for batch in reader.batches():
             known = _known(ledger, [record.task_id for record, _ in batch])
             open_ += sum(not has_result for has_result in known.values())
-            fresh = {record.task_id: (record, page) for record, page in batch if record.task_id not in known}
+            fresh = {
+                record.task_id: (record, page)
+                for record, page in batch
+                if record.task_id not in known
+            }
             if job is None and (fresh or begun):
                 job = ledger.open_job(
                     key=key,
@@ -251,11 +290,16 @@ def _store(lpm: LocalPersistenceManager, path: Path, reader: _Reader, stored: Ca
                 )
                 importing.enter_context(lpm.importing(job))
             if fresh and job:
-                insert = _Insert([record for record, _ in fresh.values()], job, source, reader, lpm.now())
+                insert = _Insert(
+                    [record for record, _ in fresh.values()], job, source, reader, lpm.now()
+                )
                 lpm.save_carried([page for _, page in fresh.values()], insert)
                 failpoint("unbundled")
             added += _add_pages(
-                lpm, [(record, page) for record, page in batch if record.task_id in known], reader, source
+                lpm,
+                [(record, page) for record, page in batch if record.task_id in known],
+                reader,
+                source,
             )
             stored([record.task_id for record, _ in batch])
             new += len(fresh)
@@ -265,14 +309,22 @@ def _store(lpm: LocalPersistenceManager, path: Path, reader: _Reader, stored: Ca
     lpm.secure_pending()
     known_count = manifest.results - new
     name = job.name if job else None
-    return Unbundled(manifest.results, new, known_count, open_, manifest.pages, added, name, reader.checksum)
+    return Unbundled(
+        manifest.results, new, known_count, open_, manifest.pages, added, name, reader.checksum
+    )
 
 
 def _add_pages(
-    lpm: LocalPersistenceManager, known: Sequence[tuple[Record, bytes | None]], reader: _Reader, source: str
+    lpm: LocalPersistenceManager,
+    known: Sequence[tuple[Record, bytes | None]],
+    reader: _Reader,
+    source: str,
 ) -> int:
-    """Take in the pages that known results lack, as after a bundle without pages; returns how many."""
-    pages = {(record.task_id, record.raw_html_hash): page for record, page in known if page is not None}
+    """Take in the pages that known results lack, as after a bundle without pages; returns how
+    many."""
+    pages = {
+        (record.task_id, record.raw_html_hash): page for record, page in known if page is not None
+    }
     tasks = dict(pages.keys())
     lacking = [
         (task, pages[task_id, digest])
@@ -317,17 +369,33 @@ def _known(ledger: Ledger, task_ids: Sequence[str]) -> dict[str, bool]:
 class _Insert:
     """Puts results into the ledger as its own, held until a command sends them to a Gateway."""
 
-    def __init__(self, records: Sequence[Record], job: Job, source: str, reader: _Reader, now: float) -> None:
-        self._records, self._job, self._source, self._reader, self._now = records, job, source, reader, now
+    def __init__(
+        self, records: Sequence[Record], job: Job, source: str, reader: _Reader, now: float
+    ) -> None:
+        self._records, self._job, self._source, self._reader, self._now = (
+            records,
+            job,
+            source,
+            reader,
+            now,
+        )
 
     def __call__(self, ledger: Ledger, places: Sequence[Raw | None]) -> list[int]:
-        tasks = [self._insert(ledger, record, place) for record, place in zip(self._records, places, strict=True)]
-        ledger.db.execute("UPDATE jobs SET size = size + ? WHERE id = ?", (len(tasks), self._job.id))
+        tasks = [
+            self._insert(ledger, record, place)
+            for record, place in zip(self._records, places, strict=True)
+        ]
+        ledger.db.execute(
+            "UPDATE jobs SET size = size + ? WHERE id = ?", (len(tasks), self._job.id)
+        )
         return tasks
 
     def _insert(self, ledger: Ledger, record: Record, place: Raw | None) -> int:
         address, carried = urls.parse(record.url), record.carried
-        row_input, parcel_id = encoded_input(record.input), urls.without_secrets(record.parcel_id or "")
+        row_input, parcel_id = (
+            encoded_input(record.input),
+            urls.without_secrets(record.parcel_id or ""),
+        )
         [(task,)] = ledger.db.all(
             """INSERT INTO tasks (task_id, external_id, job_id, url, url_key, domain, parcel_id, status, queue,
                    priority, deadline, attempts, source, source_file, input, imported_at, completed_at)
@@ -346,7 +414,9 @@ class _Insert:
              record.parse_duration_ms, record.parser.name, record.parser.version, *at, record.scraped_at.timestamp(),
              record.site.name, record.site.version, record.raw_html_hash[:12], record.raw_html_hash),
         )  # fmt: skip
-        ledger.db.execute("INSERT INTO outbox (task, state, created_at) VALUES (?, 'held', ?)", (task, self._now))
+        ledger.db.execute(
+            "INSERT INTO outbox (task, state, created_at) VALUES (?, 'held', ?)", (task, self._now)
+        )
         detail: dict[str, Any] = {
             "file": self._source,
             "checksum": self._reader.checksum,

@@ -12,7 +12,8 @@ from crawler.resilience.keeper import Booking, Keeper
 from crawler.resilience.permit import LATE_S, Ask, Report
 
 HOP_AHEAD_S = 120.0
-"""A page that has begun may wait so long for the permit of its next request; others wait in the ledger."""
+"""A page that has begun may wait so long for the permit of its next request; others wait in the
+ledger."""
 _BUSY = frozenset({"rate", "at a time", "just begun"})
 _NEVER_SENT = frozenset({"forbidden_address", "bad_request", "bad_url", "dns"})
 """Reasons for which nothing has reached the domain."""
@@ -24,7 +25,8 @@ Check = Callable[[str], Awaitable[None]]
 
 
 class Passage:
-    """Made with what was booked for the page's first request; closed once, with how the page ended."""
+    """Made with what was booked for the page's first request; closed once, with how the page
+    ended."""
 
     def __init__(
         self,
@@ -56,7 +58,8 @@ class Passage:
         self._delays: dict[str, float] = {}
 
     def request(self, url: str, check: Check | None = None) -> "_Request":
-        """Wait for the permit of one request, and note it; `check` comes first. It is a `Gate` of the client."""
+        """Wait for the permit of one request, and note it; `check` comes first. It is a `Gate` of
+        the client."""
         return _Request(self, url, check)
 
     def rule(self, domain: str) -> Rule:
@@ -70,17 +73,20 @@ class Passage:
         return self._domain if url == self._url else urls.parse(url).domain
 
     def give_back(self, domain: str) -> None:
-        """A request has ended; elsewhere its place is free again, the page's own is kept until the page's end."""
+        """A request has ended; elsewhere its place is free again, the page's own is kept until the
+        page's end."""
         if domain != self._domain and (rule := self.rule(domain)).limited:
             self._keeper.report(Report(domain=domain, rule=rule))
 
     def obey(self, url: str, crawl_delay_s: float) -> None:
-        """Note what the robots.txt of a URL's host says about delays; none takes an earlier one back."""
+        """Note what the robots.txt of a URL's host says about delays; none takes an earlier one
+        back."""
         domain = self.domain_of(url)
         self._delays[domain] = max(self._delays.get(domain, -1.0), crawl_delay_s or -1.0)
 
     async def wait(self, domain: str, rule: Rule) -> None:
-        """Have a booking, and be there in time; elsewhere it comes with a place, which the request gives back."""
+        """Have a booking, and be there in time; elsewhere it comes with a place, which the request
+        gives back."""
         booking: Booking | None = None
         if self._booking is not None and self._booking.domain == domain:
             booking, self._booking = self._booking, None
@@ -97,7 +103,8 @@ class Passage:
                     await asyncio.sleep(ahead_s)
                 if time.monotonic() - booking.at <= late_s:
                     return
-                # A late one could add up with those behind it. Where this process is always late, it may go in the end.
+                # A late one could add up with those behind it. Where this process is always late,
+                # it may go in the end.
                 booking, late_s = None, 2 * late_s
         except BaseException:
             if holds:
@@ -105,8 +112,11 @@ class Passage:
             raise
 
     async def _have(self, domain: str, rule: Rule, slots: bool) -> Booking:
-        """Book; where the domain is only busy, try again for a while: else the page would begin from the beginning."""
-        ask = Ask(domain=domain, rule=rule, ahead_s=max(HOP_AHEAD_S, 3 * rule.interval_s), slots=slots)
+        """Book; where the domain is only busy, try again for a while: else the page would begin
+        from the beginning."""
+        ask = Ask(
+            domain=domain, rule=rule, ahead_s=max(HOP_AHEAD_S, 3 * rule.interval_s), slots=slots
+        )
         end = time.monotonic() + HOP_AHEAD_S
         while True:
             try:
@@ -117,7 +127,8 @@ class Passage:
                 await asyncio.sleep(refusal.wait_s)
 
     def close(self) -> None:
-        """Tell each domain how it went: that of the last request how the page ended, others that they answered."""
+        """Tell each domain how it went: that of the last request how the page ended, others that
+        they answered."""
         last = self.sent[-1] if self.sent else None
         for domain in {self._domain, *self._delays, *[sent.domain for sent in self.sent]}:
             rule = self.rule(domain)
@@ -160,11 +171,18 @@ class _Request:
         if begin := passage.begin:
             passage.begin = None
             begin()
-        self._number, self._since, self._waited_s = len(passage.sent), time.monotonic(), passage.waited_s()
+        self._number, self._since, self._waited_s = (
+            len(passage.sent),
+            time.monotonic(),
+            passage.waited_s(),
+        )
         passage.sent.append(Sent(domain, time.time(), 0.0))
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Note how long it took, or that it never went out."""
         passage, sent = self._passage, self._passage.sent[self._number]

@@ -33,7 +33,8 @@ charset.load()
 Fetch = Callable[[Request, Gate], Awaitable[Page]]
 
 TIMES_BESIDE, MAX_BESIDE = 100, 64_000_000
-"""What reading a page takes beside it, while it lasts: so many times its size, and no more than this."""
+"""What reading a page takes beside it, while it lasts: so many times its size, and no more than
+this."""
 _encode = msgspec.json.Encoder().encode
 MIN_FREE = 10_000_000
 """The same for the smallest page: bytes of memory without which none is read."""
@@ -53,14 +54,20 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def user_agent(self) -> str:
         """The name that this program goes by there."""
-        named = next((value for name, value in self.site.headers if name.lower() == "user-agent"), "")
+        named = next(
+            (value for name, value in self.site.headers if name.lower() == "user-agent"), ""
+        )
         return (self.session and self.session.user_agent) or named or USER_AGENT
 
     @property
     def conditional(self) -> tuple[tuple[str, str], ...]:
-        """The headers that ask whether the page has changed, where its last record would be made the same way today."""
+        """The headers that ask whether the page has changed, where its last record would be made
+        the same way today."""
         known = self.task.known
-        if known is None or (known.site_version, known.parser_version) != (self.site.version, _parser(self.site)[1]):
+        if known is None or (known.site_version, known.parser_version) != (
+            self.site.version,
+            _parser(self.site)[1],
+        ):
             return ()
         asked = (("If-None-Match", known.etag), ("If-Modified-Since", known.last_modified))
         return tuple((name, value) for name, value in asked if value)
@@ -91,7 +98,11 @@ async def scrape(
     site = order.site
     passage.again = _was_refused(order.task)
     begun = Outcome(
-        task=order.task, status=TaskStatus.FAILED, worker=worker, site=(site.name, site.version), rule=order.rule
+        task=order.task,
+        status=TaskStatus.FAILED,
+        worker=worker,
+        site=(site.name, site.version),
+        rule=order.rule,
     )
     page: Page | None = None
     try:
@@ -108,7 +119,9 @@ async def scrape(
     except NotNow as error:
         if passage.sent:  # what was asked for already would be asked for again and again
             refused = FetchError(
-                "refused_on_the_way", f"the page leads to where nothing may go now: {error}", error.wait_s
+                "refused_on_the_way",
+                f"the page leads to where nothing may go now: {error}",
+                error.wait_s,
             )
             ended = _failed(begun, refused, RetryClass.LATER, order, passage, clock, jitter)
         else:
@@ -127,7 +140,9 @@ def _was_refused(task: Task) -> bool:
     return bool(decided(reason).block) or reason in retry.BLOCKS or reason.startswith("http_5")
 
 
-async def _fetched(order: Order, fetch: Fetch, passage: Passage, robots: Robots, budget: Budget) -> Page:
+async def _fetched(
+    order: Order, fetch: Fetch, passage: Passage, robots: Robots, budget: Budget
+) -> Page:
     """The page, with every request on the way to it permitted by its domain and by robots.txt."""
     site = order.site
     about = Request(
@@ -142,7 +157,8 @@ async def _fetched(order: Order, fetch: Fetch, passage: Passage, robots: Robots,
     )
 
     async def robots_txt(url: str) -> Page:
-        # A redirect's robots.txt is another origin's: it gets no secrets, and is not to be found on this machine.
+        # A redirect's robots.txt is another origin's: it gets no secrets, and is not to be found on
+        # this machine.
         home = "{0.scheme}://{0.netloc}".format(urlsplit(about.url))
         named = about.loopback and url.startswith(f"{home}/")
         request = replace(about, url=url, home=home, loopback=named, max_body=MAX_BYTES, cut=True)
@@ -153,7 +169,9 @@ async def _fetched(order: Order, fetch: Fetch, passage: Passage, robots: Robots,
 
     gate = partial(passage.request, check=check if order.respect_robots else None)
     conditional = order.conditional
-    page = await fetch(replace(about, headers=(*site.headers, *conditional)) if conditional else about, gate)
+    page = await fetch(
+        replace(about, headers=(*site.headers, *conditional)) if conditional else about, gate
+    )
     known = order.task.known
     if page.status == 304 and conditional and known and page.final_url != known.final_url:
         page = await fetch(about, gate)  # another page than the one that is known has not changed
@@ -181,7 +199,9 @@ def _judged(
         message += f" ({verdict.vendor})" if verdict.vendor else ""
     wait_s = retry.retry_after(page.header("retry-after"), clock())
     error = FetchError(verdict.name, message, wait_s)
-    return _failed(begun, error, verdict.retry or retry.class_of(verdict.name), order, passage, clock, jitter)
+    return _failed(
+        begun, error, verdict.retry or retry.class_of(verdict.name), order, passage, clock, jitter
+    )
 
 
 def _failed(
@@ -193,12 +213,17 @@ def _failed(
     clock: Callable[[], float],
     jitter: Callable[[], float],
 ) -> Outcome:
-    """What is done about a failure: by its class, by the attempts that are left, and by what the server asked for."""
+    """What is done about a failure: by its class, by the attempts that are left, and by what the
+    server asked for."""
     passage.block = passage.block or (error.reason if error.reason in retry.BLOCKS else "")
     passage.retry_after_s = error.retry_after_s or 0.0
     policy, failures = order.site.retry, order.task.failures
     again = kind not in (RetryClass.GIVE_UP, RetryClass.POISON) and failures + 1 < policy.attempts
-    wait_s = retry.delay(kind, failures, error.retry_after_s, policy.base_s, policy.cap_s, jitter) if again else 0.0
+    wait_s = (
+        retry.delay(kind, failures, error.retry_after_s, policy.base_s, policy.cap_s, jitter)
+        if again
+        else 0.0
+    )
     ended = TaskStatus.SKIPPED if error.reason == "robots" else TaskStatus.FAILED
     return replace(
         begun,
@@ -221,7 +246,8 @@ def _postponed(begun: Outcome, error: NotNow, clock: Callable[[], float]) -> Out
 
 
 def examine(page: Page, site: Site, budget: Budget | None = None) -> Read:
-    """What a page is and what it says; needs nothing but the page, so that a stored one can be read again.
+    """What a page is and what it says; needs nothing but the page, so that a stored one can be read
+    again.
 
     The record is counted for the page from here on, because it waits for the store like the body.
     """
@@ -261,7 +287,11 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
             if large:
                 budget.look()
             fields = selectors.extract(tree, site.fields, page.final_url, budget)
-            record = structured.extract(tree, page.final_url, budget) | fields if site.structured else fields
+            record = (
+                structured.extract(tree, page.final_url, budget) | fields
+                if site.structured
+                else fields
+            )
             if large:
                 budget.look()
             encoded = _encoded(record, fields, budget)
@@ -273,7 +303,9 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
     except Exception as error:
         if shortage_of(error):
             raise
-        raise FetchError("parse_error", f"the parser failed ({type(error).__name__}: {error})") from error
+        raise FetchError(
+            "parse_error", f"the parser failed ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _plainly_read(page: Page, declared: str, site: Site, budget: Budget) -> Read:
@@ -285,15 +317,21 @@ def _plainly_read(page: Page, declared: str, site: Site, budget: Budget) -> Read
         return unread
     body = charset.utf8(page.body, declared, budget, site.encoding)
     record = structured.extract_plain(body, is_json, budget)
-    return replace(unread, record=record, encoded=_encoded(record, (), budget), parser=_parser(site))
+    return replace(
+        unread, record=record, encoded=_encoded(record, (), budget), parser=_parser(site)
+    )
 
 
 def _encoded(record: dict[str, Any], fields: Collection[str], budget: Budget) -> bytes:
-    """A record as JSON; of one that is too large the largest parts are cut, but never the fields of a site."""
+    """A record as JSON; of one that is too large the largest parts are cut, but never the fields of
+    a site."""
     pieces: list[bytes] = []
     sizes: dict[str, int] = {}
     total = 1
-    for name, value in record.items():  # one at a time: all of them together may be many times what is kept
+    for (
+        name,
+        value,
+    ) in record.items():  # one at a time: all of them together may be many times what is kept
         piece = b"%b:%b" % (_encode(name), _encode(value))
         sizes[name] = len(piece) + 1
         total += sizes[name]

@@ -27,7 +27,8 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """What another reading of a page changes, by the names of fields; those inside others as `outer.inner`."""
+    """What another reading of a page changes, by the names of fields; those inside others as
+    `outer.inner`."""
 
     added: dict[str, Any] = {}
     removed: dict[str, Any] = {}
@@ -40,7 +41,8 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def find(lpm: LocalPersistenceManager, url: str, key: bytes) -> Found:
-    """The newest page of a URL that gave a result, else the newest that did not; raises `UsageError` with the reason.
+    """The newest page of a URL that gave a result, else the newest that did not; raises
+    `UsageError` with the reason.
 
     An answer "not modified" has no page: then it is the one before.
     """
@@ -68,7 +70,9 @@ def find(lpm: LocalPersistenceManager, url: str, key: bytes) -> Found:
     if failed:
         return failed
     if gone:
-        raise UsageError(f"the page of {url} {gone}; {program()} scrape {shlex.quote(url)} fetches it again")
+        raise UsageError(
+            f"the page of {url} {gone}; {program()} scrape {shlex.quote(url)} fetches it again"
+        )
     if collected:
         raise UsageError(f"there is a result for {url}, but its page was not kept (CRAWLER_RAW)")
     raise UsageError(f"no page is stored for {url}: {_why_not(lpm, tasks[0])}")
@@ -76,11 +80,14 @@ def find(lpm: LocalPersistenceManager, url: str, key: bytes) -> Found:
 
 def _why_not(lpm: LocalPersistenceManager, task: int) -> str:
     report = lpm.report(task)
-    return f"its task is {report['status']}" + (f" ({report['error_type']})" if report["error_type"] else "")
+    return f"its task is {report['status']}" + (
+        f" ({report['error_type']})" if report["error_type"] else ""
+    )
 
 
 def page_of(head: str, raw: bytes, url: str, final_url: str | None = None) -> Page:
-    """The page that a stored header block and body were; raises `FetchError` where the body cannot be decoded."""
+    """The page that a stored header block and body were; raises `FetchError` where the body cannot
+    be decoded."""
     first, headers = stored_head(head)
     _, _, rest = first.partition(" ")
     status, _, reason = rest.partition(" ")

@@ -1,6 +1,8 @@
-"""Sites as config/ describes them: scraping_defaults.yaml for all, overlaid by sites/<site>.yaml for some hosts.
+"""Sites as config/ describes them: scraping_defaults.yaml for all, overlaid by sites/<site>.yaml
+for some hosts.
 
-Files are read once, when a command or a worker starts; what is changed later counts from the next start on.
+Files are read once, when a command or a worker starts; what is changed later counts from the next
+start on.
 """
 
 import difflib
@@ -32,7 +34,10 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _LIMITS = ("rate", "delay_s", "concurrency", "limit_per")
 START_URLS = "start_urls.yaml"
-_NOT_YET = {"use_llm": "reading of pages by a language model", "start_urls": "crawls of whole sites"}
+_NOT_YET = {
+    "use_llm": "reading of pages by a language model",
+    "start_urls": "crawls of whole sites",
+}
 """Keys of features that are still missing."""
 
 
@@ -65,7 +70,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     type: Type = "text"
     """What the value is."""
     locale: str = ""
-    """Who wrote the value, where it can be read in two ways; else what the file says for all fields."""
+    """Who wrote the value, where it can be read in two ways; else what the file says for all
+    fields."""
     required: bool = False
     """Whether a page without it is told in the record's list `missing`."""
 
@@ -92,11 +98,14 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     """Who wrote the values of fields that do not say so themselves."""
     fields: dict[str, Field] = {}
     structured: bool = True
-    """Whether a record also holds what is read from any page; where no file says so, only without fields."""
+    """Whether a record also holds what is read from any page; where no file says so, only without
+    fields."""
 
     def __repr__(self) -> str:
         """Without the values of headers, which may be secrets."""
-        shown = msgspec.structs.asdict(self) | {"headers": tuple((name, "***") for name, _ in self.headers)}
+        shown = msgspec.structs.asdict(self) | {
+            "headers": tuple((name, "***") for name, _ in self.headers)
+        }
         return f"Site({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
@@ -154,8 +163,8 @@ class Sites:
         return self._default.site
 
     def of(self, url: str, platform: str | None = None) -> Site:
-        """The site of a URL; where no file names its host, the one that its task names, but without its headers:
-        these may be secrets, and are for its own hosts only."""
+        """The site of a URL; where no file names its host, the one that its task names, but without
+        its headers: these may be secrets, and are for its own hosts only."""
         found = self._of_host(_host(url))
         if platform and found is self._default and (named := self.named(platform)):
             return msgspec.structs.replace(named, headers=self.default.headers)
@@ -177,12 +186,14 @@ class Sites:
         return [name for name, each in self._named.items() if each.site.url_template]
 
     def rule(self, domain: str, rate: str | None = None) -> Rule:
-        """The limits on a registrable domain; `rate` is what a job was given by hand, and goes before all files."""
+        """The limits on a registrable domain; `rate` is what a job was given by hand, and goes
+        before all files."""
         found = self._of_domain(domain)
         return found.site.rule if rate is None else _rule(found.own, {}, interval(rate))
 
     def limit_per(self, domain: str) -> str:
-        """Whether the limits on a domain are for all of the fleet (`domain`), or for each of its addresses (`ip`)."""
+        """Whether the limits on a domain are for all of the fleet (`domain`), or for each of its
+        addresses (`ip`)."""
         return self._of_domain(domain).site.limit_per
 
     def _of_domain(self, domain: str) -> _Described:
@@ -209,7 +220,9 @@ class Sites:
         self._domains: dict[str, _Described] = {}
         if not self._hosts:
             return
-        from crawler.urls import domain  # its list of suffixes is large, and only needed where there are sites
+        from crawler.urls import (
+            domain,
+        )  # its list of suffixes is large, and only needed where there are sites
 
         for host, each in self._hosts.items():
             shared = domain(host.removeprefix("*."))
@@ -239,7 +252,8 @@ def _host(url: str) -> str:
 
 
 def _rule(own: dict[str, Any], effective: dict[str, Any], by_hand: float | None) -> Rule:
-    """The limits; where a rate was given by hand, a second's worth of it may be under way at a time."""
+    """The limits; where a rate was given by hand, a second's worth of it may be under way at a
+    time."""
     if by_hand is None:
         interval_s = max(interval(effective["rate"]), effective["delay_s"])
         return Rule(interval_s=interval_s, at_a_time=effective["concurrency"])
@@ -251,7 +265,8 @@ def _rule(own: dict[str, Any], effective: dict[str, Any], by_hand: float | None)
 
 
 def load(folder: Path, rate: str | None = None) -> Sites:
-    """Read and check every file; `rate` (CRAWLER_RATE) replaces the defaults' rate, not that of a site's own file."""
+    """Read and check every file; `rate` (CRAWLER_RATE) replaces the defaults' rate, not that of a
+    site's own file."""
     if (folder / START_URLS).exists():
         reason = "is not in force yet: this version has no crawls of whole sites; import a list of URLs, and remove it"
         raise InputError(str(folder / START_URLS), reason)
@@ -286,7 +301,11 @@ def _fault(path: Path, rate: str | None) -> InputError | None:
 
 def _site_files(folder: Path) -> list[Path]:
     try:
-        return [path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and path.name[0] != "."]
+        return [
+            path
+            for path in folder.iterdir()
+            if path.suffix in (".yaml", ".yml") and path.name[0] != "."
+        ]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -297,7 +316,9 @@ def _check_name(path: Path) -> None:
     if path.suffix == ".yml":
         raise InputError(str(path), "the name of a site's file must end in .yaml")
     if not _NAME.fullmatch(path.stem):
-        raise InputError(str(path), "the name of a site consists of lower case letters, digits, - and _")
+        raise InputError(
+            str(path), "the name of a site consists of lower case letters, digits, - and _"
+        )
     if path.stem == DEFAULT:
         raise InputError(str(path), f"what holds for all sites is in {DEFAULTS}")
 
@@ -311,19 +332,30 @@ def _site(path: Path, common: dict[str, Any], rate: str | None) -> _Described:
         own.setdefault("hosts", (host,))
         if not _covers(own["hosts"], host):
             raise InputError(
-                str(path), f"the host of the url_template, {host}, is not among hosts", lines["url_template"]
+                str(path),
+                f"the host of the url_template, {host}, is not among hosts",
+                lines["url_template"],
             )
     if not own.get("hosts"):
-        raise InputError(str(path), "hosts is missing: a list of the host names that these settings are for")
+        raise InputError(
+            str(path), "hosts is missing: a list of the host names that these settings are for"
+        )
     return _described(path.stem, path, common, own, lines, rate)
 
 
 def _covers(hosts: tuple[str, ...], host: str) -> bool:
-    return any(each == host or (each.startswith("*.") and host.endswith(each[1:])) for each in hosts)
+    return any(
+        each == host or (each.startswith("*.") and host.endswith(each[1:])) for each in hosts
+    )
 
 
 def _described(
-    name: str, path: Path, common: dict[str, Any], own: dict[str, Any], lines: dict[str, int], rate: str | None
+    name: str,
+    path: Path,
+    common: dict[str, Any],
+    own: dict[str, Any],
+    lines: dict[str, int],
+    rate: str | None,
 ) -> _Described:
     effective = _overlaid(_overlaid(BUILT_IN, common), own)
     if effective["structured"] is None:
@@ -337,9 +369,15 @@ def _described(
     rule = _rule(own, effective, by_hand)
     if by_hand is not None and "delay_s" in own:
         rule = msgspec.structs.replace(rule, interval_s=max(by_hand, own["delay_s"]))
-    fixed = {key: value for key, value in effective.items() if key not in ("rate", "delay_s", "concurrency")}
+    fixed = {
+        key: value
+        for key, value in effective.items()
+        if key not in ("rate", "delay_s", "concurrency")
+    }
     fixed |= {"retry": Retry(**effective["retry"]), "headers": tuple(effective["headers"].items())}
-    return _Described(Site(name=name, version=_version(effective), rule=rule, **fixed), own, path, lines)
+    return _Described(
+        Site(name=name, version=_version(effective), rule=rule, **fixed), own, path, lines
+    )
 
 
 def _overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -397,14 +435,18 @@ def _is_empty(value: Value) -> bool:
 Check = Callable[[str, Value], Any]
 
 
-def _checked(found: Mapping, known: dict[str, Check], names: Iterable[str], inside: str = "") -> dict[str, Any]:
+def _checked(
+    found: Mapping, known: dict[str, Check], names: Iterable[str], inside: str = ""
+) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for key, value in found.items.items():
         if key in _NOT_YET and not inside:
             reason = f"{key} is not in force yet: this version has no {_NOT_YET[key]}; take it out"
             raise _Wrong(reason, found.lines[key])
         if key not in names:
-            raise _Wrong(f"there is no key {key[:60]!r}{inside}; {_nearest(key, names)}", found.lines[key])
+            raise _Wrong(
+                f"there is no key {key[:60]!r}{inside}; {_nearest(key, names)}", found.lines[key]
+            )
         if key in known and not _is_empty(value):
             given[key] = known[key](key, value)
     return given
@@ -431,7 +473,8 @@ def _kind(value: Value) -> str:
 def _mapping(key: str, value: Value) -> Mapping:
     if not isinstance(value, Mapping):
         raise _Wrong(
-            f"{key} must be a mapping (lines such as `name: value`, further in), not {_kind(value)}", value.line
+            f"{key} must be a mapping (lines such as `name: value`, further in), not {_kind(value)}",
+            value.line,
         )
     return value
 
@@ -444,7 +487,10 @@ def _number(least: float, most: float, unit: str = "") -> Check:
         except ValueError:
             found = math.nan
         if not least <= found <= most:
-            raise _Wrong(f"{key} must be a number from {least:g} to {most:g}{unit}, not {text[:60]!r}", value.line)
+            raise _Wrong(
+                f"{key} must be a number from {least:g} to {most:g}{unit}, not {text[:60]!r}",
+                value.line,
+            )
         return found
 
     return check
@@ -518,8 +564,15 @@ def _host_name(key: str, value: Value) -> str:
             host = ""
         if host and not (star and _is_address(host)):
             return star + host
-    hint = "without https:// and without a path" if "/" in text else "without a port; *.example.org for all below it"
-    raise _Wrong(f"{key}: {text[:100]!r} is not a host name; write it as county.example.org, {hint}", value.line)
+    hint = (
+        "without https:// and without a path"
+        if "/" in text
+        else "without a port; *.example.org for all below it"
+    )
+    raise _Wrong(
+        f"{key}: {text[:100]!r} is not a host name; write it as county.example.org, {hint}",
+        value.line,
+    )
 
 
 def _is_address(host: str) -> bool:
@@ -534,8 +587,11 @@ def _retry(key: str, value: Value) -> dict[str, Any]:
 
 
 def _headers(key: str, value: Value) -> dict[str, str | None]:
-    """Headers by name; one without a value takes that of the defaults away. No message ever shows a value."""
-    from crawler.fetch.session import RESERVED  # with the client behind it, which no command needs that sets no header
+    """Headers by name; one without a value takes that of the defaults away. No message ever shows a
+    value."""
+    from crawler.fetch.session import (
+        RESERVED,
+    )  # with the client behind it, which no command needs that sets no header
 
     found = _mapping(key, value)
     headers: dict[str, str | None] = {}
@@ -552,12 +608,20 @@ def _headers(key: str, value: Value) -> dict[str, str | None]:
         if name.lower() in RESERVED:
             raise _Wrong(f"{key}: {name} is set by the program itself, for each request", line)
         if not isinstance(item, Text):
-            raise _Wrong(f"{key}: the value of {name} must be a single text, not {_kind(item)}", item.line)
+            raise _Wrong(
+                f"{key}: the value of {name} must be a single text, not {_kind(item)}", item.line
+            )
         text = item.text.strip()
         if not all(sign == "\t" or " " <= sign <= "~" or "\xa0" <= sign <= "\xff" for sign in text):
-            raise _Wrong(f"{key}: the value of {name} holds a line break or another sign that no header may", line)
+            raise _Wrong(
+                f"{key}: the value of {name} holds a line break or another sign that no header may",
+                line,
+            )
         if len(text) > MAX_HEADER:
-            raise _Wrong(f"{key}: the value of {name} has {len(text):,} characters, more than {MAX_HEADER:,}", line)
+            raise _Wrong(
+                f"{key}: the value of {name} has {len(text):,} characters, more than {MAX_HEADER:,}",
+                line,
+            )
         headers[name] = None if item.empty else text
     return headers
 
@@ -569,14 +633,25 @@ def _template(key: str, value: Value) -> str:
     names = _PLACEHOLDER.findall(text)
     bare = _PLACEHOLDER.sub("0", text)
     if "{" in bare or "}" in bare or not all(name.strip() for name in names):
-        raise _Wrong(f"{key}: a brace is open or empty; placeholders are columns, as in {{parcel_id}}", value.line)
+        raise _Wrong(
+            f"{key}: a brace is open or empty; placeholders are columns, as in {{parcel_id}}",
+            value.line,
+        )
     if not names:
-        raise _Wrong(f"{key} has no placeholder, such as {{parcel_id}}: every row would get the same URL", value.line)
+        raise _Wrong(
+            f"{key} has no placeholder, such as {{parcel_id}}: every row would get the same URL",
+            value.line,
+        )
     scheme, _, rest = text.partition("://")
     if rest and ("{" in scheme or "{" in re.split(r"[/?#\\]", rest, maxsplit=1)[0]):
-        raise _Wrong(f"{key}: the host must be the same for all rows; placeholders stand behind it", value.line)
+        raise _Wrong(
+            f"{key}: the host must be the same for all rows; placeholders stand behind it",
+            value.line,
+        )
     if "@" in re.split(r"[/?#\\]", rest, maxsplit=1)[0]:
-        raise _Wrong(f"{key} holds a user name or a password; secrets have no place in it", value.line)
+        raise _Wrong(
+            f"{key} holds a user name or a password; secrets have no place in it", value.line
+        )
     try:
         address = parse(bare)
     except UrlError as error:
@@ -588,12 +663,16 @@ def _template(key: str, value: Value) -> str:
 
 
 def _encoding(key: str, value: Value) -> str:
-    from crawler.fetch import charset  # with its detection, which no command needs that decodes nothing
+    from crawler.fetch import (
+        charset,
+    )  # with its detection, which no command needs that decodes nothing
 
     text = _text(key, value)
     name = charset.named(text)
     if not name:
-        raise _Wrong(f"{key}: {text[:60]!r} is not a charset; {_nearest(text, charset.NAMES)}", value.line)
+        raise _Wrong(
+            f"{key}: {text[:60]!r} is not a charset; {_nearest(text, charset.NAMES)}", value.line
+        )
     return name
 
 
@@ -621,9 +700,14 @@ def _fields(key: str, value: Value) -> dict[str, Field]:
 
 def _field(name: str, value: Value, line: int) -> Field:
     if not _FIELD_NAME.fullmatch(name):
-        raise _Wrong(f"fields: {name[:60]!r} is not a name; letters, digits, spaces, - and _ make one", line)
+        raise _Wrong(
+            f"fields: {name[:60]!r} is not a name; letters, digits, spaces, - and _ make one", line
+        )
     if name == MISSING:
-        raise _Wrong(f"fields: {MISSING!r} is the name of the list of required fields that a page lacks", line)
+        raise _Wrong(
+            f"fields: {MISSING!r} is the name of the list of required fields that a page lacks",
+            line,
+        )
     if isinstance(value, Text):
         return Field(css=_selector("css", value))
     inside = f" in the field {name}"
@@ -633,7 +717,10 @@ def _field(name: str, value: Value, line: int) -> Field:
         raise _Wrong(f"the field {name} has no css, the selector that finds it", line)
     field = Field(**given)
     if field.type == "html" and field.attr:
-        raise _Wrong(f"the field {name}: an attribute has no html; leave out attr or the type", found.lines["type"])
+        raise _Wrong(
+            f"the field {name}: an attribute has no html; leave out attr or the type",
+            found.lines["type"],
+        )
     return field
 
 
@@ -704,7 +791,8 @@ _KEYS: dict[str, Check] = {
 
 
 def expand(template: str, column: Callable[[str], str | None]) -> str:
-    """The URL for a row; raises `ValueError` where a column is missing, empty, or would lead out of its place."""
+    """The URL for a row; raises `ValueError` where a column is missing, empty, or would lead out of
+    its place."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1].strip().lower()
@@ -712,7 +800,9 @@ def expand(template: str, column: Callable[[str], str | None]) -> str:
         text = (found or "").strip()
         if not text:
             fault = "missing" if found is None else "empty"
-            raise ValueError(f"the column {name[:60]!r} is {fault}, and the url_template of the platform needs it")
+            raise ValueError(
+                f"the column {name[:60]!r} is {fault}, and the url_template of the platform needs it"
+            )
         if text in (".", ".."):
             raise ValueError(f"the column {name[:60]!r} is {text!r}, which is a place and no value")
         return quote(text, safe="")

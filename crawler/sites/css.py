@@ -1,7 +1,8 @@
 """CSS selectors, in time that grows with the page and not with a power of it.
 
-Lexbor finds `a b c` by trying every way up the tree, and counts siblings anew for each `:nth-child()`: on a page made
-for it, a harmless selector takes hours. So it is asked for single elements only; what relates them is done with sets.
+Lexbor finds `a b c` by trying every way up the tree, and counts siblings anew for each
+`:nth-child()`: on a page made for it, a harmless selector takes hours. So it is asked for single
+elements only; what relates them is done with sets.
 """
 
 import re
@@ -16,11 +17,15 @@ from crawler.fetch import budget
 MAX_LENGTH, MAX_COMMAS = 1_000, 31
 """Characters of a selector, and commas: every element is compared with each part of a list."""
 MAX_FOUND, MAX_KEPT = 110_000, 20_000
-"""Elements that a part of a selector may find, some 250 bytes each, and that are kept for the next who asks."""
+"""Elements that a part of a selector may find, some 250 bytes each, and that are kept for the next
+who asks."""
 _PARTS = re.compile(
-    r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\\.|/\*.*?\*/|\s+|[()\[\],>+~|:]|[^"'\\/\s()\[\],>+~|:]+|.""", re.S
+    r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\\.|/\*.*?\*/|\s+|[()\[\],>+~|:]|[^"'\\/\s()\[\],>+~|:]+|.""",
+    re.S,
 )
-_NTH = re.compile(r"(?:(even|odd)|([+-]?\d*)n\s*(?:([+-])\s*(\d+))?|([+-]?\d+))(?:\s+of\s+(.+))?", re.I | re.S)
+_NTH = re.compile(
+    r"(?:(even|odd)|([+-]?\d*)n\s*(?:([+-])\s*(\d+))?|([+-]?\d+))(?:\s+of\s+(.+))?", re.I | re.S
+)
 _COMBINATORS = frozenset(">+~")
 _PLAIN = frozenset(
     (
@@ -46,7 +51,11 @@ _NTHS = {
     "nth-last-of-type": (True, True),
 }
 _FUNCTIONS = frozenset({"not", "is", "where", "has", "contains", "lexbor-contains", *_NTHS})
-_KNOWN = sorted(_PLAIN | {*_COUNTED, "only-of-type"} | {f"{name}()" for name in _FUNCTIONS - {"lexbor-contains"}})
+_KNOWN = sorted(
+    _PLAIN
+    | {*_COUNTED, "only-of-type"}
+    | {f"{name}()" for name in _FUNCTIONS - {"lexbor-contains"}}
+)
 
 
 class Nth(msgspec.Struct, frozen=True):
@@ -73,7 +82,8 @@ class Is(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """An element as Lexbor finds it alone, what else is asked of it, and how it relates to the step before."""
+    """An element as Lexbor finds it alone, what else is asked of it, and how it relates to the step
+    before."""
 
     combinator: str
     base: str
@@ -129,18 +139,25 @@ def compile(text: str) -> Selector:
     parts = [part for part in _PARTS.findall(text) if not part.startswith("/*")]
     if parts.count(",") > MAX_COMMAS:
         raise ValueError(f"the selector lists more than {MAX_COMMAS + 1} parts")
-    known = "".join("lexbor-contains" if _is_contains(parts, at) else part for at, part in enumerate(parts))
+    known = "".join(
+        "lexbor-contains" if _is_contains(parts, at) else part for at, part in enumerate(parts)
+    )
     if not _whole(parts) or not _known(known):
         raise ValueError(f"{text!r} is not a CSS selector")
     return _selector(known)
 
 
 def _is_contains(parts: list[str], at: int) -> bool:
-    return parts[at].lower() == "contains" and parts[at - 1 : at] == [":"] and parts[at + 1 : at + 2] == ["("]
+    return (
+        parts[at].lower() == "contains"
+        and parts[at - 1 : at] == [":"]
+        and parts[at + 1 : at + 2] == ["("]
+    )
 
 
 def _whole(parts: list[str]) -> bool:
-    """Whether all that is opened is closed: CSS would close it where the text ends, wherever it was meant to end."""
+    """Whether all that is opened is closed: CSS would close it where the text ends, wherever it was
+    meant to end."""
     opened: list[str] = []
     for at, part in enumerate(parts):
         if part in ("(", "["):
@@ -174,7 +191,10 @@ def _is_direct(steps: Complex) -> bool:
     """Whether Lexbor can be trusted with it: of `:is(a, b) c` it finds only some."""
     if len(steps) == 1:
         return not steps[0].filters
-    return all(not (step.filters or "(" in step.base) and step.combinator in ("", ">", "+") for step in steps)
+    return all(
+        not (step.filters or "(" in step.base) and step.combinator in ("", ">", "+")
+        for step in steps
+    )
 
 
 def _cut(parts: list[str], sign: str) -> Iterator[list[str]]:
@@ -225,7 +245,9 @@ def _step(combinator: str, parts: list[str]) -> Step:
             end = _end(parts, at)
             if end < at + 2:
                 raise ValueError("a colon in the selector stands alone")
-            kept, added = _pseudo(parts[at + 1].lower(), "".join(parts[at + 3 : end - 1]), "".join(parts[at:end]))
+            kept, added = _pseudo(
+                parts[at + 1].lower(), "".join(parts[at + 3 : end - 1]), "".join(parts[at:end])
+            )
             base.append(kept)
             filters += added
             at = end
@@ -267,7 +289,9 @@ def _pseudo(name: str, argument: str, text: str) -> tuple[str, list[Nth | Has | 
         if all(len(steps) == 1 and not steps[0].filters for steps in inner.complexes):
             return text, []
         return "", [Is(inner, name != "not")]
-    raise ValueError(f"the pseudo-class :{name} cannot be asked of a stored page; known are {', '.join(_KNOWN)}")
+    raise ValueError(
+        f"the pseudo-class :{name} cannot be asked of a stored page; known are {', '.join(_KNOWN)}"
+    )
 
 
 def _relative(parts: list[str]) -> Complex:
@@ -285,7 +309,10 @@ def _nth(argument: str, of_type: bool, from_end: bool) -> Nth:
     elif only:
         numbers = (0, int(only))
     else:
-        numbers = (int(f"{step}1" if step in ("", "+", "-") else step), int(f"{sign}{first}") if first else 0)
+        numbers = (
+            int(f"{step}1" if step in ("", "+", "-") else step),
+            int(f"{sign}{first}") if first else 0,
+        )
     return Nth(*numbers, of_type, from_end, _selector(among) if among else None)
 
 
@@ -303,13 +330,21 @@ class Search:
         self._size = self._kept = 0
 
     def find(self, selector: Selector) -> list[LexborNode]:
-        """All that it selects, in the page's order; raises `TooMuch` where the budget does not suffice."""
+        """All that it selects, in the page's order; raises `TooMuch` where the budget does not
+        suffice."""
         if len(selector.complexes) == 1:
-            return self._css(selector.text) if selector.direct else list(self._complex(selector.complexes[0]).values())
+            return (
+                self._css(selector.text)
+                if selector.direct
+                else list(self._complex(selector.complexes[0]).values())
+            )
         plain = all(len(steps) == 1 and not steps[0].filters for steps in selector.complexes)
         found = None if plain else self._found(selector)
-        # Asked for a list, Lexbor would give an element once for each part that selects it: hundreds of megabytes.
-        nodes = self._css(":is(" + ", ".join({steps[-1].base: None for steps in selector.complexes}) + ")")
+        # Asked for a list, Lexbor would give an element once for each part that selects it:
+        # hundreds of megabytes.
+        nodes = self._css(
+            ":is(" + ", ".join({steps[-1].base: None for steps in selector.complexes}) + ")"
+        )
         return nodes if found is None else [node for node in nodes if node.mem_id in found]
 
     def _found(self, selector: Selector) -> set[int]:
@@ -429,9 +464,13 @@ class Search:
 
         return passes
 
-    def _numbers(self, parent: LexborNode, nth: Nth, members: Iterable[int] | None) -> Iterator[tuple[int, int]]:
+    def _numbers(
+        self, parent: LexborNode, nth: Nth, members: Iterable[int] | None
+    ) -> Iterator[tuple[int, int]]:
         children = [
-            (child.mem_id, child.tag if nth.of_type else "") for child in parent.iter() if child.is_element_node
+            (child.mem_id, child.tag if nth.of_type else "")
+            for child in parent.iter()
+            if child.is_element_node
         ]
         self._budget.spend(len(children) + 1)
         counts: dict[str | None, int] = {}

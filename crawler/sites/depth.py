@@ -17,23 +17,30 @@ MAX_TAGS, MAX_DEPTH, MAX_ATTRIBUTES, MAX_ROOTS = 360_000, 4_000, 1_000, 20
 MAX_STEPS = 200_000_000
 """Looks at open elements and attributes that the parser may need, some 3 to 10 ns each."""
 FIRST_STEPS = 20_000_000
-"""The same for the first part of a page that may be too much; each that follows may need as many more."""
+"""The same for the first part of a page that may be too much; each that follows may need as many
+more."""
 MAX_NAMES = 20_000
-"""Different names of tags, and of attributes: the parser finds one by looking at a part of all others."""
+"""Different names of tags, and of attributes: the parser finds one by looking at a part of all
+others."""
 MAX_SEPARATORS = 60_000
-"""Places where an attribute may begin, in pages whose names need no counting: that is a second at most."""
+"""Places where an attribute may begin, in pages whose names need no counting: that is a second at
+most."""
 MAX_TREE = 54_000_000
 """Bytes by which the process may grow while a tree is made."""
 FEW, FEW_PARAGRAPHS, LISTED = 120_000, 100_000, 1_000
-"""Elements, and paragraphs, of which lists may be made beside the largest tree; each more makes that smaller."""
+"""Elements, and paragraphs, of which lists may be made beside the largest tree; each more makes
+that smaller."""
 WIDE = 5
 """Bytes for each of a text whose characters take four, when it is read."""
 MAX_RUN = 520_000
-"""Characters of one text that are kept: nothing that is read is longer, but it may be read by all around it."""
+"""Characters of one text that are kept: nothing that is read is longer, but it may be read by all
+around it."""
 TINY = 1_500_000
-"""Bytes times tags of a page that can be nothing of the kind: its attributes repeated by its tags are not many."""
+"""Bytes times tags of a page that can be nothing of the kind: its attributes repeated by its tags
+are not many."""
 SMALL = 64_000
-"""Bytes in which there is no room for so many attributes that the parser would be busy for long: half a second."""
+"""Bytes in which there is no room for so many attributes that the parser would be busy for long:
+half a second."""
 BLOCK, SAMPLE = 200, 100
 """Tags that are counted together, and elements of which one is looked at."""
 PART = 500_000
@@ -50,18 +57,22 @@ _ATTRIBUTE = (
     rf"[{_SPACE}/]*+[^{_SPACE}/>][^{_SPACE}/>=]*+"
     rf"""(?:[{_SPACE}]*+=[{_SPACE}]*+(?:"[^"]*+"|'[^']*+'|[^{_SPACE}>"'][^{_SPACE}>]*+)?+)?+"""
 )
-_ATTRIBUTE_NAMES = re.compile(_ATTRIBUTE.replace("[^", "([^", 1).replace("=]*+", "=]*+)", 1).encode())
+_ATTRIBUTE_NAMES = re.compile(
+    _ATTRIBUTE.replace("[^", "([^", 1).replace("=]*+", "=]*+)", 1).encode()
+)
 _TAG = re.compile(rf"</?+([^{_SPACE}/><]*+)(?=[{_SPACE}/])((?:{_ATTRIBUTE})++)".encode())
 """A tag with attributes; one with a bracket in its name is found from the last of them on."""
 _TAG_NAMES = re.compile(rf"<([a-z][^{_SPACE}/>]*+)".encode(), re.I)
 _MANY_ATTRIBUTES = re.compile(rf"<[^{_SPACE}/><]*+[{_SPACE}/](?:{_ATTRIBUTE}){{64}}".encode())
 _CUT = _ATTRIBUTE.replace('*+"|', '*+(?:"|\\Z)|').replace("*+'|", "*+(?:'|\\Z)|")
-_MANY_OR_CUT = re.compile(rf"<[^{_SPACE}/><]*+(?:[{_SPACE}/]|\Z)(?:{_CUT}|[{_SPACE}/]*+\Z){{64}}".encode())
+_MANY_OR_CUT = re.compile(
+    rf"<[^{_SPACE}/><]*+(?:[{_SPACE}/]|\Z)(?:{_CUT}|[{_SPACE}/]*+\Z){{64}}".encode()
+)
 """The same in a part of a page, and each tag that goes on behind the end of the part."""
 _ROOTS = re.compile(rb"<(?:html|body)", re.I)
 _IN_TAGS = re.compile(rb"""(?:\A|[<"'])[^>]*+""")
-"""All that may be inside a tag: behind a `>` in an attribute's value there must be a quote first, and a part of a page
-may begin in one."""
+"""All that may be inside a tag: behind a `>` in an attribute's value there must be a quote first,
+and a part of a page may begin in one."""
 _PLAIN_ATTRIBUTES = (
     rf"(?:[{_SPACE}/]++[^{_SPACE}/=\"'<>]++"
     rf"(?:[{_SPACE}]*+=[{_SPACE}]*+(?:\"[^\"<>]*+\"|'[^'<>]*+'|[^{_SPACE}=\"'<>]++))?+)*+[{_SPACE}/]*+"
@@ -76,31 +87,36 @@ _CLOSED = re.compile(
     rf"|<(?:[bh]r|embed|img|meta){_PLAIN_ATTRIBUTES}>|<!--[^<>-]*+-->".encode(),
     re.I,
 )
-"""An element that its end tag or the next of its kind closes, with nothing in it but text and what was closed before,
-and those without contents."""
+"""An element that its end tag or the next of its kind closes, with nothing in it but text and what
+was closed before, and those without contents."""
 _STRAY = re.compile(rb"<(?![a-z/!?])", re.I)
 """A bracket that is text."""
 _VALUES = re.compile(rb"""=(?:"[^"]{%d,}+|'[^']{%d,}+)""" % (MAX_RUN, MAX_RUN))
 _RAW = re.compile(
-    rb"<(!--|!\[cdata\[|iframe|no(?:embed|frames|script)|plaintext|script|style|textarea|title|xmp)", re.I
+    rb"<(!--|!\[cdata\[|iframe|no(?:embed|frames|script)|plaintext|script|style|textarea|title|xmp)",
+    re.I,
 )
 _RAW_ENDS = {b"!--": b"-->", b"![cdata[": b"]]>"}
 """What holds text with brackets; for others than these it ends with the end tag."""
 _LONGER = ((b"&nGt;", "≫⃒".encode()), (b"&nLt;", "≪⃒".encode()))
-"""The references whose text is longer than they are: lexbor writes 4,098 of them behind the end of its buffer."""
+"""The references whose text is longer than they are: lexbor writes 4,098 of them behind the end of
+its buffer."""
 _WIDE = re.compile(rb"[\xf0-\xf4]")
 _BLOCK = re.compile(rb"(?:[^<]*+<){%d}" % (BLOCK + 1))
 
 
 def parse(html: str | bytes, budget: Budget | None = None, beside: int = 0) -> LexborHTMLParser:
-    """The tree of a page, given as text or in UTF-8; `FetchError` for one that takes the parser minutes, or the memory.
+    """The tree of a page, given as text or in UTF-8; `FetchError` for one that takes the parser
+    minutes, or the memory.
 
-    Lexbor looks through all open elements at nearly every tag, and compares every attribute of a tag with all before
-    it and every new name with others: time grows with the square of the page's size. An ordinary page is too small for
-    any of that, which is seen by counting. No count relies on where tags begin for the parser: what it takes for a
-    comment or a script, and when it closes an element, is known to nobody else.
+    Lexbor looks through all open elements at nearly every tag, and compares every attribute of a
+    tag with all before it and every new name with others: time grows with the square of the page's
+    size. An ordinary page is too small for any of that, which is seen by counting. No count relies
+    on where tags begin for the parser: what it takes for a comment or a script, and when it closes
+    an element, is known to nobody else.
 
-    Memory needs no counting: the parser gets only so much, less what is there `beside` the page already.
+    Memory needs no counting: the parser gets only so much, less what is there `beside` the page
+    already.
     """
     page = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
     if b"\0" in page:
@@ -151,9 +167,10 @@ def _parse(page: bytes, tags: int, room: int, budget: Budget) -> LexborHTMLParse
 def _tree(page: bytes, room: int | None = None) -> LexborHTMLParser:
     """The tree of a page, if the process need not grow by more than `room` for it.
 
-    Lexbor joins texts around tags that it drops, opens formatting again in every block and notes every error: a page
-    of 5 MB took 6 GB. Within a limit of the kernel's it gives up at once, and says so. The limit is that of all
-    threads: where another one has taken the room meanwhile, a second try has its own.
+    Lexbor joins texts around tags that it drops, opens formatting again in every block and notes
+    every error: a page of 5 MB took 6 GB. Within a limit of the kernel's it gives up at once, and
+    says so. The limit is that of all threads: where another one has taken the room meanwhile, a
+    second try has its own.
     """
     tree = _within(page, room) or _within(page, room)
     if tree is None:
@@ -190,11 +207,14 @@ def _data_bytes() -> int:
 
 
 def _too_deep(what: str) -> FetchError:
-    return FetchError("too_deep", f"The page is not parsed, because {what}; another try would not help.")
+    return FetchError(
+        "too_deep", f"The page is not parsed, because {what}; another try would not help."
+    )
 
 
 def _longest_wide(page: bytes, budget: Budget) -> int:
-    """The bytes of the longest text, value or name read as a whole, where a character of the page takes four."""
+    """The bytes of the longest text, value or name read as a whole, where a character of the page
+    takes four."""
     if not _WIDE.search(page):
         return 0
     texts, names = _long_runs(_STRAY.sub(b" ", page), b"<"), _long_runs(page, b" \t\n\r\f>")
@@ -207,7 +227,8 @@ def _longest_wide(page: bytes, budget: Budget) -> int:
 
 
 def _without_long_runs(page: bytes) -> bytes:
-    """The page without what nobody reads of a text, value or comment; no part of markup begins or ends in that."""
+    """The page without what nobody reads of a text, value or comment; no part of markup begins or
+    ends in that."""
     parts, begun = [], 0
     for begin, end in _long_runs(page, b"<>\"'"):
         cut = begin + MAX_RUN
@@ -219,7 +240,8 @@ def _without_long_runs(page: bytes) -> bytes:
 
 
 def _long_runs(page: bytes, signs: bytes) -> Iterator[tuple[int, int]]:
-    """Where none of these signs comes for too long: such a run fills at least one of the blocks that are searched."""
+    """Where none of these signs comes for too long: such a run fills at least one of the blocks
+    that are searched."""
     ends, block = re.compile(b"[%b]" % signs), MAX_RUN // 2
     at = 0
     while at + block <= len(page):
@@ -240,13 +262,16 @@ def _raw_texts(page: bytes) -> Iterator[tuple[int, int]]:
     for match in _RAW.finditer(page):
         name, begin = match[1].lower(), match.start()
         if ends.get(name, 0) <= begin:
-            found = re.compile(re.escape(_RAW_ENDS.get(name, b"</" + name)), re.I).search(page, begin)
+            found = re.compile(re.escape(_RAW_ENDS.get(name, b"</" + name)), re.I).search(
+                page, begin
+            )
             ends[name] = found.start() if found else len(page)
             yield begin, ends[name]
 
 
 def _cut_texts(tree: LexborHTMLParser, budget: Budget) -> None:
-    """Cut every text that is too long, wherever its parts were: the parser joins what stands around tags it ignores."""
+    """Cut every text that is too long, wherever its parts were: the parser joins what stands around
+    tags it ignores."""
     long: list[LexborNode] = []
     for node in tree.root.traverse(include_text=True) if tree.root else ():
         budget.check()
@@ -297,7 +322,9 @@ def _check_attributes(page: bytes, budget: Budget) -> None:
             number = collected = collected + number
         steps += number * number
         if number > MAX_ATTRIBUTES or steps > MAX_STEPS:
-            raise _too_deep(f"a <{tag[:20].decode('latin-1')}> has more than {MAX_ATTRIBUTES:,} attributes")
+            raise _too_deep(
+                f"a <{tag[:20].decode('latin-1')}> has more than {MAX_ATTRIBUTES:,} attributes"
+            )
         if len(names) > MAX_NAMES:
             raise _too_deep(f"its attributes have more than {MAX_NAMES:,} names")
 
@@ -305,7 +332,8 @@ def _check_attributes(page: bytes, budget: Budget) -> None:
 def _has_many_attributes(page: bytes, budget: Budget) -> bool:
     """Whether a tag has so many attributes that they are to be counted.
 
-    Each of some sixty tags may be sought to the page's end: a single search would go through the page as often.
+    Each of some sixty tags may be sought to the page's end: a single search would go through the
+    page as often.
     """
     begin = 0
     while begin < len(page):
@@ -319,7 +347,8 @@ def _has_many_attributes(page: bytes, budget: Budget) -> bool:
 
 
 def _tags(page: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Every tag with attributes wherever it may begin, also inside another: one of the two is none, but which?"""
+    """Every tag with attributes wherever it may begin, also inside another: one of the two is none,
+    but which?"""
     left = 4 * len(page)
     for match in _TAG.finditer(page):
         yield match[1], match[2]
@@ -356,7 +385,8 @@ def _left_open(page: bytes, budget: Budget) -> bytes:
 
 
 def _without_closed(page: bytes, budget: Budget) -> tuple[bytes, int]:
-    """The same for those with nothing open inside; an element that two parts share stays as it is."""
+    """The same for those with nothing open inside; an element that two parts share stays as it
+    is."""
     if len(page) <= PART:
         return _CLOSED.subn(b"<>", page)
     parts, total = [], 0

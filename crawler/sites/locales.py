@@ -1,4 +1,5 @@
-"""How numbers and dates are written where: separators, the order of day and month, months and answers in words."""
+"""How numbers and dates are written where: separators, the order of day and month, months and
+answers in words."""
 
 import unicodedata
 from functools import lru_cache
@@ -9,7 +10,8 @@ class Locale(NamedTuple):
     """What decides where a value can be read in two ways."""
 
     decimal: str = ""
-    """The decimal sign of `1.234` and `1,234`; without one, the point is decimal and the comma is not."""
+    """The decimal sign of `1.234` and `1,234`; without one, the point is decimal and the comma is
+    not."""
     day_first: bool = False
     """Whether 03/04/2026 is in April."""
     spaced: bool = True
@@ -39,11 +41,17 @@ _BY_LANGUAGE = {
 """Languages, with the countries that write like the language as such."""
 KNOWN = {
     **{name: locale for name, (locale, _) in _BY_LANGUAGE.items()},
-    **{f"{name}-{land}": locale for name, (locale, lands) in _BY_LANGUAGE.items() for land in lands.split()},
+    **{
+        f"{name}-{land}": locale
+        for name, (locale, lands) in _BY_LANGUAGE.items()
+        for land in lands.split()
+    },
     **{f"en-{land}": _DAY_FIRST for land in ("AU", "GB", "IE", "IN", "NZ", "SG")},
     **{f"es-{land}": _POINT for land in ("DO", "GT", "HN", "MX", "NI", "PE", "SV", "US")},
     **{f"es-{land}": Locale(".") for land in ("PA", "PR")},
-    **{f"{name}-CH": _POINT for name in ("de", "fr", "it")},  # in French of money only, the most frequent of numbers
+    **{
+        f"{name}-CH": _POINT for name in ("de", "fr", "it")
+    },  # in French of money only, the most frequent of numbers
     "de-LI": _POINT,
     "zh-HK": _DAY_FIRST,
 }
@@ -98,7 +106,8 @@ def plain(word: str) -> str:
 
 
 def month(word: str) -> int:
-    """The month of a name in any language, or of the beginning of an English one; 0 for any other word."""
+    """The month of a name in any language, or of the beginning of an English one; 0 for any other
+    word."""
     return _months().get(plain(word), 0)
 
 
@@ -117,4 +126,6 @@ def _months() -> dict[str, int]:
 @lru_cache
 def answers() -> dict[str, bool]:
     """Words for yes and no, in every language."""
-    return dict.fromkeys(map(plain, _NO.split()), False) | dict.fromkeys(map(plain, _YES.split()), True)
+    return dict.fromkeys(map(plain, _NO.split()), False) | dict.fromkeys(
+        map(plain, _YES.split()), True
+    )

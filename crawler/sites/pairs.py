@@ -1,8 +1,9 @@
 """Labels and their values in a page, and its tables, by the shapes that pages give to them.
 
-A `th`, `dt` or `label`, a colon, or a class with that name marks a label. Others are labels by their place: every other
-cell of a row, bold before a value, the first of two elements. They must look like labels, and their values must not be
-prose; outside of tables, there must be two of the same form.
+A `th`, `dt` or `label`, a colon, or a class with that name marks a label. Others are labels by
+their place: every other cell of a row, bold before a value, the first of two elements. They must
+look like labels, and their values must not be prose; outside of tables, there must be two of the
+same form.
 """
 
 import re
@@ -35,7 +36,9 @@ _LABELLED = re.compile(r"([^:]{1,60}):\s+(\S.{0,499})")
 _LETTER = re.compile(r"[^\W\d_]")
 _DIGIT = re.compile(r"\d")
 _DAY = r"\d{1,4}[-./]\d{1,2}[-./]\d{2,4}|\d{1,2}\.? [^\W\d]{3,12}\.?,? \d{4}|[^\W\d]{3,12}\.? \d{1,2},? \d{4}"
-_DATE = re.compile(rf"(?:[^\W\d]{{2,12}}\.?,? )?(?:{_DAY})(?:,? ?\d{{1,2}}:\d{{2}}.{{0,10}}| ?[^\W\d]{{1,5}}\.)?")
+_DATE = re.compile(
+    rf"(?:[^\W\d]{{2,12}}\.?,? )?(?:{_DAY})(?:,? ?\d{{1,2}}:\d{{2}}.{{0,10}}| ?[^\W\d]{{1,5}}\.)?"
+)
 _NAMED = re.compile(r"label|lbl|caption|field-?name|\bkey\b", re.IGNORECASE)
 _LABELS = (
     "b, strong, label, [class*=label i], :first-child"
@@ -47,17 +50,33 @@ What most pages have is ruled out first, to save time."""
 _BOLD = frozenset({"b", "strong"})
 _WRAPPERS = frozenset({"div", "span", "p", "font", "label", "b", "strong", "u", "em"})
 _BLOCKS = frozenset(
-    {"table", "ul", "ol", "dl", "form", "fieldset", "h1", "h2", "h3", "section", "article", "pre", "hr"}
+    {
+        "table",
+        "ul",
+        "ol",
+        "dl",
+        "form",
+        "fieldset",
+        "h1",
+        "h2",
+        "h3",
+        "section",
+        "article",
+        "pre",
+        "hr",
+    }
 )
 _ASIDE = re.compile(
     r"(?:^|\s|(?<!has)(?<!with)(?<!no)[_-])(?:footer|nav|navbar|menu|breadcrumbs?|pagination|pager)(?:$|\s)|\bcookies?\b",
     re.IGNORECASE,
 )
-"""Names of the parts beside a page's record; not `has-menu` or `menu-open`, which may be names of all of it."""
+"""Names of the parts beside a page's record; not `has-menu` or `menu-open`, which may be names of
+all of it."""
 
 
 def read(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Pair], list[Grid]]:
-    """The pairs of label and value in tables, definition lists and elements; and the tables that have a head."""
+    """The pairs of label and value in tables, definition lists and elements; and the tables that
+    have a head."""
     headed, plain = grids(tree, budget)
     beside = _Beside()
     inline, cells = _inline(tree, beside, budget)
@@ -142,7 +161,8 @@ def _are_news(pairs: list[Pair]) -> bool:
 def grids(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Grid], list[Grid]]:
     """The rows of all tables: first of those with a head, then of the others.
 
-    A row that holds a table only makes the layout. Where heads follow each other in a table, each begins another.
+    A row that holds a table only makes the layout. Where heads follow each other in a table, each
+    begins another.
     """
     headed: list[Grid] = []
     plain: list[Grid] = []
@@ -215,7 +235,8 @@ def _cells(row: LexborNode, large: bool, budget: Budget) -> list[Cell]:
 
 
 def _parts(rows: Grid) -> Iterator[tuple[Grid, bool]]:
-    """The rows from each head to the next, or to where rows begin to have labels; and whether there is a head."""
+    """The rows from each head to the next, or to where rows begin to have labels; and whether there
+    is a head."""
     begin = next((at for at, row in enumerate(rows) if len(row) > 1), 0)
     headed = len(rows) > begin + 1 and _is_head(rows[begin], rows[begin + 1])
     if headed and rows[-1][-1][0] == "th":
@@ -237,16 +258,23 @@ def _parts(rows: Grid) -> Iterator[tuple[Grid, bool]]:
 
 
 def _is_head(row: list[Cell], below: list[Cell]) -> bool:
-    """Whether a row has the names of columns: head cells, or labels that look alike, and unlike what is below."""
+    """Whether a row has the names of columns: head cells, or labels that look alike, and unlike
+    what is below."""
     if len(row) < 2:
         return False
     if row[0][0] == "th":
         return all(tag == "th" for tag, _, _ in row)
     look = _look(row[0][2])
-    if len(row) != len(below) or look == _look(below[0][2]) or any(_look(node) != look for _, _, node in row):
+    if (
+        len(row) != len(below)
+        or look == _look(below[0][2])
+        or any(_look(node) != look for _, _, node in row)
+    ):
         return False
     # Two cells that only differ in colour from those below are striped rows.
-    if (len(row) == 2 and look[-2] not in _BOLD) or any(_look(node) == look for _, _, node in below):
+    if (len(row) == 2 and look[-2] not in _BOLD) or any(
+        _look(node) == look for _, _, node in below
+    ):
         return False
     return all(is_label(text) for _, text, _ in row)
 
@@ -266,7 +294,9 @@ def _look(node: LexborNode) -> Look:
 
 def _past_space(node: LexborNode | None) -> LexborNode | None:
     """A node, or the first one behind it that is not only white space or a comment."""
-    while node is not None and (node.is_comment_node or (node.is_text_node and node.is_empty_text_node)):
+    while node is not None and (
+        node.is_comment_node or (node.is_text_node and node.is_empty_text_node)
+    ):
         node = node.next
     return node
 
@@ -324,7 +354,9 @@ def _alternates(rows: Grid, width: int) -> bool:
 
 def _is_plain_head(head: list[Cell], below: list[Cell]) -> bool:
     """Whether the first of two rows without marks has the names of what is in the second."""
-    if len(head) != len(below) or any(_DIGIT.search(text) or not is_label(text) for _, text, _ in head):
+    if len(head) != len(below) or any(
+        _DIGIT.search(text) or not is_label(text) for _, text, _ in head
+    ):
         return False
     return any(_DIGIT.search(text) for _, text, _ in below)
 
@@ -334,8 +366,14 @@ def _marked_pairs(row: list[Cell]) -> list[Pair] | None:
     row = [cell for cell in row if cell[1]] if len(row) % 2 else row
     inside = [match for _, text, _ in row if ": " in text and (match := _LABELLED.fullmatch(text))]
     if inside and len(inside) == sum(bool(text) for _, text, _ in row):
-        return [(match[1], match[2]) for match in inside if is_label(match[1]) and not _is_prose(match[2])]
-    if len(row) % 2 or not all(tag == "th" or text.endswith(":") or not text for tag, text, _ in row[::2]):
+        return [
+            (match[1], match[2])
+            for match in inside
+            if is_label(match[1]) and not _is_prose(match[2])
+        ]
+    if len(row) % 2 or not all(
+        tag == "th" or text.endswith(":") or not text for tag, text, _ in row[::2]
+    ):
         return None
     return [pair for pair in _both(row) if pair[1] and is_label(pair[0], MAX_WORDS_MARKED)]
 
@@ -348,7 +386,10 @@ def _placed_pairs(rows: Grid) -> list[Pair]:
     if _alternates(rows, width):
         even = (row for row in rows if len(row) % 2 == 0)
         pairs = [
-            pair for row in even if not all(_is_link(node) for _, text, node in row if text) for pair in _both(row)
+            pair
+            for row in even
+            if not all(_is_link(node) for _, text, node in row if text)
+            for pair in _both(row)
         ]
         return [] if _are_news(pairs) else [pair for pair in pairs if _is_plausible(*pair)]
     return list(_zipped(*rows)) if len(rows) == 2 and width > 2 and _is_plain_head(*rows) else []
@@ -382,7 +423,8 @@ def _list_pairs(tree: LexborHTMLParser, beside: _Beside, budget: Budget) -> Iter
 
 
 class _Found(NamedTuple):
-    """A pair outside of the cells of tables; those that are not marked are pairs if there are more of their form."""
+    """A pair outside of the cells of tables; those that are not marked are pairs if there are more
+    of their form."""
 
     name: str
     value: str
@@ -408,15 +450,22 @@ def _inline(tree: LexborHTMLParser, beside: _Beside, budget: Budget) -> tuple[li
         if pair.form:
             forms.setdefault(pair.form, []).append((pair.name, pair.value))
     good = {form for form, pairs in forms.items() if _are_pairs(pairs)}
-    kept = [(pair, cell) for pair, cell in zip(found, cells, strict=True) if not pair.form or pair.form in good]
+    kept = [
+        (pair, cell)
+        for pair, cell in zip(found, cells, strict=True)
+        if not pair.form or pair.form in good
+    ]
     taken = {cell for _, cell in kept if cell}
     return [
-        (name, value) for (name, value, form), _ in kept if value and (not form or _is_plausible(name, value))
+        (name, value)
+        for (name, value, form), _ in kept
+        if value and (not form or _is_plausible(name, value))
     ], taken
 
 
 def _are_pairs(pairs: list[Pair]) -> bool:
-    """Whether what has the same form is labels and values: several of them, and most of them plausible."""
+    """Whether what has the same form is labels and values: several of them, and most of them
+    plausible."""
     likely = sum(_is_plausible(*pair) for pair in pairs)
     return likely > 1 and 2 * likely > len(pairs) and not _are_news(pairs)
 
@@ -438,7 +487,11 @@ def _run(first: LexborNode, seen: set[int], budget: Budget) -> Iterator[_Found]:
     inner = first
     while _is_alone(first) and (outer := first.parent) and outer.tag in _WRAPPERS:
         first = outer
-    if first.tag in ("td", "th") or _is_alone(first) or (first is not inner and first.mem_id in seen):
+    if (
+        first.tag in ("td", "th")
+        or _is_alone(first)
+        or (first is not inner and first.mem_id in seen)
+    ):
         return
     names = inner.attributes.get("class")
     named = "label" in (first.tag, inner.tag) or bool(names and _NAMED.search(names[:MAX_KEY]))
@@ -471,19 +524,28 @@ def _run(first: LexborNode, seen: set[int], budget: Budget) -> Iterator[_Found]:
 
 
 def _is_in_prose(first: LexborNode, inner: LexborNode) -> bool:
-    """Whether an element is a word of a sentence, such as `code` or a bold word, by the text around it."""
+    """Whether an element is a word of a sentence, such as `code` or a bold word, by the text around
+    it."""
     following = first.next
-    after = (following.text_content or "") if following is not None and following.is_text_node else ""
+    after = (
+        (following.text_content or "") if following is not None and following.is_text_node else ""
+    )
     before = _text_before(first)
     if first.tag in _BOLD or inner.tag in _BOLD:
-        has_colon = before.endswith(":") or after.lstrip().startswith(":") or own_text(inner).rstrip().endswith(":")
+        has_colon = (
+            before.endswith(":")
+            or after.lstrip().startswith(":")
+            or own_text(inner).rstrip().endswith(":")
+        )
         return bool(before) and not has_colon
     return bool(before) or (bool(after.strip()) and not excerpt(first).endswith(":"))
 
 
 def _text_before(node: LexborNode) -> str:
     before = node.prev
-    return (before.text_content or "").rstrip() if before is not None and before.is_text_node else ""
+    return (
+        (before.text_content or "").rstrip() if before is not None and before.is_text_node else ""
+    )
 
 
 def _kind(node: LexborNode) -> Look:
@@ -496,7 +558,9 @@ def _is_alone(node: LexborNode) -> bool:
     if _past_space(node.next) is not None:
         return False
     before = node.prev
-    while before is not None and (before.is_comment_node or (before.is_text_node and before.is_empty_text_node)):
+    while before is not None and (
+        before.is_comment_node or (before.is_text_node and before.is_empty_text_node)
+    ):
         before = before.prev
     return before is None
 
@@ -504,7 +568,12 @@ def _is_alone(node: LexborNode) -> bool:
 def _twin(first: LexborNode, kind: Look) -> LexborNode | None:
     """The second of two elements of one kind that are all that is in the one around them."""
     twin = _past_space(first.next)
-    if twin is None or twin.is_text_node or _past_space(twin.next) is not None or _kind(twin) != kind:
+    if (
+        twin is None
+        or twin.is_text_node
+        or _past_space(twin.next) is not None
+        or _kind(twin) != kind
+    ):
         return None
     return twin if first.parent and _past_space(first.parent.child) == first else None
 
@@ -537,7 +606,9 @@ def _value(lines: list[list[str]]) -> str:
     found: list[str] = []
     for line in lines[: MAX_LINES + 2]:
         text = joined("\0".join(line))
-        if found and (not text or len(found) == MAX_LINES or _LABELLED.fullmatch(text) or _is_prose(text)):
+        if found and (
+            not text or len(found) == MAX_LINES or _LABELLED.fullmatch(text) or _is_prose(text)
+        ):
             break
         if text:
             found.append(text)

@@ -20,12 +20,15 @@ MAX_LOOKS = 2_000_000
 MAX_VALUES = 1_000
 """Values that a field with `all` may have, and elements that are tried for one without."""
 MAX_QUICK = 32
-"""Fields whose first element is looked for without counting looks: one search of a page takes less than parsing it."""
+"""Fields whose first element is looked for without counting looks: one search of a page takes less
+than parsing it."""
 MAX_BYTES, BYTES_PER_HOLD = 16_000_000, 1_000_000
-"""Bytes of memory that all values of a page may take, and after how many more the process counts them."""
+"""Bytes of memory that all values of a page may take, and after how many more the process counts
+them."""
 MAX_TEXT, MAX_STRING = words.MAX_TEXT, words.MAX_STRING
 MAX_MATCHED, MAX_PATTERN, MAX_PROGRAM = 10_000, 1_000, 10_000
-"""Characters that a regular expression sees, may have itself, and instructions that it may compile to."""
+"""Characters that a regular expression sees, may have itself, and instructions that it may compile
+to."""
 _SOURCES = {
     **dict.fromkeys(("a", "area", "link"), "href"),
     **dict.fromkeys(("audio", "embed", "iframe", "img", "source", "track", "video"), "src"),
@@ -37,7 +40,19 @@ _UNREAD = ("script", "style")
 _BETWEEN_DIGITS = re.compile(r"(?<=\d)\s*\0[\s\0]*(?=\d)")
 _VOID = frozenset(
     (
-        *("area", "base", "basefont", "bgsound", "br", "col", "embed", "frame", "hr", "img", "input"),
+        *(
+            "area",
+            "base",
+            "basefont",
+            "bgsound",
+            "br",
+            "col",
+            "embed",
+            "frame",
+            "hr",
+            "img",
+            "input",
+        ),
         *("keygen", "link", "meta", "param", "source", "track", "wbr"),
     )
 )
@@ -52,9 +67,12 @@ _READERS: dict[str, Callable[[str, locales.Locale], Any]] = {
 
 @lru_cache(maxsize=10_000)
 def pattern(text: str) -> Any:
-    """A regular expression of RE2, which needs time in proportion to the text whatever is in it; or a `ValueError`."""
+    """A regular expression of RE2, which needs time in proportion to the text whatever is in it; or
+    a `ValueError`."""
     if len(text) > MAX_PATTERN:
-        raise ValueError(f"the regular expression has {len(text):,} characters, more than {MAX_PATTERN:,}")
+        raise ValueError(
+            f"the regular expression has {len(text):,} characters, more than {MAX_PATTERN:,}"
+        )
     options = re2.Options()
     options.log_errors = False
     try:
@@ -64,14 +82,20 @@ def pattern(text: str) -> Any:
     except re2.error as error:
         reason = error.args[0]
         reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
-        looks = "; look-around and back-references are not known to RE2" if "invalid perl op" in reason else ""
+        looks = (
+            "; look-around and back-references are not known to RE2"
+            if "invalid perl op" in reason
+            else ""
+        )
         raise ValueError(f"not a regular expression: {reason}{looks}") from None
     if compiled.programsize > MAX_PROGRAM:
         raise ValueError("the regular expression repeats too much")
     return compiled
 
 
-def extract(tree: LexborHTMLParser, fields: dict[str, Field], url: str, budget: Budget | None = None) -> dict[str, Any]:
+def extract(
+    tree: LexborHTMLParser, fields: dict[str, Field], url: str, budget: Budget | None = None
+) -> dict[str, Any]:
     """Every field of a page by its name, null (or an empty list) where the page has none.
 
     Raises `FetchError` where they take too much memory. It needs the whole tree, so it comes before
@@ -88,7 +112,9 @@ def extract(tree: LexborHTMLParser, fields: dict[str, Field], url: str, budget: 
         record[name] = value = page.first(selector, field) if quick else page.found(selector, field)
         size += sum(map(sys.getsizeof, value)) if field.all else sys.getsizeof(value)
         if size > MAX_BYTES:
-            raise FetchError("too_large", f"the page's fields take more than {MAX_BYTES:,} bytes of memory")
+            raise FetchError(
+                "too_large", f"the page's fields take more than {MAX_BYTES:,} bytes of memory"
+            )
         if size - held > BYTES_PER_HOLD:
             budget.hold(size - held)
             held = size
@@ -98,7 +124,8 @@ def extract(tree: LexborHTMLParser, fields: dict[str, Field], url: str, budget: 
 
 
 class _Page:
-    """A page, and how much more may be looked at in it; what few pages need is made when it is needed."""
+    """A page, and how much more may be looked at in it; what few pages need is made when it is
+    needed."""
 
     def __init__(self, tree: LexborHTMLParser, url: str, cost: Budget) -> None:
         self._tree, self._url, self._cost = tree, url, cost
@@ -117,14 +144,20 @@ class _Page:
         return structured.base_of(self._tree, self._url)
 
     def first(self, selector: css.Selector, field: Field) -> Any:
-        """The value of the first element that has one; a look through the page for the first element mostly does."""
+        """The value of the first element that has one; a look through the page for the first
+        element mostly does."""
         if self._is_large:
             self._cost.look()
         node = self._tree.css_first(selector.text)
         if node is None:
             return None
         inner = node.child
-        if inner and inner.is_text_node and not inner.next and not (field.attr or field.regex or field.type != "text"):
+        if (
+            inner
+            and inner.is_text_node
+            and not inner.next
+            and not (field.attr or field.regex or field.type != "text")
+        ):
             value: Any = " ".join((inner.text_content or "")[:MAX_TEXT].split()) or None
         else:
             try:
@@ -173,7 +206,8 @@ class _Page:
         return self._words(node, limit, field.type in ("number", "integer") and not field.regex)
 
     def _first_html(self, node: LexborNode, limit: int) -> str:
-        """The beginning of what is in an element, as lexbor writes it: that would write all of it first."""
+        """The beginning of what is in an element, as lexbor writes it: that would write all of it
+        first."""
         pieces: list[str] = []
         left = limit
         opened: list[tuple[str, LexborNode | None]] = [("", node.child)]
@@ -197,7 +231,8 @@ class _Page:
         return "".join(pieces)
 
     def _start_tag(self, node: LexborNode, left: int) -> str:
-        """A start tag, or the beginning of it: escaped as a whole it could have a hundred megabytes."""
+        """A start tag, or the beginning of it: escaped as a whole it could have a hundred
+        megabytes."""
         tag = f"<{node.tag}"
         for name, value in node.attrs.items():
             self._budget.spend(1 + len(value or "") // 50)
@@ -213,7 +248,9 @@ class _Page:
         for looks, inner in enumerate(node.traverse(include_text=True)):
             if looks % 100 == 0:
                 self._budget.spend(100)
-            if inner.is_text_node and (own or (parent := inner.parent) is None or parent.tag not in _UNREAD):
+            if inner.is_text_node and (
+                own or (parent := inner.parent) is None or parent.tag not in _UNREAD
+            ):
                 parts.append((inner.text_content or "")[:limit])
                 size += len(parts[-1])
                 if size > 2 * limit:

@@ -25,22 +25,26 @@ MAX_LINKS, MAX_ANCHORS, MAX_LINKED = 1_000, 10_000, 1_000_000
 """Links, elements that are looked at for them, and characters of all links."""
 MAX_HEADINGS, MAX_METAS, MAX_PARAGRAPHS = 200, 500, 2_000
 MAX_TABLED, MAX_ESCAPE = 6_000_000, 6
-"""Bytes of all tables as they are written, where a name stands again in every row; and those of one character."""
+"""Bytes of all tables as they are written, where a name stands again in every row; and those of one
+character."""
 MAX_ITEMS, MAX_PROPERTIES, MAX_ITEM_DEPTH = 500, 2_000, 20
 MAX_ITEM_NAMES, MAX_NAMED, MAX_MICRODATA = 20, 20_000, 1_000_000
-"""Names of one value, names of all values, and characters of all items as they are written: a value is written once
-for each of its names, and again wherever the item around it is."""
+"""Names of one value, names of all values, and characters of all items as they are written: a value
+is written once for each of its names, and again wherever the item around it is."""
 MAX_JSON_BLOCKS, MAX_JSON_LENGTH, MAX_JSON_DEPTH = 50, 500_000, 50
 MAX_OWNED, MAX_NAMES = 20_000, 10_000
 """Elements of items that are looked at, and characters of an attribute that is a list of names."""
 MAX_JSON_PARTS = 20_000
 """Objects and lists in all blocks of JSON, some 300 bytes each."""
 MAX_ATTRIBUTE = 20_000
-"""Characters of an attribute that are looked at: a longer one is no name, URL or text that is kept."""
+"""Characters of an attribute that are looked at: a longer one is no name, URL or text that is
+kept."""
 
 Record = dict[str, object]
 
-_PLAIN_PATH = re.compile(r"/?[A-Za-z0-9_-][A-Za-z0-9_/-]*(?:\.[A-Za-z0-9_-]+)?(?:\?[A-Za-z0-9_=&.-]*)?")
+_PLAIN_PATH = re.compile(
+    r"/?[A-Za-z0-9_-][A-Za-z0-9_/-]*(?:\.[A-Za-z0-9_-]+)?(?:\?[A-Za-z0-9_=&.-]*)?"
+)
 """References of which a URL is made by putting them behind its origin or its folder."""
 _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.?)*+(?:"|\Z))|,(?=\s*[}\]])', re.DOTALL)
 _VALUE_ATTRIBUTES = {
@@ -56,7 +60,8 @@ _TEXTUAL = frozenset({"", "text", "number", "date", "tel", "email", "url"})
 
 
 def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> Record:
-    """All that is found in a page, as values that JSON can hold; takes the invisible parts out of the tree."""
+    """All that is found in a page, as values that JSON can hold; takes the invisible parts out of
+    the tree."""
     budget = budget or Budget()
     base = base_of(tree, url)
     metas, json_ld, links = list(_metas(tree)), _json_ld(tree, budget), _links(tree, base, budget)
@@ -64,7 +69,9 @@ def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> R
     record: Record = {
         "title": _first_words(tree, "head > title, body > title", budget),
         "description": next((value for name, value in metas if name == "description"), ""),
-        "canonical": absolute(base, _first_attribute(tree, 'link[rel~="canonical" i][href]', "href")),
+        "canonical": absolute(
+            base, _first_attribute(tree, 'link[rel~="canonical" i][href]', "href")
+        ),
         "language": _first_attribute(tree, "html[lang]", "lang")[:MAX_KEY],
         "headings": _headings(tree, budget),
         "json_ld": json_ld,
@@ -83,9 +90,14 @@ def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> R
 
 
 def extract_plain(body: bytes, is_json: bool, budget: Budget) -> Record:
-    """The data of a JSON text in UTF-8, or of another text, and of JSON that is too much or broken, the beginning."""
+    """The data of a JSON text in UTF-8, or of another text, and of JSON that is too much or broken,
+    the beginning."""
     budget.check(len(body))
-    if is_json and len(body) <= MAX_JSON_LENGTH and body.count(b"{") + body.count(b"[") <= MAX_JSON_PARTS:
+    if (
+        is_json
+        and len(body) <= MAX_JSON_LENGTH
+        and body.count(b"{") + body.count(b"[") <= MAX_JSON_PARTS
+    ):
         value = _json(body.decode("utf-8", "replace"))
         budget.check(len(body))
         if value is not None:
@@ -102,7 +114,8 @@ def _remove(tree: LexborHTMLParser, query: str, budget: Budget) -> None:
 
 
 def _remove_controls(tree: LexborHTMLParser, budget: Budget) -> list[LexborNode]:
-    """Take menus and controls out of the tree; of inputs that only show a value, the value stays as text.
+    """Take menus and controls out of the tree; of inputs that only show a value, the value stays as
+    text.
 
     Returns what may be beside the main part, but may have fields: it goes when they are read.
     """
@@ -119,16 +132,21 @@ def _remove_controls(tree: LexborHTMLParser, budget: Budget) -> list[LexborNode]
             continue
         attributes = node.attributes
         shows = "readonly" in attributes or "disabled" in attributes
-        if shows and _attribute(node, "type").lower() in _TEXTUAL and (text := _value(_attribute(node, "value"))):
+        if (
+            shows
+            and _attribute(node, "type").lower() in _TEXTUAL
+            and (text := _value(_attribute(node, "value")))
+        ):
             node.replace_with(text)
     return beside
 
 
 def _remove_beside(beside: list[LexborNode], budget: Budget) -> None:
-    """Take what is beside the page out of the tree, and forms unless they are the page itself, as in ASP.NET.
+    """Take what is beside the page out of the tree, and forms unless they are the page itself, as
+    in ASP.NET.
 
-    Forms can lie in each other. Whatever is found in one is in all around it, so that no part of the page is
-    searched for each of them.
+    Forms can lie in each other. Whatever is found in one is in all around it, so that no part of
+    the page is searched for each of them.
     """
     kept: set[int] = set()
     inside = 0
@@ -263,7 +281,11 @@ def _json_ld(tree: LexborHTMLParser, budget: Budget) -> list[object]:
             break
         budget.check(len(text))
         value = _json(text)
-        found.extend(item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict))
+        found.extend(
+            item
+            for item in (value if isinstance(value, list) else [value])
+            if isinstance(item, dict)
+        )
     return found
 
 
@@ -284,7 +306,8 @@ def _json(text: str) -> object:
 
 
 def _plain(value: object, depth: int = 0) -> object:
-    """The value without what UTF-8 or JSON cannot hold; raises `ValueError` where it is nested beyond reason."""
+    """The value without what UTF-8 or JSON cannot hold; raises `ValueError` where it is nested
+    beyond reason."""
     if depth > MAX_JSON_DEPTH:
         raise ValueError("nested too deep")
     if isinstance(value, str):
@@ -308,7 +331,8 @@ def _fields(found: list[Pair]) -> Record:
 
 
 def _tables(grids: list[pairs.Grid], page: int, budget: Budget) -> list[list[Record]]:
-    """Each table as the records of its rows; of tables that would take too much to write, the first rows."""
+    """Each table as the records of its rows; of tables that would take too much to write, the first
+    rows."""
     tables = [_table(rows) for rows in grids]
     names = sum([len(rows) * len("".join(rows[0])) for rows in tables if rows])
     if MAX_ESCAPE * (names + page) <= MAX_TABLED:  # a value stands once in the page
@@ -352,7 +376,9 @@ def _microdata(tree: LexborHTMLParser, base: str, budget: Budget) -> list[Record
         """An item, and how many characters it has when it is written."""
         nonlocal items_left, names_left
         items_left -= 1
-        kind, identity = (_attribute(scopes[scope], name)[:MAX_STRING] for name in ("itemtype", "itemid"))
+        kind, identity = (
+            _attribute(scopes[scope], name)[:MAX_STRING] for name in ("itemtype", "itemid")
+        )
         values: Record = {}
         size = len(kind) + len(identity) + 40
         for node in properties[scope]:
@@ -366,7 +392,8 @@ def _microdata(tree: LexborHTMLParser, base: str, budget: Budget) -> list[Record
                     value_of[inner] = _item_value(node, base)
                 value: object = value_of[inner]
                 length = len(value_of[inner])
-            # `itemref` can make an item its own part, or part of many: neither may grow without end.
+            # `itemref` can make an item its own part, or part of many: neither may grow without
+            # end.
             elif items_left > 0 and inner not in outer and len(outer) < MAX_ITEM_DEPTH:
                 value, length = item(inner, outer | {inner})
             else:
@@ -391,7 +418,9 @@ def _microdata(tree: LexborHTMLParser, base: str, budget: Budget) -> list[Record
     return items
 
 
-def _owned(tree: LexborHTMLParser, scopes: dict[int, LexborNode], budget: Budget) -> Iterator[tuple[int, LexborNode]]:
+def _owned(
+    tree: LexborHTMLParser, scopes: dict[int, LexborNode], budget: Budget
+) -> Iterator[tuple[int, LexborNode]]:
     """Every element with `itemprop`, with each item that it describes."""
     adopters = _adopters(tree, scopes, budget)
     owners: dict[int, tuple[int, ...]] = {scope: (scope,) for scope in scopes}
@@ -412,10 +441,16 @@ def _owned(tree: LexborHTMLParser, scopes: dict[int, LexborNode], budget: Budget
             yield scope, node
 
 
-def _adopters(tree: LexborHTMLParser, scopes: dict[int, LexborNode], budget: Budget) -> dict[int, list[int]]:
+def _adopters(
+    tree: LexborHTMLParser, scopes: dict[int, LexborNode], budget: Budget
+) -> dict[int, list[int]]:
     """Which items take in an element that lies elsewhere, through `itemref`."""
-    lists = ((_attribute(node, "itemref")[:MAX_NAMES].split(), scope) for scope, node in scopes.items())
-    references = list(islice(((name, scope) for names, scope in lists for name in names), MAX_ITEMS))
+    lists = (
+        (_attribute(node, "itemref")[:MAX_NAMES].split(), scope) for scope, node in scopes.items()
+    )
+    references = list(
+        islice(((name, scope) for names, scope in lists for name in names), MAX_ITEMS)
+    )
     adopters: dict[int, list[int]] = {}
     if references:
         wanted = {name for name, _ in references}
@@ -436,7 +471,9 @@ def _item_value(node: LexborNode, base: str) -> str:
         return _value(content)
     source = _VALUE_ATTRIBUTES.get(node.tag or "")
     if source and (value := _attribute(node, source)):
-        return (absolute(base, value) if source in ("src", "href", "data") else "") or value[:MAX_STRING]
+        return (absolute(base, value) if source in ("src", "href", "data") else "") or value[
+            :MAX_STRING
+        ]
     return excerpt(node)
 
 

@@ -30,7 +30,10 @@ _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
 _SIGNS = "$€£¥₽₹₺₩₪₴₫₱฿₸₼₾"
 _CURRENCY = rf"(?:[A-Z]{{0,3}}[{_SIGNS}]\s?|[A-Z]{{3}}\s)?"
 _NUMBER, _SPACED = (
-    re.compile(rf"[1-9]\d{{0,2}}([{parted}])\d{{3}}(?!\d)(?:\1\d{{3}}(?!\d))*(?:[.,]\d+)*|\d+(?:[.,]\d+)*", re.ASCII)
+    re.compile(
+        rf"[1-9]\d{{0,2}}([{parted}])\d{{3}}(?!\d)(?:\1\d{{3}}(?!\d))*(?:[.,]\d+)*|\d+(?:[.,]\d+)*",
+        re.ASCII,
+    )
     for parted in ("'", "' ")
 )
 _COMMAS = re.compile(r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}")
@@ -45,7 +48,9 @@ _CLOSE = re.compile(rf"\s?[{_SIGNS}]?\)")
 _POWER = re.compile(r"(?<![^\W_])(?:[kcdm]?m|ft|yd|[кдсм]?м)\s?\Z", re.IGNORECASE)
 _AFTER_SIGN = re.compile(rf"[{_SIGNS}]\s?\Z")
 _LETTERS = re.compile(r"\s?(?:(k)|(m)|(b))\b", re.IGNORECASE)
-_LETTERS_BEFORE = re.compile(rf"\s?(?:([Kk])|(M)|(B))\s?(?:[{_SIGNS}]|(?:EUR|USD|GBP|CHF|BGN|PLN|RUB)\b)")
+_LETTERS_BEFORE = re.compile(
+    rf"\s?(?:([Kk])|(M)|(B))\s?(?:[{_SIGNS}]|(?:EUR|USD|GBP|CHF|BGN|PLN|RUB)\b)"
+)
 _WORDS = re.compile(
     r"""\s?(?:
         (thousand|tausend|tsd|tys|тыс|тысяч[аи]?|хил|хиляди)
@@ -60,7 +65,8 @@ _EAST = re.compile(r"\s?([万萬만億亿억])\s?")
 
 
 def number(text: str, locale: Locale = ANY) -> int | float | None:
-    """The first number in a text: `$1,234.50`, `1 234,50 €`, `(12)` for -12; `1,2 Mio. €` is 1200000."""
+    """The first number in a text: `$1,234.50`, `1 234,50 €`, `(12)` for -12; `1,2 Mio. €` is
+    1200000."""
     text = _ascii(text)
     for found in (_SPACED if locale.spaced else _NUMBER).finditer(text):
         begin, end = found.span()
@@ -142,7 +148,10 @@ _BETWEEN = r"(?:\.?,?\s|[.,/-])"
 _DATES = (
     (re.compile(r"(?<!\d)(\d{4})([-/.])(\d{1,2})\2(\d{1,2})(?!\d)"), (1, 3, 4)),
     (re.compile(r"(?<!\d)(\d{1,2})\.\s?(\d{1,2})\.\s?(\d{4})(?!\d)"), (3, 2, 1)),
-    (re.compile(rf"{_NAME}\.?\s(\d{{1,2}}){_ORDINAL}(?:,\s?|\s)(?:del?\s)?(\d{{4}})(?!\d)"), (3, 1, 2)),
+    (
+        re.compile(rf"{_NAME}\.?\s(\d{{1,2}}){_ORDINAL}(?:,\s?|\s)(?:del?\s)?(\d{{4}})(?!\d)"),
+        (3, 1, 2),
+    ),
     (
         re.compile(
             rf"(?<!\d)(\d{{1,2}}){_ORDINAL}{_BETWEEN}(?:of\s|de\s|d')?{_NAME}{_BETWEEN}(?:del?\s)?(\d{{4}})(?!\d)"

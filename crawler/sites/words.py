@@ -18,7 +18,8 @@ _BEFORE_SIGN = re.compile(r"\0(?=[,.;:)])")
 
 
 def joined(text: str) -> str:
-    """Fold white space, and the marks between text nodes into a space, or nothing: "see <a>this</a>, then"."""
+    """Fold white space, and the marks between text nodes into a space, or nothing: "see
+    <a>this</a>, then"."""
     if "\0" in text:
         text = _BEFORE_SIGN.sub("", text).replace("(\0", "(").replace("\0", " ")
     return " ".join(text.split())
@@ -33,7 +34,8 @@ def words(node: LexborNode, budget: Budget, limit: int = MAX_STRING) -> str:
 
 
 def _first_of(node: LexborNode, budget: Budget, limit: int) -> str:
-    """The beginning of a node's words on a page that is too large to have all of them in memory twice."""
+    """The beginning of a node's words on a page that is too large to have all of them in memory
+    twice."""
     parts, size = [], 0
     for inner in node.traverse(include_text=True):
         budget.check()
@@ -59,7 +61,8 @@ def _folded(text: str, limit: int) -> str:
 
 
 def excerpt(node: LexborNode) -> str:
-    """The beginning of a node's words; unlike `words` it is cheap however much lies in nodes inside nodes."""
+    """The beginning of a node's words; unlike `words` it is cheap however much lies in nodes inside
+    nodes."""
     first = node.child
     if first and first.is_text_node and not first.next:
         return " ".join((first.text_content or "")[:MAX_STRING].split())

@@ -1,7 +1,7 @@
 """A YAML file as plain values that know their lines; what they mean is up to whoever reads them.
 
-Values stay the text that was written: what is expected of a key decides whether `no` is an answer or a word, and `1.10`
-a number or a name.
+Values stay the text that was written: what is expected of a key decides whether `no` is an answer
+or a word, and `1.10` a number or a name.
 """
 
 from collections.abc import Iterator
@@ -48,13 +48,16 @@ Value = Text | List | Mapping
 
 
 def read(path: Path) -> Mapping | None:
-    """What a file says, None where there is no such file; raises `InputError` where it cannot be used."""
+    """What a file says, None where there is no such file; raises `InputError` where it cannot be
+    used."""
     try:
         kind = path.stat()
         if not S_ISREG(kind.st_mode):
             raise InputError(str(path), "this is not a file")
         if kind.st_size > MAX_SIZE:
-            raise InputError(str(path), f"the file has {kind.st_size:,} bytes, more than {MAX_SIZE:,}")
+            raise InputError(
+                str(path), f"the file has {kind.st_size:,} bytes, more than {MAX_SIZE:,}"
+            )
         data = path.read_bytes()
     except FileNotFoundError:
         return None
@@ -63,12 +66,15 @@ def read(path: Path) -> Mapping | None:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(str(path), "the file is not UTF-8", data.count(b"\n", 0, error.start) + 1) from None
+        raise InputError(
+            str(path), "the file is not UTF-8", data.count(b"\n", 0, error.start) + 1
+        ) from None
     return _Reader(path).read(text)
 
 
 class _Reader:
-    """Builds values out of the parser's events, so that nothing is too deep or too many before that is known."""
+    """Builds values out of the parser's events, so that nothing is too deep or too many before that
+    is known."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -85,7 +91,9 @@ class _Reader:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    raise self._error("a second document begins here (---); only one is read", _line(event))
+                    raise self._error(
+                        "a second document begins here (---); only one is read", _line(event)
+                    )
                 top = self._value(next(self._events), 0)
         if isinstance(top, Text) and top.empty:
             return Mapping(1, {}, {}, 1)
@@ -104,7 +112,9 @@ class _Reader:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             problem = f"not YAML: {error.problem or error.context}"
-            raise self._error(problem, min(mark.line + 1, text.count("\n") + 1) if mark else None) from None
+            raise self._error(
+                problem, min(mark.line + 1, text.count("\n") + 1) if mark else None
+            ) from None
 
     def _value(self, event: Any, depth: int) -> Value:
         import yaml
@@ -114,7 +124,10 @@ class _Reader:
             raise self._error(f"nested more than {MAX_DEPTH} deep", line)
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._anchors:
-                raise self._error(f"*{event.anchor} stands for nothing: there is no &{event.anchor} before it", line)
+                raise self._error(
+                    f"*{event.anchor} stands for nothing: there is no &{event.anchor} before it",
+                    line,
+                )
             return self._anchors[event.anchor]
         if event.tag not in (None, "!"):
             raise self._error(f"tags such as {event.tag[:60]} are not allowed", line)
@@ -156,7 +169,8 @@ class _Reader:
             assert isinstance(key, Text)
             if key.text in items:
                 raise self._error(
-                    f"the key {key.text[:60]!r} is here again; it was in line {lines[key.text]}", key.line
+                    f"the key {key.text[:60]!r} is here again; it was in line {lines[key.text]}",
+                    key.line,
                 )
             items[key.text], lines[key.text] = self._value(next(self._events), depth + 1), key.line
             size = self._checked(size + _size(items[key.text]), event)
@@ -164,7 +178,9 @@ class _Reader:
 
     def _checked(self, size: int, event: Any) -> int:
         if size > MAX_VALUES:
-            raise self._error(f"more than {MAX_VALUES:,} values, with what aliases repeat", _line(event))
+            raise self._error(
+                f"more than {MAX_VALUES:,} values, with what aliases repeat", _line(event)
+            )
         return size
 
     def _error(self, reason: str, line: int | None) -> InputError:

@@ -47,10 +47,14 @@ class Fleet:
         self.now += 3600
         return self
 
-    def ask(self, holder: str = "a", domain: str = "x.example", rule: Rule = FAST, **more: Any) -> Answer:
+    def ask(
+        self, holder: str = "a", domain: str = "x.example", rule: Rule = FAST, **more: Any
+    ) -> Answer:
         return self[holder].ask([Ask(domain=domain, rule=rule, **more)])[0]
 
-    def report(self, holder: str = "a", domain: str = "x.example", rule: Rule = FAST, **more: Any) -> None:
+    def report(
+        self, holder: str = "a", domain: str = "x.example", rule: Rule = FAST, **more: Any
+    ) -> None:
         self[holder].report([Report(domain=domain, rule=rule, **more)])
 
     def domain(self, name: str = "x.example") -> Domain:

@@ -26,10 +26,22 @@ def test_schemathesis_finds_nothing(tmp_path: Path, seed: int) -> None:
     (tmp_path / "schemathesis.toml").write_text(SETTINGS)
     program = str(Path(sys.executable).with_name("st"))
     with Gateway(tmp_path / "served") as gateway:
-        gateway.import_tasks([{"task_id": f"t-{n}", "platform": "beacon", "parcel_id": n} for n in range(200)])
+        gateway.import_tasks(
+            [{"task_id": f"t-{n}", "platform": "beacon", "parcel_id": n} for n in range(200)]
+        )
 
         done = subprocess.run(
-            [program, "run", f"{gateway.url}/openapi.json", "--checks", "all", "--seed", f"{seed}", "-n", "25"],
+            [
+                program,
+                "run",
+                f"{gateway.url}/openapi.json",
+                "--checks",
+                "all",
+                "--seed",
+                f"{seed}",
+                "-n",
+                "25",
+            ],
             cwd=tmp_path,
             env=os.environ | gateway.env,
             capture_output=True,
@@ -46,7 +58,10 @@ def test_schemathesis_finds_nothing(tmp_path: Path, seed: int) -> None:
 
 def test_the_description_is_complete(tmp_path: Path) -> None:
     """Each exchange of the contract has an example of its answer, and each refusal its shape."""
-    with Gateway(tmp_path) as gateway, closing(urllib.request.urlopen(f"{gateway.url}/openapi.json")) as answer:
+    with (
+        Gateway(tmp_path) as gateway,
+        closing(urllib.request.urlopen(f"{gateway.url}/openapi.json")) as answer,
+    ):
         description = json.load(answer)
 
     assert set(description["paths"]) == {

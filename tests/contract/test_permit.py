@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from crawler.models import Rule
 from crawler.resilience.permit import (
@@ -50,7 +56,8 @@ def fleet(fleets: Fleets) -> Fleet:
 
 
 def test_requests_are_spaced_by_the_rate_with_its_headroom(fleet: Fleet) -> None:
-    """Bookings of several holders stand one behind the other, an interval apart, up to half a second ahead."""
+    """Bookings of several holders stand one behind the other, an interval apart, up to half a
+    second ahead."""
     starts: list[float] = []
     for number in range(20):
         starts += fleet.ask(f"h{number % 3}").starts_s
@@ -60,7 +67,8 @@ def test_requests_are_spaced_by_the_rate_with_its_headroom(fleet: Fleet) -> None
 
 
 def test_one_ask_gets_little_at_a_time(fleet: Fleet) -> None:
-    """However much is wished, a killed worker takes no more with it than a tenth of a second gives."""
+    """However much is wished, a killed worker takes no more with it than a tenth of a second
+    gives."""
     slow = fleet.ask(domain="slow.example", rule=Rule(interval_s=5), wish=100)
     fast = fleet.ask(domain="fast.example", rule=Rule(interval_s=0.001), wish=1000)
 
@@ -90,7 +98,8 @@ def test_who_is_refused_comes_back_when_a_booking_is_possible(fleet: Fleet) -> N
 
 
 def test_many_who_wait_come_back_within_two_seconds_of_the_next_request(fleet: Fleet) -> None:
-    """With more askers than turns, none is sent away for long, and with a slow rate none comes in vain too early."""
+    """With more askers than turns, none is sent away for long, and with a slow rate none comes in
+    vain too early."""
     rule_ = Rule(interval_s=10 * HEADROOM)
     assert fleet.ask(rule=rule_).starts_s == (0.0,)
     waits = [fleet.ask(f"h{number}", rule=rule_).wait_s for number in range(5)]
@@ -133,7 +142,8 @@ def test_a_redirect_may_be_booked_further_ahead(fleet: Fleet) -> None:
 
 
 def test_a_clock_that_is_set_back_does_not_stop_a_domain(fleet: Fleet) -> None:
-    """Two hours back, the next request still comes an interval later, and an open circuit lasts no longer."""
+    """Two hours back, the next request still comes an interval later, and an open circuit lasts no
+    longer."""
     fleet.ask(rule=Rule(interval_s=0.4))
     fleet.open()
     fleet.now -= 7200
@@ -149,7 +159,8 @@ def test_a_clock_that_is_set_back_does_not_stop_a_domain(fleet: Fleet) -> None:
 
 
 def test_a_clock_that_is_set_back_does_not_lengthen_leases(fleet: Fleet) -> None:
-    """The places of a dead holder come back after the same time, and a Retry-After ends after its own."""
+    """The places of a dead holder come back after the same time, and a Retry-After ends after its
+    own."""
     rule_ = Rule(at_a_time=1)
     fleet.ask("a", rule=rule_)
     fleet.report("b", rule=rule_, slots=0, retry_after_s=30)
@@ -168,7 +179,8 @@ def test_a_clock_that_is_set_back_does_not_lengthen_leases(fleet: Fleet) -> None
 
 
 def test_no_more_requests_at_a_time_than_the_rule_says(fleet: Fleet) -> None:
-    """Places are shared by all holders, come back with reports, and a request in another's place takes none."""
+    """Places are shared by all holders, come back with reports, and a request in another's place
+    takes none."""
     rule_ = Rule(at_a_time=4)
     first = fleet.ask("a", rule=rule_, wish=3)
     second = fleet.ask("b", rule=rule_, wish=3)
@@ -177,14 +189,21 @@ def test_no_more_requests_at_a_time_than_the_rule_says(fleet: Fleet) -> None:
     fleet.report("a", rule=rule_, slots=2)
     fourth = fleet.ask("c", rule=rule_, wish=3)
 
-    assert [len(each.starts_s) for each in (first, second, third, instead, fourth)] == [3, 1, 0, 1, 2]
+    assert [len(each.starts_s) for each in (first, second, third, instead, fourth)] == [
+        3,
+        1,
+        0,
+        1,
+        2,
+    ]
     assert (second.why, third.why) == ("at a time", "at a time")
     assert 0.05 <= third.wait_s <= 0.25
     assert fleet.domain().in_flight == 4
 
 
 def test_the_places_of_a_dead_holder_come_back(fleet: Fleet) -> None:
-    """At once where the death is known, else when the lease has run out; who renews keeps its places."""
+    """At once where the death is known, else when the lease has run out; who renews keeps its
+    places."""
     rule_ = Rule(at_a_time=3)
     for holder in ("a", "b", "c"):
         assert fleet.ask(holder, rule=rule_).starts_s
@@ -249,7 +268,8 @@ def test_what_ended_after_the_circuit_opened_changes_nothing(fleet: Fleet) -> No
 
 
 def test_exactly_one_probe_is_let_through(fleet: Fleet) -> None:
-    """Whatever many holders wish at the same moment, one request goes; its success closes the circuit."""
+    """Whatever many holders wish at the same moment, one request goes; its success closes the
+    circuit."""
     fleet.open()
     fleet.now += OPEN_S
     assert fleet.domain().state == "HALF_OPEN"
@@ -260,10 +280,22 @@ def test_exactly_one_probe_is_let_through(fleet: Fleet) -> None:
     fleet.report("a", good=True)
 
     assert [len(answer.starts_s) for answer in answers.values()] == [1, 0, 0, 0, 0, 0]
-    assert [answer.why for answer in answers.values()] == ["probe", "open", "open", "open", "open", "open"]
+    assert [answer.why for answer in answers.values()] == [
+        "probe",
+        "open",
+        "open",
+        "open",
+        "open",
+        "open",
+    ]
     assert between.state == "HALF_OPEN"
     known = fleet.domain()
-    assert (known.state, known.failures, known.opened_at, known.open_until) == ("CLOSED", 0, None, None)
+    assert (known.state, known.failures, known.opened_at, known.open_until) == (
+        "CLOSED",
+        0,
+        None,
+        None,
+    )
     assert fleet.ask("b").starts_s
 
 
@@ -287,7 +319,8 @@ def test_a_probe_that_fails_opens_the_circuit_for_twice_as_long(fleet: Fleet) ->
 
 
 def test_a_page_that_is_refused_again_says_nothing_new(fleet: Fleet) -> None:
-    """It opens no circuit and slows nothing down; as a probe it keeps the pause as long as it was."""
+    """It opens no circuit and slows nothing down; as a probe it keeps the pause as long as it
+    was."""
     for _ in range(20):
         fleet.report(slots=0, good=False, block="captcha", again=True)
     unmoved = fleet.domain()
@@ -346,7 +379,8 @@ def test_a_probe_lives_as_long_as_it_is_renewed_and_may_be_redirected(fleet: Fle
 
 
 def test_retry_after_holds_for_the_whole_domain_within_reason(fleet: Fleet) -> None:
-    """Nobody asks before its end, a shorter one does not shorten it, and an absurd one is capped."""
+    """Nobody asks before its end, a shorter one does not shorten it, and an absurd one is
+    capped."""
     fleet.report("a", slots=0, retry_after_s=60)
     fleet.report("b", slots=0, retry_after_s=5)
     refused = fleet.ask("c")
@@ -402,7 +436,8 @@ def test_failures_slow_a_domain_down_and_good_answers_bring_it_back(fleet: Fleet
 
 
 def test_answers_slower_than_usual_slow_a_domain_down(fleet: Fleet) -> None:
-    """Both a second and three times the usual must be exceeded; what stays slow becomes the usual."""
+    """Both a second and three times the usual must be exceeded; what stays slow becomes the
+    usual."""
     for latency_s in (0.1, 0.2, 0.9):
         fleet.report(slots=0, good=True, latency_s=latency_s)
     usual = fleet.domain().slowed
@@ -442,7 +477,8 @@ def test_nothing_is_sent_while_old_bookings_may_be_on_their_way(fleets: Fleets) 
 
 
 def test_a_reset_forgets_troubles_but_keeps_limits(fleet: Fleet) -> None:
-    """What is in flight and what is booked still counts; a domain that nothing is known of cannot be reset."""
+    """What is in flight and what is booked still counts; a domain that nothing is known of cannot
+    be reset."""
     rule_ = Rule(interval_s=0.05, at_a_time=2)
     first = fleet.ask(rule=rule_).starts_s + fleet.ask("b", rule=rule_).starts_s
     fleet.report(slots=0, crawl_delay_s=7, retry_after_s=9)
@@ -482,7 +518,9 @@ def test_the_rule_is_shown_with_the_domain(fleet: Fleet) -> None:
 # Histories
 
 HOLDERS = ("a", "b", "c")
-seconds = st.sampled_from([0.0, 0.001, 0.01, 0.03, 0.05, 0.1, 0.1, 0.3, 0.6, 1.0, 2.0, 9.9, 10.1, 31.0, 61.0, 700.0])
+seconds = st.sampled_from(
+    [0.0, 0.001, 0.01, 0.03, 0.05, 0.1, 0.1, 0.3, 0.6, 1.0, 2.0, 9.9, 10.1, 31.0, 61.0, 700.0]
+)
 
 
 def mostly(usual: Any, *others: Any) -> st.SearchStrategy[Any]:
@@ -503,10 +541,16 @@ reports = st.fixed_dictionaries(
     }
 )
 asks = st.fixed_dictionaries(
-    {"wish": mostly(1, 2, 3, 40), "ahead_s": st.sampled_from([0.0, 0.1, AHEAD_S, 5.0]), "slots": st.booleans()}
+    {
+        "wish": mostly(1, 2, 3, 40),
+        "ahead_s": st.sampled_from([0.0, 0.1, AHEAD_S, 5.0]),
+        "slots": st.booleans(),
+    }
 )
 rules = st.builds(
-    Rule, interval_s=st.sampled_from([0.0, 0.001, 0.01, 0.05, 1.0, 30.0]), at_a_time=st.sampled_from([0, 0, 1, 2, 8])
+    Rule,
+    interval_s=st.sampled_from([0.0, 0.001, 0.01, 0.05, 1.0, 30.0]),
+    at_a_time=st.sampled_from([0, 0, 1, 2, 8]),
 )
 
 
@@ -549,7 +593,10 @@ class Limits(RuleBasedStateMachine):
             assert not count or not self.rule.at_a_time or living <= self.rule.at_a_time
         assert count <= ask["wish"]
         assert count == ask["wish"] or (answer.why and answer.wait_s >= 0)
-        assert all(0 <= start <= ask["ahead_s"] for start in answer.starts_s) or not self.rule.interval_s
+        assert (
+            all(0 <= start <= ask["ahead_s"] for start in answer.starts_s)
+            or not self.rule.interval_s
+        )
         if before == "OPEN":
             assert not count
         if before == "HALF_OPEN":
@@ -559,7 +606,10 @@ class Limits(RuleBasedStateMachine):
                 self.probe, self.probe_until = holder, now + LEASE_S
 
     def fleet_state(self) -> str:
-        return next((known.state for known in self.fleet["a"].domains() if known.domain == "x.example"), "CLOSED")
+        return next(
+            (known.state for known in self.fleet["a"].domains() if known.domain == "x.example"),
+            "CLOSED",
+        )
 
     @rule(holder=st.sampled_from(HOLDERS), report=reports)
     def report(self, holder: str, report: dict[str, Any]) -> None:
@@ -620,13 +670,17 @@ class Limits(RuleBasedStateMachine):
 
 
 def test_no_history_breaks_the_limits(fleets: Fleets) -> None:
-    """Whatever holders ask, report, give back and die of: starts keep their distance, so that no window holds more
-    than the rate; places are never exceeded; an open circuit lets nothing through and a half-open one request."""
-    run_state_machine_as_test(type("Machine", (Limits,), {"make": staticmethod(fleets)}), settings=CALM)
+    """Whatever holders ask, report, give back and die of: starts keep their distance, so that no
+    window holds more than the rate; places are never exceeded; an open circuit lets nothing through
+    and a half-open one request."""
+    run_state_machine_as_test(
+        type("Machine", (Limits,), {"make": staticmethod(fleets)}), settings=CALM
+    )
 
 
 def test_no_history_with_an_emptied_redis_breaks_the_rate(redis_url: str) -> None:
-    """The same where Redis is emptied at any moment: what was booked before and after keeps its distance."""
+    """The same where Redis is emptied at any moment: what was booked before and after keeps its
+    distance."""
     spaced = st.builds(Rule, interval_s=st.sampled_from([0.001, 0.05, 1.0, 30.0]))
 
     class Machine(Limits):
@@ -655,13 +709,18 @@ steps = st.one_of(
 
 @settings(CALM, max_examples=400)
 @given(history=st.lists(steps, max_size=60))
-def test_redis_and_memory_give_the_same_answers(redis_url: str, history: list[tuple[Any, ...]]) -> None:
+def test_redis_and_memory_give_the_same_answers(
+    redis_url: str, history: list[tuple[Any, ...]]
+) -> None:
     """Any history has the same answers, to the last bit, and leaves the same state."""
     both = (Fleet(redis_url), Fleet(None))
     for step in history:
         replies = [_replay(fleet, step) for fleet in both]
         assert replies[0] == replies[1], step
-        known = [[each for each in fleet["a"].domains() if each.domain != "first.example"] for fleet in both]
+        known = [
+            [each for each in fleet["a"].domains() if each.domain != "first.example"]
+            for fleet in both
+        ]
         assert known[0] == known[1], step
 
 

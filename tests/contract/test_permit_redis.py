@@ -1,4 +1,5 @@
-"""What the permit promises beyond its contract because it is in Redis, and what holds while Redis is away."""
+"""What the permit promises beyond its contract because it is in Redis, and what holds while Redis
+is away."""
 
 import contextlib
 import itertools
@@ -31,7 +32,8 @@ from tests.support.stack import wait_for
 
 
 def test_a_call_is_one_round_trip_and_survives_a_forgotten_script(redis_url: str) -> None:
-    """Many domains are one pipeline of one EVALSHA each; a Redis that forgot the script gets it in the same call."""
+    """Many domains are one pipeline of one EVALSHA each; a Redis that forgot the script gets it in
+    the same call."""
     fleet = Fleet(redis_url).settle()
     assert fleet.client
     many = [Ask(domain=f"d{number}.example", rule=FAST) for number in range(50)]
@@ -87,7 +89,10 @@ def test_places_are_known_again_soon_after_redis_was_emptied(redis_url: str) -> 
 def test_the_breaker_alone(redis_url: str) -> None:
     """`RedisCircuitBreaker` has the names of the requirements, on the same hash."""
     fleet = Fleet(redis_url).settle()
-    one, other = (RedisCircuitBreaker(redis_url, 2, name, 2, clock=lambda: fleet.now) for name in ("one", "other"))
+    one, other = (
+        RedisCircuitBreaker(redis_url, 2, name, 2, clock=lambda: fleet.now)
+        for name in ("one", "other")
+    )
     assert one.state("x.example") == "CLOSED"
     assert one.can_request("x.example")
     one.record_failure("x.example", "http_403")
@@ -121,16 +126,24 @@ def test_times_are_told_by_the_clock_of_who_asks(redis_url: str) -> None:
 
 
 def test_the_keys_of_the_breaker_are_the_documented_ones(redis_url: str) -> None:
-    """`circuit:DOMAIN` in database 2 has `state`, `failures`, `opened_at` and `last_block`, for any client to read."""
+    """`circuit:DOMAIN` in database 2 has `state`, `failures`, `opened_at` and `last_block`, for any
+    client to read."""
     clock = Clock(BEGIN)
     breaker = RedisCircuitBreaker(redis_url, 2, "one", 2, clock=clock)
-    with contextlib.closing(breaker), redis.Redis.from_url(RedisAddress.parse(redis_url).for_redis(2)) as client:
+    with (
+        contextlib.closing(breaker),
+        redis.Redis.from_url(RedisAddress.parse(redis_url).for_redis(2)) as client,
+    ):
         client.flushdb()
 
         def keys() -> dict[str, str]:
             names = ("state", "failures", "opened_at", "last_block")
             found = client.hmget("circuit:county.example", names)
-            return {name: value.decode() for name, value in zip(names, found, strict=True) if value is not None}
+            return {
+                name: value.decode()
+                for name, value in zip(names, found, strict=True)
+                if value is not None
+            }
 
         breaker.record_failure("county.example", "http_403")
         assert keys() == {"failures": "1", "last_block": "http_403"}
@@ -138,7 +151,12 @@ def test_the_keys_of_the_breaker_are_the_documented_ones(redis_url: str) -> None
         assert keys()["failures"] == "0"
         breaker.record_failure("county.example", "http_403")
         breaker.record_failure("county.example", "captcha")
-        opened = {"state": "OPEN", "failures": "2", "opened_at": f"{BEGIN:.0f}", "last_block": "captcha"}
+        opened = {
+            "state": "OPEN",
+            "failures": "2",
+            "opened_at": f"{BEGIN:.0f}",
+            "last_block": "captcha",
+        }
         assert keys() == opened
         assert not breaker.can_request("county.example")
 
@@ -166,8 +184,18 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        argv = [redis_program(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)]
-        self._child = Child("Redis", [*argv, "--save", "", "--appendonly", "no"], folder / "redis.log")
+        argv = [
+            redis_program(),
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--dir",
+            str(folder),
+        ]
+        self._child = Child(
+            "Redis", [*argv, "--save", "", "--appendonly", "no"], folder / "redis.log"
+        )
 
     def start(self) -> None:
         self._child.start()
@@ -197,7 +225,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
 class Process:
     """A process as the limiter sees it: both clocks are the test's."""
 
-    def __init__(self, url: str, share: int, place: int | None = None, name: str = "p", begin: float = 5e8) -> None:
+    def __init__(
+        self, url: str, share: int, place: int | None = None, name: str = "p", begin: float = 5e8
+    ) -> None:
         self.passed = begin
         self.permit = RedisRateLimiter(
             url, 2, f"{name}{place}", 3,
@@ -211,9 +241,11 @@ class Process:
         return self.permit.ask([Ask(domain=domain, rule=rule, wish=wish)])[0]
 
 
-def test_while_redis_is_away_each_process_keeps_to_its_share(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    """Quiet at first, then its part of rate and places; one line when it begins and one when Redis is back, and
-    nothing is booked there before all others can have noticed."""
+def test_while_redis_is_away_each_process_keeps_to_its_share(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Quiet at first, then its part of rate and places; one line when it begins and one when Redis
+    is back, and nothing is booked there before all others can have noticed."""
     process, rule = Process(server.url, share=4), Rule(interval_s=0.05, at_a_time=8)
     process.ask(rule)
     process.passed += 10
@@ -227,7 +259,9 @@ def test_while_redis_is_away_each_process_keeps_to_its_share(server: Server, cap
         for _ in range(40):
             granted = process.ask(rule).starts_s
             starts += [process.passed + start for start in granted]
-            process.permit.report([Report(domain="x.example", rule=rule, slots=len(granted), good=True)])
+            process.permit.report(
+                [Report(domain="x.example", rule=rule, slots=len(granted), good=True)]
+            )
             process.passed += 0.1
         places = process.ask(Rule(at_a_time=8), "y.example", wish=8)
         process.permit.renew(["x.example"])
@@ -263,8 +297,11 @@ def test_while_redis_is_away_each_process_keeps_to_its_share(server: Server, cap
 
 
 def test_all_shares_together_keep_to_the_rate(server: Server) -> None:
-    """With their places known, the processes of a machine never send more than the rate in any second."""
-    processes = [Process(server.url, share=15, place=place, begin=5e8 + place / 7) for place in range(15)]
+    """With their places known, the processes of a machine never send more than the rate in any
+    second."""
+    processes = [
+        Process(server.url, share=15, place=place, begin=5e8 + place / 7) for place in range(15)
+    ]
     server.stop()
     sent: list[float] = []
     for _ in range(1200):
@@ -319,7 +356,9 @@ def test_a_redis_that_hangs_does_not_hang_a_worker(server: Server) -> None:
     assert second.starts_s[0] - first.starts_s[0] == pytest.approx(0.05 / HEADROOM, abs=1e-6)
 
 
-def test_a_redis_that_takes_no_writes_is_away(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_redis_that_takes_no_writes_is_away(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     """One line says so, and it is not taken to be back because it answers."""
     process = Process(server.url, share=1)
     process.ask()
@@ -349,7 +388,8 @@ def test_facts_need_redis(server: Server) -> None:
 
 
 def test_an_answer_that_was_long_on_its_way_does_not_make_requests_late() -> None:
-    """Once the distance of the clocks is known from a quick answer, a slow one is seen to be old."""
+    """Once the distance of the clocks is known from a quick answer, a slow one is seen to be
+    old."""
     offset = Offset()
     quick = offset.behind(1000.001, 0.0, 0.002)
     slow_back = offset.behind(1000.011, 0.010, 0.310)
@@ -363,7 +403,8 @@ def test_an_answer_that_was_long_on_its_way_does_not_make_requests_late() -> Non
 
 
 def test_a_step_forward_of_redis_clock_opens_no_domain_early(server: Server) -> None:
-    """A Retry-After lasts as long as it was said to, by the clock of each process that has heard of it."""
+    """A Retry-After lasts as long as it was said to, by the clock of each process that has heard of
+    it."""
     # Given two processes, one of which has heard of a Retry-After
     back, ask = [0.0], Ask(domain="x.example", rule=FAST)
     told = RedisRateLimiter(server.url, 2, "told", 3, monotonic=lambda: time.monotonic() - back[0])
@@ -375,7 +416,9 @@ def test_a_step_forward_of_redis_clock_opens_no_domain_early(server: Server) -> 
 
     # When Redis's clock is half a minute further, all at once, and lets the other one go
     back[0] = 30.0
-    wait_for(lambda: other.ask([ask])[0].starts_s, 20, "the end of the Retry-After by Redis's clock")
+    wait_for(
+        lambda: other.ask([ask])[0].starts_s, 20, "the end of the Retry-After by Redis's clock"
+    )
 
     # Then who was told keeps to it until its own clock says so
     kept = told.ask([ask])[0]

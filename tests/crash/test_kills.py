@@ -18,10 +18,16 @@ from tests.support.stack import Folder, wait_for
 
 
 def test_2000_pages_survive_kills_of_children_workers_and_redis(folder: Folder) -> None:
-    """Five kill -9 of children and workers, an emptied and a killed Redis: none lost, none twice, and work goes on."""
+    """Five kill -9 of children and workers, an emptied and a killed Redis: none lost, none twice,
+    and work goes on."""
     # Given a crawl of 2,000 pages, a twentieth of which fail once
     plan = drill.plan(seed=30, pages=2000, kills=7, latency_ms=60, faults=0.05)
-    assert Counter(strike.kind for strike in plan.strikes) == {"child": 3, "worker": 2, "redis": 1, "flushall": 1}
+    assert Counter(strike.kind for strike in plan.strikes) == {
+        "child": 3,
+        "worker": 2,
+        "redis": 1,
+        "flushall": 1,
+    }
 
     # When these are struck one after the other
     score = drill.drill(folder.settings, plan, workers=2)
@@ -35,8 +41,11 @@ def test_2000_pages_survive_kills_of_children_workers_and_redis(folder: Folder) 
     assert score.exit_code == 0, score
 
 
-def test_a_page_that_hangs_the_parser_is_set_aside(folder: Folder, site: Site, redis_url: str) -> None:
-    """A child that stands still in a parser is ended; twice, and its page is poison, with evidence; others finish."""
+def test_a_page_that_hangs_the_parser_is_set_aside(
+    folder: Folder, site: Site, redis_url: str
+) -> None:
+    """A child that stands still in a parser is ended; twice, and its page is poison, with evidence;
+    others finish."""
     # Given pages, one of which hangs every child that parses it
     hang = {"CRAWLER_STALL_S": "2", "CRAWLER_FAILPOINT": "parsing-in-steps:1:hang"}
     folder.env |= {"REDIS_URL": redis_url, **hang}
@@ -46,16 +55,23 @@ def test_a_page_that_hangs_the_parser_is_set_aside(folder: Folder, site: Site, r
     worker = folder.worker(concurrency=2)
 
     # When they are crawled
-    folder.crawler("bulk", "import", str(folder.write("pages.txt", [*pages[:15], bad, *pages[15:]])))
+    folder.crawler(
+        "bulk", "import", str(folder.write("pages.txt", [*pages[:15], bad, *pages[15:]]))
+    )
     folder.wait_until_done(31, 90)
 
-    # Then the one is set aside after two deaths, with the place where it hung, and the others are there
+    # Then the one is set aside after two deaths, with the place where it hung, and the others are
+    # there
     lpm = folder.lpm()
     [(url, reason, strikes, id_)] = lpm.ledger.db.all(
         "SELECT url, error_type, strikes, id FROM tasks WHERE status <> 'completed'"
     )
-    [evidence] = lpm.ledger.db.all("SELECT detail FROM events WHERE task = ? AND kind = 'poison'", (id_,))
-    assert lpm.ledger.db.all("SELECT DISTINCT strikes FROM tasks WHERE status = 'completed'") == [(0,)]
+    [evidence] = lpm.ledger.db.all(
+        "SELECT detail FROM events WHERE task = ? AND kind = 'poison'", (id_,)
+    )
+    assert lpm.ledger.db.all("SELECT DISTINCT strikes FROM tasks WHERE status = 'completed'") == [
+        (0,)
+    ]
     lpm.close()
     assert (url, reason, strikes) == (bad, "poison", 2)
     assert "depth.py" in str(evidence)
@@ -64,8 +80,10 @@ def test_a_page_that_hangs_the_parser_is_set_aside(folder: Folder, site: Site, r
 
 
 def test_redis_away_for_a_while(folder: Folder, site: Site) -> None:
-    """With Redis dead, workers say so once and go on with what they have; when it is back, work goes on."""
-    # Given a stack on a Redis of its own, which is stopped (not killed: its supervisor would start it again)
+    """With Redis dead, workers say so once and go on with what they have; when it is back, work
+    goes on."""
+    # Given a stack on a Redis of its own, which is stopped (not killed: its supervisor would start
+    # it again)
     folder.crawler("up", "--workers", "2")
     stack = read_stack(folder.data)
     assert stack.redis is not None
@@ -86,7 +104,8 @@ def test_redis_away_for_a_while(folder: Folder, site: Site) -> None:
 
 
 def test_a_full_redis_loses_nothing(folder: Folder, site: Site, redis_url: str) -> None:
-    """With no memory left Redis takes no messages; workers and maintainer live on, and go on when there is room."""
+    """With no memory left Redis takes no messages; workers and maintainer live on, and go on when
+    there is room."""
     # Given a worker on a Redis that is full
     folder.env["REDIS_URL"] = redis_url
     client = folder.redis()
@@ -97,7 +116,9 @@ def test_a_full_redis_loses_nothing(folder: Folder, site: Site, redis_url: str) 
         pages = [site.page(n) for n in range(50)]
         done = folder.crawler("bulk", "import", str(folder.write("pages.txt", pages)))
         assert done.returncode == 0, done.stderr
-        wait_for(lambda: "the ledger keeps everything" in folder.log(worker), 30, "the line that says so")
+        wait_for(
+            lambda: "the ledger keeps everything" in folder.log(worker), 30, "the line that says so"
+        )
     finally:
         client.config_set("maxmemory", 0)
 
@@ -107,13 +128,16 @@ def test_a_full_redis_loses_nothing(folder: Folder, site: Site, redis_url: str) 
 
 
 def test_a_full_disk_stops_claims_and_loses_nothing(pages: Pages, tmp_path: Path) -> None:
-    """With no room for results workers stop claiming, say so, and go on when there is room again."""
+    """With no room for results workers stop claiming, say so, and go on when there is room
+    again."""
     # Given a stack on a small disk of its own
     disk = Disk(tmp_path / "small", size_mb=64) if can_mount(tmp_path) else None
     if disk:
         disk.mount()
     else:
-        print("loop mounts are not allowed here: a limit on the size of files stands in for a full disk")
+        print(
+            "loop mounts are not allowed here: a limit on the size of files stands in for a full disk"
+        )
     folder = Folder(disk.path if disk else tmp_path, CRAWLER_MIN_FREE="0")
     try:
         urls, answering = pages.parcels(1500), threading.Event()
@@ -142,7 +166,8 @@ def test_a_full_disk_stops_claims_and_loses_nothing(pages: Pages, tmp_path: Path
 
 @contextlib.contextmanager
 def without_room(pids: list[int]) -> Iterator[None]:
-    """Processes that cannot write behind the first kilobyte of any file, until the end of the block."""
+    """Processes that cannot write behind the first kilobyte of any file, until the end of the
+    block."""
     limits = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in pids}
     for pid, (_, hard) in limits.items():
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1024, hard))

@@ -1,4 +1,5 @@
-"""The rate of a domain holds when workers are killed in the middle of a permit and Redis is emptied."""
+"""The rate of a domain holds when workers are killed in the middle of a permit and Redis is
+emptied."""
 
 import os
 import signal
@@ -13,8 +14,8 @@ PER_SECOND = 20
 
 
 def test_no_second_holds_more_than_the_rate_whatever_dies(folder: Folder, redis_url: str) -> None:
-    """Ten processes at 20 a second; two are killed while they hold bookings, then Redis is emptied, script and all:
-    no window of a second, before, between or after, has more than 20 requests."""
+    """Ten processes at 20 a second; two are killed while they hold bookings, then Redis is emptied,
+    script and all: no window of a second, before, between or after, has more than 20 requests."""
     client = redis.Redis.from_url(RedisAddress.parse(redis_url).for_redis(2))
     client.flushall()
     log = folder.path / "sent"

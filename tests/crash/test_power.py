@@ -18,7 +18,8 @@ CUTS = 5
 
 
 def test_acknowledged_work_survives_power_cuts(tmp_path: Path, site: Site) -> None:
-    """Five cuts in the middle of a crawl: every import and result that was acknowledged is there, page and all."""
+    """Five cuts in the middle of a crawl: every import and result that was acknowledged is there,
+    page and all."""
     # Given a disk of our own; where none can be mounted, processes are killed instead
     disk = Disk(tmp_path) if can_mount(tmp_path) else None
     if disk is None:
@@ -32,9 +33,18 @@ def test_acknowledged_work_survives_power_cuts(tmp_path: Path, site: Site) -> No
             if disk:
                 disk.mount()
             log = tmp_path / f"{cut}.log"
-            argv = [sys.executable, "-m", "tests.support.crawl", str(data), site.url, str(1 + cut * 100_000)]
+            argv = [
+                sys.executable,
+                "-m",
+                "tests.support.crawl",
+                str(data),
+                site.url,
+                str(1 + cut * 100_000),
+            ]
             with log.open("w") as out, (tmp_path / f"{cut}.err").open("w") as err:
-                crawl = subprocess.Popen(argv, stdout=out, stderr=err, cwd=Path(__file__).parents[2])
+                crawl = subprocess.Popen(
+                    argv, stdout=out, stderr=err, cwd=Path(__file__).parents[2]
+                )
             enough = chance.randrange(150, 400)
             wait_for(partial(says_more_than, enough, log), 60, "some pages")
             if disk:
@@ -65,12 +75,14 @@ def says_more_than(count: int, log: Path) -> bool:
 
 
 def check(data: Path, acknowledged: dict[str, set[str]]) -> None:
-    """Every acknowledged task and result is in the ledger, its page in a segment, its file in pending/."""
+    """Every acknowledged task and result is in the ledger, its page in a segment, its file in
+    pending/."""
     lpm = LocalPersistenceManager(data)
     lpm.bury()
     lpm.project_missing()
     tasks = {
-        task_id: (id_, status) for id_, task_id, status in lpm.ledger.db.all("SELECT id, task_id, status FROM tasks")
+        task_id: (id_, status)
+        for id_, task_id, status in lpm.ledger.db.all("SELECT id, task_id, status FROM tasks")
     }
     assert acknowledged["imported"] <= set(tasks)
     assert all(tasks[task_id][1] == TaskStatus.COMPLETED for task_id in acknowledged["completed"])
@@ -84,4 +96,6 @@ def check(data: Path, acknowledged: dict[str, set[str]]) -> None:
     lpm.close()
     for path in lpm.raw.glob("*.warc.gz"):
         with path.open("rb") as file:
-            assert all(record.rec_type in ("warcinfo", "response") for record in ArchiveIterator(file))
+            assert all(
+                record.rec_type in ("warcinfo", "response") for record in ArchiveIterator(file)
+            )

@@ -24,7 +24,8 @@ from tests.support.tasks import done, new
 
 
 def stop(pid: int, store: Path) -> None:
-    """Stop a process in a moment in which it does not write to the ledger: that lock nobody can take from it."""
+    """Stop a process in a moment in which it does not write to the ledger: that lock nobody can
+    take from it."""
 
     def stopped() -> bool:
         os.kill(pid, signal.SIGSTOP)
@@ -43,8 +44,11 @@ def stop(pid: int, store: Path) -> None:
     wait_for(stopped, 60, "a moment without a write")
 
 
-def test_a_stopped_child_that_is_the_maintainer_is_replaced(folder: Folder, site: Site, redis_url: str) -> None:
-    """Its pages come from the other child, the doctor names it, and when it goes on nothing is stored twice."""
+def test_a_stopped_child_that_is_the_maintainer_is_replaced(
+    folder: Folder, site: Site, redis_url: str
+) -> None:
+    """Its pages come from the other child, the doctor names it, and when it goes on nothing is
+    stored twice."""
     # Given two children with pages that hang, more than one of them can have
     told = {"REDIS_URL": redis_url, "CRAWLER_STALL_S": "5"}
     folder.env |= told
@@ -57,14 +61,23 @@ def test_a_stopped_child_that_is_the_maintainer_is_replaced(folder: Folder, site
 
     def holds() -> bool:
         notes = owners.living(folder.data / "run" / "owners")
-        return any(note.pid == maintainer and note.in_flight for note in notes) and folder.books().completed == 40
+        return (
+            any(note.pid == maintainer and note.in_flight for note in notes)
+            and folder.books().completed == 40
+        )
 
     wait_for(holds, 60, "the maintainer's child to have hanging pages only")
 
     # When the one that is the maintainer is stopped, and the pages come
     stop(maintainer, folder.data / "lpm.db")
-    wait_for(lambda: "stands still" in folder.log(worker), 60, "the other child to take back its tasks")
-    [found] = [finding for finding in look(folder.data, repair=False, **told) if "stands still" in finding.detail]
+    wait_for(
+        lambda: "stands still" in folder.log(worker), 60, "the other child to take back its tasks"
+    )
+    [found] = [
+        finding
+        for finding in look(folder.data, repair=False, **told)
+        if "stands still" in finding.detail
+    ]
     shown = folder.crawler("status").stdout
     site.release()
 
@@ -90,7 +103,8 @@ def test_a_stopped_child_that_is_the_maintainer_is_replaced(folder: Folder, site
 
 
 def test_late_results_of_a_taken_back_task_are_forgotten(tmp_path: Path, site: Site) -> None:
-    """A worker that went on after all stores nothing of what was taken from it, and has its slots free again."""
+    """A worker that went on after all stores nothing of what was taken from it, and has its slots
+    free again."""
     # Given a worker with a page in flight
     lpm = LocalPersistenceManager(tmp_path)
     lpm.persist_tasks([new(f"{site.url}/hold/1")], loopback=True)
@@ -132,7 +146,11 @@ def test_only_who_stands_still_while_the_maintainer_runs_loses_its_leases(tmp_pa
     owner.begin(task.id)
     forgotten: list[tuple[str, str]] = []
     maintainer = Maintainer(
-        lpm, MemoryBroker(), Settings(stall_s=0.05), lambda domain, who: forgotten.append((domain, who)), Clock(1000.0)
+        lpm,
+        MemoryBroker(),
+        Settings(stall_s=0.05),
+        lambda domain, who: forgotten.append((domain, who)),
+        Clock(1000.0),
     )
     # Its first look is like that after a stop
     wait_for(lambda: stands_still(owner.path, 0.2), 10, "the owner's beat to be old")
@@ -197,8 +215,11 @@ def test_an_office_goes_from_a_stopped_holder_to_the_next(tmp_path: Path) -> Non
         office.close()
 
 
-def test_a_lease_that_its_owner_does_not_know_of_is_given_back(folder: Folder, site: Site, redis_url: str) -> None:
-    """An error between a lease and who asked for it leaves a task to a living process that never heard of it."""
+def test_a_lease_that_its_owner_does_not_know_of_is_given_back(
+    folder: Folder, site: Site, redis_url: str
+) -> None:
+    """An error between a lease and who asked for it leaves a task to a living process that never
+    heard of it."""
     # Given a worker, and a task that is leased to it behind its back
     folder.env["REDIS_URL"] = redis_url
     folder.redis().flushall()

@@ -32,7 +32,10 @@ def claim(lpm: LocalPersistenceManager, *ids: int) -> None:
 
 def states(lpm: LocalPersistenceManager) -> dict[int, tuple[str, int, int]]:
     """Status, strikes and deaths of every task."""
-    return {row[0]: row[1:] for row in lpm.ledger.db.all("SELECT id, status, strikes, deaths FROM tasks")}
+    return {
+        row[0]: row[1:]
+        for row in lpm.ledger.db.all("SELECT id, status, strikes, deaths FROM tasks")
+    }
 
 
 @pytest.fixture
@@ -44,7 +47,8 @@ def lpm(tmp_path: Path) -> LocalPersistenceManager:
 
 
 def test_unexplained_deaths_blame_nobody(lpm: LocalPersistenceManager) -> None:
-    """However often a worker dies with pages in flight and no mark, none of them fails; they are only suspected."""
+    """However often a worker dies with pages in flight and no mark, none of them fails; they are
+    only suspected."""
     for _ in range(30):
         claim(lpm, 1, 2)
         lpm.durable.free(note({1, 2}), lpm.now())
@@ -74,7 +78,8 @@ def test_a_marked_page_clears_its_neighbours(lpm: LocalPersistenceManager) -> No
 def test_a_suspect_that_is_alone_at_further_deaths_is_set_aside(
     lpm: LocalPersistenceManager, evidence: str, deaths: int
 ) -> None:
-    """Alone in flight, it is to blame: at the second death with a trace, later where it may have been a kill."""
+    """Alone in flight, it is to blame: at the second death with a trace, later where it may have
+    been a kill."""
     for _ in range(SUSPECT_DEATHS):
         claim(lpm, 1, 2)
         lpm.durable.free(note({1, 2}), lpm.now())
@@ -85,7 +90,9 @@ def test_a_suspect_that_is_alone_at_further_deaths_is_set_aside(
 
     assert states(lpm)[1][0] == "failed"
     assert states(lpm)[2] == ("pending", 0, SUSPECT_DEATHS)
-    [(reason, message)] = lpm.ledger.db.all("SELECT error_type, error_message FROM tasks WHERE id = 1")
+    [(reason, message)] = lpm.ledger.db.all(
+        "SELECT error_type, error_message FROM tasks WHERE id = 1"
+    )
     assert reason == "poison"
     assert f"{deaths} workers died" in message
 
@@ -98,13 +105,18 @@ def test_a_suspect_that_ends_is_cleared(lpm: LocalPersistenceManager) -> None:
     task = lpm.ledger.claim_one("owner", 1, lpm.now())
     assert task is not None
 
-    lpm.save_result(done(task, status=TaskStatus.PENDING, error_type="timeout", error_message="slow", page=None))
+    lpm.save_result(
+        done(task, status=TaskStatus.PENDING, error_type="timeout", error_message="slow", page=None)
+    )
 
     assert states(lpm)[1] == ("pending", 0, 0)
 
 
-def test_suspects_are_tried_one_at_a_time_and_all_collected(folder: Folder, site: Site, redis_url: str) -> None:
-    """A child killed again and again with pages in flight: in the end all pages are there, and none is blamed."""
+def test_suspects_are_tried_one_at_a_time_and_all_collected(
+    folder: Folder, site: Site, redis_url: str
+) -> None:
+    """A child killed again and again with pages in flight: in the end all pages are there, and none
+    is blamed."""
     # Given one child with four slow pages in flight, which is killed until they are suspects
     folder.env |= {"REDIS_URL": redis_url, "CRAWLER_PAGES": "4"}
     folder.redis().flushall()
@@ -140,15 +152,19 @@ def has_other(folder: Folder, gone: int) -> bool:
     return bool(children) and gone not in children
 
 
-@pytest.mark.parametrize(("number", "deaths"), [(signal.SIGKILL, SUSPECT_DEATHS + ALONE_DEATHS), (signal.SIGSEGV, 5)])
+@pytest.mark.parametrize(
+    ("number", "deaths"), [(signal.SIGKILL, SUSPECT_DEATHS + ALONE_DEATHS), (signal.SIGSEGV, 5)]
+)
 def test_the_one_that_kills_is_found_and_its_neighbours_are_not_blamed(
     folder: Folder, site: Site, redis_url: str, number: signal.Signals, deaths: int
 ) -> None:
-    """A page at which the worker dies without a mark is set aside after it was alone; the others are collected.
+    """A page at which the worker dies without a mark is set aside after it was alone; the others
+    are collected.
 
     A crash leaves a trace, so that fewer of them are enough.
     """
-    # Given pages, and a test that kills each child which has asked for one of them: nothing marks that page
+    # Given pages, and a test that kills each child which has asked for one of them: nothing marks
+    # that page
     folder.env |= {"REDIS_URL": redis_url, "CRAWLER_PAGES": "4"}
     folder.redis().flushall()
     pages = [site.page(n, 0.5) for n in range(8)]
@@ -170,7 +186,9 @@ def test_the_one_that_kills_is_found_and_its_neighbours_are_not_blamed(
 
     # Then only that one has failed
     lpm = folder.lpm()
-    failed = lpm.ledger.db.all("SELECT url, error_type, attempts FROM tasks WHERE status <> 'completed'")
+    failed = lpm.ledger.db.all(
+        "SELECT url, error_type, attempts FROM tasks WHERE status <> 'completed'"
+    )
     lpm.close()
     assert failed == [(deadly, "poison", deaths)]
     assert sorted(result["url"] for result in folder.results()) == sorted(pages)

@@ -27,7 +27,8 @@ SPELLINGS = {
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object]]:
-    """What stands in an address: a Redis with a password, on a port, a port with TLS and a socket."""
+    """What stands in an address: a Redis with a password, on a port, a port with TLS and a
+    socket."""
     folder = tls.make(tmp_path_factory.mktemp("redis"))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -58,7 +59,8 @@ def _answers(client: redis.Redis) -> bool:
 def test_a_worker_collects_and_results_come_back(
     folder: Folder, site: Site, places: dict[str, object], spelling: str
 ) -> None:
-    """Import, worker, `delay().get()`, `status` and `doctor` all reach Redis, and none of them shows its password."""
+    """Import, worker, `delay().get()`, `status` and `doctor` all reach Redis, and none of them
+    shows its password."""
     # Given a worker at this address
     address = SPELLINGS[spelling].format(**places)
     folder.env |= {"REDIS_URL": address, "CRAWLER_ALLOW_NETS": "127.0.0.0/8"}
@@ -74,7 +76,9 @@ def test_a_worker_collects_and_results_come_back(
         f"print(json.dumps(scrape_task.delay({site.page(7)!r}).get(timeout=60)))"
     )
     argv = [sys.executable, "-W", "ignore", "-c", program]
-    asked = subprocess.run(argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, check=False)
+    asked = subprocess.run(
+        argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, check=False
+    )
 
     # Then all are collected, and the result is back
     assert asked.returncode == 0, asked.stderr
@@ -83,7 +87,9 @@ def test_a_worker_collects_and_results_come_back(
     status, doctor = folder.crawler("status", "--json"), folder.crawler("doctor")
     assert json.loads(status.stdout)["redis"]["up"]
     assert "Redis does not answer" not in doctor.stdout + doctor.stderr
-    said = "".join(each.stdout + each.stderr for each in (done, asked, status, doctor)) + folder.log(worker)
+    said = "".join(
+        each.stdout + each.stderr for each in (done, asked, status, doctor)
+    ) + folder.log(worker)
     assert PASSWORD not in said
     assert ESCAPED not in said
 

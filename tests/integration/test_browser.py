@@ -49,7 +49,9 @@ def listener() -> Iterator[tuple[int, list[bytes]]]:
                     talk.settimeout(1)
                     try:
                         heard[-1] = talk.recv(1000).partition(b"\r\n")[0] or heard[-1]
-                        talk.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi")
+                        talk.sendall(
+                            b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi"
+                        )
                     except OSError:
                         pass
 
@@ -63,8 +65,11 @@ def listener() -> Iterator[tuple[int, list[bytes]]]:
 
 
 @pytest.mark.parametrize("only", ["", "refresh"])
-def test_an_opened_page_reaches_no_server(folder: Folder, pages: Pages, tmp_path: Path, only: str) -> None:
-    """Neither by script, picture, style, frame, form and refresh, nor by a mere connection; and it is shown."""
+def test_an_opened_page_reaches_no_server(
+    folder: Folder, pages: Pages, tmp_path: Path, only: str
+) -> None:
+    """Neither by script, picture, style, frame, form and refresh, nor by a mere connection; and it
+    is shown."""
     words = "A parcel behind the mill, surveyed and drawn. " * 20
 
     def body(port: int) -> str:
@@ -73,7 +78,8 @@ def test_an_opened_page_reaches_no_server(folder: Folder, pages: Pages, tmp_path
             return f"<meta http-equiv=refresh content='0; url={at}/refresh'><p>{words}"
         return HOSTILE.format(at=at, port=port, words=words)
 
-    # Given a stored page that tries everything, or one thing alone, and does so where nothing keeps it from that
+    # Given a stored page that tries everything, or one thing alone, and does so where nothing keeps
+    # it from that
     with listener() as (port, heard):
         plain = tmp_path / "plain.html"
         plain.write_text(body(port))

@@ -45,8 +45,11 @@ def test_scrape_shows_the_record_and_raw_gives_the_page(folder: Folder, site: Si
         ("/latin-reason", "http_503", 3),
     ],
 )
-def test_scrape_says_why_there_is_no_page(folder: Folder, site: Site, path: str, reason: str, attempts: int) -> None:
-    """A page that cannot be had gives its reason, after as many attempts as help, and exit code 1."""
+def test_scrape_says_why_there_is_no_page(
+    folder: Folder, site: Site, path: str, reason: str, attempts: int
+) -> None:
+    """A page that cannot be had gives its reason, after as many attempts as help, and exit code
+    1."""
     done = folder.crawler("scrape", site.url + path, "--json")
 
     facts = json.loads(done.stdout)
@@ -64,7 +67,9 @@ def test_a_servers_reason_phrase_is_cut(folder: Folder, site: Site) -> None:
     assert len(message) <= len("the server answered 404 ") + 100
 
 
-@pytest.mark.parametrize("path", ["/gzip", "/deflate", "/deflate-raw", "/br", "/zstd", "/gzip-gzip", "/chunked"])
+@pytest.mark.parametrize(
+    "path", ["/gzip", "/deflate", "/deflate-raw", "/br", "/zstd", "/gzip-gzip", "/chunked"]
+)
 def test_every_coding_is_read_and_stored_as_received(folder: Folder, site: Site, path: str) -> None:
     """The record comes from the decoded page, and `raw` gives the page back."""
     facts = json.loads(folder.crawler("scrape", site.url + path, "--json").stdout)
@@ -123,7 +128,19 @@ def test_status_of_an_empty_store_is_all_zeros(folder: Folder) -> None:
     """`status --json` has its whole shape with no job there."""
     folder.make_store()
     facts = folder.status()
-    shape = {"books", "jobs", "queues", "pids", "disk", "redis", "job_facts", "domains", "rate", "gateway", "trouble"}
+    shape = {
+        "books",
+        "jobs",
+        "queues",
+        "pids",
+        "disk",
+        "redis",
+        "job_facts",
+        "domains",
+        "rate",
+        "gateway",
+        "trouble",
+    }
     shape |= {"waits", "store", "unaccounted"}
     assert set(facts) == shape
     assert set(facts["books"].values()) == {0}
@@ -131,18 +148,25 @@ def test_status_of_an_empty_store_is_all_zeros(folder: Folder) -> None:
     assert facts["pids"]["workers"] == []
 
 
-@pytest.mark.parametrize(("form", "ending"), [("json", "json"), ("jsonl", "jsonl"), ("jsonl", "out")])
+@pytest.mark.parametrize(
+    ("form", "ending"), [("json", "json"), ("jsonl", "jsonl"), ("jsonl", "out")]
+)
 def test_export_writes_all_results(folder: Folder, site: Site, form: str, ending: str) -> None:
-    """Every result is in the file, in the documented shape; a file that cannot be written is a clear error."""
+    """Every result is in the file, in the documented shape; a file that cannot be written is a
+    clear error."""
     for n in range(3):
         folder.crawler("scrape", site.page(n))
     target = folder.path / f"results.{ending}"
 
     done = folder.crawler("results", "export", "--format", form, "--output", str(target))
-    refused = folder.crawler("results", "export", "--output", str(folder.path / "no" / "such" / "folder.json"))
+    refused = folder.crawler(
+        "results", "export", "--output", str(folder.path / "no" / "such" / "folder.json")
+    )
 
     text = target.read_text()
-    results = json.loads(text) if form == "json" else [json.loads(line) for line in text.splitlines()]
+    results = (
+        json.loads(text) if form == "json" else [json.loads(line) for line in text.splitlines()]
+    )
     assert done.stdout.strip() == f"Exported 3 results to {target}"
     assert [result["url"] for result in results] == [site.page(n) for n in range(3)]
     assert refused.returncode == 2
@@ -150,14 +174,18 @@ def test_export_writes_all_results(folder: Folder, site: Site, form: str, ending
 
 
 def test_export_writes_where_it_is_told_and_nowhere_else(folder: Folder, site: Site) -> None:
-    """`-` is stdout, a link is followed, a device or folder is refused, and so is an ending that names no format."""
+    """`-` is stdout, a link is followed, a device or folder is refused, and so is an ending that
+    names no format."""
     folder.crawler("scrape", site.page(1))
     real, link = folder.path / "real.jsonl", folder.path / "link.jsonl"
     link.symlink_to(real)
 
     shown = folder.crawler("results", "export", "--format", "jsonl", "--output", "-")
     linked = folder.crawler("results", "export", "--output", str(link))
-    refused = [folder.crawler("results", "export", "--output", name).returncode for name in ("x.doc", "x", "/dev/null")]
+    refused = [
+        folder.crawler("results", "export", "--output", name).returncode
+        for name in ("x.doc", "x", "/dev/null")
+    ]
 
     assert json.loads(shown.stdout)["url"] == site.page(1)
     assert linked.returncode == 0
@@ -207,12 +235,22 @@ def test_light_commands_do_not_load_the_heavy_libraries(folder: Folder) -> None:
         "print('LOADED', sorted({'celery', 'kombu', 'redis', 'fastapi', 'rich', 'psutil'} & set(sys.modules)))"
     )
     argv = [sys.executable, "-c", program]
-    done = subprocess.run(argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        argv,
+        cwd=folder.path,
+        env=folder.env,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     assert "LOADED []" in done.stdout
 
 
 @pytest.mark.parametrize("switch", [{"STANDALONE": "true"}, {"GATEWAY_SYNC": "disabled"}])
-def test_standalone_never_speaks_to_a_gateway(folder: Folder, site: Site, switch: dict[str, str]) -> None:
+def test_standalone_never_speaks_to_a_gateway(
+    folder: Folder, site: Site, switch: dict[str, str]
+) -> None:
     """With a Gateway configured and standalone mode on, a whole run makes no connection to it."""
     # Given a Gateway that notes every connection
     canary = socket.create_server(("127.0.0.1", 0))
@@ -228,10 +266,15 @@ def test_standalone_never_speaks_to_a_gateway(folder: Folder, site: Site, switch
             connection.close()
 
     threading.Thread(target=listen, daemon=True).start()
-    folder.env |= switch | {"GATEWAY_URL": f"http://127.0.0.1:{canary.getsockname()[1]}", "GATEWAY_TOKEN": "t"}
+    folder.env |= switch | {
+        "GATEWAY_URL": f"http://127.0.0.1:{canary.getsockname()[1]}",
+        "GATEWAY_TOKEN": "t",
+    }
 
     # When a job is run
-    done = folder.crawler("run", str(folder.write("p.txt", [site.page(n) for n in range(10)])), "--workers", "1")
+    done = folder.crawler(
+        "run", str(folder.write("p.txt", [site.page(n) for n in range(10)])), "--workers", "1"
+    )
     canary.close()
 
     # Then nothing came, and the results are held
@@ -257,15 +300,22 @@ def test_a_project_folder_with_spaces_works(tmp_path: Path, site: Site) -> None:
 
 def test_a_reader_that_leaves_is_no_failure(folder: Folder) -> None:
     """`… | head -1` ends quietly with 0, whatever the command."""
-    folder.crawler("bulk", "import", str(folder.write("a.txt", [f"http://127.0.0.1:9/{n}" for n in range(3000)])))
+    folder.crawler(
+        "bulk",
+        "import",
+        str(folder.write("a.txt", [f"http://127.0.0.1:9/{n}" for n in range(3000)])),
+    )
     for words in ("tasks list --limit 3000", "tasks list --json", "job list"):
         shell = f"{sys.executable} -m crawler {words} | true; exit ${{PIPESTATUS[0]}}"
-        done = subprocess.run(["bash", "-c", shell], cwd=folder.path, env=folder.env, capture_output=True, check=False)
+        done = subprocess.run(
+            ["bash", "-c", shell], cwd=folder.path, env=folder.env, capture_output=True, check=False
+        )
         assert (done.returncode, done.stderr) == (0, b""), words
 
 
 def test_names_from_outside_are_inert(folder: Folder) -> None:
-    """Escapes in a name reach no terminal, bytes that are no text are one clear line, and secrets are left out."""
+    """Escapes in a name reach no terminal, bytes that are no text are one clear line, and secrets
+    are left out."""
     escape = folder.crawler("job", "show", "ev\x1b]0;pwned\x07")
     strange = folder.crawler("bulk", "import", "q\udcff.txt")
     secret = folder.crawler("scrape", "http://usr:S3cret@127.0.0.1:xx/nope")
@@ -286,7 +336,8 @@ def test_a_file_whose_name_is_no_text_is_imported(folder: Folder) -> None:
 
 
 def test_an_opened_page_is_sealed(folder: Folder, pages: Pages) -> None:
-    """`raw --open` shows a page in a frame without rights, whatever stands in it; the page itself stays as it came."""
+    """`raw --open` shows a page in a frame without rights, whatever stands in it; the page itself
+    stays as it came."""
     body = '"></iframe><script>fetch("http://127.0.0.1:1/")</script><LINK rel=preconnect href=http://127.0.0.1:1>\xe9'
     words = "A parcel behind the mill, surveyed and drawn. " * 20
     pages.answers["/page"] = Answer(
@@ -299,7 +350,9 @@ def test_an_opened_page_is_sealed(folder: Folder, pages: Pages) -> None:
     outside, frame, inside = shown.partition('<iframe sandbox="" srcdoc="')
     assert frame
     assert "default-src 'none'" in outside
-    assert inside.startswith("&quot;&gt;&lt;/iframe&gt;&lt;script&gt;fetch(&quot;http://127.0.0.1:1/&quot;)")
+    assert inside.startswith(
+        "&quot;&gt;&lt;/iframe&gt;&lt;script&gt;fetch(&quot;http://127.0.0.1:1/&quot;)"
+    )
     assert inside.count('"') == 1
     assert "link rel" not in inside.lower().replace("no-link rel", "")
     assert "é" in inside

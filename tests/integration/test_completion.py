@@ -19,7 +19,12 @@ def completed(folder: Folder, words: str, shell: str = "bash") -> list[str]:
     if shell == "fish":
         asks["COMP_CWORD"] = words.rsplit(" ", maxsplit=1)[-1]
     done = subprocess.run(
-        [str(PROGRAM)], cwd=folder.path, env=folder.env | asks, capture_output=True, text=True, check=False
+        [str(PROGRAM)],
+        cwd=folder.path,
+        env=folder.env | asks,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout.splitlines()
@@ -46,14 +51,18 @@ def test_bash_completes_commands_and_options(folder: Folder) -> None:
         cwd=folder.path, env=folder.env | {"PATH": path}, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
-    assert done.stdout.splitlines() == ["resume results", "verify", "--reason", "urgent"], done.stderr
+    assert done.stdout.splitlines() == ["resume results", "verify", "--reason", "urgent"], (
+        done.stderr
+    )
     assert not folder.data.exists()
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_get_names_with_their_help(folder: Folder, shell: str) -> None:
     """zsh and fish show a line on each command beside its name."""
-    told = "\n".join(completed(folder, "crawler ver", shell) + completed(folder, "crawler job ver", shell))
+    told = "\n".join(
+        completed(folder, "crawler ver", shell) + completed(folder, "crawler job ver", shell)
+    )
     script = folder.crawler("completion", shell)
 
     assert "verify" in told

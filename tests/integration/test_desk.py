@@ -1,4 +1,5 @@
-"""The operator's desk: jobs, tasks, retries, timelines, deadlines and the live view, through their commands."""
+"""The operator's desk: jobs, tasks, retries, timelines, deadlines and the live view, through their
+commands."""
 
 import fcntl
 import json
@@ -38,19 +39,25 @@ def crawl(folder: Folder, site: Site) -> Folder:
     (folder.path / "parcels.csv").write_text("url,parcel_id\n" + "\n".join(rows) + "\n")
     done = folder.crawler("run", "parcels.csv")
     assert done.returncode == 1, done.stderr
-    assert "Receipt: 7 rows = 6 new + 0 known + 1 rejected\n  6 tasks = 4 completed + 2 failed\n" in done.stdout
+    assert (
+        "Receipt: 7 rows = 6 new + 0 known + 1 rejected\n  6 tasks = 4 completed + 2 failed\n"
+        in done.stdout
+    )
     return folder
 
 
 def test_the_books_of_a_finished_job(crawled: Folder, site: Site) -> None:
-    """list, show and verify agree; verify is 0 because everything is accounted for, failures included."""
+    """list, show and verify agree; verify is 0 because everything is accounted for, failures
+    included."""
     listed = json.loads(crawled.crawler("job", "list", "--json").stdout)
     shown = crawled.crawler("job", "show", "parcels.csv").stdout
     verified = crawled.crawler("job", "verify", "parcels.csv", "--json")
 
     receipt = json.loads(verified.stdout)
     assert verified.returncode == 0
-    assert [(job["name"], job["state"], job["books"]["failed"]) for job in listed] == [("parcels.csv", "done", 2)]
+    assert [(job["name"], job["state"], job["books"]["failed"]) for job in listed] == [
+        ("parcels.csv", "done", 2)
+    ]
     assert "1 failed: http_404" in shown
     assert f"sha256 {receipt['checksum']}" in shown
     assert receipt["reasons"] == {"failed": {"http_404": 1, "http_500": 1}}
@@ -75,14 +82,17 @@ def test_retry_takes_only_what_has_failed(folder: Folder, site: Site) -> None:
     assert "1 tasks are still open" in open_.stdout
     assert resumed.returncode == 1
     after = site.hits()
-    assert {path: after[path] - before.get(path, 0) for path in after if after[path] != before.get(path, 0)} == {
-        "/status/500": 3
-    }
+    assert {
+        path: after[path] - before.get(path, 0)
+        for path in after
+        if after[path] != before.get(path, 0)
+    } == {"/status/500": 3}
     assert folder.crawler("job", "verify", "parcels.csv").returncode == 0
 
 
 def test_why_tells_the_whole_way(crawled: Folder, site: Site) -> None:
-    """File and line, queue, waits, attempts with worker, status, verdict, bytes and times, result, export, sync."""
+    """File and line, queue, waits, attempts with worker, status, verdict, bytes and times, result,
+    export, sync."""
     crawled.crawler("results", "export", "--output", "out.jsonl")
 
     good = crawled.crawler("why", site.page(2), "--json")
@@ -95,7 +105,11 @@ def test_why_tells_the_whole_way(crawled: Folder, site: Site) -> None:
     assert (steps["imported"]["line"], steps["imported"]["queue"]) == (4, "default")
     assert steps["imported"]["file"].endswith("parcels.csv")
     assert steps["claimed"]["waited_s"] >= 0
-    assert (steps["completed"]["attempt"], steps["completed"]["status"], steps["completed"]["verdict"]) == (
+    assert (
+        steps["completed"]["attempt"],
+        steps["completed"]["status"],
+        steps["completed"]["verdict"],
+    ) == (
         1,
         200,
         "ok",
@@ -116,10 +130,13 @@ def test_why_says_what_is_unknown(crawled: Folder) -> None:
 
 
 def test_pause_resume_and_cancel_in_a_running_stack(folder: Folder, site: Site) -> None:
-    """A paused job stands still while another goes on; resumed it goes on; cancelled it ends; the books balance."""
+    """A paused job stands still while another goes on; resumed it goes on; cancelled it ends; the
+    books balance."""
     # Given a stack with a slow job and another
     folder.crawler("up", "--workers", "2")
-    folder.crawler("bulk", "import", str(folder.write("slow.txt", [site.page(n, 0.5) for n in range(3000)])))
+    folder.crawler(
+        "bulk", "import", str(folder.write("slow.txt", [site.page(n, 0.5) for n in range(3000)]))
+    )
     folder.wait_until_completed(5, 30)
 
     # When the slow one is paused
@@ -127,7 +144,9 @@ def test_pause_resume_and_cancel_in_a_running_stack(folder: Folder, site: Site) 
     assert paused.returncode == 0, paused.stderr
     wait_for(lambda: not folder.books().processing, 20, "what was in flight")
     before = folder.books().completed
-    folder.crawler("bulk", "import", str(folder.write("other.txt", [site.page(n) for n in range(1000, 1020)])))
+    folder.crawler(
+        "bulk", "import", str(folder.write("other.txt", [site.page(n) for n in range(1000, 1020)]))
+    )
 
     # Then only the other goes on
     folder.wait_until_completed(before + 20, 30)
@@ -151,11 +170,16 @@ def test_pause_resume_and_cancel_in_a_running_stack(folder: Folder, site: Site) 
 
 
 def test_a_deadline_is_echoed_forecast_and_kept(folder: Folder, site: Site) -> None:
-    """What cannot be done in time is told at import and expires; `run` warns, ends then, and exits with 1."""
+    """What cannot be done in time is told at import and expires; `run` warns, ends then, and exits
+    with 1."""
     file = folder.write("auction.txt", [site.page(n, 0.5) for n in range(600)])
 
-    told = folder.crawler("bulk", "import", str(file), "--deadline", "2h30m", CRAWLER_TIMEZONE="Europe/Sofia")
-    done = folder.crawler("run", str(file), "--rate", "16/s", "--deadline", "12s", CRAWLER_TIMEZONE="Europe/Sofia")
+    told = folder.crawler(
+        "bulk", "import", str(file), "--deadline", "2h30m", CRAWLER_TIMEZONE="Europe/Sofia"
+    )
+    done = folder.crawler(
+        "run", str(file), "--rate", "16/s", "--deadline", "12s", CRAWLER_TIMEZONE="Europe/Sofia"
+    )
 
     assert "EET, in 2 h 30 min" in told.stderr
     assert "to spare" in told.stderr
@@ -168,7 +192,9 @@ def test_a_deadline_is_echoed_forecast_and_kept(folder: Folder, site: Site) -> N
     assert books.accepted == books.completed + books.expired
 
 
-@pytest.mark.parametrize("when", ["25:00", "soon", "2020-01-01", "0s", "", "9999999999d", "9999-12-31"])
+@pytest.mark.parametrize(
+    "when", ["25:00", "soon", "2020-01-01", "0s", "", "9999999999d", "9999-12-31"]
+)
 def test_a_deadline_that_is_none_is_refused(folder: Folder, when: str) -> None:
     """A bad or past time is code 2, and nothing is imported."""
     file = folder.write("a.txt", ["http://127.0.0.1:9/"])
@@ -179,7 +205,8 @@ def test_a_deadline_that_is_none_is_refused(folder: Folder, when: str) -> None:
 
 
 def test_the_live_view(crawled: Folder) -> None:
-    """Plain lines into a pipe, JSON lines with --json, a picture of at most 80 columns on a terminal."""
+    """Plain lines into a pipe, JSON lines with --json, a picture of at most 80 columns on a
+    terminal."""
     plain = crawled.start("crawler", "status", "--watch", "--interval", "0.2")
     wait_for(lambda: crawled.log(plain).count("all: 6/6 done, 2 failed") >= 2, 20, "two lines")
     lines = crawled.start("crawler", "status", "--watch", "--interval", "0.2", "--json")
@@ -193,7 +220,9 @@ def test_the_live_view(crawled: Folder) -> None:
     parts: list[str] = []
 
     def look() -> None:
-        while live.poll() is None:  # to its end: a terminal that nobody reads from stops who writes to it
+        while (
+            live.poll() is None
+        ):  # to its end: a terminal that nobody reads from stops who writes to it
             if select.select([screen], [], [], 0.1)[0]:
                 parts.append(os.read(screen, 4096).decode())
 
@@ -205,7 +234,10 @@ def test_the_live_view(crawled: Folder) -> None:
     seen = "".join(parts)
 
     assert plain.wait(120) == 0
-    assert json.loads(crawled.log(lines).splitlines()[0])["job_facts"]["parcels.csv"]["state"] == "done"
+    assert (
+        json.loads(crawled.log(lines).splitlines()[0])["job_facts"]["parcels.csv"]["state"]
+        == "done"
+    )
     assert live.wait(120) == 0
     assert "parcels.csv" in seen
     os.close(screen)
@@ -213,7 +245,8 @@ def test_the_live_view(crawled: Folder) -> None:
 
 
 def test_a_disk_that_fills_up_pauses_the_work(folder: Folder, pages: Pages) -> None:
-    """Below CRAWLER_MIN_FREE nothing more is claimed, `status` and the log say so; with room again work goes on."""
+    """Below CRAWLER_MIN_FREE nothing more is claimed, `status` and the log say so; with room again
+    work goes on."""
     # Given a stack that wants almost all the room there is
     free = shutil.disk_usage(folder.path).free
     ballast = min(2_000_000_000, free // 4)
@@ -243,7 +276,8 @@ def test_a_disk_that_fills_up_pauses_the_work(folder: Folder, pages: Pages) -> N
 
 
 def test_a_worker_that_does_not_consume_is_started_again(folder: Folder, site: Site) -> None:
-    """A parent that lives but delivers no messages is ended by its children, and the supervisor starts another."""
+    """A parent that lives but delivers no messages is ended by its children, and the supervisor
+    starts another."""
     # Given a stack whose worker stands still while its children live
     folder.env["CRAWLER_STALL_S"] = "3"
     folder.crawler("up", "--workers", "2")
@@ -252,7 +286,9 @@ def test_a_worker_that_does_not_consume_is_started_again(folder: Folder, site: S
     os.kill(before.pid, signal.SIGSTOP)
 
     # When there is work
-    folder.crawler("bulk", "import", str(folder.write("pages.txt", [site.page(n) for n in range(50)])))
+    folder.crawler(
+        "bulk", "import", str(folder.write("pages.txt", [site.page(n) for n in range(50)]))
+    )
 
     # Then another worker does it
     folder.wait_until_done(50, 60)
@@ -263,9 +299,12 @@ def test_a_worker_that_does_not_consume_is_started_again(folder: Folder, site: S
 
 
 def test_old_keys_in_redis_expire(folder: Folder, site: Site) -> None:
-    """All that a crawl and a single scrape leave in Redis has an end, but for Celery's own bindings."""
+    """All that a crawl and a single scrape leave in Redis has an end, but for Celery's own
+    bindings."""
     folder.crawler("up", "--workers", "1")
-    folder.crawler("bulk", "import", str(folder.write("pages.txt", [site.page(n) for n in range(20)])))
+    folder.crawler(
+        "bulk", "import", str(folder.write("pages.txt", [site.page(n) for n in range(20)]))
+    )
     assert folder.crawler("scrape", site.page(99)).returncode == 0
     folder.wait_until_done(21, 30)
     client = folder.redis()
@@ -273,7 +312,9 @@ def test_old_keys_in_redis_expire(folder: Folder, site: Site) -> None:
 
     keys = {key.decode(): client.ttl(key) for number in (0, 1) for key in _keys(client, number)}
 
-    assert [key for key, ttl in keys.items() if ttl == -1 and not key.startswith(("_kombu", "unacked"))] == []
+    assert [
+        key for key, ttl in keys.items() if ttl == -1 and not key.startswith(("_kombu", "unacked"))
+    ] == []
 
 
 def _keys(client: object, number: int) -> list[bytes]:
@@ -283,14 +324,23 @@ def _keys(client: object, number: int) -> list[bytes]:
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])
 def test_a_store_of_an_earlier_schema_goes_on(folder: Folder, site: Site, version: int) -> None:
-    """It is backed up, migrated, and its open tasks are done; what was collected stays as it was."""
-    # Given a data folder as an earlier version left it in the middle of a crawl, two tasks in a killed worker's hands
-    with tarfile.open(Path(__file__).parents[1] / "fixtures" / f"schema-{version}.tar.gz") as archive:
+    """It is backed up, migrated, and its open tasks are done; what was collected stays as it
+    was."""
+    # Given a data folder as an earlier version left it in the middle of a crawl, two tasks in a
+    # killed worker's hands
+    with tarfile.open(
+        Path(__file__).parents[1] / "fixtures" / f"schema-{version}.tar.gz"
+    ) as archive:
         archive.extractall(folder.path, filter="data")
     with apsw.Connection(str(folder.data / "lpm.db")) as old:
         count = len(old.execute("SELECT id FROM tasks").fetchall())
-        [(base,)] = old.execute("SELECT substr(url, 1, instr(url, '/status') - 1) FROM tasks WHERE status = 'failed'")
-        old.execute("UPDATE tasks SET url = replace(url, ?, ?) WHERE status <> 'completed'", (base, site.url))
+        [(base,)] = old.execute(
+            "SELECT substr(url, 1, instr(url, '/status') - 1) FROM tasks WHERE status = 'failed'"
+        )
+        old.execute(
+            "UPDATE tasks SET url = replace(url, ?, ?) WHERE status <> 'completed'",
+            (base, site.url),
+        )
         kept = old.execute("SELECT task, record, body_sha256 FROM results ORDER BY 1").fetchall()
     old.close()
 
@@ -304,7 +354,12 @@ def test_a_store_of_an_earlier_schema_goes_on(folder: Folder, site: Site, versio
     books = folder.books()
     assert (books.accepted, books.completed, books.failed) == (count, count - 1, 1)
     with apsw.Connection(str(folder.data / "lpm.db")) as new:
-        assert new.execute("SELECT task, record, body_sha256 FROM results ORDER BY 1").fetchall()[: len(kept)] == kept
+        assert (
+            new.execute("SELECT task, record, body_sha256 FROM results ORDER BY 1").fetchall()[
+                : len(kept)
+            ]
+            == kept
+        )
     new.close()
     backup = apsw.Connection(str(folder.data / f"lpm.db.v{version}.bak"))
     assert backup.pragma("user_version") == version
@@ -316,7 +371,9 @@ def test_a_store_of_an_earlier_schema_goes_on(folder: Folder, site: Site, versio
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_bundle_of_an_earlier_version_is_taken_in(folder: Folder, version: int) -> None:
     """Results that a program before this one has bundled are stored, each once."""
-    with tarfile.open(Path(__file__).parents[1] / "fixtures" / f"schema-{version}.tar.gz") as archive:
+    with tarfile.open(
+        Path(__file__).parents[1] / "fixtures" / f"schema-{version}.tar.gz"
+    ) as archive:
         archive.extract("bundle.tar.zst", folder.path, filter="data")
 
     first = folder.crawler("results", "unbundle", "bundle.tar.zst")
@@ -328,15 +385,22 @@ def test_a_bundle_of_an_earlier_version_is_taken_in(folder: Folder, version: int
 
 
 @pytest.mark.parametrize("noted", [True, False])
-def test_files_of_an_earlier_schema_are_read_again_without_doubling_a_row(folder: Folder, noted: bool) -> None:
-    """A job of two files that an earlier version imported: reading them again changes nothing, a third one counts."""
-    # Given two files whose rows share lines and pages, and how a schema that told them apart by their lines had them
+def test_files_of_an_earlier_schema_are_read_again_without_doubling_a_row(
+    folder: Folder, noted: bool
+) -> None:
+    """A job of two files that an earlier version imported: reading them again changes nothing, a
+    third one counts."""
+    # Given two files whose rows share lines and pages, and how a schema that told them apart by
+    # their lines had them
     with tarfile.open(Path(__file__).parents[1] / "fixtures" / "schema-5.tar.gz") as archive:
         archive.extractall(folder.path, filter="data")
     if not noted:  # as schema 4 and earlier ones, which knew a job's files only by its tasks
         with apsw.Connection(str(folder.data / "lpm.db")) as old:
             old.execute("DELETE FROM imports")
-            old.execute("UPDATE tasks SET source_file = replace(source_file, '/srv/auction', ?)", (str(folder.path),))
+            old.execute(
+                "UPDATE tasks SET source_file = replace(source_file, '/srv/auction', ?)",
+                (str(folder.path),),
+            )
         old.close()
     before = json.loads(folder.crawler("job", "verify", "auction", "--json").stdout)
     assert (before["rows"], before["known"], before["rejected"]) == (5, 1, 1)
@@ -355,7 +419,8 @@ def test_files_of_an_earlier_schema_are_read_again_without_doubling_a_row(folder
 
 
 def test_a_store_is_not_migrated_under_the_hands_of_an_older_program(folder: Folder) -> None:
-    """While a process of the older version has the store, nothing of it is changed; afterwards it is migrated."""
+    """While a process of the older version has the store, nothing of it is changed; afterwards it
+    is migrated."""
     # Given a store of an earlier schema that some process shares, as every user of a store does
     with tarfile.open(Path(__file__).parents[1] / "fixtures" / "schema-4.tar.gz") as archive:
         archive.extractall(folder.path, filter="data")

@@ -24,7 +24,8 @@ def findings(folder: Folder, *args: str, code: int = 0) -> list[dict[str, Any]]:
 
 
 def test_a_running_stack_is_well_and_stays_so(folder: Folder, pages: Pages) -> None:
-    """In the middle of a crawl nothing is wrong, --repair touches nothing, and the crawl ends as it would have."""
+    """In the middle of a crawl nothing is wrong, --repair touches nothing, and the crawl ends as it
+    would have."""
     # Given a crawl in the middle, with pages that do not answer yet
     urls, answering = pages.parcels(300), threading.Event()
     pages.hold(60, until=answering)
@@ -47,7 +48,10 @@ def test_a_running_stack_is_well_and_stays_so(folder: Folder, pages: Pages) -> N
         "redis",
     }
     assert not [finding for finding in found if finding["state"] in ("wrong", "mended")]
-    assert any("the stack is up" in finding["detail"] and "2 children" in finding["detail"] for finding in found)
+    assert any(
+        "the stack is up" in finding["detail"] and "2 children" in finding["detail"]
+        for finding in found
+    )
     [refused] = [finding for finding in mending if finding["state"] == "wrong"]
     assert (refused["check"], refused["fix"]) == ("repair", "python -m crawler down")
 
@@ -60,7 +64,8 @@ def test_a_running_stack_is_well_and_stays_so(folder: Folder, pages: Pages) -> N
 
 
 def test_a_redis_that_throws_work_away(folder: Folder, redis_url: str) -> None:
-    """An eviction policy is wrong, and the command that sets it right is printed; keys of others are a note."""
+    """An eviction policy is wrong, and the command that sets it right is printed; keys of others
+    are a note."""
     folder.env["REDIS_URL"] = redis_url
     client: redis.Redis = folder.redis()
     client.flushall()
@@ -88,11 +93,14 @@ def test_a_redis_that_is_away(folder: Folder) -> None:
 
 
 def test_a_store_after_an_accident(folder: Folder) -> None:
-    """Noise in the middle of lpm.db and of a segment: a command later every result is there; one page is missed."""
+    """Noise in the middle of lpm.db and of a segment: a command later every result is there; one
+    page is missed."""
     # Given results, and an accident
     lpm = folder.lpm()
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(300)])
-    lpm.save_result(*(done(task, record={"title": task.url}) for task in lpm.get_next_pending("owner", 300)))
+    lpm.save_result(
+        *(done(task, record={"title": task.url}) for task in lpm.get_next_pending("owner", 300))
+    )
     before = list(lpm.results())
     lpm.close()
     [segment] = (folder.data / "raw").glob("*.warc.gz")
@@ -110,7 +118,9 @@ def test_a_store_after_an_accident(folder: Folder) -> None:
     assert "→ python -m crawler doctor --repair" in examined.stdout
     assert "Traceback" not in examined.stderr + mended.stderr
     after = folder.results()
-    assert {result["url"]: result["data"] for result in after} == {result["url"]: result["data"] for result in before}
+    assert {result["url"]: result["data"] for result in after} == {
+        result["url"]: result["data"] for result in before
+    }
     assert [result["url"] for result in after if result["raw"] is None] == [hit["url"]]
     assert hit["url"] in mended.stdout
     page = folder.crawler("raw", hit["url"])
@@ -119,7 +129,9 @@ def test_a_store_after_an_accident(folder: Folder) -> None:
     assert folder.crawler("doctor").returncode == 0
 
 
-@pytest.mark.parametrize("damaged", ["record = '{'", "record = '[]'", "record = cast(x'7bff' AS TEXT)"])
+@pytest.mark.parametrize(
+    "damaged", ["record = '{'", "record = '[]'", "record = cast(x'7bff' AS TEXT)"]
+)
 def test_a_result_that_cannot_be_read(folder: Folder, damaged: str) -> None:
     """A command that meets a damaged record says so in a line, and the doctor sees it too."""
     lpm = folder.lpm()
@@ -145,8 +157,10 @@ def damage(path: Path, offset: int, length: int) -> None:
 
 
 def test_lost_results_are_made_again_from_their_pages(folder: Folder, pages: Pages) -> None:
-    """Results that went with a damaged page of lpm.db come back from raw/, also after their job's deadline."""
-    # Given a job that ended in time, its deadline since passed, and a ledger that lost results; pending/ is empty
+    """Results that went with a damaged page of lpm.db come back from raw/, also after their job's
+    deadline."""
+    # Given a job that ended in time, its deadline since passed, and a ledger that lost results;
+    # pending/ is empty
     file = folder.write("parcels.txt", pages.parcels(60))
     assert folder.crawler("run", str(file), "--deadline", "1h").returncode == 0
     change(folder.data, "UPDATE tasks SET deadline = 1000")
@@ -167,13 +181,16 @@ def test_lost_results_are_made_again_from_their_pages(folder: Folder, pages: Pag
     after = {result["task_id"]: result for result in folder.results()}
     assert after.keys() == before.keys()
     for name in ("data", "url", "final_url", "raw", "raw_html_hash", "site", "parser", "verdict"):
-        assert {key: result[name] for key, result in after.items()} == {key: r[name] for key, r in before.items()}
+        assert {key: result[name] for key, result in after.items()} == {
+            key: r[name] for key, r in before.items()
+        }
     assert folder.books().completed == 60
     assert folder.crawler("resume").returncode == 0
     assert folder.crawler("job", "verify", "parcels.txt").returncode == 0
     assert len(pages.paths()) == asked
     [(lost,), *_] = ledger(
-        folder.data, "SELECT task_id FROM tasks JOIN events ON task = tasks.id WHERE kind = 'result lost'"
+        folder.data,
+        "SELECT task_id FROM tasks JOIN events ON task = tasks.id WHERE kind = 'result lost'",
     )
     assert "again from the stored page" in folder.crawler("why", str(lost)).stdout
     assert folder.crawler("doctor").returncode == 0

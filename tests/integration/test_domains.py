@@ -26,8 +26,21 @@ def test_domains_shows_limits_and_troubles(folder: Folder, permit: RedisRateLimi
     """Those in trouble come first, with the reason and the time; the same as facts with --json."""
     rule = Rule(interval_s=0.05, at_a_time=8)
     empty = folder.crawler("domains")
-    permit.ask([Ask(domain="a.example", rule=rule), Ask(domain="b.example", rule=Rule(interval_s=30))])
-    permit.report([Report(domain="b.example", rule=rule, slots=0, crawl_delay_s=45, retry_after_s=120, good=False)])
+    permit.ask(
+        [Ask(domain="a.example", rule=rule), Ask(domain="b.example", rule=Rule(interval_s=30))]
+    )
+    permit.report(
+        [
+            Report(
+                domain="b.example",
+                rule=rule,
+                slots=0,
+                crawl_delay_s=45,
+                retry_after_s=120,
+                good=False,
+            )
+        ]
+    )
     permit.report([Report(domain="z.example", rule=Rule(), slots=0, block="captcha")] * 2)
     shown = folder.crawler("domains")
     facts = json.loads(folder.crawler("domains", "list", "--json").stdout)

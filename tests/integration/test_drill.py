@@ -25,7 +25,8 @@ def get(base: str, path: str) -> tuple[int, bytes]:
 
 
 def test_drill_pages_fail_once_and_are_counted() -> None:
-    """A drill's page fails as planned at its first request only; the site tells at its end how often it was asked."""
+    """A drill's page fails as planned at its first request only; the site tells at its end how
+    often it was asked."""
     site = running_site()
     with site as base:
         assert get(base, "/drill/0/ok/1")[0] == 200
@@ -37,8 +38,11 @@ def test_drill_pages_fail_once_and_are_counted() -> None:
 
 
 def test_the_same_seed_gives_the_same_strikes() -> None:
-    """A seed stands for strikes and faults; five strikes are of every kind, and lie in order inside the run."""
-    first, again, other = (plan(seed=seed, pages=1000, kills=5, latency_ms=0, faults=0.1) for seed in (1, 1, 2))
+    """A seed stands for strikes and faults; five strikes are of every kind, and lie in order inside
+    the run."""
+    first, again, other = (
+        plan(seed=seed, pages=1000, kills=5, latency_ms=0, faults=0.1) for seed in (1, 1, 2)
+    )
     assert first == again != other
     assert {strike.kind for strike in first.strikes} == {"child", "worker", "redis", "flushall"}
     dues = [strike.due for strike in first.strikes]
@@ -48,10 +52,19 @@ def test_the_same_seed_gives_the_same_strikes() -> None:
 
 
 def test_the_verdict_names_what_is_wrong() -> None:
-    """5 for what is lost or unaccounted for, 1 for what came twice or was fetched too often; a line says which."""
+    """5 for what is lost or unaccounted for, 1 for what came twice or was fetched too often; a line
+    says which."""
 
     def score(*strikes: Strike, **counts: int) -> tuple[int, str]:
-        facts = {"seed": 1, "pages": 9, "latency_ms": 0, "workers": 1, "folder": "", "samples": 3, "strikes": strikes}
+        facts = {
+            "seed": 1,
+            "pages": 9,
+            "latency_ms": 0,
+            "workers": 1,
+            "folder": "",
+            "samples": 3,
+            "strikes": strikes,
+        }
         found = msgspec.convert(facts | counts, Score)
         return found.exit_code, found.verdict
 
@@ -65,11 +78,24 @@ def test_the_verdict_names_what_is_wrong() -> None:
 
 
 def test_drill_gives_consistent_facts_and_leaves_nothing(folder: Folder) -> None:
-    """A drill strikes as its seed says, loses nothing, adds up, and leaves no process and no file but its folder."""
+    """A drill strikes as its seed says, loses nothing, adds up, and leaves no process and no file
+    but its folder."""
     # Given a seed that kills a worker and a child, and a Redis address that is not to be used
     (folder.path / "tmp").mkdir()
     folder.env |= {"CRAWLER_DATA_DIR": str(folder.data), "TMPDIR": str(folder.path / "tmp")}
-    options = ["--pages", "200", "--kills", "2", "--workers", "2", "--seed", "23", "--latency", "20", "--json"]
+    options = [
+        "--pages",
+        "200",
+        "--kills",
+        "2",
+        "--workers",
+        "2",
+        "--seed",
+        "23",
+        "--latency",
+        "20",
+        "--json",
+    ]
 
     # When
     done = folder.crawler("drill", *options, REDIS_URL="redis://127.0.0.1:1/0")
@@ -89,7 +115,12 @@ def test_drill_gives_consistent_facts_and_leaves_nothing(folder: Folder) -> None
     assert facts["in_flight"] == sum(strike["in_flight"] for strike in facts["strikes"])
     assert facts["requests"] == 200 + 20 + facts["extra_fetches"]
     assert 0 <= facts["extra_fetches"] <= facts["in_flight"]
-    assert (facts["lost"], facts["twice"], facts["unbalanced"], facts["planned_retries"]) == (0, 0, 0, 20)
+    assert (facts["lost"], facts["twice"], facts["unbalanced"], facts["planned_retries"]) == (
+        0,
+        0,
+        0,
+        20,
+    )
     assert facts["samples"] > 5
 
     # And nothing is left
@@ -100,7 +131,8 @@ def test_drill_gives_consistent_facts_and_leaves_nothing(folder: Folder) -> None
 
 
 def test_drill_terminated_then_typed_again(folder: Folder) -> None:
-    """While one drill runs a second is refused; SIGTERM leaves no process; the next one shows 80 columns at most."""
+    """While one drill runs a second is refused; SIGTERM leaves no process; the next one shows 80
+    columns at most."""
     # Given a drill in the middle
     folder.env["CRAWLER_DATA_DIR"] = str(folder.data)
     first = folder.start("crawler", "drill", "--pages", "3000", "--kills", "20", "--workers", "2")
@@ -115,7 +147,9 @@ def test_drill_terminated_then_typed_again(folder: Folder) -> None:
     assert "a drill is running already" in second.stderr
     assert first.wait(120) == 143
     assert left_behind(folder) == []
-    third = folder.crawler("drill", "--pages", "40", "--kills", "1", "--workers", "2", "--faults", "0")
+    third = folder.crawler(
+        "drill", "--pages", "40", "--kills", "1", "--workers", "2", "--faults", "0"
+    )
     assert third.returncode == 0, third.stderr
     assert "\nNothing lost, nothing twice.\n" in third.stdout
     assert "Scrapy 2.19.0" in third.stdout

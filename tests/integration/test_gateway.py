@@ -50,11 +50,18 @@ class Caller:
         self.address = gateway.url.removeprefix("http://")
         self.headers = {"X-Worker-Token": gateway.token, "X-Worker-ID": name}
 
-    def call(self, method: str, path: str, body: bytes | None = None, **headers: str | None) -> Answer:
+    def call(
+        self, method: str, path: str, body: bytes | None = None, **headers: str | None
+    ) -> Answer:
         """Make a call; a header of None is left out."""
         sent = self.headers | {name.replace("_", "-"): value for name, value in headers.items()}
         with closing(http.client.HTTPConnection(self.address, timeout=120)) as connection:
-            connection.request(method, path, body, {name: value for name, value in sent.items() if value is not None})
+            connection.request(
+                method,
+                path,
+                body,
+                {name: value for name, value in sent.items() if value is not None},
+            )
             answer = connection.getresponse()
             return Answer(answer.status, answer.headers, answer.read())
 
@@ -66,10 +73,18 @@ class Caller:
         """Deliver results."""
         return self.call("POST", "/internal/results", json.dumps(results).encode(), **headers)
 
-    def upload(self, name: str, content: bytes, metadata: str | None = None, **headers: str) -> Answer:
+    def upload(
+        self, name: str, content: bytes, metadata: str | None = None, **headers: str
+    ) -> Answer:
         """Upload a raw file."""
-        about = json.dumps({"sha256": hashlib.sha256(content).hexdigest()}) if metadata is None else metadata
-        return self.call("POST", "/internal/raw-files", multipart(name, content, about), **(MULTIPART | headers))
+        about = (
+            json.dumps({"sha256": hashlib.sha256(content).hexdigest()})
+            if metadata is None
+            else metadata
+        )
+        return self.call(
+            "POST", "/internal/raw-files", multipart(name, content, about), **(MULTIPART | headers)
+        )
 
 
 MULTIPART = {"Content_Type": f"multipart/form-data; boundary={BOUNDARY}"}
@@ -115,7 +130,8 @@ def unchanged(gateway: Gateway) -> bool:
 
 
 def test_a_day_of_work(gateway: Gateway) -> None:
-    """Work is handed out, pages and results come in, a failure is noted, and everything adds up in the end."""
+    """Work is handed out, pages and results come in, a failure is noted, and everything adds up in
+    the end."""
     gateway.import_tasks(rows(3))
     worker, page = Caller(gateway), b"<!doctype html><p>123"
     sha256 = hashlib.sha256(page).hexdigest()
@@ -124,8 +140,12 @@ def test_a_day_of_work(gateway: Gateway) -> None:
     kept = worker.upload("desk-1-t-0.html", page).json
     stored = worker.deliver({"task_id": "t-0", "data": {"n": 1}, "raw_html_hash": sha256})
     completed = worker.call("POST", "/internal/tasks/t-1/complete")
-    failed = worker.call("POST", "/internal/tasks/t-2/fail", b'{"reason": "gone", "error_type": "http_404"}')
-    beat = worker.call("POST", "/internal/heartbeat", b'{"active_tasks": 0, "queue": {"pending": 7}}')
+    failed = worker.call(
+        "POST", "/internal/tasks/t-2/fail", b'{"reason": "gone", "error_type": "http_404"}'
+    )
+    beat = worker.call(
+        "POST", "/internal/heartbeat", b'{"active_tasks": 0, "queue": {"pending": 7}}'
+    )
 
     assert [task["task_id"] for task in work["tasks"]] == ["t-0", "t-1", "t-2"]
     assert work["retry_after"] == 5
@@ -135,7 +155,10 @@ def test_a_day_of_work(gateway: Gateway) -> None:
     assert completed.json == {"success": True}
     assert failed.json == {"task_id": "t-2", "status": "reported"}
     assert beat.json == {"acknowledged": True, "commands": []}
-    assert {name: gateway.counts()[name] for name in ("available", "held", "completed", "failed", "raw_files")} == {
+    assert {
+        name: gateway.counts()[name]
+        for name in ("available", "held", "completed", "failed", "raw_files")
+    } == {
         "available": 0,
         "held": 0,
         "completed": 2,
@@ -146,12 +169,17 @@ def test_a_day_of_work(gateway: Gateway) -> None:
     assert result["raw_name"] == "desk-1-t-0.html"
     assert result["raw_seq"] < result["seq"]
     [known] = worker.call("GET", "/workers").json
-    assert (known["worker"], known["held"], known["heartbeat"]["queue"]["pending"]) == ("desk-1", 0, 7)
+    assert (known["worker"], known["held"], known["heartbeat"]["queue"]["pending"]) == (
+        "desk-1",
+        0,
+        7,
+    )
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", "open-sesame-8", "open-sesame-77", "\xe9"])
 def test_nobody_is_let_in_without_the_token(firm: Gateway, token: str | None) -> None:
-    """A wrong or missing token is answered with 401 in the contract's form, whatever else is wrong."""
+    """A wrong or missing token is answered with 401 in the contract's form, whatever else is
+    wrong."""
     worker = Caller(firm)
 
     for method, path in (
@@ -187,7 +215,9 @@ def test_nobody_is_let_in_without_the_token(firm: Gateway, token: str | None) ->
         ("/internal/work?capacity=5", {"Idempotency_Key": "k" * 201}),
     ],
 )
-def test_bad_requests_for_work_are_refused(firm: Gateway, path: str, headers: dict[str, str | None]) -> None:
+def test_bad_requests_for_work_are_refused(
+    firm: Gateway, path: str, headers: dict[str, str | None]
+) -> None:
     """A capacity, a platform or a name that cannot be is 422, and takes no task."""
     answer = Caller(firm).call("GET", path, None, **headers)
 
@@ -227,16 +257,27 @@ def test_results_that_are_no_array_are_refused(firm: Gateway, body: bytes) -> No
 
 
 def test_awkward_results_are_judged_one_by_one(gateway: Gateway) -> None:
-    """Deep nesting, absurd numbers and what is no text cost the result they are in, and no other."""
+    """Deep nesting, absurd numbers and what is no text cost the result they are in, and no
+    other."""
     deep = b'{"task_id": "deep", "data": ' + b'{"a":' * 150_000 + b"1" + b"}" * 150_001
-    parts = [b'{"task_id": "a", "data": {"n": 1e999}}', deep, b'{"task_id": "b", "data": {"\xff": 1}}']
-    parts += [b'{"task_id": "c", "data": {"n": ' + b"9" * 5000 + b"}}", b'{"task_id": "a", "data": {"n": 2}}']
+    parts = [
+        b'{"task_id": "a", "data": {"n": 1e999}}',
+        deep,
+        b'{"task_id": "b", "data": {"\xff": 1}}',
+    ]
+    parts += [
+        b'{"task_id": "c", "data": {"n": ' + b"9" * 5000 + b"}}",
+        b'{"task_id": "a", "data": {"n": 2}}',
+    ]
     parts += [b'{"task_id": "\\ud800", "data": {}}', b'{"task_id": "a", "data": {"n": NaN}}']
 
     answer = Caller(gateway).call("POST", "/internal/results", b"[" + b",".join(parts) + b"]").json
 
     assert (answer["inserted"], answer["updated"], answer["failed"]) == (2, 1, 4)
-    assert {result["task_id"]: result["applied"] for result in gateway.results()} == {"a": 2, "c": 1}
+    assert {result["task_id"]: result["applied"] for result in gateway.results()} == {
+        "a": 2,
+        "c": 1,
+    }
 
 
 def test_too_many_results_are_refused(firm: Gateway) -> None:
@@ -285,7 +326,8 @@ def is_read(connection: socket.socket) -> bool:
     queues = [
         fields[4].split(":")
         for line in Path("/proc/net/tcp").read_text().splitlines()
-        if (fields := line.split())[1:3] and [fields[1][-5:], fields[2][-5:]] in (ports, ports[::-1])
+        if (fields := line.split())[1:3]
+        and [fields[1][-5:], fields[2][-5:]] in (ports, ports[::-1])
     ]
     return len(queues) == 2 and all(int(size, 16) == 0 for both in queues for size in both)
 
@@ -299,7 +341,11 @@ def test_a_body_over_the_limit_is_refused_while_it_comes(gateway: Gateway, annou
         ("/internal/results", b"[" + b" " * size + b"]", {}),
         ("/internal/raw-files", multipart("a.html", b"x" * size, "{}"), MULTIPART),
     ):
-        sent: Any = body if announced else iter([body[at : at + (1 << 20)] for at in range(0, len(body), 1 << 20)])
+        sent: Any = (
+            body
+            if announced
+            else iter([body[at : at + (1 << 20)] for at in range(0, len(body), 1 << 20)])
+        )
         answer = worker.call("POST", path, sent, **headers)
 
         assert (answer.status, answer.json["error"]["code"]) == (413, "TOO_LARGE")
@@ -325,7 +371,9 @@ def test_a_body_over_the_limit_is_refused_while_it_comes(gateway: Gateway, annou
         ("a.html", '{"x": NaN}', "NaN"),
     ],
 )
-def test_a_raw_file_that_cannot_be_kept_says_why(firm: Gateway, name: str, metadata: str, reason: str) -> None:
+def test_a_raw_file_that_cannot_be_kept_says_why(
+    firm: Gateway, name: str, metadata: str, reason: str
+) -> None:
     """As the contract has it, a failure is 200 with a status of error and a message."""
     answer = Caller(firm).upload(name, b"<p>", metadata)
 
@@ -337,7 +385,9 @@ def test_a_raw_file_that_cannot_be_kept_says_why(firm: Gateway, name: str, metad
 def test_an_upload_that_is_none_is_refused(firm: Gateway) -> None:
     """Without its parts, or cut in the middle, it is a 4xx, and nothing is kept."""
     worker, whole = Caller(firm), multipart("a.html", b"<p>", "{}")
-    without_file = whole.replace(b'name="file"; filename="a.html"', b'name="other"; filename="a.html"')
+    without_file = whole.replace(
+        b'name="file"; filename="a.html"', b'name="other"; filename="a.html"'
+    )
 
     for body, headers in (
         (b"{}", {"Content_Type": "application/json"}),
@@ -355,7 +405,8 @@ def test_an_upload_that_is_none_is_refused(firm: Gateway) -> None:
 
 
 def test_contents_are_stored_once_and_names_stay(gateway: Gateway) -> None:
-    """Two names of one content are one file; again changes nothing; another content under a name is an error."""
+    """Two names of one content are one file; again changes nothing; another content under a name is
+    an error."""
     worker = Caller(gateway)
 
     for name, content in (("a.html", b"one"), ("b.html", b"one"), ("a.html", b"one")):
@@ -381,7 +432,8 @@ def file_limit(gateway: Gateway, size: int) -> Iterator[None]:
 
 
 def test_an_upload_that_finds_no_room_may_come_again(gateway: Gateway) -> None:
-    """It is 503 with Retry-After; nothing is left of it, and nothing of it was outside the store."""
+    """It is 503 with Retry-After; nothing is left of it, and nothing of it was outside the
+    store."""
     worker, content = Caller(gateway), b"x" * (4 << 20)
 
     with file_limit(gateway, 2 << 20):
@@ -402,12 +454,15 @@ def test_uploads_need_no_folder_for_temporary_files(tmp_path: Path) -> None:
 
 
 def test_the_health_is_that_of_the_disk(gateway: Gateway) -> None:
-    """While nothing can be written /health is 503, with and without the token; and 200 as soon as it can be."""
+    """While nothing can be written /health is 503, with and without the token; and 200 as soon as
+    it can be."""
     worker = Caller(gateway)
 
     with file_limit(gateway, 1):
         answer = worker.deliver({"task_id": "a", "data": {}})
-        sick = [worker.call("GET", "/health", X_Worker_Token=token) for token in (None, gateway.token)]
+        sick = [
+            worker.call("GET", "/health", X_Worker_Token=token) for token in (None, gateway.token)
+        ]
     well = worker.call("GET", "/health", X_Worker_Token=None)
 
     assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
@@ -418,7 +473,8 @@ def test_the_health_is_that_of_the_disk(gateway: Gateway) -> None:
 
 
 def test_answers_are_given_again_over_a_kill(gateway: Gateway) -> None:
-    """After kill -9, the keys of before get the same tasks, the same answer and the same commands again."""
+    """After kill -9, the keys of before get the same tasks, the same answer and the same commands
+    again."""
     gateway.import_tasks(rows(5))
     worker = Caller(gateway)
     tasks = worker.work(2, Idempotency_Key="w1")["tasks"]
@@ -440,7 +496,8 @@ def test_answers_are_given_again_over_a_kill(gateway: Gateway) -> None:
 
 
 def test_what_was_acknowledged_survives_kills(gateway: Gateway) -> None:
-    """Ten kill -9 at any moment of a stream of results and pages: each that was acknowledged is there, once."""
+    """Ten kill -9 at any moment of a stream of results and pages: each that was acknowledged is
+    there, once."""
     worker = Caller(gateway)
     results, pages = set(), set()
     for turn in range(10):
@@ -451,7 +508,9 @@ def test_what_was_acknowledged_survives_kills(gateway: Gateway) -> None:
             if worker.deliver({"task_id": name, "data": {"n": number}}).json["inserted"] == 1:
                 results.add(name)
         body = json.dumps([{"task_id": f"{turn}-lost", "data": {}}]).encode()
-        with closing(http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=120)) as connection:
+        with closing(
+            http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=120)
+        ) as connection:
             connection.request("POST", "/internal/results", body, worker.headers)
             gateway.kill()
         gateway.start()
@@ -515,7 +574,8 @@ def test_a_failure_without_proper_words_is_refused(firm: Gateway, body: bytes) -
 
 
 def test_what_does_not_exist_is_said_in_the_same_form(firm: Gateway) -> None:
-    """Unknown paths, wrong methods and a switch that was not asked for are errors of the contract's form."""
+    """Unknown paths, wrong methods and a switch that was not asked for are errors of the contract's
+    form."""
     worker = Caller(firm)
 
     for method, path, status in (
@@ -529,7 +589,8 @@ def test_what_does_not_exist_is_said_in_the_same_form(firm: Gateway) -> None:
 
 
 def test_faults_are_played_and_nothing_is_lost(tmp_path: Path) -> None:
-    """With a third of all exchanges failing in every way, a patient worker gets every task and delivers each once."""
+    """With a third of all exchanges failing in every way, a patient worker gets every task and
+    delivers each once."""
     with Gateway(tmp_path, faults=0.35, seed=11) as gateway:
         gateway.import_tasks(rows(150))
         worker = Caller(gateway)
@@ -537,7 +598,9 @@ def test_faults_are_played_and_nothing_is_lost(tmp_path: Path) -> None:
         got: dict[str, Any] = {}
         poll = 0
         while len(got) < 150:
-            work = patiently(worker, "GET", "/internal/work?capacity=10", Idempotency_Key=f"w{poll}")
+            work = patiently(
+                worker, "GET", "/internal/work?capacity=10", Idempotency_Key=f"w{poll}"
+            )
             got |= {task["task_id"]: task for task in work["tasks"]}
             poll += 1
         for name in got:
@@ -546,7 +609,14 @@ def test_faults_are_played_and_nothing_is_lost(tmp_path: Path) -> None:
 
         assert sorted(result["task_id"] for result in gateway.results()) == sorted(got)
         assert {result["applied"] for result in gateway.results()} == {1}
-        assert set(gateway.faults()) >= {"lost_answer", "reset", "error_before", "error_after", "garbage", "partial"}
+        assert set(gateway.faults()) >= {
+            "lost_answer",
+            "reset",
+            "error_before",
+            "error_after",
+            "garbage",
+            "partial",
+        }
         gateway.set_faults(0)
         before = gateway.faults()
         for _ in range(30):
@@ -557,22 +627,30 @@ def test_faults_are_played_and_nothing_is_lost(tmp_path: Path) -> None:
         assert "ASGI" not in log
 
 
-def patiently(worker: Caller, method: str, path: str, body: bytes | None = None, **headers: str) -> Any:
+def patiently(
+    worker: Caller, method: str, path: str, body: bytes | None = None, **headers: str
+) -> Any:
     """Make a call until its answer is one that can be believed."""
     while True:
         with suppress(OSError, http.client.HTTPException, ValueError):
             answer = worker.call(method, path, body, **headers)
             facts = answer.json
             good = answer.status == 200 and isinstance(facts, dict)
-            if good and (isinstance(facts.get("tasks"), list) or (facts.get("failed") == 0 and facts["errors"] == [])):
+            if good and (
+                isinstance(facts.get("tasks"), list)
+                or (facts.get("failed") == 0 and facts["errors"] == [])
+            ):
                 return facts
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_it_in_order(tmp_path: Path, number: int, code: int) -> None:
-    """It ends with the signal's code, with one line for its start and one for its end, and no word of the token."""
+    """It ends with the signal's code, with one line for its start and one for its end, and no word
+    of the token."""
     gateway = Gateway(tmp_path)
-    with closing(http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=120)) as idle:
+    with closing(
+        http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=120)
+    ) as idle:
         idle.request("GET", "/health")
         idle.getresponse().read()
 
@@ -586,9 +664,14 @@ def test_a_signal_ends_it_in_order(tmp_path: Path, number: int, code: int) -> No
 
 
 def test_a_signal_ends_it_whoever_is_in_its_way(tmp_path: Path) -> None:
-    """A lock of another process and an upload that hangs do not keep it from ending; both get a 503."""
+    """A lock of another process and an upload that hangs do not keep it from ending; both get a
+    503."""
     gateway = Gateway(tmp_path)
-    worker, upload, results = Caller(gateway), multipart("a.html", b"x" * 1000, "{}"), b'[{"task_id": "a", "data": {}}]'
+    worker, upload, results = (
+        Caller(gateway),
+        multipart("a.html", b"x" * 1000, "{}"),
+        b'[{"task_id": "a", "data": {}}]',
+    )
     with closing(apsw.Connection(str(gateway.store / "gateway.db"))) as other:
         other.execute("BEGIN IMMEDIATE")
         with (
@@ -620,12 +703,17 @@ serve(Path(sys.argv[1]), "t", host="127.0.0.1", port=0, lease_s=300, idle_s=30, 
 
 @contextmanager
 def child(folder: Path, files: int) -> Iterator[tuple[tuple[str, int], Path]]:
-    """A server that ends silent connections after half a second and may have so many files open; and its log."""
+    """A server that ends silent connections after half a second and may have so many files open;
+    and its log."""
     log = folder / "child.log"
     with log.open("wb") as out:
-        process = subprocess.Popen([sys.executable, "-c", SERVE, str(folder / "g"), str(files)], stderr=out)
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, str(folder / "g"), str(files)], stderr=out
+        )
     try:
-        found = wait_for(lambda: re.search(r"http://([\d.]+):(\d+)", log.read_text()), 30, "the server's address")
+        found = wait_for(
+            lambda: re.search(r"http://([\d.]+):(\d+)", log.read_text()), 30, "the server's address"
+        )
         yield (found[1], int(found[2])), log
     finally:
         process.terminate()
@@ -633,9 +721,13 @@ def child(folder: Path, files: int) -> Iterator[tuple[tuple[str, int], Path]]:
 
 
 def test_a_connection_that_says_nothing_is_ended(tmp_path: Path) -> None:
-    """No head, half a head, half a body: it is ended, and a line says so; one between two requests is not."""
+    """No head, half a head, half a body: it is ended, and a line says so; one between two requests
+    is not."""
     head = b"POST /internal/results HTTP/1.1\r\nHost: a\r\nX-Worker-Token: t\r\nX-Worker-ID: w\r\n"
-    with child(tmp_path, 500) as (address, log), closing(http.client.HTTPConnection(*address, timeout=120)) as idle:
+    with (
+        child(tmp_path, 500) as (address, log),
+        closing(http.client.HTTPConnection(*address, timeout=120)) as idle,
+    ):
         idle.request("GET", "/health")
         assert idle.getresponse().read() == b'{"status":"ok"}'
 
@@ -652,7 +744,8 @@ def test_a_connection_that_says_nothing_is_ended(tmp_path: Path) -> None:
 
 
 def test_there_are_only_so_many_connections(tmp_path: Path) -> None:
-    """Those beyond what the process may have open are ended at once, and a line says so; the others are served."""
+    """Those beyond what the process may have open are ended at once, and a line says so; the others
+    are served."""
     with child(tmp_path, 70) as (address, log), ExitStack() as stack:
         first = stack.enter_context(closing(http.client.HTTPConnection(*address, timeout=120)))
         for _ in range(3):
@@ -685,13 +778,18 @@ def test_connections_that_cannot_be_taken_are_one_line(gateway: Gateway) -> None
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    """No token, a port in use and a store that is served already are one line each, and exit code 2."""
+    """No token, a port in use and a store that is served already are one line each, and exit code
+    2."""
     with Gateway(tmp_path) as gateway:
         port = gateway.url.rpartition(":")[2]
         for args, token, reason in (
             (["--store", str(tmp_path / "x")], "", "GATEWAY_TOKEN"),
             (["--store", str(tmp_path / "x"), "--port", port], "secret", "cannot be listened"),
-            (["--store", str(tmp_path / "x"), "--host", "no such host"], "secret", "cannot be listened"),
+            (
+                ["--store", str(tmp_path / "x"), "--host", "no such host"],
+                "secret",
+                "cannot be listened",
+            ),
             (["--store", str(gateway.store), "--port", "0"], "secret", "serves"),
             (["--store", str(tmp_path / "x"), "--lease", "nan"], "secret", "must be a number"),
             (["--store", str(tmp_path / "x"), "--faults", "2"], "secret", "not in the range"),
@@ -716,7 +814,17 @@ def test_the_token_may_be_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "token.txt").write_text("from-a-file\n")
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "crawler", "gateway", "serve", "--store", str(tmp_path / "g"), "--port", "0"],
+        [
+            sys.executable,
+            "-m",
+            "crawler",
+            "gateway",
+            "serve",
+            "--store",
+            str(tmp_path / "g"),
+            "--port",
+            "0",
+        ],
         env=clean | {"GATEWAY_TOKEN_FILE": str(tmp_path / "token.txt")},
         stderr=subprocess.PIPE,
         text=True,
@@ -737,25 +845,37 @@ def test_the_token_may_be_in_a_file(tmp_path: Path) -> None:
 
 
 def test_files_of_every_kind_become_tasks(folder: Folder) -> None:
-    """CSV, JSON, JSONL, TXT and XLSX rows are taken in, bad ones are left out with line and reason, exit code 1."""
+    """CSV, JSON, JSONL, TXT and XLSX rows are taken in, bad ones are left out with line and reason,
+    exit code 1."""
     import xlsxwriter
 
-    table = [["Platform", "Parcel_ID", "state", "Priority", "colour"], ["beacon", "007", "FL", "1", "red"]]
+    table = [
+        ["Platform", "Parcel_ID", "state", "Priority", "colour"],
+        ["beacon", "007", "FL", "1", "red"],
+    ]
     with (folder.path / "a.csv").open("w", newline="") as out:
-        csv.writer(out, delimiter=";").writerows([*table, ["beacon", "8", "FL", "5", ""], ["", "9", "", "", ""]])
+        csv.writer(out, delimiter=";").writerows(
+            [*table, ["beacon", "8", "FL", "5", ""], ["", "9", "", "", ""]]
+        )
     with xlsxwriter.Workbook(folder.path / "b.xlsx") as book:
         sheet = book.add_worksheet()
         for number, cells in enumerate([table[0], ["qpublic", "9", "GA", "2", "blue"]]):
             sheet.write_row(number, 0, cells)
-    (folder.path / "c.json").write_text('[{"platform": "beacon", "parcel_id": 1.50, "extra": {"a": [1]}}]')
-    (folder.path / "d.jsonl").write_text('{"task_id": "d", "target": {"url": "http://a.example/d"}, "priority": 4}\n')
+    (folder.path / "c.json").write_text(
+        '[{"platform": "beacon", "parcel_id": 1.50, "extra": {"a": [1]}}]'
+    )
+    (folder.path / "d.jsonl").write_text(
+        '{"task_id": "d", "target": {"url": "http://a.example/d"}, "priority": 4}\n'
+    )
     (folder.path / "e.txt").write_text("http://a.example/e\nftp://a.example/\n")
 
     names = sorted(path.name for path in folder.path.iterdir())
     codes = {name: folder.crawler("gateway", "import", name).returncode for name in names}
 
     assert codes == {"a.csv": 1, "b.xlsx": 0, "c.json": 0, "d.jsonl": 0, "e.txt": 1}
-    rejects = [json.loads(line) for line in (folder.path / "a.csv.rejects.jsonl").read_text().splitlines()]
+    rejects = [
+        json.loads(line) for line in (folder.path / "a.csv.rejects.jsonl").read_text().splitlines()
+    ]
     assert [(reject["line"], reject["reason"]) for reject in rejects] == [
         (3, "the priority '5' is not a whole number from 1 to 4"),
         (4, "there is no url, nor a platform and a field that could give it"),
@@ -776,7 +896,9 @@ def test_files_of_every_kind_become_tasks(folder: Folder) -> None:
 
 def test_the_same_file_again_changes_nothing(folder: Folder) -> None:
     """Its rows are known, whether they have ids of their own or not."""
-    (folder.path / "a.csv").write_text("task_id,platform,parcel_id\nt-1,beacon,1\n,beacon,2\n,beacon,2\n")
+    (folder.path / "a.csv").write_text(
+        "task_id,platform,parcel_id\nt-1,beacon,1\n,beacon,2\n,beacon,2\n"
+    )
 
     first = json.loads(folder.crawler("gateway", "import", "a.csv", "--json").stdout)
     again = json.loads(folder.crawler("gateway", "import", "a.csv", "--json").stdout)
@@ -787,31 +909,44 @@ def test_the_same_file_again_changes_nothing(folder: Folder) -> None:
 
 
 def test_two_rows_of_a_file_do_not_share_a_task(folder: Folder) -> None:
-    """The second of an id is rejected where it says something else, each time; the first stays as it was."""
-    (folder.path / "a.csv").write_text("task_id,platform,parcel_id\nt-1,beacon,1\nt-1,beacon,2\nt-1,beacon,1\n")
+    """The second of an id is rejected where it says something else, each time; the first stays as
+    it was."""
+    (folder.path / "a.csv").write_text(
+        "task_id,platform,parcel_id\nt-1,beacon,1\nt-1,beacon,2\nt-1,beacon,1\n"
+    )
 
-    done = [json.loads(folder.crawler("gateway", "import", "a.csv", "--json").stdout) for _ in range(2)]
+    done = [
+        json.loads(folder.crawler("gateway", "import", "a.csv", "--json").stdout) for _ in range(2)
+    ]
 
     assert [(one["accepted"], one["known"], one["changed"], one["rejected"]) for one in done] == [
         (1, 1, 0, 1),
         (0, 2, 0, 1),
     ]
-    assert "'t-1' stands in an earlier row with another content" in (folder.path / "a.csv.rejects.jsonl").read_text()
+    assert (
+        "'t-1' stands in an earlier row with another content"
+        in (folder.path / "a.csv.rejects.jsonl").read_text()
+    )
 
 
 def test_a_row_that_says_something_else_changes_its_task(folder: Folder) -> None:
-    """As long as nobody works on it and it has no result; else the row is rejected with the reason."""
+    """As long as nobody works on it and it has no result; else the row is rejected with the
+    reason."""
     with Gateway(folder.path) as gateway:
         gateway.import_tasks(rows(2))
         Caller(gateway).work(1)
-        (folder.path / "a.csv").write_text("task_id,platform,parcel_id\nt-0,beacon,77\nt-1,beacon,77\nt-2,beacon,2\n")
+        (folder.path / "a.csv").write_text(
+            "task_id,platform,parcel_id\nt-0,beacon,77\nt-1,beacon,77\nt-2,beacon,2\n"
+        )
 
         done = folder.crawler("gateway", "import", "a.csv")
         listed = folder.crawler("gateway", "tasks").stdout.splitlines()
 
     assert done.returncode == 1
     assert done.stdout.splitlines()[0] == "3 rows: 1 new, 0 known, 1 changed, 1 rejected"
-    assert "'t-0' is known with another content" in (folder.path / "a.csv.rejects.jsonl").read_text()
+    assert (
+        "'t-0' is known with another content" in (folder.path / "a.csv.rejects.jsonl").read_text()
+    )
     assert listed == ["t-0  held by desk-1", "t-1  available", "t-2  available"]
 
 
@@ -826,7 +961,9 @@ def test_a_row_that_says_something_else_changes_its_task(folder: Folder) -> None
         ("a.csv", "", "empty"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_one_line(folder: Folder, name: str, text: str, reason: str) -> None:
+def test_a_file_that_cannot_be_used_is_one_line(
+    folder: Folder, name: str, text: str, reason: str
+) -> None:
     """It names the file and the reason, and exits with 2."""
     (folder.path / name).write_text(text)
 
@@ -837,7 +974,8 @@ def test_a_file_that_cannot_be_used_is_one_line(folder: Folder, name: str, text:
 
 
 def test_the_operators_commands(folder: Folder) -> None:
-    """While the server runs: workers are listed and told, failures given out again, results exported."""
+    """While the server runs: workers are listed and told, failures given out again, results
+    exported."""
     with Gateway(folder.path) as gateway:
         gateway.import_tasks(rows(2))
         worker = Caller(gateway)
@@ -851,15 +989,22 @@ def test_the_operators_commands(folder: Folder) -> None:
         unknown = folder.crawler("gateway", "tell", "desk-2", "pause")
         counted = folder.crawler("gateway", "status")
         failed = folder.crawler("gateway", "tasks", "--state", "failed")
-        every = [json.loads(line) for line in folder.crawler("gateway", "tasks", "--json").stdout.splitlines()]
+        every = [
+            json.loads(line)
+            for line in folder.crawler("gateway", "tasks", "--json").stdout.splitlines()
+        ]
         retried = json.loads(folder.crawler("gateway", "retry", "--json").stdout)
         tasks = worker.work()["tasks"]
         exported = folder.crawler("gateway", "results", "export", "--output", "out.jsonl")
         piped = folder.crawler("gateway", "results", "export", "-o", "-")
-        as_array = folder.crawler("gateway", "results", "export", "--output", "-", "--format", "json")
+        as_array = folder.crawler(
+            "gateway", "results", "export", "--output", "-", "--format", "json"
+        )
 
     assert told.stdout == "desk-1 will be told to pause at its next heartbeat\n"
-    assert re.fullmatch(r"desk-1  heard \d+ s ago, holds 0, delivered 1, is to pause\n", listed.stdout)
+    assert re.fullmatch(
+        r"desk-1  heard \d+ s ago, holds 0, delivered 1, is to pause\n", listed.stdout
+    )
     assert beat["commands"] == ["pause"]
     assert (unknown.returncode, "did you mean desk-1?" in unknown.stderr) == (2, True)
     assert counted.stdout.splitlines()[:2] == [
@@ -870,7 +1015,12 @@ def test_the_operators_commands(folder: Folder) -> None:
     assert [task["task_id"] for task in tasks] == ["t-0"]
     assert exported.stdout == "Exported 1 results to out.jsonl\n"
     [result] = [json.loads(line) for line in (folder.path / "out.jsonl").read_text().splitlines()]
-    assert (result["data"], result["late"], result["applied"], result["worker"]) == ({"owner": "Ä"}, True, 1, "desk-1")
+    assert (result["data"], result["late"], result["applied"], result["worker"]) == (
+        {"owner": "Ä"},
+        True,
+        1,
+        "desk-1",
+    )
     assert json.loads(as_array.stdout) == [result]
     assert json.loads(piped.stdout) == result
     assert failed.stdout == "t-0  failed by desk-1: gone (0 attempts)\n"
@@ -881,7 +1031,8 @@ def test_the_operators_commands(folder: Folder) -> None:
 
 
 def test_workers_that_are_gone_are_not_listed(folder: Folder) -> None:
-    """One that was silent for a day and holds nothing is left out unless --all is said; one that holds tasks is not."""
+    """One that was silent for a day and holds nothing is left out unless --all is said; one that
+    holds tasks is not."""
     store = folder.path / "gateway"
     with closing(Books(store, clock=lambda: time.time() - 90_000)) as books, books.writing():
         books.add(task(row, None, time.time()) for row in rows(1))
@@ -911,7 +1062,10 @@ def test_what_is_the_outputs_fault_is_not_the_stores(
     """A full device is named, with exit code 2; a reader that has gone is no error."""
     with closing(Books(folder.path / "gateway")) as books, books.writing():
         books.add(task(row, None, time.time()) for row in rows(5000))
-        books.deliver("w", incoming.results(json.dumps([{"task_id": "a", "data": {"x": "x" * 300_000}}]).encode()))
+        books.deliver(
+            "w",
+            incoming.results(json.dumps([{"task_id": "a", "data": {"x": "x" * 300_000}}]).encode()),
+        )
     if target == "pipe":
         reading, writing = os.pipe()
         os.close(reading)
@@ -934,8 +1088,15 @@ def test_what_is_the_outputs_fault_is_not_the_stores(
 
 
 def test_commands_without_a_store_say_so(folder: Folder) -> None:
-    """Where there is no store, nothing is made; where the database is not one, it is left as it is."""
-    for args in (("status",), ("workers",), ("retry",), ("tell", "w", "pause"), ("results", "export", "-o", "x.json")):
+    """Where there is no store, nothing is made; where the database is not one, it is left as it
+    is."""
+    for args in (
+        ("status",),
+        ("workers",),
+        ("retry",),
+        ("tell", "w", "pause"),
+        ("results", "export", "-o", "x.json"),
+    ):
         done = folder.crawler("gateway", *args)
         assert (done.returncode, "no Gateway's store" in done.stderr) == (2, True)
     assert not (folder.path / "gateway").exists()

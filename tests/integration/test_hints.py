@@ -1,4 +1,5 @@
-"""What a command proposes can be typed as it stands, and what does not exist is named with what does."""
+"""What a command proposes can be typed as it stands, and what does not exist is named with what
+does."""
 
 import ast
 import re
@@ -15,11 +16,15 @@ from tests.support.stack import Folder
 PACKAGE = Path(crawler.__file__).parent
 STORE = "the store's"
 """A name that a shell would take apart."""
-HINT = re.compile(r"python -m crawler --data-dir .*?(?=;|\)|, or|$| goes on| does| starts| tells| makes| has)", re.M)
+HINT = re.compile(
+    r"python -m crawler --data-dir .*?(?=;|\)|, or|$| goes on| does| starts| tells| makes| has)",
+    re.M,
+)
 
 
 def test_no_proposed_command_leaves_the_store_out() -> None:
-    """Every text that proposes a command gets its beginning from `program`, which names the store."""
+    """Every text that proposes a command gets its beginning from `program`, which names the
+    store."""
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text())
@@ -30,14 +35,21 @@ def test_no_proposed_command_leaves_the_store_out() -> None:
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
             if "python -m crawler " in f"{node.value} " and id(node) not in docs
         ]
-    # `program` itself, the name of the program in its usage, and a command for a container, which has its own store.
-    assert [text.partition(":")[0] for text in found] == ["cli/main.py", "config.py", "config.py", "db/kernel.py"]
+    # `program` itself, the name of the program in its usage, and a command for a container, which
+    # has its own store.
+    assert [text.partition(":")[0] for text in found] == [
+        "cli/main.py",
+        "config.py",
+        "config.py",
+        "db/kernel.py",
+    ]
     assert program(Path("/my store")) == "python -m crawler --data-dir '/my store'"
     assert program(environ={}) == "python -m crawler"
 
 
 def test_proposed_commands_work_as_typed(folder: Folder, site: Site) -> None:
-    """With a store and a job whose names need quotes, what is printed leads to the same store and the same job."""
+    """With a store and a job whose names need quotes, what is printed leads to the same store and
+    the same job."""
     file = folder.path / "it's a list.txt"
     file.write_text(f"{site.page(1)}\n{site.page(2)}\n")
     at = ("--data-dir", STORE)
@@ -66,7 +78,9 @@ def test_proposed_commands_work_as_typed(folder: Folder, site: Site) -> None:
             assert words[6:] == ["--skipped", "--reason", "cancelled", "--job", file.name]
 
 
-@pytest.mark.parametrize("command", ["status", "status --watch", "status --json", "resume", "results list", "job list"])
+@pytest.mark.parametrize(
+    "command", ["status", "status --watch", "status --json", "resume", "results list", "job list"]
+)
 def test_a_folder_without_a_store_is_an_error(folder: Folder, command: str) -> None:
     """No command takes a wrong folder for an empty store, and none makes a store there."""
     done = folder.crawler(*command.split())
@@ -78,7 +92,9 @@ def test_a_folder_without_a_store_is_an_error(folder: Folder, command: str) -> N
 
 def test_an_unknown_reason_names_those_there_are(folder: Folder, site: Site) -> None:
     """`tasks list` and `retry` tell a slip of the finger from a job without such failures."""
-    (folder.path / "few.txt").write_text(f"{site.page(1)}\n{site.url}/status/404\n{site.url}/status/410\n")
+    (folder.path / "few.txt").write_text(
+        f"{site.page(1)}\n{site.url}/status/404\n{site.url}/status/410\n"
+    )
     (folder.path / "good.txt").write_text(f"{site.page(3)}\n")
     assert folder.crawler("run", "few.txt").returncode == 1
     assert folder.crawler("run", "good.txt").returncode == 0
@@ -89,5 +105,8 @@ def test_an_unknown_reason_names_those_there_are(folder: Folder, site: Site) -> 
 
     for done in (listed, retried):
         assert done.returncode == 2
-        assert "no task has the reason 'http404'; the reasons there are: http_404 (1), http_410 (1)" in done.stderr
+        assert (
+            "no task has the reason 'http404'; the reasons there are: http_404 (1), http_410 (1)"
+            in done.stderr
+        )
     assert (none_here.returncode, none_here.stdout) == (0, "")

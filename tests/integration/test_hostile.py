@@ -1,4 +1,5 @@
-"""The unhurt client: every misbehaviour of the hostile site has its reason, and costs neither memory nor neighbours."""
+"""The unhurt client: every misbehaviour of the hostile site has its reason, and costs neither
+memory nor neighbours."""
 
 import asyncio
 import json
@@ -22,8 +23,19 @@ LONG_S, SHORT_S = 20.0, 3.0
 """What must come to an end by itself has long; what never ends is given up after a short time."""
 WHOLE = {
     *(f"/bad-header/{kind}" for kind in SLOPPY),
-    *(path for path in ODD if HOSTILE[path] == "ok" and path.startswith(("/odd/l", "/odd/v", "/odd/m", "/odd/chunk"))),
-    *("/odd/slop", "/odd/no-version", "/odd/no-headers", "/odd/status-text", "/odd/status-negative", "/odd/continue"),
+    *(
+        path
+        for path in ODD
+        if HOSTILE[path] == "ok" and path.startswith(("/odd/l", "/odd/v", "/odd/m", "/odd/chunk"))
+    ),
+    *(
+        "/odd/slop",
+        "/odd/no-version",
+        "/odd/no-headers",
+        "/odd/status-text",
+        "/odd/status-negative",
+        "/odd/continue",
+    ),
     *(
         "/odd/early-hints",
         "/odd/garbage-after",
@@ -31,10 +43,38 @@ WHOLE = {
         "/odd/fake-after-chunks",
         "/odd/fake-after-redirect",
     ),
-    *("/odd/coding-none", "/odd/coding-charset", "/odd/coding-unknown", "/odd/gzip-padding", "/odd/gzip-members"),
-    *("/odd/redirect-relative", "/odd/redirect-blanks", "/odd/refresh-header", "/odd/alt-svc", "/odd/1000-headers"),
-    *("/gzip", "/deflate", "/deflate-raw", "/br", "/zstd", "/gzip-gzip", "/no-length", "/half-close", "/late-fake"),
-    *("/redirect/10", "/redirect-user", "/huge-headers/100000", "/many-cookies/3000", "/flood/zero-chunks"),
+    *(
+        "/odd/coding-none",
+        "/odd/coding-charset",
+        "/odd/coding-unknown",
+        "/odd/gzip-padding",
+        "/odd/gzip-members",
+    ),
+    *(
+        "/odd/redirect-relative",
+        "/odd/redirect-blanks",
+        "/odd/refresh-header",
+        "/odd/alt-svc",
+        "/odd/1000-headers",
+    ),
+    *(
+        "/gzip",
+        "/deflate",
+        "/deflate-raw",
+        "/br",
+        "/zstd",
+        "/gzip-gzip",
+        "/no-length",
+        "/half-close",
+        "/late-fake",
+    ),
+    *(
+        "/redirect/10",
+        "/redirect-user",
+        "/huge-headers/100000",
+        "/many-cookies/3000",
+        "/flood/zero-chunks",
+    ),
     *("/flood/behind-page", "/odd/transfer-identity", "/odd/glued-reason", "/odd/html-as-image"),
 } - {"/odd/meta-refresh"}
 """What delivers page 1 to the last byte."""
@@ -67,7 +107,9 @@ async def outcome(made: Client, url: str, timeout_s: float) -> tuple[str, bytes]
     try:
         page = await made.fetch(Request(url=url, loopback=True, timeout_s=timeout_s))
     except FetchError as error:
-        return error.reason if error.message.isprintable() and len(error.message) < 500 else "unprintable", b""
+        return error.reason if error.message.isprintable() and len(
+            error.message
+        ) < 500 else "unprintable", b""
     return "ok", page.body
 
 
@@ -92,7 +134,8 @@ def test_there_are_enough_misbehaviours() -> None:
 
 
 def test_every_misbehaviour_has_its_reason_and_neighbours_do_not_notice(site: Site) -> None:
-    """Each comes to what the table says, sloppy ones to the whole page, while normal pages of the same client go on."""
+    """Each comes to what the table says, sloppy ones to the whole page, while normal pages of the
+    same client go on."""
 
     async def work() -> tuple[dict[str, tuple[str, bytes]], int]:
         async with client() as made:
@@ -107,7 +150,9 @@ def test_every_misbehaviour_has_its_reason_and_neighbours_do_not_notice(site: Si
 
     outcomes, good = asyncio.run(work())
 
-    wrong = {path: (got, HOSTILE[path]) for path, (got, _) in outcomes.items() if got != HOSTILE[path]}
+    wrong = {
+        path: (got, HOSTILE[path]) for path, (got, _) in outcomes.items() if got != HOSTILE[path]
+    }
     assert wrong == {}
     assert {path for path in WHOLE if outcomes[path][1] != parcel(1)} == set()
     assert good > 20
@@ -133,7 +178,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def peak(site: Site, kind: str) -> tuple[dict[str, str], int]:
-    """The outcomes of a process that fetches hostile or normal pages, and the most memory that it had."""
+    """The outcomes of a process that fetches hostile or normal pages, and the most memory that it
+    had."""
     command = [sys.executable, "-c", CHILD, site.url, kind]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     outcomes, size = done.stdout.splitlines()
@@ -141,7 +187,8 @@ def peak(site: Site, kind: str) -> tuple[dict[str, str], int]:
 
 
 def test_memory_stays_bounded(site: Site) -> None:
-    """Bombs, floods and endless heads, some at a time, need no more than those pages at a time could be large."""
+    """Bombs, floods and endless heads, some at a time, need no more than those pages at a time
+    could be large."""
     _, normal = peak(site, "normal")
     outcomes, hostile = peak(site, "hostile")
 
@@ -151,7 +198,9 @@ def test_memory_stays_bounded(site: Site) -> None:
     assert hostile - normal < 200_000_000
 
 
-@pytest.mark.parametrize("path", [path for path in HOSTILE if "/fake" in path or "behind" in path or "garbage" in path])
+@pytest.mark.parametrize(
+    "path", [path for path in HOSTILE if "/fake" in path or "behind" in path or "garbage" in path]
+)
 def test_bytes_that_nobody_asked_for_are_nobody_s_answer(site: Site, path: str) -> None:
     """What follows a whole answer is not taken for the next one."""
 
@@ -165,7 +214,8 @@ def test_bytes_that_nobody_asked_for_are_nobody_s_answer(site: Site, path: str) 
 
 
 def test_an_answer_that_nobody_asked_for_ends_an_idle_connection() -> None:
-    """A second answer, sent while the connection waits for the next request, closes it and is read by nobody."""
+    """A second answer, sent while the connection waits for the next request, closes it and is read
+    by nobody."""
 
     async def work() -> None:
         go, gone, opened = asyncio.Event(), asyncio.Event(), 0
@@ -204,7 +254,9 @@ def test_good_connections_are_kept(site: Site) -> None:
             if path == "/away":
                 writer.write(b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 4\r\n\r\naway")
             elif path == "/chunks":
-                writer.write(b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n")
+                writer.write(
+                    b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n"
+                )
             else:
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
 
@@ -218,7 +270,8 @@ def test_good_connections_are_kept(site: Site) -> None:
 
 
 def test_a_connection_that_the_server_closed_is_not_a_failure() -> None:
-    """A server that closes after each answer without saying so costs a second request, each through the gate."""
+    """A server that closes after each answer without saying so costs a second request, each through
+    the gate."""
     served = 0
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -239,7 +292,9 @@ def test_a_connection_that_the_server_closed_is_not_a_failure() -> None:
 
         async with serving(talk) as port, client() as made:
             for n in range(3):
-                page = await made.fetch(Request(url=f"http://127.0.0.1:{port}/{n}", loopback=True), gate)
+                page = await made.fetch(
+                    Request(url=f"http://127.0.0.1:{port}/{n}", loopback=True), gate
+                )
                 assert page.body == b"hi"
         return [url.rpartition("/")[2] for url in entered]
 
@@ -248,7 +303,8 @@ def test_a_connection_that_the_server_closed_is_not_a_failure() -> None:
 
 
 def test_the_gate_is_passed_at_every_request(site: Site) -> None:
-    """Each redirect passes the gate with its own URL, and what the gate raises comes out as it is."""
+    """Each redirect passes the gate with its own URL, and what the gate raises comes out as it
+    is."""
 
     async def work() -> None:
         entered: list[str] = []
@@ -305,7 +361,8 @@ async def never(_: str) -> Sequence[str]:
 @pytest.mark.parametrize("limit", ["connect", "total"])
 @pytest.mark.parametrize("where", ["dns", "tls", "proxy", "proxy tls"])
 def test_no_step_before_the_request_outlasts_its_time(where: str, limit: str) -> None:
-    """A name server, TLS, and a proxy that never answer end with the connection's time, or the page's."""
+    """A name server, TLS, and a proxy that never answer end with the connection's time, or the
+    page's."""
 
     async def consent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -316,10 +373,14 @@ def test_no_step_before_the_request_outlasts_its_time(where: str, limit: str) ->
         async with serving(consent if where == "proxy tls" else silence) as port:
             through = f"http://127.0.0.1:{port}" if "proxy" in where else None
             proxies = proxy.from_environment(through, through, None)
-            url = {"dns": "http://a.example/", "tls": f"https://127.0.0.1:{port}/"}.get(where, "https://8.8.8.8/")
+            url = {"dns": "http://a.example/", "tls": f"https://127.0.0.1:{port}/"}.get(
+                where, "https://8.8.8.8/"
+            )
             lookup = never if where == "dns" else None
             connect_s, total_s = (0.3, 60.0) if limit == "connect" else (60.0, 0.3)
-            request = Request(url=url, loopback=True, connect_timeout_s=connect_s, timeout_s=total_s)
+            request = Request(
+                url=url, loopback=True, connect_timeout_s=connect_s, timeout_s=total_s
+            )
             async with Client(1000, egress=Egress((), lookup), through=proxies) as made:
                 with pytest.raises(FetchError) as caught:
                     await made.fetch(request)
@@ -390,13 +451,17 @@ def test_nobody_listens() -> None:
     asyncio.run(work())
 
 
-@pytest.mark.parametrize("path", ["/odd/robots-bomb", "/flood/body", "/flood/chunks", "/odd/one-line", "/gzip-bomb"])
+@pytest.mark.parametrize(
+    "path", ["/odd/robots-bomb", "/flood/body", "/flood/chunks", "/odd/one-line", "/gzip-bomb"]
+)
 def test_a_body_can_be_cut(site: Site, path: str) -> None:
     """Where the beginning will do, such as of robots.txt, exactly so much of it is there."""
 
     async def work() -> None:
         async with client() as made:
-            request = Request(url=site.url + path, loopback=True, timeout_s=LONG_S, max_body=500_000, cut=True)
+            request = Request(
+                url=site.url + path, loopback=True, timeout_s=LONG_S, max_body=500_000, cut=True
+            )
             page = await made.fetch(request)
             assert len(page.body) == 500_000
             assert len(page.raw) <= 500_000
@@ -416,7 +481,11 @@ def test_what_was_received_is_kept_as_it_was(site: Site) -> None:
     async def work() -> None:
         async with client() as made:
             page = await made.fetch(Request(url=f"{site.url}/bad-header/mixed", loopback=True))
-            assert page.headers[:3] == (("Content-Type", "text/html"), ("X-Owner", "Jörg"), ("X-Note", "one two"))
+            assert page.headers[:3] == (
+                ("Content-Type", "text/html"),
+                ("X-Owner", "Jörg"),
+                ("X-Note", "one two"),
+            )
             assert (page.status, page.reason, page.raw) == (200, "", parcel(1))
             page = await made.fetch(Request(url=f"{site.url}/redirect-user", loopback=True))
             assert (page.url, page.final_url) == (f"{site.url}/redirect-user", f"{site.url}/page/1")

@@ -1,4 +1,5 @@
-"""`bulk import` through its door: once, twice, at once, killed in the middle, with and without Redis."""
+"""`bulk import` through its door: once, twice, at once, killed in the middle, with and without
+Redis."""
 
 import gzip
 import json
@@ -53,7 +54,9 @@ def test_input_columns_and_priority_are_kept(folder: Folder) -> None:
     assert folder.crawler("bulk", "import", str(file)).returncode == 0
 
     lpm = folder.lpm()
-    [row] = lpm.ledger.db.all("SELECT priority, parcel_id, input, source, source_file, source_line FROM tasks")
+    [row] = lpm.ledger.db.all(
+        "SELECT priority, parcel_id, input, source, source_file, source_line FROM tasks"
+    )
     lpm.close()
     assert row[:2] == (3, "007")
     assert json.loads(row[2])["Owner"] == "Ada"
@@ -71,9 +74,12 @@ def test_a_dry_run_imports_nothing(folder: Folder) -> None:
 
 
 def test_bad_rows_are_set_aside_and_the_sum_is_right(folder: Folder) -> None:
-    """Good rows go in, bad ones into the rejects file, the summary adds up, and the exit code is 1."""
+    """Good rows go in, bad ones into the rejects file, the summary adds up, and the exit code is
+    1."""
     file = folder.path / "mixed.txt"
-    file.write_text("http://a.example/1\nnonsense\nhttp://a.example/1\nhttp://user:geheim@a.example:0/\n")
+    file.write_text(
+        "http://a.example/1\nnonsense\nhttp://a.example/1\nhttp://user:geheim@a.example:0/\n"
+    )
 
     done = folder.crawler("bulk", "import", str(file), "--json")
 
@@ -91,7 +97,9 @@ def test_sheets_that_are_not_read_are_told(folder: Folder) -> None:
         for name in ("Parcels", "Late ones"):
             book.add_worksheet(name).write_column(0, 0, ["url", f"http://a.example/{name[0]}"])
 
-    dry, done = (folder.crawler("bulk", "import", "two.xlsx", *options) for options in (["--dry-run"], []))
+    dry, done = (
+        folder.crawler("bulk", "import", "two.xlsx", *options) for options in (["--dry-run"], [])
+    )
 
     assert done.returncode == 0
     for said in (dry, done):
@@ -123,7 +131,9 @@ def test_strict_imports_all_or_nothing(folder: Folder) -> None:
         ("fake.csv.gz", b"url\nhttp://a.example/\n", "gz"),
     ],
 )
-def test_an_unusable_file_is_one_line_and_code_2(folder: Folder, name: str, content: bytes | None, reason: str) -> None:
+def test_an_unusable_file_is_one_line_and_code_2(
+    folder: Folder, name: str, content: bytes | None, reason: str
+) -> None:
     """The line names the file and the reason, there is no traceback, and no store is made."""
     file = folder.path / name
     if content is not None:
@@ -153,7 +163,8 @@ def test_the_same_file_twice_is_the_same_set(folder: Folder) -> None:
 
 
 def test_two_imports_of_one_file_at_once_are_the_same_set(folder: Folder) -> None:
-    """Two processes that import the same file at the same time make one job and one set of tasks."""
+    """Two processes that import the same file at the same time make one job and one set of
+    tasks."""
     file = csv_file(folder, 20_000)
     both = [folder.start("crawler", "bulk", "import", str(file)) for _ in range(2)]
     codes = [process.wait(120) for process in both]
@@ -211,9 +222,20 @@ def test_an_import_into_a_full_disk_is_code_4(folder: Folder, tmp_path: Path) ->
         if disk:
             disk.mount()
             data = disk.path / "data"
-        argv = [*limited, sys.executable, "-m", "crawler", "--data-dir", str(data), "bulk", "import"]
+        argv = [
+            *limited,
+            sys.executable,
+            "-m",
+            "crawler",
+            "--data-dir",
+            str(data),
+            "bulk",
+            "import",
+        ]
         argv += [str(csv_file(folder, 100_000))]
-        done = subprocess.run(argv, env=folder.env, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            argv, env=folder.env, capture_output=True, text=True, timeout=120, check=False
+        )
         assert done.returncode == 4, done.stderr
         assert "Traceback" not in done.stderr
     finally:
@@ -231,7 +253,8 @@ def test_a_folder_without_permission_is_code_4(folder: Folder) -> None:
 
 
 def test_commands_wait_for_each_other_and_write_in_batches(folder: Folder) -> None:
-    """Four imports that find the database locked wait until it is free; 2,000 rows are in, in a few commits each."""
+    """Four imports that find the database locked wait until it is free; 2,000 rows are in, in a few
+    commits each."""
     # Given a store that somebody else is writing to
     with closing(folder.lpm()) as lpm:
         ledger = lpm.durable.db
@@ -239,11 +262,16 @@ def test_commands_wait_for_each_other_and_write_in_batches(folder: Folder) -> No
         ledger.execute("BEGIN IMMEDIATE")
 
         # When four imports of 500 rows come at the same time, and have met the lock again and again
-        files = [folder.write(f"{n}.txt", [f"http://w{n}.example/{k}" for k in range(500)]) for n in range(4)]
+        files = [
+            folder.write(f"{n}.txt", [f"http://w{n}.example/{k}" for k in range(500)])
+            for n in range(4)
+        ]
         imports = [folder.start("crawler", "bulk", "import", str(file)) for file in files]
         for each in imports:
             process = psutil.Process(each.pid)
-            wait_for(partial(has_open, process, lpm.path), 50, "an import that has opened the database")
+            wait_for(
+                partial(has_open, process, lpm.path), 50, "an import that has opened the database"
+            )
             slept = process.num_ctx_switches().voluntary
             wait_for(partial(sleeps, process, slept + 10), 50, "an import that waits")
         assert [each.poll() for each in imports] == [None] * 4
@@ -265,10 +293,14 @@ def sleeps(process: psutil.Process, count: int) -> bool:
     return bool(process.num_ctx_switches().voluntary >= count)
 
 
-def piped(folder: Folder, content: bytes, *options: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+def piped(
+    folder: Folder, content: bytes, *options: str, **env: str
+) -> subprocess.CompletedProcess[bytes]:
     """`bulk import -` with this on its stdin."""
     argv = [sys.executable, "-m", "crawler", "bulk", "import", "-", *options]
-    return subprocess.run(argv, cwd=folder.path, env=folder.env | env, input=content, capture_output=True, check=False)
+    return subprocess.run(
+        argv, cwd=folder.path, env=folder.env | env, input=content, capture_output=True, check=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -283,7 +315,8 @@ def piped(folder: Folder, content: bytes, *options: str, **env: str) -> subproce
     ids=["csv", "json", "jsonl", "txt", "gz"],
 )
 def test_stdin_is_read_by_its_content(folder: Folder, ending: str, content: bytes) -> None:
-    """Each kind is told by its beginning; the same text again is the same job, and a hint names the kept file."""
+    """Each kind is told by its beginning; the same text again is the same job, and a hint names the
+    kept file."""
     first = piped(folder, content)
     again = piped(folder, content)
 
@@ -322,8 +355,12 @@ def test_stdin_with_nothing_in_it_or_for_a_dry_run_leaves_nothing(folder: Folder
     assert not folder.data.exists()
 
 
-@pytest.mark.parametrize(("content", "options"), [(b"a,b\n1,2\n", ()), (b"http://a.example/1\nnone\n", ("--strict",))])
-def test_stdin_that_is_refused_is_not_kept(folder: Folder, content: bytes, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("content", "options"), [(b"a,b\n1,2\n", ()), (b"http://a.example/1\nnone\n", ("--strict",))]
+)
+def test_stdin_that_is_refused_is_not_kept(
+    folder: Folder, content: bytes, options: tuple[str, ...]
+) -> None:
     """What no job was made of is in no file of the store."""
     done = piped(folder, content, *options)
 
@@ -333,7 +370,8 @@ def test_stdin_that_is_refused_is_not_kept(folder: Folder, content: bytes, optio
 
 
 def test_urls_may_be_in_a_column_of_another_name(folder: Folder) -> None:
-    """Whatever else is called url; a name that is not there is refused with the nearest; hints have it, too."""
+    """Whatever else is called url; a name that is not there is refused with the nearest; hints have
+    it, too."""
     content = b"url,Link,priority\nnone,http://a.example/1,2\nnone,http://a.example/2,3\n"
     lines = b'{"url": 1, "link": "http://a.example/3"}\n'
 
@@ -344,7 +382,10 @@ def test_urls_may_be_in_a_column_of_another_name(folder: Folder) -> None:
     plain = piped(folder, b"http://a.example/1\n", "--url-column", "link")
 
     assert wrong.returncode == plain.returncode == 2
-    assert b"there is no column 'lnk'; found: 'url', 'Link', 'priority'; the nearest is 'Link'" in wrong.stderr
+    assert (
+        b"there is no column 'lnk'; found: 'url', 'Link', 'priority'; the nearest is 'Link'"
+        in wrong.stderr
+    )
     assert b"a list of URLs has no column 'link'" in plain.stderr
     assert [each.returncode for each in done] == [0, 0], done
     assert [url for url, _ in task_set(folder)] == [f"http://a.example/{n}" for n in (1, 2, 3)]

@@ -19,8 +19,12 @@ PROJECT = str(Path(__file__).parents[2])
 
 def other_kernel(folder: Folder, **env: str) -> subprocess.Popen[str]:
     """A stack of another kernel in the folder, alive."""
-    process = folder.start("tests.support.other_kernel", str(folder.data), PYTHONPATH=PROJECT, **env)
-    wait_for(lambda: kernel.is_other(folder.data) or process.poll() is not None, 20, "the other kernel")
+    process = folder.start(
+        "tests.support.other_kernel", str(folder.data), PYTHONPATH=PROJECT, **env
+    )
+    wait_for(
+        lambda: kernel.is_other(folder.data) or process.poll() is not None, 20, "the other kernel"
+    )
     return process
 
 
@@ -31,12 +35,15 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def test_import_goes_through_the_inbox_of_another_kernel(folder: Folder) -> None:
-    """It looks the same as a direct one, the database is opened by the other side only, and nothing is left lying."""
+    """It looks the same as a direct one, the database is opened by the other side only, and nothing
+    is left lying."""
     # Given the same files here and in the folder of another kernel
     direct = Folder(folder.path / "direct")
     direct.path.mkdir()
     for place in (direct, folder):
-        (place.path / "good.csv").write_text("url,priority\n" + "".join(f"http://a.example/{n},1\n" for n in range(30)))
+        (place.path / "good.csv").write_text(
+            "url,priority\n" + "".join(f"http://a.example/{n},1\n" for n in range(30))
+        )
         (place.path / "mixed.txt").write_text("http://a.example/x\nnot a url\n")
         (place.path / "bad.csv").write_text("name\nx\n")
     commands = [
@@ -62,9 +69,18 @@ def test_import_goes_through_the_inbox_of_another_kernel(folder: Folder) -> None
     ).read_text()
 
     # And every other command keeps its hands off the database
-    for command in (("status",), ("run", "good.csv"), ("up",), ("doctor",), ("results", "export", "-o", "x.json")):
+    for command in (
+        ("status",),
+        ("run", "good.csv"),
+        ("up",),
+        ("doctor",),
+        ("results", "export", "-o", "x.json"),
+    ):
         refused = folder.crawler(*command)
-        assert (refused.returncode, "another machine" in refused.stderr) == (4, True), (command, refused.stderr)
+        assert (refused.returncode, "another machine" in refused.stderr) == (4, True), (
+            command,
+            refused.stderr,
+        )
 
     # And afterwards the books are the same
     end(other)
@@ -82,7 +98,8 @@ def fall_silent(folder: Folder, killed: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("step", ["imported", "taken", "receipted"])
 def test_killed_taker_imports_once(folder: Folder, step: str) -> None:
-    """A kill at any step, with the job's end in between, and another taker: one job, every task once.
+    """A kill at any step, with the job's end in between, and another taker: one job, every task
+    once.
 
     The command that waited says that the file waits, and exits with 3.
     """
@@ -100,7 +117,11 @@ def test_killed_taker_imports_once(folder: Folder, step: str) -> None:
     lpm.ledger.finalise(lpm.now())
     lpm.close()
     again = other_kernel(folder)
-    wait_for(lambda: list((folder.data / "inbox" / "done").glob("*/pages.txt.receipt.json")), 20, "the receipt")
+    wait_for(
+        lambda: list((folder.data / "inbox" / "done").glob("*/pages.txt.receipt.json")),
+        20,
+        "the receipt",
+    )
     end(again)
 
     # Then it was the same job
@@ -113,10 +134,13 @@ def test_killed_taker_imports_once(folder: Folder, step: str) -> None:
 
 
 def test_stack_takes_dropped_files(folder: Folder, site: Site) -> None:
-    """What is put into the inbox of a running stack is collected; when it goes down, no kernel has the folder."""
+    """What is put into the inbox of a running stack is collected; when it goes down, no kernel has
+    the folder."""
     assert folder.crawler("up", "--workers", "1").returncode == 0
 
-    folder.write("pages.txt", [site.page(n) for n in range(5)]).rename(folder.data / "inbox" / "pages.txt")
+    folder.write("pages.txt", [site.page(n) for n in range(5)]).rename(
+        folder.data / "inbox" / "pages.txt"
+    )
 
     assert folder.wait_until_done(5, 30).completed == 5
     assert folder.crawler("down").returncode == 0

@@ -11,7 +11,11 @@ from tests.support.site import Site
 from tests.support.stack import Folder
 
 CHALLENGE = "<html><title>Just a moment...</title><body><script>window._cf_chl_opt={}</script></body></html>"
-RECORD = "<html><body><h1>Parcel 7</h1><table>" + "<tr><td>Owner</td><td>Nora</td></tr>" * 6 + "</table></body></html>"
+RECORD = (
+    "<html><body><h1>Parcel 7</h1><table>"
+    + "<tr><td>Owner</td><td>Nora</td></tr>" * 6
+    + "</table></body></html>"
+)
 
 
 def test_a_file_is_explained(folder: Folder) -> None:
@@ -111,7 +115,9 @@ def test_a_file_that_is_too_large_is_not_read(folder: Folder) -> None:
 
 def test_what_is_no_html_is_kept(folder: Folder) -> None:
     """The corpus itself is a text file: it is judged by its bytes, as an answer that is no page."""
-    done = folder.crawler("judge", str(FOLDER / "README.md"), "--header", "Content-Type: text/markdown")
+    done = folder.crawler(
+        "judge", str(FOLDER / "README.md"), "--header", "Content-Type: text/markdown"
+    )
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ok\n")

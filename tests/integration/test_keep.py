@@ -1,4 +1,5 @@
-"""`results archive`, `bundle`, `unbundle` and `prune` through their doors, killed in the middle and typed again."""
+"""`results archive`, `bundle`, `unbundle` and `prune` through their doors, killed in the middle and
+typed again."""
 
 import json
 import os
@@ -25,7 +26,8 @@ def _crawled(_site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = Folder(tmp_path_factory.mktemp("crawled"))
     paths = ["/gzip", "/br", "/zstd", "/image"]
     file = folder.write(
-        "pages.txt", [_site.page(n) for n in range(PAGES - len(paths))] + [_site.url + p for p in paths]
+        "pages.txt",
+        [_site.page(n) for n in range(PAGES - len(paths))] + [_site.url + p for p in paths],
     )
     ran = folder.crawler("run", str(file), "--workers", "1")
     assert ran.returncode == 0, ran.stderr
@@ -75,7 +77,8 @@ def pending(folder: Folder) -> int:
 
 
 def test_archive_empties_pending_and_loses_nothing(crawled: Folder) -> None:
-    """The last line is the documented one; the results can still be exported, and nothing comes back."""
+    """The last line is the documented one; the results can still be exported, and nothing comes
+    back."""
     before = crawled.results()
     archived = crawled.crawler("results", "archive", "--compress")
     again = crawled.crawler("results", "archive", "--compress", "--json")
@@ -86,29 +89,43 @@ def test_archive_empties_pending_and_loses_nothing(crawled: Folder) -> None:
     assert archived.stdout.splitlines()[-1] == (
         f"Archived {PAGES} results to data/archive/{file.name} ({file.stat().st_size / 1e3:.1f} kB, verified)"
     )
-    assert (again.returncode, json.loads(again.stdout)) == (0, {"results": 0, "file": None, "bytes": 0})
-    assert listed.stdout == f"{PAGES} results, 0 of them in {crawled.data}/pending/ ({PAGES} archived)\n"
+    assert (again.returncode, json.loads(again.stdout)) == (
+        0,
+        {"results": 0, "file": None, "bytes": 0},
+    )
+    assert (
+        listed.stdout
+        == f"{PAGES} results, 0 of them in {crawled.data}/pending/ ({PAGES} archived)\n"
+    )
     assert crawled.results() == before
     assert_balanced(crawled.status())
 
 
 def test_archive_by_job_age_and_output(crawled: Folder) -> None:
-    """What is too young stays, an unknown job and a file that is there are clear errors, and a name is obeyed."""
+    """What is too young stays, an unknown job and a file that is there are clear errors, and a name
+    is obeyed."""
     out = crawled.path / "mine.jsonl"
     young = crawled.crawler("results", "archive", "--older-than", "1h")
     unknown = crawled.crawler("results", "archive", "--job", "pages")
     stdout = crawled.crawler("results", "archive", "--output", "-")
-    good = crawled.crawler("results", "archive", "--job", "pages.txt", "--output", str(out), "--json")
+    good = crawled.crawler(
+        "results", "archive", "--job", "pages.txt", "--output", str(out), "--json"
+    )
 
     assert (young.returncode, young.stdout.split(":")[0]) == (0, "Nothing to archive")
     assert (unknown.returncode, stdout.returncode) == (2, 2)
     assert "did you mean pages.txt?" in unknown.stderr
-    assert json.loads(good.stdout) == {"results": PAGES, "file": str(out), "bytes": out.stat().st_size}
+    assert json.loads(good.stdout) == {
+        "results": PAGES,
+        "file": str(out),
+        "bytes": out.stat().st_size,
+    }
     assert len({json.loads(line)["task_id"] for line in out.read_text().splitlines()}) == PAGES
 
 
 def test_list_archive_and_prune_count_the_same(folder: Folder) -> None:
-    """A result is one, wherever it lies: in pending/, in an archive, with its page or without it."""
+    """A result is one, wherever it lies: in pending/, in an archive, with its page or without
+    it."""
     lpm = folder.lpm()
     collect(lpm, "first", 4)
     collect(lpm, "second", 3)
@@ -120,7 +137,9 @@ def test_list_archive_and_prune_count_the_same(folder: Folder) -> None:
     listed = json.loads(folder.crawler("results", "list", "--json").stdout)
     of_first = folder.crawler("results", "list", "--job", "first").stdout
     resumed = folder.crawler("resume").stdout
-    dry = json.loads(folder.crawler("prune", "--raw", "--older-than", "1d", "--dry-run", "--json").stdout)
+    dry = json.loads(
+        folder.crawler("prune", "--raw", "--older-than", "1d", "--dry-run", "--json").stdout
+    )
     pruned = json.loads(folder.crawler("prune", "--raw", "--older-than", "1d", "--json").stdout)
     again = folder.crawler("prune", "--raw", "--older-than", "1d").stdout
 
@@ -128,13 +147,18 @@ def test_list_archive_and_prune_count_the_same(folder: Folder) -> None:
     assert listed["results"] == dry["results"] == pruned["results"] == 7
     assert (listed["files"]["results"], listed["delivery"]["pending"]) == (3, 3)
     assert of_first == f"4 results, 0 of them in {folder.data}/pending/ (4 archived)\n"
-    assert resumed.startswith(f"7 of 7 pages collected; 3 results in {folder.data}/pending/; 4 were archived\n")
+    assert resumed.startswith(
+        f"7 of 7 pages collected; 3 results in {folder.data}/pending/; 4 were archived\n"
+    )
     assert again == "Nothing to remove\n"
 
 
-@pytest.mark.parametrize("failpoint", ["archiving:700", "archive-noted:1", "archived:1", "archive-marked:2"])
+@pytest.mark.parametrize(
+    "failpoint", ["archiving:700", "archive-noted:1", "archived:1", "archive-marked:2"]
+)
 def test_archive_killed_at_a_step(many: Folder, failpoint: str) -> None:
-    """Killed while it writes, before it marks, or in the middle of that: typed again, all is there, and once."""
+    """Killed while it writes, before it marks, or in the middle of that: typed again, all is there,
+    and once."""
     # Given an archive that dies
     killed = many.crawler("results", "archive", "--compress", CRAWLER_FAILPOINT=failpoint)
     assert killed.returncode == -signal.SIGKILL
@@ -155,9 +179,12 @@ def test_archive_killed_at_a_step(many: Folder, failpoint: str) -> None:
 
 
 def test_the_file_of_a_killed_archive_was_moved(many: Folder) -> None:
-    """Without the file that was written, or with another under its name, what is not marked is archived again."""
+    """Without the file that was written, or with another under its name, what is not marked is
+    archived again."""
     mine = many.path / "mine.jsonl"
-    killed = many.crawler("results", "archive", "--output", str(mine), CRAWLER_FAILPOINT="archived:1")
+    killed = many.crawler(
+        "results", "archive", "--output", str(mine), CRAWLER_FAILPOINT="archived:1"
+    )
     assert killed.returncode == -signal.SIGKILL
     mine.write_text("something else\n")
 
@@ -176,7 +203,8 @@ def task_ids(file: Path) -> list[str]:
 
 
 def test_a_bundle_carries_results_to_another_machine(crawled: Folder, there: Folder) -> None:
-    """Results and pages are the same there, held, in balance, once; the checksum is the same on both sides."""
+    """Results and pages are the same there, held, in balance, once; the checksum is the same on
+    both sides."""
     # Given a bundle
     file = crawled.path / "pages.crawlbundle.tar.zst"
     written = crawled.crawler("results", "bundle", "--output", str(file), "--job", "pages.txt")
@@ -189,16 +217,30 @@ def test_a_bundle_carries_results_to_another_machine(crawled: Folder, there: Fol
     assert (written.returncode, first.returncode) == (0, 0), written.stderr + first.stderr
     checksum, bundled = written.stdout.splitlines()
     assert bundled.startswith(f"Bundled {PAGES} results with {PAGES} pages to {file} (")
-    assert first.stdout.splitlines() == [checksum, "Job pages.txt", f"{PAGES} results: {PAGES} new, 0 known"]
-    assert (facts["new"], facts["known"], facts["job"], f"Checksum {facts['checksum']}") == (0, PAGES, None, checksum)
+    assert first.stdout.splitlines() == [
+        checksum,
+        "Job pages.txt",
+        f"{PAGES} results: {PAGES} new, 0 known",
+    ]
+    assert (facts["new"], facts["known"], facts["job"], f"Checksum {facts['checksum']}") == (
+        0,
+        PAGES,
+        None,
+        checksum,
+    )
     ours, theirs = crawled.results(), there.results()
-    apart = {"raw": None, "same_as": None}  # each store has its own places, and its own first of equal pages
+    apart = {
+        "raw": None,
+        "same_as": None,
+    }  # each store has its own places, and its own first of equal pages
     assert [result | apart for result in theirs] == [result | apart for result in ours]
     assert pending(there) == PAGES
     for result in ours[-3:]:
         name = f"page-{result['task_id']}"
         for folder in (crawled, there):
-            assert folder.crawler("raw", result["url"], "-o", str(folder.path / name)).returncode == 0
+            assert (
+                folder.crawler("raw", result["url"], "-o", str(folder.path / name)).returncode == 0
+            )
         assert (crawled.path / name).read_bytes() == (there.path / name).read_bytes()
     status = there.status()
     assert_balanced(status)
@@ -209,10 +251,15 @@ def test_a_bundle_carries_results_to_another_machine(crawled: Folder, there: Fol
 
 
 def test_a_bundle_takes_what_is_asked_for(crawled: Folder, there: Folder) -> None:
-    """By time and without pages; with nothing to carry there is no file, and a time that is none is an error."""
+    """By time and without pages; with nothing to carry there is no file, and a time that is none is
+    an error."""
     file = crawled.path / "b"
-    bare = crawled.crawler("results", "bundle", "-o", str(file), "--since", "2020-01-01", "--no-raw", "--json")
-    none = crawled.crawler("results", "bundle", "-o", str(crawled.path / "none"), "--since", "2090-01-01T12:00Z")
+    bare = crawled.crawler(
+        "results", "bundle", "-o", str(file), "--since", "2020-01-01", "--no-raw", "--json"
+    )
+    none = crawled.crawler(
+        "results", "bundle", "-o", str(crawled.path / "none"), "--since", "2090-01-01T12:00Z"
+    )
     bad = crawled.crawler("results", "bundle", "-o", str(file), "--since", "lately")
     there.crawler("results", "unbundle", str(file))
     raw = there.crawler("raw", there.results()[0]["url"])
@@ -230,7 +277,8 @@ def test_a_bundle_takes_what_is_asked_for(crawled: Folder, there: Folder) -> Non
 
 @pytest.mark.parametrize("failpoint", ["committing:2", "unbundled:2", "unbundled:3"])
 def test_unbundle_killed_at_a_step(many: Folder, there: Folder, failpoint: str) -> None:
-    """Killed before a commit, between two of them, and before its job's end: typed again, all is there once."""
+    """Killed before a commit, between two of them, and before its job's end: typed again, all is
+    there once."""
     # Given a bundle whose storing dies
     file = many.path / "b"
     assert many.crawler("results", "bundle", "-o", str(file)).returncode == 0
@@ -248,7 +296,10 @@ def test_unbundle_killed_at_a_step(many: Folder, there: Folder, failpoint: str) 
     assert list(status["jobs"]) == ["b"]
     lpm = there.lpm()
     assert lpm.ledger.db.all("SELECT status, size FROM jobs") == [("done", MANY)]
-    assert all((lpm.raw_page(n) or ("", b""))[1] == f"http://a.example/{n - 1}".encode() for n in range(1, MANY + 1))
+    assert all(
+        (lpm.raw_page(n) or ("", b""))[1] == f"http://a.example/{n - 1}".encode()
+        for n in range(1, MANY + 1)
+    )
     lpm.project_missing()
     lpm.close()
     assert pending(there) == MANY
@@ -275,7 +326,9 @@ def test_prune_removes_pages_that_are_old_enough(crawled: Folder) -> None:
     for path in segments:
         os.utime(path, (time.time() - 7200,) * 2)
     size = sum(path.stat().st_size for path in segments)
-    dry = json.loads(crawled.crawler("prune", "--raw", "--older-than", "1h", "--dry-run", "--json").stdout)
+    dry = json.loads(
+        crawled.crawler("prune", "--raw", "--older-than", "1h", "--dry-run", "--json").stdout
+    )
     there = crawled.crawler("raw", url)
     pruned = crawled.crawler("prune", "--raw", "--older-than", "1h")
     gone = crawled.crawler("raw", url)
@@ -284,7 +337,10 @@ def test_prune_removes_pages_that_are_old_enough(crawled: Folder) -> None:
     assert (dry["segments"], dry["bytes"], dry["results"]) == (len(segments), size, PAGES)
     assert there.returncode == 0
     many = "segment" if len(segments) == 1 else "segments"
-    assert pruned.stdout == f"Removed {len(segments)} {many}, {size / 1e3:.1f} kB, pages of {PAGES} results\n"
+    assert (
+        pruned.stdout
+        == f"Removed {len(segments)} {many}, {size / 1e3:.1f} kB, pages of {PAGES} results\n"
+    )
     assert list((crawled.data / "raw").iterdir()) == []
     assert (gone.returncode, "the page was removed by prune" in gone.stderr) == (2, True)
     assert len(crawled.results()) == PAGES

@@ -1,4 +1,5 @@
-"""One page never hurts another: real workers, pages that cost too much, and processes that lack something."""
+"""One page never hurts another: real workers, pages that cost too much, and processes that lack
+something."""
 
 import asyncio
 import contextlib
@@ -52,7 +53,9 @@ def bring(folder: Folder, urls: list[str]) -> None:
 def ends(folder: Folder) -> dict[str, tuple[object, ...]]:
     """State, reason, attempts, failures and strikes by URL."""
     lpm = folder.lpm()
-    rows = lpm.ledger.db.all("SELECT url, status, error_type, attempts, failures, strikes FROM tasks")
+    rows = lpm.ledger.db.all(
+        "SELECT url, status, error_type, attempts, failures, strikes FROM tasks"
+    )
     lpm.close()
     return {str(url): tuple(rest) for url, *rest in rows}
 
@@ -67,16 +70,24 @@ COLLECTED = ("completed", None, 1, 0, 0)
 
 
 def test_pages_that_take_long_to_decode_hurt_nobody(folder: Folder, site: Site) -> None:
-    """Bodies of a million empty pieces fail alone, at once: no process dies, and no neighbour gets a strike."""
+    """Bodies of a million empty pieces fail alone, at once: no process dies, and no neighbour gets
+    a strike."""
     # Given a worker that is ended when it stands still for two seconds
     folder.env["CRAWLER_STALL_S"] = "2"
     folder.worker(concurrency=2)
     children = folder.children()
     good = [site.page(n) for n in range(40)]
-    bad = [f"{site.url}/odd/{kind}?{n}" for n in range(4) for kind in ("gzip-pieces", "zstd-pieces", "zstd-skipped")]
+    bad = [
+        f"{site.url}/odd/{kind}?{n}"
+        for n in range(4)
+        for kind in ("gzip-pieces", "zstd-pieces", "zstd-skipped")
+    ]
 
     # When such pages are among others
-    crawl(folder, [url for n in range(4) for url in (*good[n * 10 : n * 10 + 10], *bad[n * 3 : n * 3 + 3])])
+    crawl(
+        folder,
+        [url for n in range(4) for url in (*good[n * 10 : n * 10 + 10], *bad[n * 3 : n * 3 + 3])],
+    )
 
     # Then each of them is too large, and all else is collected by the processes that began
     found = ends(folder)
@@ -86,17 +97,22 @@ def test_pages_that_take_long_to_decode_hurt_nobody(folder: Folder, site: Site) 
 
 
 def test_small_pages_that_stand_for_much_hurt_nobody(folder: Folder, pages: Pages) -> None:
-    """Items in items, hosts of marks, links with endless beginnings: all are collected at the first attempt."""
-    # Given a worker that is ended when it stands still for two seconds, and pages of some KB among others
+    """Items in items, hosts of marks, links with endless beginnings: all are collected at the first
+    attempt."""
+    # Given a worker that is ended when it stands still for two seconds, and pages of some KB among
+    # others
     folder.env["CRAWLER_STALL_S"] = "2"
     hosts = "".join(f"<a id=x{n} itemprop=u href='http://a{n}{MARKS}'></a>" for n in range(3))
     repeated = {
         "items": "<div itemscope>" + '<div itemscope itemprop="a b c d e f g h i j">' * 8,
         "hosts": hosts + "<div itemscope itemref='x0 x1 x2'></div>" * 500,
-        "links": f"<base href='http://a.example/{'x' * 8_000}/'>" + "".join(f"<a href={n}></a>" for n in range(1_000)),
+        "links": f"<base href='http://a.example/{'x' * 8_000}/'>"
+        + "".join(f"<a href={n}></a>" for n in range(1_000)),
     }
     bad = [f"{pages.url}/{kind}/{n}" for n in range(10) for kind in repeated]
-    pages.answers |= {url.removeprefix(pages.url): Answer(parcel(1) + repeated[url.split("/")[-2]]) for url in bad}
+    pages.answers |= {
+        url.removeprefix(pages.url): Answer(parcel(1) + repeated[url.split("/")[-2]]) for url in bad
+    }
     good = pages.parcels(60)
     folder.worker(concurrency=2)
     children = folder.children()
@@ -110,8 +126,10 @@ def test_small_pages_that_stand_for_much_hurt_nobody(folder: Folder, pages: Page
 
 
 def test_dozens_of_costly_pages_at_once_hurt_nobody(folder: Folder, pages: Pages) -> None:
-    """Pages that each take a quarter of a second to refuse come one after another, and others go before them."""
-    # Given a worker that is ended when it stands still for five seconds, and pages that take 16 s together
+    """Pages that each take a quarter of a second to refuse come one after another, and others go
+    before them."""
+    # Given a worker that is ended when it stands still for five seconds, and pages that take 16 s
+    # together
     folder.env |= {"CRAWLER_STALL_S": "5", "CRAWLER_PAGES": "64"}
     configure(folder, 10)
     costly = [f"{pages.url}/costly/{n}" for n in range(64)]
@@ -129,8 +147,11 @@ def test_dozens_of_costly_pages_at_once_hurt_nobody(folder: Folder, pages: Pages
     assert folder.children() == children
 
 
-def test_pages_that_grow_and_stall_share_the_memory_of_their_process(folder: Folder, site: Site) -> None:
-    """A hundred pages of 9.9 MB that never end: memory stays bounded, and what gave way costs nothing."""
+def test_pages_that_grow_and_stall_share_the_memory_of_their_process(
+    folder: Folder, site: Site
+) -> None:
+    """A hundred pages of 9.9 MB that never end: memory stays bounded, and what gave way costs
+    nothing."""
     # Given a worker with one child, and pages that are given up after some seconds
     configure(folder, 5)
     folder.env["CRAWLER_PAGES"] = "256"
@@ -162,7 +183,8 @@ TABLE = "<table>" + ("<tr>\n" + " <td>123.45</td>\n" * 5 + "</tr>\n") * 19_000 +
 
 
 def test_the_memory_of_large_pages_goes_back_to_the_system(folder: Folder, pages: Pages) -> None:
-    """When some large tables at once are stored, the process is hardly larger than before they came."""
+    """When some large tables at once are stored, the process is hardly larger than before they
+    came."""
     # Given a child that has read ordinary pages
     folder.worker(concurrency=1)
     [child] = folder.children()
@@ -179,7 +201,11 @@ def test_the_memory_of_large_pages_goes_back_to_the_system(folder: Folder, pages
 
     # Then most of what it has grown by is free again
     most = (peak(child) - before) / 3
-    wait_for(lambda: psutil.Process(child).memory_info().rss - before < most, 20, "the memory to be given back")
+    wait_for(
+        lambda: psutil.Process(child).memory_info().rss - before < most,
+        20,
+        "the memory to be given back",
+    )
     assert folder.children() == [child]
 
 
@@ -201,7 +227,8 @@ LACKING = "file descriptor|open files|unable to open"
 
 
 def test_a_process_without_descriptors_charges_no_page(folder: Folder, site: Site) -> None:
-    """Pages wait for connections that cannot be had, at no cost; `status` and the log say what is lacking."""
+    """Pages wait for connections that cannot be had, at no cost; `status` and the log say what is
+    lacking."""
     # Given a worker whose child may open hardly anything more
     folder.env["CRAWLER_PAGES"] = "64"
     worker = folder.worker(concurrency=1)
@@ -225,7 +252,8 @@ def test_a_process_without_descriptors_charges_no_page(folder: Folder, site: Sit
 
 
 def test_a_process_without_memory_charges_no_page(folder: Folder, site: Site) -> None:
-    """Under `ulimit -v` pages are broken off wherever memory ends, and come when there is some again."""
+    """Under `ulimit -v` pages are broken off wherever memory ends, and come when there is some
+    again."""
     # Given a worker at work whose child may have only a little more memory
     folder.env["CRAWLER_PAGES"] = "64"
     folder.worker(concurrency=1)
@@ -237,7 +265,11 @@ def test_a_process_without_memory_charges_no_page(folder: Folder, site: Site) ->
     # When large pages come
     with limited(child, resource.RLIMIT_AS, 20_000_000):
         bring(folder, pages)
-        wait_for(lambda: any("no memory left" in text for text in troubles(folder)), 60, "the trouble to be known")
+        wait_for(
+            lambda: any("no memory left" in text for text in troubles(folder)),
+            60,
+            "the trouble to be known",
+        )
 
     # Then they are collected when there is memory, at the first attempt
     folder.wait_until_done(len(few) + len(pages), 120)
@@ -245,9 +277,13 @@ def test_a_process_without_memory_charges_no_page(folder: Folder, site: Site) ->
     assert folder.children() == [child]
 
 
-def test_pages_that_stall_with_much_memory_keep_no_other_from_being_claimed(folder: Folder, site: Site) -> None:
-    """Hundreds of pages of 9.9 MB whose servers fall silent give way to pages of other hosts, and end by themselves."""
-    # Given pages that nobody gives up soon, on one host, and good ones on three others, all in one child
+def test_pages_that_stall_with_much_memory_keep_no_other_from_being_claimed(
+    folder: Folder, site: Site
+) -> None:
+    """Hundreds of pages of 9.9 MB whose servers fall silent give way to pages of other hosts, and
+    end by themselves."""
+    # Given pages that nobody gives up soon, on one host, and good ones on three others, all in one
+    # child
     configure(folder, 900)
     folder.env |= {"CRAWLER_PAGES": "256", "CRAWLER_ALLOW_NETS": "127.0.0.0/8"}
     worker = folder.worker(concurrency=1)
@@ -257,7 +293,11 @@ def test_pages_that_stall_with_much_memory_keep_no_other_from_being_claimed(fold
     with contextlib.ExitStack() as stack:
         hosts = [stack.enter_context(Pages(f"127.0.0.{n}")) for n in (2, 3, 4)]
         bring(folder, stalled)
-        wait_for(lambda: any("of memory" in text for text in troubles(folder)), 60, "the memory to be full")
+        wait_for(
+            lambda: any("of memory" in text for text in troubles(folder)),
+            60,
+            "the memory to be full",
+        )
 
         # When the good ones come, then they are collected although no stalled one has ended
         good = [url for host in hosts for url in host.parcels(40)]
@@ -301,15 +341,25 @@ BAD_SHAPES = {
     "long announcements": (b"HTTP/1.1 103 E\r\n" + b"A: b\r\n" * 400 + b"\r\n") * 1_000,
     "lengths": told(*(b"Content-Length: %d" % n for n in range(9_000))),
     "a length": told(b"Content-Length: " + b"9" * 200_000, body=b"x" * 11_000_000),
-    "lists": told(b"Connection: " + b"x," * 60_000, b"Content-Encoding: " + b"identity," * 14_000, ONE),
+    "lists": told(
+        b"Connection: " + b"x," * 60_000, b"Content-Encoding: " + b"identity," * 14_000, ONE
+    ),
     "layers": told(b"Content-Encoding: " + b"gzip," * 48_000, ONE),
     "members": told(b"Content-Encoding: gzip", body=gzip.compress(b"") * 100_000),
     "empty blocks": told(b"Content-Encoding: deflate", body=b"\0\0\0\xff\xff" * 1_000_000),
-    "mixed deflate": told(b"Content-Encoding: deflate", body=zlib.compress(b"x") + b"\x03\0" * 1_000_000),
-    "empty zstd blocks": told(b"Content-Encoding: zstd", body=b"\x28\xb5\x2f\xfd\0\x58" + b"\0\0\0" * 1_000_000),
+    "mixed deflate": told(
+        b"Content-Encoding: deflate", body=zlib.compress(b"x") + b"\x03\0" * 1_000_000
+    ),
+    "empty zstd blocks": told(
+        b"Content-Encoding: zstd", body=b"\x28\xb5\x2f\xfd\0\x58" + b"\0\0\0" * 1_000_000
+    ),
     "skipped brotli": told(b"Content-Encoding: br", body=b"\x0c" + b"\x06" * 9_000_000),
-    "a loop": b"HTTP/1.1 302 F\r\nLocation: /a%20loop?" + b"x" * 8_000 + b"\r\nContent-Length: 0\r\n\r\n",
-    "many places": b"HTTP/1.1 302 F\r\n" + b"".join(b"Location: /%d\r\n" % n for n in range(12_000)) + b"\r\n",
+    "a loop": b"HTTP/1.1 302 F\r\nLocation: /a%20loop?"
+    + b"x" * 8_000
+    + b"\r\nContent-Length: 0\r\n\r\n",
+    "many places": b"HTTP/1.1 302 F\r\n"
+    + b"".join(b"Location: /%d\r\n" % n for n in range(12_000))
+    + b"\r\n",
     "a stalled buffer": told(b"Content-Length: 262000", body=b"x" * 261_000),
     "unasked": told(ONE) + told(ONE) * 10_000,
 }
@@ -317,14 +367,19 @@ BAD_SHAPES = {
 
 @contextlib.contextmanager
 def raw_server(address: str) -> Iterator[str]:
-    """A server that answers with one of the bad shapes, by the number in the path, and then falls silent; its URL."""
+    """A server that answers with one of the bad shapes, by the number in the path, and then falls
+    silent; its URL."""
     shapes = [*BAD_SHAPES.values()]
     started, stop, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
     url = []
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while found := re.match(rb"GET /(\d*)", await reader.readuntil(b"\r\n\r\n")):
-            writer.write(shapes[int(found[1])] if found[1] else b"HTTP/1.1 404 N\r\nContent-Length: 0\r\n\r\n")
+            writer.write(
+                shapes[int(found[1])]
+                if found[1]
+                else b"HTTP/1.1 404 N\r\nContent-Length: 0\r\n\r\n"
+            )
             await writer.drain()
 
     async def serve() -> None:
@@ -345,11 +400,17 @@ def raw_server(address: str) -> Iterator[str]:
 
 
 def test_answers_of_bad_shape_hurt_nobody(folder: Folder, pages: Pages) -> None:
-    """Whatever heads, chunks, codings and redirects a server makes up, pages of other hosts come at once."""
-    # Given a worker that is ended when it stands still for two seconds, and gives up the bad host's pages soon
+    """Whatever heads, chunks, codings and redirects a server makes up, pages of other hosts come at
+    once."""
+    # Given a worker that is ended when it stands still for two seconds, and gives up the bad host's
+    # pages soon
     (folder.path / "config" / "sites").mkdir()
     (folder.path / "config" / "sites" / "bad.yaml").write_text("hosts: [127.0.0.5]\ntimeout_s: 4\n")
-    folder.env |= {"CRAWLER_STALL_S": "2", "CRAWLER_PAGES": "64", "CRAWLER_ALLOW_NETS": "127.0.0.0/8"}
+    folder.env |= {
+        "CRAWLER_STALL_S": "2",
+        "CRAWLER_PAGES": "64",
+        "CRAWLER_ALLOW_NETS": "127.0.0.0/8",
+    }
     folder.worker(concurrency=1)
     [child] = folder.children()
     before = peak(child)
@@ -360,7 +421,8 @@ def test_answers_of_bad_shape_hurt_nobody(folder: Folder, pages: Pages) -> None:
         bad = [f"{url}/{n}?{turn}" for turn in range(2) for n in range(len(BAD_SHAPES))]
         crawl(folder, [url for n in range(200) for url in (*bad[n : n + 1], good[n])], 300)
 
-    # Then each has come to its own end in one attempt, nobody got a strike, and the child lives and has not grown much
+    # Then each has come to its own end in one attempt, nobody got a strike, and the child lives and
+    # has not grown much
     found = ends(folder)
     assert {url: found[url] for url in good} == dict.fromkeys(good, COLLECTED)
     assert {found[url][4] for url in bad} == {0}

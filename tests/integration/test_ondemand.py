@@ -1,4 +1,5 @@
-"""Work for a Gateway through the real doors: `ondemand`, `sync`, the reference Gateway, real workers."""
+"""Work for a Gateway through the real doors: `ondemand`, `sync`, the reference Gateway, real
+workers."""
 
 import json
 import os
@@ -44,7 +45,14 @@ def working_for(folder: Folder, gateway: Gateway | ScriptedGateway) -> Folder:
 def tasks(site: Site, count: int, **fields: Any) -> list[dict[str, Any]]:
     """Tasks for pages of the site."""
     return [
-        {"task_id": f"t-{n}", "parcel_id": f"p{n}", "platform": "beacon", "county": "Bay", "url": site.page(n)} | fields
+        {
+            "task_id": f"t-{n}",
+            "parcel_id": f"p{n}",
+            "platform": "beacon",
+            "county": "Bay",
+            "url": site.page(n),
+        }
+        | fields
         for n in range(count)
     ]
 
@@ -58,7 +66,8 @@ def exchange(folder: Folder) -> dict[str, Any]:
 
 
 def test_from_handing_out_to_delivery(folder: Folder, site: Site, gateway: Gateway) -> None:
-    """Every task is answered: results with their pages before them, failures with their reasons; then it drains."""
+    """Every task is answered: results with their pages before them, failures with their reasons;
+    then it drains."""
     # Given tasks of which one cannot be found, one has no URL, and one is not to be fetched at all
     working_for(folder, gateway)
     odd = [
@@ -70,29 +79,48 @@ def test_from_handing_out_to_delivery(folder: Folder, site: Site, gateway: Gatew
 
     # When a stack works for the Gateway
     run = folder.start("crawler", "ondemand", "--workers", "2", "--capacity", "20")
-    wait_for(lambda: gateway.counts()["results"] == 40 and gateway.counts()["failed"] == 3, 60, "all answers")
+    wait_for(
+        lambda: gateway.counts()["results"] == 40 and gateway.counts()["failed"] == 3,
+        60,
+        "all answers",
+    )
 
     # Then each result is there once, behind its page
     results = gateway.results()
     assert Counter(r["task_id"] for r in results) == Counter(f"t-{n}" for n in range(40))
-    assert all(r["applied"] == 1 and r["raw_seq"] < r["seq"] and r["county"] == "Bay" for r in results)
-    assert {r["data"]["title"] for r in results} == {f"Parcel {n} - Millbrook County" for n in range(40)}
-    reasons = {task["task_id"]: task["error_type"] for task in gateway.tasks() if task["state"] == "failed"}
+    assert all(
+        r["applied"] == 1 and r["raw_seq"] < r["seq"] and r["county"] == "Bay" for r in results
+    )
+    assert {r["data"]["title"] for r in results} == {
+        f"Parcel {n} - Millbrook County" for n in range(40)
+    }
+    reasons = {
+        task["task_id"]: task["error_type"] for task in gateway.tasks() if task["state"] == "failed"
+    }
     assert reasons == {"gone/1?": "http_404", "no-url": "bad_task", "inside": "forbidden_address"}
     # And told to drain, it ends with everything delivered
     worker = exchange(folder)["worker_id"]
     gateway.tell(worker, "drain")
     assert run.wait(120) == 0, folder.log(run)
     facts = exchange(folder)
-    assert (facts["results"]["synced"], facts["reports"]["synced"], facts["results"]["ready"]) == (40, 3, 0)
+    assert (facts["results"]["synced"], facts["reports"]["synced"], facts["results"]["ready"]) == (
+        40,
+        3,
+        0,
+    )
     assert list((folder.data / "pending").iterdir()) == []
     assert folder.crawler("job", "verify", "gateway").returncode == 0
     assert "t-7" in folder.crawler("why", "t-7").stdout
-    assert TOKEN not in folder.log(run) + "".join(p.read_text() for p in (folder.data / "logs").iterdir())
+    assert TOKEN not in folder.log(run) + "".join(
+        p.read_text() for p in (folder.data / "logs").iterdir()
+    )
 
 
-def test_the_gateway_is_away_for_the_whole_crawl(folder: Folder, site: Site, gateway: Gateway) -> None:
-    """What was taken is collected without it, and delivered when it is back; nothing is marked before."""
+def test_the_gateway_is_away_for_the_whole_crawl(
+    folder: Folder, site: Site, gateway: Gateway
+) -> None:
+    """What was taken is collected without it, and delivered when it is back; nothing is marked
+    before."""
     working_for(folder, gateway)
     gateway.import_tasks(tasks(site, 60))
     agent = folder.start("crawler", "agent", "--capacity", "60")
@@ -114,7 +142,8 @@ def test_the_gateway_is_away_for_the_whole_crawl(folder: Folder, site: Site, gat
 
 
 def test_a_fleet_shares_the_work(tmp_path: Path, site: Site, gateway: Gateway) -> None:
-    """Three stacks on one Gateway: each page is asked for once, by one of them, and all have some."""
+    """Three stacks on one Gateway: each page is asked for once, by one of them, and all have
+    some."""
     gateway.import_tasks(tasks(site, 300))
     folders = []
     for name in ("one", "two", "three"):
@@ -133,7 +162,9 @@ def test_a_fleet_shares_the_work(tmp_path: Path, site: Site, gateway: Gateway) -
             each.stop()
 
 
-def test_an_expired_task_is_reported_and_not_fetched(folder: Folder, site: Site, gateway: Gateway) -> None:
+def test_an_expired_task_is_reported_and_not_fetched(
+    folder: Folder, site: Site, gateway: Gateway
+) -> None:
     """Its deadline passed before anybody had time for it."""
     working_for(folder, gateway)
     gateway.import_tasks(tasks(site, 2, deadline="2020-01-01T00:00:00Z"))
@@ -158,7 +189,11 @@ def test_what_dies_is_started_again(folder: Folder, site: Site, gateway: Gateway
         killed.add(pid)
         os.kill(pid, signal.SIGKILL)
 
-    wait_for(lambda: gateway.counts()["results"] == 200 and folder.books().synced == 200, 60, "all of them")
+    wait_for(
+        lambda: gateway.counts()["results"] == 200 and folder.books().synced == 200,
+        60,
+        "all of them",
+    )
 
     assert Counter(r["applied"] for r in gateway.results()) == {1: 200}
     assert set(site.hits().values()) == {1}
@@ -202,7 +237,8 @@ def test_nothing_starts_that_could_not_work(folder: Folder, env: dict[str, str],
 
 
 def test_held_results_are_pushed_by_hand(folder: Folder, site: Site, gateway: Gateway) -> None:
-    """A standalone crawl reaches the Gateway only by `sync push`, a job at a time, under our own ids."""
+    """A standalone crawl reaches the Gateway only by `sync push`, a job at a time, under our own
+    ids."""
     working_for(folder, gateway)
     for name in ("first.txt", "second.txt"):
         folder.write(name, [f"{site.page(n)}?{name}" for n in range(5)])
@@ -226,7 +262,9 @@ def test_held_results_are_pushed_by_hand(folder: Folder, site: Site, gateway: Ga
     assert len(gateway.results()) == 10
 
 
-def test_a_bundle_is_pushed_from_another_machine(tmp_path: Path, folder: Folder, site: Site, gateway: Gateway) -> None:
+def test_a_bundle_is_pushed_from_another_machine(
+    tmp_path: Path, folder: Folder, site: Site, gateway: Gateway
+) -> None:
     """Collected here, carried on a stick, delivered there; typed again, it changes nothing."""
     folder.write("pages.txt", [site.page(n) for n in range(5)])
     assert folder.crawler("run", "pages.txt", "--workers", "1").returncode == 0
@@ -246,8 +284,11 @@ def test_a_bundle_is_pushed_from_another_machine(tmp_path: Path, folder: Folder,
     assert (bad.returncode, "there is no such file" in bad.stderr) == (2, True)
 
 
-def test_a_gateway_that_is_away_is_told_in_one_line(folder: Folder, site: Site, gateway: Gateway) -> None:
-    """`sync push` gives up with 3, and keeps what it could not deliver; typed again, it is delivered."""
+def test_a_gateway_that_is_away_is_told_in_one_line(
+    folder: Folder, site: Site, gateway: Gateway
+) -> None:
+    """`sync push` gives up with 3, and keeps what it could not deliver; typed again, it is
+    delivered."""
     working_for(folder, gateway)
     folder.write("pages.txt", [site.page(0)])
     folder.crawler("run", "pages.txt", "--workers", "1")
@@ -267,7 +308,11 @@ def test_rejected_results_are_shown_and_sent_again(folder: Folder, site: Site) -
     with ScriptedGateway() as gateway:
         working_for(folder, gateway)
         gateway.rules = [
-            lambda call: (422, {"error": {"message": "parcel_id is unknown"}}) if "/results" in call.path else None
+            lambda call: (
+                (422, {"error": {"message": "parcel_id is unknown"}})
+                if "/results" in call.path
+                else None
+            )
         ]
         folder.write("pages.txt", [site.page(0)])
         folder.crawler("run", "pages.txt", "--workers", "1")
@@ -284,7 +329,8 @@ def test_rejected_results_are_shown_and_sent_again(folder: Folder, site: Site) -
 
 
 def test_a_stop_is_quick_whatever_the_gateway_does(folder: Folder, site: Site) -> None:
-    """SIGTERM in the middle of an exchange that hangs: all is down before that has ended, and goes on the next time."""
+    """SIGTERM in the middle of an exchange that hangs: all is down before that has ended, and goes
+    on the next time."""
     with ScriptedGateway() as gateway:
         working_for(folder, gateway)
         gateway.work = [{"task_id": "t-1", "target": {"url": site.page(1)}}]
@@ -304,15 +350,19 @@ def test_a_stop_is_quick_whatever_the_gateway_does(folder: Folder, site: Site) -
 
         assert run.wait(120) == 143
         assert WORKER_GRACE_S + AGENT_GRACE_S + REDIS_GRACE_S < 10  # a stop waits for nothing else
-        assert not [process for process in family if process.is_running() and process.status() != "zombie"]
+        assert not [
+            process for process in family if process.is_running() and process.status() != "zombie"
+        ]
         answering.set()
         folder.start("crawler", "ondemand", "--workers", "1")
         wait_for(lambda: "t-1" in gateway.results, 60, "the result")
 
 
 def test_a_gateway_is_left_alone_for_as_long_as_it_says(folder: Folder) -> None:
-    """`Retry-After`, as seconds and as a date, holds for every kind of call; without it waits grow by themselves."""
-    # Given a Gateway that wants to be left alone: for seconds, until a moment, by two words at once, and without a word
+    """`Retry-After`, as seconds and as a date, holds for every kind of call; without it waits grow
+    by themselves."""
+    # Given a Gateway that wants to be left alone: for seconds, until a moment, by two words at
+    # once, and without a word
     asked: dict[str, list[float]] = defaultdict(list)
     until: list[float] = []
 
@@ -339,7 +389,9 @@ def test_a_gateway_is_left_alone_for_as_long_as_it_says(folder: Folder) -> None:
         # When an agent asks it for work, has a page for it, and sends its heartbeat
         folder.start("crawler", "agent")
         paths = [f"/internal/{name}" for name in ("work", "raw-files", "heartbeat")]
-        wait_for(lambda: all(len(asked[path]) >= 5 for path in paths), 120, "five calls of each kind")
+        wait_for(
+            lambda: all(len(asked[path]) >= 5 for path in paths), 120, "five calls of each kind"
+        )
 
     # Then no call came too early
     work, *others = ([later - sooner for sooner, later in pairwise(asked[path])] for path in paths)
@@ -354,7 +406,8 @@ def test_a_gateway_is_left_alone_for_as_long_as_it_says(folder: Folder) -> None:
 def test_the_heart_beats_while_the_queue_is_full_and_while_it_is_paused(folder: Folder) -> None:
     """In neither state is work asked for, and every beat has the counts of its moment."""
     with ScriptedGateway() as gateway, closing(folder.lpm()) as lpm:
-        # Given as many open tasks as there is room for, and a Gateway that hears every third beat, and says `pause`
+        # Given as many open tasks as there is room for, and a Gateway that hears every third beat,
+        # and says `pause`
         working_for(folder, gateway)
         assign(lpm, *(given(f"t-{n}", f"http://a.example/{n}") for n in range(6)))
         done, failed = claim(lpm, 2)
@@ -367,7 +420,11 @@ def test_the_heart_beats_while_the_queue_is_full_and_while_it_is_paused(folder: 
         def rule(call: Call) -> Answer | None:
             if "/heartbeat" not in call.path:
                 return None
-            return (503, {}) if len(beats()) % 3 else (200, {"acknowledged": True, "commands": ["pause"]})
+            return (
+                (503, {})
+                if len(beats()) % 3
+                else (200, {"acknowledged": True, "commands": ["pause"]})
+            )
 
         gateway.rules = [rule]
 
@@ -392,11 +449,18 @@ def test_the_heart_beats_while_the_queue_is_full_and_while_it_is_paused(folder: 
 
 
 def test_a_result_is_in_the_results_table_before_it_is_sent(folder: Folder, site: Site) -> None:
-    """Its row in `results` and COMPLETED are there while the Gateway takes nothing; SYNCED comes with the delivery."""
+    """Its row in `results` and COMPLETED are there while the Gateway takes nothing; SYNCED comes
+    with the delivery."""
     # Given a Gateway with a task, which takes no results yet
     with ScriptedGateway() as gateway:
         working_for(folder, gateway)
-        gateway.work = [{"task_id": "t-1", "platform": "beacon", "target": {"url": site.page(1), "parcel_id": "7"}}]
+        gateway.work = [
+            {
+                "task_id": "t-1",
+                "platform": "beacon",
+                "target": {"url": site.page(1), "parcel_id": "7"},
+            }
+        ]
         gateway.rules = [lambda call: (503, {}) if "/results" in call.path else None]
 
         # When the task is done, and later its result is taken
@@ -408,10 +472,18 @@ def test_a_result_is_in_the_results_table_before_it_is_sent(folder: Folder, site
 
     # Then the row was there all the time, with what was delivered
     assert stored(folder) == [before | {"state": "synced"}]
-    assert (before["external_id"], before["status"], before["state"]) == ("t-1", "completed", "ready")
+    assert (before["external_id"], before["status"], before["state"]) == (
+        "t-1",
+        "completed",
+        "ready",
+    )
     assert json.loads(before["record"]) == gateway.results["t-1"]["data"]
     assert before["body_sha256"] == gateway.results["t-1"]["raw_html_hash"]
-    assert (before["final_url"], before["status_code"], before["verdict"]) == (site.page(1), 200, "ok")
+    assert (before["final_url"], before["status_code"], before["verdict"]) == (
+        site.page(1),
+        200,
+        "ok",
+    )
 
 
 def stored(folder: Folder) -> list[dict[str, Any]]:

@@ -42,17 +42,33 @@ def collected(folder: Folder) -> Folder:
 def content(folder: Path) -> dict[str, bytes]:
     """What all files hold that a command could destroy."""
     files = [*folder.glob("*.csv"), *folder.glob("*.gz"), *(folder / "data" / "raw").iterdir()]
-    return {str(path): path.read_bytes() for path in [*files, *(folder / "data" / "pending").iterdir()]}
+    return {
+        str(path): path.read_bytes() for path in [*files, *(folder / "data" / "pending").iterdir()]
+    }
 
 
 @pytest.mark.parametrize("command", WRITERS)
 def test_nothing_that_is_needed_is_written_over(collected: Folder, command: str) -> None:
-    """An input, whatever name leads to it, lpm.db, segments and results: code 2, one line, and all is as it was."""
+    """An input, whatever name leads to it, lpm.db, segments and results: code 2, one line, and all
+    is as it was."""
     before = content(collected.path)
     result = next((collected.data / "pending").iterdir())
     segment = next((collected.data / "raw").iterdir())
-    names = ["parcels.csv", "symbolic.csv", "hard.csv", "segment.warc.gz", "data/lpm.db", "linked/lpm.db"]
-    names += ["data/lpm.db-wal", "data/raw/new.csv", "linked/pending/new.json", str(result), str(segment)]
+    names = [
+        "parcels.csv",
+        "symbolic.csv",
+        "hard.csv",
+        "segment.warc.gz",
+        "data/lpm.db",
+        "linked/lpm.db",
+    ]
+    names += [
+        "data/lpm.db-wal",
+        "data/raw/new.csv",
+        "linked/pending/new.json",
+        str(result),
+        str(segment),
+    ]
 
     for name in names:
         refused = collected.crawler(*WRITERS[command], name)
@@ -92,7 +108,8 @@ def test_a_report_does_not_replace_what_it_is_about(collected: Folder) -> None:
 
 
 def test_rejected_rows_do_not_replace_an_input(collected: Folder) -> None:
-    """Who corrects rejected rows and imports their file keeps it, also when the first file is imported again."""
+    """Who corrects rejected rows and imports their file keeps it, also when the first file is
+    imported again."""
     # Given the rejects of a file, corrected and imported
     bad = collected.write("bad.csv", ["url", "nonsense"])
     assert collected.crawler("bulk", "import", str(bad)).returncode == 1

@@ -29,13 +29,16 @@ from tests.support.stack import Folder, wait_for
 def leases(folder: Folder, queue: str) -> list[float]:
     """When the tasks of a queue were claimed."""
     lpm = folder.lpm()
-    rows = lpm.ledger.db.all("SELECT leased_at FROM tasks WHERE queue = ? AND leased_at IS NOT NULL", (queue,))
+    rows = lpm.ledger.db.all(
+        "SELECT leased_at FROM tasks WHERE queue = ? AND leased_at IS NOT NULL", (queue,)
+    )
     lpm.close()
     return [row[0] for row in rows]
 
 
 def test_urgent_tasks_run_first(folder: Folder, site: Site, redis_url: str) -> None:
-    """100 default and then 100 urgent tasks, then a worker with one slot: all urgent ones run first."""
+    """100 default and then 100 urgent tasks, then a worker with one slot: all urgent ones run
+    first."""
     # Given both in the ledger and in the queues, the default ones before the others
     folder.env["REDIS_URL"] = redis_url
     folder.redis().flushall()
@@ -53,7 +56,9 @@ def test_urgent_tasks_run_first(folder: Folder, site: Site, redis_url: str) -> N
     assert max(leases(folder, "urgent")) <= min(leases(folder, "default"))
 
 
-def test_urgent_work_overtakes_in_a_running_worker(folder: Folder, site: Site, redis_url: str) -> None:
+def test_urgent_work_overtakes_in_a_running_worker(
+    folder: Folder, site: Site, redis_url: str
+) -> None:
     """With the worker already running only pages already begun come before urgent ones."""
     # Given a worker in the middle of 100 slow default pages
     folder.env["REDIS_URL"] = redis_url
@@ -97,7 +102,9 @@ def test_chunks_hold_every_task_once_and_suit_the_slots(folder: Folder) -> None:
 def test_the_window_is_bounded_and_fair(folder: Folder) -> None:
     """No more tasks than the window go to Redis, and a large domain leaves room for small ones."""
     # Given 500 tasks of one domain before 10 of another
-    urls = [f"http://large.example/{n}" for n in range(500)] + [f"http://small.example/{n}" for n in range(10)]
+    urls = [f"http://large.example/{n}" for n in range(500)] + [
+        f"http://small.example/{n}" for n in range(10)
+    ]
     folder.crawler("bulk", "import", str(folder.write("urls.txt", urls)))
 
     # When a window of 100 is filled
@@ -132,7 +139,8 @@ def test_celery_call_scrapes_one_url(folder: Folder, site: Site, redis_url: str)
 
 
 def test_delay_from_python_returns_the_result(folder: Folder, site: Site, redis_url: str) -> None:
-    """`scrape_task.delay(url)` prints an id, and `.get()` gives the record; failing pages say why."""
+    """`scrape_task.delay(url)` prints an id, and `.get()` gives the record; failing pages say
+    why."""
     # Given a worker
     folder.env |= {"REDIS_URL": redis_url, "CRAWLER_ALLOW_NETS": "127.0.0.0/8"}
     folder.redis().flushall()
@@ -146,7 +154,13 @@ def test_delay_from_python_returns_the_result(folder: Folder, site: Site, redis_
     # When two URLs are sent from Python
     argv = [sys.executable, "-c", program]
     done = subprocess.run(
-        argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, timeout=240, check=True
+        argv,
+        cwd=folder.path,
+        env=folder.env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
     )
 
     # Then there is an id, a record, and a reason
@@ -159,7 +173,8 @@ def test_delay_from_python_returns_the_result(folder: Folder, site: Site, redis_
 
 
 def test_settings_of_celery_hold_in_a_running_worker(folder: Folder, redis_url: str) -> None:
-    """Broker in database 0, results in 1 for an hour, JSON, UTC, limits of 120 and 180 s, a message for each slot."""
+    """Broker in database 0, results in 1 for an hour, JSON, UTC, limits of 120 and 180 s, a message
+    for each slot."""
     # Given a worker with two slots, and four calls for pages that do not answer yet
     folder.env |= {"REDIS_URL": redis_url, "CRAWLER_ALLOW_NETS": "127.0.0.0/8"}
     assert redis_url.endswith("/0")
@@ -170,9 +185,7 @@ def test_settings_of_celery_hold_in_a_running_worker(folder: Folder, redis_url: 
     with Pages() as pages, contextlib.closing(broker), contextlib.closing(backend):
         urls = pages.parcels(4)
         pages.hold(0, until=answering)
-        program = (
-            "import sys\nfrom crawler.tasks import scrape_task\nfor url in sys.argv[1:]: print(scrape_task.delay(url))"
-        )
+        program = "import sys\nfrom crawler.tasks import scrape_task\nfor url in sys.argv[1:]: print(scrape_task.delay(url))"
         try:
             ids = typed(folder, "-c", program, *urls).split()
 
@@ -182,7 +195,9 @@ def test_settings_of_celery_hold_in_a_running_worker(folder: Folder, redis_url: 
             waiting = [json.loads(message) for message in broker.lrange("urgent", 0, -1)]
         finally:
             answering.set()
-        keys = wait_for(lambda: backend.dbsize() == 4 and sorted(backend.keys()), 120, "the results")
+        keys = wait_for(
+            lambda: backend.dbsize() == 4 and sorted(backend.keys()), 120, "the results"
+        )
         results = [json.loads(backend.get(key) or "") for key in keys]
         expire_s = [backend.ttl(key) for key in keys]
 
@@ -197,14 +212,28 @@ def test_settings_of_celery_hold_in_a_running_worker(folder: Folder, redis_url: 
         [args, *_] = json.loads(base64.b64decode(message["body"]))
         assert args[0].startswith(pages.url)
     assert keys == sorted(f"celery-task-meta-{id_}".encode() for id_ in ids)
-    assert {(result["status"], result["date_done"][-6:]) for result in results} == {("SUCCESS", "+00:00")}
+    assert {(result["status"], result["date_done"][-6:]) for result in results} == {
+        ("SUCCESS", "+00:00")
+    }
     assert all(0 < left_s <= 3600 for left_s in expire_s)
 
 
 def inspect(folder: Folder, what: str) -> dict[str, Any]:
     """What the worker here answers to `celery -A crawler inspect`."""
     name = f"celery@{socket.gethostname()}"
-    argv = ("-m", "celery", "-A", "crawler", "inspect", what, "--json", "--timeout", "60", "--destination", name)
+    argv = (
+        "-m",
+        "celery",
+        "-A",
+        "crawler",
+        "inspect",
+        what,
+        "--json",
+        "--timeout",
+        "60",
+        "--destination",
+        name,
+    )
     facts: dict[str, Any] = json.loads(typed(folder, *argv))[name]
     return facts
 
@@ -223,8 +252,11 @@ def typed(folder: Folder, *argv: str) -> str:
     return done.stdout
 
 
-def test_a_worker_of_another_ledger_puts_messages_back(folder: Folder, site: Site, redis_url: str) -> None:
-    """A message of another ledger is not lost by a worker that cannot use it, and that worker says so."""
+def test_a_worker_of_another_ledger_puts_messages_back(
+    folder: Folder, site: Site, redis_url: str
+) -> None:
+    """A message of another ledger is not lost by a worker that cannot use it, and that worker says
+    so."""
     # Given a message of a ledger that is not here
     folder.env["REDIS_URL"] = redis_url
     folder.redis().flushall()
@@ -234,7 +266,9 @@ def test_a_worker_of_another_ledger_puts_messages_back(folder: Folder, site: Sit
     subprocess.run(argv, cwd=folder.path, env=folder.env, timeout=240, check=True)
 
     # When the worker has seen it
-    wait_for(lambda: "two stacks share this Redis" in folder.log(worker), 20, "the worker's complaint")
+    wait_for(
+        lambda: "two stacks share this Redis" in folder.log(worker), 20, "the worker's complaint"
+    )
 
     # Then, with the worker gone, the message is still there
     worker.terminate()
@@ -248,7 +282,9 @@ def test_a_pool_other_than_prefork_is_refused(folder: Folder, redis_url: str) ->
     """Threads cannot survive a page that hangs its parser, so such a worker does not start."""
     argv = [sys.executable, "-m", "celery", "-A", "crawler", "worker", "-P", "threads"]
     env = folder.env | {"REDIS_URL": redis_url}
-    done = subprocess.run(argv, cwd=folder.path, env=env, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        argv, cwd=folder.path, env=env, capture_output=True, text=True, timeout=240, check=False
+    )
 
     assert done.returncode == 3
     assert "prefork" in done.stdout + done.stderr
@@ -272,10 +308,17 @@ def test_an_evicting_redis_is_refused(folder: Folder, redis_url: str) -> None:
 
 
 def test_flower_lists_pages_with_their_urls(folder: Folder, site: Site, redis_url: str) -> None:
-    """`celery -A crawler flower`, as typed, lists every page of a job as a task, good or not, on loopback."""
+    """`celery -A crawler flower`, as typed, lists every page of a job as a task, good or not, on
+    loopback."""
     # Given Flower and a worker
-    folder.env |= {"REDIS_URL": redis_url, "FLOWER_UNAUTHENTICATED_API": "true", "FLOWER_PORT": str(free_port())}
-    folder.env["CRAWLER_ALLOW_NETS"] = "127.0.0.0/8"  # for the single URL, which comes from elsewhere
+    folder.env |= {
+        "REDIS_URL": redis_url,
+        "FLOWER_UNAUTHENTICATED_API": "true",
+        "FLOWER_PORT": str(free_port()),
+    }
+    folder.env["CRAWLER_ALLOW_NETS"] = (
+        "127.0.0.0/8"  # for the single URL, which comes from elsewhere
+    )
     folder.redis().flushall()
     folder.start("celery", "-A", "crawler", "flower")
     address = f"http://127.0.0.1:{folder.env['FLOWER_PORT']}/api/tasks?limit=100"
@@ -291,7 +334,9 @@ def test_flower_lists_pages_with_their_urls(folder: Folder, site: Site, redis_ur
     # Then each page is a task there
     def seen() -> dict[str, str] | None:
         tasks = (fetch_json(address) or {}).values()
-        found = {str(task["args"]): str(task["state"]) for task in tasks if task["name"] == "scrape_task"}
+        found = {
+            str(task["args"]): str(task["state"]) for task in tasks if task["name"] == "scrape_task"
+        }
         return found if len(found) == 21 and set(found.values()) == {"SUCCESS", "FAILURE"} else None
 
     states = wait_for(seen, 20, "all pages in Flower")
@@ -300,14 +345,19 @@ def test_flower_lists_pages_with_their_urls(folder: Folder, site: Site, redis_ur
 
     # And a single URL is there with its result, and its page and record in the store
     info = f"http://127.0.0.1:{folder.env['FLOWER_PORT']}/api/task/info/{celery_call(folder, site.page(99))}"
-    result = wait_for(lambda: (fetch_json(info) or {}).get("result"), 30, "the single one's result in Flower")
+    result = wait_for(
+        lambda: (fetch_json(info) or {}).get("result"), 30, "the single one's result in Flower"
+    )
     assert site.page(99) in str(result)
     assert folder.crawler("raw", site.page(99)).stdout.startswith("<!doctype html>")
-    assert any(site.page(99) in path.read_text() for path in (folder.data / "pending").glob("*.json"))
+    assert any(
+        site.page(99) in path.read_text() for path in (folder.data / "pending").glob("*.json")
+    )
 
 
 def test_flower_shows_progress_on_port_5555(folder: Folder) -> None:
-    """`up --flower` has Flower on 5555, with the worker, and with each page as it begins and as it ends."""
+    """`up --flower` has Flower on 5555, with the worker, and with each page as it begins and as it
+    ends."""
     # Given a stack with Flower, and pages of which one does not answer yet
     answering = threading.Event()
     taken = is_taken(5555)
@@ -316,14 +366,18 @@ def test_flower_shows_progress_on_port_5555(folder: Folder) -> None:
     address = stack.flower_url
     assert stack.worker
     assert up.stdout.splitlines()[1:] == [f"Flower: {address}"], up.stderr
-    assert address == "http://127.0.0.1:5555" or taken or is_taken(5555), "another port, although 5555 was free"
+    assert address == "http://127.0.0.1:5555" or taken or is_taken(5555), (
+        "another port, although 5555 was free"
+    )
 
     def workers() -> list[Any]:
         return list((fetch_json(f"{address}/workers?json=1") or {}).get("data", []))
 
     def states() -> dict[str, str]:
         found = (fetch_json(f"{address}/api/tasks?limit=100") or {}).values()
-        return {str(task["args"]): str(task["state"]) for task in found if task["name"] == "scrape_task"}
+        return {
+            str(task["args"]): str(task["state"]) for task in found if task["name"] == "scrape_task"
+        }
 
     wait_for(workers, 120, "the worker in Flower")
     with Pages() as pages:
@@ -340,7 +394,9 @@ def test_flower_shows_progress_on_port_5555(folder: Folder) -> None:
             wait_for(lambda: states() == begun, 120, "one page under way in Flower")
         finally:
             answering.set()
-        wait_for(lambda: states() == begun | {f"('{urls[3]}',)": "SUCCESS"}, 120, "its end in Flower")
+        wait_for(
+            lambda: states() == begun | {f"('{urls[3]}',)": "SUCCESS"}, 120, "its end in Flower"
+        )
 
     # And the worker is there, alive, with what it has done
     [worker] = workers()
@@ -348,7 +404,17 @@ def test_flower_shows_progress_on_port_5555(folder: Folder) -> None:
     assert (worker["task-succeeded"], worker["task-failed"]) >= (4, 1)
 
 
-PATHS = ("/", "/tasks", "/tasks/datatable", "/workers", "/broker", "/metrics", "/api/tasks", "/api/workers", "/none")
+PATHS = (
+    "/",
+    "/tasks",
+    "/tasks/datatable",
+    "/workers",
+    "/broker",
+    "/metrics",
+    "/api/tasks",
+    "/api/workers",
+    "/none",
+)
 HOSTS = {
     "127.0.0.1": True, "localhost:5555": True, "LocalHost.": True, "[::1]:5555": True, "a.localhost": True,
     "evil.example": False, "evil.example:5555": False, "127.0.0.1.evil.example": False, "localhost.evil.example": False,
@@ -357,7 +423,8 @@ HOSTS = {
 
 
 def test_flower_without_a_password_answers_to_no_name(folder: Folder, redis_url: str) -> None:
-    """A site whose name leads to 127.0.0.1 (DNS rebinding) reads nothing; with a password Flower has any name."""
+    """A site whose name leads to 127.0.0.1 (DNS rebinding) reads nothing; with a password Flower
+    has any name."""
     folder.env |= {"REDIS_URL": redis_url, "FLOWER_UNAUTHENTICATED_API": "true"}
 
     def answered(port: int, path: str, host: str, **headers: str) -> int:
@@ -381,7 +448,9 @@ def test_flower_without_a_password_answers_to_no_name(folder: Folder, redis_url:
 
     # And with a password it answers to who has it
     port = free_port()
-    folder.start("celery", "-A", "crawler", "flower", FLOWER_PORT=str(port), FLOWER_BASIC_AUTH="ada:word")
+    folder.start(
+        "celery", "-A", "crawler", "flower", FLOWER_PORT=str(port), FLOWER_BASIC_AUTH="ada:word"
+    )
     wait_for(lambda: is_taken(port), 60, "Flower to listen")
     key = "Basic " + base64.b64encode(b"ada:word").decode()
     assert answered(port, "/tasks", "evil.example") == 401
@@ -400,11 +469,16 @@ def test_flower_that_is_not_installed_is_asked_for(folder: Folder) -> None:
     # When a stack with Flower is started in it
     program = folder.path / "venv" / "bin" / "python"
     argv = [str(program), "-m", "crawler", "up", "--flower"]
-    done = subprocess.run(argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, check=False
+    )
 
     # Then it says so
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "Error: Flower is not installed; install it with: pip install 'crawler[flower]'\n"
+    assert (
+        done.stderr
+        == "Error: Flower is not installed; install it with: pip install 'crawler[flower]'\n"
+    )
     assert not (folder.data / "run" / "stack.json").exists()
 
 

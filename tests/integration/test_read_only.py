@@ -84,7 +84,11 @@ def test_every_command_is_known_to_read_or_to_write() -> None:
             command = cli.get_command(context, name)
             parts = command.list_commands(context) if isinstance(command, click.Group) else [""]
             found |= {f"{name} {part}".strip() for part in parts}
-    assert {name for name in found if not name.startswith("gateway")} == {*READING, *WRITING, *ELSEWHERE}
+    assert {name for name in found if not name.startswith("gateway")} == {
+        *READING,
+        *WRITING,
+        *ELSEWHERE,
+    }
 
 
 def test_every_command_that_reads_works_on_a_store_that_cannot_be_written(store: Folder) -> None:
@@ -99,13 +103,17 @@ def test_every_command_that_reads_works_on_a_store_that_cannot_be_written(store:
             assert len(wrong) == 1, said.stdout
             assert "cannot be written" in wrong[0]
         if name in ("results export", "results bundle"):
-            assert "the store cannot be written: `why` will not show what was handed over" in said.stderr
+            assert (
+                "the store cannot be written: `why` will not show what was handed over"
+                in said.stderr
+            )
     assert content(store.data) == before
 
 
 @pytest.mark.parametrize("state", ["closed", "killed", "copied", "in use"])
 def test_what_was_committed_last_is_read(store: Folder, state: str) -> None:
-    """Also what a killed or a living process has only written to the log, which nobody may write back here."""
+    """Also what a killed or a living process has only written to the log, which nobody may write
+    back here."""
     # Given a commit that is in the log, unless its process has ended in order
     writer = apsw.Connection(str(store.data / "lpm.db"))
     writer.execute("UPDATE jobs SET name = 'renamed'")
@@ -132,12 +140,21 @@ def test_what_was_committed_last_is_read(store: Folder, state: str) -> None:
 
 
 def test_a_command_that_writes_says_that_it_cannot(store: Folder) -> None:
-    """What needs to write ends with 4 and the reason; so does reading a ledger that must be migrated first."""
+    """What needs to write ends with 4 and the reason; so does reading a ledger that must be
+    migrated first."""
     prefix = only_reading(store.data)
-    for command in (["run", "parcels.csv"], ["job", "pause", "parcels.csv"], ["retry", "--failed"], ["up"]):
+    for command in (
+        ["run", "parcels.csv"],
+        ["job", "pause", "parcels.csv"],
+        ["retry", "--failed"],
+        ["up"],
+    ):
         said = type_command(store, prefix, *command)
         assert said.returncode in (2, 4), (command, said.stdout, said.stderr)
-        assert "cannot be written" in said.stderr or "has ended already" in said.stderr, (command, said.stderr)
+        assert "cannot be written" in said.stderr or "has ended already" in said.stderr, (
+            command,
+            said.stderr,
+        )
 
     for path in (store.data, store.data / "lpm.db"):
         path.chmod(0o700)
@@ -149,7 +166,8 @@ def test_a_command_that_writes_says_that_it_cannot(store: Folder) -> None:
 
 
 def test_a_ledger_that_changes_under_a_reader_without_locks_is_told(store: Folder) -> None:
-    """Where no lock can be had, a process that writes back its log meanwhile makes the reading fail, not lie."""
+    """Where no lock can be had, a process that writes back its log meanwhile makes the reading
+    fail, not lie."""
     read = """if 1:
         import pathlib, sys
         from crawler.lpm import LocalPersistenceManager

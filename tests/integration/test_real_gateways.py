@@ -1,4 +1,5 @@
-"""The habits of real Gateways, played by the reference Gateway: the worker is at home with each of them."""
+"""The habits of real Gateways, played by the reference Gateway: the worker is at home with each of
+them."""
 
 import asyncio
 import json
@@ -44,7 +45,10 @@ def lpm(tmp_path: Path) -> LocalPersistenceManager:
 
 def env(gateway: Gateway) -> dict[str, str]:
     """What a worker's environment says of this Gateway."""
-    return gateway.env | {"CRAWLER_GATEWAY_DIALECT": DIALECTS[gateway.like], "CRAWLER_MIN_FREE": "0"}
+    return gateway.env | {
+        "CRAWLER_GATEWAY_DIALECT": DIALECTS[gateway.like],
+        "CRAWLER_MIN_FREE": "0",
+    }
 
 
 def settings(lpm: LocalPersistenceManager, gateway: Gateway) -> Settings:
@@ -62,12 +66,16 @@ def with_client(told: Settings, do: Callable[[GatewayClient], Awaitable[Any]]) -
     return asyncio.run(run())
 
 
-def collect(lpm: LocalPersistenceManager, gateway: Gateway, free: int, platforms: list[str]) -> list[float]:
+def collect(
+    lpm: LocalPersistenceManager, gateway: Gateway, free: int, platforms: list[str]
+) -> list[float]:
     """Ask once for tasks of each type that there are; returns the waits."""
     told = settings(lpm, gateway)
 
     async def ask(client: GatewayClient) -> list[float]:
-        mine = Collector(told, agent.open_job(lpm), sites.load(told.config_dir), client, platforms=platforms)
+        mine = Collector(
+            told, agent.open_job(lpm), sites.load(told.config_dir), client, platforms=platforms
+        )
         with closing(mine):
             return [await mine.ask(free, kind) for kind in client.kinds]
 
@@ -109,22 +117,38 @@ def crawled(lpm: LocalPersistenceManager, *rows: dict[str, Any]) -> None:
 def rows(count: int, **fields: Any) -> list[dict[str, Any]]:
     """Rows of a Gateway's input."""
     return [
-        {"task_id": f"t-{n}", "platform": "beacon", "parcel_id": f"p{n}", "url": f"http://a.example/{n}"} | fields
+        {
+            "task_id": f"t-{n}",
+            "platform": "beacon",
+            "parcel_id": f"p{n}",
+            "url": f"http://a.example/{n}",
+        }
+        | fields
         for n in range(count)
     ]
 
 
-def test_work_for_a_real_gateway_from_end_to_end(folder: Folder, site: Site, gateway: Gateway) -> None:
-    """`ondemand` takes all tasks with its first question, and delivers them; what has no page is reported."""
+def test_work_for_a_real_gateway_from_end_to_end(
+    folder: Folder, site: Site, gateway: Gateway
+) -> None:
+    """`ondemand` takes all tasks with its first question, and delivers them; what has no page is
+    reported."""
     folder.env |= env(gateway) | {"CRAWLER_ALLOW_NETS": "127.0.0.0/8", "CRAWLER_RATE": "none"}
     tasks = [row | {"url": site.page(n), "parcel_id": ""} for n, row in enumerate(rows(8))]
     gateway.import_tasks([*tasks, rows(1)[0] | {"task_id": "bad", "url": "", "type": "parcel"}])
 
     folder.start("crawler", "ondemand", "--platform", "beacon", "--workers", "1")
-    wait_for(lambda: gateway.counts()["completed"] + gateway.counts()["failed"] == 9, 120, "the ends of all tasks")
+    wait_for(
+        lambda: gateway.counts()["completed"] + gateway.counts()["failed"] == 9,
+        120,
+        "the ends of all tasks",
+    )
 
     assert {result["task_id"] for result in gateway.results()} == {row["task_id"] for row in tasks}
-    assert next(task["error_type"] for task in gateway.tasks() if task["task_id"] == "bad") == "bad_task"
+    assert (
+        next(task["error_type"] for task in gateway.tasks() if task["task_id"] == "bad")
+        == "bad_task"
+    )
     with closing(folder.lpm()) as lpm:
         wait_for(lambda: not exchange.unsent(lpm.ledger.db), 60, "the last answer")
         assert exchange.troubles(lpm.ledger.db) == []
@@ -136,9 +160,14 @@ def test_an_empty_queue_is_no_trouble(lpm: LocalPersistenceManager, gateway: Gat
     assert set(collect(lpm, gateway, 5, ["beacon"])) == {float(IDLE)}
 
 
-def test_one_question_fills_the_room_there_is(lpm: LocalPersistenceManager, gateway: Gateway) -> None:
-    """One task for each name and priority is what it hands out: the platforms are named as often as needed."""
-    gateway.import_tasks(rows(30) + [row | {"task_id": f"q-{n}", "platform": "q"} for n, row in enumerate(rows(30))])
+def test_one_question_fills_the_room_there_is(
+    lpm: LocalPersistenceManager, gateway: Gateway
+) -> None:
+    """One task for each name and priority is what it hands out: the platforms are named as often as
+    needed."""
+    gateway.import_tasks(
+        rows(30) + [row | {"task_id": f"q-{n}", "platform": "q"} for n, row in enumerate(rows(30))]
+    )
 
     collect(lpm, gateway, 50, ["beacon", "q"])
 
@@ -146,7 +175,9 @@ def test_one_question_fills_the_room_there_is(lpm: LocalPersistenceManager, gate
     assert gateway.counts()["held"] == 50
 
 
-def test_a_report_about_a_task_that_is_not_ours_is_heard(lpm: LocalPersistenceManager, gateway: Gateway) -> None:
+def test_a_report_about_a_task_that_is_not_ours_is_heard(
+    lpm: LocalPersistenceManager, gateway: Gateway
+) -> None:
     """`success: false` with `status: reported`: asking again would change nothing."""
     assign(lpm, given("unknown"))
     fail(lpm, lpm.get_next_pending("owner", 1)[0])
@@ -170,10 +201,14 @@ def test_pages_without_a_parcel_do_not_share_a_row(folder: Folder, gateway: Gate
     assert pushed.returncode == 0, pushed.stderr
     assert "Delivered 5 results" in pushed.stdout
     found = gateway.results()
-    assert {(result["parcel_id"], result["platform"]) for result in found} == {(key, "a.example") for key in keys}
+    assert {(result["parcel_id"], result["platform"]) for result in found} == {
+        (key, "a.example") for key in keys
+    }
 
 
-def test_tasks_without_a_parcel_do_not_share_a_row(lpm: LocalPersistenceManager, gateway: Gateway) -> None:
+def test_tasks_without_a_parcel_do_not_share_a_row(
+    lpm: LocalPersistenceManager, gateway: Gateway
+) -> None:
     """The Gateway's own tasks, too; what it named the platform stays."""
     gateway.import_tasks(rows(5, parcel_id=""))
     collect(lpm, gateway, 5, ["beacon"])
@@ -187,10 +222,14 @@ def test_tasks_without_a_parcel_do_not_share_a_row(lpm: LocalPersistenceManager,
 
 
 def test_what_would_still_collide_is_refused(folder: Folder, gateway: Gateway) -> None:
-    """Three pages of one parcel: the first is delivered, the others are kept, and say which task is in their way."""
+    """Three pages of one parcel: the first is delivered, the others are kept, and say which task is
+    in their way."""
     folder.env |= env(gateway)
     lpm = folder.lpm()
-    crawled(lpm, *({"url": f"http://a.example/{n}", "parcel_id": "7", "county": "Bay"} for n in range(3)))
+    crawled(
+        lpm,
+        *({"url": f"http://a.example/{n}", "parcel_id": "7", "county": "Bay"} for n in range(3)),
+    )
     lpm.close()
 
     pushed = folder.crawler("sync", "push", "--json")
@@ -205,10 +244,15 @@ def test_what_would_still_collide_is_refused(folder: Folder, gateway: Gateway) -
     ] * 2
 
 
-def test_a_parcel_that_is_asked_for_again_may_have_moved(lpm: LocalPersistenceManager, gateway: Gateway) -> None:
-    """The Gateway has its first result and wants another one, from a new address: that replaces the first."""
+def test_a_parcel_that_is_asked_for_again_may_have_moved(
+    lpm: LocalPersistenceManager, gateway: Gateway
+) -> None:
+    """The Gateway has its first result and wants another one, from a new address: that replaces the
+    first."""
     for n in range(2):
-        gateway.import_tasks([rows(1)[0] | {"task_id": f"again-{n}", "url": f"http://a.example/new/{n}"}])
+        gateway.import_tasks(
+            [rows(1)[0] | {"task_id": f"again-{n}", "url": f"http://a.example/new/{n}"}]
+        )
         collect(lpm, gateway, 5, ["beacon"])
         work(lpm)
         deliver(lpm, gateway)
@@ -218,9 +262,14 @@ def test_a_parcel_that_is_asked_for_again_may_have_moved(lpm: LocalPersistenceMa
     assert [result["task_id"] for result in gateway.results()] == ["again-1"]
 
 
-def test_two_open_tasks_of_one_parcel_do_not_replace_each_other(lpm: LocalPersistenceManager, gateway: Gateway) -> None:
-    """The second is refused here, and the Gateway hears why: else one of two pages would be gone without a word."""
-    gateway.import_tasks([rows(1)[0] | {"task_id": f"t-{n}", "url": f"http://a.example/{n}"} for n in range(2)])
+def test_two_open_tasks_of_one_parcel_do_not_replace_each_other(
+    lpm: LocalPersistenceManager, gateway: Gateway
+) -> None:
+    """The second is refused here, and the Gateway hears why: else one of two pages would be gone
+    without a word."""
+    gateway.import_tasks(
+        [rows(1)[0] | {"task_id": f"t-{n}", "url": f"http://a.example/{n}"} for n in range(2)]
+    )
     collect(lpm, gateway, 5, ["beacon"])
     work(lpm)
 
@@ -232,14 +281,27 @@ def test_two_open_tasks_of_one_parcel_do_not_replace_each_other(lpm: LocalPersis
     assert "it would replace the result of task t-0" in refused["reason"]
 
 
-def test_a_first_delivery_that_is_counted_as_updated_is_an_alarm(folder: Folder, gateway: Gateway) -> None:
-    """It is no success: somebody else's result was under that key. The task is named, and sent again it is no alarm."""
+def test_a_first_delivery_that_is_counted_as_updated_is_an_alarm(
+    folder: Folder, gateway: Gateway
+) -> None:
+    """It is no success: somebody else's result was under that key. The task is named, and sent
+    again it is no alarm."""
     prefix = "/internal/parcel" if gateway.like == "python" else "/internal"
-    theirs = {"task_id": "theirs", "data": {}, "parcel_id": "7", "platform": "beacon", "scraped_at": "2026-01-30"}
+    theirs = {
+        "task_id": "theirs",
+        "data": {},
+        "parcel_id": "7",
+        "platform": "beacon",
+        "scraped_at": "2026-01-30",
+    }
     Caller(gateway, "other").call("POST", f"{prefix}/results", json.dumps([theirs]).encode())
     folder.env |= env(gateway)
     lpm = folder.lpm()
-    crawled(lpm, {"url": "http://a.example/7", "parcel_id": "7", "platform": "beacon"}, {"url": "http://a.example/8"})
+    crawled(
+        lpm,
+        {"url": "http://a.example/7", "parcel_id": "7", "platform": "beacon"},
+        {"url": "http://a.example/8"},
+    )
     ours = {task_id for (task_id,) in lpm.ledger.db.all("SELECT task_id FROM tasks")}
 
     pushed = folder.crawler("sync", "push", "--json")
@@ -253,20 +315,31 @@ def test_a_first_delivery_that_is_counted_as_updated_is_an_alarm(folder: Folder,
     assert pushed.returncode == 1
     assert {"results": 0, "replaced": 2, "rejected": 0}.items() <= json.loads(pushed.stdout).items()
     assert {item["task_id"] for item in shown} == ours
-    assert f"Gateway {gateway.url}: 2 may have replaced other results (python -m crawler sync status)" in status
+    assert (
+        f"Gateway {gateway.url}: 2 may have replaced other results (python -m crawler sync status)"
+        in status
+    )
     assert all("counted 1 of 2 results as updated" in item["problem"] for item in shown)
     assert again.returncode == 0
     assert {"results": 2, "replaced": 0}.items() <= json.loads(again.stdout).items()
 
 
-@pytest.mark.parametrize(("field", "most"), [("parcel_id", 255), ("platform", 64), ("state", 8), ("county", 255)])
+@pytest.mark.parametrize(
+    ("field", "most"), [("parcel_id", 255), ("platform", 64), ("state", 8), ("county", 255)]
+)
 def test_values_that_do_not_fit_are_told_before_they_are_sent(
     field: str, most: int, lpm: LocalPersistenceManager, gateway: Gateway
 ) -> None:
-    """Neither the result nor its page goes out; its neighbours are delivered; a task of the Gateway's is reported."""
+    """Neither the result nor its page goes out; its neighbours are delivered; a task of the
+    Gateway's is reported."""
     exact, long = ({"state": "FL"} | {field: "x" * size} for size in (most, most + 1))
     gateway.import_tasks([rows(3)[0], rows(3)[1] | exact, rows(3)[2] | long])
-    collect(lpm, gateway, 30, ["beacon", *({exact["platform"], long["platform"]} if field == "platform" else ())])
+    collect(
+        lpm,
+        gateway,
+        30,
+        ["beacon", *({exact["platform"], long["platform"]} if field == "platform" else ())],
+    )
     work(lpm)
 
     deliver(lpm, gateway)
@@ -274,16 +347,23 @@ def test_values_that_do_not_fit_are_told_before_they_are_sent(
     assert {result["task_id"] for result in gateway.results()} == {"t-0", "t-1"}
     assert gateway.counts()["raw_files"] == 2
     [item] = exchange.rejected(lpm.ledger.db)
-    assert item["problem"].startswith(f"its {field} has {most + 1} characters, and a Gateway takes {most}: 'xxx")
+    assert item["problem"].startswith(
+        f"its {field} has {most + 1} characters, and a Gateway takes {most}: 'xxx"
+    )
     refused = next(task for task in gateway.tasks() if task["task_id"] == "t-2")
     assert (refused["state"], refused["error_type"]) == ("failed", "result_rejected")
 
 
-def test_tasks_of_both_types_go_by_their_own_paths(lpm: LocalPersistenceManager, tmp_path: Path) -> None:
-    """In the dialect `typed` a parcel and a party of one name are two rows, and times name no zone."""
+def test_tasks_of_both_types_go_by_their_own_paths(
+    lpm: LocalPersistenceManager, tmp_path: Path
+) -> None:
+    """In the dialect `typed` a parcel and a party of one name are two rows, and times name no
+    zone."""
     with Gateway(tmp_path / "typed", like="python") as gateway:
         types = ["parcel", "party", "party"]
-        gateway.import_tasks([row | {"type": type_} for row, type_ in zip(rows(3), types, strict=True)])
+        gateway.import_tasks(
+            [row | {"type": type_} for row, type_ in zip(rows(3), types, strict=True)]
+        )
         gateway.import_tasks([rows(1)[0] | {"task_id": "same", "type": "party"}])
         collect(lpm, gateway, 10, ["beacon"])
         for task in lpm.get_next_pending("owner", 10):
@@ -311,7 +391,9 @@ def test_the_dialect_wants_platforms(lpm: LocalPersistenceManager, tmp_path: Pat
         load({"CRAWLER_GATEWAY_DIALECT": "python"})
 
 
-async def _collector(lpm: LocalPersistenceManager, told: Settings, client: GatewayClient) -> Collector:
+async def _collector(
+    lpm: LocalPersistenceManager, told: Settings, client: GatewayClient
+) -> Collector:
     return Collector(told, agent.open_job(lpm), sites.load(told.config_dir), client)
 
 
@@ -319,10 +401,16 @@ async def _collector(lpm: LocalPersistenceManager, told: Settings, client: Gatew
     ("like", "path", "said"),
     [
         ("go", "/internal/work?capacity=0", b"query.capacity: "),
-        ("python", "/internal/parcel/work?capacity=1", b'{"detail":"query.platforms: Field required"}'),
+        (
+            "python",
+            "/internal/parcel/work?capacity=1",
+            b'{"detail":"query.platforms: Field required"}',
+        ),
     ],
 )
-def test_refusals_come_in_their_own_words(like: str, path: str, said: bytes, tmp_path: Path) -> None:
+def test_refusals_come_in_their_own_words(
+    like: str, path: str, said: bytes, tmp_path: Path
+) -> None:
     """As plain text or as `detail`, and a 401 without a request_id."""
     with Gateway(tmp_path, like=like) as gateway:
         worker = Caller(gateway)
@@ -332,12 +420,17 @@ def test_refusals_come_in_their_own_words(like: str, path: str, said: bytes, tmp
     assert (denied.status, b"request_id" in denied.body) == (401, False)
 
 
-@pytest.mark.parametrize(("like", "counts", "stored"), [("go", (2, 1), ["1", "3"]), ("python", (1, 2), [])])
+@pytest.mark.parametrize(
+    ("like", "counts", "stored"), [("go", (2, 1), ["1", "3"]), ("python", (1, 2), [])]
+)
 def test_a_result_that_does_not_fit_costs_its_row_or_its_request(
     like: str, counts: tuple[int, int], stored: list[str], tmp_path: Path
 ) -> None:
     """The one in Python counts as inserted what it then undoes: such counts confirm nothing."""
-    sent = [{"task_id": f"t-{n}", "parcel_id": f"{n}", "data": {}, "scraped_at": "2026-01-30"} for n in range(1, 4)]
+    sent = [
+        {"task_id": f"t-{n}", "parcel_id": f"{n}", "data": {}, "scraped_at": "2026-01-30"}
+        for n in range(1, 4)
+    ]
     sent[1]["state"] = "California"
     with Gateway(tmp_path, like=like) as gateway:
         path = "/internal/parcel/results" if like == "python" else "/internal/results"

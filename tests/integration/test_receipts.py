@@ -1,4 +1,5 @@
-"""A receipt never certifies what is not there: imports that broke off, files that are torn or gone."""
+"""A receipt never certifies what is not there: imports that broke off, files that are torn or
+gone."""
 
 import json
 import shutil
@@ -36,8 +37,11 @@ def torn(pending: Path) -> list[str]:
     return bad
 
 
-def test_an_import_that_was_killed_is_told_until_it_is_completed(folder: Folder, site: Site) -> None:
-    """After a kill in the middle of `run`, all commands say that rows are missing; the same `run` completes it."""
+def test_an_import_that_was_killed_is_told_until_it_is_completed(
+    folder: Folder, site: Site
+) -> None:
+    """After a kill in the middle of `run`, all commands say that rows are missing; the same `run`
+    completes it."""
     # Given a file of 6,000 rows for 60 pages, and a kill after its first commit
     rows = [site.page(n // 100) for n in range(6000)]
     file = folder.write("parcels.txt", rows)
@@ -51,7 +55,12 @@ def test_an_import_that_was_killed_is_told_until_it_is_completed(folder: Folder,
     assert folder.books().completed == 50
     verified, shown, status, listed = (
         folder.crawler(*command)
-        for command in (("job", "verify", "parcels.txt"), ("job", "show", "parcels.txt"), ("status",), ("job", "list"))
+        for command in (
+            ("job", "verify", "parcels.txt"),
+            ("job", "show", "parcels.txt"),
+            ("status",),
+            ("job", "list"),
+        )
     )
     assert verified.returncode == 5
     assert "Every task is in a final state" not in verified.stdout
@@ -105,7 +114,10 @@ def test_what_an_import_has_left_can_be_accepted(folder: Folder, site: Site) -> 
     assert "accepted: its import was broken off after 5,000 rows" in verified.stdout
     assert folder.crawler("resume").returncode == 0
     nothing = folder.crawler("job", "accept", "parcels.txt")
-    assert (nothing.returncode, "nothing of parcels.txt is known to be missing" in nothing.stderr) == (2, True)
+    assert (
+        nothing.returncode,
+        "nothing of parcels.txt is known to be missing" in nothing.stderr,
+    ) == (2, True)
 
 
 def test_a_cancelled_job_ends_although_its_import_broke_off(folder: Folder, site: Site) -> None:
@@ -120,12 +132,15 @@ def test_a_cancelled_job_ends_although_its_import_broke_off(folder: Folder, site
 
 
 def test_a_cancelled_job_accepts_no_lost_page(folder: Folder) -> None:
-    """Who cancels a job says nothing of pages: its receipt, and those of jobs that share them, say what they said."""
+    """Who cancels a job says nothing of pages: its receipt, and those of jobs that share them, say
+    what they said."""
     # Given two jobs that share pages, one of them not read to its end, and no raw/
     urls = [f"http://a.example/{n // 500}" for n in range(6000)]
     first, second = folder.write("first.txt", urls[:5000]), folder.write("second.txt", urls)
     folder.crawler("bulk", "import", str(first))
-    folder.crawler("bulk", "import", str(second), "--fresh-for", "1h", CRAWLER_FAILPOINT="imported:1")
+    folder.crawler(
+        "bulk", "import", str(second), "--fresh-for", "1h", CRAWLER_FAILPOINT="imported:1"
+    )
     lpm = folder.lpm()
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 10)))
     lpm.close()
@@ -150,11 +165,18 @@ def test_a_cancelled_job_accepts_no_lost_page(folder: Folder) -> None:
 
 
 def test_every_command_that_shows_a_job_tells_that_its_pages_are_gone(folder: Folder) -> None:
-    """Without raw/, neither `status` nor `job list` nor `analyze` reports a job as if all were there."""
+    """Without raw/, neither `status` nor `job list` nor `analyze` reports a job as if all were
+    there."""
     crawl(folder.data, 10, 10)
     lpm = folder.lpm()
     lpm.persist_call(new("http://b.example/", external_id="call"), loopback=False)
-    commands = (("status",), ("job", "list"), ("analyze", "job"), ("analyze", "data"), ("analyze", "data/pending"))
+    commands = (
+        ("status",),
+        ("job", "list"),
+        ("analyze", "job"),
+        ("analyze", "data"),
+        ("analyze", "data/pending"),
+    )
     assert not any("UNACCOUNTED" in folder.crawler(*command).stdout for command in commands)
     shutil.rmtree(folder.data / "raw")
 
@@ -180,7 +202,8 @@ def test_every_command_that_shows_a_job_tells_that_its_pages_are_gone(folder: Fo
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_files_of_results_survive_a_power_cut(site: Site, tmp_path: Path, killed: bool) -> None:
-    """What a finished run names is on the disk; what a killed one left is made again by the next command."""
+    """What a finished run names is on the disk; what a killed one left is made again by the next
+    command."""
     # Given a crawl on a disk of its own; where none can be mounted, files are torn by hand
     disk = Disk(tmp_path / "disk") if can_mount(tmp_path) else None
     if disk:
@@ -224,7 +247,8 @@ def test_files_of_results_survive_a_power_cut(site: Site, tmp_path: Path, killed
 
 
 def test_who_reads_pending_makes_torn_and_missing_files_again(folder: Folder, site: Site) -> None:
-    """`analyze pending/` and `resume` find what somebody has removed or torn; no success is computed from nothing."""
+    """`analyze pending/` and `resume` find what somebody has removed or torn; no success is
+    computed from nothing."""
     folder.crawler("run", str(folder.write("pages.txt", [site.page(n) for n in range(20)])))
     pending = folder.data / "pending"
     before = {path.name: path.read_bytes() for path in pending.iterdir()}
@@ -254,11 +278,14 @@ def test_who_reads_pending_makes_torn_and_missing_files_again(folder: Folder, si
 
 
 def test_an_unbundle_that_was_killed_is_told_and_completed(folder: Folder, site: Site) -> None:
-    """Killed between its commit and its files, it leaves a job that is unaccounted for, and files that come back."""
+    """Killed between its commit and its files, it leaves a job that is unaccounted for, and files
+    that come back."""
     folder.crawler("run", str(folder.write("pages.txt", [site.page(n) for n in range(10)])))
     folder.crawler("results", "bundle", "--output", "stick.tar.zst")
     other = ("--data-dir", "other")
-    killed = folder.crawler("results", "unbundle", "stick.tar.zst", *other, CRAWLER_FAILPOINT="committed:1")
+    killed = folder.crawler(
+        "results", "unbundle", "stick.tar.zst", *other, CRAWLER_FAILPOINT="committed:1"
+    )
     assert killed.returncode == -9
     pending = folder.path / "other" / "pending"
     assert list(pending.glob("*.json")) == []
@@ -275,7 +302,8 @@ def test_an_unbundle_that_was_killed_is_told_and_completed(folder: Folder, site:
 
 
 def test_only_files_that_are_results_are_counted(folder: Folder) -> None:
-    """`results list` looks at each file: torn, empty, missing and foreign ones are told, not counted as files."""
+    """`results list` looks at each file: torn, empty, missing and foreign ones are told, not
+    counted as files."""
     crawl(folder.data, 20, 12)
     pending = folder.data / "pending"
     first, second, third, fourth, *_ = sorted(pending.iterdir())
@@ -283,7 +311,9 @@ def test_only_files_that_are_results_are_counted(folder: Folder) -> None:
     second.write_bytes(second.read_bytes()[:-2])
     third.write_bytes(bytes(third.stat().st_size))
     fourth.unlink()
-    (pending / ("0" * 32 + ".json")).write_text('{"task_id":"' + "0" * 32 + '","data":{},"url":"http://x.example/"}\n')
+    (pending / ("0" * 32 + ".json")).write_text(
+        '{"task_id":"' + "0" * 32 + '","data":{},"url":"http://x.example/"}\n'
+    )
     (pending / "notes.txt").write_text("mine")
 
     told = folder.crawler("results", "list").stdout
@@ -291,7 +321,10 @@ def test_only_files_that_are_results_are_counted(folder: Folder) -> None:
     of_job = json.loads(folder.crawler("results", "list", "--job", "job", "--json").stdout)
 
     assert f"12 results, 8 of them in {pending}/" in told
-    assert "3 more files are torn and 1 are missing; python -m crawler doctor --repair makes them again" in told
+    assert (
+        "3 more files are torn and 1 are missing; python -m crawler doctor --repair makes them again"
+        in told
+    )
     assert "2 files there are none of this store's" in told
     assert facts["results"] == of_job["results"] == 12
     assert facts["files"] == {"results": 8, "torn": 3, "missing": 1, "foreign": 2}
@@ -305,7 +338,8 @@ def test_only_files_that_are_results_are_counted(folder: Folder) -> None:
 
 
 def test_a_copied_folder_is_read_as_it_is(folder: Folder) -> None:
-    """Without its ledger, what is torn in a folder is told and nothing is written; none of it gives no rate."""
+    """Without its ledger, what is torn in a folder is told and nothing is written; none of it gives
+    no rate."""
     crawl(folder.data, 5, 5)
     copy = folder.path / "copy"
     shutil.copytree(folder.data / "pending", copy)
@@ -334,7 +368,11 @@ def test_resume_does_not_pass_over_pages_that_are_gone(folder: Folder) -> None:
     assert "with 10 pages of the results, is missing" in resumed.stdout
 
     folder.crawler("job", "accept", "job")
-    assert folder.crawler("resume").returncode == folder.crawler("job", "verify", "job").returncode == 0
+    assert (
+        folder.crawler("resume").returncode
+        == folder.crawler("job", "verify", "job").returncode
+        == 0
+    )
 
 
 @pytest.mark.parametrize("table", ["results", "tasks"])
@@ -350,8 +388,8 @@ def test_resume_certifies_no_more_than_a_receipt(folder: Folder, table: str) -> 
 
 
 def test_verify_reads_what_it_certifies(folder: Folder) -> None:
-    """Where a page of lpm.db keeps the rows or results of a job from being read, `verify` does not say that all is
-    well; it names the command that helps, for this very store."""
+    """Where a page of lpm.db keeps the rows or results of a job from being read, `verify` does not
+    say that all is well; it names the command that helps, for this very store."""
     # Given a finished job, and which pages of its ledger an export cannot do without
     data = folder.path / "store of one"
     job = crawl(data, 40, 40)
@@ -362,7 +400,8 @@ def test_verify_reads_what_it_certifies(folder: Folder) -> None:
         path.write_bytes(good[: number * PAGE] + bytes(PAGE) + good[(number + 1) * PAGE :])
         if not is_readable(data, job):
             needed.append(number)
-            # When the job is verified without that page, then that fails, or tells that something is missing
+            # When the job is verified without that page, then that fails, or tells that something
+            # is missing
             lpm = LocalPersistenceManager(data)
             try:
                 assert lpm.verify(job).problems, f"page {number}"
@@ -394,7 +433,8 @@ def is_readable(data: Path, job: Job) -> bool:
 
 
 def test_what_a_command_proposes_is_for_its_own_store(folder: Folder, site: Site) -> None:
-    """A store that was named with --data-dir is named in every proposed command: typed as given, it acts on that."""
+    """A store that was named with --data-dir is named in every proposed command: typed as given, it
+    acts on that."""
     file = folder.write("parcels.txt", [site.page(n // 100) for n in range(6000)])
     where = ("--data-dir", "other store")
     folder.crawler("bulk", "import", str(file), *where, CRAWLER_FAILPOINT="imported:1")
@@ -404,7 +444,13 @@ def test_what_a_command_proposes_is_for_its_own_store(folder: Folder, site: Site
 
     shown = {
         command: folder.crawler(*command.split(), *where)
-        for command in ("job verify parcels.txt", "job list", "job pause parcels.txt", "doctor", "sync status")
+        for command in (
+            "job verify parcels.txt",
+            "job list",
+            "job pause parcels.txt",
+            "doctor",
+            "sync status",
+        )
     }
 
     for command, typed in shown.items():
@@ -424,7 +470,8 @@ HANDED_OVER = {
 
 @pytest.mark.parametrize("how", HANDED_OVER)
 def test_who_hands_over_is_told_what_is_missing(folder: Folder, site: Site, how: str) -> None:
-    """Rows that never came in are told with code 5, open tasks in a line, and a whole job without a word."""
+    """Rows that never came in are told with code 5, open tasks in a line, and a whole job without a
+    word."""
     # Given an import that broke off, and one page of it
     file = folder.write("parcels.txt", [site.page(n // 100) for n in range(6000)])
     folder.crawler("bulk", "import", str(file), CRAWLER_FAILPOINT="imported:1")
@@ -454,7 +501,8 @@ def test_who_hands_over_is_told_what_is_missing(folder: Folder, site: Site, how:
 def test_text_and_exit_code_of_a_run_are_of_one_reading(
     folder: Folder, capsys: pytest.CaptureFixture[str], which: str, as_json: bool
 ) -> None:
-    """Rows that came in after the crawl had ended are told as open by its report, and its exit code is 5 then."""
+    """Rows that came in after the crawl had ended are told as open by its report, and its exit code
+    is 5 then."""
     lpm = folder.lpm()
     job = open_job(lpm)
     lpm.persist_tasks([new("http://a.example/1")], job=job)
@@ -472,7 +520,8 @@ def test_text_and_exit_code_of_a_run_are_of_one_reading(
 
 
 def test_resume_certifies_no_torn_files(folder: Folder, pages: Pages) -> None:
-    """Files that were emptied after a finished run are told by `job verify`, and made again by `resume`."""
+    """Files that were emptied after a finished run are told by `job verify`, and made again by
+    `resume`."""
     file = folder.write("parcels.txt", pages.parcels(3))
     assert folder.crawler("run", str(file)).returncode == 0
     for path in (folder.data / "pending").iterdir():
@@ -502,7 +551,8 @@ WRITTEN = {
 
 @pytest.mark.parametrize("ending", WRITTEN)
 def test_what_ends_while_results_are_read_is_told_to_be_open(folder: Folder, ending: str) -> None:
-    """Whoever reads results while the last tasks end is told that these may be missing, although none is open then."""
+    """Whoever reads results while the last tasks end is told that these may be missing, although
+    none is open then."""
     # Given a job with one task at work, and results that are read but not noted as handed over yet
     lpm = folder.lpm()
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(20)], job=open_job(lpm))
@@ -511,7 +561,11 @@ def test_what_ends_while_results_are_read_is_told_to_be_open(folder: Folder, end
     file = folder.path / f"results.{ending}"
     with writing(lpm.durable.db):
         reader = folder.start("crawler", *WRITTEN[ending], str(file))
-        wait_for(lambda: [*folder.path.glob(f"*{file.name}*")] or reader.poll() is not None, 60, "the file")
+        wait_for(
+            lambda: [*folder.path.glob(f"*{file.name}*")] or reader.poll() is not None,
+            60,
+            "the file",
+        )
 
     # When that task ends before the reader does
     lpm.save_result(done(last))
@@ -522,7 +576,8 @@ def test_what_ends_while_results_are_read_is_told_to_be_open(folder: Folder, end
 
 
 def test_a_later_file_of_the_same_name_is_told_by_whoever_is_given_the_name(folder: Folder) -> None:
-    """A job's name is that of its first file: nobody takes its receipt for that of today's file without a word."""
+    """A job's name is that of its first file: nobody takes its receipt for that of today's file
+    without a word."""
     # Given yesterday's file, collected, and today's of the same name
     file = folder.write("a.csv", ["url", "http://a.example/1"])
     assert "earlier files" not in folder.crawler("bulk", "import", str(file)).stderr
@@ -535,7 +590,10 @@ def test_a_later_file_of_the_same_name_is_told_by_whoever_is_given_the_name(fold
     today = folder.path / "today" / "a.csv"
     today.write_text("url\nhttp://a.example/2\nhttp://a.example/3\n")
     second = folder.crawler("bulk", "import", str(today))
-    assert "this is the job a.csv-2; earlier files of the same name made a.csv (imported " in second.stderr
+    assert (
+        "this is the job a.csv-2; earlier files of the same name made a.csv (imported "
+        in second.stderr
+    )
 
     # When the file is not here, or not as it was read
     file.write_text("url\nhttp://a.example/4\n")
@@ -559,7 +617,10 @@ def test_a_later_file_of_the_same_name_is_told_by_whoever_is_given_the_name(fold
         assert said.returncode == code, (command, said.stdout, said.stderr)
         assert "this is a.csv (imported " in said.stderr, command
         assert "later files of the same name made a.csv-2 (imported " in said.stderr, command
-    assert "the latest of a file of the same name is a.csv-2" in folder.crawler("analyze", "a.csv").stdout
+    assert (
+        "the latest of a file of the same name is a.csv-2"
+        in folder.crawler("analyze", "a.csv").stdout
+    )
     for verb in ("verify", "show"):
         facts = json.loads(folder.crawler("job", verb, "a.csv", "--json").stdout)
         assert facts["later_jobs"] == ["a.csv-2"]
@@ -581,10 +642,13 @@ def test_a_later_file_of_the_same_name_is_told_by_whoever_is_given_the_name(fold
 
 
 def test_pages_without_what_was_wanted_are_told(folder: Folder, site: Site) -> None:
-    """A required field that no page has is in the summaries of `run` and `resume`, and in the receipt."""
+    """A required field that no page has is in the summaries of `run` and `resume`, and in the
+    receipt."""
     sites = folder.path / "config" / "sites"
     sites.mkdir(parents=True)
-    (sites / "ours.yaml").write_text("hosts: [127.0.0.1]\nfields:\n  price: {css: .no-such, required: true}\n")
+    (sites / "ours.yaml").write_text(
+        "hosts: [127.0.0.1]\nfields:\n  price: {css: .no-such, required: true}\n"
+    )
     folder.write("parcels.txt", [site.page(n) for n in range(5)])
 
     run = folder.crawler("run", "parcels.txt")

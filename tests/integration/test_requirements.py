@@ -1,4 +1,5 @@
-"""What the requirements show to be typed works as it stands there; only addresses are those of a site of ours."""
+"""What the requirements show to be typed works as it stands there; only addresses are those of a
+site of ours."""
 
 import os
 import subprocess
@@ -75,13 +76,22 @@ print(client.hget('circuit:known.example', 'state'))
 
 LINES = [
     # S0, scenarios
-    ("python -m crawler bulk import auction_parcels.csv --queue=urgent", "Imported 3 tasks to queue 'urgent'"),
+    (
+        "python -m crawler bulk import auction_parcels.csv --queue=urgent",
+        "Imported 3 tasks to queue 'urgent'",
+    ),
     ("python -m crawler bulk import test_sample.csv", "Imported 2 tasks to queue 'default'"),
     ("python -m crawler analyze ./data/pending/", "results"),
     (f"""celery -A crawler call scrape_task --args='["{COUNTY}/123"]'""", "-"),
-    (f"""python -c "from crawler.tasks import scrape_task; scrape_task.delay('{COUNTY}/123')\"""", ""),
+    (
+        f"""python -c "from crawler.tasks import scrape_task; scrape_task.delay('{COUNTY}/123')\"""",
+        "",
+    ),
     # FR-2
-    ("python -m crawler bulk import test_sample.csv --queue default --batch-size 100 --dry-run", "Would import"),
+    (
+        "python -m crawler bulk import test_sample.csv --queue default --batch-size 100 --dry-run",
+        "Would import",
+    ),
     ("python -m crawler bulk import rows.json", "Imported 1 tasks to queue 'default'"),
     ("python -m crawler bulk import rows.jsonl", "Imported 1 tasks to queue 'default'"),
     ("python -m crawler bulk import rows.txt", "Imported 1 tasks to queue 'default'"),
@@ -94,7 +104,10 @@ LINES = [
     # FR-6
     ("python -m crawler results list", "results in"),
     ("python -m crawler results export --output results.json && head -c1 results.json", "["),
-    ("python -m crawler results export --format csv --output results.csv && head -1 results.csv", "parcel_id"),
+    (
+        "python -m crawler results export --format csv --output results.csv && head -1 results.csv",
+        "parcel_id",
+    ),
     # S2
     (f"""celery -A crawler call crawl_url --args='["{COUNTY}/125", "research-123", {{}}]'""", "-"),
     (CRAWL, "completed"),
@@ -116,21 +129,28 @@ def stack(_site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fol
     folder.env["PATH"] = f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"
     page = f"{_site.url}/page"
     rows = [f"{page}/{number},{1 + number % 2},{number}" for number in range(123, 126)]
-    (folder.path / "auction_parcels.csv").write_text("\n".join(["url,priority,parcel_id", *rows, ""]))
+    (folder.path / "auction_parcels.csv").write_text(
+        "\n".join(["url,priority,parcel_id", *rows, ""])
+    )
     (folder.path / "test_sample.csv").write_text(f"url\n{page}/1\n{page}/2\n")
     (folder.path / "rows.json").write_text(f'[{{"url": "{page}/3", "priority": 1}}]')
     (folder.path / "rows.jsonl").write_text(f'{{"url": "{page}/4"}}\n')
     folder.write("rows.txt", [f"{page}/5"])
     done = folder.crawler("up", "--workers", "1")
     assert done.returncode == 0, done.stderr
-    assert folder.crawler("bulk", "import", str(folder.write("before.txt", [f"{page}/6"]))).returncode == 0
+    assert (
+        folder.crawler("bulk", "import", str(folder.write("before.txt", [f"{page}/6"]))).returncode
+        == 0
+    )
     folder.wait_until_completed(1, 60)
     yield folder
     folder.stop()
 
 
 @pytest.mark.parametrize(("line", "said"), LINES)
-def test_lines_of_the_requirements_work_as_typed(stack: Folder, site: Site, line: str, said: str) -> None:
+def test_lines_of_the_requirements_work_as_typed(
+    stack: Folder, site: Site, line: str, said: str
+) -> None:
     """Each line ends well, and says what the requirements say or what follows from them."""
     done = subprocess.run(
         ["sh", "-c", line.replace(COUNTY, f"{site.url}/page")],
@@ -147,7 +167,8 @@ def test_lines_of_the_requirements_work_as_typed(stack: Folder, site: Site, line
 
 
 def test_calls_by_either_name_end_with_a_result(folder: Folder, site: Site, redis_url: str) -> None:
-    """`celery call` of `scrape_task` and of `crawl_url` is the same work, the session's name goes with the result."""
+    """`celery call` of `scrape_task` and of `crawl_url` is the same work, the session's name goes
+    with the result."""
     # Given a worker
     folder.env |= {"REDIS_URL": redis_url, "CRAWLER_ALLOW_NETS": "127.0.0.0/8"}
     folder.redis().flushall()
@@ -167,7 +188,9 @@ def test_calls_by_either_name_end_with_a_result(folder: Folder, site: Site, redi
         "Error: there is no task 'crawl_urls'; there are crawl_url, scrape_chunk_task, scrape_task"
     )
     assert sorted(result["url"] for result in results) == [site.page(0), site.page(1)]
-    assert [result["input"] for result in results] == [{"session_id": "research-123", "note": "x"}] * 2
+    assert [result["input"] for result in results] == [
+        {"session_id": "research-123", "note": "x"}
+    ] * 2
 
 
 def call(folder: Folder, name: str, args: str) -> subprocess.CompletedProcess[str]:
@@ -175,7 +198,13 @@ def call(folder: Folder, name: str, args: str) -> subprocess.CompletedProcess[st
     celery = str(Path(sysconfig.get_path("scripts")) / "celery")
     argv = [celery, "-A", "crawler", "call", name, f"--args={args}"]
     return subprocess.run(
-        argv, cwd=folder.path, env=folder.env, capture_output=True, text=True, timeout=240, check=False
+        argv,
+        cwd=folder.path,
+        env=folder.env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
 
 
@@ -187,8 +216,11 @@ def call(folder: Folder, name: str, args: str) -> subprocess.CompletedProcess[st
         ("worker -Q urgent,default -c 1", "Connected to redis"),
     ],
 )
-def test_entry_points_of_celery_start_and_end(folder: Folder, redis_url: str, line: str, sign: str) -> None:
-    """The scheduler, a worker with one in it, and a worker alone begin as typed, and end when told to."""
+def test_entry_points_of_celery_start_and_end(
+    folder: Folder, redis_url: str, line: str, sign: str
+) -> None:
+    """The scheduler, a worker with one in it, and a worker alone begin as typed, and end when told
+    to."""
     folder.env["REDIS_URL"] = redis_url
     folder.redis().flushall()
     process = folder.start("celery", "-A", "crawler", *line.split(), "-l", "debug")

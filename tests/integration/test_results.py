@@ -1,4 +1,5 @@
-"""`results` and workbooks through the door: list, show, export in every format, and a kill in the middle."""
+"""`results` and workbooks through the door: list, show, export in every format, and a kill in the
+middle."""
 
 import csv
 import json
@@ -50,7 +51,8 @@ def export(folder: Folder, name: str, *args: str) -> Path:
 
 
 def test_chosen_columns_of_a_table(collected: Folder) -> None:
-    """Own fields by their own names, in the order they are named; what is no column, or no table, is refused."""
+    """Own fields by their own names, in the order they are named; what is no column, or no table,
+    is refused."""
     file = export(collected, "few.csv", "--columns", "Owner, data.title,status_code", "--all-rows")
     lines = file.read_text("utf-8-sig").splitlines()
     wrong = collected.crawler("results", "export", "--output", "x.csv", "--columns", "Ownr")
@@ -74,7 +76,9 @@ def test_list_says_how_many_and_shows_the_newest(collected: Folder) -> None:
     assert lines[0] == first
     assert lines[1].split() == ["task_id", "code", "verdict", "parcel_id", "url"]
     assert len(lines) == 4
-    facts = json.loads(collected.crawler("results", "list", "--job", "in.csv", "--limit", "9", "--json").stdout)
+    facts = json.loads(
+        collected.crawler("results", "list", "--job", "in.csv", "--limit", "9", "--json").stdout
+    )
     assert (facts["results"], facts["folder"]) == (3, f"{collected.data}/pending")
     assert {item["parcel_id"] for item in facts["items"]} == {"007", "010", "011"}
     assert "items" not in json.loads(collected.crawler("results", "list", "--json").stdout)
@@ -95,7 +99,8 @@ def test_list_on_a_terminal_fits_its_width(collected: Folder) -> None:
 
 
 def test_show_by_id_and_by_url(collected: Folder, site: Site) -> None:
-    """A unique beginning of a task_id and a URL show the same record; without a result there are reason and code 1."""
+    """A unique beginning of a task_id and a URL show the same record; without a result there are
+    reason and code 1."""
     by_url = json.loads(collected.crawler("results", "show", site.page(1), "--json").stdout)
     by_id = collected.crawler("results", "show", by_url["task_id"][:12])
     failed = collected.crawler("results", "show", f"{site.url}/status/404")
@@ -127,7 +132,8 @@ def test_show_by_id_and_by_url(collected: Folder, site: Site) -> None:
     ],
 )
 def test_what_cannot_be_done_is_one_line(collected: Folder, args: tuple[str, ...]) -> None:
-    """Unknown ids, jobs, formats and times, and targets that cannot be written, end with 2 and leave nothing."""
+    """Unknown ids, jobs, formats and times, and targets that cannot be written, end with 2 and
+    leave nothing."""
     before = sorted(collected.path.iterdir())
     done = collected.crawler("results", *args)
     assert done.returncode == 2, done.stderr
@@ -158,11 +164,21 @@ def test_tables_tell_the_same(collected: Folder) -> None:
     assert list(rows[0]) == book[0] == table.column_names
     assert [row["parcel_id"] for row in rows] == ["007", "010", "011"]
     at = book[0].index("parcel_id")
-    assert [row[at] for row in book[1:]] == table.column("parcel_id").to_pylist() == ["007", "010", "011"]
+    assert (
+        [row[at] for row in book[1:]]
+        == table.column("parcel_id").to_pylist()
+        == ["007", "010", "011"]
+    )
     assert rows[0]["input.note"] == "'=1+1"
     assert table.column("status_code").to_pylist() == [200, 200, 200]
     names = list(rows[0])
-    assert names[names.index("task_id") :][:5] == ["task_id", "parcel_id", "status", "reason", "message"]
+    assert names[names.index("task_id") :][:5] == [
+        "task_id",
+        "parcel_id",
+        "status",
+        "reason",
+        "message",
+    ]
     assert names[0].startswith("data.")
 
 
@@ -171,16 +187,25 @@ def test_all_rows_account_for_the_file(collected: Folder, name: str) -> None:
     """Every row of the input is there, in its order, with its status and reason."""
     done = collected.crawler("results", "export", "--all-rows", "--job", "in.csv", "--output", name)
     text = (collected.path / name).read_text("utf-8-sig")
-    rows: list[dict[str, Any]] = json.loads(text) if name.endswith("json") else list(csv.DictReader(text.splitlines()))
+    rows: list[dict[str, Any]] = (
+        json.loads(text) if name.endswith("json") else list(csv.DictReader(text.splitlines()))
+    )
 
     assert done.stdout == f"Exported {ROWS} rows to {name}\n"
     assert [int(row["line"]) for row in rows] == [2, 3, 4, 5, 6, 7]
-    assert [row["status"] for row in rows] == ["completed", "failed", "rejected", *["completed"] * 3]
+    assert [row["status"] for row in rows] == [
+        "completed",
+        "failed",
+        "rejected",
+        *["completed"] * 3,
+    ]
     assert rows[1]["reason"] == "http_404"
     assert "not a URL" in rows[2]["reason"]
     assert rows[0]["raw_html_hash"] == rows[3]["raw_html_hash"]
     owners = (
-        [row["input"].get("Owner") for row in rows] if name == "rows.json" else [row["input.Owner"] for row in rows]
+        [row["input"].get("Owner") for row in rows]
+        if name == "rows.json"
+        else [row["input.Owner"] for row in rows]
     )
     assert owners == ["Ada", "Bob", None if name == "rows.json" else "", "Cy", "Dan", "Fay"]
 
@@ -188,9 +213,13 @@ def test_all_rows_account_for_the_file(collected: Folder, name: str) -> None:
 def test_warc_is_read_by_others(collected: Folder, site: Site) -> None:
     """The file begins with a warcinfo and holds the page of each result."""
     with export(collected, "out.warc.gz").open("rb") as file:
-        found = [(r.rec_type, r.rec_headers.get_header("WARC-Target-URI")) for r in ArchiveIterator(file)]
+        found = [
+            (r.rec_type, r.rec_headers.get_header("WARC-Target-URI")) for r in ArchiveIterator(file)
+        ]
     assert found[0][0] == "warcinfo"
-    assert sorted(url for _, url in found[1:]) == sorted([site.page(1), f"{site.url}/gzip", f"{site.url}/json"])
+    assert sorted(url for _, url in found[1:]) == sorted(
+        [site.page(1), f"{site.url}/gzip", f"{site.url}/json"]
+    )
 
 
 def test_pages_beside_the_export(collected: Folder) -> None:
@@ -209,11 +238,15 @@ def test_pages_beside_the_export(collected: Folder) -> None:
 
 def test_since_and_stdout(collected: Folder) -> None:
     """A time in the future gives no results; `-` gives what a file would hold, and only that."""
-    nothing = collected.crawler("results", "export", "-o", "none.jsonl", "--since", "2999-01-01", "--json")
+    nothing = collected.crawler(
+        "results", "export", "-o", "none.jsonl", "--since", "2999-01-01", "--json"
+    )
     assert json.loads(nothing.stdout) == {"results": 0, "file": "none.jsonl", "format": "jsonl"}
     argv = [sys.executable, "-m", "crawler", "results", "export", "-o", "-", "--format"]
     for form in ("csv", "jsonl", "md", "xlsx", "parquet"):
-        piped = subprocess.run([*argv, form], cwd=collected.path, env=collected.env, capture_output=True, check=True)
+        piped = subprocess.run(
+            [*argv, form], cwd=collected.path, env=collected.env, capture_output=True, check=True
+        )
         if form in ("csv", "jsonl", "md"):
             assert piped.stdout == export(collected, f"same.{form}", "--since", "1d").read_bytes()
         else:
@@ -225,7 +258,15 @@ def test_a_reader_that_leaves_is_no_error(collected: Folder) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     argv = [sys.executable, "-m", "crawler", "results", "export", "-o", "-", "--format", "jsonl"]
-    done = subprocess.run(argv, cwd=collected.path, env=collected.env, stdout=writer, stderr=-1, text=True, check=False)
+    done = subprocess.run(
+        argv,
+        cwd=collected.path,
+        env=collected.env,
+        stdout=writer,
+        stderr=-1,
+        text=True,
+        check=False,
+    )
     os.close(writer)
     assert done.stderr == ""
 
@@ -241,7 +282,8 @@ def test_parquet_without_pyarrow_is_one_line(collected: Folder, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["out.json", "out.csv", "out.xlsx"])
 def test_a_killed_export_leaves_the_old_file(folder: Folder, name: str) -> None:
-    """kill -9 at the 50th of 100 results: the old file is as it was, and the same command again gives a whole one."""
+    """kill -9 at the 50th of 100 results: the old file is as it was, and the same command again
+    gives a whole one."""
     lpm = folder.lpm()
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(100)], job=open_job(lpm))
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 100)))
@@ -253,12 +295,16 @@ def test_a_killed_export_leaves_the_old_file(folder: Folder, name: str) -> None:
     assert dead.returncode == -signal.SIGKILL
     assert target.read_text() == "old"
 
-    assert folder.crawler("results", "export", "-o", name).stdout == f"Exported 100 results to {name}\n"
+    assert (
+        folder.crawler("results", "export", "-o", name).stdout
+        == f"Exported 100 results to {name}\n"
+    )
     assert target.stat().st_size > 1000
 
 
 def test_a_workbook_is_imported(folder: Folder) -> None:
-    """`bulk import` takes an .xlsx like a CSV: rejects beside it, the same file again is the same job."""
+    """`bulk import` takes an .xlsx like a CSV: rejects beside it, the same file again is the same
+    job."""
     book = xlsxwriter.Workbook(folder.path / "parcels.xlsx", {"strings_to_urls": False})
     page = book.add_worksheet()
     rows = [

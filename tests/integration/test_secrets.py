@@ -26,19 +26,28 @@ COLUMNS = ("url", "parcel_id", "Source", "remark")
 
 def cells(url: str) -> tuple[str, ...]:
     """A row with a password in every column but its own address's."""
-    return (url, HIDDEN, HIDDEN, f"see {HIDDEN} or ftp://ada:{SECRET}@files.example/x, and ada@files.example")
+    return (
+        url,
+        HIDDEN,
+        HIDDEN,
+        f"see {HIDDEN} or ftp://ada:{SECRET}@files.example/x, and ada@files.example",
+    )
 
 
 def as_csv(url: str, delimiter: str = ",") -> bytes:
     out = io.StringIO()
-    csv.writer(out, delimiter=delimiter).writerows([COLUMNS, cells(url), ("no url", HIDDEN, HIDDEN, HIDDEN)])
+    csv.writer(out, delimiter=delimiter).writerows(
+        [COLUMNS, cells(url), ("no url", HIDDEN, HIDDEN, HIDDEN)]
+    )
     return out.getvalue().encode()
 
 
 def as_jsonl(url: str) -> bytes:
     row = dict(zip(COLUMNS, cells(url), strict=True)) | {"nested": [{"at": HIDDEN}]}
     escaped = json.dumps(row | {"url": f"{url}/2"}).replace("@", "\\u0040").replace("/", "\\/")
-    return "\n".join([json.dumps(row), escaped, json.dumps({"url": "no url", "source": HIDDEN})]).encode()
+    return "\n".join(
+        [json.dumps(row), escaped, json.dumps({"url": "no url", "source": HIDDEN})]
+    ).encode()
 
 
 def as_json(url: str) -> bytes:
@@ -81,7 +90,8 @@ def holding(folder: Path, *besides: Path) -> list[Path]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_password_in_any_column_is_left_out_at_import(tmp_path: Path, name: str) -> None:
-    """Whatever the format: each row is kept as it is but for user names and passwords, in no file is any."""
+    """Whatever the format: each row is kept as it is but for user names and passwords, in no file
+    is any."""
     file = tmp_path / name
     file.write_bytes(FORMATS[name]("http://a.example/1"))
 
@@ -99,13 +109,18 @@ def test_a_password_in_any_column_is_left_out_at_import(tmp_path: Path, name: st
 
 
 def test_a_password_in_a_column_comes_out_nowhere(folder: Folder, pages: Pages) -> None:
-    """Neither in the store, its logs and files, nor in an export, a bundle, another store, or what commands say."""
+    """Neither in the store, its logs and files, nor in an export, a bundle, another store, or what
+    commands say."""
     [url] = pages.parcels(1)
     file = folder.path / "a.jsonl"
     file.write_bytes(as_jsonl(url))
 
     said = [folder.crawler("run", str(file), "--rate", "none")]
-    said += [folder.crawler("status"), folder.crawler("why", url), folder.crawler("job", "show", "a.jsonl")]
+    said += [
+        folder.crawler("status"),
+        folder.crawler("why", url),
+        folder.crawler("job", "show", "a.jsonl"),
+    ]
     said += [folder.crawler("tasks", "list", "--json"), folder.crawler("results", "list", "--json")]
     for format_ in EXPORTS:
         arguments = ("--format", format_, "-o", str(folder.path / f"out.{format_}"))

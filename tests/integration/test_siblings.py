@@ -11,10 +11,13 @@ from tests.support.stack import Folder
 
 
 def test_a_list_with_several_parcels_for_each_url(folder: Folder, site: Site) -> None:
-    """Each page is fetched once, each row has its result, and a lost one is made again like any other."""
+    """Each page is fetched once, each row has its result, and a lost one is made again like any
+    other."""
     # Given 20 URLs with four parcels each, one of them a page that does not exist
     urls = [*(site.page(n, 0.05) for n in range(19)), f"{site.url}/status/404"]
-    rows = [(url, f"{number}-{name}", name * 3) for number, url in enumerate(urls) for name in "abcd"]
+    rows = [
+        (url, f"{number}-{name}", name * 3) for number, url in enumerate(urls) for name in "abcd"
+    ]
     file = folder.path / "parcels.csv"
     with file.open("w", newline="") as opened:
         csv.writer(opened).writerows([("url", "parcel_id", "note"), *rows])
@@ -42,7 +45,10 @@ def test_a_list_with_several_parcels_for_each_url(folder: Folder, site: Site) ->
     lost = [result["task_id"] for result in results if result["parcel_id"].endswith("b")]
     with connect(folder.data / "lpm.db") as db:
         for task_id in lost:
-            db.execute("DELETE FROM results WHERE task = (SELECT id FROM tasks WHERE task_id = ?)", (task_id,))
+            db.execute(
+                "DELETE FROM results WHERE task = (SELECT id FROM tasks WHERE task_id = ?)",
+                (task_id,),
+            )
             (folder.data / "pending" / f"{task_id}.json").unlink()
     db.close()
 
@@ -53,7 +59,8 @@ def test_a_list_with_several_parcels_for_each_url(folder: Folder, site: Site) ->
 
 
 def test_an_unchanged_page_is_unchanged_for_every_row(folder: Folder, pages: Pages) -> None:
-    """One conditional request serves all rows of a second run, and each result is the earlier one's."""
+    """One conditional request serves all rows of a second run, and each result is the earlier
+    one's."""
     # Given a list that was run before
     pages.answers["/page/1"] = Answer(parcel(1), headers={"ETag": '"one"'})
     url = f"{pages.url}/page/1"
@@ -68,7 +75,9 @@ def test_an_unchanged_page_is_unchanged_for_every_row(folder: Folder, pages: Pag
     # Then there are three more results of one request more, and the store is sound
     again = folder.results()[3:]
     assert len([request for request in pages.asked if request.path == "/page/1"]) == 2
-    assert [(result["parcel_id"], result["verdict"]) for result in again] == [(name, "unchanged") for name in "abc"]
+    assert [(result["parcel_id"], result["verdict"]) for result in again] == [
+        (name, "unchanged") for name in "abc"
+    ]
     assert [result["data"] for result in again] == [result["data"] for result in first]
     assert {result["same_as"] for result in again} == {first[0]["task_id"]}
     assert folder.crawler("doctor").returncode == 0

@@ -21,7 +21,8 @@ from tests.support.stack import Folder, assert_balanced, left_behind, wait_for
 
 
 def test_up_status_down(folder: Folder, site: Site) -> None:
-    """`up` starts everything once, work imported then is done, `down` leaves no process and no record."""
+    """`up` starts everything once, work imported then is done, `down` leaves no process and no
+    record."""
     # Given a stack
     first = folder.crawler("up", "--workers", "2")
     again = folder.crawler("up")
@@ -51,7 +52,8 @@ def test_up_status_down(folder: Folder, site: Site) -> None:
 
 
 def test_results_are_in_pending_while_others_are_collected(folder: Folder, pages: Pages) -> None:
-    """Each result is a whole file as soon as its page is done: the other pages answer only once that was seen."""
+    """Each result is a whole file as soon as its page is done: the other pages answer only once
+    that was seen."""
     # Given a server that holds back half of its pages
     urls, seen = pages.parcels(6), threading.Event()
     pages.hold(3, until=seen)
@@ -73,11 +75,14 @@ def test_results_are_in_pending_while_others_are_collected(folder: Folder, pages
 
 def in_pending(folder: Folder) -> list[str]:
     """The URLs of the results in pending/."""
-    return [json.loads(path.read_bytes())["url"] for path in (folder.data / "pending").glob("*.json")]
+    return [
+        json.loads(path.read_bytes())["url"] for path in (folder.data / "pending").glob("*.json")
+    ]
 
 
 def test_workers_work_at_the_same_time(folder: Folder, pages: Pages) -> None:
-    """Three worker processes with one page each: the server answers none of the pages before it was asked for all."""
+    """Three worker processes with one page each: the server answers none of the pages before it was
+    asked for all."""
     # Given a server that does not answer yet
     urls, answering = pages.parcels(3), threading.Event()
     pages.hold(0, until=answering)
@@ -103,7 +108,8 @@ def ports_of(pid: int) -> set[int]:
 
 
 def test_run_from_file_to_summary(folder: Folder, site: Site) -> None:
-    """`run` imports, crawls, retries, says what failed and why, exits with 1, and leaves nothing running."""
+    """`run` imports, crawls, retries, says what failed and why, exits with 1, and leaves nothing
+    running."""
     good = [site.page(n) for n in range(40)] + [f"{site.url}/flaky/1/once"]
     file = folder.write("pages.txt", [*good, f"{site.url}/status/404", f"{site.url}/status/500"])
 
@@ -121,13 +127,16 @@ def test_run_from_file_to_summary(folder: Folder, site: Site) -> None:
 
 
 def test_run_interrupted_and_typed_again(folder: Folder, pages: Pages) -> None:
-    """Ctrl-C in the middle ends it with 130, whatever hangs; the same command goes on where it was."""
+    """Ctrl-C in the middle ends it with 130, whatever hangs; the same command goes on where it
+    was."""
     # Given a run in the middle, with pages that do not answer
     urls, answering = pages.parcels(300), threading.Event()
     pages.hold(60, until=answering)
     file = folder.write("pages.txt", urls)
     run = folder.start("crawler", "run", str(file), "--workers", "2")
-    wait_for(lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 20, 60, "20 pages")
+    wait_for(
+        lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 20, 60, "20 pages"
+    )
 
     # When it is interrupted
     run.send_signal(signal.SIGINT)
@@ -150,7 +159,9 @@ def test_run_terminated_ends_with_143(folder: Folder, pages: Pages) -> None:
     file = folder.write("pages.txt", pages.parcels(400))
     pages.hold(20, until=threading.Event())
     run = folder.start("crawler", "run", str(file))
-    wait_for(lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 5, 60, "some pages")
+    wait_for(
+        lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 5, 60, "some pages"
+    )
     run.terminate()
     assert run.wait(120) == 143
     assert folder.books().processing == 0
@@ -173,11 +184,16 @@ def test_run_joins_a_stack_that_is_up(folder: Folder, pages: Pages) -> None:
 
 
 def test_a_killed_run_is_cleaned_up_by_the_next(folder: Folder, pages: Pages) -> None:
-    """kill -9 of `run` itself leaves Redis and workers behind; the next command ends them and goes on."""
+    """kill -9 of `run` itself leaves Redis and workers behind; the next command ends them and goes
+    on."""
     file, answering = folder.write("pages.txt", pages.parcels(300)), threading.Event()
     pages.hold(60, until=answering)
     run = folder.start("crawler", "run", str(file), "--workers", "2")
-    wait_for(lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 20, 60, "some pages")
+    wait_for(
+        lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 20,
+        60,
+        "some pages",
+    )
     run.kill()
     run.wait(120)
     stale = read_stack(folder.data)
@@ -199,7 +215,10 @@ def test_a_strangers_process_is_never_ended(tmp_path: Path) -> None:
     try:
         (tmp_path / "run").mkdir()
         mark = Mark(stranger.pid, "another begin")
-        write_stack(tmp_path, Stack(supervisor=mark, redis=mark, worker=mark, redis_url="redis://127.0.0.1:1/0"))
+        write_stack(
+            tmp_path,
+            Stack(supervisor=mark, redis=mark, worker=mark, redis_url="redis://127.0.0.1:1/0"),
+        )
 
         # When a new stack begins and ends there
         with Orchestrator(Settings(data_dir=tmp_path)):
@@ -232,7 +251,8 @@ with Orchestrator(config.load(), workers=1) as stack:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_program_that_is_told_to_end_leaves_no_stack_behind(folder: Folder, number: int) -> None:
-    """What an orchestrator has started ends with its program, also where that knows nothing of signals."""
+    """What an orchestrator has started ends with its program, also where that knows nothing of
+    signals."""
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
         cwd=folder.path,
@@ -258,7 +278,8 @@ def test_a_program_that_is_told_to_end_leaves_no_stack_behind(folder: Folder, nu
 
 
 def test_the_orchestrator_as_a_program_uses_it(folder: Folder) -> None:
-    """Starts are idempotent and look first; at the end, also after an error, all is down, Celery before Redis."""
+    """Starts are idempotent and look first; at the end, also after an error, all is down, Celery
+    before Redis."""
     # Given a program that starts the same things three times, and then fails
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
@@ -329,14 +350,17 @@ def test_a_broken_append_only_file_is_set_aside(tmp_path: Path) -> None:
 
 
 def test_sigterm_frees_a_workers_leases(folder: Folder, site: Site, redis_url: str) -> None:
-    """A worker that is told to stop releases pages in flight and waits for none of them; no attempt is charged."""
+    """A worker that is told to stop releases pages in flight and waits for none of them; no attempt
+    is charged."""
     # Given a worker with pages that hang
     folder.env["REDIS_URL"] = redis_url
     folder.redis().flushall()
     worker = folder.worker(concurrency=1)
     file = folder.write("pages.txt", [f"{site.url}/hold/{n}" for n in range(20)])
     folder.crawler("bulk", "import", str(file))
-    wait_for(lambda: folder.books().processing, 30, "pages in flight")  # how many depends on the load
+    wait_for(
+        lambda: folder.books().processing, 30, "pages in flight"
+    )  # how many depends on the load
 
     # When it is told to stop
     worker.terminate()
@@ -365,15 +389,20 @@ def test_resume_goes_on_with_what_is_open(folder: Folder, site: Site) -> None:
     lpm.close()
 
 
-def test_the_worker_command_is_a_worker_like_any_other(folder: Folder, site: Site, redis_url: str) -> None:
-    """`python -m crawler worker` works in the foreground and ends on SIGTERM; a second one ends it at once."""
+def test_the_worker_command_is_a_worker_like_any_other(
+    folder: Folder, site: Site, redis_url: str
+) -> None:
+    """`python -m crawler worker` works in the foreground and ends on SIGTERM; a second one ends it
+    at once."""
     # Given a worker in the middle of pages that hang
     folder.env["REDIS_URL"] = redis_url
     folder.redis().flushall()
     worker = folder.start("crawler", "worker", "--workers", "1")
     file = folder.write("pages.txt", [f"{site.url}/hold/{n}" for n in range(5)])
     folder.crawler("bulk", "import", str(file))
-    wait_for(lambda: folder.books().processing, 30, "pages in flight")  # how many depends on the load
+    wait_for(
+        lambda: folder.books().processing, 30, "pages in flight"
+    )  # how many depends on the load
 
     # When it is told twice to stop
     worker.terminate()
@@ -405,13 +434,20 @@ def test_a_run_goes_on_when_the_stack_it_joined_ends(folder: Folder, pages: Page
     assert left_behind(folder) == []
 
 
-def test_a_job_that_ended_behind_a_killed_run_is_not_fetched_again(folder: Folder, pages: Pages) -> None:
-    """kill -9 of `run`, its workers finish the job; the same command reports it and fetches nothing twice."""
+def test_a_job_that_ended_behind_a_killed_run_is_not_fetched_again(
+    folder: Folder, pages: Pages
+) -> None:
+    """kill -9 of `run`, its workers finish the job; the same command reports it and fetches nothing
+    twice."""
     # Given a run that is killed, and workers that finish its job
     file, answering = folder.write("pages.txt", pages.parcels(200)), threading.Event()
     pages.hold(60, until=answering)
     run = folder.start("crawler", "run", str(file), "--workers", "2")
-    wait_for(lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 20, 60, "some pages")
+    wait_for(
+        lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 20,
+        60,
+        "some pages",
+    )
     run.kill()
     run.wait(120)
     answering.set()

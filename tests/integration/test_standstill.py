@@ -29,7 +29,8 @@ from tests.support.stack import Folder, wait_for
 
 
 def test_run_says_that_redis_does_not_answer(folder: Folder, site: Site) -> None:
-    """With Redis stopped, `run` and `status` name it; when it answers again, `run` says so and finishes."""
+    """With Redis stopped, `run` and `status` name it; when it answers again, `run` says so and
+    finishes."""
     folder.crawler("up", "--workers", "1")
     server = read_stack(folder.data).redis
     assert server
@@ -99,7 +100,8 @@ def test_open_tasks_that_no_worker_finds_are_told(tmp_path: Path, index: str) ->
 
 
 def test_a_receipt_counts_rows_and_not_only_an_index(folder: Folder) -> None:
-    """An index that hides open tasks makes neither `resume` nor `job verify` say that all is done."""
+    """An index that hides open tasks makes neither `resume` nor `job verify` say that all is
+    done."""
     crawl(folder.data, 10, 0)
     empty_index(folder.data, "tasks_by_job")
 
@@ -110,7 +112,9 @@ def test_a_receipt_counts_rows_and_not_only_an_index(folder: Folder) -> None:
     assert "doctor --repair" in verified.stdout
 
 
-@pytest.mark.parametrize("command", [("status",), ("resume",), ("job", "verify", "job"), ("job", "list")])
+@pytest.mark.parametrize(
+    "command", [("status",), ("resume",), ("job", "verify", "job"), ("job", "list")]
+)
 def test_a_state_that_nobody_knows_is_damage(folder: Folder, command: tuple[str, ...]) -> None:
     """A task that is neither open nor done is not left out of a count without a word."""
     crawl(folder.data, 10, 10)
@@ -134,7 +138,9 @@ def test_a_failing_restart_is_shown_while_it_lasts(folder: Folder, site: Site) -
     os.kill(server.pid, signal.SIGKILL)
     folder.crawler("bulk", "import", str(folder.write("pages.txt", [site.page(1)])))
 
-    wait_for(lambda: "a restart failed" in read_stack(folder.data).trouble, 60, "the trouble to be noted")
+    wait_for(
+        lambda: "a restart failed" in read_stack(folder.data).trouble, 60, "the trouble to be noted"
+    )
     shown = folder.crawler("status").stdout
     conf.rmdir()
 
@@ -144,7 +150,8 @@ def test_a_failing_restart_is_shown_while_it_lasts(folder: Folder, site: Site) -
 
 
 def test_a_redis_that_hangs_is_killed_and_started_again(folder: Folder, site: Site) -> None:
-    """One that was stopped keeps nobody waiting for ever: after three times CRAWLER_STALL_S there is a new one."""
+    """One that was stopped keeps nobody waiting for ever: after three times CRAWLER_STALL_S there
+    is a new one."""
     folder.env["CRAWLER_STALL_S"] = "4"
     folder.crawler("up", "--workers", "1")
     server = read_stack(folder.data).redis
@@ -159,7 +166,8 @@ def test_a_redis_that_hangs_is_killed_and_started_again(folder: Folder, site: Si
 
 
 def test_what_processes_note_of_themselves_is_the_reason(tmp_path: Path) -> None:
-    """The trouble of any living owner, else what can be seen from outside; nothing where all moves."""
+    """The trouble of any living owner, else what can be seen from outside; nothing where all
+    moves."""
     lpm = LocalPersistenceManager(tmp_path)
     look = Waits(Settings(data_dir=tmp_path, min_free=0), lpm)
     standstill = Standstill(look, None)
@@ -183,7 +191,9 @@ def test_too_few_files_are_as_bad_as_too_few_bytes(tmp_path: Path) -> None:
     assert low_on_disk(tmp_path, 0, min_files=10**15) is None
 
 
-def test_a_reason_is_said_when_it_begins_changes_and_ends(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_reason_is_said_when_it_begins_changes_and_ends(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """Each once, however its figures change meanwhile."""
     reasons = [
         "",
@@ -197,7 +207,11 @@ def test_a_reason_is_said_when_it_begins_changes_and_ends(capfd: pytest.CaptureF
     with BooksProgress(None) as progress:
         for reason in reasons:
             progress.show(Books(accepted=2, pending=2), reason)
-    said = [line for line in capfd.readouterr().err.splitlines() if "warning" in line or "longer" in line]
+    said = [
+        line
+        for line in capfd.readouterr().err.splitlines()
+        if "warning" in line or "longer" in line
+    ]
     assert said == [
         "all jobs: warning: only 90 MB are free",
         "all jobs: warning: Redis does not answer",
@@ -209,14 +223,20 @@ def test_a_reason_is_said_when_it_begins_changes_and_ends(capfd: pytest.CaptureF
 def stopped_worker(lpm: LocalPersistenceManager) -> Iterator[int]:
     """A process that is known as a worker and was stopped with SIGSTOP some seconds ago."""
     code = "import sys, pathlib; from crawler.db.owners import Owner; "
-    code += "owner = Owner(pathlib.Path(sys.argv[1]), 'worker', slots=1); print(flush=True); input()"
+    code += (
+        "owner = Owner(pathlib.Path(sys.argv[1]), 'worker', slots=1); print(flush=True); input()"
+    )
     argv = [sys.executable, "-c", code, str(lpm.owners)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout
         process.stdout.readline()
         process.send_signal(signal.SIGSTOP)
         try:
-            wait_for(lambda: owners.living(lpm.owners)[0].still_s(time.monotonic()) > 3, 10, "its beat to be late")
+            wait_for(
+                lambda: owners.living(lpm.owners)[0].still_s(time.monotonic()) > 3,
+                10,
+                "its beat to be late",
+            )
             yield process.pid
         finally:
             process.kill()
@@ -261,7 +281,8 @@ def test_stopped_workers_are_not_taken_for_a_silent_server(tmp_path: Path, redis
 def test_pages_that_do_not_come_are_named(
     tmp_path: Path, redis_url: str, count: int, completed: int, reason: str
 ) -> None:
-    """Few pages in flight: the URL of the oldest, and since when; a server that has answered is not called silent."""
+    """Few pages in flight: the URL of the oldest, and since when; a server that has answered is not
+    called silent."""
     lpm = in_flight(tmp_path, count, completed)
     owner = owners.Owner(lpm.owners, "worker", slots=1)
     settings = Settings(data_dir=tmp_path, min_free=0, redis_url=redis_url, timezone="Europe/Sofia")
@@ -270,14 +291,19 @@ def test_pages_that_do_not_come_are_named(
     owner.close()
     lpm.close()
 
-    assert said.startswith(reason.format(since=times.clock(since, times.zone("Europe/Sofia"))) + " until ")
+    assert said.startswith(
+        reason.format(since=times.clock(since, times.zone("Europe/Sofia"))) + " until "
+    )
     assert said.endswith("it is given up then, at the latest")
 
 
 def test_status_says_that_nothing_works_on_open_tasks(folder: Folder) -> None:
-    """With open tasks and no worker `status` and `status --watch` say so in one line, with the command that helps."""
+    """With open tasks and no worker `status` and `status --watch` say so in one line, with the
+    command that helps."""
     crawl(folder.data, 10, 9)
-    line = "STANDSTILL: nothing works on 1 open task: no worker runs; python -m crawler resume goes on"
+    line = (
+        "STANDSTILL: nothing works on 1 open task: no worker runs; python -m crawler resume goes on"
+    )
 
     assert line in folder.crawler("status").stdout
     watch = folder.start("crawler", "status", "--watch")
@@ -289,7 +315,8 @@ def test_status_says_that_nothing_works_on_open_tasks(folder: Folder) -> None:
 
 
 def test_where_nothing_can_be_fetched_there_is_no_forecast(folder: Folder, site: Site) -> None:
-    """With less room than CRAWLER_MIN_FREE, `bulk import` and `run` name that setting, and promise no time."""
+    """With less room than CRAWLER_MIN_FREE, `bulk import` and `run` name that setting, and promise
+    no time."""
     folder.env["CRAWLER_MIN_FREE"] = str(min(2 * shutil.disk_usage(folder.path).free, 10**12 - 1))
     file = folder.write("pages.txt", [site.page(1)])
 
@@ -308,9 +335,12 @@ def test_where_nothing_can_be_fetched_there_is_no_forecast(folder: Folder, site:
 
 
 def test_up_on_a_full_disk_says_so(tmp_path: Path) -> None:
-    """Where the log of the supervisor cannot be written, the free space tells why nothing starts."""
+    """Where the log of the supervisor cannot be written, the free space tells why nothing
+    starts."""
     if not can_mount(tmp_path):
-        print("loop mounts are not allowed here: tests/unit/test_process.py has what can be tested without")
+        print(
+            "loop mounts are not allowed here: tests/unit/test_process.py has what can be tested without"
+        )
         return
     disk = Disk(tmp_path / "small", size_mb=64)
     disk.mount()
@@ -349,8 +379,11 @@ class Looks:
         self._clock.now += 1
 
 
-def test_the_line_shows_the_reason_and_no_invented_progress(capfd: pytest.CaptureFixture[str]) -> None:
-    """While nothing comes each line says why, with neither rate nor time left; with no reason known the rate is 0."""
+def test_the_line_shows_the_reason_and_no_invented_progress(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """While nothing comes each line says why, with neither rate nor time left; with no reason known
+    the rate is 0."""
     looks = Looks()
     for second in range(11):
         looks.look(100 * second)
@@ -368,8 +401,11 @@ def test_the_line_shows_the_reason_and_no_invented_progress(capfd: pytest.Captur
     assert set(lines[37:]) == {"job: 2,000/50,000 done, 0/s"}
 
 
-def test_no_deadline_is_called_missed_before_anything_is_measured(capfd: pytest.CaptureFixture[str]) -> None:
-    """Neither right after the start nor after a standstill, when the first pages are slow to come; later it is."""
+def test_no_deadline_is_called_missed_before_anything_is_measured(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Neither right after the start nor after a standstill, when the first pages are slow to come;
+    later it is."""
     looks = Looks(deadline_in_s=600)
     looks.look(0)
     for second in range(20):

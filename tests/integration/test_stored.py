@@ -1,4 +1,5 @@
-"""`scrape --stored`: the present configuration over the stored page, without the network and without a trace."""
+"""`scrape --stored`: the present configuration over the stored page, without the network and
+without a trace."""
 
 import hashlib
 import json
@@ -42,14 +43,22 @@ def store(folder: Folder, *answers: dict[str, Any], url: str = URL, raw: str = "
     lpm.close()
 
 
-def good(body: bytes = BODY, record: dict[str, Any] | None = None, status: int = 200, **about: Any) -> dict[str, Any]:
-    return {"page": made(body, status, **about), "record": record if record is not None else {"title": "Parcel 7"}}
+def good(
+    body: bytes = BODY, record: dict[str, Any] | None = None, status: int = 200, **about: Any
+) -> dict[str, Any]:
+    return {
+        "page": made(body, status, **about),
+        "record": record if record is not None else {"title": "Parcel 7"},
+    }
 
 
 def made(body: bytes, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Page:
     plain = page(URL, body, status)
     return Page(
-        **{name: getattr(plain, name) for name in ("url", "final_url", "status", "reason", "fetched_at", "fetch_s")},
+        **{
+            name: getattr(plain, name)
+            for name in ("url", "final_url", "status", "reason", "fetched_at", "fetch_s")
+        },
         headers=headers or plain.headers,
         body=body,
         raw=body,
@@ -67,11 +76,14 @@ def again(folder: Folder, url: str = URL) -> tuple[int, dict[str, Any], str]:
 
 
 def contents(path: Path) -> dict[str, str]:
-    """What is in the data folder; the ledger by its rows, because its files may be written back meanwhile."""
+    """What is in the data folder; the ledger by its rows, because its files may be written back
+    meanwhile."""
     import apsw
 
     database = apsw.Connection(str(path / "lpm.db"), flags=apsw.SQLITE_OPEN_READONLY)
-    tables = [name for (name,) in database.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+    tables = [
+        name for (name,) in database.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
+    ]
     found = {name: hashlib.sha256(repr(list(database.execute(f"SELECT * FROM {name}"))).encode()).hexdigest()
              for name in tables}  # fmt: skip
     database.close()
@@ -80,7 +92,8 @@ def contents(path: Path) -> dict[str, str]:
 
 
 def test_the_way_of_one_who_writes_selectors(folder: Folder, site: Site) -> None:
-    """Fetched once; then each change of the file shows what it would give, and the server hears nothing more."""
+    """Fetched once; then each change of the file shows what it would give, and the server hears
+    nothing more."""
     url = site.page(3)
     fetched = folder.crawler("scrape", url, "--local", "--json")
     assert fetched.returncode == 0, fetched.stderr
@@ -91,9 +104,15 @@ def test_the_way_of_one_who_writes_selectors(folder: Folder, site: Site) -> None
     code, facts, _ = again(folder, url)
     shown = folder.crawler("scrape", url, "--stored")
 
-    assert (same.returncode, "Nothing differs from what was stored." in same.stdout) == (0, True), same
+    assert (same.returncode, "Nothing differs from what was stored." in same.stdout) == (0, True), (
+        same
+    )
     heading = facts["now"]["heading"]
-    assert (code, facts["site"]["name"], facts["difference"]["added"]) == (0, "county", {"heading": heading})
+    assert (code, facts["site"]["name"], facts["difference"]["added"]) == (
+        0,
+        "county",
+        {"heading": heading},
+    )
     assert facts["difference"]["changed"] == {"title": [facts["stored"]["title"], heading]}
     assert facts["parser"] == facts["site"]
     assert f"  + heading: {heading}\n" in shown.stdout
@@ -103,8 +122,14 @@ def test_the_way_of_one_who_writes_selectors(folder: Folder, site: Site) -> None
 
 
 def test_added_removed_and_changed_fields(folder: Folder) -> None:
-    """The difference names every field, those inside others too, with old and new; null is told from absent."""
-    record = {"title": "Old", "gone": [1], "fields": {"Owner": "Jane Roe", "Left": "x"}, "owner": None}
+    """The difference names every field, those inside others too, with old and new; null is told
+    from absent."""
+    record = {
+        "title": "Old",
+        "gone": [1],
+        "fields": {"Owner": "Jane Roe", "Left": "x"},
+        "owner": None,
+    }
     store(folder, good(record=record))
     configure(folder, f"structured: true\n{SITE}")
 
@@ -113,12 +138,19 @@ def test_added_removed_and_changed_fields(folder: Folder) -> None:
 
     assert code == 0
     assert facts["stored"] == record
-    assert (facts["now"]["owner"], facts["now"]["value"], facts["now"]["deed"]) == ("Jane Roe", 1234, None)
+    assert (facts["now"]["owner"], facts["now"]["value"], facts["now"]["deed"]) == (
+        "Jane Roe",
+        1234,
+        None,
+    )
     assert facts["now"]["missing"] == ["deed"]
     other = facts["difference"]
-    assert {"value": 1234, "deed": None, "fields.Value": "$1,234", "missing": ["deed"]}.items() <= other[
-        "added"
-    ].items()
+    assert {
+        "value": 1234,
+        "deed": None,
+        "fields.Value": "$1,234",
+        "missing": ["deed"],
+    }.items() <= other["added"].items()
     assert other["removed"] == {"gone": [1], "fields.Left": "x"}
     assert other["changed"] == {"title": ["Old", "Parcel 7"], "owner": [None, "Jane Roe"]}
     assert "  ~ owner: null → Jane Roe\n" in text
@@ -132,7 +164,8 @@ def test_the_body_is_decoded_as_its_headers_say(folder: Folder) -> None:
 
     text = "<title>Größe</title>".encode("latin-1")
     zipped = made(
-        gzip.compress(text), headers=(("Content-Type", "text/html; charset=latin-1"), ("Content-Encoding", "gzip"))
+        gzip.compress(text),
+        headers=(("Content-Type", "text/html; charset=latin-1"), ("Content-Encoding", "gzip")),
     )
     store(folder, {"page": zipped, "record": {"title": "Größe"}})
 
@@ -162,8 +195,13 @@ def test_not_modified_means_the_page_before(folder: Folder) -> None:
 
 
 def test_a_good_page_goes_before_a_later_wall(folder: Folder) -> None:
-    """What failed last does not hide what was collected before; where nothing was, its page is read."""
-    wall = {"status": TaskStatus.FAILED, "page": made(b"<title>Denied</title>", 403), "error_type": "http_403"}
+    """What failed last does not hide what was collected before; where nothing was, its page is
+    read."""
+    wall = {
+        "status": TaskStatus.FAILED,
+        "page": made(b"<title>Denied</title>", 403),
+        "error_type": "http_403",
+    }
     wall |= {"record": {}, "verdict": None, "error_message": "the server answered 403"}
     store(folder, good(), wall)
     store(folder, wall, url=f"{URL}8")
@@ -180,7 +218,8 @@ def test_a_good_page_goes_before_a_later_wall(folder: Folder) -> None:
 
 
 def test_where_nothing_is_stored(folder: Folder) -> None:
-    """No store, no task, not fetched yet, not kept, pruned: each is said, and the exit code is 2."""
+    """No store, no task, not fetched yet, not kept, pruned: each is said, and the exit code is
+    2."""
     empty = again(folder)
     store(folder, good(), raw="none")
     unknown, not_kept = again(folder, f"{URL}1"), again(folder)
@@ -209,7 +248,12 @@ def test_where_nothing_is_stored(folder: Folder) -> None:
     ("answer", "reason"),
     [
         (made(b"<div>" * 6_000), "too_deep"),
-        (made(b"not gzip", headers=(("Content-Type", "text/html"), ("Content-Encoding", "gzip"))), "bad_encoding"),
+        (
+            made(
+                b"not gzip", headers=(("Content-Type", "text/html"), ("Content-Encoding", "gzip"))
+            ),
+            "bad_encoding",
+        ),
     ],
     ids=["deep", "coding"],
 )
@@ -236,7 +280,8 @@ def test_a_mistake_in_the_configuration_is_told_first(folder: Folder) -> None:
 
 
 def test_rows_without_a_url_are_imported_by_their_platform(folder: Folder) -> None:
-    """bulk import, its rehearsal and --strict make the same URLs out of columns, and reject the same rows."""
+    """bulk import, its rehearsal and --strict make the same URLs out of columns, and reject the
+    same rows."""
     configure(folder, "url_template: https://assessor.county.example/parcel/{parcel_id}\n")
     (folder.path / "parcels.csv").write_text("platform,parcel_id\ncounty,12-3\ncounty,\n")
 
@@ -247,6 +292,11 @@ def test_rows_without_a_url_are_imported_by_their_platform(folder: Folder) -> No
     facts = json.loads(imported.stdout)
     assert "https://assessor.county.example/parcel/12-3" in dry.stdout
     assert (strict.returncode, "the column 'parcel_id' is empty" in strict.stderr) == (2, True)
-    assert (imported.returncode, facts["rows"], facts["accepted"], facts["rejected"]) == (1, 2, 1, 1)
+    assert (imported.returncode, facts["rows"], facts["accepted"], facts["rejected"]) == (
+        1,
+        2,
+        1,
+        1,
+    )
     reject = json.loads((folder.path / "parcels.csv.rejects.jsonl").read_text())
     assert (reject["line"], "the column 'parcel_id' is empty" in reject["reason"]) == (3, True)

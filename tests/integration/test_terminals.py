@@ -18,7 +18,8 @@ def owners_of(folder: Folder) -> list[str]:
 
 @pytest.mark.parametrize("command", ["run", "resume"])
 def test_a_closed_terminal_ends_the_stack(folder: Folder, site: Site, command: str) -> None:
-    """`run` and `resume` stop Redis and workers, free all leases and exit with 129; typed again, they go on."""
+    """`run` and `resume` stop Redis and workers, free all leases and exit with 129; typed again,
+    they go on."""
     # Given a crawl in a terminal
     pages = [site.page(n, 0.1) for n in range(200)]
     file = folder.write("pages.txt", pages)
@@ -42,10 +43,15 @@ def test_a_closed_terminal_ends_the_stack(folder: Folder, site: Site, command: s
 
 
 def test_nohup_goes_on_without_its_terminal(folder: Folder, site: Site) -> None:
-    """A `run` that was told to ignore SIGHUP finishes, though nothing can be written to its terminal any more."""
+    """A `run` that was told to ignore SIGHUP finishes, though nothing can be written to its
+    terminal any more."""
     file = folder.write("pages.txt", [site.page(n, 0.1) for n in range(100)])
     terminal = Terminal(folder, "crawler", "run", str(file), "--workers", "2", nohup=True)
-    wait_for(lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 10, 60, "some pages")
+    wait_for(
+        lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 10,
+        60,
+        "some pages",
+    )
 
     terminal.close()
 
@@ -54,8 +60,11 @@ def test_nohup_goes_on_without_its_terminal(folder: Folder, site: Site) -> None:
     assert left_behind(folder) == []
 
 
-def test_a_closed_terminal_ends_a_worker_in_order(folder: Folder, site: Site, redis_url: str) -> None:
-    """`worker` lets go of its pages without charging them; its children do not die of the same signal."""
+def test_a_closed_terminal_ends_a_worker_in_order(
+    folder: Folder, site: Site, redis_url: str
+) -> None:
+    """`worker` lets go of its pages without charging them; its children do not die of the same
+    signal."""
     folder.env["REDIS_URL"] = redis_url
     folder.redis().flushall()
     file = folder.write("pages.txt", [f"{site.url}/hold/{n}" for n in range(8)])
@@ -69,16 +78,24 @@ def test_a_closed_terminal_ends_a_worker_in_order(folder: Folder, site: Site, re
     assert left_behind(folder) == []
     assert owners_of(folder) == []
     lpm = folder.lpm()
-    assert lpm.ledger.db.all("SELECT DISTINCT status, failures, strikes FROM tasks") == [("pending", 0, 0)]
+    assert lpm.ledger.db.all("SELECT DISTINCT status, failures, strikes FROM tasks") == [
+        ("pending", 0, 0)
+    ]
     assert lpm.ledger.db.all("SELECT count(*) FROM events WHERE kind = 'worker died'") == [(0,)]
     lpm.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_single_call_in_order(folder: Folder, site: Site, number: signal.Signals) -> None:
+def test_a_signal_ends_a_single_call_in_order(
+    folder: Folder, site: Site, number: signal.Signals
+) -> None:
     """`scrape` gives back what it has in hand, and exits with the signal's code."""
     call = folder.start("crawler", "scrape", f"{site.url}/hold/1")
-    wait_for(lambda: (folder.data / "lpm.db").exists() and folder.books().processing == 1, 60, "the page to begin")
+    wait_for(
+        lambda: (folder.data / "lpm.db").exists() and folder.books().processing == 1,
+        60,
+        "the page to begin",
+    )
 
     call.send_signal(number)
 
@@ -87,11 +104,16 @@ def test_a_signal_ends_a_single_call_in_order(folder: Folder, site: Site, number
     assert owners_of(folder) == []
 
 
-def test_what_a_dead_stack_left_is_ended_even_with_nothing_to_do(folder: Folder, site: Site) -> None:
-    """kill -9 of `run`, its workers finish; `resume` has nothing to do, and ends Redis and workers all the same."""
+def test_what_a_dead_stack_left_is_ended_even_with_nothing_to_do(
+    folder: Folder, site: Site
+) -> None:
+    """kill -9 of `run`, its workers finish; `resume` has nothing to do, and ends Redis and workers
+    all the same."""
     file = folder.write("pages.txt", [site.page(n, 0.05) for n in range(60)])
     run = folder.start("crawler", "run", str(file), "--workers", "1")
-    wait_for(lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 5, 60, "some pages")
+    wait_for(
+        lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 5, 60, "some pages"
+    )
     run.kill()
     run.wait(5)
     folder.wait_until_done(60, 60)

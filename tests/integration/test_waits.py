@@ -1,4 +1,5 @@
-"""What a crawl waits for: every command says it with until when and what changes it; bad pages hold no good ones."""
+"""What a crawl waits for: every command says it with until when and what changes it; bad pages hold
+no good ones."""
 
 import contextlib
 import json
@@ -34,12 +35,17 @@ from tests.support.tasks import new, open_job
 TIME = r"[\d:]+ \w+, in \d+ \w+"
 
 
-def test_captchas_at_the_head_of_a_list_do_not_hold_its_other_pages(folder: Folder, site: Site) -> None:
-    """The domain is probed with a page that was not refused; what was refused is tried again behind all others."""
+def test_captchas_at_the_head_of_a_list_do_not_hold_its_other_pages(
+    folder: Folder, site: Site
+) -> None:
+    """The domain is probed with a page that was not refused; what was refused is tried again behind
+    all others."""
     folder.env["CRAWLER_RATE"] = "20/s"
     walls = [f"{site.url}/captcha/{n}" for n in range(8)]
     pages = [site.page(n) for n in range(30)]
-    run = folder.start("crawler", "run", str(folder.write("pages.txt", [*walls, *pages])), "--workers", "1")
+    run = folder.start(
+        "crawler", "run", str(folder.write("pages.txt", [*walls, *pages])), "--workers", "1"
+    )
 
     assert run.wait(600) == 1
     with contextlib.closing(folder.lpm()) as lpm:
@@ -50,15 +56,20 @@ def test_captchas_at_the_head_of_a_list_do_not_hold_its_other_pages(folder: Fold
 
     attempts = [(url, json.loads(detail)) for url, detail in rows]
     good = [detail["claimed_at"] for url, detail in attempts if url in pages]
-    again = [detail["claimed_at"] for url, detail in attempts if url in walls and detail["attempt"] > 1]
+    again = [
+        detail["claimed_at"] for url, detail in attempts if url in walls and detail["attempt"] > 1
+    ]
     assert (books.completed, books.failed) == (30, 8)
     assert len(again) == 16
     assert max(good) <= min(again)
     assert folder.log(run).count("/captcha/") == 1, "one example of a reason is enough"
 
 
-def test_a_long_row_of_captchas_does_not_close_a_domain_that_answers(folder: Folder, site: Site) -> None:
-    """Once a page is refused, the next ones are taken from elsewhere: most come, and no pause is needed."""
+def test_a_long_row_of_captchas_does_not_close_a_domain_that_answers(
+    folder: Folder, site: Site
+) -> None:
+    """Once a page is refused, the next ones are taken from elsewhere: most come, and no pause is
+    needed."""
     sites = folder.path / "config" / "sites"
     sites.mkdir(parents=True)
     (sites / "here.yaml").write_text("hosts: [127.0.0.1]\nrate: 20/s\nconcurrency: 1\n")
@@ -86,7 +97,10 @@ class Desk:
         self.folder = folder
         walls = [f"{site.url}/captcha/{n}" for n in range(8)]
         self.page = site.page(29)
-        rows = [*(f"{url},1" for url in walls), *(f"{site.page(n)},5" for n in range(30))]  # so that the circuit opens
+        rows = [
+            *(f"{url},1" for url in walls),
+            *(f"{site.page(n)},5" for n in range(30)),
+        ]  # so that the circuit opens
         free = shutil.disk_usage(folder.path).free
         self.ballast = min(2_000_000_000, free // 4)
         folder.env |= {
@@ -99,14 +113,27 @@ class Desk:
 
     def said(self, text: str) -> None:
         """Wait until `run` has said something, as a warning and in its line."""
-        wait_for(lambda: re.search(f"warning: .*{text}", self.folder.log(self.run)), 60, f"run: {text}")
-        wait_for(lambda: re.search(f"done.*, {text}", self.folder.log(self.run)), 60, f"the line of run: {text}")
+        wait_for(
+            lambda: re.search(f"warning: .*{text}", self.folder.log(self.run)), 60, f"run: {text}"
+        )
+        wait_for(
+            lambda: re.search(f"done.*, {text}", self.folder.log(self.run)),
+            60,
+            f"the line of run: {text}",
+        )
 
     def status(self, text: str) -> str:
         """What `status` says of the reason, once it does."""
 
         def found() -> str:
-            return next((line for line in self.lines("status") if re.match(f"(STANDSTILL|WAITS): {text}", line)), "")
+            return next(
+                (
+                    line
+                    for line in self.lines("status")
+                    if re.match(f"(STANDSTILL|WAITS): {text}", line)
+                ),
+                "",
+            )
 
         return str(wait_for(found, 60, f"status: {text}"))
 
@@ -125,17 +152,24 @@ class Desk:
         assert done.returncode == 0, done.stderr
 
 
-def test_run_and_status_say_at_every_moment_what_the_crawl_waits_for(folder: Folder, site: Site) -> None:
-    """A circuit, a full disk, a stopped Redis, a pause, a slow page, no worker: what, until when, and what helps."""
+def test_run_and_status_say_at_every_moment_what_the_crawl_waits_for(
+    folder: Folder, site: Site
+) -> None:
+    """A circuit, a full disk, a stopped Redis, a pause, a slow page, no worker: what, until when,
+    and what helps."""
     desk = Desk(folder, site)
 
     # A circuit that is open for ten minutes, which all commands say
     wait_for(lambda: "circuit open because captcha" in folder.log(desk.run), 60, "the circuit")
     until = time.time() + 600
-    permits(folder).hset("circuit:127.0.0.1", mapping={"state": "OPEN", "open_until": repr(until), "open_for": "600"})
+    permits(folder).hset(
+        "circuit:127.0.0.1", mapping={"state": "OPEN", "open_until": repr(until), "open_for": "600"}
+    )
     hint = "python -m crawler domains reset 127.0.0.1"
     desk.said("127.0.0.1: circuit open because captcha")
-    assert re.search(rf"circuit open because captcha, \d+ tasks wait until {TIME}; {hint}", desk.status("127"))
+    assert re.search(
+        rf"circuit open because captcha, \d+ tasks wait until {TIME}; {hint}", desk.status("127")
+    )
     wait = desk.waits("circuit")
     assert abs(wait["until"] - until) < 2
     assert (wait["command"], wait["domain"]) == (hint, "127.0.0.1")
@@ -144,11 +178,22 @@ def test_run_and_status_say_at_every_moment_what_the_crawl_waits_for(folder: Fol
     shown = json.loads(folder.crawler("job", "show", "mine", "--json").stdout)
     assert shown["forecast"]["seconds"] >= until - time.time() - 1
     assert "circuit" in [each["kind"] for each in shown["waits"]]
-    assert any(line.startswith("waits: 127.0.0.1: circuit open") for line in desk.lines("job", "show", "mine"))
+    assert any(
+        line.startswith("waits: 127.0.0.1: circuit open")
+        for line in desk.lines("job", "show", "mine")
+    )
     log = folder.data / "logs" / "worker.log"
-    wait_for(lambda: "does not move: 127.0.0.1: circuit open because captcha" in log.read_text(), 60, "the log")
+    wait_for(
+        lambda: "does not move: 127.0.0.1: circuit open because captcha" in log.read_text(),
+        60,
+        "the log",
+    )
     watch = folder.start("crawler", "status", "--watch")
-    wait_for(lambda: "127.0.0.1: circuit open because captcha" in folder.log(watch), 60, "the same in the live view")
+    wait_for(
+        lambda: "127.0.0.1: circuit open because captcha" in folder.log(watch),
+        60,
+        "the same in the live view",
+    )
     watch.terminate()
 
     # A full disk
@@ -166,7 +211,9 @@ def test_run_and_status_say_at_every_moment_what_the_crawl_waits_for(folder: Fol
     os.kill(server.pid, signal.SIGSTOP)
     try:
         desk.said("Redis does not answer")
-        assert "the supervisor starts it again by itself, within 180 s" in desk.status("Redis does not answer")
+        assert "the supervisor starts it again by itself, within 180 s" in desk.status(
+            "Redis does not answer"
+        )
         assert desk.waits("redis")["stops"]
     finally:
         os.kill(server.pid, signal.SIGCONT)
@@ -183,17 +230,26 @@ def test_run_and_status_say_at_every_moment_what_the_crawl_waits_for(folder: Fol
     desk.type(hint)
     slow = f"waiting for {site.url}/hold/page since"
     desk.said(slow)
-    assert re.search(rf"{slow} [\d:]+ until {TIME}; it is given up then", desk.status("waiting for"))
+    assert re.search(
+        rf"{slow} [\d:]+ until {TIME}; it is given up then", desk.status("waiting for")
+    )
 
     # Ctrl-C, then nobody works
     desk.run.send_signal(signal.SIGINT)
     assert desk.run.wait(120) == 130
     assert re.search(r"\d+ of 39 are done, [1-9]\d* are left", folder.log(desk.run))
-    assert re.search("nothing works on .*; python -m crawler resume goes on", desk.status("nothing works on"))
+    assert re.search(
+        "nothing works on .*; python -m crawler resume goes on", desk.status("nothing works on")
+    )
 
     # And the rest comes in
     site.release()
-    assert folder.crawler("run", str(desk.file), "--workers", "1", "--job", "mine", limit_s=600).returncode == 1
+    assert (
+        folder.crawler(
+            "run", str(desk.file), "--workers", "1", "--job", "mine", limit_s=600
+        ).returncode
+        == 1
+    )
     again = folder.crawler("resume")
     assert "no task is open: nothing was fetched" in again.stderr
     books = folder.books()
@@ -204,20 +260,27 @@ def test_a_run_with_nothing_to_do_says_since_when(folder: Folder, site: Site) ->
     """Where its job was finished before it could tell, and where all pages are fresh enough."""
     file = folder.write("pages.txt", [site.page(n) for n in range(3)])
     first = folder.crawler("run", str(file), "--workers", "1")
-    change(folder.data, "UPDATE jobs SET watched = 1")  # as if that had been killed before its last words
+    change(
+        folder.data, "UPDATE jobs SET watched = 1"
+    )  # as if that had been killed before its last words
 
     again = folder.crawler("run", str(file), "--workers", "1")
     fresh = folder.crawler("run", str(file), "--workers", "1", "--fresh-for", "1h")
 
     assert (first.returncode, again.returncode, fresh.returncode) == (0, 0, 0)
     assert "nothing was fetched" not in first.stderr
-    assert re.search(r"job pages\.txt is finished since [\d:]+ \w+: nothing was fetched", again.stderr)
-    assert re.search(r"job pages\.txt-2 is finished since [\d:]+ \w+: nothing was fetched", fresh.stderr)
+    assert re.search(
+        r"job pages\.txt is finished since [\d:]+ \w+: nothing was fetched", again.stderr
+    )
+    assert re.search(
+        r"job pages\.txt-2 is finished since [\d:]+ \w+: nothing was fetched", fresh.stderr
+    )
     assert sum(site.hits().values()) == 3
 
 
 def test_a_cancelled_job_is_called_so(folder: Folder) -> None:
-    """In `job show`, `job list`, its receipt and `status --json`, also when it has ended; it is not among the open."""
+    """In `job show`, `job list`, its receipt and `status --json`, also when it has ended; it is not
+    among the open."""
     crawl(folder.data, 10, 4)
     folder.crawler("job", "cancel", "job")
 
@@ -232,7 +295,9 @@ def test_a_cancelled_job_is_called_so(folder: Folder) -> None:
     assert "is cancelled" not in folder.crawler("status").stdout
 
 
-def test_what_one_job_waits_for_is_told_beside_another_that_goes_on(tmp_path: Path, redis_url: str) -> None:
+def test_what_one_job_waits_for_is_told_beside_another_that_goes_on(
+    tmp_path: Path, redis_url: str
+) -> None:
     """A closed domain holds the job that has no other, and is told although other work goes on."""
     shut, free = crawl(tmp_path, 10, 4), LocalPersistenceManager(tmp_path)
     job = open_job(free, "other")
@@ -256,25 +321,43 @@ def test_what_one_job_waits_for_is_told_beside_another_that_goes_on(tmp_path: Pa
     assert found["other"] == []
     assert of_all == replace(wait, stops=False)
     assert [(each["kind"], each["jobs"]) for each in facts["waits"]] == [("circuit", ["job"])]
-    assert [line for line in halting(facts) if line.startswith("WAITS: a.example: circuit open because captcha")]
+    assert [
+        line
+        for line in halting(facts)
+        if line.startswith("WAITS: a.example: circuit open because captcha")
+    ]
 
 
 @pytest.mark.parametrize(
     ("report", "kind", "what", "left_s"),
     [
-        ({"retry_after_s": 60.0}, "retry_after", "a.example: its server said Retry-After, 6 tasks wait", 60),
-        ({"crawl_delay_s": 40.0}, "robots", "a.example: its robots.txt asks for 40 s between pages, 6 tasks wait", 41),
+        (
+            {"retry_after_s": 60.0},
+            "retry_after",
+            "a.example: its server said Retry-After, 6 tasks wait",
+            60,
+        ),
+        (
+            {"crawl_delay_s": 40.0},
+            "robots",
+            "a.example: its robots.txt asks for 40 s between pages, 6 tasks wait",
+            41,
+        ),
         ({}, "rate", "a.example: its limit is 2/m, 6 tasks wait", 31),
     ],
 )
 def test_what_a_domain_asks_for_is_told_until_its_end(
     tmp_path: Path, redis_url: str, report: dict[str, Any], kind: str, what: str, left_s: float
 ) -> None:
-    """A Retry-After, a Crawl-delay and a low rate, each with when the next page goes and what changes it."""
+    """A Retry-After, a Crawl-delay and a low rate, each with when the next page goes and what
+    changes it."""
     job, lpm = crawl(tmp_path, 10, 4), LocalPersistenceManager(tmp_path)
     owner = owners.Owner(lpm.owners, "worker", slots=1)
     settings = Settings(data_dir=tmp_path, min_free=0, redis_url=redis_url)
-    limiter, rule = RedisRateLimiter(redis_url, settings.redis_rate_limiter_db, "holder", 2), Rule(interval_s=30.0)
+    limiter, rule = (
+        RedisRateLimiter(redis_url, settings.redis_rate_limiter_db, "holder", 2),
+        Rule(interval_s=30.0),
+    )
     redis.Redis.from_url(redis_url).flushall()
     limiter.nothing_booked()
     if report:
@@ -294,7 +377,8 @@ def test_what_a_domain_asks_for_is_told_until_its_end(
 
 
 def test_a_clock_that_was_set_is_told_until_it_is_followed(tmp_path: Path) -> None:
-    """Waits are moved by as much as the clock: until that is done, times on the screen are wrong."""
+    """Waits are moved by as much as the clock: until that is done, times on the screen are
+    wrong."""
     job, lpm = crawl(tmp_path, 10, 4), LocalPersistenceManager(tmp_path)
     owner = owners.Owner(lpm.owners, "worker", slots=1)
     lpm.ledger.follow_clock(time.time() - 3600, times.uptime(), times.boot_id())
@@ -306,5 +390,7 @@ def test_a_clock_that_was_set_is_told_until_it_is_followed(tmp_path: Path) -> No
     owner.close()
     lpm.close()
 
-    assert "the clock was set by +3600 s" in next(wait.what for wait in before if wait.kind == "clock")
+    assert "the clock was set by +3600 s" in next(
+        wait.what for wait in before if wait.kind == "clock"
+    )
     assert "clock" not in [wait.kind for wait in after]

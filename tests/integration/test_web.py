@@ -1,4 +1,5 @@
-"""The web as it is, through the whole corridor: robots.txt, limits, walls, unchanged pages, sessions."""
+"""The web as it is, through the whole corridor: robots.txt, limits, walls, unchanged pages,
+sessions."""
 
 import json
 import stat
@@ -29,8 +30,11 @@ def urls(pages: Pages, count: int = 10) -> list[str]:
 
 
 def test_what_robots_txt_forbids_is_skipped_and_said(folder: Folder, pages: Pages) -> None:
-    """Its refusals are recorded as such and shown; the file is asked for once, and can be ignored on demand."""
-    pages.answers["/robots.txt"] = Answer("User-agent: *\nDisallow: /page/3\n", headers={"Content-Type": "text/plain"})
+    """Its refusals are recorded as such and shown; the file is asked for once, and can be ignored
+    on demand."""
+    pages.answers["/robots.txt"] = Answer(
+        "User-agent: *\nDisallow: /page/3\n", headers={"Content-Type": "text/plain"}
+    )
     file = folder.write("pages.txt", urls(pages))
 
     done = folder.crawler("run", str(file), "--workers", "2")
@@ -40,15 +44,21 @@ def test_what_robots_txt_forbids_is_skipped_and_said(folder: Folder, pages: Page
     assert "1 skipped: robots" in done.stdout
     assert sorted(pages.paths()) == sorted(f"/page/{n}" for n in range(10) if n != 3)
     assert [asked.path for asked in pages.asked].count("/robots.txt") == 1
-    assert "does not let crawler fetch this page" in folder.crawler("why", f"{pages.url}/page/3").stdout
+    assert (
+        "does not let crawler fetch this page"
+        in folder.crawler("why", f"{pages.url}/page/3").stdout
+    )
 
     done = folder.crawler("run", str(file), "--job", "again", "--ignore-robots")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "/page/3" in pages.paths()
 
 
-def test_a_rate_is_kept_over_processes_and_the_audit_proves_it(folder: Folder, pages: Pages) -> None:
-    """Three processes on one domain at 5/s: no window of their requests has more, and the server's log agrees."""
+def test_a_rate_is_kept_over_processes_and_the_audit_proves_it(
+    folder: Folder, pages: Pages
+) -> None:
+    """Three processes on one domain at 5/s: no window of their requests has more, and the server's
+    log agrees."""
     pages.answers |= {f"/page/{n}": Answer(parcel(n)) for n in range(30)}
     file = folder.write("pages.txt", urls(pages, 30))
 
@@ -58,7 +68,9 @@ def test_a_rate_is_kept_over_processes_and_the_audit_proves_it(folder: Folder, p
     assert "30 of them at 127.0.0.1: 5/s, 5 at a time" in done.stderr
     asked = [each.at for each in pages.asked]
     assert len(asked) == 31  # with robots.txt
-    assert asked[-1] - asked[0] >= 5  # 6 s, less what the server may have been late to note the first
+    assert (
+        asked[-1] - asked[0] >= 5
+    )  # 6 s, less what the server may have been late to note the first
     audit = folder.crawler("audit", "127.0.0.1")
     assert audit.returncode == 0, audit.stdout
     assert "31 requests" in audit.stdout
@@ -79,12 +91,17 @@ def test_the_default_is_polite(folder: Folder, pages: Pages) -> None:
     assert (facts["limits"], facts["breaches"]) == (["2/s, 2 at a time"], [])
 
 
-def test_a_rate_limit_of_celery_limits_domains(folder: Folder, pages: Pages, redis_url: str) -> None:
-    """An annotation `rate_limit` is the default rate of each domain, over all processes; no message waits for it."""
+def test_a_rate_limit_of_celery_limits_domains(
+    folder: Folder, pages: Pages, redis_url: str
+) -> None:
+    """An annotation `rate_limit` is the default rate of each domain, over all processes; no message
+    waits for it."""
     folder.env |= {"REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)}
     del folder.env["CRAWLER_RATE"]
     folder.redis().flushall()
-    folder.start("celery", "-A", "tests.support.annotated", "worker", "-Q", "urgent,default", "-c", "2")
+    folder.start(
+        "celery", "-A", "tests.support.annotated", "worker", "-Q", "urgent,default", "-c", "2"
+    )
     wait_for(lambda: len(folder.children()) == 2, 60, "the worker's children")
 
     folder.crawler("bulk", "import", str(folder.write("pages.txt", urls(pages, 6))))
@@ -96,13 +113,16 @@ def test_a_rate_limit_of_celery_limits_domains(folder: Folder, pages: Pages, red
 
 
 def test_a_domain_that_blocks_is_left_alone(folder: Folder, pages: Pages) -> None:
-    """Some blocks in a row open its circuit: nothing more is asked, tasks wait unfailed, and `domains` says so."""
+    """Some blocks in a row open its circuit: nothing more is asked, tasks wait unfailed, and
+    `domains` says so."""
     for n in range(10):
         pages.answers[f"/page/{n}"] = Answer("no", 503)
     folder.crawler("up", "--workers", "2", CRAWLER_RATE="20/s", CIRCUIT_BREAKER_FAIL_MAX="3")
     folder.crawler("bulk", "import", str(folder.write("pages.txt", urls(pages))), "--ignore-robots")
 
-    opened = wait_for(lambda: "circuit open until" in folder.crawler("domains").stdout, 60, "an open circuit")
+    opened = wait_for(
+        lambda: "circuit open until" in folder.crawler("domains").stdout, 60, "an open circuit"
+    )
 
     assert opened
     assert len(pages.paths()) < 10
@@ -118,7 +138,8 @@ def test_a_domain_that_blocks_is_left_alone(folder: Folder, pages: Pages) -> Non
 
 
 def test_a_redirect_takes_a_permit_too(folder: Folder, pages: Pages) -> None:
-    """Pages that each redirect once are asked for at half the pace: the server counts every request."""
+    """Pages that each redirect once are asked for at half the pace: the server counts every
+    request."""
     for n in range(5):
         pages.answers[f"/old/{n}"] = Answer("", 302, {"Location": f"/page/{n}"})
     file = folder.write("pages.txt", [f"{pages.url}/old/{n}" for n in range(5)])
@@ -159,7 +180,8 @@ def test_an_unchanged_page_is_stored_as_such(folder: Folder, pages: Pages) -> No
 
 @pytest.mark.parametrize("gone", ["pruned", "lost", "accepted as lost"])
 def test_a_page_that_is_gone_is_fetched_again(folder: Folder, pages: Pages, gone: str) -> None:
-    """Of a page that is no longer stored nobody asks whether it has changed: a new run stores it again."""
+    """Of a page that is no longer stored nobody asks whether it has changed: a new run stores it
+    again."""
     pages.answers["/page/1"] = Answer(parcel(1), headers={"ETag": '"one"'})
     file = folder.write("pages.txt", [f"{pages.url}/page/1"])
     assert folder.crawler("run", str(file)).returncode == 0
@@ -197,7 +219,8 @@ def test_the_same_content_is_noted_and_kept(folder: Folder, pages: Pages) -> Non
 
 
 def test_a_wall_is_never_a_success(folder: Folder, pages: Pages) -> None:
-    """A challenge dressed as 200 fails with its vendor, goes to quarantine, and leaves good pages alone."""
+    """A challenge dressed as 200 fails with its vendor, goes to quarantine, and leaves good pages
+    alone."""
     challenge = (
         "<!DOCTYPE html><html><head><title>Just a moment...</title></head><body>"
         "<h1>county.example</h1><p>Verifying you are human. This may take a few seconds.</p>"
@@ -236,7 +259,8 @@ def test_retry_after_is_kept_and_told(folder: Folder, pages: Pages) -> None:
 
 
 def failing(times: int) -> Callable[[str], Answer | None]:
-    """A rule by which each page fails so often before it is given, every other one with 429 instead of 503."""
+    """A rule by which each page fails so often before it is given, every other one with 429 instead
+    of 503."""
     tries: Counter[str] = Counter()
 
     def rule(path: str) -> Answer | None:
@@ -249,12 +273,15 @@ def failing(times: int) -> Callable[[str], Answer | None]:
 
 
 def test_waits_grow_and_are_random(folder: Folder, pages: Pages) -> None:
-    """After each 503 or 429 a page waits for a random time below a bound that doubles: here 0.5, 1 and 2 s."""
+    """After each 503 or 429 a page waits for a random time below a bound that doubles: here 0.5, 1
+    and 2 s."""
     # Given a server that fails each of 48 pages three times
     pages.answers |= {f"/page/{n}": Answer(parcel(n)) for n in range(48)}
     pages.rule = failing(3)
     (folder.path / "config").mkdir()
-    (folder.path / "config" / "scraping_defaults.yaml").write_text("retry: {attempts: 4, base_s: 0.1}\n")
+    (folder.path / "config" / "scraping_defaults.yaml").write_text(
+        "retry: {attempts: 4, base_s: 0.1}\n"
+    )
 
     # When they are collected
     done = folder.crawler("run", str(folder.write("pages.txt", urls(pages, 48))), "--workers", "2")
@@ -263,7 +290,8 @@ def test_waits_grow_and_are_random(folder: Folder, pages: Pages) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert Counter(pages.paths()) == {f"/page/{n}": 4 for n in range(48)}
     waits = [waits_of(folder, pages, n) for n in range(48)]
-    # And no wait is above its bound, one of 24 is above half of it (but once in 16 million times), and they differ
+    # And no wait is above its bound, one of 24 is above half of it (but once in 16 million times),
+    # and they differ
     for of_a_kind in (waits[::2], waits[1::2]):
         for failure, waits_s in enumerate(zip(*of_a_kind, strict=True)):
             bound_s = 0.5 * 2**failure
@@ -273,7 +301,8 @@ def test_waits_grow_and_are_random(folder: Folder, pages: Pages) -> None:
 
 
 def waits_of(folder: Folder, pages: Pages, n: int) -> list[tuple[float, float]]:
-    """How long a page was left alone after each failure, since that was noted and since it was asked for.
+    """How long a page was left alone after each failure, since that was noted and since it was
+    asked for.
 
     The true wait lies between the two, however slow the machine is.
     """
@@ -285,11 +314,16 @@ def waits_of(folder: Folder, pages: Pages, n: int) -> list[tuple[float, float]]:
     asked = [each.at + shift_s for each in pages.asked if each.path == f"/page/{n}"]
     until = [step.detail["not_before"] for step in failed]
     assert all(later > end - 0.01 for later, end in zip(asked[1:], until, strict=True))
-    return [(end - step.at, end - at) for end, step, at in zip(until, failed, asked, strict=False) if step.at]
+    return [
+        (end - step.at, end - at)
+        for end, step, at in zip(until, failed, asked, strict=False)
+        if step.at
+    ]
 
 
 def test_some_failures_are_tried_again_and_others_are_not(folder: Folder, pages: Pages) -> None:
-    """A page that answers 503 once is collected by a second attempt; one that answers 404 has failed with its first."""
+    """A page that answers 503 once is collected by a second attempt; one that answers 404 has
+    failed with its first."""
     pages.rule = failing(1)
     file = folder.write("pages.txt", [urls(pages, 1)[0], f"{pages.url}/gone"])
     (folder.path / "config").mkdir()
@@ -312,10 +346,15 @@ def test_some_failures_are_tried_again_and_others_are_not(folder: Folder, pages:
     assert "decision give up" in hard
 
 
-def test_headers_cookies_and_credentials_reach_the_page_and_nothing_else(folder: Folder, pages: Pages) -> None:
-    """They are sent to the page's own origin, kept in a file for its owner's eyes, and in no database or log."""
+def test_headers_cookies_and_credentials_reach_the_page_and_nothing_else(
+    folder: Folder, pages: Pages
+) -> None:
+    """They are sent to the page's own origin, kept in a file for its owner's eyes, and in no
+    database or log."""
     jar = folder.path / "cookies.txt"
-    jar.write_text("# Netscape HTTP Cookie File\n127.0.0.1\tFALSE\t/\tFALSE\t0\tsid\tcrumb-secret\n")
+    jar.write_text(
+        "# Netscape HTTP Cookie File\n127.0.0.1\tFALSE\t/\tFALSE\t0\tsid\tcrumb-secret\n"
+    )
     given = pages.url.replace("http://", "http://ada:pass-secret@")
     file = folder.write("pages.txt", [f"{given}/page/{n}" for n in range(3)])
 
@@ -337,7 +376,12 @@ def test_headers_cookies_and_credentials_reach_the_page_and_nothing_else(folder:
     for path in folder.path.rglob("*"):
         if path.is_file() and path not in (session, jar, file):
             content = path.read_bytes()
-            for secret in (b"header-secret", b"crumb-secret", b"pass-secret", b"YWRhOnBhc3Mtc2VjcmV0"):
+            for secret in (
+                b"header-secret",
+                b"crumb-secret",
+                b"pass-secret",
+                b"YWRhOnBhc3Mtc2VjcmV0",
+            ):
                 assert secret not in content, path
     assert "secret" not in done.stdout + done.stderr
 
@@ -350,7 +394,9 @@ def test_secrets_do_not_follow_a_redirect_to_another_origin(folder: Folder, page
         pages.answers["/out"] = Answer("", 302, {"Location": f"{other.url}/inner"})
         given = f"{pages.url}/out".replace("//", "//ada:secret@")
 
-        done = folder.crawler("scrape", given, "--header", "Authorization: secret", "--header", "X-Key: secret")
+        done = folder.crawler(
+            "scrape", given, "--header", "Authorization: secret", "--header", "X-Key: secret"
+        )
 
         assert done.returncode == 0, done.stdout
         assert [asked.path for asked in other.asked] == ["/robots.txt", "/inner"]
@@ -358,7 +404,9 @@ def test_secrets_do_not_follow_a_redirect_to_another_origin(folder: Folder, page
         assert "secret" in str(pages.asked)
 
 
-def test_what_one_call_sends_along_is_sent_beside_a_running_stack(folder: Folder, pages: Pages) -> None:
+def test_what_one_call_sends_along_is_sent_beside_a_running_stack(
+    folder: Folder, pages: Pages
+) -> None:
     """The stack does not take such a call away; a retry of it is made by the same process, too."""
     folder.crawler("up", "--workers", "2")
     pages.answers["/page/2"] = Answer("later", 500)
@@ -369,7 +417,9 @@ def test_what_one_call_sends_along_is_sent_beside_a_running_stack(folder: Folder
     assert (first.returncode, second.returncode) == (0, 1)
     agents = [asked.headers["user-agent"] for asked in pages.asked if asked.path == "/page/2"]
     assert agents == ["Fred/1"] * 3
-    assert [asked.headers.get("x-key") for asked in pages.asked if asked.path == "/page/1"] == ["one"]
+    assert [asked.headers.get("x-key") for asked in pages.asked if asked.path == "/page/1"] == [
+        "one"
+    ]
 
 
 def test_jobs_with_and_without_a_limit_share_a_domain(folder: Folder, pages: Pages) -> None:
@@ -413,8 +463,11 @@ def test_another_page_that_has_not_changed_is_not_this_one(folder: Folder, pages
     assert (second["verdict"], second["data"]["fields"]["Owner"]) == ("ok", "Rosa Delgado")
 
 
-def test_loopback_is_reached_only_where_the_command_line_names_it(folder: Folder, pages: Pages) -> None:
-    """A page on this machine may not lead to another server on it, unless that network is opened."""
+def test_loopback_is_reached_only_where_the_command_line_names_it(
+    folder: Folder, pages: Pages
+) -> None:
+    """A page on this machine may not lead to another server on it, unless that network is
+    opened."""
     with Pages() as other:
         other.answers["/inner"] = Answer(parcel(99))
         pages.answers["/out"] = Answer("", 302, {"Location": f"{other.url}/inner"})
@@ -432,8 +485,11 @@ def test_loopback_is_reached_only_where_the_command_line_names_it(folder: Folder
         assert [asked.path for asked in other.asked] == ["/inner"]
 
 
-def test_a_site_file_decides_how_its_pages_are_asked_for_and_read(folder: Folder, pages: Pages) -> None:
-    """Headers and fields apply to its hosts, its version goes with every result, and `--stored` shows a change."""
+def test_a_site_file_decides_how_its_pages_are_asked_for_and_read(
+    folder: Folder, pages: Pages
+) -> None:
+    """Headers and fields apply to its hosts, its version goes with every result, and `--stored`
+    shows a change."""
     sites = folder.path / "config" / "sites"
     sites.mkdir(parents=True)
     site = sites / "county.yaml"
@@ -461,12 +517,19 @@ def test_a_site_file_decides_how_its_pages_are_asked_for_and_read(folder: Folder
 
 
 def test_json_and_text_are_collected_with_what_they_say(folder: Folder, pages: Pages) -> None:
-    """Their data and their text are the records, in results and exports; unchanged, they are not sent again."""
+    """Their data and their text are the records, in results and exports; unchanged, they are not
+    sent again."""
     owner = {"owner": "Jane Roe", "acres": [1.5, None]}
     pages.answers |= {
-        "/parcel.json": Answer(json.dumps(owner), headers={"Content-Type": "application/json", "ETag": '"1"'}),
-        "/parcel.txt": Answer("Owner: Jane Roe\nAcres: 1.5\n", headers={"Content-Type": "text/plain", "ETag": '"2"'}),
-        "/parcel.pdf": Answer(b"%PDF-1.7", headers={"Content-Type": "application/pdf", "ETag": '"3"'}),
+        "/parcel.json": Answer(
+            json.dumps(owner), headers={"Content-Type": "application/json", "ETag": '"1"'}
+        ),
+        "/parcel.txt": Answer(
+            "Owner: Jane Roe\nAcres: 1.5\n", headers={"Content-Type": "text/plain", "ETag": '"2"'}
+        ),
+        "/parcel.pdf": Answer(
+            b"%PDF-1.7", headers={"Content-Type": "application/pdf", "ETag": '"3"'}
+        ),
     }
     for name in ("urls.txt", "again.txt"):
         file = folder.write(name, [f"{pages.url}/parcel.{kind}" for kind in ("json", "txt", "pdf")])
@@ -480,6 +543,8 @@ def test_json_and_text_are_collected_with_what_they_say(folder: Folder, pages: P
         "pdf": {},
     }
     assert [result["verdict"] for result in again] == ["unchanged"] * 3
-    exported = folder.crawler("results", "export", "--format", "csv", "-o", str(folder.path / "out.csv"))
+    exported = folder.crawler(
+        "results", "export", "--format", "csv", "-o", str(folder.path / "out.csv")
+    )
     assert exported.returncode == 0, exported.stderr
     assert "data.json.owner" in (folder.path / "out.csv").read_text()

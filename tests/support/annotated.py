@@ -1,4 +1,5 @@
-"""The application with a rate limit by annotation, as an operator may have it: `celery -A tests.support.annotated`."""
+"""The application with a rate limit by annotation, as an operator may have it: `celery -A
+tests.support.annotated`."""
 
 from crawler import app
 

@@ -46,7 +46,10 @@ def read(path: Path) -> Sample:
         headers.append(("content-type", "text/html; charset=utf-8"))
     verdict, _, vendor = label.partition(" ")
     return Sample(
-        path=str(path.relative_to(FOLDER)), name=verdict, vendor=vendor, page=answer(body.encode(), facts, headers)
+        path=str(path.relative_to(FOLDER)),
+        name=verdict,
+        vendor=vendor,
+        page=answer(body.encode(), facts, headers),
     )
 
 

@@ -1,7 +1,8 @@
-"""A crawl in one process that says what is committed: `python -m tests.support.crawl DATA_DIR SITE_URL FIRST`.
+"""A crawl in one process that says what is committed: `python -m tests.support.crawl DATA_DIR
+SITE_URL FIRST`.
 
-Prints `imported <task_id>` after the commit of an import and `completed <task_id>` after that of a result,
-until it is killed.
+Prints `imported <task_id>` after the commit of an import and `completed <task_id>` after that of a
+result, until it is killed.
 """
 
 import os
@@ -35,7 +36,9 @@ def main(data_dir: Path, site: str, first: int) -> None:
     for begin in count(first, 100):
         tasks = [new(f"{site}/page/{n}", parcel_id=str(n)) for n in range(begin, begin + 100)]
         lpm.persist_tasks(tasks, loopback=True)
-        ids = lpm.ledger.db.all("SELECT task_id FROM tasks WHERE CAST(parcel_id AS INTEGER) >= ?", (begin,))
+        ids = lpm.ledger.db.all(
+            "SELECT task_id FROM tasks WHERE CAST(parcel_id AS INTEGER) >= ?", (begin,)
+        )
         for (task_id,) in ids:
             acknowledge("imported", task_id)
         worker.run_slice("slice", ["urgent", "default"])

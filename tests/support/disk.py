@@ -39,7 +39,11 @@ class Disk:
 
     def mount(self) -> None:
         """Power on; the journal is replayed."""
-        subprocess.run(["mount", "-o", "loop", str(self._image), str(self.path)], check=True, capture_output=True)
+        subprocess.run(
+            ["mount", "-o", "loop", str(self._image), str(self.path)],
+            check=True,
+            capture_output=True,
+        )
 
     def cut(self) -> None:
         """Power off: what was not flushed is gone, and every further write fails."""
@@ -72,13 +76,18 @@ def filled(folder: Path) -> Iterator[None]:
 
 
 def only_reading(folder: Path, by: str = "permissions") -> list[str]:
-    """What to type before a command that is not to write into a folder, whose permissions are taken away for good.
+    """What to type before a command that is not to write into a folder, whose permissions are taken
+    away for good.
 
-    `by` a mount that is the command's own the folder stays as it is; where we may not mount, it is by permissions.
+    `by` a mount that is the command's own the folder stays as it is; where we may not mount, it is
+    by permissions.
     """
     mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
     mounted = ["unshare", "-m", "sh", "-c", mount, str(folder)]
-    if by == "mount" and subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode == 0:
+    if (
+        by == "mount"
+        and subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode == 0
+    ):
         return mounted
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o500 if path.is_dir() else 0o400)

@@ -17,7 +17,9 @@ def given(external_id: str, url: str = "http://a.example/1", **fields: Any) -> A
     return Assignment(external_id=external_id, address=urls.parse(url), **fields)
 
 
-def assign(lpm: LocalPersistenceManager, *tasks: Assignment, unnamed: Any = ()) -> exchange.Assigned:
+def assign(
+    lpm: LocalPersistenceManager, *tasks: Assignment, unnamed: Any = ()
+) -> exchange.Assigned:
     """Put these into the ledger as a collector does."""
     return exchange.assign(lpm.durable, open_job(lpm), tasks, unnamed, time.time())
 
@@ -29,7 +31,9 @@ def claim(lpm: LocalPersistenceManager, count: int = 100) -> list[Task]:
 
 def fail(lpm: LocalPersistenceManager, task: Task) -> None:
     """End a task without a result."""
-    outcome = done(task, status=TaskStatus.FAILED, page=None, error_type="http_404", error_message="not there")
+    outcome = done(
+        task, status=TaskStatus.FAILED, page=None, error_type="http_404", error_message="not there"
+    )
     assert lpm.save_result(outcome) == [True]
 
 

@@ -1,4 +1,5 @@
-"""The reference Gateway as a process of its own: started, killed, started again, asked for what it has."""
+"""The reference Gateway as a process of its own: started, killed, started again, asked for what it
+has."""
 
 import json
 import os
@@ -44,7 +45,14 @@ class Gateway:
         self._folder, self._env = folder, dict(env or {})
         self._port = _free_port()
         self.url = f"http://127.0.0.1:{self._port}"
-        self._argv = ["--store", str(self.store), "--port", str(self._port), "--lease", str(lease_s)]
+        self._argv = [
+            "--store",
+            str(self.store),
+            "--port",
+            str(self._port),
+            "--lease",
+            str(lease_s),
+        ]
         self.like = like
         self._argv += ["--like", like] if like else []
         self._argv += ["--faults", str(faults), "--seed", str(seed)] if faults else []
@@ -67,7 +75,12 @@ class Gateway:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -130,7 +143,9 @@ class Gateway:
     def set_faults(self, probability: float) -> None:
         """Play faults with another probability from now on."""
         body = json.dumps({"probability": probability}).encode()
-        request = urllib.request.Request(f"{self.url}/faults", data=body, headers={"X-Worker-Token": self.token})
+        request = urllib.request.Request(
+            f"{self.url}/faults", data=body, headers={"X-Worker-Token": self.token}
+        )
         urllib.request.urlopen(request, timeout=PATIENCE_S).close()
 
     def import_tasks(self, tasks: list[dict[str, Any]]) -> None:
@@ -159,7 +174,9 @@ class Gateway:
 
 def _texts(fields: dict[str, Any]) -> dict[str, Any]:
     """Numbers as text, as the reader of a file gives them."""
-    return {name: str(value) if type(value) in (int, float) else value for name, value in fields.items()}
+    return {
+        name: str(value) if type(value) in (int, float) else value for name, value in fields.items()
+    }
 
 
 def _free_port() -> int:

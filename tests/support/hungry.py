@@ -1,6 +1,8 @@
-"""A process that always wants to send to one domain: `python -m tests.support.hungry URL PER_SECOND FILE`.
+"""A process that always wants to send to one domain: `python -m tests.support.hungry URL PER_SECOND
+FILE`.
 
-It appends the moment of each request to the file, in seconds of the machine's monotonic clock, until it is ended.
+It appends the moment of each request to the file, in seconds of the machine's monotonic clock,
+until it is ended.
 """
 
 import os

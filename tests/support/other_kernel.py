@@ -1,4 +1,5 @@
-"""Plays the stack of another kernel on a data folder: `python -m tests.support.other_kernel DATA_DIR` until SIGTERM."""
+"""Plays the stack of another kernel on a data folder: `python -m tests.support.other_kernel
+DATA_DIR` until SIGTERM."""
 
 import signal
 import sys

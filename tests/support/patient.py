@@ -16,14 +16,19 @@ STATES = ("ok", "note", "wrong", "mended")
 
 
 def look(data: Path, repair: bool = False, **env: str) -> list[Finding]:
-    """What the doctor finds in a folder; a Redis that is not there keeps it from asking anybody else's."""
+    """What the doctor finds in a folder; a Redis that is not there keeps it from asking anybody
+    else's."""
     env = {"CRAWLER_DATA_DIR": str(data)} | env
     return list(examine(repair, lambda text: None, env))
 
 
 def of(findings: list[Finding], check: str, *states: str) -> list[str]:
     """The details of one check's findings in these states."""
-    return [finding.detail for finding in findings if finding.check == check and finding.state in (states or STATES)]
+    return [
+        finding.detail
+        for finding in findings
+        if finding.check == check and finding.state in (states or STATES)
+    ]
 
 
 def wrong(findings: list[Finding]) -> list[Finding]:
@@ -36,11 +41,18 @@ def crawl(data: Path, size: int = 400, completed: int = 300) -> Job:
     lpm = LocalPersistenceManager(data)
     job = open_job(lpm)
     rows = [{"url": f"http://a.example/{n}", "county": "Bay"} for n in range(size)]
-    tasks = [new(row["url"], parcel_id=str(n), line=n, input=dict(row)) for n, row in enumerate(rows)]
+    tasks = [
+        new(row["url"], parcel_id=str(n), line=n, input=dict(row)) for n, row in enumerate(rows)
+    ]
     lpm.persist_tasks(tasks, job=job)
     lpm.durable.close_import(job, lpm.now())
     claimed = lpm.get_next_pending("owner", completed)
-    lpm.save_result(*(done(task, page=page(task.url, random.Random(task.id).randbytes(400))) for task in claimed))
+    lpm.save_result(
+        *(
+            done(task, page=page(task.url, random.Random(task.id).randbytes(400)))
+            for task in claimed
+        )
+    )
     lpm.close()
     return job
 
@@ -72,7 +84,9 @@ def wipe(path: Path, number: int) -> bytes:
 def pages_of(path: Path, table: str, kind: str) -> list[int]:
     """The numbers of a table's pages of a kind."""
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-    rows = db.execute("SELECT pageno FROM dbstat WHERE name = ? AND pagetype = ? ORDER BY 1", (table, kind)).fetchall()
+    rows = db.execute(
+        "SELECT pageno FROM dbstat WHERE name = ? AND pagetype = ? ORDER BY 1", (table, kind)
+    ).fetchall()
     db.close()
     return [int(str(row[0])) for row in rows]
 
@@ -94,7 +108,8 @@ def change(data: Path, sql: str) -> None:
 
 
 def spoil(data: Path, table: str, before: bytes, after: bytes) -> None:
-    """Write other bytes over some in a row of a table, and over nothing else: no index knows of it."""
+    """Write other bytes over some in a row of a table, and over nothing else: no index knows of
+    it."""
     path = data / "lpm.db"
     content = path.read_bytes()
     assert len(before) == len(after)
@@ -104,7 +119,9 @@ def spoil(data: Path, table: str, before: bytes, after: bytes) -> None:
         at = content.find(before, (number - 1) * 4096, number * 4096)
         while at >= 0:
             path.write_bytes(content[:at] + after + content[at + len(after) :])
-            if ledger(data, rows) != sound:  # pages also keep bytes of rows that stand elsewhere by now
+            if (
+                ledger(data, rows) != sound
+            ):  # pages also keep bytes of rows that stand elsewhere by now
                 return
             at = content.find(before, at + 1, number * 4096)
     raise AssertionError(f"{before!r} is in no row of {table}")
@@ -128,11 +145,16 @@ def empty_index(data: Path, name: str) -> None:
 
 
 def swap_index(data: Path, name: str, table: str) -> None:
-    """Overwrite the first page of an index with one of a table: it is sound, but not of this index."""
+    """Overwrite the first page of an index with one of a table: it is sound, but not of this
+    index."""
     path = data / "lpm.db"
     db = apsw.Connection(str(path))
     [(root,)] = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)).fetchall()
     db.close()
-    content, target, source = bytearray(path.read_bytes()), int(str(root)), pages_of(path, table, "leaf")[0]
+    content, target, source = (
+        bytearray(path.read_bytes()),
+        int(str(root)),
+        pages_of(path, table, "leaf")[0],
+    )
     content[(target - 1) * 4096 : target * 4096] = content[(source - 1) * 4096 : source * 4096]
     path.write_bytes(content)

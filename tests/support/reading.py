@@ -14,7 +14,8 @@ TOO_MUCH = 3 << 30
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What became of a file: rows, rejected ones with the reason of the first, the error at the end."""
+    """What became of a file: rows, rejected ones with the reason of the first, the error at the
+    end."""
 
     good: int
     rejected: int
@@ -25,16 +26,26 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 def cost(*paths: Path, times: int = 1, into: Path | None = None) -> list[Cost]:
-    """Read the files, each so many times for the best of the CPU times, or import them into a data folder; `grown` is
-    by how much memory peaks."""
-    argv = [sys.executable, "-m", "tests.support.reading", str(times), str(into or ""), *map(str, paths)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    """Read the files, each so many times for the best of the CPU times, or import them into a data
+    folder; `grown` is by how much memory peaks."""
+    argv = [
+        sys.executable,
+        "-m",
+        "tests.support.reading",
+        str(times),
+        str(into or ""),
+        *map(str, paths),
+    ]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return msgspec.json.decode(done.stdout, type=list[Cost])
 
 
 def _peak() -> int:
-    """The most memory since `_forget`; not `ru_maxrss`, which begins with what the parent process had."""
+    """The most memory since `_forget`; not `ru_maxrss`, which begins with what the parent process
+    had."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 

@@ -1,4 +1,5 @@
-"""Pages that show a record in one of many layouts, among what such pages have around it, with the truth known."""
+"""Pages that show a record in one of many layouts, among what such pages have around it, with the
+truth known."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -25,9 +26,25 @@ _NAMES = (
     "O'Brien Pat",
     "Chen Wei",
 )
-_STREETS = ("123 MAIN ST", "4 Birch Lane", "ul. Rila 12", "Hauptstr. 5", "99 COUNTY RD 12", "PO BOX 7")
+_STREETS = (
+    "123 MAIN ST",
+    "4 Birch Lane",
+    "ul. Rila 12",
+    "Hauptstr. 5",
+    "99 COUNTY RD 12",
+    "PO BOX 7",
+)
 _TOWNS = ("SPRINGFIELD IL 62704", "Sofia 1000", "04109 Leipzig", "LINCOLN, NE 68508")
-_WORDS = ("Residential", "VACANT LAND", "Single family", "Brick", "Agricultural", "R1 Low density", "None", "Yes")
+_WORDS = (
+    "Residential",
+    "VACANT LAND",
+    "Single family",
+    "Brick",
+    "Agricultural",
+    "R1 Low density",
+    "None",
+    "Yes",
+)
 
 
 def _money(dice: random.Random) -> str:
@@ -37,7 +54,12 @@ def _money(dice: random.Random) -> str:
 def _day(dice: random.Random) -> str:
     year, month, day = dice.randint(1970, 2026), dice.randint(1, 12), dice.randint(1, 28)
     return dice.choice(
-        (f"{month}/{day}/{year}", f"{year}-{month:02}-{day:02}", f"{day}.{month}.{year}", f"May {day}, {year}")
+        (
+            f"{month}/{day}/{year}",
+            f"{year}-{month:02}-{day:02}",
+            f"{day}.{month}.{year}",
+            f"May {day}, {year}",
+        )
     )
 
 
@@ -47,11 +69,19 @@ def _address(dice: random.Random) -> str:
 
 
 def _linked(dice: random.Random) -> str:
-    return f'<a href="/deeds/{dice.randint(1, 99)}">{dice.randint(100, 999)}/{dice.randint(1, 99)}</a>'
+    return (
+        f'<a href="/deeds/{dice.randint(1, 99)}">{dice.randint(100, 999)}/{dice.randint(1, 99)}</a>'
+    )
 
 
 def _number(dice: random.Random) -> str:
-    return dice.choice((f"{dice.randint(1, 99)}.{dice.randint(10, 99)}", str(dice.randint(1, 9999)), "12-34-567.008"))
+    return dice.choice(
+        (
+            f"{dice.randint(1, 99)}.{dice.randint(10, 99)}",
+            str(dice.randint(1, 9999)),
+            "12-34-567.008",
+        )
+    )
 
 
 def _name(dice: random.Random) -> str:
@@ -167,29 +197,53 @@ def _record(dice: random.Random) -> Rows:
 
 
 _DRESSES = (
-    *("{}", "{}", "{}", "{}&nbsp;", "\n  {}\n ", "<font size=2>{}</font>", "<span>{}</span>", "<!-- x -->{}"),
+    *(
+        "{}",
+        "{}",
+        "{}",
+        "{}&nbsp;",
+        "\n  {}\n ",
+        "<font size=2>{}</font>",
+        "<span>{}</span>",
+        "<!-- x -->{}",
+    ),
     "<span id=ctl00_1>{}</span>",
 )
 """What is put around labels and values: nothing that a reader sees."""
 
 
 def _dressed(rows: Rows, dice: random.Random) -> Rows:
-    around_label, around_value = dice.choice((*_DRESSES, "<a href=/help>{}</a>")), dice.choice(_DRESSES)
-    return [(around_label.format(label), around_value.format(value) if value else value) for label, value in rows]
+    around_label, around_value = (
+        dice.choice((*_DRESSES, "<a href=/help>{}</a>")),
+        dice.choice(_DRESSES),
+    )
+    return [
+        (around_label.format(label), around_value.format(value) if value else value)
+        for label, value in rows
+    ]
 
 
 def _navigation(dice: random.Random) -> str:
-    names = dice.sample(("Home", "Search", "Maps", "Forms", "Contact Us", "Departments", "Pay Taxes", "Sales"), 6)
+    names = dice.sample(
+        ("Home", "Search", "Maps", "Forms", "Contact Us", "Departments", "Pay Taxes", "Sales"), 6
+    )
     links = [f'<a href="/{name.lower()}">{name}</a>' for name in names]
     return dice.choice(
         (
             "<nav><ul>" + "".join(f"<li>{link}</li>" for link in links) + "</ul></nav>",
-            "<table width=100%><tr>" + "".join(f"<td>{link}</td>" for link in links) + "</tr></table>",
+            "<table width=100%><tr>"
+            + "".join(f"<td>{link}</td>" for link in links)
+            + "</tr></table>",
             "<table>"
-            + "".join(f"<tr><td>{a}</td><td>{b}</td></tr>" for a, b in zip(links[:3], links[3:], strict=True))
+            + "".join(
+                f"<tr><td>{a}</td><td>{b}</td></tr>"
+                for a, b in zip(links[:3], links[3:], strict=True)
+            )
             + "</table>",
             "<div id=menu>" + " | ".join(links) + "</div>",
-            "<ul class=menu>" + "".join(f"<li><strong>{link}</strong></li>" for link in links) + "</ul>",
+            "<ul class=menu>"
+            + "".join(f"<li><strong>{link}</strong></li>" for link in links)
+            + "</ul>",
         )
     )
 
@@ -307,7 +361,9 @@ def _around(dice: random.Random, record: str) -> str:
     dice.shuffle(after)
     parts = [dice.choice(_COOKIES), *before[: dice.randint(1, 4)], "<h1>Parcel 12-34</h1>", record]
     parts += [*after[: dice.randint(1, 5)], _footer(dice)]
-    return "<html><head><title>Parcel 12-34</title></head><body>" + "\n".join(parts) + "</body></html>"
+    return (
+        "<html><head><title>Parcel 12-34</title></head><body>" + "\n".join(parts) + "</body></html>"
+    )
 
 
 def _nested(dice: random.Random, inner: str, least: int = 0) -> str:
@@ -337,9 +393,12 @@ def two_cells(rows: Rows, dice: random.Random) -> str:
 
 
 def _wide(rows: Rows, dice: random.Random, pairs: int) -> str:
-    label_cell = dice.choice(("<td>{}</td>", "<td>{}:</td>", "<td><b>{}</b></td>", "<td nowrap>{}</td>"))
+    label_cell = dice.choice(
+        ("<td>{}</td>", "<td>{}:</td>", "<td><b>{}</b></td>", "<td nowrap>{}</td>")
+    )
     lines = [
-        "".join(label_cell.format(label) + f"<td>{value}</td>" for label, value in part) for part in _by(rows, pairs)
+        "".join(label_cell.format(label) + f"<td>{value}</td>" for label, value in part)
+        for part in _by(rows, pairs)
     ]
     return _nested(dice, _table(lines), 1)
 
@@ -357,16 +416,31 @@ def six_cells(rows: Rows, dice: random.Random) -> str:
 def coloured(rows: Rows, dice: random.Random) -> str:
     """Labels that only their background tells."""
     mark = dice.choice(
-        ("class=hdr", "bgcolor='#ccccff'", "style='background:#eee'", "class='bg-light w-25'", "align=right")
+        (
+            "class=hdr",
+            "bgcolor='#ccccff'",
+            "style='background:#eee'",
+            "class='bg-light w-25'",
+            "align=right",
+        )
     )
-    lines = ["".join(f"<td {mark}>{label}</td><td>{value}</td>" for label, value in part) for part in _by(rows, 2)]
+    lines = [
+        "".join(f"<td {mark}>{label}</td><td>{value}</td>" for label, value in part)
+        for part in _by(rows, 2)
+    ]
     return _nested(dice, _table(lines))
 
 
 def in_cells(rows: Rows, dice: random.Random) -> str:
     """Label and value in one cell."""
     mark = dice.choice(
-        ("<b>{}</b><br>", "<strong>{}:</strong><br>", "<b>{}:</b> ", "<span class=lbl>{}</span><br>", "<b>{}</b> <br/>")
+        (
+            "<b>{}</b><br>",
+            "<strong>{}:</strong><br>",
+            "<b>{}:</b> ",
+            "<span class=lbl>{}</span><br>",
+            "<b>{}</b> <br/>",
+        )
     )
     lines = [
         "".join(f"<td>{mark.format(label)}{value}</td>" for label, value in part)
@@ -378,17 +452,32 @@ def in_cells(rows: Rows, dice: random.Random) -> str:
 def head_cells(rows: Rows, dice: random.Random) -> str:
     """A `th` for each label."""
     count = dice.choice((1, 1, 2))
-    return _nested(dice, _table(["".join(f"<th>{a}</th><td>{b}</td>" for a, b in part) for part in _by(rows, count)]))
+    return _nested(
+        dice,
+        _table(
+            ["".join(f"<th>{a}</th><td>{b}</td>" for a, b in part) for part in _by(rows, count)]
+        ),
+    )
 
 
 def head_rows(rows: Rows, dice: random.Random) -> str:
     """Labels in one row, values in the next; one table or many."""
-    mark = dice.choice(("<th>{}</th>", "<td><b>{}</b></td>", "<td class=head>{}</td>", "<td bgcolor=silver>{}</td>"))
+    mark = dice.choice(
+        (
+            "<th>{}</th>",
+            "<td><b>{}</b></td>",
+            "<td class=head>{}</td>",
+            "<td bgcolor=silver>{}</td>",
+        )
+    )
     parts = []
     for part in _by(rows, dice.choice((3, 4, 5))):
         if len(part) > 2:
             parts.append(
-                ["".join(mark.format(label) for label, _ in part), "".join(f"<td>{value}</td>" for _, value in part)]
+                [
+                    "".join(mark.format(label) for label, _ in part),
+                    "".join(f"<td>{value}</td>" for _, value in part),
+                ]
             )
         else:
             parts.append([f"<th>{label}</th><td colspan=3>{value}</td>" for label, value in part])
@@ -399,7 +488,9 @@ def head_rows(rows: Rows, dice: random.Random) -> str:
 
 def definitions(rows: Rows, dice: random.Random) -> str:
     """A definition list."""
-    shape = dice.choice(("<dt>{}</dt><dd>{}</dd>", "<dt>{}:<dd>{}", "<div class=row><dt>{}</dt><dd>{}</dd></div>"))
+    shape = dice.choice(
+        ("<dt>{}</dt><dd>{}</dd>", "<dt>{}:<dd>{}", "<div class=row><dt>{}</dt><dd>{}</dd></div>")
+    )
     return "<dl class=details>" + "".join(shape.format(*row) for row in rows) + "</dl>"
 
 
@@ -451,7 +542,9 @@ def inputs(rows: Rows, dice: random.Random) -> str:
         )
     )
     body = "\n".join(shape.format(label, _shown(value, dice)) for label, value in rows)
-    return f"<form method=post>{f'<table>{body}</table>' if shape.startswith('<tr') else body}</form>"
+    return (
+        f"<form method=post>{f'<table>{body}</table>' if shape.startswith('<tr') else body}</form>"
+    )
 
 
 def items(rows: Rows, dice: random.Random) -> str:
@@ -477,13 +570,20 @@ def fieldset(rows: Rows, dice: random.Random) -> str:
         )
     )
     parts = ("".join(shape.format(*row) for row in part) for part in _by(rows, 5))
-    return "".join(f"<fieldset><legend>Part {n}</legend>{part}</fieldset>" for n, part in enumerate(parts, 1))
+    return "".join(
+        f"<fieldset><legend>Part {n}</legend>{part}</fieldset>" for n, part in enumerate(parts, 1)
+    )
 
 
 def lines(rows: Rows, dice: random.Random) -> str:
     """Bold labels in lines of one paragraph."""
     shape = dice.choice(
-        ("<b>{}:</b> {}<br>", "<strong>{}</strong>: {}<br>\n", "<b>{}</b> {}<br>\n", "<b>{}</b><br>{}<br><br>\n")
+        (
+            "<b>{}:</b> {}<br>",
+            "<strong>{}</strong>: {}<br>\n",
+            "<b>{}</b> {}<br>\n",
+            "<b>{}</b><br>{}<br><br>\n",
+        )
     )
     return "<p>" + "".join(shape.format(*row) for row in rows) + "</p>"
 
@@ -492,7 +592,10 @@ def spaced(rows: Rows, dice: random.Random) -> str:
     """Pairs with an empty column between them."""
     gap = dice.choice(("<td width=20></td>", "<td>&nbsp;</td>", "<td><img src=pixel.gif></td>"))
     label_cell = dice.choice(("<td>{}</td>", "<td class=l>{}</td>", "<td><b>{}:</b></td>"))
-    parts = ([label_cell.format(label) + f"<td>{value}</td>" for label, value in part] for part in _by(rows, 2))
+    parts = (
+        [label_cell.format(label) + f"<td>{value}</td>" for label, value in part]
+        for part in _by(rows, 2)
+    )
     return _nested(dice, _table([gap.join(part) for part in parts]))
 
 
@@ -513,12 +616,15 @@ def spanning(rows: Rows, dice: random.Random) -> str:
             label, value = left.pop(0)
             found.append(f"<td class=l>{label}</td><td colspan=3>{value}</td>")
         else:
-            found.append("".join(f"<td class=l>{a}</td><td>{b}</td>" for a, b in (left.pop(0), left.pop(0))))
+            found.append(
+                "".join(f"<td class=l>{a}</td><td>{b}</td>" for a, b in (left.pop(0), left.pop(0)))
+            )
     return _nested(dice, _table(found))
 
 
 def old_forms(rows: Rows, dice: random.Random) -> str:
-    """Pages of the nineties: font tags, upper-case markup, cells that nothing closes, a colour for labels."""
+    """Pages of the nineties: font tags, upper-case markup, cells that nothing closes, a colour for
+    labels."""
     colour = dice.choice(("navy", "#800000"))
     label_cell = dice.choice(
         (
@@ -529,7 +635,8 @@ def old_forms(rows: Rows, dice: random.Random) -> str:
     )
     count = dice.choice((1, 2, 3))
     body = "".join(
-        "\n<TR VALIGN=TOP>" + "".join(f"{label_cell.format(a)}<TD><FONT FACE=Arial>{b}</FONT>" for a, b in part)
+        "\n<TR VALIGN=TOP>"
+        + "".join(f"{label_cell.format(a)}<TD><FONT FACE=Arial>{b}</FONT>" for a, b in part)
         for part in _by(rows, count)
     )
     return f"<CENTER><TABLE WIDTH=600><TR><TD COLSPAN=2><TABLE BORDER=1>{body}\n</TABLE></TABLE></CENTER>"
@@ -560,7 +667,10 @@ def panels(rows: Rows, dice: random.Random) -> str:
         )
     )
     parts = ("".join(shape.format(*row) for row in part) for part in _by(rows, 6))
-    return "".join(f"<section class=card><h3>Part {n}</h3><ul>{part}</ul></section>" for n, part in enumerate(parts, 1))
+    return "".join(
+        f"<section class=card><h3>Part {n}</h3><ul>{part}</ul></section>"
+        for n, part in enumerate(parts, 1)
+    )
 
 
 Layout = Callable[[Rows, random.Random], str]

@@ -115,7 +115,12 @@ class ScriptedGateway:
                 new = sum(item["task_id"] not in self.results for item in call.json)
                 self.results |= {item["task_id"]: item for item in call.json}
                 self.order += [f"result {item['task_id']}" for item in call.json]
-                return 200, {"inserted": new, "updated": len(call.json) - new, "failed": 0, "errors": []}
+                return 200, {
+                    "inserted": new,
+                    "updated": len(call.json) - new,
+                    "failed": 0,
+                    "errors": [],
+                }
             case ["raw-files"]:
                 name, content, metadata = _form(call)
                 self.raw[name] = content

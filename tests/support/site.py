@@ -1,6 +1,7 @@
 """A hostile site on loopback, as a process of its own, and the `Site` by which tests hold it.
 
-The server speaks HTTP by hand, because no library would let it break the protocol; `GET /_paths` lists what it can do.
+The server speaks HTTP by hand, because no library would let it break the protocol; `GET /_paths`
+lists what it can do.
 """
 
 import asyncio
@@ -39,7 +40,14 @@ BOMB_PIECE, BOMB_PIECES = b" " * 2**20, 300
 HTML = "text/html; charset=utf-8"
 PHRASES = {int(status): status.phrase for status in HTTPStatus}
 
-OWNERS = ("Nora Whitfield", "Otto Lindgren", "Priya Raman", "Quentin Marsh", "Rosa Delgado", "Stefan Ivanov")
+OWNERS = (
+    "Nora Whitfield",
+    "Otto Lindgren",
+    "Priya Raman",
+    "Quentin Marsh",
+    "Rosa Delgado",
+    "Stefan Ivanov",
+)
 STREETS = ("Harbor Road", "Juniper Way", "Kiln Street", "Lockhouse Lane", "Meadow Drive")
 REMARK = (
     "The boundaries of this parcel were surveyed when the county drew its first plats and have been confirmed at each "
@@ -48,7 +56,9 @@ REMARK = (
     "assessor until the last working day of April; they must name the parcel, the year and the value that is held "
     "to be right. A copy of the deed is kept by the recorder, together with the easements for water, power and access. "
 ) * 3
-BULGARIAN = "Поземлен имот в землището на Самоков, собственик Елена Димитрова, площ дванадесет декара"
+BULGARIAN = (
+    "Поземлен имот в землището на Самоков, собственик Елена Димитрова, площ дванадесет декара"
+)
 GERMAN = "Grundstück an der Königstraße, Eigentümer Jörg Müller, Größe zwölf Ar"
 
 
@@ -59,12 +69,16 @@ class Site:
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "tests.support.site"]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().strip()
         if not self.url:
             self._process.communicate()
-            raise RuntimeError(f"the test site ended with {self._process.returncode} before it served; see its stderr")
+            raise RuntimeError(
+                f"the test site ended with {self._process.returncode} before it served; see its stderr"
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -157,9 +171,12 @@ class Call(NamedTuple):
         return parse_qs(self.query).get(name, [default])[0] if self.query else default
 
     async def wait(self, event: Awaitable[object]) -> None:
-        """Wait for something, unless the client hangs up first: an abandoned request must not count in `peak`."""
+        """Wait for something, unless the client hangs up first: an abandoned request must not count
+        in `peak`."""
         waiting = asyncio.ensure_future(event)
-        hung_up = asyncio.ensure_future(self.reader.read(1))  # nothing else can come: crawlers do not pipeline
+        hung_up = asyncio.ensure_future(
+            self.reader.read(1)
+        )  # nothing else can come: crawlers do not pipeline
         try:
             await asyncio.wait({waiting, hung_up}, return_when=asyncio.FIRST_COMPLETED)
             if hung_up.done():
@@ -167,7 +184,9 @@ class Call(NamedTuple):
         finally:
             waiting.cancel()
             hung_up.cancel()
-            await asyncio.wait({waiting, hung_up})  # or the reader would still be taken when the next request is read
+            await asyncio.wait(
+                {waiting, hung_up}
+            )  # or the reader would still be taken when the next request is read
 
     async def sleep(self, seconds: float) -> None:
         """Wait for some time."""
@@ -205,12 +224,17 @@ def _name(path: str) -> str:
 
 def head(*headers: str, status: int = 200) -> bytes:
     """A status line and headers, as they are given."""
-    return "\r\n".join((f"HTTP/1.1 {status} {PHRASES.get(status, 'Unheard Of')}", *headers, "\r\n")).encode("latin-1")
+    return "\r\n".join(
+        (f"HTTP/1.1 {status} {PHRASES.get(status, 'Unheard Of')}", *headers, "\r\n")
+    ).encode("latin-1")
 
 
 def response(body: bytes, *headers: str, status: int = 200, kind: str = HTML) -> bytes:
     """A whole and correct response."""
-    return head(f"Content-Type: {kind}", f"Content-Length: {len(body)}", *headers, status=status) + body
+    return (
+        head(f"Content-Type: {kind}", f"Content-Length: {len(body)}", *headers, status=status)
+        + body
+    )
 
 
 def document(title: str, content: str, meta: str = "") -> str:
@@ -226,9 +250,18 @@ def parcel(n: int) -> bytes:
     address = f"{100 + n * 13 % 9000} {street}, Millbrook"
     facts = {"Owner": owner, "Address": address, "Value": f"${value:,}", "Acres": f"{acres:.2f}"}
     rows = "\n".join(f"<tr><th>{name}</th><td>{fact}</td></tr>" for name, fact in facts.items())
-    data = {"@context": "https://schema.org", "@type": "Place", "name": f"Parcel {n}", "address": address}
-    links = "\n".join(f'<li><a href="/page/{n + step}">Parcel {n + step}</a></li>' for step in range(1, 11))
-    history = "\n".join(f"<tr><td>{year}</td><td>${value * year // 2030:,}</td></tr>" for year in range(2000, 2025))
+    data = {
+        "@context": "https://schema.org",
+        "@type": "Place",
+        "name": f"Parcel {n}",
+        "address": address,
+    }
+    links = "\n".join(
+        f'<li><a href="/page/{n + step}">Parcel {n + step}</a></li>' for step in range(1, 11)
+    )
+    history = "\n".join(
+        f"<tr><td>{year}</td><td>${value * year // 2030:,}</td></tr>" for year in range(2000, 2025)
+    )
     content = f"""
 <h1>Parcel {n}</h1>
 <script type="application/ld+json">{json.dumps(data)}</script>
@@ -273,17 +306,26 @@ async def flaky(call: Call) -> bytes:
         return response(parcel(1))
 
 
-@serves("/retry-after/<value>?times=<k>&status=<code>", "429, or that status, with Retry-After; after k times a page")
+@serves(
+    "/retry-after/<value>?times=<k>&status=<code>",
+    "429, or that status, with Retry-After; after k times a page",
+)
 async def retry_after(call: Call) -> bytes:
     times = call.option("times", "")
     if times and not call.books.first(int(times), call.target):
         return response(parcel(1))
-    return response(b"later\n", f"Retry-After: {unquote(call.argument)}", status=int(call.option("status", "429")))
+    return response(
+        b"later\n",
+        f"Retry-After: {unquote(call.argument)}",
+        status=int(call.option("status", "429")),
+    )
 
 
 @serves("/captcha/<name>", "A page that asks for a captcha, whatever comes")
 async def captcha(call: Call) -> bytes:
-    body = document("Just a moment...", "<h1>Are you a human?</h1><script>window._cf_chl_opt = {}</script>")
+    body = document(
+        "Just a moment...", "<h1>Are you a human?</h1><script>window._cf_chl_opt = {}</script>"
+    )
     return response(body.encode(), "cf-mitigated: challenge", status=403)
 
 
@@ -342,7 +384,9 @@ async def truncated(call: Call) -> None:
 async def reset(call: Call) -> None:
     await truncated(call)
     # A linger time of zero makes the kernel send RST, where a normal close sends FIN.
-    call.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    call.writer.get_extra_info("socket").setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+    )
     call.writer.transport.abort()
 
 
@@ -358,10 +402,15 @@ async def no_length(call: Call) -> None:
 
 @serves("/http09", "Bytes that are no HTTP, then the end of the connection")
 async def http09(call: Call) -> None:
-    call.send(b"\x00\x01 hello, this is no status line\r\n\r\n<html><body>old times</body></html>\n")
+    call.send(
+        b"\x00\x01 hello, this is no status line\r\n\r\n<html><body>old times</body></html>\n"
+    )
 
 
-@serves("/chunked-broken", "A good chunk, then one whose size is no number, then the end of the connection")
+@serves(
+    "/chunked-broken",
+    "A good chunk, then one whose size is no number, then the end of the connection",
+)
 async def chunked_broken(call: Call) -> None:
     call.send(CHUNKED_HEAD + chunk(parcel(1)) + b"size?\r\nlost\r\n")
 
@@ -379,7 +428,9 @@ async def charset(call: Call) -> bytes:
     return response(foreign(call.argument), kind=f"text/html; charset={call.argument}")
 
 
-@serves("/charset-meta/<name>", "Bulgarian and German in that charset, declared in a meta element only")
+@serves(
+    "/charset-meta/<name>", "Bulgarian and German in that charset, declared in a meta element only"
+)
 async def charset_meta(call: Call) -> bytes:
     return response(foreign(call.argument, f'<meta charset="{call.argument}">'), kind="text/html")
 
@@ -417,7 +468,10 @@ async def many_cookies(call: Call) -> bytes:
     return response(parcel(1), *cookies)
 
 
-@serves("/bad-header/<kind>", "A page with headers sloppy in that way, or in several, as browsers accept them")
+@serves(
+    "/bad-header/<kind>",
+    "A page with headers sloppy in that way, or in several, as browsers accept them",
+)
 async def bad_header(call: Call) -> bytes:
     lines = SLOPPY[call.argument or "mixed"]
     end = b"\n" if call.argument in ("", "bare-lf") else b"\r\n"
@@ -425,7 +479,13 @@ async def bad_header(call: Call) -> bytes:
 
 
 SLOPPY = {
-    "mixed": (b"HTTP/1.1 200", b"Content-Type: text/html", b"X-Owner: J\xf6rg", b"X-Note: one", b"  two"),
+    "mixed": (
+        b"HTTP/1.1 200",
+        b"Content-Type: text/html",
+        b"X-Owner: J\xf6rg",
+        b"X-Note: one",
+        b"  two",
+    ),
     "bare-lf": (b"HTTP/1.1 200 OK", b"Content-Type: text/html"),
     "no-reason": (b"HTTP/1.1 200", b"Content-Type: text/html"),
     "folded": (b"HTTP/1.1 200 OK", b"X-Note: one", b"  two"),
@@ -450,7 +510,8 @@ def raw_deflate(data: bytes) -> bytes:
 
 
 def bomb(pack: Callable[[bytes], bytes], finish: Callable[[], bytes]) -> bytes:
-    """Hundreds of megabytes of blanks, packed piece by piece so that the server itself stays small."""
+    """Hundreds of megabytes of blanks, packed piece by piece so that the server itself stays
+    small."""
     return b"".join([pack(BOMB_PIECE) for _ in range(BOMB_PIECES)]) + finish()
 
 
@@ -485,8 +546,14 @@ def zipped() -> bytes:
 
 FIXED: dict[str, tuple[str, Callable[[], bytes]]] = {
     "/normal": ("A normal page", lambda: response(parcel(1))),
-    "/text": ("Plain text", lambda: response(b"Nothing but text.\n", kind="text/plain; charset=utf-8")),
-    "/json": ("JSON", lambda: response(b'{"parcel": 1, "owner": "Nora Whitfield"}\n', kind="application/json")),
+    "/text": (
+        "Plain text",
+        lambda: response(b"Nothing but text.\n", kind="text/plain; charset=utf-8"),
+    ),
+    "/json": (
+        "JSON",
+        lambda: response(b'{"parcel": 1, "owner": "Nora Whitfield"}\n', kind="application/json"),
+    ),
     "/image": ("A tiny PNG", lambda: response(PNG, kind="image/png")),
     "/pdf": ("A PDF of one page", lambda: response(PDF, kind="application/pdf")),
     "/empty": ("200 with an empty body", lambda: response(b"")),
@@ -507,15 +574,33 @@ FIXED: dict[str, tuple[str, Callable[[], bytes]]] = {
         lambda: head(f"Content-Type: {HTML}", f"Content-Length: {len(parcel(1)) // 2}") + parcel(1),
     ),
     "/gzip": ("A page in gzip", lambda: coded("gzip", zipped())),
-    "/deflate": ("A page in deflate, with the zlib frame", lambda: coded("deflate", zlib.compress(parcel(1)))),
-    "/deflate-raw": ("A page in deflate, without a frame", lambda: coded("deflate", raw_deflate(parcel(1)))),
+    "/deflate": (
+        "A page in deflate, with the zlib frame",
+        lambda: coded("deflate", zlib.compress(parcel(1))),
+    ),
+    "/deflate-raw": (
+        "A page in deflate, without a frame",
+        lambda: coded("deflate", raw_deflate(parcel(1))),
+    ),
     "/br": ("A page in brotli", lambda: coded("br", brotli.compress(parcel(1)))),
     "/zstd": ("A page in zstd", lambda: coded("zstd", zstd.compress(parcel(1)))),
-    "/gzip-gzip": ("A page in gzip in gzip", lambda: coded("gzip, gzip", gzip.compress(zipped(), mtime=0))),
+    "/gzip-gzip": (
+        "A page in gzip in gzip",
+        lambda: coded("gzip, gzip", gzip.compress(zipped(), mtime=0)),
+    ),
     "/bad-gzip": ("A page that claims to be gzip and is not", lambda: coded("gzip", parcel(1))),
-    "/gzip-truncated": ("The first half of a page in gzip", lambda: coded("gzip", zipped()[: len(zipped()) // 2])),
-    "/gzip-bomb": ("300 KB of gzip that become 300 MB", lambda: coded("gzip", zlib_bomb(16 + zlib.MAX_WBITS))),
-    "/deflate-bomb": ("300 KB of deflate that become 300 MB", lambda: coded("deflate", zlib_bomb(zlib.MAX_WBITS))),
+    "/gzip-truncated": (
+        "The first half of a page in gzip",
+        lambda: coded("gzip", zipped()[: len(zipped()) // 2]),
+    ),
+    "/gzip-bomb": (
+        "300 KB of gzip that become 300 MB",
+        lambda: coded("gzip", zlib_bomb(16 + zlib.MAX_WBITS)),
+    ),
+    "/deflate-bomb": (
+        "300 KB of deflate that become 300 MB",
+        lambda: coded("deflate", zlib_bomb(zlib.MAX_WBITS)),
+    ),
     "/br-bomb": ("Less than 1 KB of brotli that becomes 300 MB", lambda: coded("br", br_bomb())),
     "/zstd-bomb": ("10 KB of zstd that become 300 MB", lambda: coded("zstd", zstd_bomb())),
 }
@@ -538,7 +623,8 @@ FAKE = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nPOISON"
 
 
 class Odd(NamedTuple):
-    """A fixed misbehaviour: what it is, what a fetch of it comes to, its bytes, whether the connection ends then."""
+    """A fixed misbehaviour: what it is, what a fetch of it comes to, its bytes, whether the
+    connection ends then."""
 
     description: str
     outcome: str
@@ -577,23 +663,51 @@ OK = b"HTTP/1.1 200 OK"
 LENGTH = PAGE_LENGTH.encode()
 ODD: dict[str, Odd] = {
     # Heads
-    "/odd/lower-case": Odd("A status line in lower case", "ok", lambda: lines(b"http/1.1 200 ok", LENGTH)),
-    "/odd/slop": Odd("Four stray bytes before the status line", "ok", lambda: b"\r\n\r\n" + lines(OK, LENGTH)),
-    "/odd/no-version": Odd("A status line without a version", "ok", lambda: lines(b"HTTP 200 OK", LENGTH)),
+    "/odd/lower-case": Odd(
+        "A status line in lower case", "ok", lambda: lines(b"http/1.1 200 ok", LENGTH)
+    ),
+    "/odd/slop": Odd(
+        "Four stray bytes before the status line", "ok", lambda: b"\r\n\r\n" + lines(OK, LENGTH)
+    ),
+    "/odd/no-version": Odd(
+        "A status line without a version", "ok", lambda: lines(b"HTTP 200 OK", LENGTH)
+    ),
     "/odd/version-10": Odd(
-        "HTTP/1.0 with a length, and the connection stays", "ok", lambda: lines(b"HTTP/1.0 200 OK", LENGTH)
+        "HTTP/1.0 with a length, and the connection stays",
+        "ok",
+        lambda: lines(b"HTTP/1.0 200 OK", LENGTH),
     ),
-    "/odd/version-2": Odd("A status line that says HTTP/2.0", "ok", lambda: lines(b"HTTP/2.0 200 OK", LENGTH)),
-    "/odd/version-99": Odd("A status line that says HTTP/99.99", "ok", lambda: lines(b"HTTP/99.99 200 OK", LENGTH)),
-    "/odd/many-blanks": Odd("Many blanks in the status line", "ok", lambda: lines(b"HTTP/1.1    200    OK", LENGTH)),
-    "/odd/glued-reason": Odd("A reason glued to its status", "ok", lambda: lines(b"HTTP/1.1 200OK", LENGTH)),
-    "/odd/lone-cr": Odd("Header lines that end with CR alone", "ok", lambda: lines(OK, b"X-One: 1\rX-Two: 2", LENGTH)),
-    "/odd/fold-first": Odd("A folded line with nothing to fold to", "ok", lambda: lines(OK, b"  stray", LENGTH)),
-    "/odd/tab-fold": Odd("A header folded with a tab", "ok", lambda: lines(OK, b"X-Note: one", b"\ttwo", LENGTH)),
+    "/odd/version-2": Odd(
+        "A status line that says HTTP/2.0", "ok", lambda: lines(b"HTTP/2.0 200 OK", LENGTH)
+    ),
+    "/odd/version-99": Odd(
+        "A status line that says HTTP/99.99", "ok", lambda: lines(b"HTTP/99.99 200 OK", LENGTH)
+    ),
+    "/odd/many-blanks": Odd(
+        "Many blanks in the status line", "ok", lambda: lines(b"HTTP/1.1    200    OK", LENGTH)
+    ),
+    "/odd/glued-reason": Odd(
+        "A reason glued to its status", "ok", lambda: lines(b"HTTP/1.1 200OK", LENGTH)
+    ),
+    "/odd/lone-cr": Odd(
+        "Header lines that end with CR alone",
+        "ok",
+        lambda: lines(OK, b"X-One: 1\rX-Two: 2", LENGTH),
+    ),
+    "/odd/fold-first": Odd(
+        "A folded line with nothing to fold to", "ok", lambda: lines(OK, b"  stray", LENGTH)
+    ),
+    "/odd/tab-fold": Odd(
+        "A header folded with a tab", "ok", lambda: lines(OK, b"X-Note: one", b"\ttwo", LENGTH)
+    ),
     "/odd/bad-name": Odd(
-        "Header names with signs that no name may have", "ok", lambda: lines(OK, b"X (note): 1", b'"X": 2', LENGTH)
+        "Header names with signs that no name may have",
+        "ok",
+        lambda: lines(OK, b"X (note): 1", b'"X": 2', LENGTH),
     ),
-    "/odd/utf8-header": Odd("A header in UTF-8", "ok", lambda: lines(OK, "X-Owner: Елена".encode(), LENGTH)),
+    "/odd/utf8-header": Odd(
+        "A header in UTF-8", "ok", lambda: lines(OK, "X-Owner: Елена".encode(), LENGTH)
+    ),
     "/odd/escapes": Odd(
         "Terminal escapes in reason, headers and title",
         "ok",
@@ -606,17 +720,26 @@ ODD: dict[str, Odd] = {
         ),
     ),
     "/odd/1000-headers": Odd(
-        "A thousand small headers", "ok", lambda: lines(OK, *(b"X-%d: %d" % (i, i) for i in range(1000)), LENGTH)
+        "A thousand small headers",
+        "ok",
+        lambda: lines(OK, *(b"X-%d: %d" % (i, i) for i in range(1000)), LENGTH),
     ),
     "/odd/large-headers": Odd(
         "200 KB of headers, which is legal",
         "ok",
         lambda: lines(OK, *(b"X-%d: %s" % (i, b"h" * 2000) for i in range(100)), LENGTH),
     ),
-    "/odd/no-headers": Odd("A status line, no header at all, and a page", "ok", lambda: lines(OK), end=True),
-    "/odd/zero-byte": Odd("A zero byte in a header", "bad_response", lambda: lines(OK, b"X-Note: a\0b", LENGTH)),
+    "/odd/no-headers": Odd(
+        "A status line, no header at all, and a page", "ok", lambda: lines(OK), end=True
+    ),
+    "/odd/zero-byte": Odd(
+        "A zero byte in a header", "bad_response", lambda: lines(OK, b"X-Note: a\0b", LENGTH)
+    ),
     "/odd/half-head": Odd(
-        "The connection ends within the head", "truncated", lambda: b"HTTP/1.1 200 OK\r\nContent-Ty", end=True
+        "The connection ends within the head",
+        "truncated",
+        lambda: b"HTTP/1.1 200 OK\r\nContent-Ty",
+        end=True,
     ),
     "/odd/reason-20000": Odd(
         "404 with a reason phrase of 20,000 characters, some of them for a terminal",
@@ -626,16 +749,29 @@ ODD: dict[str, Odd] = {
     "/odd/status-0": Odd("Status 0", "bad_response", lambda: lines(b"HTTP/1.1 0 Zero", LENGTH)),
     "/odd/status-20": Odd("Status 20", "bad_response", lambda: lines(b"HTTP/1.1 20 Short", LENGTH)),
     "/odd/status-999": Odd("Status 999", "ok", lambda: lines(b"HTTP/1.1 999 Denied", LENGTH)),
-    "/odd/status-1000": Odd("Status 1000", "bad_response", lambda: lines(b"HTTP/1.1 1000 Long", LENGTH)),
+    "/odd/status-1000": Odd(
+        "Status 1000", "bad_response", lambda: lines(b"HTTP/1.1 1000 Long", LENGTH)
+    ),
     "/odd/status-negative": Odd("Status -200", "ok", lambda: lines(b"HTTP/1.1 -200 Minus", LENGTH)),
-    "/odd/status-text": Odd("A status in letters", "ok", lambda: lines(b"HTTP/1.1 OK fine", LENGTH)),
-    "/odd/blank-lines": Odd("Nothing but blank lines", "bad_response", lambda: b"\r\n" * 100, end=True),
-    "/odd/http2": Odd("HTTP/2's preface", "bad_response", lambda: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+    "/odd/status-text": Odd(
+        "A status in letters", "ok", lambda: lines(b"HTTP/1.1 OK fine", LENGTH)
+    ),
+    "/odd/blank-lines": Odd(
+        "Nothing but blank lines", "bad_response", lambda: b"\r\n" * 100, end=True
+    ),
+    "/odd/http2": Odd(
+        "HTTP/2's preface", "bad_response", lambda: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    ),
     "/odd/http2-frame": Odd(
-        "An HTTP/2 frame", "bad_response", lambda: b"\0\0\x12\x04\0\0\0\0\0\0\x03\0\0\0\x64\0\x04\0\0\xff\xff"
+        "An HTTP/2 frame",
+        "bad_response",
+        lambda: b"\0\0\x12\x04\0\0\0\0\0\0\x03\0\0\0\x64\0\x04\0\0\xff\xff",
     ),
     "/odd/tls-alert": Odd(
-        "TLS on the plain port: an alert, then the end", "bad_response", lambda: b"\x15\x03\x01\0\x02\x02\x46", end=True
+        "TLS on the plain port: an alert, then the end",
+        "bad_response",
+        lambda: b"\x15\x03\x01\0\x02\x02\x46",
+        end=True,
     ),
     "/odd/tls-hello": Odd(
         "TLS on the plain port: a handshake",
@@ -643,16 +779,23 @@ ODD: dict[str, Odd] = {
         lambda: b"\x16\x03\x03\0\x3d\x02\0\0\x39\x03\x03" + b"r" * 50,
     ),
     "/odd/ssh": Odd("An SSH server's greeting", "bad_response", lambda: b"SSH-2.0-OpenSSH_9.6\r\n"),
-    "/odd/smtp": Odd("A mail server's greeting", "bad_response", lambda: b"220 mail.example ESMTP\r\n"),
+    "/odd/smtp": Odd(
+        "A mail server's greeting", "bad_response", lambda: b"220 mail.example ESMTP\r\n"
+    ),
     # Lengths
     "/odd/length-twice": Odd(
-        "The same length in one header twice", "ok", lambda: lines(OK, LENGTH + b", %d" % len(parcel(1)))
+        "The same length in one header twice",
+        "ok",
+        lambda: lines(OK, LENGTH + b", %d" % len(parcel(1))),
     ),
     "/odd/lengths-differ": Odd(
         "Two different lengths", "bad_response", lambda: lines(OK, LENGTH, b"Content-Length: 7")
     ),
     "/odd/length-negative": Odd(
-        "A length below zero, and the page until the end", "ok", lambda: lines(OK, b"Content-Length: -5"), end=True
+        "A length below zero, and the page until the end",
+        "ok",
+        lambda: lines(OK, b"Content-Length: -5"),
+        end=True,
     ),
     "/odd/length-plus": Odd(
         "A length with a plus sign, and the page until the end",
@@ -661,10 +804,16 @@ ODD: dict[str, Odd] = {
         end=True,
     ),
     "/odd/length-text": Odd(
-        "A length in letters, and the page until the end", "ok", lambda: lines(OK, b"Content-Length: many"), end=True
+        "A length in letters, and the page until the end",
+        "ok",
+        lambda: lines(OK, b"Content-Length: many"),
+        end=True,
     ),
     "/odd/length-empty": Odd(
-        "An empty length, and the page until the end", "ok", lambda: lines(OK, b"Content-Length:"), end=True
+        "An empty length, and the page until the end",
+        "ok",
+        lambda: lines(OK, b"Content-Length:"),
+        end=True,
     ),
     "/odd/length-2-64": Odd(
         "A length of 2 to the 64th, and the page until the end",
@@ -672,49 +821,76 @@ ODD: dict[str, Odd] = {
         lambda: lines(OK, b"Content-Length: %d" % 2**64),
         end=True,
     ),
-    "/odd/length-huge": Odd("A length of a petabyte", "too_large", lambda: lines(OK, b"Content-Length: %d" % 10**15)),
+    "/odd/length-huge": Odd(
+        "A length of a petabyte", "too_large", lambda: lines(OK, b"Content-Length: %d" % 10**15)
+    ),
     "/odd/length-and-chunks": Odd(
         "A wrong length beside a chunked body",
         "ok",
-        lambda: lines(OK, b"Content-Length: 7", b"Transfer-Encoding: chunked", body=chunk(parcel(1)) + chunk(b"")),
+        lambda: lines(
+            OK,
+            b"Content-Length: 7",
+            b"Transfer-Encoding: chunked",
+            body=chunk(parcel(1)) + chunk(b""),
+        ),
     ),
-    "/odd/204-with-body": Odd("204 with a body all the same", "ok", lambda: lines(b"HTTP/1.1 204 No Content", LENGTH)),
+    "/odd/204-with-body": Odd(
+        "204 with a body all the same", "ok", lambda: lines(b"HTTP/1.1 204 No Content", LENGTH)
+    ),
     "/odd/304-with-body": Odd(
         "304 with a body all the same", "ok", lambda: lines(b"HTTP/1.1 304 Not Modified", LENGTH)
     ),
     "/odd/garbage-after": Odd(
         "Garbage behind the body", "ok", lambda: lines(OK, LENGTH) + b"\xff\xfe garbage \r\n" * 100
     ),
-    "/odd/fake-after": Odd("A second answer, to no request, behind the first", "ok", lambda: lines(OK, LENGTH) + FAKE),
+    "/odd/fake-after": Odd(
+        "A second answer, to no request, behind the first", "ok", lambda: lines(OK, LENGTH) + FAKE
+    ),
     "/odd/fake-after-204": Odd(
-        "A second answer, to no request, behind a 204", "ok", lambda: b"HTTP/1.1 204 No Content\r\n\r\n" + FAKE
+        "A second answer, to no request, behind a 204",
+        "ok",
+        lambda: b"HTTP/1.1 204 No Content\r\n\r\n" + FAKE,
     ),
     "/odd/fake-after-chunks": Odd(
-        "A second answer, to no request, behind the last chunk", "ok", lambda: chunks(chunk(b""), FAKE)
+        "A second answer, to no request, behind the last chunk",
+        "ok",
+        lambda: chunks(chunk(b""), FAKE),
     ),
     "/odd/fake-after-redirect": Odd(
         "A second answer, to no request, behind a redirect", "ok", lambda: moved("/page/1") + FAKE
     ),
     # Answers before the answer
-    "/odd/continue": Odd("100, then the page", "ok", lambda: b"HTTP/1.1 100 Continue\r\n\r\n" + lines(OK, LENGTH)),
+    "/odd/continue": Odd(
+        "100, then the page", "ok", lambda: b"HTTP/1.1 100 Continue\r\n\r\n" + lines(OK, LENGTH)
+    ),
     "/odd/early-hints": Odd(
         "103 three times, then the page",
         "ok",
-        lambda: lines(b"HTTP/1.1 103 Early Hints", b"Link: </a.css>", body=b"") * 3 + lines(OK, LENGTH),
+        lambda: (
+            lines(b"HTTP/1.1 103 Early Hints", b"Link: </a.css>", body=b"") * 3 + lines(OK, LENGTH)
+        ),
     ),
-    "/odd/only-continue": Odd("100, then the end", "truncated", lambda: b"HTTP/1.1 100 Continue\r\n\r\n", end=True),
+    "/odd/only-continue": Odd(
+        "100, then the end", "truncated", lambda: b"HTTP/1.1 100 Continue\r\n\r\n", end=True
+    ),
     "/odd/upgrade": Odd(
         "101 to a protocol that nobody asked for",
         "bad_response",
         lambda: lines(
-            b"HTTP/1.1 101 Switching Protocols", b"Upgrade: websocket", b"Connection: Upgrade", body=b"\x81\x05hello"
+            b"HTTP/1.1 101 Switching Protocols",
+            b"Upgrade: websocket",
+            b"Connection: Upgrade",
+            body=b"\x81\x05hello",
         ),
     ),
     # Chunks
     "/odd/chunk-extension": Odd(
         "Chunks with extensions and blanks",
         "ok",
-        lambda: CHUNKED_HEAD + b'%x ; name="value"\r\n%s\r\n0;last\r\n\r\n' % (len(parcel(1)), parcel(1)),
+        lambda: (
+            CHUNKED_HEAD
+            + b'%x ; name="value"\r\n%s\r\n0;last\r\n\r\n' % (len(parcel(1)), parcel(1))
+        ),
     ),
     "/odd/chunk-bare-lf": Odd(
         "Chunks whose lines end with LF alone",
@@ -727,22 +903,38 @@ ODD: dict[str, Odd] = {
         lambda: CHUNKED_HEAD + b"%020x\r\n%s\r\n0\r\n\r\n" % (len(parcel(1)), parcel(1)),
     ),
     "/odd/chunk-trailers": Odd(
-        "Trailers behind the last chunk", "ok", lambda: chunks(b"0\r\nX-Sum: 1\r\nX-More: 2\r\n\r\n")
+        "Trailers behind the last chunk",
+        "ok",
+        lambda: chunks(b"0\r\nX-Sum: 1\r\nX-More: 2\r\n\r\n"),
     ),
     "/odd/chunk-2-64": Odd(
-        "A chunk of 2 to the 64th bytes", "bad_response", lambda: chunks(b"10000000000000000\r\nlost")
+        "A chunk of 2 to the 64th bytes",
+        "bad_response",
+        lambda: chunks(b"10000000000000000\r\nlost"),
     ),
     "/odd/chunk-2-63": Odd(
-        "A chunk of 2 to the 63rd bytes", "bad_response", lambda: chunks(b"8000000000000000\r\nlost")
+        "A chunk of 2 to the 63rd bytes",
+        "bad_response",
+        lambda: chunks(b"8000000000000000\r\nlost"),
     ),
-    "/odd/chunk-negative": Odd("A chunk of less than nothing", "bad_response", lambda: chunks(b"-5\r\nlost")),
-    "/odd/chunk-0x": Odd("A chunk size with 0x before it", "bad_response", lambda: chunks(b"0x5\r\nlost!\r\n")),
-    "/odd/chunk-no-size": Odd("An empty line for a chunk size", "bad_response", lambda: chunks(b"\r\nlost\r\n")),
+    "/odd/chunk-negative": Odd(
+        "A chunk of less than nothing", "bad_response", lambda: chunks(b"-5\r\nlost")
+    ),
+    "/odd/chunk-0x": Odd(
+        "A chunk size with 0x before it", "bad_response", lambda: chunks(b"0x5\r\nlost!\r\n")
+    ),
+    "/odd/chunk-no-size": Odd(
+        "An empty line for a chunk size", "bad_response", lambda: chunks(b"\r\nlost\r\n")
+    ),
     "/odd/chunk-too-long": Odd(
         "A chunk longer than its size", "bad_response", lambda: chunks(b"5\r\nlonger than five\r\n")
     ),
-    "/odd/chunk-cut": Odd("The connection ends within a chunk", "truncated", lambda: chunks(b"ff\r\nlost"), end=True),
-    "/odd/chunk-no-last": Odd("The connection ends where the last chunk should be", "truncated", chunks, end=True),
+    "/odd/chunk-cut": Odd(
+        "The connection ends within a chunk", "truncated", lambda: chunks(b"ff\r\nlost"), end=True
+    ),
+    "/odd/chunk-no-last": Odd(
+        "The connection ends where the last chunk should be", "truncated", chunks, end=True
+    ),
     "/odd/chunks-in-10": Odd(
         "Chunks under HTTP/1.0",
         "ok",
@@ -755,33 +947,50 @@ ODD: dict[str, Odd] = {
         lambda: lines(OK, b"Transfer-Encoding: gzip, chunked", body=chunk(zipped()) + chunk(b"")),
     ),
     "/odd/transfer-identity": Odd(
-        "identity as a transfer coding", "ok", lambda: lines(OK, b"Transfer-Encoding: identity", LENGTH)
+        "identity as a transfer coding",
+        "ok",
+        lambda: lines(OK, b"Transfer-Encoding: identity", LENGTH),
     ),
     # Codings
     "/odd/coding-unknown-binary": Odd(
-        "Bytes in a coding that nobody knows", "unknown_encoding", lambda: coded("compress", zipped())
+        "Bytes in a coding that nobody knows",
+        "unknown_encoding",
+        lambda: coded("compress", zipped()),
     ),
     "/odd/coding-unknown": Odd(
         "A page that claims a coding that nobody knows", "ok", lambda: coded("compress", parcel(1))
     ),
     "/odd/coding-none": Odd("`none` for a coding", "ok", lambda: coded("none", parcel(1))),
     "/odd/coding-charset": Odd("A charset for a coding", "ok", lambda: coded("UTF-8", parcel(1))),
-    "/odd/coding-lie-br": Odd("gzip that claims to be brotli", "bad_encoding", lambda: coded("br", zipped())),
-    "/odd/coding-lie-zstd": Odd("gzip that claims to be zstd", "bad_encoding", lambda: coded("zstd", zipped())),
+    "/odd/coding-lie-br": Odd(
+        "gzip that claims to be brotli", "bad_encoding", lambda: coded("br", zipped())
+    ),
+    "/odd/coding-lie-zstd": Odd(
+        "gzip that claims to be zstd", "bad_encoding", lambda: coded("zstd", zipped())
+    ),
     "/odd/coding-lie-gzip": Odd(
-        "brotli that claims to be gzip", "bad_encoding", lambda: coded("gzip", brotli.compress(parcel(1)))
+        "brotli that claims to be gzip",
+        "bad_encoding",
+        lambda: coded("gzip", brotli.compress(parcel(1))),
     ),
     "/odd/coding-empty": Odd("Nothing, in gzip", "ok", lambda: coded("gzip", b"")),
-    "/odd/gzip-padding": Odd("gzip with padding behind it", "ok", lambda: coded("gzip", zipped() + b"\0" * 100)),
+    "/odd/gzip-padding": Odd(
+        "gzip with padding behind it", "ok", lambda: coded("gzip", zipped() + b"\0" * 100)
+    ),
     "/odd/gzip-members": Odd(
         "gzip in two members",
         "ok",
-        lambda: coded("gzip", gzip.compress(parcel(1)[:1000], mtime=0) + gzip.compress(parcel(1)[1000:], mtime=0)),
+        lambda: coded(
+            "gzip",
+            gzip.compress(parcel(1)[:1000], mtime=0) + gzip.compress(parcel(1)[1000:], mtime=0),
+        ),
     ),
     "/odd/gzip-pieces": Odd(
         "A million empty members of gzip, in brotli",
         "too_large",
-        lambda: coded("gzip, br", brotli.compress(gzip.compress(b"", mtime=0) * 1_000_000, quality=1)),
+        lambda: coded(
+            "gzip, br", brotli.compress(gzip.compress(b"", mtime=0) * 1_000_000, quality=1)
+        ),
     ),
     "/odd/zstd-pieces": Odd(
         "A million empty frames of zstd, in gzip",
@@ -791,24 +1000,32 @@ ODD: dict[str, Odd] = {
     "/odd/zstd-skipped": Odd(
         "A million frames of zstd that are to be skipped, in gzip",
         "too_large",
-        lambda: coded("zstd, gzip", gzip.compress((b"\x50\x2a\x4d\x18" + bytes(4)) * 1_000_000, mtime=0)),
+        lambda: coded(
+            "zstd, gzip", gzip.compress((b"\x50\x2a\x4d\x18" + bytes(4)) * 1_000_000, mtime=0)
+        ),
     ),
     "/odd/layers-4": Odd("Four layers of gzip", "ok", lambda: layered(4, parcel(1))),
     "/odd/layers-5": Odd("Five layers of gzip", "unknown_encoding", lambda: layered(5, parcel(1))),
     "/odd/layers-1000": Odd(
-        "A thousand layers, by name only", "unknown_encoding", lambda: coded(", ".join(["gzip"] * 1000), zipped())
+        "A thousand layers, by name only",
+        "unknown_encoding",
+        lambda: coded(", ".join(["gzip"] * 1000), zipped()),
     ),
     "/odd/layered-bomb": Odd(
         "300 MB in three layers of gzip",
         "too_large",
         lambda: coded(
-            "gzip, gzip, gzip", gzip.compress(gzip.compress(zlib_bomb(16 + zlib.MAX_WBITS), mtime=0), mtime=0)
+            "gzip, gzip, gzip",
+            gzip.compress(gzip.compress(zlib_bomb(16 + zlib.MAX_WBITS), mtime=0), mtime=0),
         ),
     ),
     "/odd/gzip-name": Odd(
         "gzip whose file name does not end, in gzip",
         "too_large",
-        lambda: coded("gzip, gzip", gzip.compress(b"\x1f\x8b\x08\x08" + bytes(6) + b"x" * 60_000_000, 1, mtime=0)),
+        lambda: coded(
+            "gzip, gzip",
+            gzip.compress(b"\x1f\x8b\x08\x08" + bytes(6) + b"x" * 60_000_000, 1, mtime=0),
+        ),
     ),
     # Redirects
     "/odd/redirect-nowhere": Odd("A redirect without Location", "ok", redirected),
@@ -817,10 +1034,14 @@ ODD: dict[str, Odd] = {
         "A redirect to ../page/1", "ok", lambda: redirected(b"Location: ../x/../page/1?a=1#b")
     ),
     "/odd/redirect-blanks": Odd(
-        "A redirect with blanks, tabs and a backslash", "ok", lambda: redirected(b"Location:  \\page\\1\t ")
+        "A redirect with blanks, tabs and a backslash",
+        "ok",
+        lambda: redirected(b"Location:  \\page\\1\t "),
     ),
     "/odd/redirect-utf8": Odd(
-        "A redirect to a path in UTF-8", "ok", lambda: redirected("Location: /status/200?п=я".encode())
+        "A redirect to a path in UTF-8",
+        "ok",
+        lambda: redirected("Location: /status/200?п=я".encode()),
     ),
     "/odd/redirect-latin1": Odd(
         "A redirect to a path in Latin-1", "ok", lambda: redirected(b"Location: /status/200?p=\xf6")
@@ -836,26 +1057,38 @@ ODD: dict[str, Odd] = {
         lambda: redirected(b"Location: /page/1", b"Location: /page/2"),
     ),
     "/odd/redirect-javascript": Odd(
-        "A redirect to javascript:", "bad_redirect", lambda: redirected(b"Location: javascript:alert(1)")
+        "A redirect to javascript:",
+        "bad_redirect",
+        lambda: redirected(b"Location: javascript:alert(1)"),
     ),
     "/odd/redirect-data": Odd(
-        "A redirect to data:", "bad_redirect", lambda: redirected(b"Location: data:text/html,<h1>Parcel</h1>")
+        "A redirect to data:",
+        "bad_redirect",
+        lambda: redirected(b"Location: data:text/html,<h1>Parcel</h1>"),
     ),
     "/odd/redirect-file": Odd(
         "A redirect to file:", "bad_redirect", lambda: redirected(b"Location: file:///etc/passwd")
     ),
-    "/odd/redirect-ftp": Odd("A redirect to ftp:", "bad_redirect", lambda: redirected(b"Location: ftp://127.0.0.1/")),
+    "/odd/redirect-ftp": Odd(
+        "A redirect to ftp:", "bad_redirect", lambda: redirected(b"Location: ftp://127.0.0.1/")
+    ),
     "/odd/redirect-no-url": Odd(
-        "A redirect to what is no URL", "bad_redirect", lambda: redirected(b"Location: http://[::1/")
+        "A redirect to what is no URL",
+        "bad_redirect",
+        lambda: redirected(b"Location: http://[::1/"),
     ),
     "/odd/redirect-port-0": Odd(
         "A redirect to port 0", "bad_redirect", lambda: redirected(b"Location: http://127.0.0.1:0/")
     ),
     "/odd/redirect-long": Odd(
-        "A redirect to 100 KB of path", "bad_redirect", lambda: redirected(b"Location: /" + b"x" * 100_000)
+        "A redirect to 100 KB of path",
+        "bad_redirect",
+        lambda: redirected(b"Location: /" + b"x" * 100_000),
     ),
     "/odd/redirect-private": Odd(
-        "A redirect to a private network", "forbidden_address", lambda: redirected(b"Location: http://10.0.0.1/")
+        "A redirect to a private network",
+        "forbidden_address",
+        lambda: redirected(b"Location: http://10.0.0.1/"),
     ),
     "/odd/redirect-metadata": Odd(
         "A redirect to a cloud's metadata",
@@ -873,7 +1106,9 @@ ODD: dict[str, Odd] = {
         lambda: redirected(b"Location: http://localhost:1/"),
     ),
     "/odd/refresh-header": Odd(
-        "A page with a Refresh header", "ok", lambda: lines(OK, b"Refresh: 0; url=http://127.0.0.1:1/", LENGTH)
+        "A page with a Refresh header",
+        "ok",
+        lambda: lines(OK, b"Refresh: 0; url=http://127.0.0.1:1/", LENGTH),
     ),
     "/odd/alt-svc": Odd(
         "A page that names another server for the next request",
@@ -884,11 +1119,15 @@ ODD: dict[str, Odd] = {
         "A page with a meta refresh",
         "ok",
         lambda: response(
-            parcel(1).replace(b"<head>", b'<head><meta http-equiv="refresh" content="0; url=http://127.0.0.1:1/">')
+            parcel(1).replace(
+                b"<head>", b'<head><meta http-equiv="refresh" content="0; url=http://127.0.0.1:1/">'
+            )
         ),
     ),
     # Content
-    "/odd/one-line": Odd("9 MB of HTML in one line", "ok", lambda: response(b"<p>" + b"word " * 1_800_000)),
+    "/odd/one-line": Odd(
+        "9 MB of HTML in one line", "ok", lambda: response(b"<p>" + b"word " * 1_800_000)
+    ),
     "/odd/one-line-over": Odd(
         "12 MB of HTML in one line", "too_large", lambda: response(b"<p>" + b"word " * 2_400_000)
     ),
@@ -900,20 +1139,32 @@ ODD: dict[str, Odd] = {
     "/odd/robots-bomb": Odd(
         "A robots.txt of 30 MB",
         "too_large",
-        lambda: coded("gzip", gzip.compress(b"User-agent: *\nDisallow: /a\n" * 1_100_000, 1, mtime=0)),
+        lambda: coded(
+            "gzip", gzip.compress(b"User-agent: *\nDisallow: /a\n" * 1_100_000, 1, mtime=0)
+        ),
     ),
     "/odd/charset-lie": Odd(
-        "UTF-16 that claims to be UTF-8", "ok", lambda: response(parcel(1).decode().encode("utf-16"))
+        "UTF-16 that claims to be UTF-8",
+        "ok",
+        lambda: response(parcel(1).decode().encode("utf-16")),
     ),
     "/odd/charset-unknown": Odd(
-        "A charset that nobody knows", "ok", lambda: response(parcel(1), kind="text/html; charset=klingon")
+        "A charset that nobody knows",
+        "ok",
+        lambda: response(parcel(1), kind="text/html; charset=klingon"),
     ),
     "/odd/charset-python": Odd(
-        "A charset that only Python knows", "ok", lambda: response(parcel(1), kind="text/html; charset=unicode_escape")
+        "A charset that only Python knows",
+        "ok",
+        lambda: response(parcel(1), kind="text/html; charset=unicode_escape"),
     ),
     "/odd/image-as-html": Odd("An image that claims to be HTML", "ok", lambda: response(PNG)),
-    "/odd/html-as-image": Odd("HTML that claims to be an image", "ok", lambda: response(parcel(1), kind="image/png")),
-    "/odd/type-rubbish": Odd("A content type that is none", "ok", lambda: response(parcel(1), kind=";;;/\x7f charset")),
+    "/odd/html-as-image": Odd(
+        "HTML that claims to be an image", "ok", lambda: response(parcel(1), kind="image/png")
+    ),
+    "/odd/type-rubbish": Odd(
+        "A content type that is none", "ok", lambda: response(parcel(1), kind=";;;/\x7f charset")
+    ),
     "/odd/cookies": Odd(
         "Cookies of every bad kind",
         "ok",
@@ -979,9 +1230,21 @@ FLOODS: dict[str, tuple[bytes, str, bytes]] = {
     "folded": (OK + b"\r\nX-Endless: h\r\n", "headers_too_large", b"  more\r\n"),
     "cookies": (OK + b"\r\n", "headers_too_large", b"Set-Cookie: a=b\r\n"),
     "interim": (b"", "bad_response", b"HTTP/1.1 100 Continue\r\n\r\n"),
-    "hints": (b"", "bad_response", b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>; rel=preload\r\n\r\n"),
-    "large-hints": (b"", "headers_too_large", b"HTTP/1.1 103 Early Hints\r\nLink: " + b"l" * 30_000 + b"\r\n\r\n"),
-    "colonless-hints": (b"", "headers_too_large", b"HTTP/1.1 103 Early Hints\r\n" + b"no colon\r\n" * 3_000 + b"\r\n"),
+    "hints": (
+        b"",
+        "bad_response",
+        b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>; rel=preload\r\n\r\n",
+    ),
+    "large-hints": (
+        b"",
+        "headers_too_large",
+        b"HTTP/1.1 103 Early Hints\r\nLink: " + b"l" * 30_000 + b"\r\n\r\n",
+    ),
+    "colonless-hints": (
+        b"",
+        "headers_too_large",
+        b"HTTP/1.1 103 Early Hints\r\n" + b"no colon\r\n" * 3_000 + b"\r\n",
+    ),
     "rubbish": (b"", "bad_response", b"\xff\xfe"),
     "blank-lines": (b"", "bad_response", b"\r\n"),
     "behind-page": (response(parcel(1)), "ok", b"POISON"),
@@ -1075,7 +1338,10 @@ async def echo(call: Call) -> bytes:
     return response(call.request, kind="text/plain; charset=latin-1")
 
 
-@serves("/set-cookie?c=<header>&c=…&to=<url>", "Set-Cookie headers as given, and a redirect if there is a place")
+@serves(
+    "/set-cookie?c=<header>&c=…&to=<url>",
+    "Set-Cookie headers as given, and a redirect if there is a place",
+)
 async def set_cookie(call: Call) -> bytes:
     headers = [f"Set-Cookie: {value}" for value in parse_qs(call.query).get("c", [])]
     if to := call.option("to", ""):
@@ -1148,7 +1414,10 @@ async def list_paths(_: Call) -> bytes:
     return as_json(PATHS)
 
 
-@serves("/_stats", "The requests so far, as JSON: by path, pages being served, and the most of these at one time")
+@serves(
+    "/_stats",
+    "The requests so far, as JSON: by path, pages being served, and the most of these at one time",
+)
 async def stats(call: Call) -> bytes:
     return as_json({"hits": call.books.hits, "active": call.books.active, "peak": call.books.peak})
 
@@ -1176,7 +1445,9 @@ async def answer(call: Call) -> bytes | None:
         call.books.hits[call.target] += 1
     path = call.target.partition("?")[0]
     if path in FIXED:
-        return await asyncio.to_thread(fixed, path)  # a bomb takes a second to build; others are served meanwhile
+        return await asyncio.to_thread(
+            fixed, path
+        )  # a bomb takes a second to build; others are served meanwhile
     handler = HANDLERS.get(_name(path))
     if handler is None:
         return response(b"no such path\n", status=404)
@@ -1207,10 +1478,14 @@ async def main() -> None:
     """Serve until the parent ends or terminates this process."""
     server = await asyncio.start_server(partial(talk, Books()), "127.0.0.1", 0, backlog=1024)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
-    await asyncio.to_thread(sys.stdin.buffer.read)  # its end is the parent's end: no orphan outlives a killed parent
+    await asyncio.to_thread(
+        sys.stdin.buffer.read
+    )  # its end is the parent's end: no orphan outlives a killed parent
     server.close()
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then stops this process itself
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for pytest, which then stops this process itself
     asyncio.run(main())

@@ -23,11 +23,13 @@ from crawler.process import read_stack
 from crawler.redis_client import connect
 
 PATIENCE_S = 120.0
-"""No wait ends before this: a limit is to end a test that hangs, not to measure how fast the machine is."""
+"""No wait ends before this: a limit is to end a test that hangs, not to measure how fast the
+machine is."""
 
 
 def wait_for(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
-    """Wait until the condition gives something true, and give that; a limit that is reached is a failure."""
+    """Wait until the condition gives something true, and give that; a limit that is reached is a
+    failure."""
     limit_s = max(limit_s, PATIENCE_S)
     end = time.monotonic() + limit_s
     while True:
@@ -46,7 +48,9 @@ class Folder:
         self.path = path
         self.data = path / "data"
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("CRAWLER_", "REDIS_"))}
-        self.env = clean | {"CRAWLER_RATE": "none", "CRAWLER_PAGES": "4"} | env  # the site is the tests' own
+        self.env = (
+            clean | {"CRAWLER_RATE": "none", "CRAWLER_PAGES": "4"} | env
+        )  # the site is the tests' own
         self._started: list[subprocess.Popen[str]] = []
 
     @property
@@ -64,7 +68,9 @@ class Folder:
         with contextlib.closing(self.lpm()) as lpm:
             _ = lpm.durable
 
-    def crawler(self, *args: str, limit_s: float = 2 * PATIENCE_S, **env: str) -> subprocess.CompletedProcess[str]:
+    def crawler(
+        self, *args: str, limit_s: float = 2 * PATIENCE_S, **env: str
+    ) -> subprocess.CompletedProcess[str]:
         """Type a command and wait for its end."""
         return subprocess.run(
             [sys.executable, "-m", "crawler", *args],
@@ -96,16 +102,24 @@ class Folder:
         """What a started program has printed so far."""
         return (self.path / f"{self._started.index(process)}.log").read_text()
 
-    def worker(self, concurrency: int = 2, queues: str = "urgent,default", **env: str) -> subprocess.Popen[str]:
+    def worker(
+        self, concurrency: int = 2, queues: str = "urgent,default", **env: str
+    ) -> subprocess.Popen[str]:
         """A worker as typed by hand, with its children ready."""
-        process = self.start("celery", "-A", "crawler", "worker", "-Q", queues, "-c", str(concurrency), **env)
-        wait_for(lambda: len(self.children(process.pid)) >= concurrency, 60, "the worker's children")
+        process = self.start(
+            "celery", "-A", "crawler", "worker", "-Q", queues, "-c", str(concurrency), **env
+        )
+        wait_for(
+            lambda: len(self.children(process.pid)) >= concurrency, 60, "the worker's children"
+        )
         return process
 
     def children(self, parent: int | None = None) -> list[int]:
         """The living worker children, all or those of one parent."""
         notes = [note.about for note in owners.living(self.data / "run" / "owners")]
-        return [a["pid"] for a in notes if a.get("kind") == "worker" and parent in (None, a["parent"])]
+        return [
+            a["pid"] for a in notes if a.get("kind") == "worker" and parent in (None, a["parent"])
+        ]
 
     def redis(self) -> redis.Redis:
         """A client of the broker that is recorded here."""
@@ -182,7 +196,9 @@ def left_behind(folder: Folder) -> list[str]:
     """Processes that have to do with this folder."""
     found = []
     for process in psutil.process_iter(["pid", "cmdline", "environ"]):
-        text = " ".join(process.info["cmdline"] or []) + (process.info["environ"] or {}).get("CRAWLER_DATA_DIR", "")
+        text = " ".join(process.info["cmdline"] or []) + (process.info["environ"] or {}).get(
+            "CRAWLER_DATA_DIR", ""
+        )
         if str(folder.path) in text and process.pid != os.getpid():
             found.append(f"{process.pid} {text[:200]}")
     return found
@@ -193,4 +209,6 @@ def assert_balanced(facts: dict[str, Any]) -> None:
     for counts in (facts["books"], *facts["jobs"].values()):
         states = ("pending", "processing", "completed", "failed", "skipped", "expired")
         assert counts["accepted"] == sum(counts[state] for state in states), counts
-        assert counts["results"] == counts["completed"] == counts["unsynced"] + counts["synced"], counts
+        assert counts["results"] == counts["completed"] == counts["unsynced"] + counts["synced"], (
+            counts
+        )

@@ -21,7 +21,13 @@ def new(url: str, **fields: Any) -> NewTask:
 def open_job(lpm: LocalPersistenceManager, name: str = "job", queue: str = "default") -> Job:
     """A job known by its name."""
     return lpm.durable.open_job(
-        key=name, name=name, queue=queue, source="file", source_file=None, batch_size=100, now=time.time()
+        key=name,
+        name=name,
+        queue=queue,
+        source="file",
+        source_file=None,
+        batch_size=100,
+        now=time.time(),
     )
 
 
@@ -59,7 +65,9 @@ def collect(lpm: LocalPersistenceManager, name: str, count: int, source: str = "
     """A job with so many results."""
     job = open_job(lpm, name)
     lpm.persist_tasks(
-        [new(f"http://{name}.example/{n}", parcel_id=str(n)) for n in range(count)], job=job, source=source
+        [new(f"http://{name}.example/{n}", parcel_id=str(n)) for n in range(count)],
+        job=job,
+        source=source,
     )
     tasks = lpm.get_next_pending("owner", count)
     pages = [page(task.url, f"<p>{task.url}</p>".encode()) for task in tasks]
@@ -69,10 +77,13 @@ def collect(lpm: LocalPersistenceManager, name: str, count: int, source: str = "
 
 
 def give(lpm: LocalPersistenceManager, count: int, **fields: Any) -> Job:
-    """Tasks t-0, t-1, … of a Gateway whose results are ready for it; its job is as a running agent has it."""
+    """Tasks t-0, t-1, … of a Gateway whose results are ready for it; its job is as a running agent
+    has it."""
     job = open_gateway_job(lpm)
     tasks = [
-        exchange.Assignment(external_id=f"t-{n}", address=urls.parse(f"http://g.example/{n}"), **fields)
+        exchange.Assignment(
+            external_id=f"t-{n}", address=urls.parse(f"http://g.example/{n}"), **fields
+        )
         for n in range(count)
     ]
     exchange.assign(lpm.durable, job, tasks, (), time.time())
@@ -81,7 +92,8 @@ def give(lpm: LocalPersistenceManager, count: int, **fields: Any) -> Job:
 
 
 def commits(database: Path) -> int:
-    """How many transactions the write-ahead log of a SQLite database holds: each ends with a marked frame."""
+    """How many transactions the write-ahead log of a SQLite database holds: each ends with a marked
+    frame."""
     log = database.with_name(f"{database.name}-wal").read_bytes()
     page_size, salts = int.from_bytes(log[8:12], "big"), log[16:24]
     heads = [log[begin : begin + 24] for begin in range(32, len(log), 24 + page_size)]

@@ -52,7 +52,8 @@ class Terminal:
         return self._text.decode(errors="replace")
 
     def close(self) -> None:
-        """Close it: whoever it belongs to gets SIGHUP, and nothing can be written to it any more."""
+        """Close it: whoever it belongs to gets SIGHUP, and nothing can be written to it any
+        more."""
         self._closing.set()
         self._reader.join()
         os.close(self._master)

@@ -1,6 +1,7 @@
 """Fetches pages in processes with hardly any memory: `python -m tests.support.tight URL...`.
 
-Prints a line for each fetch that a page would be charged for or that ended its process, and one for each URL.
+Prints a line for each fetch that a page would be charged for or that ended its process, and one for
+each URL.
 """
 
 import asyncio
@@ -15,7 +16,16 @@ import uvloop
 from crawler.errors import FetchError, shortage_of
 from crawler.fetch.http import Client, Request
 
-SIZES = [0, 250_000, 500_000, 1_000_000, 2_000_000, *range(4_000_000, 37_000_000, 3_000_000), 200_000_000, 400_000_000]
+SIZES = [
+    0,
+    250_000,
+    500_000,
+    1_000_000,
+    2_000_000,
+    *range(4_000_000, 37_000_000, 3_000_000),
+    200_000_000,
+    400_000_000,
+]
 """How much memory a process gets beside what it has."""
 PAGE, SHORT, CHARGED = 0, 1, 2
 """What a fetch comes to, as the end of its process."""
@@ -33,7 +43,9 @@ async def fetch(url: str, more: int) -> None:
     async with Client(20_000_000) as client:
         resource.setrlimit(resource.RLIMIT_AS, (taken() + more, resource.RLIM_INFINITY))
         try:
-            await client.fetch(Request(url=url, loopback=True, timeout_s=600, connect_timeout_s=600))
+            await client.fetch(
+                Request(url=url, loopback=True, timeout_s=600, connect_timeout_s=600)
+            )
         finally:
             resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
@@ -62,7 +74,9 @@ def main(urls: list[str]) -> None:
                 os._exit(outcome(url, more))
             ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
             if ends[-1] < 0:
-                print(f"{url} with {more:,} bytes ended its process by signal {-ends[-1]}", flush=True)
+                print(
+                    f"{url} with {more:,} bytes ended its process by signal {-ends[-1]}", flush=True
+                )
         print(f"{url}: {ends.count(PAGE)} pages, {ends.count(SHORT)} times short", flush=True)
 
 

@@ -17,8 +17,8 @@ def _openssl(folder: Path, *arguments: str) -> None:
 
 
 def make(folder: Path) -> Path:
-    """Put into a folder an authority, and certificates of it: good, for another host, expired; and one that signs
-    itself."""
+    """Put into a folder an authority, and certificates of it: good, for another host, expired; and
+    one that signs itself."""
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     authority = "basicConstraints=critical,CA:TRUE"
     usage = "keyUsage=critical,keyCertSign,cRLSign"
@@ -29,7 +29,10 @@ def make(folder: Path) -> Path:
         "[ca]\ndefault_ca=d\n[d]\ndatabase=index.txt\nnew_certs_dir=.\nrand_serial=yes\ndefault_md=sha256\n"
         "policy=p\ncopy_extensions=copy\nunique_subject=no\n[p]\ncommonName=supplied\n"
     )
-    spans = {"good": ("20200101000000Z", "20991231000000Z"), "expired": ("20200101000000Z", "20210101000000Z")}
+    spans = {
+        "good": ("20200101000000Z", "20991231000000Z"),
+        "expired": ("20200101000000Z", "20210101000000Z"),
+    }
     for name, names in (
         ("good", "DNS:localhost,DNS:a.localhost,IP:127.0.0.1"),
         ("other", "DNS:other.example"),
@@ -63,7 +66,9 @@ class Front:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._server = self._run(asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._context))
+        self._server = self._run(
+            asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._context)
+        )
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -17,7 +17,9 @@ def crafted(path: Path, cells: str, packing: int = zipfile.ZIP_DEFLATED, /, **pa
         f'<Relationship Id="c" Type="{REL}/styles" Target="styles.xml"/></R>',
         "xl/worksheets/s.xml": f'<worksheet xmlns="{MAIN}"><sheetData>{cells}</sheetData></worksheet>',
     }
-    files |= {f"xl/{name}" if "." in name else f"xl/{name}.xml": text for name, text in parts.items()}
+    files |= {
+        f"xl/{name}" if "." in name else f"xl/{name}.xml": text for name, text in parts.items()
+    }
     with zipfile.ZipFile(path, "w", packing) as archive:
         for name, text in files.items():
             archive.writestr(name, text)

@@ -1,4 +1,5 @@
-"""What an operator and the clock do to tasks: pause, resume, cancel, retry, expire; and the receipt over all of it."""
+"""What an operator and the clock do to tasks: pause, resume, cancel, retry, expire; and the receipt
+over all of it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,13 +29,17 @@ def lpm(tmp_path: Path, clock: Clock) -> Iterator[LocalPersistenceManager]:
     lpm.close()
 
 
-def job_with(lpm: LocalPersistenceManager, name: str, *pages: str, deadline: float | None = None) -> Job:
+def job_with(
+    lpm: LocalPersistenceManager, name: str, *pages: str, deadline: float | None = None
+) -> Job:
     """A job with a task for each page of one domain."""
     job = lpm.durable.open_job(
         key=name, name=name, queue="default", source="file", source_file=f"/in/{name}", batch_size=100,
         now=lpm.now(), deadline=deadline,
     )  # fmt: skip
-    tasks: list[NewTask] = [new(f"http://a.example/{page}", line=line) for line, page in enumerate(pages, 1)]
+    tasks: list[NewTask] = [
+        new(f"http://a.example/{page}", line=line) for line, page in enumerate(pages, 1)
+    ]
     lpm.persist_tasks(tasks, job=job)
     lpm.durable.close_import(job, lpm.now())
     return job
@@ -48,11 +53,16 @@ def claimed(lpm: LocalPersistenceManager, limit: int = 10) -> list[str]:
 def fail(lpm: LocalPersistenceManager, reason: str = "timeout") -> None:
     """The next task fails for good."""
     [task] = lpm.get_next_pending("owner")
-    lpm.save_result(done(task, status=TaskStatus.FAILED, page=None, error_type=reason, error_message="no"))
+    lpm.save_result(
+        done(task, status=TaskStatus.FAILED, page=None, error_type=reason, error_message="no")
+    )
 
 
-def test_nothing_of_a_paused_job_is_claimed_until_it_is_resumed(lpm: LocalPersistenceManager) -> None:
-    """Pause stops claims at once, also of rows that come later or come back; resume makes all of them due."""
+def test_nothing_of_a_paused_job_is_claimed_until_it_is_resumed(
+    lpm: LocalPersistenceManager,
+) -> None:
+    """Pause stops claims at once, also of rows that come later or come back; resume makes all of
+    them due."""
     # Given a job with one task in flight, and a second job
     job = job_with(lpm, "one", "a", "b", "c")
     [flying] = lpm.get_next_pending("owner")
@@ -85,7 +95,8 @@ def test_a_shared_task_goes_on_for_the_job_that_is_not_paused(lpm: LocalPersiste
 
 
 def test_cancelling_skips_what_has_not_begun(lpm: LocalPersistenceManager) -> None:
-    """Cancel ends the job when what is in flight has ended; every task is in a final state with its reason."""
+    """Cancel ends the job when what is in flight has ended; every task is in a final state with its
+    reason."""
     job = job_with(lpm, "one", "a", "b", "c")
     [flying] = lpm.get_next_pending("owner")
 
@@ -100,7 +111,8 @@ def test_cancelling_skips_what_has_not_begun(lpm: LocalPersistenceManager) -> No
 
 
 def test_what_missed_its_deadline_expires(lpm: LocalPersistenceManager, clock: Clock) -> None:
-    """At the deadline what is still pending expires with a reason; what was done or is in flight counts."""
+    """At the deadline what is still pending expires with a reason; what was done or is in flight
+    counts."""
     job = job_with(lpm, "one", "a", "b", "c", deadline=NOON + 60)
     lpm.save_result(done(lpm.get_next_pending("owner")[0]))
     [flying] = lpm.get_next_pending("owner")
@@ -114,8 +126,11 @@ def test_what_missed_its_deadline_expires(lpm: LocalPersistenceManager, clock: C
     assert receipt.reasons == {"expired": {"deadline": 1}}
 
 
-def test_a_shared_task_expires_only_with_its_last_job(lpm: LocalPersistenceManager, clock: Clock) -> None:
-    """A task that a later job wants without a deadline is worked on early, and goes on after the first's deadline."""
+def test_a_shared_task_expires_only_with_its_last_job(
+    lpm: LocalPersistenceManager, clock: Clock
+) -> None:
+    """A task that a later job wants without a deadline is worked on early, and goes on after the
+    first's deadline."""
     job_with(lpm, "patient", "a", "b")
     job_with(lpm, "hasty", "b", deadline=NOON + 60)
 
@@ -128,7 +143,8 @@ def test_a_shared_task_expires_only_with_its_last_job(lpm: LocalPersistenceManag
 
 
 def test_the_earliest_deadline_comes_first_within_a_priority(lpm: LocalPersistenceManager) -> None:
-    """Within a queue and priority the nearer deadline is claimed first, whatever was imported first."""
+    """Within a queue and priority the nearer deadline is claimed first, whatever was imported
+    first."""
     job_with(lpm, "none", "n")
     job_with(lpm, "later", "l", deadline=NOON + 600)
     job_with(lpm, "soon", "s", deadline=NOON + 60)
@@ -136,7 +152,9 @@ def test_the_earliest_deadline_comes_first_within_a_priority(lpm: LocalPersisten
     assert claimed(lpm) == ["s", "l", "n"]
 
 
-def test_a_new_deadline_holds_for_what_a_job_has_already(lpm: LocalPersistenceManager, clock: Clock) -> None:
+def test_a_new_deadline_holds_for_what_a_job_has_already(
+    lpm: LocalPersistenceManager, clock: Clock
+) -> None:
     """The same import with another deadline moves that of the open tasks."""
     job_with(lpm, "one", "a", deadline=NOON + 60)
     job_with(lpm, "one", "a", deadline=NOON + 600)
@@ -147,7 +165,8 @@ def test_a_new_deadline_holds_for_what_a_job_has_already(lpm: LocalPersistenceMa
 
 
 def test_retry_takes_only_what_was_meant_and_reopens_the_job(lpm: LocalPersistenceManager) -> None:
-    """Failed tasks of a reason become pending with fresh attempts; the others stay; the job is open again."""
+    """Failed tasks of a reason become pending with fresh attempts; the others stay; the job is open
+    again."""
     job = job_with(lpm, "one", "a", "b", "c")
     fail(lpm, "timeout")
     fail(lpm, "http_404")
@@ -168,17 +187,28 @@ def test_retry_leaves_a_url_that_is_open_elsewhere(lpm: LocalPersistenceManager)
     fail(lpm)
     lpm.durable.finalise(lpm.now())
     again = lpm.durable.open_job(
-        key="one", name="one", queue="default", source="file", source_file=None, batch_size=100, now=lpm.now()
+        key="one",
+        name="one",
+        queue="default",
+        source="file",
+        source_file=None,
+        batch_size=100,
+        now=lpm.now(),
     )
     lpm.persist_tasks([new("http://a.example/a")], job=again)
 
     assert lpm.durable.retry(("failed",), None, None, lpm.now()) == (1, 1)
 
     assert sorted(claimed(lpm)) == ["a", "b"]
-    assert [(job.name, job.status) for job in lpm.ledger.jobs()] == [("one", "open"), ("one-2", "importing")]
+    assert [(job.name, job.status) for job in lpm.ledger.jobs()] == [
+        ("one", "open"),
+        ("one-2", "importing"),
+    ]
 
 
-def test_an_expired_task_that_is_retried_has_no_deadline(lpm: LocalPersistenceManager, clock: Clock) -> None:
+def test_an_expired_task_that_is_retried_has_no_deadline(
+    lpm: LocalPersistenceManager, clock: Clock
+) -> None:
     """It would expire again at once otherwise."""
     job_with(lpm, "one", "a", deadline=NOON + 60)
     clock.now = NOON + 61
@@ -191,7 +221,8 @@ def test_an_expired_task_that_is_retried_has_no_deadline(lpm: LocalPersistenceMa
 
 
 def test_a_receipt_tells_what_does_not_add_up(lpm: LocalPersistenceManager) -> None:
-    """Rows taken out of the ledger behind its back are named, and the checksum changes with every state."""
+    """Rows taken out of the ledger behind its back are named, and the checksum changes with every
+    state."""
     job = job_with(lpm, "one", "a", "b")
     before = lpm.ledger.receipt(job)
     lpm.save_result(done(lpm.get_next_pending("owner")[0]))
@@ -256,8 +287,11 @@ def test_the_wal_is_cut_when_it_is_large(lpm: LocalPersistenceManager) -> None:
     assert wal.stat().st_size == 0
 
 
-def test_an_import_under_the_name_of_a_cancelled_job_is_a_new_one(lpm: LocalPersistenceManager) -> None:
-    """While what is in flight of a cancelled job still ends, the same import again is not skipped with it."""
+def test_an_import_under_the_name_of_a_cancelled_job_is_a_new_one(
+    lpm: LocalPersistenceManager,
+) -> None:
+    """While what is in flight of a cancelled job still ends, the same import again is not skipped
+    with it."""
     job = job_with(lpm, "daily", "a")
     lpm.get_next_pending("owner")
     lpm.durable.hold(job, "cancelled", lpm.now())
@@ -294,7 +328,8 @@ def test_a_new_job_gets_what_a_paused_one_holds(lpm: LocalPersistenceManager) ->
 
 
 def test_retry_does_not_save_what_is_late(lpm: LocalPersistenceManager, clock: Clock) -> None:
-    """Trying failed ones again takes their job's deadline off; what never failed has missed it all the same."""
+    """Trying failed ones again takes their job's deadline off; what never failed has missed it all
+    the same."""
     job = job_with(lpm, "one", "a", "b", deadline=NOON + 60)
     fail(lpm)
     clock.now = NOON + 61
@@ -305,7 +340,9 @@ def test_retry_does_not_save_what_is_late(lpm: LocalPersistenceManager, clock: C
     assert lpm.ledger.job_books(job).expired == 1
 
 
-def test_a_paused_job_neither_fetches_nor_loses_what_another_missed(lpm: LocalPersistenceManager, clock: Clock) -> None:
+def test_a_paused_job_neither_fetches_nor_loses_what_another_missed(
+    lpm: LocalPersistenceManager, clock: Clock
+) -> None:
     """After the deadline of one job the task waits for the other, which is paused."""
     patient = job_with(lpm, "patient", "a")
     hasty = job_with(lpm, "hasty", "a", deadline=NOON + 60)
@@ -328,7 +365,8 @@ def test_a_files_deadline_is_not_a_calls(lpm: LocalPersistenceManager, clock: Cl
 
 
 def test_a_ledger_that_is_gone_is_not_begun_anew(lpm: LocalPersistenceManager) -> None:
-    """Where results are left without their ledger nothing is started over them; the error says what helps."""
+    """Where results are left without their ledger nothing is started over them; the error says what
+    helps."""
     job_with(lpm, "one", "a")
     lpm.save_result(done(lpm.get_next_pending("owner")[0]))
     lpm.close()
@@ -341,7 +379,8 @@ def test_a_ledger_that_is_gone_is_not_begun_anew(lpm: LocalPersistenceManager) -
 
 
 def test_the_checksum_covers_what_was_collected(tmp_path: Path) -> None:
-    """Two runs over the same pages have the same checksum, and another one where one record differs."""
+    """Two runs over the same pages have the same checksum, and another one where one record
+    differs."""
     sums = []
     for number, title in enumerate(("x", "x", "y")):
         lpm = LocalPersistenceManager(tmp_path / str(number))
@@ -355,7 +394,8 @@ def test_the_checksum_covers_what_was_collected(tmp_path: Path) -> None:
 
 
 def test_a_receipt_names_the_required_fields_that_pages_lack(lpm: LocalPersistenceManager) -> None:
-    """How many of how many that were read for them; pages of other sites and damaged records do not count."""
+    """How many of how many that were read for them; pages of other sites and damaged records do not
+    count."""
     job = job_with(lpm, "one", *"abcdef")
     records: list[dict[str, object]] = [
         {"price": None, "owner": "x", "missing": ["price"]},
@@ -367,7 +407,9 @@ def test_a_receipt_names_the_required_fields_that_pages_lack(lpm: LocalPersisten
     ]
     for task, record in zip(lpm.get_next_pending("owner", 6), records, strict=True):
         lpm.save_result(done(task, record))
-    lpm.durable.db.execute("UPDATE results SET record = x'22ff' || substr(record, 2) WHERE task = 6")
+    lpm.durable.db.execute(
+        "UPDATE results SET record = x'22ff' || substr(record, 2) WHERE task = 6"
+    )
 
     receipt = lpm.ledger.receipt(job)
 

@@ -59,7 +59,9 @@ def with_client(told: Settings, do: Callable[[GatewayClient], Awaitable[Any]]) -
     return asyncio.run(run())
 
 
-def collector(lpm: LocalPersistenceManager, told: Settings, client: GatewayClient, **options: Any) -> Collector:
+def collector(
+    lpm: LocalPersistenceManager, told: Settings, client: GatewayClient, **options: Any
+) -> Collector:
     """A collector of this store."""
     return Collector(told, agent.open_job(lpm), sites.load(told.config_dir), client, **options)
 
@@ -76,7 +78,9 @@ def beat(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
     with_client(told, once)
 
 
-def test_a_heartbeat_has_the_counts_of_the_contract(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+def test_a_heartbeat_has_the_counts_of_the_contract(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
     """Of the Gateway's tasks, and of nobody else's."""
     assign(lpm, *(given(f"t-{n}", f"http://a.example/{n}") for n in range(5)))
     tasks = claim(lpm, 3)
@@ -101,7 +105,8 @@ def test_a_heartbeat_has_the_counts_of_the_contract(lpm: LocalPersistenceManager
 def test_pause_puts_the_gateways_tasks_aside_and_resume_goes_on(
     lpm: LocalPersistenceManager, gateway: ScriptedGateway
 ) -> None:
-    """Nothing of it is claimed and nothing is asked for meanwhile; unknown commands change nothing."""
+    """Nothing of it is claimed and nothing is asked for meanwhile; unknown commands change
+    nothing."""
     assign(lpm, given("t-1"))
     told = settings(lpm, gateway)
 
@@ -144,15 +149,20 @@ def test_drain_takes_no_more_and_ends_when_all_is_delivered(
     assert gateway.asked("/internal/work") == []
 
 
-def test_only_one_agent_speaks_for_a_store(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+def test_only_one_agent_speaks_for_a_store(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
     """A second one is refused, in words."""
     assert lpm.durable
     with agent.only_one(lpm), pytest.raises(StackIsUp, match="speaks to the Gateway already"):
         agent.run(settings(lpm, gateway), (), 10, threading.Event())
 
 
-def test_the_collector_asks_for_what_there_is_room_for(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
-    """The capacity less what is open, a hundred at most, with a key, and its platforms as often as there is room."""
+def test_the_collector_asks_for_what_there_is_room_for(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """The capacity less what is open, a hundred at most, with a key, and its platforms as often as
+    there is room."""
     told = settings(lpm, gateway)
     gateway.work = [task(n) for n in range(7)]
 
@@ -173,7 +183,8 @@ def test_the_collector_asks_for_what_there_is_room_for(lpm: LocalPersistenceMana
 def test_a_question_is_repeated_until_its_answer_is_stored(
     lpm: LocalPersistenceManager, gateway: ScriptedGateway
 ) -> None:
-    """Under the same key, whatever was between: a Gateway that remembers it gives the same tasks again."""
+    """Under the same key, whatever was between: a Gateway that remembers it gives the same tasks
+    again."""
     told = settings(lpm, gateway)
     gateway.rules = [lambda call: (200, b"<html>") if len(gateway.calls) < 3 else None]
     gateway.work = [task(1)]
@@ -218,7 +229,9 @@ def test_the_gateway_says_when_to_ask_again(
     assert with_client(told, ask) == wait_s
 
 
-def test_no_work_is_asked_for_while_the_disk_is_full(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+def test_no_work_is_asked_for_while_the_disk_is_full(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
     """Full means: with less than CRAWLER_MIN_FREE."""
     told = settings(lpm, gateway, CRAWLER_MIN_FREE=str(10**11 * 9))
 
@@ -228,7 +241,9 @@ def test_no_work_is_asked_for_while_the_disk_is_full(lpm: LocalPersistenceManage
     assert with_client(told, ask) == 0
 
 
-def test_trouble_is_said_once_and_waited_for_longer_and_longer(caplog: pytest.LogCaptureFixture) -> None:
+def test_trouble_is_said_once_and_waited_for_longer_and_longer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Up to half a minute, or as long as the Gateway asks; then its return is said once."""
     trouble = Trouble("sync", jitter=lambda: 1.0)
 
@@ -249,12 +264,16 @@ def test_trouble_is_said_once_and_waited_for_longer_and_longer(caplog: pytest.Lo
 
 def test_two_that_failed_at_the_same_moment_do_not_come_back_together() -> None:
     """The waits are spread."""
-    waits = {Trouble("sync", jitter=random.Random(n).random).met(GatewayError("x")) for n in range(10)}
+    waits = {
+        Trouble("sync", jitter=random.Random(n).random).met(GatewayError("x")) for n in range(10)
+    }
     assert len(waits) == 10
     assert all(0.25 <= wait <= 0.5 for wait in waits)
 
 
-def test_a_service_that_fails_begins_anew(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+def test_a_service_that_fails_begins_anew(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
     """A defect in one of them ends neither it for good nor the others."""
     begun: list[float] = []
 
@@ -267,7 +286,9 @@ def test_a_service_that_fails_begins_anew(lpm: LocalPersistenceManager, gateway:
             pass
 
     services = agent.Services(again_s=0.01)
-    services.start("broken", lambda: GatewayClient(settings(lpm, gateway), "worker"), lambda client: Broken())
+    services.start(
+        "broken", lambda: GatewayClient(settings(lpm, gateway), "worker"), lambda client: Broken()
+    )
     wait_for(lambda: len(begun) > 3, 10, "several attempts")
     services.stop()
 
@@ -299,7 +320,8 @@ def test_a_service_that_begins_anew_can_still_find_its_gateway(
 
 
 def test_a_pause_outlasts_a_restart(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
-    """Also where nothing was open when it was said: until the Gateway says otherwise, nothing is asked for."""
+    """Also where nothing was open when it was said: until the Gateway says otherwise, nothing is
+    asked for."""
     gateway.commands = ["pause"]
     beat(lpm, gateway)
     lpm.durable.close_import(agent.open_job(lpm), time.time())
@@ -328,7 +350,9 @@ def test_a_command_whose_answer_was_lost_is_asked_for_again(
     beat(lpm, gateway)
     beat(lpm, gateway)
 
-    *same, other = [call.headers["idempotency-key"] for call in gateway.asked("/internal/heartbeat")]
+    *same, other = [
+        call.headers["idempotency-key"] for call in gateway.asked("/internal/heartbeat")
+    ]
     assert len(set(same)) == 1
     assert other not in same
 
@@ -348,7 +372,8 @@ def test_what_an_operator_has_held_is_not_the_gateways_to_release(
 def test_an_answer_on_its_way_is_stored_before_the_end(
     how: str, lpm: LocalPersistenceManager, gateway: ScriptedGateway
 ) -> None:
-    """A Gateway does not hand out tasks again: those of a question that was asked are ours, whatever comes between."""
+    """A Gateway does not hand out tasks again: those of a question that was asked are ours,
+    whatever comes between."""
     gateway.work = [task(1)]
     asked = threading.Event()
 
@@ -373,8 +398,11 @@ def test_an_answer_on_its_way_is_stored_before_the_end(
     assert not running.is_alive()
 
 
-def test_new_secrets_are_there_before_the_task_is_due(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
-    """The task is stored at once, and due when every worker has seen the user name and password of its URL."""
+def test_new_secrets_are_there_before_the_task_is_due(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """The task is stored at once, and due when every worker has seen the user name and password of
+    its URL."""
     told = settings(lpm, gateway)
     gateway.work = [{"task_id": "t-1", "target": {"url": "http://me:pass@a.example/1"}}]
 

@@ -85,10 +85,23 @@ def export(tmp_path: Path) -> Path:
     return write(
         tmp_path / "four.jsonl",
         [
-            result(1, {"title": "one", "items": [{"price": 5}, {"price": 1.5}], "sold": "2026-01-01"}),
-            result(2, {"title": "three", "items": [], "sold": "2025-12-31T23:00:00-05:00"}, attempts=2),
-            result(3, {"title": " ", "items": [{"price": 30}, {"price": None}], "sold": "never"}, platform="zillow"),
-            result(4, {"title": "one", "owner": {"name": "Eve", "agent": False}}, verdict="thin", platform="zillow"),
+            result(
+                1, {"title": "one", "items": [{"price": 5}, {"price": 1.5}], "sold": "2026-01-01"}
+            ),
+            result(
+                2, {"title": "three", "items": [], "sold": "2025-12-31T23:00:00-05:00"}, attempts=2
+            ),
+            result(
+                3,
+                {"title": " ", "items": [{"price": 30}, {"price": None}], "sold": "never"},
+                platform="zillow",
+            ),
+            result(
+                4,
+                {"title": "one", "owner": {"name": "Eve", "agent": False}},
+                verdict="thin",
+                platform="zillow",
+            ),
         ],
     )
 
@@ -104,7 +117,13 @@ def store(tmp_path: Path) -> Iterator[LocalPersistenceManager]:
     lpm.save_result(
         tasks.done(one, page=tasks.page(one.url, b"x" * 100)),
         tasks.done(two, page=tasks.page(two.url, b"x" * 300)),
-        Outcome(task=gone, status=TaskStatus.FAILED, worker="w", error_type="http_404", error_message="not there"),
+        Outcome(
+            task=gone,
+            status=TaskStatus.FAILED,
+            worker="w",
+            error_type="http_404",
+            error_message="not there",
+        ),
         tasks.done(other, page=tasks.page(other.url, b"x" * 500)),
     )
     yield lpm
@@ -120,12 +139,20 @@ def test_fields_are_counted_by_their_paths(export: Path) -> None:
     assert (title.distinct, title.distinct_capped, title.examples) == (2, False, ["one", "three"])
     assert title.lengths == Range(min=1, median=3, max=5)
     price = named(found, "items[].price")
-    assert (price.records, price.share, price.empty, price.types) == (2, 0.5, 0, {"number": 3, "null": 1})
+    assert (price.records, price.share, price.empty, price.types) == (
+        2,
+        0.5,
+        0,
+        {"number": 3, "null": 1},
+    )
     assert price.numbers == Range(min=1.5, median=5, max=30)
     assert (named(found, "items[]").empty, named(found, "owner.agent").types) == (1, {"boolean": 1})
     sold = named(found, "sold")
     assert sold.types == {"date": 2, "text": 1}
-    assert sold.dates == ("2026-01-01", "2025-12-31T23:00:00-05:00")  # four in the morning of that day, UTC
+    assert sold.dates == (
+        "2026-01-01",
+        "2025-12-31T23:00:00-05:00",
+    )  # four in the morning of that day, UTC
 
 
 def test_totals_are_those_of_the_files(export: Path) -> None:
@@ -135,9 +162,16 @@ def test_totals_are_those_of_the_files(export: Path) -> None:
     assert (found.results, found.success_rate, found.verdicts) == (4, 0.75, {"ok": 3, "thin": 1})
     assert (found.attempts, found.unreadable) == ({1: 3, 2: 1}, 0)
     assert (found.tasks, found.errors, found.fetch_ms, found.page_bytes) == (None, None, None, None)
-    assert [(group.name, group.results) for group in found.sites.top] == [("none", 2), ("zillow", 2)]
+    assert [(group.name, group.results) for group in found.sites.top] == [
+        ("none", 2),
+        ("zillow", 2),
+    ]
     assert words.names(found.parsers) == "default 1: 4"
-    assert (found.first, found.seconds, found.pages_per_s) == ("2026-11-16T10:00:01.000Z", 3.0, 1.333)
+    assert (found.first, found.seconds, found.pages_per_s) == (
+        "2026-11-16T10:00:01.000Z",
+        3.0,
+        1.333,
+    )
     assert sum(each.count for each in found.over_time) == 4
 
 
@@ -155,22 +189,35 @@ def test_what_most_have_and_some_lack_is_named(tmp_path: Path) -> None:
 
     [lack] = words.missing(found)
     assert (lack.fields, lack.records) == (["b"], 2)
-    assert [example.url for example in lack.examples] == ["http://a.example/0", "http://a.example/4"]
+    assert [example.url for example in lack.examples] == [
+        "http://a.example/0",
+        "http://a.example/4",
+    ]
     assert named(found, "a").lacking == []
 
 
 def test_percentiles_are_exact_for_what_fits(tmp_path: Path) -> None:
-    """Of 1 to 100, p50 is 50.5, p90 is 90.1, p95 is 95.05 and p99 is 99.01; the histogram holds all."""
-    spread = profiled(write(tmp_path / "x.jsonl", [result(n, {}) for n in range(100, 0, -1)])).parse_ms
+    """Of 1 to 100, p50 is 50.5, p90 is 90.1, p95 is 95.05 and p99 is 99.01; the histogram holds
+    all."""
+    spread = profiled(
+        write(tmp_path / "x.jsonl", [result(n, {}) for n in range(100, 0, -1)])
+    ).parse_ms
 
     assert spread is not None
-    assert words.percentiles(spread) == [("p50", 50.5), ("p90", 90.1), ("p95", 95.05), ("p99", 99.01), ("max", 100)]
+    assert words.percentiles(spread) == [
+        ("p50", 50.5),
+        ("p90", 90.1),
+        ("p95", 95.05),
+        ("p99", 99.01),
+        ("max", 100),
+    ]
     assert (spread.min, spread.count, spread.exact) == (1, 100, True)
     assert sum(each.count for each in spread.histogram) == 100
 
 
 def test_more_numbers_than_fit_are_sampled_fairly() -> None:
-    """Beyond the limit count and ends stay exact, percentiles are near, and the same numbers give the same answer."""
+    """Beyond the limit count and ends stay exact, percentiles are near, and the same numbers give
+    the same answer."""
     answers = []
     for _ in range(2):
         numbers = Numbers(1000, Random(0))
@@ -189,16 +236,21 @@ def test_more_numbers_than_fit_are_sampled_fairly() -> None:
 def test_the_largest_domains_are_named_and_the_rest_is_summed(tmp_path: Path) -> None:
     """Twenty domains by size, then how many others there are and what they hold together."""
     urls = [f"http://www.site{n}.example/{k}" for n in range(25) for k in range(1 + (n < 20))]
-    found = profiled(write(tmp_path / "x.jsonl", [result(n, {}, url=url) for n, url in enumerate(urls)])).domains
+    found = profiled(
+        write(tmp_path / "x.jsonl", [result(n, {}, url=url) for n, url in enumerate(urls)])
+    ).domains
 
     assert len(found.top) == 20
-    assert {(group.name.startswith("site"), group.results, group.failed) for group in found.top} == {(True, 2, None)}
+    assert {
+        (group.name.startswith("site"), group.results, group.failed) for group in found.top
+    } == {(True, 2, None)}
     assert (found.other_names, found.other_results, found.other_failed) == (5, 5, None)
 
 
 @pytest.mark.parametrize("form", ["array", "indented array", "archive", "folder", "one file"])
 def test_every_form_says_the_same(tmp_path: Path, export: Path, form: str) -> None:
-    """The same results give the same profile from an array, an archive and a folder as from lines."""
+    """The same results give the same profile from an array, an archive and a folder as from
+    lines."""
     expected = profiled(export)
     results = [json.loads(line) for line in export.read_text().splitlines()]
     path = tmp_path / "form.json"
@@ -235,7 +287,8 @@ def test_an_array_is_read_whatever_its_size(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_anything_in_it_is_read(tmp_path: Path) -> None:
-    """What is no result is counted and the first are named; a file that is being written is neither."""
+    """What is no result is counted and the first are named; a file that is being written is
+    neither."""
     good = json.dumps(result(1, {"a": 1})).encode()
     files = {
         "1.json": good,
@@ -252,12 +305,16 @@ def test_a_folder_with_anything_in_it_is_read(tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "folder.json").mkdir()
-    (tmp_path / "gone.json").symlink_to(tmp_path / "nothing")  # as one that vanished since the folder was listed
+    (tmp_path / "gone.json").symlink_to(
+        tmp_path / "nothing"
+    )  # as one that vanished since the folder was listed
 
     found = profiled(tmp_path)
 
     assert (found.results, found.unreadable) == (2, 8)
-    assert [example.partition(":")[0] for example in found.unreadable_examples] == [f"{n}.json" for n in range(2, 7)]
+    assert [example.partition(":")[0] for example in found.unreadable_examples] == [
+        f"{n}.json" for n in range(2, 7)
+    ]
     assert found.unreadable_examples[0] == "2.json: empty"
     assert 'no "data" object' in found.unreadable_examples[2]
 
@@ -289,7 +346,9 @@ def test_a_torn_file_is_read_up_to_the_tear(tmp_path: Path, ending: str) -> None
         ("x.jsonl.zst", "no zstd", "could not be read"),
     ],
 )
-def test_nothing_to_analyze_is_an_error(tmp_path: Path, name: str, content: str | None, reason: str) -> None:
+def test_nothing_to_analyze_is_an_error(
+    tmp_path: Path, name: str, content: str | None, reason: str
+) -> None:
     """One line that says what is the matter."""
     path = tmp_path / name
     path.mkdir() if content is None else path.write_text(content)
@@ -306,14 +365,17 @@ def test_what_is_not_there_is_an_error(tmp_path: Path, store: LocalPersistenceMa
         profiled("nothing")
     with pytest.raises(InputError, match="and there is no job frist; did you mean first"):
         profiled("frist", data_dir=store.folder)
-    with pytest.raises(UsageError, match=r"--job picks a job of a data folder; there is no lpm\.db"):
+    with pytest.raises(
+        UsageError, match=r"--job picks a job of a data folder; there is no lpm\.db"
+    ):
         profiled(tmp_path, job="first")
     with pytest.raises(UsageError, match="there is no job third"):
         profiled(store.folder, job="third")
 
 
 def test_a_store_knows_what_files_do_not(store: LocalPersistenceManager) -> None:
-    """The folder of a store and the store itself give tasks, reasons, sizes, fetch times, and failures by domain."""
+    """The folder of a store and the store itself give tasks, reasons, sizes, fetch times, and
+    failures by domain."""
     for path in (store.folder, store.pending):
         found = profiled(path)
 
@@ -354,8 +416,11 @@ def test_the_files_of_a_damaged_store_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "renamed"])
-def test_what_is_no_file_is_made_again_before_it_is_counted(store: LocalPersistenceManager, kind: str) -> None:
-    """A report on pending/ is one of all results that the ledger has for it, whatever lies there under their names."""
+def test_what_is_no_file_is_made_again_before_it_is_counted(
+    store: LocalPersistenceManager, kind: str
+) -> None:
+    """A report on pending/ is one of all results that the ledger has for it, whatever lies there
+    under their names."""
     before = profiled(store.pending).results
     put_in_place(min(store.pending.iterdir()), kind)
 
@@ -365,11 +430,16 @@ def test_what_is_no_file_is_made_again_before_it_is_counted(store: LocalPersiste
     assert found.notes[0].startswith("1 files were missing or torn")
 
 
-def test_missing_files_that_cannot_be_made_again_are_an_error(store: LocalPersistenceManager) -> None:
-    """Where pending/ lacks files and cannot be written, the results that are there do not pass for all."""
+def test_missing_files_that_cannot_be_made_again_are_an_error(
+    store: LocalPersistenceManager,
+) -> None:
+    """Where pending/ lacks files and cannot be written, the results that are there do not pass for
+    all."""
     missing = min(store.pending.iterdir())
     missing.unlink()
-    (store.pending / f".{missing.stem}.{os.getpid()}.{threading.get_native_id()}").mkdir()  # root may write anywhere
+    (
+        store.pending / f".{missing.stem}.{os.getpid()}.{threading.get_native_id()}"
+    ).mkdir()  # root may write anywhere
 
     with pytest.raises(StoreFull, match="cannot be made again"):
         profiled(store.pending)
@@ -390,12 +460,15 @@ def test_what_was_archived_is_not_counted(store: LocalPersistenceManager) -> Non
 
 
 def test_records_without_measure_are_bounded(tmp_path: Path) -> None:
-    """Ever new keys, deep nesting, numbers of any length and ever new values do not grow the profile."""
+    """Ever new keys, deep nesting, numbers of any length and ever new values do not grow the
+    profile."""
     deep: Any = 1
     for _ in range(500):
         deep = {"x": deep}
     results = [result(n, {f"key{n}-{k}": k for k in range(30)}) for n in range(100)]
-    results += [result(n, {"n": n, "big": 10**400, "deep": deep, "k" * 5000: 1}) for n in range(1500)]
+    results += [
+        result(n, {"n": n, "big": 10**400, "deep": deep, "k" * 5000: 1}) for n in range(1500)
+    ]
     found = profiled(write(tmp_path / "x.jsonl", list(reversed(results))))
 
     assert (len(found.fields), found.fields_capped) == (2000, True)
@@ -407,7 +480,8 @@ def test_records_without_measure_are_bounded(tmp_path: Path) -> None:
 
 
 def test_two_runs_field_by_field(tmp_path: Path) -> None:
-    """Matched by URL and parcel: what changed, appeared and vanished, with examples, what changed most first."""
+    """Matched by URL and parcel: what changed, appeared and vanished, with examples, what changed
+    most first."""
     a = write(
         tmp_path / "a.jsonl",
         [
@@ -420,7 +494,11 @@ def test_two_runs_field_by_field(tmp_path: Path) -> None:
     b = write(
         tmp_path / "b.jsonl",
         [
-            result(1, {"price": 10, "name": "y", "same": 1}, url="http://a.example/1?utm_source=mail#top"),
+            result(
+                1,
+                {"price": 10, "name": "y", "same": 1},
+                url="http://a.example/1?utm_source=mail#top",
+            ),
             result(2, {"price": 20, "name": "x", "new": [1, 2], "same": 1}, verdict="thin"),
             result(3, {"price": "30", "same": 1}, parcel_id="other"),
             result(4, {"price": "40", "same": 1}, parser={"name": "default", "version": "2"}),
@@ -429,9 +507,14 @@ def test_two_runs_field_by_field(tmp_path: Path) -> None:
     found = compared(a, b)
 
     assert (found.both, found.same, found.only_a, found.only_b) == (3, 1, 1, 1)
-    assert (found.only_a_examples, found.only_b_examples) == (["http://a.example/3"], ["http://a.example/3"])
+    assert (found.only_a_examples, found.only_b_examples) == (
+        ["http://a.example/3"],
+        ["http://a.example/3"],
+    )
     assert found.verdicts == [VerdictChange(a="ok", b="thin", count=1, url="http://a.example/2")]
-    changes = {f.path: (f.share_a, f.share_b, f.changed, f.appeared, f.vanished) for f in found.fields}
+    changes = {
+        f.path: (f.share_a, f.share_b, f.changed, f.appeared, f.vanished) for f in found.fields
+    }
     assert changes == {
         "price": (1.0, 1.0, 2, 0, 0),
         "gone": (0.25, 0.0, 0, 0, 1),
@@ -440,10 +523,15 @@ def test_two_runs_field_by_field(tmp_path: Path) -> None:
     }
     assert found.fields[0].path == "price"
     assert (found.fields[0].types_a, found.fields[0].types_b) == (["text"], ["number", "text"])
-    assert found.fields[0].examples[0] == Value(url="http://a.example/1?utm_source=mail#top", old='"10"', new="10")
+    assert found.fields[0].examples[0] == Value(
+        url="http://a.example/1?utm_source=mail#top", old='"10"', new="10"
+    )
     assert next(f for f in found.fields if f.path == "new[]").examples[0].new == "1, 2"
     assert found.fields_same == 1
-    assert [words.names(run.parsers) for run in (found.a, found.b)] == ["default 1: 4", "default 1: 3, default 2: 1"]
+    assert [words.names(run.parsers) for run in (found.a, found.b)] == [
+        "default 1: 4",
+        "default 1: 3, default 2: 1",
+    ]
 
 
 def test_the_newest_of_several_counts(tmp_path: Path) -> None:
@@ -456,14 +544,19 @@ def test_the_newest_of_several_counts(tmp_path: Path) -> None:
     assert (found.both, found.same, found.fields) == (1, 1, [])
 
 
-def test_a_page_that_failed_in_the_other_run_is_told(tmp_path: Path, store: LocalPersistenceManager) -> None:
-    """Between stores, a page that is only in one run says by its reason why it is not in the other."""
+def test_a_page_that_failed_in_the_other_run_is_told(
+    tmp_path: Path, store: LocalPersistenceManager
+) -> None:
+    """Between stores, a page that is only in one run says by its reason why it is not in the
+    other."""
     before = write(tmp_path / "before.jsonl", [result(n, {"title": "x"}) for n in range(3)])
 
     found = compared(before, store.folder)
 
     assert (found.both, found.same, found.only_a, found.only_b) == (2, 2, 1, 1)
-    assert found.verdicts == [VerdictChange(a="ok", b="http_404", count=1, url="http://a.example/2")]
+    assert found.verdicts == [
+        VerdictChange(a="ok", b="http_404", count=1, url="http://a.example/2")
+    ]
 
 
 class _Tags(HTMLParser):
@@ -482,19 +575,34 @@ class _Tags(HTMLParser):
 
 @pytest.mark.parametrize("runs", [1, 2])
 def test_scraped_text_is_only_text_on_the_page(tmp_path: Path, runs: int) -> None:
-    """Hostile names, values, URLs and sites add no element, no attribute and no address to the report."""
+    """Hostile names, values, URLs and sites add no element, no attribute and no address to the
+    report."""
 
     def report(word: str) -> str:
-        fields: dict[str, Any] = {"platform": word, "verdict": word, "url": f"http://a.example/{word}", "task_id": word}
-        bad = [result(n, {"a": 1, f"field {word}": f"value {word}"}, **fields, parser={"name": word}) for n in range(3)]
+        fields: dict[str, Any] = {
+            "platform": word,
+            "verdict": word,
+            "url": f"http://a.example/{word}",
+            "task_id": word,
+        }
+        bad = [
+            result(n, {"a": 1, f"field {word}": f"value {word}"}, **fields, parser={"name": word})
+            for n in range(3)
+        ]
         data = {"a": 1, f"field {word}": "other"}
         a = write(tmp_path / f"{len(word)}.jsonl", [*bad, result(9, {"a": 1}), {"task_id": word}])
-        b = write(tmp_path / f"{len(word)}b.jsonl", [result(9, data, verdict=word), result(8, data, **fields)])
+        b = write(
+            tmp_path / f"{len(word)}b.jsonl",
+            [result(9, data, verdict=word), result(8, data, **fields)],
+        )
         return page(profiled(a) if runs == 1 else compared(a, b))
 
     hostile, harmless = report(HOSTILE), report("harmless")
 
-    assert (_Tags(hostile).tags, _Tags(hostile).attributes) == (_Tags(harmless).tags, _Tags(harmless).attributes)
+    assert (_Tags(hostile).tags, _Tags(hostile).attributes) == (
+        _Tags(harmless).tags,
+        _Tags(harmless).attributes,
+    )
     assert not _Tags(hostile).attributes & {"src", "href", "onerror", "onclick"}
     assert not {"script", "link", "img", "iframe", "a"} & set(_Tags(hostile).tags)
     assert "&lt;img src=x onerror=alert(1)&gt;&quot;&#x27;&amp;\\x1b[31m\\u202e" in hostile
@@ -508,7 +616,15 @@ def test_the_page_shows_what_was_found(store: LocalPersistenceManager, export: P
     shown = page(profiled(store.folder))
     from_files = page(profiled(export))
 
-    for text in ("4 tasks", "completed <b>3</b>", "http_404", "75.0 %", "Fetch time", "Page size", "p95 10 ms"):
+    for text in (
+        "4 tasks",
+        "completed <b>3</b>",
+        "http_404",
+        "75.0 %",
+        "Fetch time",
+        "Page size",
+        "p95 10 ms",
+    ):
         assert text in shown
     assert shown.count("<figure>") >= 3
     assert "items[].price" in from_files
@@ -537,4 +653,11 @@ def test_what_ends_while_it_is_read_counts_as_open(tmp_path: Path) -> None:
 def test_only_all_is_a_hundred_percent() -> None:
     """Rounding never turns nearly all into all, nor hardly any into none."""
     shares = (1.0, 0.99999, 0.5, 0.00001, 0.0, None)
-    assert [words.percent(share) for share in shares] == ["100.0 %", "99.9 %", "50.0 %", "0.1 %", "0.0 %", "–"]
+    assert [words.percent(share) for share in shares] == [
+        "100.0 %",
+        "99.9 %",
+        "50.0 %",
+        "0.1 %",
+        "0.0 %",
+        "–",
+    ]

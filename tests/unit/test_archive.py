@@ -41,7 +41,8 @@ def pending(lpm: LocalPersistenceManager) -> list[str]:
 
 @pytest.mark.parametrize("compress", [True, False])
 def test_an_archive_holds_what_leaves_pending(lpm: LocalPersistenceManager, compress: bool) -> None:
-    """The file has the lines of pending/, which is empty then and stays so; the results themselves are still there."""
+    """The file has the lines of pending/, which is empty then and stays so; the results themselves
+    are still there."""
     before = {path.read_bytes() for path in lpm.pending.iterdir()}
 
     archived = archive.archive(lpm, None, compress=compress)
@@ -66,12 +67,15 @@ def test_an_archive_takes_what_is_asked_for(lpm: LocalPersistenceManager) -> Non
     assert archive.archive(lpm, None, compress=True, job=first).results == 3
     assert archive.archive(lpm, None, compress=True, job=first).file is None
     assert len(pending(lpm)) == 2
-    assert archive.archive(lpm, None, compress=True, job=second, before=time.time() + 60).results == 2
+    assert (
+        archive.archive(lpm, None, compress=True, job=second, before=time.time() + 60).results == 2
+    )
     assert len(list((lpm.folder / "archive").iterdir())) == 2
 
 
 def test_strangers_files_stay_and_leftovers_go(lpm: LocalPersistenceManager) -> None:
-    """What the ledger does not know is left in pending/; what it knows to have left goes, archive or no archive."""
+    """What the ledger does not know is left in pending/; what it knows to have left goes, archive
+    or no archive."""
     # Given files of others, and a file of an archived result that a kill left
     stranger, odd = lpm.pending / f"{'0' * 32}.json", lpm.pending / os.fsdecode(b"\xff.json")
     stranger.write_text("{}\n")
@@ -88,7 +92,9 @@ def test_strangers_files_stay_and_leftovers_go(lpm: LocalPersistenceManager) -> 
     assert pending(lpm) == sorted([stranger.name, odd.name])
 
 
-def test_a_late_projection_does_not_bring_an_archived_result_back(lpm: LocalPersistenceManager) -> None:
+def test_a_late_projection_does_not_bring_an_archived_result_back(
+    lpm: LocalPersistenceManager,
+) -> None:
     """A worker that writes to pending/ after the archive has taken its result writes nothing."""
     archive.archive(lpm, None, compress=True)
     lpm.project(1)
@@ -125,7 +131,8 @@ def test_an_archive_that_reads_back_wrong_is_set_aside(tmp_path: Path, harm: str
 
 
 def test_one_keeps_at_a_time(lpm: LocalPersistenceManager) -> None:
-    """While one archives or prunes another is told so; bundles are written side by side, and keep prune away."""
+    """While one archives or prunes another is told so; bundles are written side by side, and keep
+    prune away."""
     with archive.keeping(lpm), pytest.raises(UsageError, match="at work"):
         archive.archive(lpm, None, compress=True)
     with archive.keeping(lpm, shared=True):
@@ -169,7 +176,11 @@ def test_a_segment_is_written_for_a_day(tmp_path: Path) -> None:
 
     # Then there is a segment a day, each named after its begin and whole
     names = [first, second, third]
-    assert [name[:15] for name in names] == ["20261104T120000", "20261105T120000", "20261106T120000"]
+    assert [name[:15] for name in names] == [
+        "20261104T120000",
+        "20261105T120000",
+        "20261106T120000",
+    ]
     counts = []
     for name in names:
         with (tmp_path / name).open("rb") as file:

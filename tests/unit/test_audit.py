@@ -18,7 +18,12 @@ def test_a_domain_that_was_asked_as_agreed_has_no_breach() -> None:
     """Two a second, one after the other."""
     found = examine("d", asked(*(n * 0.51 for n in range(100))))
 
-    assert (found.requests, found.most_in_window, found.most_at_a_time, found.breaches) == (100, 2, 1, [])
+    assert (found.requests, found.most_in_window, found.most_at_a_time, found.breaches) == (
+        100,
+        2,
+        1,
+        [],
+    )
     assert found.rate == pytest.approx(100 / (99 * 0.51))
     assert found.limits == ["2/s, 2 at a time"]
 
@@ -41,7 +46,9 @@ def test_too_many_at_a_time_is_a_breach() -> None:
     """Slow answers pile up."""
     found = examine("d", asked(0.0, 1.0, 2.0, 3.0, seconds=2.5))
 
-    assert [breach.what for breach in found.breaches] == ["3 requests at a time, where 2 were allowed"]
+    assert [breach.what for breach in found.breaches] == [
+        "3 requests at a time, where 2 were allowed"
+    ]
     assert found.most_at_a_time == 3
 
 
@@ -58,11 +65,20 @@ def test_without_a_limit_nothing_is_broken() -> None:
     """Servers of one's own."""
     found = examine("d", asked(*[0.0] * 50, rule=Rule()))
 
-    assert (found.most_in_window, found.most_at_a_time, found.breaches, found.limits) == (50, 50, [], ["no limit"])
+    assert (found.most_in_window, found.most_at_a_time, found.breaches, found.limits) == (
+        50,
+        50,
+        [],
+        ["no limit"],
+    )
 
 
 def test_minutes_show_how_it_went_over_time() -> None:
     """Each minute with what began in it."""
     found = examine("d", asked(0.0, 1.0, 61.0, 190.0))
 
-    assert [(minute.at - NOW, minute.requests) for minute in found.minutes] == [(0, 2), (60, 1), (180, 1)]
+    assert [(minute.at - NOW, minute.requests) for minute in found.minutes] == [
+        (0, 2),
+        (60, 1),
+        (180, 1),
+    ]

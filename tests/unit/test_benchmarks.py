@@ -8,13 +8,16 @@ from benchmarks import report, site
 
 
 def test_the_site_is_the_same_everywhere_and_holds_what_is_asked_for() -> None:
-    """A page is made from its number alone, has 20 to 60 KB, and an element for each of the eight fields."""
+    """A page is made from its number alone, has 20 to 60 KB, and an element for each of the eight
+    fields."""
     for number in (0, 7, 19_999):
         text = site.page(number)
         assert text == site.page(number)
         assert 20_000 < len(text.encode()) < 62_000
         tree = LexborHTMLParser(text)
-        found = {name: node.text() for name, css in site.FIELDS.items() if (node := tree.css_first(css))}
+        found = {
+            name: node.text() for name, css in site.FIELDS.items() if (node := tree.css_first(css))
+        }
         assert len(found) == 8
         assert all(found.values())
         assert found["parcel"].startswith(f"{number:05d}-")

@@ -66,7 +66,12 @@ def test_codings_are_undone(encoding: str, data: bytes) -> None:
 def test_a_page_whose_end_unpacks_to_much_is_whole(coding: str, step: int) -> None:
     """The last bytes of a coded body may stand for more than a decoder puts out at a time."""
     page = random.Random(1).randbytes(100_000) + b" " * 900_000
-    pack = {"gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress, "zstd": zstd_compress}[coding]
+    pack = {
+        "gzip": gzip.compress,
+        "deflate": zlib.compress,
+        "br": brotli.compress,
+        "zstd": zstd_compress,
+    }[coding]
     assert read(coding, pack(page), step=step) == page
 
 
@@ -149,13 +154,19 @@ EMPTY_ZSTD = bytes.fromhex("28b52ffd2000010000")
 """A frame with nothing in it."""
 SKIPPED_ZSTD = struct.pack("<II", 0x184D2A50, 0)
 PIECES = {"gzip": gzip.compress(b""), "zstd": EMPTY_ZSTD, "zstd skipped": SKIPPED_ZSTD}
-WRAPPED = {"": lambda data: data, "gzip": gzip.compress, "br": brotli.compress, "deflate": zlib.compress}
+WRAPPED = {
+    "": lambda data: data,
+    "gzip": gzip.compress,
+    "br": brotli.compress,
+    "deflate": zlib.compress,
+}
 
 
 @pytest.mark.parametrize("outer", WRAPPED)
 @pytest.mark.parametrize("kind", PIECES)
 def test_a_body_of_countless_empty_pieces_is_refused(kind: str, outer: str) -> None:
-    """A million empty frames take a few kilobytes on the wire: in whatever layer, so many pieces are enough."""
+    """A million empty frames take a few kilobytes on the wire: in whatever layer, so many pieces
+    are enough."""
     coding = f"{kind.split(maxsplit=1)[0]}, {outer}".rstrip(", ")
     data = WRAPPED[outer](PIECES[kind] * (MAX_PIECES + 100))
     with pytest.raises(FetchError) as caught:
@@ -182,7 +193,8 @@ def test_decoding_is_looked_at_inside_the_loop(coding: str) -> None:
 
 @pytest.mark.parametrize(("coding", "packed"), [("gzip", gzip.compress(PAGE)), ("", PAGE)])
 def test_a_body_counts_as_what_it_takes(coding: str, packed: bytes) -> None:
-    """As received and as decoded, once where both are the same; a page beyond the process's share gives way."""
+    """As received and as decoded, once where both are the same; a page beyond the process's share
+    gives way."""
     memory = Memory()
     other = Budget(memory=memory)
     other.hold(1000)
@@ -197,11 +209,17 @@ def test_a_body_counts_as_what_it_takes(coding: str, packed: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("coding", "window"), [("br", 5_000_000), ("zstd", 5_000_000), ("gzip", 1 << 15), ("zstd, br", 10_000_000)]
+    ("coding", "window"),
+    [("br", 5_000_000), ("zstd", 5_000_000), ("gzip", 1 << 15), ("zstd, br", 10_000_000)],
 )
 def test_what_decoders_keep_counts_while_they_work(coding: str, window: int) -> None:
-    """A window is as large as what was put out, up to what the coding allows; at the end it is free again."""
-    pack = {"br": lambda raw: brotli.compress(raw, quality=1), "zstd": zstd_compress, "gzip": gzip.compress}
+    """A window is as large as what was put out, up to what the coding allows; at the end it is free
+    again."""
+    pack = {
+        "br": lambda raw: brotli.compress(raw, quality=1),
+        "zstd": zstd_compress,
+        "gzip": gzip.compress,
+    }
     packed = random.Random(1).randbytes(5_000_000)
     for name in coding.split(", "):
         packed = pack[name](packed)

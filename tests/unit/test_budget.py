@@ -1,4 +1,5 @@
-"""What a page may cost: CPU time that is looked at inside the loops, turns for the others, bytes of the process."""
+"""What a page may cost: CPU time that is looked at inside the loops, turns for the others, bytes of
+the process."""
 
 import asyncio
 import contextlib
@@ -48,7 +49,8 @@ def toil(budget: Budget, looks: int) -> str:
 
 
 def test_work_beyond_the_budget_ends_itself() -> None:
-    """A loop that goes on for too long is a failure of its page, with a reason that is not tried again."""
+    """A loop that goes on for too long is a failure of its page, with a reason that is not tried
+    again."""
 
     budget = Budget(5.0, clock=Ticking())
     with pytest.raises(FetchError) as caught:
@@ -72,12 +74,15 @@ def test_the_budget_is_one_for_all_work_on_a_page() -> None:
 
 
 def test_others_go_first_now_and_then_and_the_mark_names_who_works() -> None:
-    """Each twentieth of a second the loop serves the others; the mark is that of the page that is worked on."""
+    """Each twentieth of a second the loop serves the others; the mark is that of the page that is
+    worked on."""
     marked: list[str] = [""]
     seen: list[tuple[str, str]] = []
 
     def page(name: str) -> Budget:
-        return Budget(60.0, mark=lambda working: marked.append(name if working else ""), clock=Ticking())
+        return Budget(
+            60.0, mark=lambda working: marked.append(name if working else ""), clock=Ticking()
+        )
 
     def steps(name: str, budget: Budget) -> None:
         for _ in range(10):
@@ -91,7 +96,9 @@ def test_others_go_first_now_and_then_and_the_mark_names_who_works() -> None:
 
     async def work() -> None:
         budgets = {name: page(name) for name in "ab"}
-        tasks = [asyncio.create_task(budgets[name].work(steps, name, budgets[name])) for name in "ab"]
+        tasks = [
+            asyncio.create_task(budgets[name].work(steps, name, budgets[name])) for name in "ab"
+        ]
         await neighbour(tasks)
         await asyncio.gather(*tasks)
 
@@ -149,7 +156,8 @@ def test_a_turn_of_the_loop_takes_as_long_whatever_number_of_pages_is_ready(
 
 
 def test_pages_that_need_little_go_before_those_that_need_much() -> None:
-    """Pages that come while dozens of costly ones are worked on have ended long before these; none waits for ever."""
+    """Pages that come while dozens of costly ones are worked on have ended long before these; none
+    waits for ever."""
     clock, turns = Ticking(), Turns()
     ended: list[str] = []
 
@@ -209,7 +217,8 @@ def test_the_wait_for_a_turn_is_not_charged_to_the_page() -> None:
 
 
 def test_the_work_of_others_is_not_charged_to_a_page_that_waits_for_its_server() -> None:
-    """A server's answer comes in time, also where costly pages keep the loop from each step of reading it."""
+    """A server's answer comes in time, also where costly pages keep the loop from each step of
+    reading it."""
     turns = Turns()
     mine, others = (Budget(60.0, turns=turns) for _ in range(2))
     steps = 8
@@ -233,7 +242,8 @@ def test_the_work_of_others_is_not_charged_to_a_page_that_waits_for_its_server()
 
 
 def test_time_in_which_the_loop_stood_still_is_not_charged_to_the_page() -> None:
-    """What came while nobody looked at the sockets came in time; a server that stays silent is given up."""
+    """What came while nobody looked at the sockets came in time; a server that stays silent is
+    given up."""
     here, there = socket.socketpair()
     here.setblocking(False)
 
@@ -256,7 +266,8 @@ def test_time_in_which_the_loop_stood_still_is_not_charged_to_the_page() -> None
 
 
 def test_work_that_is_broken_off_leaves_nothing_behind() -> None:
-    """A page whose time is up while others go first ends where it stands, with its cleaning up done."""
+    """A page whose time is up while others go first ends where it stands, with its cleaning up
+    done."""
     ended: list[str] = []
     marks: list[bool] = []
     budget = Budget(60.0, mark=marks.append, clock=Ticking())
@@ -292,7 +303,8 @@ def test_short_work_is_marked_and_counted_too() -> None:
 
 
 def test_short_work_counts_also_where_it_looks_at_no_clock() -> None:
-    """A thousand short pieces of work are not free: the next look finds that the budget is spent."""
+    """A thousand short pieces of work are not free: the next look finds that the budget is
+    spent."""
     clock = Ticking()
     budget = Budget(5.0, clock=clock)
 
@@ -339,7 +351,8 @@ def test_errors_come_out_as_they_are() -> None:
 
 
 def test_pages_in_flight_share_the_memory_of_their_process() -> None:
-    """Above the limit nothing is claimed; above a higher line the page that wants more gives way, the oldest never."""
+    """Above the limit nothing is claimed; above a higher line the page that wants more gives way,
+    the oldest never."""
     memory = Memory()
     old, young = Budget(memory=memory), Budget(memory=memory)
 
@@ -366,7 +379,8 @@ def test_larger_pages_make_the_memory_larger() -> None:
 
 
 def holding(memory: Memory, count: int, times: int = 0) -> tuple[Budget, list[str]]:
-    """A page that reads from its server and holds so many bytes; its list hears when it gives way."""
+    """A page that reads from its server and holds so many bytes; its list hears when it gives
+    way."""
     budget, left = Budget(memory=memory), []
     budget.times, budget.leave = times, lambda: left.append("left")
     budget.hold(count)
@@ -374,7 +388,8 @@ def holding(memory: Memory, count: int, times: int = 0) -> tuple[Budget, list[st
 
 
 def test_the_page_that_has_not_grown_for_longest_gives_way() -> None:
-    """Not the first ones, which share half of the memory, and none that has just grown; what it held is free."""
+    """Not the first ones, which share half of the memory, and none that has just grown; what it
+    held is free."""
     clock = Clock(0.0)
     memory = Memory(clock=clock)
     first, second, third, fourth = [holding(memory, MAX_IN_FLIGHT // 4) for _ in range(4)]
@@ -409,9 +424,12 @@ def test_pages_that_gave_way_before_are_the_last_to_do_so_again() -> None:
 
 
 def test_a_small_page_does_not_give_way_to_large_ones() -> None:
-    """Above all limits the largest goes, unless it is the first; pages that hold hardly anything stay."""
+    """Above all limits the largest goes, unless it is the first; pages that hold hardly anything
+    stay."""
     memory = Memory()
-    first, large, small = [holding(memory, count) for count in (memory.limit, memory.most - memory.limit, 0)]
+    first, large, small = [
+        holding(memory, count) for count in (memory.limit, memory.most - memory.limit, 0)
+    ]
 
     small[0].hold(20_000)
     assert [len(left) for _, left in (first, large, small)] == [0, 1, 0]

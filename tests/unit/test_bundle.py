@@ -85,7 +85,9 @@ def signed(records: Sequence[dict[str, Any]], raw: bytes, **fields: Any) -> list
     lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
     members = [(b"records/000001.jsonl", lines), (b"raw/000001.warc.gz", raw)]
     listed = [
-        {"name": name.decode(), "size": len(data), "sha256": sha256(data).hexdigest()} for name, data in members if data
+        {"name": name.decode(), "size": len(data), "sha256": sha256(data).hexdigest()}
+        for name, data in members
+        if data
     ]
     manifest = {
         "format": "crawler bundle", "version": 1, "crawler": "1", "ledger": "x", "created_at": "x", "job": None,
@@ -113,13 +115,20 @@ def parts(entries: Sequence[Entry]) -> tuple[list[dict[str, Any]], bytes]:
 
 
 def test_a_bundle_comes_back_as_it_was(lpm: LocalPersistenceManager, tmp_path: Path) -> None:
-    """Packed again from its parts, a bundle is taken in: the same results and pages, held, in a job that is done."""
+    """Packed again from its parts, a bundle is taken in: the same results and pages, held, in a job
+    that is done."""
     written = bundle.bundle(lpm, tmp_path / "b", job=None, since=None, raw=True)
     entries = unpack(tmp_path / "b")
     there = LocalPersistenceManager(tmp_path / "there")
     stored = unbundle(there, pack(tmp_path / "again", entries), MAX_BODY)
 
-    assert (stored.results, stored.new, stored.known, stored.pages, stored.job) == (3, 3, 0, 3, "again")
+    assert (stored.results, stored.new, stored.known, stored.pages, stored.job) == (
+        3,
+        3,
+        0,
+        3,
+        "again",
+    )
     assert stored.checksum == written.checksum == sha256(entries[-1][1]).hexdigest()
     here = [result | {"raw": None, "job": "again"} for result in lpm.results()]
     assert [result | {"raw": None} for result in there.results()] == here
@@ -132,8 +141,11 @@ def test_a_bundle_comes_back_as_it_was(lpm: LocalPersistenceManager, tmp_path: P
     there.close()
 
 
-def test_pages_that_are_lacking_come_with_a_later_bundle(lpm: LocalPersistenceManager, tmp_path: Path) -> None:
-    """After a bundle without pages, the full one brings them; a third time there is nothing to bring."""
+def test_pages_that_are_lacking_come_with_a_later_bundle(
+    lpm: LocalPersistenceManager, tmp_path: Path
+) -> None:
+    """After a bundle without pages, the full one brings them; a third time there is nothing to
+    bring."""
     bundle.bundle(lpm, tmp_path / "bare", job=None, since=None, raw=False)
     bundle.bundle(lpm, tmp_path / "full", job=None, since=None, raw=True)
     there = LocalPersistenceManager(tmp_path / "there")
@@ -152,11 +164,17 @@ def test_pages_that_are_lacking_come_with_a_later_bundle(lpm: LocalPersistenceMa
     assert wrong(look(tmp_path / "there")) == []
 
 
-def test_a_page_with_another_digest_is_not_taken_in(lpm: LocalPersistenceManager, tmp_path: Path) -> None:
+def test_a_page_with_another_digest_is_not_taken_in(
+    lpm: LocalPersistenceManager, tmp_path: Path
+) -> None:
     """The page of a known result is only that whose digest the ledger has."""
     bundle.bundle(lpm, tmp_path / "full", job=None, since=None, raw=True)
-    lpm.durable.db.execute("UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL")
-    lpm.durable.db.execute("UPDATE results SET body_sha256 = ? WHERE task = 2", (sha256(b"other").hexdigest(),))
+    lpm.durable.db.execute(
+        "UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL"
+    )
+    lpm.durable.db.execute(
+        "UPDATE results SET body_sha256 = ? WHERE task = 2", (sha256(b"other").hexdigest(),)
+    )
 
     done = unbundle(lpm, tmp_path / "full", MAX_BODY)
 
@@ -167,7 +185,10 @@ def test_a_page_with_another_digest_is_not_taken_in(lpm: LocalPersistenceManager
 
 def test_a_gateways_id_travels(tmp_path: Path) -> None:
     """A Gateway's own id comes along, so that another machine can deliver the result."""
-    here, there = LocalPersistenceManager(tmp_path / "here"), LocalPersistenceManager(tmp_path / "there")
+    here, there = (
+        LocalPersistenceManager(tmp_path / "here"),
+        LocalPersistenceManager(tmp_path / "there"),
+    )
     here.persist_tasks([new("http://a.example/1", external_id="t-1")], source="gateway")
     here.save_result(done(here.get_next_pending("owner")[0]))
     bundle.bundle(here, tmp_path / "b", job=None, since=None, raw=False)
@@ -178,7 +199,9 @@ def test_a_gateways_id_travels(tmp_path: Path) -> None:
     there.close()
 
 
-def test_a_damaged_page_does_not_hold_up_its_record(lpm: LocalPersistenceManager, tmp_path: Path) -> None:
+def test_a_damaged_page_does_not_hold_up_its_record(
+    lpm: LocalPersistenceManager, tmp_path: Path
+) -> None:
     """A page that cannot be read is left out of the bundle and counted; the bundle is good."""
     [path] = lpm.raw.iterdir()
     place = place_of(lpm, 2)
@@ -202,8 +225,11 @@ def place_of(lpm: LocalPersistenceManager, task: int) -> Raw:
     return place
 
 
-def test_a_task_that_is_open_here_is_left_as_it_is(lpm: LocalPersistenceManager, tmp_path: Path) -> None:
-    """Where a ledger has the task but not the result, as after a restored backup, that is said, and no more."""
+def test_a_task_that_is_open_here_is_left_as_it_is(
+    lpm: LocalPersistenceManager, tmp_path: Path
+) -> None:
+    """Where a ledger has the task but not the result, as after a restored backup, that is said, and
+    no more."""
     bundle.bundle(lpm, tmp_path / "b", job=None, since=None, raw=True)
     there = LocalPersistenceManager(tmp_path / "there")
     there.persist_tasks([new("http://first.example/0", parcel_id="0")])
@@ -272,7 +298,8 @@ HOSTILE: dict[str, tuple[Callable[[list[Entry]], list[Entry]], str]] = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_tar(entries: list[Entry], tmp_path: Path, kind: str) -> None:
-    """Members that a bundle does not have, or not there, are refused by name, and no file appears anywhere."""
+    """Members that a bundle does not have, or not there, are refused by name, and no file appears
+    anywhere."""
     change, reason = HOSTILE[kind]
     refused(pack(tmp_path / "b", change(entries)), reason)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b"]
@@ -281,7 +308,9 @@ def test_a_hostile_tar(entries: list[Entry], tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("end", "reason"), [(b"", "cut off"), (bytes(512), "cut off"), (bytes(9999), "behind its end")]
 )
-def test_what_is_behind_the_end(entries: list[Entry], tmp_path: Path, end: bytes, reason: str) -> None:
+def test_what_is_behind_the_end(
+    entries: list[Entry], tmp_path: Path, end: bytes, reason: str
+) -> None:
     """A tar ends with two empty blocks, and then there is nothing."""
     refused(pack(tmp_path / "b", entries, end), reason)
 
@@ -312,8 +341,14 @@ def test_bombs(entries: list[Entry], tmp_path: Path) -> None:
     records, _ = parts(entries)
     fields = b"WARC/1.1\r\nWARC-Type: response\r\n"
     packer = zlib.compressobj(wbits=31)
-    bomb = packer.compress(fields) + b"".join(packer.compress(bytes(1 << 20)) for _ in range(64)) + packer.flush()
-    record = records[0] | {"raw": {"segment": "raw/000001.warc.gz", "offset": 0, "length": len(bomb)}}
+    bomb = (
+        packer.compress(fields)
+        + b"".join(packer.compress(bytes(1 << 20)) for _ in range(64))
+        + packer.flush()
+    )
+    record = records[0] | {
+        "raw": {"segment": "raw/000001.warc.gz", "offset": 0, "length": len(bomb)}
+    }
     refused(pack(path, signed([record], bomb)), "cannot be used: more than")
 
 
@@ -329,8 +364,11 @@ BAD_FIELDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", BAD_FIELDS, ids=str)
-def test_records_that_cannot_be(entries: list[Entry], tmp_path: Path, fields: dict[str, Any]) -> None:
-    """A manifest that fits does not make a record good: each field is checked, and no secret is repeated."""
+def test_records_that_cannot_be(
+    entries: list[Entry], tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    """A manifest that fits does not make a record good: each field is checked, and no secret is
+    repeated."""
     records, raw = parts(entries)
     path = pack(tmp_path / "b", signed([records[0] | fields, *records[1:]], raw))
     refused(path, r"records/000001.jsonl, line 1")
@@ -340,7 +378,8 @@ def test_records_that_cannot_be(entries: list[Entry], tmp_path: Path, fields: di
 
 
 def test_secrets_in_a_bundle_cost_no_row(entries: list[Entry], tmp_path: Path) -> None:
-    """A bundle of an older store, with passwords in URLs of any column, comes in whole and without them."""
+    """A bundle of an older store, with passwords in URLs of any column, comes in whole and without
+    them."""
     records, raw = parts(entries)
     secret = "http://ada:geheim@a.example/1"
     held: dict[str, Any] = {"url": secret, "final_url": secret, "parcel_id": secret}
@@ -355,10 +394,16 @@ def test_secrets_in_a_bundle_cost_no_row(entries: list[Entry], tmp_path: Path) -
     assert (url, parcel) == ("http://a.example/1",) * 2
     assert json.loads(given) == {"source": f"see {url}", "more": [{"of": url}]}
     other.close()
-    assert not [path for path in (tmp_path / "other").rglob("*") if path.is_file() and b"geheim" in path.read_bytes()]
+    assert not [
+        path
+        for path in (tmp_path / "other").rglob("*")
+        if path.is_file() and b"geheim" in path.read_bytes()
+    ]
 
 
-@pytest.mark.parametrize("line", [b"[]", b"{", b"\xff", b'{"data":' + b"[" * 5000 + b"]" * 5000 + b"}", b""])
+@pytest.mark.parametrize(
+    "line", [b"[]", b"{", b"\xff", b'{"data":' + b"[" * 5000 + b"]" * 5000 + b"}", b""]
+)
 def test_lines_that_are_no_records(entries: list[Entry], tmp_path: Path, line: bytes) -> None:
     """No traceback, whatever stands there."""
     bad = entry("records/000001.jsonl", line + b"\n" + entries[0][1])
@@ -369,13 +414,18 @@ def test_manifests_that_lie(entries: list[Entry], tmp_path: Path) -> None:
     """Counts, members, format and version must be right, and a newer version is said to be one."""
     records, raw = parts(entries)
     path = tmp_path / "b"
-    refused(pack(path, signed(records, raw, results=4)), "3 results and 3 pages, but its manifest says 4")
+    refused(
+        pack(path, signed(records, raw, results=4)),
+        "3 results and 3 pages, but its manifest says 4",
+    )
     refused(pack(path, signed(records, raw, pages=2)), "but its manifest says 3 and 2")
     refused(pack(path, signed(records, raw, members=[])), "has 2 members")
     refused(pack(path, signed(records, raw, format="other")), "manifest cannot be read")
     refused(pack(path, signed(records, raw, version=2)), "newer version")
     refused(pack(path, signed(records, raw, version="x")), "manifest cannot be read")
-    refused(pack(path, [*entries[:2], entry("manifest.json", b"[" * 9999)]), "manifest cannot be read")
+    refused(
+        pack(path, [*entries[:2], entry("manifest.json", b"[" * 9999)]), "manifest cannot be read"
+    )
     refused(pack(path, signed(records, raw + entries[1][1])), "holds more than the pages")
 
 

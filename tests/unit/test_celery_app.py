@@ -1,4 +1,5 @@
-"""The Celery application: settings without which messages were lost or stalled, and what travels through it."""
+"""The Celery application: settings without which messages were lost or stalled, and what travels
+through it."""
 
 import json
 import pickle
@@ -25,15 +26,24 @@ from tests.support.tasks import done, new, open_job
 
 
 def test_settings_that_prevent_losses() -> None:
-    """Late acknowledgement, one message at a time, JSON only, urgent first, limits below the visibility timeout."""
+    """Late acknowledgement, one message at a time, JSON only, urgent first, limits below the
+    visibility timeout."""
     conf = app.conf
     assert conf.task_acks_late
     assert conf.task_reject_on_worker_lost
     assert conf.worker_prefetch_multiplier == 1
     assert not conf.worker_cancel_long_running_tasks_on_connection_loss
-    assert (conf.task_serializer, conf.result_serializer, conf.accept_content) == ("json", "json", ["json"])
+    assert (conf.task_serializer, conf.result_serializer, conf.accept_content) == (
+        "json",
+        "json",
+        ["json"],
+    )
     assert conf.broker_transport_options["queue_order_strategy"] == "priority"
-    assert conf.task_soft_time_limit < conf.task_time_limit < conf.broker_transport_options["visibility_timeout"]
+    assert (
+        conf.task_soft_time_limit
+        < conf.task_time_limit
+        < conf.broker_transport_options["visibility_timeout"]
+    )
     assert conf.result_expires == 3600
     assert conf.worker_send_task_events
     assert conf.enable_utc
@@ -63,23 +73,31 @@ def test_tasks_have_explicit_names() -> None:
 
 
 def test_chunks_travel_as_json(redis_url: str) -> None:
-    """A published chunk is plain JSON in the list of its queue, under the id that the ledger noted."""
+    """A published chunk is plain JSON in the list of its queue, under the id that the ledger
+    noted."""
     client = connect(redis_url)
     client.flushall()
     app.conf.update(broker_url=redis_url)
     broker = RedisBroker(redis_url)
-    broker.publish("ledger", [Chunk("id-1", "urgent", ("a", "b")), Chunk("id-2", "default", ("ü",))])
+    broker.publish(
+        "ledger", [Chunk("id-1", "urgent", ("a", "b")), Chunk("id-2", "default", ("ü",))]
+    )
 
     [urgent] = client.lrange("urgent", 0, -1)
     message = json.loads(urgent)
     assert message["content-type"] == "application/json"
     assert message["headers"]["id"] == "id-1"
-    assert [each[:3] for each in broker.queued()] == [("id-1", "ledger", "urgent"), ("id-2", "ledger", "default")]
+    assert [each[:3] for each in broker.queued()] == [
+        ("id-1", "ledger", "urgent"),
+        ("id-2", "ledger", "default"),
+    ]
     broker.close()
     client.close()
 
 
-def test_messages_leave_their_queue_when_their_tasks_are_done(redis_url: str, tmp_path: Path) -> None:
+def test_messages_leave_their_queue_when_their_tasks_are_done(
+    redis_url: str, tmp_path: Path
+) -> None:
     """Whoever did them; what is of another ledger, or no chunk, stays where it is."""
     # Given 60 tasks in messages, beside those of others
     client = connect(redis_url)
@@ -88,7 +106,11 @@ def test_messages_leave_their_queue_when_their_tasks_are_done(redis_url: str, tm
     broker = RedisBroker(redis_url)
     broker.publish("another", [Chunk("foreign", "default", ("a",))])
     with app.connection_for_write() as connection:
-        about: dict[str, Any] = {"task_id": "single", "queue": "default", "producer": app.amqp.Producer(connection)}
+        about: dict[str, Any] = {
+            "task_id": "single",
+            "queue": "default",
+            "producer": app.amqp.Producer(connection),
+        }
         scrape_task.apply_async(("http://a.example/",), ignore_result=True, **about)
     client.rpush("default", "no message at all")
     lpm = LocalPersistenceManager(tmp_path)
@@ -132,8 +154,11 @@ os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_a_second_stop_is_heard_whatever_the_first_one_is_doing() -> None:
-    """A SIGTERM that comes while Celery's handler of another one holds its lock does not hang the worker."""
-    done = subprocess.run([sys.executable, "-c", TOLD_TWICE], capture_output=True, timeout=120, check=False)
+    """A SIGTERM that comes while Celery's handler of another one holds its lock does not hang the
+    worker."""
+    done = subprocess.run(
+        [sys.executable, "-c", TOLD_TWICE], capture_output=True, timeout=120, check=False
+    )
 
     assert done.returncode == 143, done.stderr
 
@@ -151,7 +176,11 @@ def test_other_content_than_json_is_refused(redis_url: str) -> None:
         queue.close()
 
 
-ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.CrawlerError)]
+ERRORS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.CrawlerError)
+]
 
 
 @pytest.mark.parametrize("kind", ERRORS)

@@ -75,21 +75,27 @@ def test_labels_mean_what_they_mean_to_browsers(label: str, name: str) -> None:
 
 
 def test_the_larger_charset_is_used() -> None:
-    """A page that says Latin-1 has typographic quotes, one that says GB2312 has rarer characters."""
+    """A page that says Latin-1 has typographic quotes, one that says GB2312 has rarer
+    characters."""
     assert decode(b"\x93quoted\x94 \x80 5", "text/html; charset=iso-8859-1")[0] == "“quoted” € 5"
     assert decode("㐀镕".encode("gb18030"), "text/html; charset=gb2312")[0] == "㐀镕"
 
 
 @pytest.mark.parametrize(
-    "label", ["klingon", "utf-7", "base64", "rot13", "unicode_escape", "punycode", "idna", "undefined"]
+    "label",
+    ["klingon", "utf-7", "base64", "rot13", "unicode_escape", "punycode", "idna", "undefined"],
 )
 def test_an_unknown_charset_falls_through(label: str) -> None:
-    """A charset that is unknown, or a mere codec of Python's, leaves the decision to the next rule."""
+    """A charset that is unknown, or a mere codec of Python's, leaves the decision to the next
+    rule."""
     assert decode('<meta charset="utf-8">é'.encode(), f"text/html; charset={label}") == (
         '<meta charset="utf-8">é',
         "utf-8",
     )
-    assert decode(f'<meta charset="{label}">é'.encode(), HTML) == (f'<meta charset="{label}">é', "utf-8")
+    assert decode(f'<meta charset="{label}">é'.encode(), HTML) == (
+        f'<meta charset="{label}">é',
+        "utf-8",
+    )
 
 
 def test_meta_cannot_mean_utf_16() -> None:
@@ -133,12 +139,25 @@ def test_bytes_that_do_not_fit_are_replaced() -> None:
 
 # Declarations that the bytes refute.
 
-PAGE = "<html><head><meta charset={}><title>Имоти</title></head><body>" + "<p>Цена: 85 000 лв., площ 120 м²</p>" * 50
+PAGE = (
+    "<html><head><meta charset={}><title>Имоти</title></head><body>"
+    + "<p>Цена: 85 000 лв., площ 120 м²</p>" * 50
+)
 WESTERN = "<meta charset={}><p>Größe, coût, señal: 1 234 €</p>"
 
 
 @pytest.mark.parametrize(
-    "declared", ["windows-1251", "iso-8859-5", "koi8-r", "windows-1252", "iso-8859-1", "macintosh", "shift_jis", "gbk"]
+    "declared",
+    [
+        "windows-1251",
+        "iso-8859-5",
+        "koi8-r",
+        "windows-1252",
+        "iso-8859-1",
+        "macintosh",
+        "shift_jis",
+        "gbk",
+    ],
 )
 @pytest.mark.parametrize("begins", ["", '<?xml version="1.0" encoding="windows-1251"?>'])
 def test_utf8_wins_over_what_a_page_declares(declared: str, begins: str) -> None:
@@ -156,7 +175,8 @@ def test_one_character_is_enough_for_a_charset_of_one_byte() -> None:
 
 @pytest.mark.parametrize("declared", ["windows-1251", "utf-8", ""])
 def test_a_page_that_is_not_utf8_is_read_in_its_charset(declared: str) -> None:
-    """Windows-1251 is read as that, whether the page says so, claims to be UTF-8 or says nothing."""
+    """Windows-1251 is read as that, whether the page says so, claims to be UTF-8 or says
+    nothing."""
     text = PAGE.format(declared).replace("²", "")
 
     assert decode(text.encode("cp1251"), HTML) == (text, "windows-1251")
@@ -182,8 +202,12 @@ def test_a_page_may_end_within_a_character(declared: str, missing: int) -> None:
 
 
 def test_an_incomplete_character_alone_is_no_utf8() -> None:
-    """A page of the West may end in é; without another character beyond ASCII that says nothing about UTF-8."""
-    assert decode(b"<meta charset=iso-8859-1>caf\xe9", HTML) == ("<meta charset=iso-8859-1>café", "windows-1252")
+    """A page of the West may end in é; without another character beyond ASCII that says nothing
+    about UTF-8."""
+    assert decode(b"<meta charset=iso-8859-1>caf\xe9", HTML) == (
+        "<meta charset=iso-8859-1>café",
+        "windows-1252",
+    )
 
 
 @pytest.mark.parametrize("declared", ["windows-1251", "utf-8", "shift_jis"])
@@ -208,7 +232,8 @@ def test_all_of_a_page_must_be_utf8(size: int) -> None:
 
 @pytest.mark.parametrize("broken", [b"\xff", b"\xd0", "é".encode("cp1252") * 3])
 def test_some_broken_characters_leave_a_page_utf8(broken: bytes) -> None:
-    """A page that declares UTF-8 and mostly is, or has too few bytes beyond ASCII to tell, is not guessed at."""
+    """A page that declares UTF-8 and mostly is, or has too few bytes beyond ASCII to tell, is not
+    guessed at."""
     for text in (PAGE.format("utf-8"), "<meta charset=utf-8>few"):
         found, name = decode(text.encode() + broken + b" end", HTML)
 
@@ -241,7 +266,11 @@ def test_the_header_is_believed_against_the_bytes() -> None:
 
     assert decode(body, "text/html; charset=windows-1251")[1] == "windows-1251"
     assert (
-        decode(PAGE.format("windows-1251").replace("²", "").encode("cp1251"), "text/html; charset=utf-8")[1] == "utf-8"
+        decode(
+            PAGE.format("windows-1251").replace("²", "").encode("cp1251"),
+            "text/html; charset=utf-8",
+        )[1]
+        == "utf-8"
     )
 
 
@@ -272,7 +301,10 @@ def test_both_ways_to_decode_agree(text: str, declared: str, cut: int) -> None:
 
 @given(
     st.binary(),
-    st.text() | st.sampled_from(["big5", "iso-2022-jp", "euc-kr", "gb18030", "utf-16"]).map("charset={}".format),
+    st.text()
+    | st.sampled_from(["big5", "iso-2022-jp", "euc-kr", "gb18030", "utf-16"]).map(
+        "charset={}".format
+    ),
 )
 def test_no_bytes_raise(body: bytes, content_type: str) -> None:
     """Any bytes under any header give text that can be stored as UTF-8."""
@@ -287,4 +319,6 @@ def test_text_comes_back(text: str, name: str) -> None:
     """What was written in a charset that holds every character is read back unchanged."""
     body = text.encode(name)
 
-    assert decode(body, f"text/html; charset={name}")[0].removeprefix("\ufeff") == text.removeprefix("\ufeff")
+    assert decode(body, f"text/html; charset={name}")[0].removeprefix(
+        "\ufeff"
+    ) == text.removeprefix("\ufeff")

@@ -19,7 +19,12 @@ TASK: dict[str, Any] = {
     "task_id": "t-1",
     "type": "parcel",
     "platform": "beacon",
-    "target": {"parcel_id": "123", "state": "FL", "county": "Bay", "url": "https://beacon.example/p/123"},
+    "target": {
+        "parcel_id": "123",
+        "state": "FL",
+        "county": "Bay",
+        "url": "https://beacon.example/p/123",
+    },
     "priority": 1,
     "created_at": "2026-01-30T12:00:00Z",
     "hint": {"unknown": [1, 2]},
@@ -52,16 +57,23 @@ def good(item: Any, described: Sites, secrets: Secrets) -> Assignment:
 
 
 def test_a_task_is_kept_as_it_came(described: Sites, secrets: Secrets) -> None:
-    """With the fields of the contract where results have them, and with fields that nobody knows."""
+    """With the fields of the contract where results have them, and with fields that nobody
+    knows."""
     found = good(TASK, described, secrets)
 
-    assert (found.external_id, found.address.url, found.priority) == ("t-1", "https://beacon.example/p/123", 1)
+    assert (found.external_id, found.address.url, found.priority) == (
+        "t-1",
+        "https://beacon.example/p/123",
+        1,
+    )
     assert (found.parcel_id, found.platform, found.deadline) == ("123", "beacon", NO_DEADLINE)
     assert found.input == {"platform": "beacon", "state": "FL", "county": "Bay", "task": TASK}
 
 
 @pytest.mark.parametrize("url", [None, "", "  "])
-def test_a_target_without_a_url_gets_it_from_its_platform(url: str | None, described: Sites, secrets: Secrets) -> None:
+def test_a_target_without_a_url_gets_it_from_its_platform(
+    url: str | None, described: Sites, secrets: Secrets
+) -> None:
     """By the url_template of the site of that name, each value in its place."""
     target = {"parcel_id": 12, "county": "St. John's/North", "url": url}
 
@@ -79,7 +91,10 @@ def test_a_target_without_a_url_gets_it_from_its_platform(url: str | None, descr
         ({"target": {"url": 5}}, "the url is not text"),
         ({"target": {"url": "ftp://a.example/"}}, "only http and https are fetched, not ftp:"),
         ({"target": {"url": "nonsense"}}, "not a URL: 'nonsense'"),
-        ({"target": {"parcel_id": "1"}, "platform": "other"}, "the platform 'other' has no url_template here"),
+        (
+            {"target": {"parcel_id": "1"}, "platform": "other"},
+            "the platform 'other' has no url_template here",
+        ),
         ({"target": {}, "platform": None}, "the target has no url, and no platform is named"),
         ({"target": {"parcel_id": "1"}}, "the column 'county' is missing"),
         ({"target": {"parcel_id": "..", "county": "x"}}, "is a place and no value"),
@@ -116,7 +131,10 @@ def test_what_has_no_usable_id_is_kept_apart(item: Any, described: Sites, secret
 def test_no_password_of_a_task_is_kept(described: Sites, secrets: Secrets) -> None:
     """In whatever field a URL has one, and also where the task is refused or has no id."""
     hidden = "https://ada:geheim@files.example/1"
-    held = TASK | {"hint": [{"at": hidden}], "target": TASK["target"] | {"parcel_id": hidden, "county": hidden}}
+    held = TASK | {
+        "hint": [{"at": hidden}],
+        "target": TASK["target"] | {"parcel_id": hidden, "county": hidden},
+    }
     held |= {"platform": hidden}
 
     found = good(held, described, secrets)
@@ -167,8 +185,11 @@ def test_the_first_of_deadline_and_lease_counts(
     assert good(TASK | fields, described, secrets).deadline == deadline
 
 
-def test_a_password_in_a_url_is_kept_apart(tmp_path: Path, described: Sites, secrets: Secrets) -> None:
-    """It goes into the job's session, and neither into the task nor into what is kept of it; one for each server."""
+def test_a_password_in_a_url_is_kept_apart(
+    tmp_path: Path, described: Sites, secrets: Secrets
+) -> None:
+    """It goes into the job's session, and neither into the task nor into what is kept of it; one
+    for each server."""
     item = TASK | {"target": TASK["target"] | {"url": "https://me:pass@beacon.example/p"}}
 
     found = good(item, described, secrets)
@@ -179,7 +200,12 @@ def test_a_password_in_a_url_is_kept_apart(tmp_path: Path, described: Sites, sec
     kept = session.load(tmp_path / "sessions", "gateway")
     assert kept is not None
     assert kept.credentials == {"https://beacon.example": "me:pass"}
-    other = read(TASK | {"target": {"url": "https://you:word@beacon.example/q"}}, described, secrets, time.time())
+    other = read(
+        TASK | {"target": {"url": "https://you:word@beacon.example/q"}},
+        described,
+        secrets,
+        time.time(),
+    )
     assert isinstance(other, Assignment)
     assert other.refusal == "another task names another user or password for the same server"
     assert "word" not in repr(other.input)
@@ -202,8 +228,11 @@ def test_a_platform_gives_its_site_to_other_hosts_without_its_headers(described:
         (["a", "b", "c"], 1, ["a", "b", "c"]),
     ],
 )
-def test_platforms_are_named_until_there_is_no_room(platforms: list[str], count: int, expected: list[str]) -> None:
-    """Each as often as the others, and none left out: a Gateway may hand out one task for each name."""
+def test_platforms_are_named_until_there_is_no_room(
+    platforms: list[str], count: int, expected: list[str]
+) -> None:
+    """Each as often as the others, and none left out: a Gateway may hand out one task for each
+    name."""
     assert named(platforms, count) == expected
 
 

@@ -9,7 +9,17 @@ from crawler.bulk import import_file
 from crawler.config import Settings
 from crawler.doctor import exit_code
 from crawler.lpm import LocalPersistenceManager
-from tests.support.patient import change, crawl, empty_index, ledger, look, of, spoil, swap_index, wrong
+from tests.support.patient import (
+    change,
+    crawl,
+    empty_index,
+    ledger,
+    look,
+    of,
+    spoil,
+    swap_index,
+    wrong,
+)
 from tests.support.tasks import done, new, open_job, page
 
 TASKS = "SELECT id, url, url_key, domain, status, queue, priority, deadline, not_before, job_id FROM tasks ORDER BY id"
@@ -34,7 +44,10 @@ def verify(data: Path) -> list[str]:
         ("url = 'hxtp://a.example/5' WHERE id = 5", "url is 'hxtp://a.example/5', which is no URL"),
         ("url_key = randomblob(16) WHERE id = 5", "but url_key is that of another page"),
         ("url_key = randomblob(16) WHERE id = 15", "but url_key is that of another page"),
-        ("domain = 'a.exbmple' WHERE id = 15", "domain is 'a.exbmple', but url is 'http://a.example/14'"),
+        (
+            "domain = 'a.exbmple' WHERE id = 15",
+            "domain is 'a.exbmple', but url is 'http://a.example/14'",
+        ),
         ("queue = 'defbult' WHERE id = 15", "queue is 'defbult'"),
         ("priority = 0 WHERE id = 15", "priority is '0'"),
         ("priority = 'x' WHERE id = 15", "priority is 'x'"),
@@ -44,8 +57,11 @@ def verify(data: Path) -> list[str]:
         ("attempts = -7 WHERE id = 15", "attempts is '-7'"),
     ],
 )
-def test_a_column_that_contradicts_another_is_named_and_put_right(tmp_path: Path, sql: str, said: str) -> None:
-    """Task, column and contradiction are told; a repair finds what was there, and the job is accounted for."""
+def test_a_column_that_contradicts_another_is_named_and_put_right(
+    tmp_path: Path, sql: str, said: str
+) -> None:
+    """Task, column and contradiction are told; a repair finds what was there, and the job is
+    accounted for."""
     crawl(tmp_path, 20, 10)
     before = ledger(tmp_path, TASKS)
     [(task_id,)] = ledger(tmp_path, f"SELECT task_id FROM tasks WHERE {sql.partition('WHERE ')[2]}")
@@ -64,7 +80,8 @@ def test_a_column_that_contradicts_another_is_named_and_put_right(tmp_path: Path
 
 
 def test_a_url_that_nothing_tells_any_more_is_a_loss(tmp_path: Path) -> None:
-    """No task is fetched under a wrong URL: it is removed, and its job is unaccounted for until somebody says so."""
+    """No task is fetched under a wrong URL: it is removed, and its job is unaccounted for until
+    somebody says so."""
     lpm = LocalPersistenceManager(tmp_path)
     job = open_job(lpm)
     lpm.persist_tasks([new(f"http://a.example/{n}", line=n) for n in range(2, 12)], job=job)
@@ -76,13 +93,17 @@ def test_a_url_that_nothing_tells_any_more_is_a_loss(tmp_path: Path) -> None:
 
     assert "1 tasks removed, their URLs being lost" in of(repaired, "ledger", "mended")[0]
     assert exit_code(repaired) == 1
-    assert "job job: 1 of its 10 tasks were lost; no row is left of the lines 6" in of(repaired, "jobs", "wrong")[0]
+    assert (
+        "job job: 1 of its 10 tasks were lost; no row is left of the lines 6"
+        in of(repaired, "jobs", "wrong")[0]
+    )
     assert ledger(tmp_path, "SELECT count(*) FROM tasks WHERE url LIKE '%x'") == [(0,)]
     assert "1 of its 10 tasks were lost" in verify(tmp_path)[0]
 
 
 def test_a_lost_url_of_a_page_that_was_found_elsewhere(tmp_path: Path) -> None:
-    """A result is kept under the URL where it was found, and its job says that something of its input is lost."""
+    """A result is kept under the URL where it was found, and its job says that something of its
+    input is lost."""
     lpm = LocalPersistenceManager(tmp_path)
     job = open_job(lpm)
     lpm.persist_tasks([new("http://a.example/1", line=2)], job=job)
@@ -111,7 +132,8 @@ def test_a_lost_url_of_a_page_that_was_found_elsewhere(tmp_path: Path) -> None:
     ],
 )
 def test_bytes_that_no_index_knows(tmp_path: Path, before: bytes, after: bytes) -> None:
-    """A row that its indexes contradict is found without --repair, too; no task ends that nobody has fetched."""
+    """A row that its indexes contradict is found without --repair, too; no task ends that nobody
+    has fetched."""
     crawl(tmp_path, 20, 10)
     rows = ledger(tmp_path, TASKS)
     spoil(tmp_path, "tasks", before, after)
@@ -124,12 +146,16 @@ def test_bytes_that_no_index_knows(tmp_path: Path, before: bytes, after: bytes) 
 
 @pytest.mark.parametrize("ended", ["completed", "failed", "expired"])
 def test_a_state_that_the_timeline_contradicts(tmp_path: Path, ended: str) -> None:
-    """A task that has ended otherwise than its timeline says is found; without a result it is collected again."""
+    """A task that has ended otherwise than its timeline says is found; without a result it is
+    collected again."""
     crawl(tmp_path, 20, 10)
     change(tmp_path, f"UPDATE tasks SET status = 'skipped', completed_at = 1 WHERE id = 15; "
                      f"INSERT INTO events (task, at, kind, detail) VALUES (15, 1, '{ended}', '{{}}')")  # fmt: skip
 
-    assert "1 tasks that ended otherwise than their timelines say" in of(look(tmp_path), "books", "wrong")[0]
+    assert (
+        "1 tasks that ended otherwise than their timelines say"
+        in of(look(tmp_path), "books", "wrong")[0]
+    )
 
     look(tmp_path, repair=True)
     assert wrong(look(tmp_path)) == []
@@ -183,8 +209,13 @@ def test_a_page_of_two_results_is_lost_to_both(tmp_path: Path) -> None:
     """What lies where an unchanged page was found before is named by each of its results."""
     crawl(tmp_path, 20, 10)
     columns = "raw_segment, raw_offset, raw_length, body_sha256"
-    change(tmp_path, f"UPDATE results SET ({columns}) = (SELECT {columns} FROM results WHERE task = 4) WHERE task = 5")
-    [(name, offset)] = ledger(tmp_path, "SELECT raw_segment, raw_offset FROM results WHERE task = 4")
+    change(
+        tmp_path,
+        f"UPDATE results SET ({columns}) = (SELECT {columns} FROM results WHERE task = 4) WHERE task = 5",
+    )
+    [(name, offset)] = ledger(
+        tmp_path, "SELECT raw_segment, raw_offset FROM results WHERE task = 4"
+    )
     path = tmp_path / "raw" / str(name)
     content = bytearray(path.read_bytes())
     content[int(str(offset)) + 60] ^= 1
@@ -197,11 +228,17 @@ def test_a_page_of_two_results_is_lost_to_both(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", ["file", "nothing", "checksum"])
 def test_a_record_with_a_wrong_byte(tmp_path: Path, left: str) -> None:
-    """The checksum in the timeline tells: the record comes back from its file, or its page is collected again."""
+    """The checksum in the timeline tells: the record comes back from its file, or its page is
+    collected again."""
     crawl(tmp_path, 20, 10)
-    [(task_id, record)] = ledger(tmp_path, "SELECT task_id, record FROM results JOIN tasks ON id = task WHERE task = 4")
+    [(task_id, record)] = ledger(
+        tmp_path, "SELECT task_id, record FROM results JOIN tasks ON id = task WHERE task = 4"
+    )
     if left == "checksum":
-        change(tmp_path, "UPDATE events SET detail = json_set(detail, '$.record_crc32', 5) WHERE task = 4")
+        change(
+            tmp_path,
+            "UPDATE events SET detail = json_set(detail, '$.record_crc32', 5) WHERE task = 4",
+        )
     else:
         change(tmp_path, 'UPDATE results SET record = \'{"title":"y"}\' WHERE task = 4')
     if left == "nothing":
@@ -220,7 +257,8 @@ def test_a_record_with_a_wrong_byte(tmp_path: Path, left: str) -> None:
 
 
 def test_a_file_that_says_something_else(tmp_path: Path) -> None:
-    """A file in pending/ that says something else than the ledger is named, kept aside and made again."""
+    """A file in pending/ that says something else than the ledger is named, kept aside and made
+    again."""
     crawl(tmp_path, 20, 10)
     [(task_id,)] = ledger(tmp_path, "SELECT task_id FROM tasks WHERE id = 4")
     path = tmp_path / "pending" / f"{task_id}.json"
@@ -242,7 +280,8 @@ def test_a_file_that_says_something_else(tmp_path: Path) -> None:
      "events_by_task"],
 )  # fmt: skip
 def test_an_index_that_lacks_its_entries(tmp_path: Path, index: str) -> None:
-    """Pages that are sound, but do not hold what the table does, are damage; a repair makes the index again."""
+    """Pages that are sound, but do not hold what the table does, are damage; a repair makes the
+    index again."""
     crawl(tmp_path, 20, 10)
     rows = ledger(tmp_path, TASKS)
     change(tmp_path, "UPDATE tasks SET not_before = 2e9 WHERE id = 15")
@@ -252,7 +291,9 @@ def test_an_index_that_lacks_its_entries(tmp_path: Path, index: str) -> None:
 
     assert exit_code(look(tmp_path, repair=True)) == 0
     assert wrong(look(tmp_path)) == []
-    assert ledger(tmp_path, "SELECT id FROM tasks WHERE status = 'pending' AND not_before > 0") == [(15,)]
+    assert ledger(tmp_path, "SELECT id FROM tasks WHERE status = 'pending' AND not_before > 0") == [
+        (15,)
+    ]
     change(tmp_path, "UPDATE tasks SET not_before = 0 WHERE id = 15")
     assert ledger(tmp_path, TASKS) == rows
     assert verify(tmp_path) == []
@@ -262,7 +303,8 @@ def test_an_index_that_lacks_its_entries(tmp_path: Path, index: str) -> None:
     "index", ["tasks_published", "tasks_waiting", "outbox_ready", "reports_ready", "losses_by_job"]
 )
 def test_an_empty_index_with_the_page_of_something_else(tmp_path: Path, index: str) -> None:
-    """Where no row belongs into an index SQLite's own check does not look into it; the first such row would."""
+    """Where no row belongs into an index SQLite's own check does not look into it; the first such
+    row would."""
     crawl(tmp_path, 20, 10)
     swap_index(tmp_path, index, "events")
 
@@ -275,7 +317,8 @@ def test_an_empty_index_with_the_page_of_something_else(tmp_path: Path, index: s
 
 
 def test_a_sound_store_of_every_kind_contradicts_nothing(tmp_path: Path) -> None:
-    """URLs with ports, addresses, other scripts and tracking parameters are what they were when they are read again."""
+    """URLs with ports, addresses, other scripts and tracking parameters are what they were when
+    they are read again."""
     given = ("http://127.0.0.1:8000/?b=1&a=2", "https://[2001:db8::1]:8443/x", "http://bücher.example/ü?utm_source=x",
              "http://localhost", "https://x.co.uk/#top", "http://a.b.c.example.com:81/%7Ea?&&q")  # fmt: skip
     lpm = LocalPersistenceManager(tmp_path)
@@ -299,9 +342,13 @@ def test_a_sound_store_of_every_kind_contradicts_nothing(tmp_path: Path) -> None
         "UPDATE job_links SET source_line = 90",
     ],
 )
-def test_a_row_of_input_with_a_wrong_byte_is_told_and_comes_back(tmp_path: Path, damage: str) -> None:
-    """Nothing else tells what an open task's row was: its checksum does, and its file brings it back."""
-    # Given a file with twenty pages, one of them twice, of which ten are collected, and a wrong byte in a row
+def test_a_row_of_input_with_a_wrong_byte_is_told_and_comes_back(
+    tmp_path: Path, damage: str
+) -> None:
+    """Nothing else tells what an open task's row was: its checksum does, and its file brings it
+    back."""
+    # Given a file with twenty pages, one of them twice, of which ten are collected, and a wrong
+    # byte in a row
     file = tmp_path / "parcels.csv"
     lines = [f"http://a.example/{n},Bay {n}" for n in (*range(20), 3)]
     file.write_text("\n".join(["url,county", *lines]))

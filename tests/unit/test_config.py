@@ -59,7 +59,9 @@ def test_settings_of_features_that_are_missing_are_refused(name: str, feature: s
     with pytest.raises(ConfigError) as caught:
         load({name: "50"})
 
-    assert str(caught.value) == f"{name} is not in force yet: this version has no {feature}; unset it"
+    assert (
+        str(caught.value) == f"{name} is not in force yet: this version has no {feature}; unset it"
+    )
     assert load({name: " "}) == Settings()
 
 
@@ -83,7 +85,9 @@ def test_gateway_sync_disabled_says_the_same_as_standalone() -> None:
 
 def test_settings_do_not_show_secrets() -> None:
     """However they get into a log or a traceback."""
-    settings = load({"GATEWAY_TOKEN": "hush", "REDIS_URL": "redis://:hush@127.0.0.1/0", "CRAWLER_WINDOW": "5"})
+    settings = load(
+        {"GATEWAY_TOKEN": "hush", "REDIS_URL": "redis://:hush@127.0.0.1/0", "CRAWLER_WINDOW": "5"}
+    )
 
     assert "hush" not in repr(settings)
     assert "window=5" in repr(settings)

@@ -1,4 +1,5 @@
-"""Connections without a limit on requests: few are opened at a time, more as the server answers, none in vain."""
+"""Connections without a limit on requests: few are opened at a time, more as the server answers,
+none in vain."""
 
 import asyncio
 import socket
@@ -25,7 +26,8 @@ NEVER = 1e6
 
 
 class SmallServer:
-    """Accepts and answers one connection after another, and closes each, like a small HTTP/1.0 server."""
+    """Accepts and answers one connection after another, and closes each, like a small HTTP/1.0
+    server."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
@@ -81,7 +83,8 @@ def small_server() -> Iterator[SmallServer]:
 
 @asynccontextmanager
 async def client(settle_s: float = NEVER) -> AsyncIterator[Client]:
-    """A client that takes only an answer for a sign that a connection was accepted, unless told otherwise."""
+    """A client that takes only an answer for a sign that a connection was accepted, unless told
+    otherwise."""
     async with Client(10_000, settle_s=settle_s) as made:
         yield made
 
@@ -91,7 +94,8 @@ def asked(port: int, n: int = 0) -> Request:
 
 
 def test_a_small_server_is_not_overrun() -> None:
-    """While nothing is accepted, a few connections wait and no handshake is dropped; then every page comes."""
+    """While nothing is accepted, a few connections wait and no handshake is dropped; then every
+    page comes."""
 
     async def work(server: SmallServer) -> None:
         async with client() as made:
@@ -104,7 +108,8 @@ def test_a_small_server_is_not_overrun() -> None:
 
             server.accepting.set()
             assert {page.body for page in await asyncio.gather(*pages)} == {b"hi"}
-        # The limit is found out by one time too many; all at once, each page lost its handshake several times.
+        # The limit is found out by one time too many; all at once, each page lost its handshake
+        # several times.
         assert server.served == PAGES
         assert server.dropped < PAGES / 4
 
@@ -113,7 +118,8 @@ def test_a_small_server_is_not_overrun() -> None:
 
 
 def test_a_server_that_answers_gets_all_that_there_is() -> None:
-    """After some answers as many requests as there are pages reach the server at the same time, on kept connections."""
+    """After some answers as many requests as there are pages reach the server at the same time, on
+    kept connections."""
     waiting, everybody = 0, asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -137,7 +143,8 @@ def test_a_server_that_answers_gets_all_that_there_is() -> None:
 
 
 def test_a_connection_that_becomes_free_goes_to_who_waits() -> None:
-    """Whoever waits takes the next free connection: where none settles, few connections serve all pages."""
+    """Whoever waits takes the next free connection: where none settles, few connections serve all
+    pages."""
     ports: Counter[int] = Counter()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -156,14 +163,21 @@ def test_a_connection_that_becomes_free_goes_to_who_waits() -> None:
 
 
 def test_a_server_that_is_not_there_is_so_for_all_who_wait() -> None:
-    """Pages that wait in line fail with the first, instead of one after another; and so they do for a name."""
+    """Pages that wait in line fail with the first, instead of one after another; and so they do for
+    a name."""
 
     async def work() -> None:
         with socket.create_server(("127.0.0.1", 0)) as unused:
             port = unused.getsockname()[1]
         async with client() as made:
-            for host, reason in ((f"127.0.0.1:{port}", "connection"), ("10.0.0.1", "forbidden_address")):
-                requests = [Request(url=f"http://{host}/{n}", loopback=True, unlimited=True) for n in range(PAGES)]
+            for host, reason in (
+                (f"127.0.0.1:{port}", "connection"),
+                ("10.0.0.1", "forbidden_address"),
+            ):
+                requests = [
+                    Request(url=f"http://{host}/{n}", loopback=True, unlimited=True)
+                    for n in range(PAGES)
+                ]
                 pages = await asyncio.gather(*map(made.fetch, requests), return_exceptions=True)
                 assert {page.reason for page in pages if isinstance(page, FetchError)} == {reason}
                 assert sum(isinstance(page, FetchError) for page in pages) == PAGES
@@ -172,7 +186,8 @@ def test_a_server_that_is_not_there_is_so_for_all_who_wait() -> None:
 
 
 def test_the_time_in_line_is_not_the_page_s() -> None:
-    """A page whose connection comes after its whole time was over, because others of ours went first, is fetched."""
+    """A page whose connection comes after its whole time was over, because others of ours went
+    first, is fetched."""
     go, busy, heard = asyncio.Event(), asyncio.Event(), 0
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -188,7 +203,9 @@ def test_the_time_in_line_is_not_the_page_s() -> None:
         async with serving(talk) as port, client() as made:
             first = [asyncio.create_task(made.fetch(asked(port))) for _ in range(FIRST_CONNECTIONS)]
             await busy.wait()
-            hasty = Request(url=f"http://127.0.0.1:{port}/", loopback=True, unlimited=True, timeout_s=3)
+            hasty = Request(
+                url=f"http://127.0.0.1:{port}/", loopback=True, unlimited=True, timeout_s=3
+            )
             last = asyncio.create_task(made.fetch(hasty))
             await asyncio.sleep(3.1)
             go.set()
@@ -224,7 +241,8 @@ def test_who_gives_up_waiting_leaves_the_place_to_the_next() -> None:
 
 @pytest.mark.parametrize("unlimited", [True, False])
 def test_slow_pages_hold_up_no_others(unlimited: bool) -> None:
-    """Pages that do not answer leave their places after a moment; with a limit on requests there is no line at all."""
+    """Pages that do not answer leave their places after a moment; with a limit on requests there is
+    no line at all."""
     slow, heard = 4 * FIRST_CONNECTIONS, 0
     go = asyncio.Event()
 

@@ -33,13 +33,18 @@ def _numbered(tag: str, count: int) -> str:
         pytest.param("<!-- x --><script></script>" + "<div>" * 100_000, id="after a script"),
         pytest.param("<div>" * 1_900 + "</p>" * 300_000, id="paragraphs from end tags"),
         pytest.param(_numbered("<font color={}>", 100_000), id="formatting"),
-        pytest.param(_numbered("<p><font color={}>x</p>", 50_000), id="formatting left open in blocks"),
         pytest.param(
-            "<div>" + _numbered("<b id={}>", 1_500) + "</div>" + "<p>x</p>" * 50_000, id="formatting repeated"
+            _numbered("<p><font color={}>x</p>", 50_000), id="formatting left open in blocks"
+        ),
+        pytest.param(
+            "<div>" + _numbered("<b id={}>", 1_500) + "</div>" + "<p>x</p>" * 50_000,
+            id="formatting repeated",
         ),
         pytest.param("<div" + _numbered(" a{}=1", 100_000) + ">", id="attributes"),
         pytest.param("<div" + _numbered("/a{}", 100_000), id="attributes without end"),
-        pytest.param("<DIV" + _numbered(" a{}='>'", 100_000) + ">", id="attributes that hold brackets"),
+        pytest.param(
+            "<DIV" + _numbered(" a{}='>'", 100_000) + ">", id="attributes that hold brackets"
+        ),
         pytest.param(_numbered("<html a{}=1>", 100_000), id="attributes of the root"),
         pytest.param("<" * 1_000_000, id="brackets"),
         pytest.param("<p>" * 1_000_000, id="a million tags"),
@@ -63,7 +68,8 @@ def test_pages_beyond_reason_are_not_parsed(html: str) -> None:
         pytest.param("<ul>" + "<li>word" * 20_000, id="list items"),
         pytest.param("<table>" + "<tr><td>a<td>b" * 10_000, id="cells"),
         pytest.param(
-            "<table>" + "<tr><td><font size=2>a</td><td><b>b</td></tr>" * 5_000, id="cells with open formatting"
+            "<table>" + "<tr><td><font size=2>a</td><td><b>b</td></tr>" * 5_000,
+            id="cells with open formatting",
         ),
         pytest.param("<select>" + "<option>word" * 20_000, id="options"),
         pytest.param("<dl>" + "<dt>a<dd>b" * 10_000, id="definitions"),
@@ -73,10 +79,15 @@ def test_pages_beyond_reason_are_not_parsed(html: str) -> None:
         pytest.param("<div>" * 3_500 + "</div>" * 3_500, id="thousands deep"),
         pytest.param("<script>" + "'<div>'+" * 50_000 + "</script>word", id="markup in a script"),
         pytest.param("<style>" + "<div>" * 50_000 + "</style>word", id="markup in a style"),
-        pytest.param("<textarea>" + "<div>" * 50_000 + "</textarea>word", id="markup in a text area"),
+        pytest.param(
+            "<textarea>" + "<div>" * 50_000 + "</textarea>word", id="markup in a text area"
+        ),
         pytest.param("<!--" + "<div>" * 50_000 + "-->word", id="markup in a comment"),
         pytest.param("<p title='" + "<div>" * 50_000 + "'>word", id="markup in an attribute"),
-        pytest.param("<script>if (a<b) {" + " f();" * 5_000 + "}</script>word", id="code that looks like attributes"),
+        pytest.param(
+            "<script>if (a<b) {" + " f();" * 5_000 + "}</script>word",
+            id="code that looks like attributes",
+        ),
         pytest.param("<p" + _numbered(" data-{}=1", 100) + ">word", id="a hundred attributes"),
         pytest.param("<body class=a>word" * 50, id="pages in one file"),
         pytest.param("<p><b>a</b> <i>b</i> <em>c</em></p>" * 10_000, id="formatting"),
@@ -96,7 +107,8 @@ def refused(html: str) -> bool:
 
 
 def test_nesting_is_refused_from_its_limit_on() -> None:
-    """Whether a page has just more start tags than the limit, many more, or too many to be parsed at once."""
+    """Whether a page has just more start tags than the limit, many more, or too many to be parsed
+    at once."""
     for filling in (0, 3_000, 20_000):
         others = "<p>x</p>" * filling
 
@@ -120,7 +132,11 @@ def test_nesting_is_refused_from_its_limit_on() -> None:
 def test_few_tags_cost_little_however_they_are_nested(html: str) -> None:
     """What is parsed before its depth is known, and what gets through, is soon read too."""
     began = time.process_time()
-    fields = {"a": Field(css="div, td, li"), "b": Field(css="div", type="html"), "c": Field(css="div div td", all=True)}
+    fields = {
+        "a": Field(css="div, td, li"),
+        "b": Field(css="div", type="html"),
+        "c": Field(css="div div td", all=True),
+    }
     try:
         tree = parse(html)
         judge(page("https://county.example/", html.encode()), html.encode(), tree)
@@ -133,7 +149,8 @@ def test_few_tags_cost_little_however_they_are_nested(html: str) -> None:
 
 
 def test_a_small_page_has_no_room_for_too_many_attributes() -> None:
-    """Up to a size nothing is counted, because the parser cannot take long; beyond it, too many are refused."""
+    """Up to a size nothing is counted, because the parser cannot take long; beyond it, too many are
+    refused."""
     names = [f"/{one}{two}{three}" for one in SIGNS for two in SIGNS for three in ("", *SIGNS)]
     most = "<p" + "".join(names)[: depth.SMALL - 3] + ">"
     roots = _numbered("<body a{}>", depth.SMALL)[: depth.SMALL]
@@ -146,7 +163,8 @@ def test_a_small_page_has_no_room_for_too_many_attributes() -> None:
 
 
 def test_formatting_is_counted_where_it_could_be_repeated_too_often() -> None:
-    """Half formatting, half blocks make the most of it: what is parsed stays within the limit on memory."""
+    """Half formatting, half blocks make the most of it: what is parsed stays within the limit on
+    memory."""
 
     def made(number: int) -> str:
         return "<div>" + _numbered("<b id={}>", number) + "</div>" + "<p>x" * number
@@ -178,9 +196,12 @@ def test_few_large_tags_are_not_repeated_either() -> None:
     assert refused(f"<div>{large}</div>" + "<p>x" * 500)
 
 
-@pytest.mark.parametrize("html", ["<p a{0}>", "</p a{0}=1>", "<svg a{0}=1 /><svg b{0}/>", "<x{0}></x{0}>", "<x{0}>"])
+@pytest.mark.parametrize(
+    "html", ["<p a{0}>", "</p a{0}=1>", "<svg a{0}=1 /><svg b{0}/>", "<x{0}></x{0}>", "<x{0}>"]
+)
 def test_pages_with_too_many_names_are_not_parsed(html: str) -> None:
-    """The parser finds a name by looking at a part of all others; wherever a tag stands, its names count."""
+    """The parser finds a name by looking at a part of all others; wherever a tag stands, its names
+    count."""
     assert refused(_numbered(html, 120_000))
     assert refused("<svg><p><style><!-- </style>" + _numbered(html, 120_000))
     assert refused("<svg><![CDATA[> <a b=' ]]></svg>" + _numbered(html, 120_000) + "'>")
@@ -189,12 +210,20 @@ def test_pages_with_too_many_names_are_not_parsed(html: str) -> None:
 @pytest.mark.parametrize(
     "html",
     [
-        pytest.param("<table>" + f"<tr>{'<td>123.45</td>' * 5}</tr>\n" * 20_000 + "</table>", id="a table"),
-        pytest.param("<table>" + f"<tr>\n{' <td>123.45</td>' * 5}\n</tr>\n" * 20_000, id="a table with spaces"),
+        pytest.param(
+            "<table>" + f"<tr>{'<td>123.45</td>' * 5}</tr>\n" * 20_000 + "</table>", id="a table"
+        ),
+        pytest.param(
+            "<table>" + f"<tr>\n{' <td>123.45</td>' * 5}\n</tr>\n" * 20_000,
+            id="a table with spaces",
+        ),
         pytest.param("<table>" + f"<tr>{'<td>123.45' * 5}" * 20_000, id="a table without end tags"),
         pytest.param("<p>word" * 110_000, id="paragraphs"),
         pytest.param("<div>" * 390 + "<div></div>" * 150_000, id="nested and flat"),
-        pytest.param("<p class='a b'>some <b>bold</b> words<br><a href='/x/y'>link</a></p>" * 25_000, id="an archive"),
+        pytest.param(
+            "<p class='a b'>some <b>bold</b> words<br><a href='/x/y'>link</a></p>" * 25_000,
+            id="an archive",
+        ),
         pytest.param("word " * 1_900_000, id="words"),
     ],
 )
@@ -226,18 +255,26 @@ JOINED = {
 
 @pytest.mark.parametrize("html", JOINED.values(), ids=JOINED)
 def test_no_text_is_longer_than_what_is_read_of_it(html: str) -> None:
-    """Whatever the parser joins into one text, the rest of it is cut: all elements around it may be asked for it."""
+    """Whatever the parser joins into one text, the rest of it is cut: all elements around it may be
+    asked for it."""
     tree = parse(html)
 
     assert tree.root
-    texts = [node.text_content or "" for node in tree.root.traverse(include_text=True) if node.is_text_node]
+    texts = [
+        node.text_content or ""
+        for node in tree.root.traverse(include_text=True)
+        if node.is_text_node
+    ]
     assert max(map(len, texts)) == MAX_RUN
 
 
-@pytest.mark.parametrize("html", ["<p>{}", "<p title='{}'>x", "<title>{}", "<textarea>{}", "<svg>{}"])
+@pytest.mark.parametrize(
+    "html", ["<p>{}", "<p title='{}'>x", "<title>{}", "<textarea>{}", "<svg>{}"]
+)
 @pytest.mark.parametrize("reference", ["&nGt;", "&nLt;"])
 def test_references_that_grow_are_read(html: str, reference: str) -> None:
-    """The parser wrote behind its buffer where their texts are longer than themselves, and the process ended."""
+    """The parser wrote behind its buffer where their texts are longer than themselves, and the
+    process ended."""
     tree = parse(html.format(reference * 5_000))
 
     assert (tree.html or "").count("\u20d2") == 5_000

@@ -31,7 +31,11 @@ def typed() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(("page", "command"), sorted(set(typed())))
 def test_commands_in_the_docs_can_be_typed(page: str, command: str) -> None:
     """Words and options of every shown command exist; a page that lies fails."""
-    words = [word for word in shlex.split(command)[3:] if word not in ("COMMAND", "[ARGS]...", "[OPTIONS]")]
+    words = [
+        word
+        for word in shlex.split(command)[3:]
+        if word not in ("COMMAND", "[ARGS]...", "[OPTIONS]")
+    ]
     before = dict(os.environ)
     try:
         group: click.Command = cli
@@ -66,11 +70,19 @@ def test_the_reference_is_what_the_program_prints(tmp_path: Path, command: str) 
 
 
 def test_the_kill_table_has_one_source() -> None:
-    """What `drill` and the README say about other crawlers is what was measured last, to the number."""
+    """What `drill` and the README say about other crawlers is what was measured last, to the
+    number."""
     section = (
-        (ROOT / "benchmarks" / "RESULTS.md").read_text().partition("<!-- crash -->")[2].partition("<!-- /crash")[0]
+        (ROOT / "benchmarks" / "RESULTS.md")
+        .read_text()
+        .partition("<!-- crash -->")[2]
+        .partition("<!-- /crash")[0]
     )
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in section.splitlines()
+        if line.startswith("| ")
+    ]
     measured = [(int(row[1]), int(row[2]), row[0].replace("`", "")) for row in rows[3:]]
     readme = (ROOT / "README.md").read_text()
     filtered, plain, persistent, crawlee, celery = measured
@@ -78,7 +90,9 @@ def test_the_kill_table_has_one_source() -> None:
     assert list(drill.OTHERS) == measured
     for peer in drill.PEERS.split(", "):
         assert peer.lower() in section
-    assert re.search(rf"\| Scrapy .* \| {filtered[0]}, or none and {plain[1]} fetched again \|", readme)
+    assert re.search(
+        rf"\| Scrapy .* \| {filtered[0]}, or none and {plain[1]} fetched again \|", readme
+    )
     assert re.search(rf"\| scrapy-redis \| \d+ \| {persistent[0]} \|", readme)
     assert re.search(rf"\| Crawlee, memory; disk \| [\d; ]+ \| –; {crawlee[0]} \|", readme)
     assert re.search(rf"\| one Celery task per URL \| \d+ \| {celery[0]} \|", readme)
@@ -100,5 +114,11 @@ def test_the_scenarios_are_walked_through_literally() -> None:
         "docker exec -it redis redis-cli",
     ):
         assert step in page, step
-    for module in ("cli/commands/bulk", "cli/commands/results", "cli/commands/scrape", "db/schema", "config"):
+    for module in (
+        "cli/commands/bulk",
+        "cli/commands/results",
+        "cli/commands/scrape",
+        "db/schema",
+        "config",
+    ):
         assert (ROOT / "crawler" / f"{module}.py").is_file()

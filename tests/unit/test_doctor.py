@@ -22,7 +22,17 @@ from crawler.models import Outcome, TaskStatus
 from crawler.process import Mark, Stack, write_stack
 from crawler.results import look_at_files
 from crawler.results.archive import prune
-from tests.support.patient import change, crawl, ledger, look, of, pages_of, put_in_place, wipe, wrong
+from tests.support.patient import (
+    change,
+    crawl,
+    ledger,
+    look,
+    of,
+    pages_of,
+    put_in_place,
+    wipe,
+    wrong,
+)
 from tests.support.tasks import done, give, new, open_job, page
 
 # Nothing wrong
@@ -38,7 +48,9 @@ def test_a_sound_store_has_nothing_wrong(tmp_path: Path) -> None:
     assert exit_code(findings) == 0
     assert wrong(findings) == []
     assert {path: path.read_bytes() for path in before} == before
-    assert of(findings, "books", "ok") == ["400 tasks in 1 jobs, each in one state, each result in its place"]
+    assert of(findings, "books", "ok") == [
+        "400 tasks in 1 jobs, each in one state, each result in its place"
+    ]
     assert of(findings, "segments", "ok") == ["300 stored pages in 1 segments can be read"]
     assert of(findings, "projections", "ok") == ["300 results in pending/ are whole"]
 
@@ -51,7 +63,10 @@ def test_repair_of_a_sound_store_changes_nothing(tmp_path: Path) -> None:
     findings = look(tmp_path, repair=True)
 
     assert not [finding for finding in findings if finding.state in ("wrong", "mended")]
-    assert (ledger(tmp_path, "SELECT * FROM tasks"), ledger(tmp_path, "SELECT * FROM results")) == before
+    assert (
+        ledger(tmp_path, "SELECT * FROM tasks"),
+        ledger(tmp_path, "SELECT * FROM results"),
+    ) == before
 
 
 def test_no_store_is_only_a_note(tmp_path: Path) -> None:
@@ -74,7 +89,8 @@ def test_an_unknown_setting_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_a_broken_site_file_is_a_finding(tmp_path: Path) -> None:
-    """Each broken file is named with its line, whether there is a store or not; so is what only two of them break."""
+    """Each broken file is named with its line, whether there is a store or not; so is what only two
+    of them break."""
     sites = tmp_path / "config" / "sites"
     sites.mkdir(parents=True)
     (sites / "good.yaml").write_text("hosts: [a.example]\n")
@@ -102,7 +118,8 @@ def test_a_broken_site_file_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_what_sqlite_says_about_damage_is_cut(tmp_path: Path) -> None:
-    """A finding is for a person: a page of SQLite's own text says nothing more than its beginning."""
+    """A finding is for a person: a page of SQLite's own text says nothing more than its
+    beginning."""
     crawl(tmp_path)
     database = bytearray((tmp_path / "lpm.db").read_bytes())
     for start in range(4096, len(database), 4096):
@@ -136,7 +153,10 @@ def test_a_folder_that_others_can_read(tmp_path: Path) -> None:
         ("DELETE FROM results WHERE task = 3", "1 completed tasks without a result"),
         ("DELETE FROM outbox WHERE task = 3", "1 results that are not in the outbox"),
         ("DELETE FROM tasks WHERE id = 3", "1 results whose task is not completed"),
-        ("UPDATE tasks SET status = 'pending' WHERE id = 3", "1 results whose task is not completed"),
+        (
+            "UPDATE tasks SET status = 'pending' WHERE id = 3",
+            "1 results whose task is not completed",
+        ),
         ("UPDATE tasks SET status = 'lost' WHERE id = 12", "1 tasks in an unknown state"),
         ("UPDATE jobs SET size = 7", "1 jobs with other numbers of rows"),
         ("UPDATE jobs SET status = 'done'", "1 jobs that are done although a task is open"),
@@ -200,9 +220,7 @@ def test_nothing_is_mended_under_the_hands_of_a_worker(tmp_path: Path) -> None:
     assert "python -m crawler down" in of(findings, "repair", "wrong")[0]
     assert not file.exists()
 
-    script = (
-        "import sys, apsw; db = apsw.Connection(sys.argv[1]); db.pragma('user_version'); print(1, flush=True); input()"
-    )
+    script = "import sys, apsw; db = apsw.Connection(sys.argv[1]); db.pragma('user_version'); print(1, flush=True); input()"
     argv = [sys.executable, "-c", script, str(tmp_path / "lpm.db")]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         assert reader.stdout is not None
@@ -215,12 +233,15 @@ def test_nothing_is_mended_under_the_hands_of_a_worker(tmp_path: Path) -> None:
 
 
 def test_what_is_proposed_while_somebody_works_can_be_done(tmp_path: Path) -> None:
-    """A repair is refused until the stack is down: so that comes first in every proposal, asked to repair or not."""
+    """A repair is refused until the stack is down: so that comes first in every proposal, asked to
+    repair or not."""
     crawl(tmp_path, 5, 5)
     change(tmp_path, "DELETE FROM outbox WHERE task = 1")
     owner = Owner(tmp_path / "run" / "owners", "worker", slots=10)
 
-    proposed = [[finding.fix for finding in wrong(look(tmp_path, repair))] for repair in (False, True)]
+    proposed = [
+        [finding.fix for finding in wrong(look(tmp_path, repair))] for repair in (False, True)
+    ]
     owner.close()
 
     mend = "python -m crawler down, then python -m crawler doctor --repair"
@@ -231,13 +252,16 @@ def test_what_is_proposed_while_somebody_works_can_be_done(tmp_path: Path) -> No
 
 
 def test_nothing_is_mended_while_the_store_is_in_use(tmp_path: Path) -> None:
-    """A store that is open anywhere, and be it here, is only looked at; closed or forgotten, it can be mended."""
+    """A store that is open anywhere, and be it here, is only looked at; closed or forgotten, it can
+    be mended."""
     crawl(tmp_path, 5, 5)
     wipe(tmp_path / "lpm.db", pages_of(tmp_path / "lpm.db", "outbox", "leaf")[0])
     using = LocalPersistenceManager(tmp_path)
     using.persist_tasks([new("http://b.example/")])
     findings = look(tmp_path, repair=True)
-    assert of(findings, "repair", "wrong")[0].startswith("nothing is mended: another process uses the store")
+    assert of(findings, "repair", "wrong")[0].startswith(
+        "nothing is mended: another process uses the store"
+    )
     assert not of(findings, "ledger", "mended")
 
     using.close()
@@ -279,7 +303,8 @@ def test_who_comes_during_a_repair_waits_for_its_end(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    """Where no lock can be made the store is used as ever, because no repair can make one either."""
+    """Where no lock can be made the store is used as ever, because no repair can make one
+    either."""
     crawl(tmp_path, 5, 5)
     lock = tmp_path / "run" / "store.lock"
     lock.unlink()
@@ -310,12 +335,14 @@ def accept_all(data: Path) -> None:
 
 
 def test_a_flipped_bit_costs_one_page(tmp_path: Path) -> None:
-    """The damaged page is named by its URL, its neighbours are not; result and segment stay, the place goes."""
+    """The damaged page is named by its URL, its neighbours are not; result and segment stay, the
+    place goes."""
     # Given a segment with one flipped bit
     crawl(tmp_path, 20, 20)
     [segment] = (tmp_path / "raw").iterdir()
     [(task, url, offset, length)] = ledger(
-        tmp_path, "SELECT t.id, url, raw_offset, raw_length FROM results JOIN tasks t ON t.id = task WHERE task = 7"
+        tmp_path,
+        "SELECT t.id, url, raw_offset, raw_length FROM results JOIN tasks t ON t.id = task WHERE task = 7",
     )
     assert isinstance(offset, int)
     assert isinstance(length, int)
@@ -331,7 +358,10 @@ def test_a_flipped_bit_costs_one_page(tmp_path: Path) -> None:
     mended = look(tmp_path, repair=True)
 
     # Then nothing but that page is lost, which is told until it is accepted, and is on record
-    assert ["the stored pages of 1 of its results were lost" in told for told in of(mended, "jobs", "wrong")] == [True]
+    assert [
+        "the stored pages of 1 of its results were lost" in told
+        for told in of(mended, "jobs", "wrong")
+    ] == [True]
     assert segment.read_bytes() == data
     again = look(tmp_path)
     assert str(url) in of(again, "segments", "note")[0]
@@ -339,9 +369,9 @@ def test_a_flipped_bit_costs_one_page(tmp_path: Path) -> None:
     accept_all(tmp_path)
     assert wrong(look(tmp_path)) == []
     assert ledger(tmp_path, "SELECT count(*), count(raw_segment) FROM results") == [(20, 19)]
-    assert ledger(tmp_path, f"SELECT kind FROM events WHERE task = {task} ORDER BY id DESC LIMIT 1") == [
-        ("raw page damaged",)
-    ]
+    assert ledger(
+        tmp_path, f"SELECT kind FROM events WHERE task = {task} ORDER BY id DESC LIMIT 1"
+    ) == [("raw page damaged",)]
     files = [json.loads(file.read_text()) for file in (tmp_path / "pending").iterdir()]
     assert [result["url"] for result in files if result["raw"] is None] == [url]
 
@@ -349,12 +379,16 @@ def test_a_flipped_bit_costs_one_page(tmp_path: Path) -> None:
 def test_a_body_that_is_another_ones(tmp_path: Path) -> None:
     """A page that can be read, but is not the one that the result was made of, is damage too."""
     crawl(tmp_path, 3, 3)
-    change(tmp_path, f"UPDATE results SET body_sha256 = '{sha256(b'other').hexdigest()}' WHERE task = 2")
+    change(
+        tmp_path,
+        f"UPDATE results SET body_sha256 = '{sha256(b'other').hexdigest()}' WHERE task = 2",
+    )
     assert "http://a.example/1" in of(look(tmp_path), "segments", "wrong")[0]
 
 
 def test_a_truncated_segment(tmp_path: Path) -> None:
-    """What lies behind the cut is listed, what lies before it can be read; nobody writes to that segment again."""
+    """What lies behind the cut is listed, what lies before it can be read; nobody writes to that
+    segment again."""
     crawl(tmp_path, 20, 10)
     [segment] = (tmp_path / "raw").iterdir()
     data = segment.read_bytes()[: -len(segment.read_bytes()) // 2]
@@ -375,7 +409,8 @@ def test_a_truncated_segment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder_too", [True, False])
 def test_a_missing_segment(tmp_path: Path, folder_too: bool) -> None:
-    """A segment that is gone as a whole, like an unmounted disk, is wrong; --repair keeps every place in it."""
+    """A segment that is gone as a whole, like an unmounted disk, is wrong; --repair keeps every
+    place in it."""
     # Given a store, and its pages elsewhere
     crawl(tmp_path, 30, 30)
     raw, away = tmp_path / "raw", tmp_path / "away"
@@ -422,7 +457,11 @@ def test_the_page_of_a_failed_attempt(tmp_path: Path) -> None:
     lpm.persist_tasks([new("http://a.example/gone"), new("http://a.example/2")])
     bad, good = lpm.get_next_pending("owner", 2)
     failed = Outcome(
-        task=bad, status=TaskStatus.FAILED, worker="w", page=page(bad.url, b"gone", 404), error_type="http_404"
+        task=bad,
+        status=TaskStatus.FAILED,
+        worker="w",
+        page=page(bad.url, b"gone", 404),
+        error_type="http_404",
     )
     lpm.save_result(failed, done(good))
     lpm.close()
@@ -457,7 +496,8 @@ def test_a_segment_that_the_ledger_does_not_know(tmp_path: Path) -> None:
 
 
 def test_a_segment_of_failed_attempts_whose_row_was_lost(tmp_path: Path) -> None:
-    """A repair puts segments into the list again that only timelines name; what is gone was pruned only where known."""
+    """A repair puts segments into the list again that only timelines name; what is gone was pruned
+    only where known."""
     # Given a good page and one in quarantine, and a ledger that lost its list of segments
     lpm = LocalPersistenceManager(tmp_path)
     lpm.persist_tasks([new("http://a.example/wall"), new("http://a.example/good")])
@@ -481,7 +521,9 @@ def test_a_segment_of_failed_attempts_whose_row_was_lost(tmp_path: Path) -> None
     lpm = LocalPersistenceManager(tmp_path)
     lpm.bury()
     segments.mend(
-        lpm.raw, lambda name: dict(lpm.ledger.db.all("SELECT name, end FROM raw_segments")).get(name, 0), lambda: True
+        lpm.raw,
+        lambda name: dict(lpm.ledger.db.all("SELECT name, end FROM raw_segments")).get(name, 0),
+        lambda: True,
     )
 
     # Then nothing has changed but the list
@@ -499,7 +541,8 @@ def test_a_segment_of_failed_attempts_whose_row_was_lost(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("also", ["nothing else", "its notes", "a note of it, long ago"])
 def test_pages_that_were_pruned_are_not_missed_after_a_repair(tmp_path: Path, also: str) -> None:
-    """Results put back from pending/ name pages that were removed on purpose: nobody is to bring these back."""
+    """Results put back from pending/ name pages that were removed on purpose: nobody is to bring
+    these back."""
     # Given results whose pages were pruned, and a ledger that has lost some of them
     job = crawl(tmp_path, 300, 300)
     lpm = LocalPersistenceManager(tmp_path)
@@ -521,12 +564,15 @@ def test_pages_that_were_pruned_are_not_missed_after_a_repair(tmp_path: Path, al
     lpm = LocalPersistenceManager(tmp_path)
     assert lpm.ledger.books().results == 300
     assert not lpm.verify(job).problems
-    assert {lpm.why_no_page(id_) for (id_,) in lpm.ledger.db.all("SELECT id FROM tasks")} == {"was removed by prune"}
+    assert {lpm.why_no_page(id_) for (id_,) in lpm.ledger.db.all("SELECT id FROM tasks")} == {
+        "was removed by prune"
+    }
     lpm.close()
 
 
 def test_pages_that_no_ledger_knows_to_be_pruned_can_be_given_up(tmp_path: Path) -> None:
-    """Where the whole ledger was lost after a prune, pages count as missing until that is accepted."""
+    """Where the whole ledger was lost after a prune, pages count as missing until that is
+    accepted."""
     crawl(tmp_path, 10, 10)
     lpm = LocalPersistenceManager(tmp_path)
     prune(lpm, lpm.now() + 60, dry_run=False)
@@ -547,7 +593,8 @@ def test_pages_that_no_ledger_knows_to_be_pruned_can_be_given_up(tmp_path: Path)
 
 
 def test_projections_are_made_again(tmp_path: Path) -> None:
-    """Missing and half files are made again, what is left over goes, a foreign file is only noted."""
+    """Missing and half files are made again, what is left over goes, a foreign file is only
+    noted."""
     crawl(tmp_path, 10, 10)
     pending = tmp_path / "pending"
     before = {path: path.read_bytes() for path in sorted(pending.iterdir())}
@@ -565,7 +612,9 @@ def test_projections_are_made_again(tmp_path: Path) -> None:
     (pending / "notes.txt").write_text("mine")
 
     found = look(tmp_path)
-    assert of(found, "projections", "wrong") == ["1 files are missing in pending/, 2 cannot be read, 2 should be gone"]
+    assert of(found, "projections", "wrong") == [
+        "1 files are missing in pending/, 2 cannot be read, 2 should be gone"
+    ]
     assert "notes.txt" in of(found, "projections", "note")[0]
     assert exit_code(look(tmp_path, repair=True)) == 0
 
@@ -578,9 +627,12 @@ def test_projections_are_made_again(tmp_path: Path) -> None:
     assert not hidden.exists()
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "link to nowhere", "link to itself", "renamed"])
+@pytest.mark.parametrize(
+    "kind", ["folder", "pipe", "socket", "link to nowhere", "link to itself", "renamed"]
+)
 def test_what_is_no_file_in_pending(tmp_path: Path, kind: str) -> None:
-    """What has the name of a result and is no file is set aside and made again; so is a renamed file."""
+    """What has the name of a result and is no file is set aside and made again; so is a renamed
+    file."""
     crawl(tmp_path, 3, 3)
     pending = tmp_path / "pending"
     before = {path: path.read_bytes() for path in sorted(pending.iterdir())}
@@ -596,7 +648,8 @@ def test_what_is_no_file_in_pending(tmp_path: Path, kind: str) -> None:
 
 
 def test_results_that_come_while_the_doctor_looks_are_known(tmp_path: Path) -> None:
-    """A fast crawl beside the doctor: no result that has just come in is taken for one that the ledger lost."""
+    """A fast crawl beside the doctor: no result that has just come in is taken for one that the
+    ledger lost."""
     # Given many results, and a worker that stores more of them all the time
     crawl(tmp_path, 6000, 3000)
     began, over = threading.Event(), threading.Event()
@@ -622,7 +675,8 @@ def test_results_that_come_while_the_doctor_looks_are_known(tmp_path: Path) -> N
 
 
 def test_all_say_the_same_of_missing_files(tmp_path: Path) -> None:
-    """Doctor and `results list` count the same files, however new their results are and whoever is at work."""
+    """Doctor and `results list` count the same files, however new their results are and whoever is
+    at work."""
     crawl(tmp_path, 10, 10)
     for path in list((tmp_path / "pending").iterdir())[:3]:
         path.unlink()
@@ -634,11 +688,14 @@ def test_all_say_the_same_of_missing_files(tmp_path: Path) -> None:
     owner.close()
 
     assert (files.results, files.missing) == (7, 3)
-    assert of(found, "projections", "wrong") == ["3 files are missing in pending/, 0 cannot be read, 0 should be gone"]
+    assert of(found, "projections", "wrong") == [
+        "3 files are missing in pending/, 0 cannot be read, 0 should be gone"
+    ]
 
 
 def test_files_that_are_being_written_are_not_missing(tmp_path: Path) -> None:
-    """Those of a living worker are looked for until no more of them come; those that left meanwhile are not due."""
+    """Those of a living worker are looked for until no more of them come; those that left meanwhile
+    are not due."""
     crawl(tmp_path, 10, 10)
     paths = sorted((tmp_path / "pending").iterdir())
     for path in paths[:5]:
@@ -651,7 +708,9 @@ def test_files_that_are_being_written_are_not_missing(tmp_path: Path) -> None:
             paths[len(waits)].touch()
         lpm.mark_synced([paths[4].stem])
 
-    left = missing_files(lpm.ledger.db, lpm.pending, [path.stem for path in paths], lambda: True, write_one)
+    left = missing_files(
+        lpm.ledger.db, lpm.pending, [path.stem for path in paths], lambda: True, write_one
+    )
     lpm.close()
 
     assert left == [paths[0].stem]
@@ -672,10 +731,15 @@ def test_what_others_hide_in_pending(tmp_path: Path) -> None:
     found = look(tmp_path)
     mended = look(tmp_path, repair=True)
 
-    assert of(found, "projections") == ["1 files are missing in pending/, 0 cannot be read, 0 should be gone"]
+    assert of(found, "projections") == [
+        "1 files are missing in pending/, 0 cannot be read, 0 should be gone"
+    ]
     assert exit_code(mended) == 0, wrong(mended)
     assert gone.exists()
-    assert sorted(hidden.name for hidden in pending.glob(".*")) == [".gitkeep", ".ipynb_checkpoints"]
+    assert sorted(hidden.name for hidden in pending.glob(".*")) == [
+        ".gitkeep",
+        ".ipynb_checkpoints",
+    ]
 
 
 def test_a_missing_pending_folder(tmp_path: Path) -> None:
@@ -698,7 +762,10 @@ def test_a_record_that_names_a_stranger(tmp_path: Path) -> None:
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         mark = Mark(stranger.pid, "another begin")
-        write_stack(tmp_path, Stack(supervisor=mark, redis=mark, worker=mark, redis_url="redis://127.0.0.1:1/0"))
+        write_stack(
+            tmp_path,
+            Stack(supervisor=mark, redis=mark, worker=mark, redis_url="redis://127.0.0.1:1/0"),
+        )
 
         found = look(tmp_path)
         assert f"{stranger.pid} is somebody else's" in of(found, "stack", "wrong")[0]
@@ -721,7 +788,9 @@ def test_a_process_that_a_dead_stack_left(tmp_path: Path, name: str) -> None:
         stack = Stack(supervisor=Mark(1, "another begin"), redis_url="redis://127.0.0.1:1/0")
         write_stack(tmp_path, replace(stack, **{name: Mark.of(left.pid)}))
         [finding] = [
-            finding for finding in look(tmp_path, repair=True) if finding.check == "stack" and wrong([finding])
+            finding
+            for finding in look(tmp_path, repair=True)
+            if finding.check == "stack" and wrong([finding])
         ]
         assert f"{name} {left.pid}" in finding.detail
         assert finding.fix == "python -m crawler down"
@@ -754,7 +823,8 @@ def test_a_store_without_a_gateway_owes_nothing(tmp_path: Path) -> None:
 
 
 def test_what_a_gateway_is_to_get_is_a_note(tmp_path: Path) -> None:
-    """How much there is, since when, and how it gets there; what was rejected likewise; delivered, all is well."""
+    """How much there is, since when, and how it gets there; what was rejected likewise; delivered,
+    all is well."""
     lpm = LocalPersistenceManager(tmp_path)
     exchange.set_note(lpm.durable.db, "url", "https://gateway.example")
     give(lpm, 5)
@@ -764,7 +834,9 @@ def test_what_a_gateway_is_to_get_is_a_note(tmp_path: Path) -> None:
     found = look(tmp_path)
     waits, refused = [finding for finding in found if finding.check == "gateway"]
     assert exit_code(found) == 0
-    assert waits.detail.startswith("5 to be delivered to the Gateway at https://gateway.example, the oldest since ")
+    assert waits.detail.startswith(
+        "5 to be delivered to the Gateway at https://gateway.example, the oldest since "
+    )
     assert waits.fix == "python -m crawler ondemand, or python -m crawler sync push"
     assert (refused.state, refused.fix) == ("note", "python -m crawler sync rejected")
     assert refused.detail == "1 rejected by the Gateway at https://gateway.example"
@@ -777,12 +849,16 @@ def test_what_a_gateway_is_to_get_is_a_note(tmp_path: Path) -> None:
 
 
 def test_a_delivery_in_an_unknown_state_is_made_again(tmp_path: Path) -> None:
-    """A result or a report that damage has put into no state would never be sent: it is found, and ready again."""
+    """A result or a report that damage has put into no state would never be sent: it is found, and
+    ready again."""
     lpm = LocalPersistenceManager(tmp_path)
     give(lpm, 3)
     lpm.close()
     change(tmp_path, "UPDATE outbox SET state = 'reaZy' WHERE task = 2")
 
-    assert "1 results and reports in an unknown state of delivery" in of(look(tmp_path), "books", "wrong")[0]
+    assert (
+        "1 results and reports in an unknown state of delivery"
+        in of(look(tmp_path), "books", "wrong")[0]
+    )
     assert exit_code(look(tmp_path, repair=True)) == 0
     assert of(look(tmp_path), "gateway", "note")[0].startswith("3 to be delivered to a Gateway")

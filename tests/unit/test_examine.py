@@ -38,7 +38,9 @@ def described(tmp_path: Path) -> Describe:
     return make
 
 
-def read(site: Site, body: bytes = BODY, status: int = 200) -> tuple[str, dict[str, Any], tuple[str, str]]:
+def read(
+    site: Site, body: bytes = BODY, status: int = 200
+) -> tuple[str, dict[str, Any], tuple[str, str]]:
     found = examine(page(body=body, status=status), site)
     return found.verdict.name, found.record, found.parser
 
@@ -49,7 +51,12 @@ def test_a_site_with_fields_gets_these_and_nothing_else(described: Describe) -> 
 
     _, record, parser = read(site)
 
-    assert record == {"owner": "Jane Roe", "title": "Parcel 12-3", "deed": None, "missing": ["deed"]}
+    assert record == {
+        "owner": "Jane Roe",
+        "title": "Parcel 12-3",
+        "deed": None,
+        "missing": ["deed"],
+    }
     assert parser == ("county", site.version)
 
 
@@ -59,13 +66,18 @@ def test_a_site_can_have_both(described: Describe) -> None:
 
     _, record, parser = read(site)
 
-    assert (record["title"], record["owner"], record["fields"]) == ("Parcel 12-3", "Jane Roe", {"Owner": "Jane Roe"})
+    assert (record["title"], record["owner"], record["fields"]) == (
+        "Parcel 12-3",
+        "Jane Roe",
+        {"Owner": "Jane Roe"},
+    )
     assert record["headings"] == [{"level": 1, "text": "Parcel 12-3"}]
     assert parser == ("county", site.version)
 
 
 def test_values_are_read_in_the_encoding_and_locale_of_the_file(described: Describe) -> None:
-    """A file puts right what its pages say wrongly or in two ways; a field may differ from the rest."""
+    """A file puts right what its pages say wrongly or in two ways; a field may differ from the
+    rest."""
     site = described(
         "encoding: windows-1251\nlocale: bg\nfields:\n"
         "  price: {css: .price, type: number}\n  area: {css: .area, type: integer}\n  city: .city\n"
@@ -95,12 +107,17 @@ def test_a_site_without_fields_gets_what_any_page_says(described: Describe) -> N
 
     _, record, parser = read(plain)
 
-    assert (record["title"], record["fields"], parser) == ("Parcel 7", {"Owner": "Jane Roe"}, ("default", "2"))
+    assert (record["title"], record["fields"], parser) == (
+        "Parcel 7",
+        {"Owner": "Jane Roe"},
+        ("default", "2"),
+    )
     assert read(nothing) == ("thin", {}, ("county", nothing.version))
 
 
 def test_what_is_no_page_has_no_record(described: Describe) -> None:
-    """A wall is judged and not read; what no parser should see is an error, unless it was one already."""
+    """A wall is judged and not read; what no parser should see is an error, unless it was one
+    already."""
     site = described(f"fields:{FIELDS}")
     deep = b"<div>" * 6_000
 
@@ -120,7 +137,8 @@ def test_a_page_is_read_as_often_as_one_likes(described: Describe) -> None:
 
 
 def test_a_page_that_costs_too_much_is_given_up(described: Describe) -> None:
-    """Reading looks at the clock between its steps and inside them; what is an error anyway keeps its own reason."""
+    """Reading looks at the clock between its steps and inside them; what is an error anyway keeps
+    its own reason."""
     site = described("rate: 1/s")
     large = BODY + b"<p>word</p>" * 20_000
 
@@ -137,7 +155,11 @@ def test_a_page_that_costs_too_much_is_given_up(described: Describe) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    ["a: {css: 'p:nth-of-type(2n) + p', all: true}", "b: {css: 'p:has(b)', all: true}", "c: {css: p, all: true}"],
+    [
+        "a: {css: 'p:nth-of-type(2n) + p', all: true}",
+        "b: {css: 'p:has(b)', all: true}",
+        "c: {css: p, all: true}",
+    ],
 )
 def test_fields_are_looked_for_within_the_budget(described: Describe, fields: str) -> None:
     """Every selector that is worked out here looks at the clock while it does."""
@@ -164,7 +186,11 @@ def test_the_record_is_written_where_the_page_is_worked_on(described: Describe) 
 
 def test_a_record_that_is_too_large_is_cut(described: Describe) -> None:
     """The largest parts get shorter until it fits; all else is whole."""
-    table = "<table><tr><th>a</th><th>b</th></tr>" + f"<tr><td>1</td><td>{'x' * 1_900}</td></tr>" * 900 + "</table>"
+    table = (
+        "<table><tr><th>a</th><th>b</th></tr>"
+        + f"<tr><td>1</td><td>{'x' * 1_900}</td></tr>" * 900
+        + "</table>"
+    )
     html = "<title>Parcel 7</title><h1>Parcel 12-3</h1>" + table * 6
 
     found = examine(page(body=html.encode()), described("structured: true\nfields: {title: h1}"))
@@ -194,7 +220,8 @@ def answered(kind: str, body: bytes, site: Site) -> tuple[dict[str, Any], tuple[
 
 
 def test_json_and_text_have_a_record(described: Describe) -> None:
-    """The data of JSON is kept as it is, text with its lines; what is broken or too much gives its beginning."""
+    """The data of JSON is kept as it is, text with its lines; what is broken or too much gives its
+    beginning."""
     site = described("rate: 1/s")
     owner = b'{"owner": "Jane Roe", "values": [1, null]}'
     many = b"[" + b"{}," * 30_000 + b"{}]"
@@ -202,8 +229,12 @@ def test_json_and_text_have_a_record(described: Describe) -> None:
 
     for kind in ("application/json", "application/geo+json; charset=utf-8", "text/json"):
         assert answered(kind, owner, site) == ({"json": json.loads(owner)}, ("default", "2"))
-    assert answered("application/json", b'[{"a": "\\u0000b\\ud800"}]', site)[0] == {"json": [{"a": "b"}]}
-    assert answered("text/plain", "Owner: Ann\n\tAcres: 1\0é ".encode(), site)[0] == {"text": "Owner: Ann\n\tAcres: 1é"}
+    assert answered("application/json", b'[{"a": "\\u0000b\\ud800"}]', site)[0] == {
+        "json": [{"a": "b"}]
+    }
+    assert answered("text/plain", "Owner: Ann\n\tAcres: 1\0é ".encode(), site)[0] == {
+        "text": "Owner: Ann\n\tAcres: 1é"
+    }
     assert answered("text/plain; charset=latin-1", b"caf\xe9", site)[0] == {"text": "café"}
     assert answered("application/json", b'{"owner": ', site)[0] == {"text": '{"owner":'}
     assert answered("application/json", many, site)[0] == {"text": many.decode()[:MAX_TEXT]}
@@ -212,9 +243,12 @@ def test_json_and_text_have_a_record(described: Describe) -> None:
 
 
 def test_other_answers_have_no_record(described: Describe) -> None:
-    """Other types are stored and not read; neither are walls, nor answers of sites that ask for fields only."""
+    """Other types are stored and not read; neither are walls, nor answers of sites that ask for
+    fields only."""
     plain, fields = described("rate: 1/s"), described(f"fields:{FIELDS}")
-    wall = replace(page(body=b'{"a": 1}', status=404), headers=(("Content-Type", "application/json"),))
+    wall = replace(
+        page(body=b'{"a": 1}', status=404), headers=(("Content-Type", "application/json"),)
+    )
 
     assert answered("application/pdf", b"%PDF-1.7", plain) == ({}, ("none", "2"))
     assert answered("application/json", b'{"a": 1}', fields) == ({}, ("none", "2"))

@@ -29,14 +29,18 @@ def rows(lpm: LocalPersistenceManager, sql: str) -> list[tuple[Any, ...]]:
 
 
 def test_each_of_a_gateways_tasks_gets_its_own_answer(lpm: LocalPersistenceManager) -> None:
-    """Two of them with one URL, and a file's row with the same, are three tasks: each id is answered by itself."""
+    """Two of them with one URL, and a file's row with the same, are three tasks: each id is
+    answered by itself."""
     lpm.persist_tasks([new("http://a.example/1")])
     assert assign(lpm, given("t-1"), given("t-2")) == (2, 0, 0)
 
     lpm.save_result(*(done(task) for task in claim(lpm)))
     with_pages(lpm)
 
-    assert rows(lpm, "SELECT state, count(*) FROM outbox GROUP BY 1 ORDER BY 1") == [("held", 1), ("ready", 2)]
+    assert rows(lpm, "SELECT state, count(*) FROM outbox GROUP BY 1 ORDER BY 1") == [
+        ("held", 1),
+        ("ready", 2),
+    ]
     assert [p.task_id for p in exchange.parcels(lpm.ledger.db, 10, time.time())] == ["t-1", "t-2"]
 
 
@@ -47,7 +51,10 @@ def test_a_row_of_a_file_does_not_join_a_gateways_task(lpm: LocalPersistenceMana
     assert lpm.persist_tasks([new("http://a.example/1")], loopback=True).accepted == 1
 
     lpm.ledger.wake(time.time())
-    assert dict(rows(lpm, "SELECT source, status FROM tasks")) == {"gateway": "expired", "file": "pending"}
+    assert dict(rows(lpm, "SELECT source, status FROM tasks")) == {
+        "gateway": "expired",
+        "file": "pending",
+    }
 
 
 def test_a_task_handed_out_twice_is_one_task(lpm: LocalPersistenceManager) -> None:
@@ -59,7 +66,8 @@ def test_a_task_handed_out_twice_is_one_task(lpm: LocalPersistenceManager) -> No
 
 
 def test_a_task_with_a_result_is_answered_again(lpm: LocalPersistenceManager) -> None:
-    """Handed out again after it was delivered, it is not fetched again: the Gateway gets the same result once more."""
+    """Handed out again after it was delivered, it is not fetched again: the Gateway gets the same
+    result once more."""
     assign(lpm, given("t-1"))
     lpm.save_result(*(done(task) for task in claim(lpm)))
     with_pages(lpm)
@@ -75,7 +83,9 @@ def test_a_task_with_a_result_is_answered_again(lpm: LocalPersistenceManager) ->
     assert (again.task_id, again.sha256) == ("t-1", parcel.sha256)
 
 
-def test_an_id_that_comes_back_with_another_page_is_another_task(lpm: LocalPersistenceManager) -> None:
+def test_an_id_that_comes_back_with_another_page_is_another_task(
+    lpm: LocalPersistenceManager,
+) -> None:
     """Once the first one was delivered: a Gateway that was made anew counts from one again."""
     assign(lpm, given("t-1"))
     lpm.save_result(*(done(task) for task in claim(lpm)))
@@ -90,8 +100,11 @@ def test_an_id_that_comes_back_with_another_page_is_another_task(lpm: LocalPersi
     assert not exchange.unsent(lpm.ledger.db)
 
 
-def test_a_failed_task_is_done_again_where_the_gateway_had_heard_of_it(lpm: LocalPersistenceManager) -> None:
-    """Before its report was delivered the report answers; after it, another handing out is a wish to try again."""
+def test_a_failed_task_is_done_again_where_the_gateway_had_heard_of_it(
+    lpm: LocalPersistenceManager,
+) -> None:
+    """Before its report was delivered the report answers; after it, another handing out is a wish
+    to try again."""
     assign(lpm, given("t-1"))
     [task] = claim(lpm)
     fail(lpm, task)
@@ -108,7 +121,8 @@ def test_a_failed_task_is_done_again_where_the_gateway_had_heard_of_it(lpm: Loca
 
 
 def test_every_end_without_a_result_is_to_be_reported(lpm: LocalPersistenceManager) -> None:
-    """A failure, a cancelled job, a deadline and poison each leave a report; other doors' tasks leave none."""
+    """A failure, a cancelled job, a deadline and poison each leave a report; other doors' tasks
+    leave none."""
     now = time.time()
     assign(lpm, given("failed", "http://a.example/a"))
     [task] = claim(lpm)
@@ -119,9 +133,16 @@ def test_every_end_without_a_result_is_to_be_reported(lpm: LocalPersistenceManag
     lpm.persist_tasks([new("http://a.example/d")])
     lpm.ledger.hold(open_job(lpm), "cancelled", now)
 
-    found = {report.task_id: (report.error_type, report.attempts) for report in exchange.reports(lpm.ledger.db, 9, now)}
+    found = {
+        report.task_id: (report.error_type, report.attempts)
+        for report in exchange.reports(lpm.ledger.db, 9, now)
+    }
 
-    assert found == {"failed": ("http_404", 1), "late": ("deadline", 0), "cancelled": ("cancelled", 0)}
+    assert found == {
+        "failed": ("http_404", 1),
+        "late": ("deadline", 0),
+        "cancelled": ("cancelled", 0),
+    }
 
 
 def test_a_report_that_is_outdated_is_not_sent(lpm: LocalPersistenceManager) -> None:
@@ -136,26 +157,35 @@ def test_a_report_that_is_outdated_is_not_sent(lpm: LocalPersistenceManager) -> 
 
 
 def test_a_task_that_cannot_be_worked_on_is_kept_and_reported(lpm: LocalPersistenceManager) -> None:
-    """A refused one is a failed task with its reason; one without an id is kept as a rejected row."""
-    bad = Assignment(external_id="t-9", input={"task": {"target": 1}}, refusal="the target is not an object")
+    """A refused one is a failed task with its reason; one without an id is kept as a rejected
+    row."""
+    bad = Assignment(
+        external_id="t-9", input={"task": {"target": 1}}, refusal="the target is not an object"
+    )
 
     assert assign(lpm, bad, given("t-1"), unnamed=[("it is no object", "17")]) == (1, 1, 0)
 
     [report] = exchange.reports(lpm.ledger.db, 9, time.time())
-    assert (report.task_id, report.error_type, report.reason) == ("t-9", "bad_task", "the target is not an object")
+    assert (report.task_id, report.error_type, report.reason) == (
+        "t-9",
+        "bad_task",
+        "the target is not an object",
+    )
     receipt = lpm.ledger.receipt(open_job(lpm))
     assert (receipt.rows, receipt.rejected, receipt.books.failed, receipt.problems) == (3, 1, 1, [])
 
 
 def test_the_gateways_priorities_have_places_in_the_queues(lpm: LocalPersistenceManager) -> None:
-    """1 goes first, in `urgent`; the others follow in their order, whatever the order of their handing out."""
+    """1 goes first, in `urgent`; the others follow in their order, whatever the order of their
+    handing out."""
     assign(lpm, *(given(f"t-{n}", f"http://a{n}.example/", priority=n) for n in (4, 2, 3, 1)))
 
     assert [task.url for task in claim(lpm)] == [f"http://a{n}.example/" for n in (1, 2, 3, 4)]
 
 
 def test_a_question_keeps_its_key_until_its_answer_is_stored(lpm: LocalPersistenceManager) -> None:
-    """So that the same question can be asked again, by another process too, and another one afterwards."""
+    """So that the same question can be asked again, by another process too, and another one
+    afterwards."""
     key = exchange.poll_key(lpm.durable.db)
     assert exchange.poll_key(LocalPersistenceManager(lpm.folder).durable.db) == key
 
@@ -178,7 +208,8 @@ def test_a_result_made_or_sent_too_late_is_marked(lpm: LocalPersistenceManager) 
 
 
 def test_a_request_that_was_begun_is_repeated_before_new_ones(lpm: LocalPersistenceManager) -> None:
-    """The results of a request are fixed when it is first sent, and taken apart only by an answer."""
+    """The results of a request are fixed when it is first sent, and taken apart only by an
+    answer."""
     assign(lpm, *(given(f"t-{n}", f"http://a.example/{n}") for n in range(5)))
     lpm.save_result(*(done(task) for task in claim(lpm)))
     with_pages(lpm)
@@ -197,12 +228,19 @@ def test_what_was_rejected_is_kept_and_can_be_sent_again(lpm: LocalPersistenceMa
     assign(lpm, *(given(f"t-{n}", f"http://a.example/{n}") for n in range(3)))
     lpm.save_result(*(done(task) for task in claim(lpm)))
     with_pages(lpm)
-    for parcel, code in zip(exchange.parcels(lpm.ledger.db, 9, time.time()), (422, 410, 200), strict=True):
-        exchange.refused(lpm.ledger.db, parcel, code, "no", None if code != 200 else time.time() + 100)
+    for parcel, code in zip(
+        exchange.parcels(lpm.ledger.db, 9, time.time()), (422, 410, 200), strict=True
+    ):
+        exchange.refused(
+            lpm.ledger.db, parcel, code, "no", None if code != 200 else time.time() + 100
+        )
 
     stand = lpm.ledger.delivery(None)
     assert (stand.ready, stand.rejected, stand.synced) == (1, 2, 0)
-    assert [(r["task_id"], r["code"]) for r in exchange.rejected(lpm.ledger.db)] == [("t-0", 422), ("t-1", 410)]
+    assert [(r["task_id"], r["code"]) for r in exchange.rejected(lpm.ledger.db)] == [
+        ("t-0", 422),
+        ("t-1", 410),
+    ]
     assert exchange.parcels(lpm.ledger.db, 9, time.time()) == []
     assert exchange.retry(lpm.ledger.db, []) == 1
     assert exchange.retry(lpm.ledger.db, ["t-1", "t-7"]) == 1
@@ -224,14 +262,21 @@ def test_standalone_results_are_held_until_they_are_let_go(lpm: LocalPersistence
     assert len(sent) == 5
 
 
-def test_a_store_speaks_to_the_gateway_that_its_tasks_came_from(lpm: LocalPersistenceManager) -> None:
+def test_a_store_speaks_to_the_gateway_that_its_tasks_came_from(
+    lpm: LocalPersistenceManager,
+) -> None:
     """To another one only where nothing is open, or where the operator says that it has moved."""
-    here, there = Settings(gateway_url="https://one.example/"), Settings(gateway_url="https://two.example")
+    here, there = (
+        Settings(gateway_url="https://one.example/"),
+        Settings(gateway_url="https://two.example"),
+    )
     name = bind(lpm, here)
     assert bind(lpm, there) == name
     assign(lpm, given("t-1"))
 
-    with pytest.raises(UsageError, match=r"1 tasks or results of the Gateway at https://two\.example"):
+    with pytest.raises(
+        UsageError, match=r"1 tasks or results of the Gateway at https://two\.example"
+    ):
         bind(lpm, here)
 
     assert bind(lpm, here, moved=True) == name
@@ -250,7 +295,8 @@ def test_a_call_for_a_gateways_url_is_a_task_of_its_own(lpm: LocalPersistenceMan
 
 
 def test_a_task_without_a_url_is_not_tried_again(lpm: LocalPersistenceManager) -> None:
-    """A retry of all that failed leaves it alone: there is nothing to fetch, and the Gateway was told."""
+    """A retry of all that failed leaves it alone: there is nothing to fetch, and the Gateway was
+    told."""
     assign(lpm, Assignment(external_id="t-9", refusal="there is no target"), given("t-1"))
     fail(lpm, claim(lpm)[0])
 
@@ -260,7 +306,8 @@ def test_a_task_without_a_url_is_not_tried_again(lpm: LocalPersistenceManager) -
 
 
 def test_an_answer_to_an_old_report_says_nothing_of_a_new_one(lpm: LocalPersistenceManager) -> None:
-    """Tried again and failed again while the first report was on its way: the second is still to be sent."""
+    """Tried again and failed again while the first report was on its way: the second is still to be
+    sent."""
     assign(lpm, given("t-1"))
     fail(lpm, claim(lpm)[0])
     [old] = exchange.reports(lpm.ledger.db, 9, time.time())
@@ -292,7 +339,9 @@ def test_many_tasks_in_one_answer_are_stored_in_slices(lpm: LocalPersistenceMana
     assert assign(lpm, *tasks).accepted == len(tasks)
 
     assert exchange.poll_key(lpm.durable.db) != key
-    assert rows(lpm, "SELECT count(*), (SELECT size FROM jobs) FROM tasks") == [(len(tasks), len(tasks))]
+    assert rows(lpm, "SELECT count(*), (SELECT size FROM jobs) FROM tasks") == [
+        (len(tasks), len(tasks))
+    ]
 
 
 def test_no_deadline_is_no_deadline(lpm: LocalPersistenceManager) -> None:

@@ -46,7 +46,9 @@ def test_a_rate_limits_however_fast_pages_are() -> None:
 
 def test_work_that_goes_first_counts_too() -> None:
     """What others have waiting at the same domain delays the job."""
-    assert forecast([Load("d", 80, ahead=80)], {"d": Pace(1.0)}, LIMITS).seconds == pytest.approx(20)
+    assert forecast([Load("d", 80, ahead=80)], {"d": Pace(1.0)}, LIMITS).seconds == pytest.approx(
+        20
+    )
 
 
 def test_many_domains_are_limited_by_the_processes() -> None:
@@ -61,7 +63,9 @@ def test_many_domains_are_limited_by_the_processes() -> None:
 def test_misses_are_what_does_not_fit_before_the_deadline() -> None:
     """In 100 s a domain gives 800 pages of 1 s."""
     assert forecast([Load("d", 1000)], {"d": Pace(1.0)}, LIMITS, until_s=100).misses == 200
-    assert forecast([Load("d", 1000, ahead=790)], {"d": Pace(1.0)}, LIMITS, until_s=100).misses == 990
+    assert (
+        forecast([Load("d", 1000, ahead=790)], {"d": Pace(1.0)}, LIMITS, until_s=100).misses == 990
+    )
     assert forecast([Load("d", 800)], {"d": Pace(1.0)}, LIMITS, until_s=100).misses == 0
 
 
@@ -87,10 +91,14 @@ def test_the_sentence_says_what_is_to_spare_or_what_helps() -> None:
     slow = Forecast(5000, 9000, 412, "d", 5000, measured=False)
     few = Forecast(5000, 9000, 412, "", 0, measured=True)
 
-    assert sentence(good, job(NOW + 3600), LIMITS, NOW, SOFIA) == "done by 09:42 EET, 18 min to spare"
+    assert (
+        sentence(good, job(NOW + 3600), LIMITS, NOW, SOFIA) == "done by 09:42 EET, 18 min to spare"
+    )
     assert "done by 09:42 EET" in sentence(good, job(None), LIMITS, NOW, SOFIA)
     late = sentence(slow, job(NOW + 3600), LIMITS, NOW, SOFIA)
-    assert late.startswith("412 of 5,000 will miss the deadline 10:00 EET: d takes 8 at a time; drop 412 of its 5,000")
+    assert late.startswith(
+        "412 of 5,000 will miss the deadline 10:00 EET: d takes 8 at a time; drop 412 of its 5,000"
+    )
     assert "0.5 s each is assumed" in late
     assert "raise --workers (now 2)" in sentence(few, job(NOW + 3600), LIMITS, NOW, SOFIA)
 
@@ -105,7 +113,8 @@ def test_a_trend_looks_at_the_last_half_minute() -> None:
 
 
 def test_a_standstill_has_no_rate() -> None:
-    """When nothing comes any more the rate is 0 soon, and what came before does not count when work goes on."""
+    """When nothing comes any more the rate is 0 soon, and what came before does not count when work
+    goes on."""
     trend = Trend()
     for second in range(20):
         trend.add(second, 700 * second)
@@ -132,7 +141,8 @@ def test_a_slow_crawl_does_not_stand_still() -> None:
 
 
 def test_a_deadline_is_judged_by_what_was_measured_for_a_while() -> None:
-    """Two seconds after the first page nobody knows how fast it will be; waiting for that page is not measured."""
+    """Two seconds after the first page nobody knows how fast it will be; waiting for that page is
+    not measured."""
     trend = Trend()
     for second in range(40):
         trend.add(second, 0)
@@ -173,13 +183,16 @@ def test_spans(text: str, seconds: float | None) -> None:
      ("2027-07-01 12:00", "Thu 01 Jul 12:00 EEST")],
 )  # fmt: skip
 def test_moments(text: str, shown: str) -> None:
-    """A time of day is the next one; a date may have an offset of its own; both are shown in the operator's zone."""
+    """A time of day is the next one; a date may have an offset of its own; both are shown in the
+    operator's zone."""
     at = times.moment(text, NOW, SOFIA)
     assert at is not None
     assert times.show(at, NOW, SOFIA) == shown
 
 
-@pytest.mark.parametrize("text", ["25:00", "17", "tomorrow", "17:60", "2026-13-01", "", "99999-01-01"])
+@pytest.mark.parametrize(
+    "text", ["25:00", "17", "tomorrow", "17:60", "2026-13-01", "", "99999-01-01"]
+)
 def test_what_is_no_moment(text: str) -> None:
     """It is refused, not guessed."""
     assert times.moment(text, NOW, SOFIA) is None
@@ -219,14 +232,23 @@ def test_the_systems_zone_is_used_where_none_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.4, "0 s"), (89, "89 s"), (91, "2 min"), (5399, "90 min"), (53_000, "14 h 43 min"), (900_000, "10.4 days")],
+    [
+        (0.4, "0 s"),
+        (89, "89 s"),
+        (91, "2 min"),
+        (5399, "90 min"),
+        (53_000, "14 h 43 min"),
+        (900_000, "10.4 days"),
+    ],
 )
 def test_durations(seconds: float, words: str) -> None:
     """Seconds as a person says them."""
     assert times.duration(seconds) == words
 
 
-def crawled(lpm: LocalPersistenceManager, name: str, domain: str, size: int, done_: int, fetch_s: float) -> Job:
+def crawled(
+    lpm: LocalPersistenceManager, name: str, domain: str, size: int, done_: int, fetch_s: float
+) -> Job:
     """A job with so many pages of a domain, of which some came after so long each."""
     job = open_job(lpm, name)
     lpm.persist_tasks([new(f"http://{domain}/{name}/{n}") for n in range(size)], job=job)
@@ -238,7 +260,8 @@ def crawled(lpm: LocalPersistenceManager, name: str, domain: str, size: int, don
 
 
 def test_a_large_job_beside_it_does_not_change_what_a_job_is_told(tmp_path: Path) -> None:
-    """Its own pages tell its pace, however many of another job came since; of that, only what goes first counts."""
+    """Its own pages tell its pace, however many of another job came since; of that, only what goes
+    first counts."""
     lpm = LocalPersistenceManager(tmp_path)
     small = crawled(lpm, "small", "quick.example", 108, 8, 0.005)
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 92)))  # 8 are left

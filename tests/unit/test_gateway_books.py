@@ -1,4 +1,5 @@
-"""The reference Gateway's books: who gets which task, what is stored, and what is answered twice."""
+"""The reference Gateway's books: who gets which task, what is stored, and what is answered
+twice."""
 
 import hashlib
 import io
@@ -57,7 +58,9 @@ def fill(books: Books, *rows: dict[str, Any]) -> None:
         books.add(task(row, None, NOW) for row in rows)
 
 
-def ask(books: Books, worker: str, capacity: int = 100, *platforms: str, key: str | None = None) -> list[str]:
+def ask(
+    books: Books, worker: str, capacity: int = 100, *platforms: str, key: str | None = None
+) -> list[str]:
     """The ids of the tasks that a worker gets."""
     with books.writing():
         given = books.give(worker, capacity, platforms, key)
@@ -81,7 +84,9 @@ def delivered(books: Books, worker: str, *results: Any, **how: Any) -> Answer:
     """The answer itself."""
     body = json.dumps(results).encode()
     with books.writing():
-        return books.deliver(worker, incoming.results(body), sha256=hashlib.sha256(body).hexdigest(), **how)
+        return books.deliver(
+            worker, incoming.results(body), sha256=hashlib.sha256(body).hexdigest(), **how
+        )
 
 
 def pass_time(books: Books, clock: Clock, seconds: float) -> None:
@@ -115,7 +120,13 @@ def test_a_row_becomes_a_task_as_the_contract_has_it() -> None:
 
 def test_tasks_are_handed_out_by_priority_and_import(books: Books) -> None:
     """Priority 1 comes first; among equals, what was imported first."""
-    fill(books, row("a", priority="3"), row("b", priority="1"), row("c", priority="3"), row("d", priority="2"))
+    fill(
+        books,
+        row("a", priority="3"),
+        row("b", priority="1"),
+        row("c", priority="3"),
+        row("d", priority="2"),
+    )
 
     assert ask(books, "w", 2) == ["b", "d"]
     assert ask(books, "w", 9) == ["a", "c"]
@@ -123,7 +134,8 @@ def test_tasks_are_handed_out_by_priority_and_import(books: Books) -> None:
 
 
 def test_a_worker_gets_only_its_platforms(books: Books) -> None:
-    """A worker that names platforms gets no others; one that names none gets any, also those without."""
+    """A worker that names platforms gets no others; one that names none gets any, also those
+    without."""
     fill(
         books,
         row("a", platform="qpublic", priority="1"),
@@ -148,7 +160,8 @@ def test_retry_after_says_whether_more_waits(books: Books) -> None:
 
 
 def test_a_silent_worker_loses_its_tasks(books: Books, clock: Clock) -> None:
-    """Any call of a worker keeps its tasks; after the lease without one, whoever asks next gets them."""
+    """Any call of a worker keeps its tasks; after the lease without one, whoever asks next gets
+    them."""
     fill(books, row("a"), row("b"))
     assert ask(books, "quiet", 1) == ["a"]
     assert ask(books, "lively", 1) == ["b"]
@@ -179,7 +192,8 @@ def test_a_restart_of_the_server_costs_nobody_a_task(books: Books, clock: Clock)
 
 
 def test_a_gateway_that_was_deaf_costs_nobody_a_task(books: Books, clock: Clock) -> None:
-    """Where nobody at all was heard for half a lease, leases begin anew: once, until each is heard again."""
+    """Where nobody at all was heard for half a lease, leases begin anew: once, until each is heard
+    again."""
     fill(books, row("a"))
     ask(books, "dead")
 
@@ -234,7 +248,8 @@ def test_a_handout_is_known_as_long_as_one_of_its_tasks_is_held(books: Books, cl
 
 
 def test_an_answer_has_no_more_tasks_than_fit(books: Books) -> None:
-    """An answer ends at 4 MiB; what did not fit is given next, and a task is given whatever its size."""
+    """An answer ends at 4 MiB; what did not fit is given next, and a task is given whatever its
+    size."""
     fill(books, *(row(f"t-{n}", note="é" * 60_000) for n in range(60)))
 
     first = ask(books, "w", 60, key="k")
@@ -243,7 +258,9 @@ def test_an_answer_has_no_more_tasks_than_fit(books: Books) -> None:
     assert ask(books, "w", 60, key="k") == first
     assert retry_after(books, "w", 1) == 0
     with books.writing():
-        books.db.execute("UPDATE tasks SET body = json_object('task_id', task_id, 'x', printf('%.5000000c', 'x'))")
+        books.db.execute(
+            "UPDATE tasks SET body = json_object('task_id', task_id, 'x', printf('%.5000000c', 'x'))"
+        )
     assert len(ask(books, "w", 60)) == 1
 
 
@@ -253,11 +270,14 @@ def test_no_question_sorts_what_an_index_has_in_order(books: Books) -> None:
         plan = [step[-1] for step in books.db.all(f"EXPLAIN QUERY PLAN {query}", values)]
 
         assert plan
-        assert not [step for step in plan if "TEMP B-TREE" in step or step.startswith("SCAN f")], plan
+        assert not [step for step in plan if "TEMP B-TREE" in step or step.startswith("SCAN f")], (
+            plan
+        )
 
 
 def test_a_key_gives_nothing_that_went_to_another(books: Books, clock: Clock) -> None:
-    """What a worker lost by its silence, and another has, is not given to both; what nobody took, it gets again."""
+    """What a worker lost by its silence, and another has, is not given to both; what nobody took,
+    it gets again."""
     fill(books, row("a"), row("b"))
     ask(books, "w", key="k")
     pass_time(books, clock, 301)
@@ -268,7 +288,8 @@ def test_a_key_gives_nothing_that_went_to_another(books: Books, clock: Clock) ->
 
 
 def test_a_result_is_applied_once(books: Books, clock: Clock) -> None:
-    """The same content again, in whatever order its keys are, is counted as updated and changes nothing."""
+    """The same content again, in whatever order its keys are, is counted as updated and changes
+    nothing."""
     first = deliver(books, "w", {"task_id": "a", "data": {"x": 1, "y": 2}})
     clock.now += 10
     second = deliver(books, "w2", {"data": {"y": 2, "x": 1}, "task_id": "a"}, late=True)
@@ -276,7 +297,12 @@ def test_a_result_is_applied_once(books: Books, clock: Clock) -> None:
     assert (first["inserted"], first["updated"]) == (1, 0)
     assert (second["inserted"], second["updated"]) == (0, 1)
     [result] = books.results()
-    assert (result["applied"], result["worker"], result["seq"], result["late"]) == (1, "w", 1, False)
+    assert (result["applied"], result["worker"], result["seq"], result["late"]) == (
+        1,
+        "w",
+        1,
+        False,
+    )
 
     deliver(books, "w2", {"task_id": "a", "data": {"x": 3}})
     [result] = books.results()
@@ -297,8 +323,11 @@ def test_a_result_is_applied_once(books: Books, clock: Clock) -> None:
         (None, "2026-01-30T11:00:00Z", "second"),
     ],
 )
-def test_an_older_result_replaces_no_newer_one(books: Books, first: str | None, second: str, stays: str) -> None:
-    """What was scraped before what is there is counted as updated and not applied, where both moments are known."""
+def test_an_older_result_replaces_no_newer_one(
+    books: Books, first: str | None, second: str, stays: str
+) -> None:
+    """What was scraped before what is there is counted as updated and not applied, where both
+    moments are known."""
     deliver(books, "w", {"task_id": "a", "data": {"n": "first"}, "scraped_at": first})
 
     answer = deliver(books, "w", {"task_id": "a", "data": {"n": "second"}, "scraped_at": second})
@@ -325,7 +354,8 @@ def test_a_result_completes_its_task(books: Books) -> None:
 
 
 def test_a_result_that_came_first_answers_its_task(books: Books) -> None:
-    """A result that was pushed before its task was imported is kept, and the task is never handed out."""
+    """A result that was pushed before its task was imported is kept, and the task is never handed
+    out."""
     deliver(books, "w", {"task_id": "a", "data": {}})
     fill(books, row("a"))
 
@@ -335,8 +365,19 @@ def test_a_result_that_came_first_answers_its_task(books: Books) -> None:
 
 def test_bad_results_cost_no_good_ones(books: Books) -> None:
     """What is no result is counted as failed, with at most ten reasons; the others are stored."""
-    bad: list[Any] = [7, None, {}, {"task_id": "", "data": {}}, {"task_id": "x\x07", "data": {}}, {"task_id": "x"}]
-    bad += [{"task_id": "x", "data": []}, {"task_id": "x" * 201, "data": {}}, {"task_id": 1, "data": {}}] * 2
+    bad: list[Any] = [
+        7,
+        None,
+        {},
+        {"task_id": "", "data": {}},
+        {"task_id": "x\x07", "data": {}},
+        {"task_id": "x"},
+    ]
+    bad += [
+        {"task_id": "x", "data": []},
+        {"task_id": "x" * 201, "data": {}},
+        {"task_id": 1, "data": {}},
+    ] * 2
     deep: Any = {}
     for _ in range(150):
         deep = {"a": deep}
@@ -374,7 +415,9 @@ def test_an_array_is_cut_into_its_elements(count: int) -> None:
     """The careful way gives the same elements as the quick one."""
     values = [{"n": n, "t": 'a,]["\\'} for n in range(count)]
 
-    assert [json.loads(element) for element in elements(json.dumps(values).encode(), MAX_RESULTS)] == values
+    assert [
+        json.loads(element) for element in elements(json.dumps(values).encode(), MAX_RESULTS)
+    ] == values
 
 
 def test_too_many_results_are_refused() -> None:
@@ -394,14 +437,17 @@ def test_errors_are_counted_and_ten_are_told(books: Books) -> None:
 
 def test_twins_in_one_batch_end_as_the_last(books: Books) -> None:
     """Of two results with one task_id in a batch the later one stays."""
-    answer = deliver(books, "w", {"task_id": "a", "data": {"n": 1}}, {"task_id": "a", "data": {"n": 2}})
+    answer = deliver(
+        books, "w", {"task_id": "a", "data": {"n": 1}}, {"task_id": "a", "data": {"n": 2}}
+    )
 
     assert (answer["inserted"], answer["updated"]) == (1, 1)
     assert [result["data"] for result in books.results()] == [{"n": 2}]
 
 
 def test_numbers_and_texts_come_back_as_they_were(books: Books) -> None:
-    """Numbers of any length, NUL and signs beyond the basic plane are stored and exported unchanged."""
+    """Numbers of any length, NUL and signs beyond the basic plane are stored and exported
+    unchanged."""
     data = {"big": 10**40, "nul": "a\0b", "sign": "𝄞", "float": 0.1, "": None}
 
     deliver(books, "w", {"task_id": "a", "data": data, "applied": "mine", "note": "kept"})
@@ -413,16 +459,23 @@ def test_numbers_and_texts_come_back_as_they_were(books: Books) -> None:
 
 def test_late_is_what_the_header_or_the_deadline_says(books: Books, clock: Clock) -> None:
     """A result is late where its sender says so, or where its task's deadline has passed."""
-    fill(books, row("a", deadline="2030-03-17T18:00:00Z"), row("b", deadline="2030-03-17T17:00:00Z"))
+    fill(
+        books, row("a", deadline="2030-03-17T18:00:00Z"), row("b", deadline="2030-03-17T17:00:00Z")
+    )
 
     deliver(books, "w", {"task_id": "a", "data": {}}, {"task_id": "b", "data": {}})
     deliver(books, "w", {"task_id": "c", "data": {}}, late=True)
 
-    assert {result["task_id"]: result["late"] for result in books.results()} == {"a": False, "b": True, "c": True}
+    assert {result["task_id"]: result["late"] for result in books.results()} == {
+        "a": False,
+        "b": True,
+        "c": True,
+    }
 
 
 def test_a_request_is_answered_once(books: Books, clock: Clock) -> None:
-    """The same key with the same body gets the stored answer, and applies nothing; with another body it is refused."""
+    """The same key with the same body gets the stored answer, and applies nothing; with another
+    body it is refused."""
     first = delivered(books, "w", {"task_id": "a", "data": {}}, key="k")
     again = delivered(books, "w", {"task_id": "a", "data": {}}, key="k")
 
@@ -436,7 +489,8 @@ def test_a_request_is_answered_once(books: Books, clock: Clock) -> None:
 
 
 def test_what_a_fault_left_out_can_be_sent_again_under_its_key(books: Books) -> None:
-    """A played partial failure stores some and says so vaguely; the same request later stores the rest."""
+    """A played partial failure stores some and says so vaguely; the same request later stores the
+    rest."""
     items = [{"task_id": name, "data": {}} for name in "abc"]
 
     broken = deliver(books, "w", *items, key="k", left_out=frozenset({0, 2}))
@@ -448,7 +502,8 @@ def test_what_a_fault_left_out_can_be_sent_again_under_its_key(books: Books) -> 
 
 
 def test_a_failure_is_the_holders_to_report(books: Books) -> None:
-    """Its words are kept; the same again is fine, others, or another worker's, are not; a retry gives it out again."""
+    """Its words are kept; the same again is fine, others, or another worker's, are not; a retry
+    gives it out again."""
     fill(books, row("a"))
     ask(books, "w")
     why = Failure("gone", "http_404", 3)
@@ -471,13 +526,19 @@ def test_a_failure_is_the_holders_to_report(books: Books) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attempts", "noted"), [(-1, 0), (2.0, 2), (1e300, MAX_NUMBER), (10**30, MAX_NUMBER), (MAX_NUMBER, MAX_NUMBER)]
+    ("attempts", "noted"),
+    [(-1, 0), (2.0, 2), (1e300, MAX_NUMBER), (10**30, MAX_NUMBER), (MAX_NUMBER, MAX_NUMBER)],
 )
-def test_a_failures_words_are_cut_rather_than_refused(books: Books, attempts: float, noted: int) -> None:
-    """A task whose failure was refused would be held for ever; the same words again change nothing."""
+def test_a_failures_words_are_cut_rather_than_refused(
+    books: Books, attempts: float, noted: int
+) -> None:
+    """A task whose failure was refused would be held for ever; the same words again change
+    nothing."""
     fill(books, row("a"))
     ask(books, "w")
-    body = json.dumps({"reason": "x" * 20_000, "error_type": "y" * 20_000, "attempts": attempts}).encode()
+    body = json.dumps(
+        {"reason": "x" * 20_000, "error_type": "y" * 20_000, "attempts": attempts}
+    ).encode()
     why = incoming.read(body, Failure)
 
     with books.writing():
@@ -541,8 +602,11 @@ def test_commands_are_delivered_once(books: Books) -> None:
         (["pause", "drain", "pause"], ["drain", "pause"]),
     ],
 )
-def test_a_later_command_replaces_what_it_undoes(books: Books, told: list[str], waits: list[str]) -> None:
-    """A command waits once, as long as no later one makes it pointless; those of other workers stay."""
+def test_a_later_command_replaces_what_it_undoes(
+    books: Books, told: list[str], waits: list[str]
+) -> None:
+    """A command waits once, as long as no later one makes it pointless; those of other workers
+    stay."""
     with books.writing():
         for name in ("w", "other"):
             books.hear(name)
@@ -566,7 +630,8 @@ def test_another_content_takes_no_name(books: Books) -> None:
 
 
 def test_a_damaged_content_is_written_again(tmp_path: Path) -> None:
-    """A content that is shorter or longer than it should be is replaced by the next upload of it."""
+    """A content that is shorter or longer than it should be is replaced by the next upload of
+    it."""
     contents, content = Contents(tmp_path), b"<p>all of it"
     sha256 = hashlib.sha256(content).hexdigest()
 
@@ -576,7 +641,8 @@ def test_a_damaged_content_is_written_again(tmp_path: Path) -> None:
 
 
 def test_a_row_changes_its_task_unless_it_is_worked_on(books: Books) -> None:
-    """A known task_id with another content: available and failed tasks change, held and completed ones do not."""
+    """A known task_id with another content: available and failed tasks change, held and completed
+    ones do not."""
     names = ("available", "failed", "held", "completed")
     fill(books, *(row(name) for name in reversed(names)))
     ask(books, "w", 3)
@@ -586,8 +652,12 @@ def test_a_row_changes_its_task_unless_it_is_worked_on(books: Books) -> None:
 
     with books.writing():
         same = books.add(task(row(name, created_at=""), None, NOW + 999) for name in names)
-        others = books.add(task(row(name, colour="red", priority="1"), None, NOW + 999) for name in names)
-        again = books.add(task(row(name, colour="red", priority="1"), None, NOW + 999) for name in names)
+        others = books.add(
+            task(row(name, colour="red", priority="1"), None, NOW + 999) for name in names
+        )
+        again = books.add(
+            task(row(name, colour="red", priority="1"), None, NOW + 999) for name in names
+        )
 
     assert same == ["known"] * 4
     assert others == ["changed", "changed", "refused", "refused"]
@@ -595,7 +665,11 @@ def test_a_row_changes_its_task_unless_it_is_worked_on(books: Books) -> None:
     assert {known.task_id: known.state for known in books.tasks()} == {name: name for name in names}
     with books.writing():
         [given] = books.give("w", 1, [], None).tasks
-    assert [msgspec.json.decode(given)[name] for name in ("task_id", "colour", "priority")] == ["available", "red", 1]
+    assert [msgspec.json.decode(given)[name] for name in ("task_id", "colour", "priority")] == [
+        "available",
+        "red",
+        1,
+    ]
 
 
 def test_a_time_of_day_is_the_same_row_tomorrow(books: Books) -> None:
@@ -606,12 +680,18 @@ def test_a_time_of_day_is_the_same_row_tomorrow(books: Books) -> None:
 
 
 def test_the_raw_file_of_a_result_is_known_by_its_content(books: Books) -> None:
-    """An export shows the raw file with the hash that a result names, and which of the two came first."""
+    """An export shows the raw file with the hash that a result names, and which of the two came
+    first."""
     with books.writing():
         books.keep("w", "other.html", "ab" * 32, 5, {"task_id": "z"})
         books.keep("w", "a.html", "ab" * 32, 5, {"task_id": "a"})
         books.keep("w", "a.html", "ab" * 32, 5, {"task_id": "a"})
-    deliver(books, "w", {"task_id": "a", "data": {}, "raw_html_hash": "ab" * 32}, {"task_id": "b", "data": {}})
+    deliver(
+        books,
+        "w",
+        {"task_id": "a", "data": {}, "raw_html_hash": "ab" * 32},
+        {"task_id": "b", "data": {}},
+    )
 
     with_raw, without = books.results()
 
@@ -651,7 +731,12 @@ def test_a_row_that_is_no_task_says_why(fields: dict[str, Any], reason: str) -> 
 def test_a_password_in_another_column_is_left_out() -> None:
     """The row becomes a task without it: no worker is told."""
     hidden = "https://ada:geheim@files.example/1"
-    fields = {"url": "http://a.example/", "note": hidden, "parcel_id": hidden, "target": {"more": [hidden]}}
+    fields = {
+        "url": "http://a.example/",
+        "note": hidden,
+        "parcel_id": hidden,
+        "target": {"more": [hidden]},
+    }
 
     made = task(fields, None, NOW)
 
@@ -668,7 +753,8 @@ def test_a_row_without_an_id_gets_one_from_its_content() -> None:
 
 
 def test_a_foreign_or_newer_database_is_left_alone(tmp_path: Path) -> None:
-    """Books of another program, of a newer version or no books at all are an error that names the file."""
+    """Books of another program, of a newer version or no books at all are an error that names the
+    file."""
     for name, make in (("foreign", "CREATE TABLE x (y)"), ("newer", "PRAGMA user_version=99")):
         folder = tmp_path / name
         with closing(Books(folder)) as books:
@@ -733,7 +819,10 @@ def test_a_database_that_cannot_be_written_is_tried_anew(books: Books) -> None:
     """Whoever waits is told; when it can be written again, work goes on."""
     committer = Committer(books)
     path = f"file:{books.path}?mode=ro"
-    good, books.db = books.db, type(books.db)(path, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    good, books.db = (
+        books.db,
+        type(books.db)(path, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI),
+    )
     good.close()
 
     with pytest.raises(StoreError):

@@ -1,4 +1,5 @@
-"""The Gateway's client: each call as the contract has it, and a clear error for whatever else may come."""
+"""The Gateway's client: each call as the contract has it, and a clear error for whatever else may
+come."""
 
 import asyncio
 import email
@@ -23,7 +24,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crawler.config import Settings
-from crawler.errors import ConfigError, CrawlerError, GatewayDenied, GatewayError, GatewayRefused, UsageError
+from crawler.errors import (
+    ConfigError,
+    CrawlerError,
+    GatewayDenied,
+    GatewayError,
+    GatewayRefused,
+    UsageError,
+)
 from crawler.fetch.http import Client, Request
 from crawler.gateway import answers
 from crawler.gateway.client import LIMITS, MAX_WAIT_S, GatewayClient, Limits, Stored, Work
@@ -70,9 +78,13 @@ def answer(body: bytes | object, *headers: str, status: int = 200) -> bytes:
 async def hear(reader: asyncio.StreamReader) -> Heard:
     """The next request of a connection."""
     first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines if line)}
+    headers = {
+        name.lower(): value for name, _, value in (line.partition(": ") for line in lines if line)
+    }
     method, target, _ = first.split(" ")
-    return Heard(method, target, headers, await reader.readexactly(int(headers.get("content-length", "0"))))
+    return Heard(
+        method, target, headers, await reader.readexactly(int(headers.get("content-length", "0")))
+    )
 
 
 def replying(reply: Reply, heard: list[Heard]) -> Talk:
@@ -118,7 +130,9 @@ def ask(call: Call, talk: Talk, limits: Limits = LIMITS, **changes: Any) -> Any:
 def told(call: Call, reply: Reply | bytes, **changes: Any) -> tuple[Any, list[Heard]]:
     """What a call comes to that gets such an answer, and what the Gateway heard."""
     heard: list[Heard] = []
-    return ask(call, replying(reply if callable(reply) else lambda _: reply, heard), **changes), heard
+    return ask(
+        call, replying(reply if callable(reply) else lambda _: reply, heard), **changes
+    ), heard
 
 
 def error(call: Call, reply: Reply | bytes, **changes: Any) -> CrawlerError:
@@ -140,16 +154,22 @@ def fit(found: CrawlerError) -> CrawlerError:
 
 
 def test_work_is_asked_for() -> None:
-    """Capacity and platforms are in the query, the rest in headers; tasks come as they are, whatever they are."""
+    """Capacity and platforms are in the query, the rest in headers; tasks come as they are,
+    whatever they are."""
     tasks = [{"task_id": "t-1", "extra": {"a": [1, None]}}, "no task at all", None]
     found, [heard] = told(
-        lambda made: made.work(100, ["beacon", "a b&c=ü"], "k-7"), answer({"tasks": tasks, "retry_after": 5})
+        lambda made: made.work(100, ["beacon", "a b&c=ü"], "k-7"),
+        answer({"tasks": tasks, "retry_after": 5}),
     )
 
     assert found == Work(tasks, 5.0)
     path, _, query = heard.target.partition("?")
     assert (heard.method, path, heard.body) == ("GET", "/internal/work", b"")
-    assert parse_qsl(query) == [("capacity", "100"), ("platforms", "beacon"), ("platforms", "a b&c=ü")]
+    assert parse_qsl(query) == [
+        ("capacity", "100"),
+        ("platforms", "beacon"),
+        ("platforms", "a b&c=ü"),
+    ]
     assert heard.headers["x-worker-token"] == TOKEN
     assert heard.headers["x-worker-id"] == "worker-1"
     assert heard.headers["idempotency-key"] == "k-7"
@@ -159,7 +179,14 @@ def test_work_is_asked_for() -> None:
 def test_results_are_sent() -> None:
     """The body goes out byte for byte under its own hash, and says so where it is late."""
     body = '[{"task_id": "ü"}]'.encode()
-    reply = answer({"inserted": 1, "updated": 2, "failed": 3, "errors": ["no\nparcel", "x" * 900, {"a": 1}, None]})
+    reply = answer(
+        {
+            "inserted": 1,
+            "updated": 2,
+            "failed": 3,
+            "errors": ["no\nparcel", "x" * 900, {"a": 1}, None],
+        }
+    )
     found, [heard] = told(lambda made: made.send_results(body), reply)
     _, [late] = told(lambda made: made.send_results(body, late=True), answer(COUNTS))
 
@@ -172,14 +199,18 @@ def test_results_are_sent() -> None:
 
 
 def parts(heard: Heard) -> dict[str, tuple[str | None, bytes]]:
-    """The parts of a form by their names: file name and content, as another implementation reads them."""
+    """The parts of a form by their names: file name and content, as another implementation reads
+    them."""
     head = f"Content-Type: {heard.headers['content-type']}\r\n\r\n".encode()
     form = email.message_from_bytes(head + heard.body, policy=email.policy.HTTP)
     found = {}
     for part in form.iter_parts():
         content = part.get_payload(decode=True)
         assert isinstance(content, bytes)
-        found[str(part.get_param("name", header="content-disposition"))] = (part.get_filename(), content)
+        found[str(part.get_param("name", header="content-disposition"))] = (
+            part.get_filename(),
+            content,
+        )
     return found
 
 
@@ -187,8 +218,13 @@ def parts(heard: Heard) -> dict[str, tuple[str | None, bytes]]:
 def test_a_raw_page_is_sent(body: bytes) -> None:
     """A form holds the file under its name and the metadata as JSON, and is the same each time."""
     metadata = {"task_id": "t/1", "url": 'https://a.example/"ü"'}
-    _, [heard] = told(lambda made: made.send_raw("w1.t-1.html", body, metadata), answer({"status": "ok", "path": "p"}))
-    _, [again] = told(lambda made: made.send_raw("w1.t-1.html", body, metadata), answer({"status": "ok"}))
+    _, [heard] = told(
+        lambda made: made.send_raw("w1.t-1.html", body, metadata),
+        answer({"status": "ok", "path": "p"}),
+    )
+    _, [again] = told(
+        lambda made: made.send_raw("w1.t-1.html", body, metadata), answer({"status": "ok"})
+    )
 
     assert (heard.method, heard.target) == ("POST", "/internal/raw-files")
     found = parts(heard)
@@ -253,7 +289,9 @@ def test_any_task_id_can_be_reported() -> None:
 
 def test_an_id_too_long_for_an_address_is_refused_here() -> None:
     """It would not get better, and the Gateway is not asked."""
-    found = error(lambda made: made.fail("x" * 9000, reason="r", error_type="e", attempts=1), answer({}))
+    found = error(
+        lambda made: made.fail("x" * 9000, reason="r", error_type="e", attempts=1), answer({})
+    )
 
     assert isinstance(found, GatewayRefused)
     assert found.status == 414
@@ -274,10 +312,16 @@ def test_an_id_too_long_for_an_address_is_refused_here() -> None:
 )
 def test_commands_are_texts(told_us: dict[str, Any], expected: list[str]) -> None:
     """A heartbeat brings commands as far as they are texts; anything else among them is dropped."""
-    found, [heard] = told(lambda made: made.heartbeat(b'{"active_tasks": 3}', "k-1"), answer(told_us))
+    found, [heard] = told(
+        lambda made: made.heartbeat(b'{"active_tasks": 3}', "k-1"), answer(told_us)
+    )
 
     assert found == expected
-    assert (heard.method, heard.target, heard.body) == ("POST", "/internal/heartbeat", b'{"active_tasks": 3}')
+    assert (heard.method, heard.target, heard.body) == (
+        "POST",
+        "/internal/heartbeat",
+        b'{"active_tasks": 3}',
+    )
     assert heard.headers["idempotency-key"] == "k-1"
 
 
@@ -329,16 +373,26 @@ def test_what_cannot_be_sent_is_the_callers_mistake(call: Call) -> None:
         ({"gateway_url": "http://gateway.example"}, ConfigError, "must begin with https://"),
         ({"gateway_url": "http://10.0.0.1:8000"}, ConfigError, "must begin with https://"),
         ({"gateway_url": "http://localhost.example"}, ConfigError, "must begin with https://"),
-        ({"gateway_url": "http://127.0.0.1@gateway.example/"}, ConfigError, "must begin with https://"),
+        (
+            {"gateway_url": "http://127.0.0.1@gateway.example/"},
+            ConfigError,
+            "must begin with https://",
+        ),
         ({"gateway_url": "ftp://127.0.0.1"}, ConfigError, "only http and https"),
-        ({"gateway_url": "https://gateway.example/?key=geheim-0123456789"}, ConfigError, "must not have a query"),
+        (
+            {"gateway_url": "https://gateway.example/?key=geheim-0123456789"},
+            ConfigError,
+            "must not have a query",
+        ),
         ({"gateway_url": "gateway.example"}, ConfigError, "GATEWAY_URL: not a URL"),
         ({"gateway_token": None}, ConfigError, "set GATEWAY_TOKEN"),
         ({"gateway_token": "geheim-0123456789 \n"}, ConfigError, "printable ASCII"),
         ({"gateway_token": "geheim-0123456789" * 300}, ConfigError, "printable ASCII"),
     ],
 )
-def test_settings_that_do_not_do(changes: dict[str, Any], kind: type[UsageError], words: str) -> None:
+def test_settings_that_do_not_do(
+    changes: dict[str, Any], kind: type[UsageError], words: str
+) -> None:
     """Who may not speak to a Gateway, or could not, is told which variable says so."""
     with pytest.raises(kind, match=words) as caught:
         GatewayClient(settings("https://gateway.example", **changes), "w")
@@ -357,7 +411,8 @@ def test_worker_ids_that_do_not_do(worker_id: str) -> None:
     "url", ["http://localhost:1", "http://[::1]:1", "http://127.9.9.9:1", "https://gateway.example"]
 )
 def test_settings_that_do(url: str) -> None:
-    """This machine may be spoken to in plain, anybody else within TLS; no text made of the client holds the token."""
+    """This machine may be spoken to in plain, anybody else within TLS; no text made of the client
+    holds the token."""
     made = GatewayClient(settings(url), "w")
 
     assert TOKEN not in f"{made!r}{made}"
@@ -367,7 +422,8 @@ def test_settings_that_do(url: str) -> None:
 
 
 def test_the_token_is_read_anew_for_each_call(tmp_path: Path) -> None:
-    """A file that is replaced counts from the next call on; while it is gone or unusable, the Gateway is not asked."""
+    """A file that is replaced counts from the next call on; while it is gone or unusable, the
+    Gateway is not asked."""
     file = tmp_path / "token"
     file.write_text("one\n")
     heard: list[Heard] = []
@@ -405,7 +461,15 @@ def test_the_environments_token_comes_first(tmp_path: Path) -> None:
         answer({"error": {"message": TOKEN[:9]}}, status=500),
         answer({"error": TOKEN}, status=503),
         answer({"detail": [{"input": TOKEN}]}, status=422),
-        answer({"status": "error", "success": False, "message": TOKEN, "tasks": TOKEN, "commands": [TOKEN]}),
+        answer(
+            {
+                "status": "error",
+                "success": False,
+                "message": TOKEN,
+                "tasks": TOKEN,
+                "commands": [TOKEN],
+            }
+        ),
         f"HTTP/1.1 500 {TOKEN}\r\nContent-Length: 0\r\n\r\n".encode(),
         f"{TOKEN} is no HTTP\r\n\r\n".encode(),
         f"HTTP/1.1 200 OK\r\nTransfer-Encoding: {TOKEN}, chunked\r\n\r\n".encode(),
@@ -425,7 +489,12 @@ def test_no_error_repeats_the_token(call: Call, reply: bytes) -> None:
 
 def test_words_about_results_do_not_repeat_the_token() -> None:
     """What the Gateway says failed is kept and shown to the operator."""
-    counts = {"inserted": 0, "updated": 0, "failed": 2, "errors": [f"for {TOKEN}", TOKEN[:4] + "\x00" + TOKEN[4:]]}
+    counts = {
+        "inserted": 0,
+        "updated": 0,
+        "failed": 2,
+        "errors": [f"for {TOKEN}", TOKEN[:4] + "\x00" + TOKEN[4:]],
+    }
     found, _ = told(CALLS["results"], answer(counts))
 
     assert found.failed == 2
@@ -440,7 +509,10 @@ def test_words_about_results_do_not_repeat_the_token() -> None:
     ("status", "kind"),
     [
         *((status, GatewayDenied) for status in (401, 403, 407)),
-        *((status, GatewayRefused) for status in (400, 402, 404, 405, 409, 410, 413, 415, 418, 422, 451, 499)),
+        *(
+            (status, GatewayRefused)
+            for status in (400, 402, 404, 405, 409, 410, 413, 415, 418, 422, 451, 499)
+        ),
         *((status, GatewayError) for status in (408, 425, 429)),
         *((status, GatewayError) for status in (500, 501, 502, 503, 504, 507, 599, 600, 999)),
         *((status, GatewayError) for status in (300, 304, 305, 301, 302, 303, 307, 308)),
@@ -450,7 +522,9 @@ def test_words_about_results_do_not_repeat_the_token() -> None:
 def test_every_status_has_its_error(call: Call, status: int, kind: type[CrawlerError]) -> None:
     """The error says whether it may get better, which call it was, and the Gateway's own words."""
     empty = status in (204, 205, 304)
-    reply = answer(b"" if empty else {"error": {"code": "X", "message": "our \n reason"}}, status=status)
+    reply = answer(
+        b"" if empty else {"error": {"code": "X", "message": "our \n reason"}}, status=status
+    )
 
     found = error(call, reply)
 
@@ -514,12 +588,16 @@ def test_the_gateways_own_words_are_shown(body: bytes, words: str) -> None:
     ],
 )
 def test_how_long_to_wait(header: str | None, value: object, expected: float) -> None:
-    """The longest that headers and body ask for, within reason; on work, and on 429 and 503, and on nothing else."""
+    """The longest that headers and body ask for, within reason; on work, and on 429 and 503, and on
+    nothing else."""
     headers = [f"Retry-After: {header}"] if header is not None else []
     body = {"tasks": [], "retry_after": value}
 
     found, _ = told(CALLS["work"], answer(body, *headers))
-    waits = {status: error(CALLS["results"], answer(body, *headers, status=status)) for status in (429, 503, 500, 408)}
+    waits = {
+        status: error(CALLS["results"], answer(body, *headers, status=status))
+        for status in (429, 503, 500, 408)
+    }
 
     assert found.wait_s == pytest.approx(expected)
     for status, raised in waits.items():
@@ -569,7 +647,9 @@ NO_JSON = (
 
 
 @pytest.mark.parametrize(
-    ("name", "body"), [(name, body) for name in CALLS for body in (*WRONG[name], *NO_JSON)], ids=lambda it: str(it)[:40]
+    ("name", "body"),
+    [(name, body) for name in CALLS for body in (*WRONG[name], *NO_JSON)],
+    ids=lambda it: str(it)[:40],
 )
 def test_answers_that_are_not_the_contracts(name: str, body: bytes) -> None:
     """A 200 with anything else than the contract says is no success, and may get better."""
@@ -579,10 +659,12 @@ def test_answers_that_are_not_the_contracts(name: str, body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [{"status": "error", "message": "disk full"}, {"success": False, "message": "disk full"}]
+    "body",
+    [{"status": "error", "message": "disk full"}, {"success": False, "message": "disk full"}],
 )
 def test_a_good_status_that_says_otherwise_is_told_apart(body: dict[str, Any]) -> None:
-    """`200 {"status": "error"}` speaks of this one file or report, in the Gateway's words, and not of the Gateway."""
+    """`200 {"status": "error"}` speaks of this one file or report, in the Gateway's words, and not
+    of the Gateway."""
     for name in ("raw", "fail") if "status" in body else ("fail",):
         found = error(CALLS[name], answer(body))
 
@@ -597,7 +679,11 @@ def test_a_good_status_that_says_otherwise_is_told_apart(body: dict[str, Any]) -
         ("work", b'{"tasks": null, "retry_after": 30}', Work([], 30.0)),
         ("work", b'{"tasks": null, "retry_after": null}', Work([], 0.0)),
         ("work", b'{"tasks": [], "retry_after": 30}', Work([], 30.0)),
-        ("results", b'{"inserted": 1, "updated": null, "failed": null, "errors": null}', Stored(1, 0, ())),
+        (
+            "results",
+            b'{"inserted": 1, "updated": null, "failed": null, "errors": null}',
+            Stored(1, 0, ()),
+        ),
         ("results", b'{"inserted": null, "updated": 1, "failed": 0}', Stored(1, 0, (), updated=1)),
         ("results", b'{"inserted": null, "updated": null, "failed": 1}', Stored(0, 1, ())),
         ("raw", b'{"status": "ok", "path": null, "message": null}', None),
@@ -607,27 +693,43 @@ def test_a_good_status_that_says_otherwise_is_told_apart(body: dict[str, Any]) -
         ("heartbeat", b'{"acknowledged": null, "commands": null}', []),
     ],
 )
-def test_nulls_and_habits_of_real_gateways_are_no_trouble(name: str, body: bytes, expected: object) -> None:
-    """Null is an empty list, nothing counted, nothing said; a report that was heard is heard, even if not as ours."""
+def test_nulls_and_habits_of_real_gateways_are_no_trouble(
+    name: str, body: bytes, expected: object
+) -> None:
+    """Null is an empty list, nothing counted, nothing said; a report that was heard is heard, even
+    if not as ours."""
     found, _ = told(CALLS[name], answer(body))
 
     assert found == expected
 
 
 def test_results_without_errors_are_counted() -> None:
-    """`errors` may be null or missing; counts that do not fit what was sent are for the sender to see."""
+    """`errors` may be null or missing; counts that do not fit what was sent are for the sender to
+    see."""
     for tail in ("", ', "errors": null'):
-        found, _ = told(CALLS["results"], answer(f'{{"inserted": 70, "updated": 7, "failed": 9{tail}}}'.encode()))
+        found, _ = told(
+            CALLS["results"],
+            answer(f'{{"inserted": 70, "updated": 7, "failed": 9{tail}}}'.encode()),
+        )
         assert found == Stored(77, 9, (), updated=7)
 
 
 @pytest.mark.parametrize(
     ("odd", "expected"),
-    [(b"NaN", None), (b"-Infinity", None), (b'"\\ud800"', "?"), (b'"\xff"', "\ufffd"), (b'"a\nb"', "a\nb")],
+    [
+        (b"NaN", None),
+        (b"-Infinity", None),
+        (b'"\\ud800"', "?"),
+        (b'"\xff"', "\ufffd"),
+        (b'"a\nb"', "a\nb"),
+    ],
 )
 def test_one_odd_task_does_not_cost_its_neighbours(odd: bytes, expected: object) -> None:
-    """Tasks that were handed out are ours: what is no strict JSON in one of them does not lose the rest."""
-    found, _ = told(CALLS["work"], answer(b'{"tasks": [{"task_id": "t-1", "x": %s}, {"task_id": "t-2"}]}' % odd))
+    """Tasks that were handed out are ours: what is no strict JSON in one of them does not lose the
+    rest."""
+    found, _ = told(
+        CALLS["work"], answer(b'{"tasks": [{"task_id": "t-1", "x": %s}, {"task_id": "t-2"}]}' % odd)
+    )
 
     assert found.tasks == [{"task_id": "t-1", "x": expected}, {"task_id": "t-2"}]
     msgspec.json.encode(found.tasks)
@@ -636,7 +738,8 @@ def test_one_odd_task_does_not_cost_its_neighbours(odd: bytes, expected: object)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (
-        st.lists(inner) | st.dictionaries(st.text() | st.sampled_from(("tasks", "errors", "commands")), inner)
+        st.lists(inner)
+        | st.dictionaries(st.text() | st.sampled_from(("tasks", "errors", "commands")), inner)
     ),
 )
 
@@ -742,7 +845,9 @@ def test_nothing_goes_to_another_origin(name: str, place: str) -> None:
             async with serving(replying(reply, heard)) as port:
                 home.append(port)
                 async with GatewayClient(settings(f"http://127.0.0.1:{port}"), "w") as made:
-                    with pytest.raises(GatewayError, match="the token was not sent there") as caught:
+                    with pytest.raises(
+                        GatewayError, match="the token was not sent there"
+                    ) as caught:
                         await CALLS[name](made)
         origin = str(caught.value).partition("redirected to ")[2].partition(";")[0]
         assert origin.startswith("http")
@@ -753,11 +858,14 @@ def test_nothing_goes_to_another_origin(name: str, place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["", "http://", "ftp://a.example/", "javascript:alert(1)", "http://[", "\xff\xfe://"]
+    "location",
+    ["", "http://", "ftp://a.example/", "javascript:alert(1)", "http://[", "\xff\xfe://"],
 )
 def test_redirects_to_nowhere(location: str) -> None:
     """What is no address is an error like any other."""
-    assert type(error(CALLS["work"], answer(b"", f"Location: {location}", status=302))) is GatewayError
+    assert (
+        type(error(CALLS["work"], answer(b"", f"Location: {location}", status=302))) is GatewayError
+    )
 
 
 def test_redirects_to_two_places() -> None:
@@ -770,7 +878,8 @@ def test_redirects_to_two_places() -> None:
 
 
 def saying(*pieces: bytes, reset: bool = False, hold: bool = False) -> Talk:
-    """A server that hears a request, says something, and hangs up, politely or not; or stays silent."""
+    """A server that hears a request, says something, and hangs up, politely or not; or stays
+    silent."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await hear(reader)
@@ -842,7 +951,8 @@ def test_every_proper_form_of_an_answer_is_read(talk: Talk) -> None:
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize(
-    "said", [b"", b"HTTP/1.1 2", HEAD, answer(COUNTS)[:-1], answer(b"", "Location: /", status=307)[:-2]]
+    "said",
+    [b"", b"HTTP/1.1 2", HEAD, answer(COUNTS)[:-1], answer(b"", "Location: /", status=307)[:-2]],
 )
 def test_silence_has_an_end(call: Call, said: bytes) -> None:
     """A Gateway that stops in the middle is left after the call's time."""
@@ -872,7 +982,8 @@ def test_a_drip_cannot_stretch_the_time() -> None:
 
 
 def test_nobody_there() -> None:
-    """A closed port, an unknown name and a network that is not open are errors with their reasons."""
+    """A closed port, an unknown name and a network that is not open are errors with their
+    reasons."""
 
     async def work(url: str) -> str:
         async with GatewayClient(settings(url), "w", limits=Limits(connect_s=5)) as made:
@@ -882,18 +993,23 @@ def test_nobody_there() -> None:
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        assert "connection failed" in asyncio.run(work(f"http://127.0.0.1:{taken.getsockname()[1]}"))
+        assert "connection failed" in asyncio.run(
+            work(f"http://127.0.0.1:{taken.getsockname()[1]}")
+        )
     assert "CRAWLER_ALLOW_NETS" in asyncio.run(work("https://10.1.2.3"))
     assert "gateway.invalid" in asyncio.run(work("https://gateway.invalid"))
 
 
 def test_a_dead_connection_is_replaced() -> None:
-    """A kept connection that ends before any answer is no failure: the call is made again on a new one, once."""
+    """A kept connection that ends before any answer is no failure: the call is made again on a new
+    one, once."""
     for large in (b"[{}]", LARGE):
         connections: list[list[Heard]] = []
 
         async def talk(
-            reader: asyncio.StreamReader, writer: asyncio.StreamWriter, known: list[list[Heard]] = connections
+            reader: asyncio.StreamReader,
+            writer: asyncio.StreamWriter,
+            known: list[list[Heard]] = connections,
         ) -> None:
             known.append([])
             known[-1].append(await hear(reader))
@@ -943,7 +1059,9 @@ def test_calls_at_the_same_time() -> None:
 
 def test_a_large_page_arrives_whole() -> None:
     """32 MiB go out as they are."""
-    _, [heard] = told(lambda made: made.send_raw("a.html", LARGE, {"a": 1}), answer({"status": "ok"}))
+    _, [heard] = told(
+        lambda made: made.send_raw("a.html", LARGE, {"a": 1}), answer({"status": "ok"})
+    )
 
     assert LARGE in heard.body
     assert parts(heard)["metadata"][1] == b'{"a":1}'
@@ -952,7 +1070,8 @@ def test_a_large_page_arrives_whole() -> None:
 @pytest.mark.parametrize("taken", [0, 1_000_000, 20_000_000])
 @pytest.mark.parametrize("rude", [False, True])
 def test_an_answer_that_comes_early_is_read(taken: int, rude: bool) -> None:
-    """A Gateway that refuses a body while it still comes is heard, whether it hangs up at once or not."""
+    """A Gateway that refuses a body while it still comes is heard, whether it hangs up at once or
+    not."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -968,7 +1087,8 @@ def test_an_answer_that_comes_early_is_read(taken: int, rude: bool) -> None:
 
 
 def test_last_words_are_read_although_sending_fails() -> None:
-    """A refusal right before a reset is heard, even if the reset is met first, by what is just being sent."""
+    """A refusal right before a reset is heard, even if the reset is met first, by what is just
+    being sent."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(30)  # or a failure here would wait for the thread for ever
 
@@ -996,7 +1116,8 @@ def test_last_words_are_read_although_sending_fails() -> None:
 
 @pytest.mark.parametrize("taken", [0, 1_000_000, len(LARGE)])
 def test_a_success_that_comes_early(taken: int) -> None:
-    """It counts where the Gateway goes on to take all of it, as one may that has it already; else it is none."""
+    """It counts where the Gateway goes on to take all of it, as one may that has it already; else
+    it is none."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -1042,7 +1163,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def secure(certificates: Path, name: str, talk: Talk, limits: Limits) -> AsyncIterator[GatewayClient]:
+async def secure(
+    certificates: Path, name: str, talk: Talk, limits: Limits
+) -> AsyncIterator[GatewayClient]:
     """A client of a Gateway with that certificate."""
     async with (
         serving(talk, tls=tls.identity(certificates, name)) as port,
@@ -1069,7 +1192,9 @@ def test_a_trusted_gateway_gets_everything(trusted: Path) -> None:
         await reader.read()
 
     async def work() -> None:
-        async with secure(trusted, "good", replying(lambda _: answer(COUNTS), heard), LIMITS) as made:
+        async with secure(
+            trusted, "good", replying(lambda _: answer(COUNTS), heard), LIMITS
+        ) as made:
             assert await made.send_results(LARGE) == Stored(1, 0, ())
         async with secure(trusted, "good", early, LIMITS) as made:
             with pytest.raises(GatewayRefused):
@@ -1098,13 +1223,17 @@ def test_a_gateway_that_cannot_be_trusted_hears_nothing(trusted: Path, name: str
     assert heard == []
 
 
-def test_an_unknown_authority_is_not_trusted(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_authority_is_not_trusted(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without SSL_CERT_FILE the system decides, and does not know the test's authority."""
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     heard: list[Heard] = []
 
     async def work() -> None:
-        async with secure(certificates, "good", replying(lambda _: answer(COUNTS), heard), LIMITS) as made:
+        async with secure(
+            certificates, "good", replying(lambda _: answer(COUNTS), heard), LIMITS
+        ) as made:
             with pytest.raises(GatewayError, match="TLS failed"):
                 await made.send_results(b"[]")
 
@@ -1116,7 +1245,8 @@ def test_an_unknown_authority_is_not_trusted(certificates: Path, monkeypatch: py
 
 
 def test_a_post_and_its_redirect_as_pages() -> None:
-    """A POST says its length even without a body, and its redirect is the page, as is that of a GET that asks so."""
+    """A POST says its length even without a body, and its redirect is the page, as is that of a GET
+    that asks so."""
     heard: list[Heard] = []
 
     async def work() -> list[int]:
@@ -1146,7 +1276,8 @@ def test_a_post_and_its_redirect_as_pages() -> None:
     ids=["1e400", "digits", "deep", "nan", "surrogate", "broken"],
 )
 def test_a_task_that_cannot_be_read_at_all_does_not_either(odd: bytes) -> None:
-    """Whatever is in it: the others are read as they are, and its own id is known, so that its end can be reported."""
+    """Whatever is in it: the others are read as they are, and its own id is known, so that its end
+    can be reported."""
     body = (
         b'\xef\xbb\xbf{"tasks": [{"task_id": "t-1"}, '
         + odd

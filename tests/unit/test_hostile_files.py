@@ -1,4 +1,5 @@
-"""Small input files that claim much: none takes much memory, or time out of proportion to its size."""
+"""Small input files that claim much: none takes much memory, or time out of proportion to its
+size."""
 
 import gzip
 import json
@@ -53,12 +54,16 @@ def noise(size: int, seed: int = 1) -> str:
 
 @shape(1_000, "a row may have 1,000 columns")
 def last_column_of_all(path: Path, n: int) -> Path:
-    return crafted(path, header() + "".join(f"<row>{A}<c r='XFD{i}'><v>1</v></c></row>" for i in range(2, n)))
+    return crafted(
+        path, header() + "".join(f"<row>{A}<c r='XFD{i}'><v>1</v></c></row>" for i in range(2, n))
+    )
 
 
 @shape(500, "1000 cells, but the header has 1")
 def last_column_that_is_read(path: Path, n: int) -> Path:
-    return crafted(path, header() + "".join(f"<row>{A}<c r='ALL{i}'><v>1</v></c></row>" for i in range(2, n)))
+    return crafted(
+        path, header() + "".join(f"<row>{A}<c r='ALL{i}'><v>1</v></c></row>" for i in range(2, n))
+    )
 
 
 @shape(100)
@@ -129,7 +134,9 @@ def merged_cells(path: Path, n: int) -> Path:
 
 @shape(20_000, "the URL has")
 def runs_of_rich_text(path: Path, n: int) -> Path:
-    return crafted(path, header() + f"<row><c t='inlineStr'><is>{'<r><t>x</t></r>' * n}</is></c></row>" * 2)
+    return crafted(
+        path, header() + f"<row><c t='inlineStr'><is>{'<r><t>x</t></r>' * n}</is></c></row>" * 2
+    )
 
 
 @shape(20_000, "the URL has")
@@ -242,7 +249,9 @@ def style_numbers_of_many_digits(path: Path, n: int) -> Path:
 def very_many_relationships(path: Path, n: int) -> Path:
     found = "".join(f"<Relationship Id='{i}' Target='t'/>" for i in range(n))
     sheet = f"<Relationship Id='a' Type='{REL}/worksheet' Target='worksheets/s.xml'/>"
-    return crafted(path, header() + f"<row>{A}</row>", **{"_rels/workbook.xml.rels": f"<R>{sheet}{found}</R>"})
+    return crafted(
+        path, header() + f"<row>{A}</row>", **{"_rels/workbook.xml.rels": f"<R>{sheet}{found}</R>"}
+    )
 
 
 @shape(20_000)
@@ -285,13 +294,17 @@ def attributes(path: Path, n: int) -> Path:
 
 @shape(3)
 def attributes_of_cells(path: Path, n: int) -> Path:
-    cells = "".join(f"<c r='B2' t='{noise(300_000, i)}' s='{noise(300_000, i)}'><v>1</v></c>" for i in range(n))
+    cells = "".join(
+        f"<c r='B2' t='{noise(300_000, i)}' s='{noise(300_000, i)}'><v>1</v></c>" for i in range(n)
+    )
     return crafted(path, header("<c t='str'><v>n</v></c>") + f"<row>{A}</row><row>{cells}</row>")
 
 
 @shape(500_000)
 def comment(path: Path, n: int) -> Path:
-    return crafted(path, header() + f"<row>{A}</row>" + f"<!-- {'x' * 500_000} -->" * (n // 500_000))
+    return crafted(
+        path, header() + f"<row>{A}</row>" + f"<!-- {'x' * 500_000} -->" * (n // 500_000)
+    )
 
 
 @shape(500_000)
@@ -312,7 +325,18 @@ def outside_entity(path: Path, n: int) -> Path:
     return crafted(path, header() + "<row><c t='s'><v>0</v></c></row>", strings=text)
 
 
-ENCODINGS = ("zlib_codec", "hex", "rot13", "undefined", "idna", "punycode", "utf-7", "cp932", "no such", "x" * 5000)
+ENCODINGS = (
+    "zlib_codec",
+    "hex",
+    "rot13",
+    "undefined",
+    "idna",
+    "punycode",
+    "utf-7",
+    "cp932",
+    "no such",
+    "x" * 5000,
+)
 
 
 # Workbooks: zip.
@@ -380,7 +404,9 @@ def workbook_in_a_workbook(path: Path, n: int) -> Path:
 # Texts.
 
 
-def text(ending: str, size: int, said: str = "") -> Callable[[Callable[[int], str]], Callable[[int], str]]:
+def text(
+    ending: str, size: int, said: str = ""
+) -> Callable[[Callable[[int], str]], Callable[[int], str]]:
     """Note a shape of text file."""
 
     def note(content: Callable[[int], str]) -> Callable[[int], str]:
@@ -587,7 +613,9 @@ def ordinary(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     files = sorted(folder.iterdir())
     costs = cost(*files, times=3)
     assert all((each.good, each.rejected) == (5_000, 0) for each in costs)
-    return {path.suffix: each.cpu_s / unpacked(path) for path, each in zip(files, costs, strict=True)}
+    return {
+        path.suffix: each.cpu_s / unpacked(path) for path, each in zip(files, costs, strict=True)
+    }
 
 
 def unpacked(path: Path) -> int:
@@ -602,7 +630,8 @@ def unpacked(path: Path) -> int:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_small_file_takes_little(tmp_path: Path, ordinary: dict[str, float], name: str) -> None:
-    """Whatever a file claims: at most 100 MB of memory, CPU in proportion to its size, and its good rows."""
+    """Whatever a file claims: at most 100 MB of memory, CPU in proportion to its size, and its good
+    rows."""
     make, n, said = SHAPES[name]
     small, large = make(tmp_path / "small.xlsx", n), make(tmp_path / "large.xlsx", 16 * n)
     few, many = cost(small, large)

@@ -45,7 +45,8 @@ def receipts(data: Path, outcome: str) -> dict[str, dict[str, object]]:
 
 
 def test_dropped_file_is_taken_when_it_rests(tmp_path: Path) -> None:
-    """A file that still changes is left alone; one that rests for two seconds is imported, `urgent/` as urgent."""
+    """A file that still changes is left alone; one that rests for two seconds is imported,
+    `urgent/` as urgent."""
     now = [100.0]
     inbox = Inbox(Settings(data_dir=tmp_path), clock=lambda: now[0])
     inbox.take()
@@ -99,8 +100,11 @@ def test_same_file_again_is_a_new_job_when_the_first_has_ended(tmp_path: Path) -
             lpm.close()
 
 
-def test_what_is_no_whole_file_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Hidden names, unfinished copies, links, pipes and folders are nobody's import; the last three are told."""
+def test_what_is_no_whole_file_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hidden names, unfinished copies, links, pipes and folders are nobody's import; the last three
+    are told."""
     now = [100.0]
     inbox = Inbox(Settings(data_dir=tmp_path), clock=lambda: now[0])
     inbox.take()
@@ -119,7 +123,9 @@ def test_what_is_no_whole_file_is_left_alone(tmp_path: Path, caplog: pytest.LogC
     assert sorted((tmp_path / "inbox").iterdir()) == before
     assert not LocalPersistenceManager.exists(tmp_path)
     told = [record.getMessage().partition(" is no regular")[0] for record in caplog.records]
-    assert sorted(told) == sorted(str(tmp_path / "inbox" / name) for name in ("link.txt", "folder", "urgent/pipe.txt"))
+    assert sorted(told) == sorted(
+        str(tmp_path / "inbox" / name) for name in ("link.txt", "folder", "urgent/pipe.txt")
+    )
     assert of(look(tmp_path), "inbox", "note") == [
         "3 in the inbox are no regular files and are not imported: folder, link.txt, pipe.txt"
     ]
@@ -148,7 +154,8 @@ def test_a_file_that_somebody_still_writes_is_left_alone(tmp_path: Path) -> None
 
 
 class Appending(logging.Handler):
-    """Appends to the file of the inbox's item when its import has ended, as a writer that had only paused."""
+    """Appends to the file of the inbox's item when its import has ended, as a writer that had only
+    paused."""
 
     def __init__(self, data: Path, text: str) -> None:
         super().__init__()
@@ -164,8 +171,11 @@ class Appending(logging.Handler):
 
 
 @pytest.mark.parametrize("collected", [False, True])
-def test_a_file_that_changed_after_its_import_is_imported_as_a_whole(tmp_path: Path, collected: bool) -> None:
-    """Into the same job, when it rests again; what was there is recognised, even if it is collected by then."""
+def test_a_file_that_changed_after_its_import_is_imported_as_a_whole(
+    tmp_path: Path, collected: bool
+) -> None:
+    """Into the same job, when it rests again; what was there is recognised, even if it is collected
+    by then."""
     # Given a dropped file that grows just behind its import
     now = [100.0]
     inbox = Inbox(Settings(data_dir=tmp_path), clock=lambda: now[0])
@@ -216,7 +226,8 @@ STATES = {
 def test_the_receipt_of_a_replaced_file_has_the_rows_of_its_last_state(
     tmp_path: Path, how: str, collected: bool
 ) -> None:
-    """What only an earlier state had counts for the job no more; it is fetched for nobody, and no result is lost.
+    """What only an earlier state had counts for the job no more; it is fetched for nobody, and no
+    result is lost.
 
     The doctor finds nothing wrong with the rows.
     """
@@ -295,7 +306,8 @@ def test_any_name_can_be_stored(name: str) -> None:
 
 
 def test_a_copy_is_abandoned_by_the_time_that_passed(tmp_path: Path) -> None:
-    """One that grows, or whose date is old because the clock was set, stays; one that rests for an hour goes."""
+    """One that grows, or whose date is old because the clock was set, stays; one that rests for an
+    hour goes."""
     now = [100.0]
     inbox = Inbox(Settings(data_dir=tmp_path), clock=lambda: now[0])
     item = tmp_path / "inbox" / "item"
@@ -372,7 +384,9 @@ def test_two_kernels_at_one_moment_give_way(tmp_path: Path) -> None:
     assert note.read_text() == "another\nmachine\n"
 
 
-@pytest.mark.parametrize("content", ["", "\0" * 70, "b6e5b67a-15e3", "boot\n", "boot\nmachine\nmore\n", "\n\n"])
+@pytest.mark.parametrize(
+    "content", ["", "\0" * 70, "b6e5b67a-15e3", "boot\n", "boot\nmachine\nmore\n", "\n\n"]
+)
 def test_a_torn_note_of_a_kernel_is_nobodys(tmp_path: Path, content: str) -> None:
     """What a power cut has left of `run/kernel` keeps nobody out."""
     (tmp_path / "run").mkdir()
@@ -395,7 +409,8 @@ def test_an_earlier_boot_of_this_machine_keeps_nobody_out(tmp_path: Path, ahead_
 
 
 def test_a_clone_with_this_machines_id_is_known_by_its_writing(tmp_path: Path) -> None:
-    """Two virtual machines with one machine id do not share a database: who writes again is alive."""
+    """Two virtual machines with one machine id do not share a database: who writes again is
+    alive."""
     lock = kernel.note(tmp_path / "run")
     name = f"another {kernel.name()}"
     stopped = threading.Event()

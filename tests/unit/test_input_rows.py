@@ -1,4 +1,5 @@
-"""Every row of input is counted once: in whatever file, however often it is read, broken off and repaired."""
+"""Every row of input is counted once: in whatever file, however often it is read, broken off and
+repaired."""
 
 import gzip
 import hashlib
@@ -40,12 +41,19 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def made_rows(chance: random.Random, count: int, name: str) -> list[Row]:
-    """Rows of few pages, so that many mean the same one, with bad rows among them; `n` is each one's own."""
+    """Rows of few pages, so that many mean the same one, with bad rows among them; `n` is each
+    one's own."""
     rows = []
     for number in range(count):
         bad = number > 0 and chance.random() < 0.15
         page = f"http://a.example/{chance.randrange(1 + count // 2)}"
-        rows.append({"url": "no address" if bad else page, "parcel_id": chance.choice("pq"), "n": f"{name}-{number}"})
+        rows.append(
+            {
+                "url": "no address" if bad else page,
+                "parcel_id": chance.choice("pq"),
+                "n": f"{name}-{number}",
+            }
+        )
     return rows
 
 
@@ -71,7 +79,10 @@ def workbook(path: Path, rows: list[Row]) -> None:
 def array(chance: random.Random, path: Path, rows: list[Row]) -> None:
     """An array with several rows on some of its lines, and some lines between others."""
     texts = [json.dumps(row) for row in rows]
-    path.write_text("[" + "".join(f"{text},{chance.choice(['', ' ', chr(10), chr(10) * 3])}" for text in texts)[:-1])
+    path.write_text(
+        "["
+        + "".join(f"{text},{chance.choice(['', ' ', chr(10), chr(10) * 3])}" for text in texts)[:-1]
+    )
     path.write_text(path.read_text().rstrip(", \n") + "]")
 
 
@@ -101,7 +112,9 @@ def made_files(chance: random.Random, folder: Path, count: int, size: int) -> di
 # Reading them.
 
 
-def read(settings: Settings, file: Path, job_name: str | None, commits: int | None = None) -> Job | None:
+def read(
+    settings: Settings, file: Path, job_name: str | None, commits: int | None = None
+) -> Job | None:
     """Import a file; with `commits` it is broken off after so many, if there are so many."""
     left = [commits or 0]
 
@@ -126,8 +139,11 @@ def collect(settings: Settings, count: int) -> None:
 # What is to be true.
 
 
-def assert_every_row_once(settings: Settings, job_name: str, files: Iterable[tuple[Path, list[Row]]]) -> None:
-    """Each row is one task, link or rejected row, the counts are these, and an export has each with its own columns."""
+def assert_every_row_once(
+    settings: Settings, job_name: str, files: Iterable[tuple[Path, list[Row]]]
+) -> None:
+    """Each row is one task, link or rejected row, the counts are these, and an export has each with
+    its own columns."""
     files = list(files)
     lpm = LocalPersistenceManager(settings.data_dir)
     job = lpm.ledger.job(job_name)
@@ -144,7 +160,9 @@ def assert_every_row_once(settings: Settings, job_name: str, files: Iterable[tup
         counts.append(len(found))
         keys += found
     assert len(set(keys)) == len(keys) == receipt.rows
-    assert lpm.ledger.db.all("SELECT size, linked, rejected FROM jobs WHERE id = ?", (job.id,)) == [tuple(counts)]
+    assert lpm.ledger.db.all("SELECT size, linked, rejected FROM jobs WHERE id = ?", (job.id,)) == [
+        tuple(counts)
+    ]
     exported = list(results.read_rows(lpm.ledger.db, job))
     lpm.close()
     expected = [(path, row) for path, rows in files for row in rows]
@@ -177,7 +195,10 @@ class Part(str):
     __hash__ = str.__hash__
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, str) and str(self) in other.replace('"', " ").replace(",", " ").split()
+        return (
+            isinstance(other, str)
+            and str(self) in other.replace('"', " ").replace(",", " ").split()
+        )
 
 
 # The tests.
@@ -185,7 +206,8 @@ class Part(str):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_every_row_is_counted_once(settings: Settings, tmp_path: Path, seed: int) -> None:
-    """Files of all kinds into one job, broken off anywhere, read again in any order, beside another job."""
+    """Files of all kinds into one job, broken off anywhere, read again in any order, beside another
+    job."""
     # Given some of the pages in another job, and files of one job that are broken off anywhere
     chance = random.Random(seed)
     other = made_files(chance, tmp_path, 1, 20)
@@ -212,7 +234,8 @@ def test_every_row_is_counted_once(settings: Settings, tmp_path: Path, seed: int
 
 @pytest.mark.parametrize("seed", range(25))
 def test_a_repair_brings_every_row_back_once(settings: Settings, tmp_path: Path, seed: int) -> None:
-    """Pages of the ledger destroyed at random: the files again, in any order, are exactly what was there."""
+    """Pages of the ledger destroyed at random: the files again, in any order, are exactly what was
+    there."""
     chance = random.Random(seed)
     files = made_files(chance, tmp_path, chance.randint(1, 3), 300)
     named = "auction" if len(files) > 1 else None
@@ -230,12 +253,19 @@ def test_a_repair_brings_every_row_back_once(settings: Settings, tmp_path: Path,
 
     [job_name] = jobs
     assert_every_row_once(settings, job_name, files.items())
-    assert not [finding for finding in wrong(look(settings.data_dir)) if f"job {job_name}:" in finding.detail]
+    assert not [
+        finding
+        for finding in wrong(look(settings.data_dir))
+        if f"job {job_name}:" in finding.detail
+    ]
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_task_made_of_its_result_takes_no_place_of_another(settings: Settings, tmp_path: Path, seed: int) -> None:
-    """What is left of a collected task does not tell its row: it goes to none of the same URL that has its own task."""
+def test_a_task_made_of_its_result_takes_no_place_of_another(
+    settings: Settings, tmp_path: Path, seed: int
+) -> None:
+    """What is left of a collected task does not tell its row: it goes to none of the same URL that
+    has its own task."""
     # Given files with the same URLs, with and without a parcel, all collected
     chance = random.Random(seed)
     files = {}
@@ -245,9 +275,12 @@ def test_a_task_made_of_its_result_takes_no_place_of_another(settings: Settings,
         read(settings, tmp_path / name, "auction")
     collect(settings, 150)
 
-    # When the rows of tasks are lost, which are made again from their results, and rejected rows for good
+    # When the rows of tasks are lost, which are made again from their results, and rejected rows
+    # for good
     database = settings.data_dir / "lpm.db"
-    for number in chance.sample(pages_of(database, "tasks", "leaf"), 4) + pages_of(database, "rejected_rows", "leaf"):
+    for number in chance.sample(pages_of(database, "tasks", "leaf"), 4) + pages_of(
+        database, "rejected_rows", "leaf"
+    ):
         wipe(database, number)
     look(settings.data_dir, repair=True)
     for path in reversed(files):
@@ -258,8 +291,11 @@ def test_a_task_made_of_its_result_takes_no_place_of_another(settings: Settings,
 
 
 @pytest.mark.parametrize("table", ["tasks", "job_links", "rejected_rows", "imports", "jobs"])
-def test_lost_rows_of_one_line_are_told_and_come_back(settings: Settings, tmp_path: Path, table: str) -> None:
-    """A one-line array has all its rows on line 1: a lost page of any table costs none of them for ever."""
+def test_lost_rows_of_one_line_are_told_and_come_back(
+    settings: Settings, tmp_path: Path, table: str
+) -> None:
+    """A one-line array has all its rows on line 1: a lost page of any table costs none of them for
+    ever."""
     rows = made_rows(random.Random(1), 600, "f")
     for row in rows:
         row["more"] = "x" * 40
@@ -271,14 +307,19 @@ def test_lost_rows_of_one_line_are_told_and_come_back(settings: Settings, tmp_pa
 
     told = [finding.detail for finding in wrong(mended)]
     assert bool(told) == (table != "imports"), mended
-    assert table != "tasks" or any("no row is left of the lines 1 (items " in text for text in told), told
+    assert table != "tasks" or any(
+        "no row is left of the lines 1 (items " in text for text in told
+    ), told
     job = read(settings, tmp_path / "one.json", None)
     assert job
     assert_every_row_once(settings, job.name, [(tmp_path / "one.json", rows)])
 
 
-def test_files_are_told_apart_although_a_repair_forgot_them(settings: Settings, tmp_path: Path) -> None:
-    """Where the list of a job's files was lost, reading them again in another order doubles nothing."""
+def test_files_are_told_apart_although_a_repair_forgot_them(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """Where the list of a job's files was lost, reading them again in another order doubles
+    nothing."""
     chance = random.Random(3)
     files = {}
     for name in ("first", "second", "third"):
@@ -296,8 +337,11 @@ def test_files_are_told_apart_although_a_repair_forgot_them(settings: Settings, 
     assert_every_row_once(settings, "auction", files.items())
 
 
-def test_an_import_that_broke_off_is_not_forgotten_with_the_list_of_files(settings: Settings, tmp_path: Path) -> None:
-    """The end of one file does not close a job of which another one was not all in when the list was lost."""
+def test_an_import_that_broke_off_is_not_forgotten_with_the_list_of_files(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """The end of one file does not close a job of which another one was not all in when the list
+    was lost."""
     rows = {name: made_rows(random.Random(4), 30, name) for name in ("first", "second")}
     for name, each in rows.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(each))
@@ -313,10 +357,14 @@ def test_an_import_that_broke_off_is_not_forgotten_with_the_list_of_files(settin
     lpm.close()
 
     read(settings, tmp_path / "second.json", "auction")
-    assert_every_row_once(settings, "auction", [(tmp_path / f"{name}.json", rows[name]) for name in rows])
+    assert_every_row_once(
+        settings, "auction", [(tmp_path / f"{name}.json", rows[name]) for name in rows]
+    )
 
 
-def test_a_clock_that_was_set_back_settles_a_loss_all_the_same(settings: Settings, tmp_path: Path) -> None:
+def test_a_clock_that_was_set_back_settles_a_loss_all_the_same(
+    settings: Settings, tmp_path: Path
+) -> None:
     """Whether a file was read again since a loss is no matter of the clock."""
     rows = made_rows(random.Random(5), 30, "f")
     (tmp_path / "one.json").write_text(json.dumps(rows))
@@ -340,8 +388,11 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("ending", BROKEN)
-def test_what_was_read_before_a_break_is_committed(settings: Settings, tmp_path: Path, ending: str) -> None:
-    """The rows before the damage are in, in whatever format, the place is named, and the job says that it broke off."""
+def test_what_was_read_before_a_break_is_committed(
+    settings: Settings, tmp_path: Path, ending: str
+) -> None:
+    """The rows before the damage are in, in whatever format, the place is named, and the job says
+    that it broke off."""
     # Given 4,000 rows, fewer than a commit has, of which the end is damaged
     file = tmp_path / f"broken.{ending}"
     begin, row = BROKEN[ending]
@@ -371,12 +422,15 @@ def test_what_was_read_before_a_break_is_committed(settings: Settings, tmp_path:
 
 
 def test_a_killed_import_of_one_line_is_completed(folder: Folder) -> None:
-    """kill -9 after the first commit of a one-line array, the same command again: every row once."""
+    """kill -9 after the first commit of a one-line array, the same command again: every row
+    once."""
     rows = made_rows(random.Random(6), 12_000, "f")
     file = folder.path / "one.json"
     file.write_text(json.dumps(rows))
 
-    assert folder.crawler("bulk", "import", str(file), CRAWLER_FAILPOINT="imported:2").returncode == -9
+    assert (
+        folder.crawler("bulk", "import", str(file), CRAWLER_FAILPOINT="imported:2").returncode == -9
+    )
     broken = folder.crawler("job", "verify", "one.json")
     again = folder.crawler("bulk", "import", str(file))
 
@@ -398,12 +452,18 @@ def test_a_rejected_row_of_a_shared_line_is_named_with_its_item(folder: Folder) 
     assert "line 1, item 2: rejected" in dry.stderr
     assert "line 1, item 3: rejected" in dry.stderr
     assert f"{file}, line 1, item 2: " in strict.stderr
-    rejects = [json.loads(line) for line in (folder.path / "one.json.rejects.jsonl").read_text().splitlines()]
+    rejects = [
+        json.loads(line)
+        for line in (folder.path / "one.json.rejects.jsonl").read_text().splitlines()
+    ]
     assert [(reject["line"], reject["item"]) for reject in rejects] == [(1, 2), (1, 3)]
 
 
-def test_a_row_that_another_reading_lets_in_is_not_rejected_any_more(settings: Settings, tmp_path: Path) -> None:
-    """A row without a URL that a site's template gives one later is a task then, and counted once."""
+def test_a_row_that_another_reading_lets_in_is_not_rejected_any_more(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """A row without a URL that a site's template gives one later is a task then, and counted
+    once."""
     sites = tmp_path / "config" / "sites"
     sites.mkdir(parents=True)
     told = msgspec.structs.replace(settings, config_dir=sites.parent)
@@ -423,8 +483,11 @@ def test_a_row_that_another_reading_lets_in_is_not_rejected_any_more(settings: S
 
 
 @pytest.mark.parametrize("twins", ['"APN": "7", "apn": "8"', '"apn": "7", "Platform": "other"'])
-def test_a_template_takes_no_column_that_is_there_twice(settings: Settings, tmp_path: Path, twins: str) -> None:
-    """Where two columns could give a row its URL, the row is rejected: the other's page would be lost."""
+def test_a_template_takes_no_column_that_is_there_twice(
+    settings: Settings, tmp_path: Path, twins: str
+) -> None:
+    """Where two columns could give a row its URL, the row is rejected: the other's page would be
+    lost."""
     sites = tmp_path / "config" / "sites"
     sites.mkdir(parents=True)
     (sites / "beacon.yaml").write_text("hosts: [b.example]\nurl_template: http://b.example/{apn}\n")

@@ -1,4 +1,5 @@
-"""Verdicts: what a page really is, measured on the corpus and held against whatever a server may send."""
+"""Verdicts: what a page really is, measured on the corpus and held against whatever a server may
+send."""
 
 import re
 from collections import Counter
@@ -14,24 +15,52 @@ from crawler.models import Page, RetryClass
 from crawler.sites.depth import parse
 from tests.support.corpus import Sample, answer, judged, samples
 
-WALLS = {"captcha", "blocked", "login_wall", "consent_wall", "rate_limited", "error_page", "soft_404", "parked"}
+WALLS = {
+    "captcha",
+    "blocked",
+    "login_wall",
+    "consent_wall",
+    "rate_limited",
+    "error_page",
+    "soft_404",
+    "parked",
+}
 WALLS |= {"maintenance", "empty_shell"}
-VENDORS = {"cloudflare", "akamai", "datadome", "perimeterx", "recaptcha", "hcaptcha", "turnstile", "imperva"}
+VENDORS = {
+    "cloudflare",
+    "akamai",
+    "datadome",
+    "perimeterx",
+    "recaptcha",
+    "hcaptcha",
+    "turnstile",
+    "imperva",
+}
 VENDORS |= {"aws waf", "kasada", "f5", "sucuri", "wordfence", "cloudfront", "vercel"}
 GOOD = ("ok", "thin")
-LONG = "The board met on Tuesday and heard the report of the surveyor on the bridge over the mill race. " * 20
+LONG = (
+    "The board met on Tuesday and heard the report of the surveyor on the bridge over the mill race. "
+    * 20
+)
 
 
-def page(body: str | bytes, status: int = 200, *headers: tuple[str, str], final_url: str = "") -> Page:
+def page(
+    body: str | bytes, status: int = 200, *headers: tuple[str, str], final_url: str = ""
+) -> Page:
     """An answer with that body."""
     facts = {"url": "https://county.example/parcel/1", "status": str(status)}
     facts |= {"final": final_url} if final_url else {}
-    pairs = headers if any(name == "content-type" for name, _ in headers) else (*headers, ("content-type", "text/html"))
+    pairs = (
+        headers
+        if any(name == "content-type" for name, _ in headers)
+        else (*headers, ("content-type", "text/html"))
+    )
     return answer(body.encode() if isinstance(body, str) else body, facts, list(pairs))
 
 
 MENU = "<div><ul>" + "".join(
-    f'<li><a href="/{name}">{name}</a></li>' for name in ["Home", "Shop", "News", "Jobs", "Help", "Blog"]
+    f'<li><a href="/{name}">{name}</a></li>'
+    for name in ["Home", "Shop", "News", "Jobs", "Help", "Blog"]
 )
 FOOT = "<div><h4>Help</h4><a href=/d>Delivery</a><p>© 2026 Example Ltd. Registered in England and Wales.</p></div>"
 BANNER = "<div>We use cookies to improve your experience. <button>Accept all</button><button>Reject all</button></div>"
@@ -47,17 +76,28 @@ def test_walls_are_told_from_good_pages(part: str) -> None:
 
 @pytest.mark.parametrize(
     ("above", "below"),
-    [(f"{MENU}</ul></div>", ""), ("", FOOT), (BANNER, ""), (TAGS, ""), (f"{MENU}</ul></div>{BANNER}{TAGS}", FOOT)],
+    [
+        (f"{MENU}</ul></div>", ""),
+        ("", FOOT),
+        (BANNER, ""),
+        (TAGS, ""),
+        (f"{MENU}</ul></div>{BANNER}{TAGS}", FOOT),
+    ],
     ids=["menu", "foot", "banner", "tags", "all"],
 )
 def test_what_a_site_has_on_every_page_changes_little(above: str, below: str) -> None:
-    """Menus, footers, cookie banners, tag managers and captchas that nobody sees neither make nor hide a wall."""
+    """Menus, footers, cookie banners, tag managers and captchas that nobody sees neither make nor
+    hide a wall."""
     found = []
     for sample in samples():
-        head, body, rest = re.split("(<body[^>]*>|$)", sample.page.body.decode(), maxsplit=1, flags=re.I)
+        head, body, rest = re.split(
+            "(<body[^>]*>|$)", sample.page.body.decode(), maxsplit=1, flags=re.I
+        )
         if body and sample.page.status == 200:
             dressed = f"{head}{body}{above}{rest}".replace("</body>", f"{below}</body>")
-            found.append((sample, judged(msgspec.structs.replace(sample.page, body=dressed.encode()))))
+            found.append(
+                (sample, judged(msgspec.structs.replace(sample.page, body=dressed.encode())))
+            )
 
     assert len(found) > 150
     check(found)
@@ -82,7 +122,8 @@ def check(found: list[tuple[Sample, Verdict]]) -> None:
 
 
 def test_the_corpus_is_wide_enough() -> None:
-    """Every kind of wall has eight pages and more, half of all are good, and the vendors that matter are there."""
+    """Every kind of wall has eight pages and more, half of all are good, and the vendors that
+    matter are there."""
     kinds = Counter(sample.name for sample in samples())
     vendors = {sample.vendor for sample in samples()}
 
@@ -90,12 +131,22 @@ def test_the_corpus_is_wide_enough() -> None:
     assert len(samples("held-out")) >= 60
     assert {name: kinds[name] for name in WALLS if kinds[name] < 8} == {}
     assert kinds["ok"] + kinds["thin"] >= sum(kinds.values()) / 2
-    assert kinds.keys() >= {"thin", "empty", "http_401", "http_403", "http_404", "http_410", "http_500", "http_503"}
+    assert kinds.keys() >= {
+        "thin",
+        "empty",
+        "http_401",
+        "http_403",
+        "http_404",
+        "http_410",
+        "http_500",
+        "http_503",
+    }
     assert vendors >= VENDORS
 
 
 def test_every_verdict_of_the_table_is_given() -> None:
-    """No row of the table is idle: each verdict is found somewhere in the corpus, and each has its evidence."""
+    """No row of the table is idle: each verdict is found somewhere in the corpus, and each has its
+    evidence."""
     verdicts = [judged(sample.page) for sample in samples()]
 
     assert {verdict.name for verdict in verdicts} >= set(DECISIONS)
@@ -129,7 +180,8 @@ def test_only_good_pages_complete_a_task() -> None:
     ],
 )
 def test_plain_statuses_keep_their_number(status: int, body: str, name: str) -> None:
-    """A status that is no wall is called by its number, and its retry class is left to the table of reasons."""
+    """A status that is no wall is called by its number, and its retry class is left to the table of
+    reasons."""
     verdict = judged(page(body, status))
 
     assert verdict.name == name
@@ -145,9 +197,21 @@ def test_what_walls_decide() -> None:
     away = judged(page("<h1>Down for maintenance</h1><p>Please check back later.</p>", 503))
     good = judged(page(f"<h1>Minutes</h1><p>{LONG}"))
 
-    assert (limited.block, limited.retry, limited.completed) == ("http_429", RetryClass.SLOW_DOWN, False)
-    assert (dressed.block, dressed.retry, dressed.quarantine) == ("rate_limited", RetryClass.SLOW_DOWN, True)
-    assert (challenged.block, challenged.retry, challenged.proxy_score) == ("captcha", RetryClass.LATER, -5)
+    assert (limited.block, limited.retry, limited.completed) == (
+        "http_429",
+        RetryClass.SLOW_DOWN,
+        False,
+    )
+    assert (dressed.block, dressed.retry, dressed.quarantine) == (
+        "rate_limited",
+        RetryClass.SLOW_DOWN,
+        True,
+    )
+    assert (challenged.block, challenged.retry, challenged.proxy_score) == (
+        "captcha",
+        RetryClass.LATER,
+        -5,
+    )
     assert (away.name, away.retry) == ("maintenance", RetryClass.LATER)
     assert (good.completed, good.quarantine, good.retry, good.block) == (True, False, None, "")
 
@@ -163,14 +227,17 @@ def test_a_challenge_is_a_challenge_whatever_its_status(status: int) -> None:
 
 
 def test_a_header_can_be_enough() -> None:
-    """Where a vendor says in a header that this is a challenge, the body does not matter, not even that it is long."""
+    """Where a vendor says in a header that this is a challenge, the body does not matter, not even
+    that it is long."""
     verdict = judged(page(f"<h1>Minutes</h1><p>{LONG}", 403, ("CF-Mitigated", "challenge")))
 
     assert (verdict.name, verdict.vendor) == ("captcha", "cloudflare")
     assert "the header cf-mitigated: challenge" in verdict.evidence
 
 
-@pytest.mark.parametrize("marker", ["window._cf_chl_opt = {}", "geo.captcha-delivery.com", '<div id="px-captcha">'])
+@pytest.mark.parametrize(
+    "marker", ["window._cf_chl_opt = {}", "geo.captcha-delivery.com", '<div id="px-captcha">']
+)
 def test_a_marker_that_is_only_spoken_of_is_none(marker: str) -> None:
     """A page that quotes a vendor's marker in its text is about walls, and is none."""
     quoted = marker.replace("<", "&lt;")
@@ -179,9 +246,12 @@ def test_a_marker_that_is_only_spoken_of_is_none(marker: str) -> None:
     assert judged(page(body)).completed
 
 
-@pytest.mark.parametrize("sample", [it for it in samples() if it.name == "ok"], ids=lambda it: it.path)
+@pytest.mark.parametrize(
+    "sample", [it for it in samples() if it.name == "ok"], ids=lambda it: it.path
+)
 def test_a_long_page_stays_good_with_a_captcha_in_it(sample: Sample) -> None:
-    """A form with a captcha, a login box and a consent banner below an article take nothing from it."""
+    """A form with a captcha, a login box and a consent banner below an article take nothing from
+    it."""
     extras = (
         '<form><input name="a"><input name="b"><div class="g-recaptcha"></div></form><input type="password">'
         "<div>We use cookies <button>Accept all</button></div>"
@@ -193,7 +263,8 @@ def test_a_long_page_stays_good_with_a_captcha_in_it(sample: Sample) -> None:
 
 @pytest.mark.parametrize("around", ["noscript", "footer", "nav", "aside", "header", "svg><desc"])
 def test_paragraphs_around_a_page_do_not_make_it_rich(around: str) -> None:
-    """However much they say, a page that only a script fills is none; the same words in the page itself are one."""
+    """However much they say, a page that only a script fills is none; the same words in the page
+    itself are one."""
     shell = f"<title>Parcels</title><div id=root></div>{{}}<{around}><p>{{}}</p></{around}><script src=a.js></script>"
 
     assert judged(page(shell.format("", LONG))).name == "empty_shell"
@@ -230,7 +301,9 @@ FRAGMENTS = st.sampled_from(
     "type=password> type=hidden name=SAMLRequest> <div_id=root> <div_hidden> <noscript>JavaScript</noscript> <table> "
     '<tr><td>x <script>window._cf_chl_opt={} </script> <script_type=application/ld+json>{"@type" ":" "} </div> '
     "<frameset> <template> <svg> <a_href=x> <button>Accept</button> <iframe> <style> <!-- --> <select><option> &#0; "
-    "captcha g-recaptcha fatal_error on_line  <app-root> \0 \u2028 \ud83d".replace("_", "\u00a0").split(" ")
+    "captcha g-recaptcha fatal_error on_line  <app-root> \0 \u2028 \ud83d".replace(
+        "_", "\u00a0"
+    ).split(" ")
 )
 
 
@@ -240,16 +313,20 @@ FRAGMENTS = st.sampled_from(
     status=st.integers(100, 999),
     headers=st.lists(
         st.tuples(
-            st.sampled_from(["cf-mitigated", "Server", "x-amzn-waf-action", "content-type"]), st.text(max_size=9)
+            st.sampled_from(["cf-mitigated", "Server", "x-amzn-waf-action", "content-type"]),
+            st.text(max_size=9),
         ),
         max_size=4,
     ),
-    final_url=st.one_of(st.text(max_size=30), st.sampled_from(["http://[", "https://a.example/login", "//consent"])),
+    final_url=st.one_of(
+        st.text(max_size=30), st.sampled_from(["http://[", "https://a.example/login", "//consent"])
+    ),
 )
 def test_nothing_that_a_server_sends_raises(
     parts: list[str], status: int, headers: list[tuple[str, str]], final_url: str
 ) -> None:
-    """Whatever markup, status, headers and place: there is a verdict, with evidence, and it is always the same."""
+    """Whatever markup, status, headers and place: there is a verdict, with evidence, and it is
+    always the same."""
     text = "".join(parts).replace("\u00a0", " ").encode("utf-8", "ignore").decode()
     it = page(text, status, *headers, final_url=final_url or "x")
 
@@ -262,7 +339,11 @@ def test_nothing_that_a_server_sends_raises(
 
 
 @settings(max_examples=200, deadline=None)
-@given(body=st.binary(max_size=300), status=st.integers(100, 999), kind=st.sampled_from(["", "text/plain", "x/json"]))
+@given(
+    body=st.binary(max_size=300),
+    status=st.integers(100, 999),
+    kind=st.sampled_from(["", "text/plain", "x/json"]),
+)
 def test_bytes_that_are_not_html_raise_nothing(body: bytes, status: int, kind: str) -> None:
     """Any bytes that claim to be anything but HTML get a verdict."""
     verdict = judge(page(body, status, ("content-type", kind)), b"", None)

@@ -26,7 +26,8 @@ from tests.support.tasks import page
 
 URL = "https://county.example/records/1?a=b"
 TIMES, MOST = 16, 64
-"""How much larger the larger input is, and how much more time it may take: four times the fair share."""
+"""How much larger the larger input is, and how much more time it may take: four times the fair
+share."""
 NOISE_S = 0.001
 """What the clock cannot tell from nothing."""
 
@@ -35,12 +36,16 @@ Shape = Callable[[int], str]
 
 def times(piece: str, before: str = "", after: str = "") -> Shape:
     """As many of these as there is room for."""
-    return lambda size: before + piece * ((size - len(before) - len(after)) // len(piece) + 1) + after
+    return lambda size: (
+        before + piece * ((size - len(before) - len(after)) // len(piece) + 1) + after
+    )
 
 
 def numbered(piece: str, before: str = "", after: str = "") -> Shape:
     """The same, each with another number."""
-    return lambda size: before + "".join(piece.format(number) for number in range(size // (len(piece) + 1))) + after
+    return lambda size: (
+        before + "".join(piece.format(number) for number in range(size // (len(piece) + 1))) + after
+    )
 
 
 def halves(first: str, second: str, after: str = "") -> Shape:
@@ -54,13 +59,26 @@ NESTED = (
     " dd h1 span nobr object frameset body head plaintext xmp rt optgroup main article tr td caption pre x-y"
 )
 SHAPES: dict[str, Shape] = {
-    **{piece: times(piece) for piece in ("<", "</", "<!", "<!--", "<?", "<a", "<a ", "<a/", "<a b=", "<a b='", "<é>")},
-    **{piece: times(piece) for piece in ("&", "&#", "&#x1F600;", "&amp", "]]>", "<![CDATA[x]]>", "=", '"', "'", "\\")},
     **{
-        repr(piece): times(piece) for piece in (" ", "\n", "\r\n", "\t", "\0", "x", "é", "漢", "😀", "\ufeff", "\ufffd")
+        piece: times(piece)
+        for piece in ("<", "</", "<!", "<!--", "<?", "<a", "<a ", "<a/", "<a b=", "<a b='", "<é>")
     },
-    **{piece: times(piece) for piece in (":", "; ", "a=b;", ", ", "a,", "/", "../", "%", "%41", "@", "?", "*a", "$")},
-    **{piece: times(piece) for piece in ("1", "1 234", "1,", "-", ".", "(", "- | -", "word ", "[", "{", "a-", "1.")},
+    **{
+        piece: times(piece)
+        for piece in ("&", "&#", "&#x1F600;", "&amp", "]]>", "<![CDATA[x]]>", "=", '"', "'", "\\")
+    },
+    **{
+        repr(piece): times(piece)
+        for piece in (" ", "\n", "\r\n", "\t", "\0", "x", "é", "漢", "😀", "\ufeff", "\ufffd")
+    },
+    **{
+        piece: times(piece)
+        for piece in (":", "; ", "a=b;", ", ", "a,", "/", "../", "%", "%41", "@", "?", "*a", "$")
+    },
+    **{
+        piece: times(piece)
+        for piece in ("1", "1 234", "1,", "-", ".", "(", "- | -", "word ", "[", "{", "a-", "1.")
+    },
     **{piece: times(piece) for piece in (" 234", "m2 ", "5 mar ", "mar 5 ", "1/1/", "1年", "٣")},
     "accents": times("e\u0301\u0316"),
     **{f"nested {tag}": times(f"<{tag}>") for tag in NESTED.split()},
@@ -70,7 +88,9 @@ SHAPES: dict[str, Shape] = {
     "one huge tag": times("x", "<"),
     "one huge value": times("x", "<p title='", "'>"),
     "many values": numbered(" a{}='b'", "<div", ">"),
-    "many attributes": lambda size: ("<p" + "".join(f" a{n}" for n in range(90)) + ">") * (size // 350 + 1),
+    "many attributes": lambda size: (
+        ("<p" + "".join(f" a{n}" for n in range(90)) + ">") * (size // 350 + 1)
+    ),
     "names of attributes": numbered("<p a{}>"),
     "names on end tags": numbered("</p a{}=1>"),
     "names of tags": numbered("<x{0}></x{0}>"),
@@ -128,7 +148,9 @@ SHAPES: dict[str, Shape] = {
     "one rule of stars": times("*a", "User-agent: *\nDisallow: /"),
     "agents": numbered("User-agent: a{}\nDisallow: /\n"),
     "agents, then rules": halves("User-agent: *x\n", "Disallow: /a\n"),
-    "many agents, then rules": lambda size: numbered("User-agent: a{}\n")(size // 2) + "Disallow: /a\n" * (size // 26),
+    "many agents, then rules": lambda size: (
+        numbered("User-agent: a{}\n")(size // 2) + "Disallow: /a\n" * (size // 26)
+    ),
     "delays": times("Crawl-delay: 1\n", "User-agent: *\n"),
     "a long delay": times("1", "User-agent: *\nCrawl-delay: "),
     "properties": times("<i itemprop=a>b</i>", "<div itemscope>"),
@@ -218,13 +240,23 @@ PARTS: dict[str, Callable[[LexborHTMLParser], object]] = {
     "pairs": lambda tree: pairs.read(tree, Budget()),
     "structured_microdata": lambda tree: structured._microdata(tree, URL, Budget()),
     "structured_remove_controls": lambda tree: structured._remove_controls(tree, Budget()),
-    "structured_remove_beside": lambda tree: structured._remove_beside(tree.css("aside, form"), Budget()),
-    "structured_main_text": lambda tree: structured._main_text(tree, tree.css("aside, form"), Budget()),
+    "structured_remove_beside": lambda tree: structured._remove_beside(
+        tree.css("aside, form"), Budget()
+    ),
+    "structured_main_text": lambda tree: structured._main_text(
+        tree, tree.css("aside, form"), Budget()
+    ),
     "structured": lambda tree: structured.extract(tree, URL),
     "flat": flattened,
 }
 """What sees a page's tree; those that change it come last, and get one of their own."""
-CHANGING = ("structured_remove_controls", "structured_remove_beside", "structured_main_text", "structured", "flat")
+CHANGING = (
+    "structured_remove_controls",
+    "structured_remove_beside",
+    "structured_main_text",
+    "structured",
+    "flat",
+)
 
 
 def in_pieces(data: bytes, size: int) -> Iterator[bytes]:
@@ -321,7 +353,9 @@ OF_BYTES: dict[str, Callable[[bytes], object]] = {
     "detection": lambda data: charset.utf8(data, "text/html"),
     "detection of others": lambda data: charset.utf8(b"\xff" + data, ""),
     "declared as utf-8": lambda data: charset.utf8(b"<meta charset=utf-8>\xff" + data, ""),
-    "declared as windows-1251": lambda data: charset.utf8(b"<meta charset=windows-1251>\xd0\xaf" + data, ""),
+    "declared as windows-1251": lambda data: charset.utf8(
+        b"<meta charset=windows-1251>\xd0\xaf" + data, ""
+    ),
     **{f"as {name}": in_charset(name) for name in CHARSETS},
 }
 SMALL = 8_000
@@ -349,7 +383,11 @@ def is_linear(small: Callable[[], object], large: Callable[[], object]) -> bool:
 
 
 def not_linear(made: Callable[[str], Callable[[], object]], size: int) -> list[str]:
-    return [name for name, shape in SHAPES.items() if not is_linear(made(shape(size)), made(shape(TIMES * size)))]
+    return [
+        name
+        for name, shape in SHAPES.items()
+        if not is_linear(made(shape(size)), made(shape(TIMES * size)))
+    ]
 
 
 @pytest.mark.parametrize("name", OF_TEXT)
@@ -385,4 +423,6 @@ def test_trees_are_read_in_linear_time(shape: str) -> None:
         if seconds(partial(function, large), 1) > MOST * seconds(partial(function, small), 1):
             trees = [parsed() for _ in range(5)]
             least = min(seconds(partial(function, tree), 1) for tree, _ in trees)
-            assert min(seconds(partial(function, tree), 1) for _, tree in trees) <= MOST * least, name
+            assert min(seconds(partial(function, tree), 1) for _, tree in trees) <= MOST * least, (
+                name
+            )

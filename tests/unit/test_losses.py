@@ -1,4 +1,5 @@
-"""What a repair could not save: told everywhere, until the file is imported again or the loss is accepted."""
+"""What a repair could not save: told everywhere, until the file is imported again or the loss is
+accepted."""
 
 import random
 from pathlib import Path
@@ -27,7 +28,8 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A file with rows of every kind: new ones, some that mean the same page, some that mean none."""
+    """A file with rows of every kind: new ones, some that mean the same page, some that mean
+    none."""
     path = tmp_path / "parcels.csv"
     lines = [f"http://a.example/{n},p{n}" for n in range(ROWS)]
     lines[50:50] = ["http://a.example/3,p3", "no address at all,x"]
@@ -35,7 +37,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def crawled(settings: Settings, file: Path, completed: int = 300, job_name: str | None = None) -> Job:
+def crawled(
+    settings: Settings, file: Path, completed: int = 300, job_name: str | None = None
+) -> Job:
     """A job of that file with so many results, closed in order; nothing is left in pending/."""
     _, job = import_file(settings, file, job_name=job_name)
     lpm = LocalPersistenceManager(settings.data_dir)
@@ -53,14 +57,19 @@ def stand(settings: Settings) -> tuple[int, int, list[str]]:
     try:
         books = lpm.ledger.books()
         jobs = lpm.ledger.jobs()
-        return books.accepted, books.results, [text for job in jobs for text in lpm.receipt(job).problems]
+        return (
+            books.accepted,
+            books.results,
+            [text for job in jobs for text in lpm.receipt(job).problems],
+        )
     finally:
         lpm.close()
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_repair_tells_what_it_could_not_save(settings: Settings, file: Path, seed: int) -> None:
-    """Pages of a ledger destroyed at random: each lost task is told, and the same file brings all of them back."""
+    """Pages of a ledger destroyed at random: each lost task is told, and the same file brings all
+    of them back."""
     # Given a ledger with three destroyed pages somewhere behind its schema
     crawled(settings, file)
     path, chance = settings.data_dir / "lpm.db", random.Random(seed)
@@ -86,7 +95,9 @@ def test_a_repair_tells_what_it_could_not_save(settings: Settings, file: Path, s
     assert job.name == "parcels.csv"
     assert summary.accepted == ROWS - accepted
     assert wrong(look(settings.data_dir)) == []
-    rows = ledger(settings.data_dir, "SELECT url, parcel_id, json_extract(input, '$.parcel_id') FROM tasks")
+    rows = ledger(
+        settings.data_dir, "SELECT url, parcel_id, json_extract(input, '$.parcel_id') FROM tasks"
+    )
     assert sorted(rows) == sorted((f"http://a.example/{n}", f"p{n}", f"p{n}") for n in range(ROWS))
 
 
@@ -99,7 +110,9 @@ def test_each_kind_of_row_has_its_witness(settings: Settings, file: Path, table:
     mended = look(settings.data_dir, repair=True)
 
     what = {"tasks": "tasks", "job_links": "known tasks", "rejected_rows": "rejected rows"}[table]
-    told = next(finding.detail for finding in wrong(mended) if f"{what} were lost" in finding.detail)
+    told = next(
+        finding.detail for finding in wrong(mended) if f"{what} were lost" in finding.detail
+    )
     assert "no row is left of the lines" in told or table != "tasks"
     assert str(file) in told
     import_file(settings, file)
@@ -107,7 +120,8 @@ def test_each_kind_of_row_has_its_witness(settings: Settings, file: Path, table:
 
 
 def test_a_job_whose_row_was_lost_is_found_by_its_file(settings: Settings, file: Path) -> None:
-    """`run FILE` goes on with the job that a repair has made again: no second one, nothing fetched twice."""
+    """`run FILE` goes on with the job that a repair has made again: no second one, nothing fetched
+    twice."""
     crawled(settings, file)
     wipe(settings.data_dir / "lpm.db", pages_of(settings.data_dir / "lpm.db", "jobs", "leaf")[0])
     mended = look(settings.data_dir, repair=True)
@@ -138,7 +152,9 @@ def test_another_file_is_not_taken_for_that_of_a_lost_job(settings: Settings, fi
     assert len(stand(settings)[2]) == 1
 
 
-def test_a_loss_is_accepted_by_a_command_and_stays_in_the_receipt(settings: Settings, file: Path) -> None:
+def test_a_loss_is_accepted_by_a_command_and_stays_in_the_receipt(
+    settings: Settings, file: Path
+) -> None:
     """After `job accept` the job is accounted for, and its receipt says what is missing."""
     job = crawled(settings, file)
     change(settings.data_dir, f"DELETE FROM tasks WHERE id > {ROWS - 10}")
@@ -158,7 +174,9 @@ def test_a_loss_is_accepted_by_a_command_and_stays_in_the_receipt(settings: Sett
     assert wrong(look(settings.data_dir, repair=True)) == []
 
 
-def test_a_named_job_is_whole_only_with_as_many_rows_as_it_had(settings: Settings, file: Path) -> None:
+def test_a_named_job_is_whole_only_with_as_many_rows_as_it_had(
+    settings: Settings, file: Path
+) -> None:
     """Another file under the same name does not make up for what was lost."""
     crawled(settings, file, job_name="auction")
     change(settings.data_dir, "DELETE FROM tasks WHERE id <= 20")
@@ -174,7 +192,9 @@ def test_an_import_that_was_broken_off_is_unaccounted_for(settings: Settings, fi
     """Until it is completed, or accepted; while it runs it cannot be."""
     lpm = LocalPersistenceManager(settings.data_dir)
     _, job = import_file(settings, file)
-    lpm.durable.db.execute("UPDATE jobs SET status = 'importing'")  # as a kill before the last commit leaves it
+    lpm.durable.db.execute(
+        "UPDATE jobs SET status = 'importing'"
+    )  # as a kill before the last commit leaves it
     job = lpm.ledger.job(job.name)
 
     with lpm.importing(job), pytest.raises(UsageError, match="has not ended"):
@@ -203,7 +223,8 @@ def collected(settings: Settings) -> None:
 
 
 def test_the_number_of_a_lost_task_is_nobody_elses(settings: Settings, tmp_path: Path) -> None:
-    """Rows of another job that meant a lost task are told as lost, and never mean the next task of its number."""
+    """Rows of another job that meant a lost task are told as lost, and never mean the next task of
+    its number."""
     # Given a job whose rows all mean another job's tasks, of which the last are lost
     shared = [f"http://a.example/{n}" for n in range(ROWS)]
     again = [*shared, shared[0]]
@@ -216,11 +237,17 @@ def test_the_number_of_a_lost_task_is_nobody_elses(settings: Settings, tmp_path:
 
     # Then both jobs are told
     told = [finding.detail for finding in wrong(mended)]
-    assert any(text.startswith("job first.txt: ") and "tasks were lost" in text for text in told), told
-    assert any(text.startswith("job second.txt: ") and "known tasks were lost" in text for text in told), told
+    assert any(text.startswith("job first.txt: ") and "tasks were lost" in text for text in told), (
+        told
+    )
+    assert any(
+        text.startswith("job second.txt: ") and "known tasks were lost" in text for text in told
+    ), told
 
     # And when others come first, and both files are read again, every row has its own page
-    import_file(settings, write(tmp_path / "other.txt", [f"http://c.example/{n}" for n in range(50)]))
+    import_file(
+        settings, write(tmp_path / "other.txt", [f"http://c.example/{n}" for n in range(50)])
+    )
     import_file(settings, second)
     import_file(settings, first)
     collected(settings)
@@ -233,22 +260,31 @@ def test_the_number_of_a_lost_task_is_nobody_elses(settings: Settings, tmp_path:
 
 
 def test_a_job_of_known_rows_only_is_found_again(settings: Settings, tmp_path: Path) -> None:
-    """A job that has no task of its own does not vanish with its row, and reading its file again fetches nothing."""
+    """A job that has no task of its own does not vanish with its row, and reading its file again
+    fetches nothing."""
     shared = [f"http://a.example/{n}" for n in range(50)]
-    first, second = write(tmp_path / "first.txt", shared), write(tmp_path / "second.txt", [*shared, "no address"])
+    first, second = (
+        write(tmp_path / "first.txt", shared),
+        write(tmp_path / "second.txt", [*shared, "no address"]),
+    )
     import_file(settings, first)
     import_file(settings, second)
     collected(settings)
     wipe(settings.data_dir / "lpm.db", pages_of(settings.data_dir / "lpm.db", "jobs", "leaf")[0])
     mended = look(settings.data_dir, repair=True)
-    assert sorted(finding.detail.partition(":")[0] for finding in wrong(mended)) == ["job first.txt", "job second.txt"]
+    assert sorted(finding.detail.partition(":")[0] for finding in wrong(mended)) == [
+        "job first.txt",
+        "job second.txt",
+    ]
 
     for file in (first, second):
         assert import_file(settings, file)[0].accepted == 0
     assert stand(settings) == (50, 50, [])
 
 
-def test_lost_links_are_made_again_without_fetching_anything(settings: Settings, tmp_path: Path) -> None:
+def test_lost_links_are_made_again_without_fetching_anything(
+    settings: Settings, tmp_path: Path
+) -> None:
     """Rows that meant tasks which are completed by now mean them again."""
     shared = [f"http://a.example/{n}" for n in range(200)]
     second = write(tmp_path / "second.txt", [*shared, shared[0]])
@@ -264,11 +300,15 @@ def test_lost_links_are_made_again_without_fetching_anything(settings: Settings,
 
 @pytest.mark.parametrize("kind", ["shorter", "other"])
 def test_only_the_same_files_make_up_for_a_loss(settings: Settings, file: Path, kind: str) -> None:
-    """A shorter file, or other rows under the same name and at the same place, bring nothing back."""
+    """A shorter file, or other rows under the same name and at the same place, bring nothing
+    back."""
     named = "auction" if kind == "other" else None
     crawled(settings, file, job_name=named)
     change(settings.data_dir, "DELETE FROM tasks WHERE id <= 20")
-    change(settings.data_dir, "DELETE FROM jobs" if kind == "shorter" else "DELETE FROM results WHERE task <= 20")
+    change(
+        settings.data_dir,
+        "DELETE FROM jobs" if kind == "shorter" else "DELETE FROM results WHERE task <= 20",
+    )
     look(settings.data_dir, repair=True)
     lines = file.read_text().splitlines()
     others = [f"http://b.example/{n},q{n}" for n in range(60)]
@@ -282,13 +322,17 @@ def test_only_the_same_files_make_up_for_a_loss(settings: Settings, file: Path, 
     lpm.close()
 
 
-def test_one_file_of_several_that_was_broken_off_is_not_forgotten(settings: Settings, tmp_path: Path) -> None:
+def test_one_file_of_several_that_was_broken_off_is_not_forgotten(
+    settings: Settings, tmp_path: Path
+) -> None:
     """The end of another file's import does not close a job of which a file is not all in."""
     first = write(tmp_path / "first.txt", ["http://a.example/1"])
     second = write(tmp_path / "second.txt", ["http://a.example/2"])
     lpm = LocalPersistenceManager(settings.data_dir)
     import_file(settings, first, job_name="auction")
-    lpm.durable.db.execute("UPDATE imports SET ended_at = NULL")  # as a kill before the last commit leaves it
+    lpm.durable.db.execute(
+        "UPDATE imports SET ended_at = NULL"
+    )  # as a kill before the last commit leaves it
     lpm.durable.db.execute("UPDATE jobs SET status = 'importing'")
 
     import_file(settings, second, job_name="auction")
@@ -303,13 +347,16 @@ def test_one_file_of_several_that_was_broken_off_is_not_forgotten(settings: Sett
 
 
 def test_a_file_that_changes_while_it_is_read(settings: Settings, tmp_path: Path) -> None:
-    """What was read is not the file that the job is known by: its import has not ended, until it is accepted."""
+    """What was read is not the file that the job is known by: its import has not ended, until it is
+    accepted."""
     file = write(tmp_path / "grows.txt", [f"http://a.example/{n}" for n in range(6000)])
 
     def change_it(line: str) -> None:
         write(file, ["http://a.example/1"])
 
-    with pytest.raises(InputError, match=r"changed while it was read; import it again, .* job accept grows\.txt"):
+    with pytest.raises(
+        InputError, match=r"changed while it was read; import it again, .* job accept grows\.txt"
+    ):
         import_file(settings, file, progress=change_it)
     assert len(stand(settings)[2]) == 1
     _, again = import_file(settings, file)
@@ -322,7 +369,8 @@ def test_a_file_that_changes_while_it_is_read(settings: Settings, tmp_path: Path
 
 
 def test_a_repair_tells_that_a_pause_may_be_lost(settings: Settings, file: Path) -> None:
-    """Nothing proves that a job whose row was lost was paused: that its pages are due again is told."""
+    """Nothing proves that a job whose row was lost was paused: that its pages are due again is
+    told."""
     job = crawled(settings, file)
     lpm = LocalPersistenceManager(settings.data_dir)
     lpm.durable.hold(job, "paused", lpm.now())
@@ -332,13 +380,21 @@ def test_a_repair_tells_that_a_pause_may_be_lost(settings: Settings, file: Path)
     mended = look(settings.data_dir, repair=True)
 
     assert any("100 tasks due again, nothing holding them" in finding.detail for finding in mended)
-    assert any("how many tasks it had and whether it was paused" in finding.detail for finding in wrong(mended))
+    assert any(
+        "how many tasks it had and whether it was paused" in finding.detail
+        for finding in wrong(mended)
+    )
 
 
-def test_lost_rows_are_told_although_lost_pages_are_not_accepted_yet(settings: Settings, file: Path) -> None:
+def test_lost_rows_are_told_although_lost_pages_are_not_accepted_yet(
+    settings: Settings, file: Path
+) -> None:
     """One loss of a job does not hide the next one."""
     job = crawled(settings, file)
-    change(settings.data_dir, f"INSERT INTO losses (job_id, at, kind, what) VALUES ({job.id}, 1, 'pages', 'a page')")
+    change(
+        settings.data_dir,
+        f"INSERT INTO losses (job_id, at, kind, what) VALUES ({job.id}, 1, 'pages', 'a page')",
+    )
     change(settings.data_dir, f"DELETE FROM tasks WHERE id > {ROWS - 10}")
 
     look(settings.data_dir, repair=True)

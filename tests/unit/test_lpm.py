@@ -45,9 +45,12 @@ def lpm(tmp_path: Path) -> Iterator[LocalPersistenceManager]:
 
 
 def test_the_verbs_of_the_requirements(lpm: LocalPersistenceManager) -> None:
-    """persist_tasks, get_next_pending, save_result, get_unsynced_results and mark_synced carry a Gateway's task."""
+    """persist_tasks, get_next_pending, save_result, get_unsynced_results and mark_synced carry a
+    Gateway's task."""
     # Given a task of a Gateway
-    lpm.persist_tasks([new("http://a.example/1", parcel_id="007", external_id="t-1")], source="gateway")
+    lpm.persist_tasks(
+        [new("http://a.example/1", parcel_id="007", external_id="t-1")], source="gateway"
+    )
 
     # When it is claimed and done
     [task] = lpm.get_next_pending("owner")
@@ -73,7 +76,8 @@ def test_standalone_results_are_held(lpm: LocalPersistenceManager) -> None:
 
 
 def test_a_result_has_the_documented_shape(lpm: LocalPersistenceManager) -> None:
-    """pending/<task_id>.json begins with the Gateway's fields, in their order, and carries the input columns."""
+    """pending/<task_id>.json begins with the Gateway's fields, in their order, and carries the
+    input columns."""
     row = {"url": "http://a.example/1", "county": "Bay", "state": "FL", "note": "x"}
     lpm.persist_tasks([new("http://a.example/1", parcel_id="1", input=row)], job=open_job(lpm))
     lpm.save_result(done(lpm.get_next_pending("owner")[0]))
@@ -87,7 +91,12 @@ def test_a_result_has_the_documented_shape(lpm: LocalPersistenceManager) -> None
         "parser", "raw", "site", "same_as",
     ]  # fmt: skip
     assert path.stem == result["task_id"]
-    assert (result["county"], result["state"], result["input"], result["job"]) == ("Bay", "FL", row, "job")
+    assert (result["county"], result["state"], result["input"], result["job"]) == (
+        "Bay",
+        "FL",
+        row,
+        "job",
+    )
     assert len(result["raw_html_hash"]) == 64
     assert set(result["raw"]) == {"segment", "offset", "length"}
 
@@ -99,17 +108,24 @@ def test_the_folder_is_nobody_elses(lpm: LocalPersistenceManager) -> None:
 
 
 def test_an_open_task_is_not_imported_again(lpm: LocalPersistenceManager) -> None:
-    """The same URL and parcel is one task while it is open, counts for both jobs, and takes the more urgent place."""
+    """The same URL and parcel is one task while it is open, counts for both jobs, and takes the
+    more urgent place."""
     # Given a task in one job
     first, second = open_job(lpm, "first"), open_job(lpm, "second", "urgent")
-    lpm.persist_tasks([new("http://a.example/1", line=1), new("http://a.example/2", line=2)], job=first)
+    lpm.persist_tasks(
+        [new("http://a.example/1", line=1), new("http://a.example/2", line=2)], job=first
+    )
 
     # When another job brings it again, more urgent
-    again = lpm.persist_tasks([new("http://a.example/1#x", line=1, priority=2)], job=second, queue="urgent")
+    again = lpm.persist_tasks(
+        [new("http://a.example/1#x", line=1, priority=2)], job=second, queue="urgent"
+    )
 
     # Then it is known, urgent, and in the books of both
     assert again == Imported(accepted=0, known=1)
-    [(queue, priority)] = lpm.ledger.db.all("SELECT queue, priority FROM tasks WHERE url LIKE '%/1'")
+    [(queue, priority)] = lpm.ledger.db.all(
+        "SELECT queue, priority FROM tasks WHERE url LIKE '%/1'"
+    )
     assert (queue, priority) == ("urgent", 2)
     assert lpm.ledger.job_books(first).accepted == 2
     assert lpm.ledger.job_books(second).accepted == 1
@@ -128,7 +144,9 @@ def test_a_finished_task_is_fetched_again_unless_it_is_fresh(lpm: LocalPersisten
     lpm.save_result(done(lpm.get_next_pending("owner")[0]))
 
     same = lpm.persist_tasks([new("http://a.example/1")], job=job)
-    fresh = lpm.persist_tasks([new("http://a.example/1", line=1)], job=open_job(lpm, "second"), fresh_for_s=60)
+    fresh = lpm.persist_tasks(
+        [new("http://a.example/1", line=1)], job=open_job(lpm, "second"), fresh_for_s=60
+    )
     other = lpm.persist_tasks([new("http://a.example/1")], job=open_job(lpm, "third"))
 
     assert (same.known, fresh.known, other.accepted) == (1, 1, 1)
@@ -143,7 +161,10 @@ def test_a_late_twin_is_dropped(lpm: LocalPersistenceManager) -> None:
     [live] = lpm.get_next_pending("second")
 
     # When both store
-    stored = lpm.save_result(done(late, record={"by": "late"})), lpm.save_result(done(live, record={"by": "live"}))
+    stored = (
+        lpm.save_result(done(late, record={"by": "late"})),
+        lpm.save_result(done(live, record={"by": "live"})),
+    )
 
     # Then one result is there, the live one's
     assert stored == ([False], [True])
@@ -153,8 +174,12 @@ def test_a_late_twin_is_dropped(lpm: LocalPersistenceManager) -> None:
 
 def test_claims_follow_queue_priority_and_import_order(lpm: LocalPersistenceManager) -> None:
     """Urgent before default, 1 before 9, first come first served."""
-    lpm.persist_tasks([new("http://a.example/d5"), new("http://a.example/d1", priority=1)], queue="default")
-    lpm.persist_tasks([new("http://a.example/u9", priority=9), new("http://a.example/u5")], queue="urgent")
+    lpm.persist_tasks(
+        [new("http://a.example/d5"), new("http://a.example/d1", priority=1)], queue="default"
+    )
+    lpm.persist_tasks(
+        [new("http://a.example/u9", priority=9), new("http://a.example/u5")], queue="urgent"
+    )
 
     tasks = lpm.get_next_pending("owner", 10)
 
@@ -164,18 +189,33 @@ def test_claims_follow_queue_priority_and_import_order(lpm: LocalPersistenceMana
 def refused(task: Task) -> Outcome:
     """An attempt that met a wall, to be made again at once."""
     sent = (Sent(task.domain, time.time(), 0.1),)
-    return Outcome(task=task, status=TaskStatus.PENDING, worker="w", error_type="captcha", not_before=1.0, sent=sent)
+    return Outcome(
+        task=task,
+        status=TaskStatus.PENDING,
+        worker="w",
+        error_type="captcha",
+        not_before=1.0,
+        sent=sent,
+    )
 
 
 def test_what_has_failed_goes_behind_what_was_not_tried_yet(lpm: LocalPersistenceManager) -> None:
-    """Within its queue, priority, deadline and domain; a worker is told how the last attempt ended."""
+    """Within its queue, priority, deadline and domain; a worker is told how the last attempt
+    ended."""
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(5)])
     lpm.persist_tasks([new("http://a.example/low", priority=9)])
     lpm.save_result(*(refused(task) for task in lpm.get_next_pending("owner", 2)))
 
     claimed = [(task.url[-1], task.error_type) for task in lpm.get_next_pending("owner", 9)]
 
-    assert claimed == [("2", None), ("3", None), ("4", None), ("0", "captcha"), ("1", "captcha"), ("w", None)]
+    assert claimed == [
+        ("2", None),
+        ("3", None),
+        ("4", None),
+        ("0", "captcha"),
+        ("1", "captcha"),
+        ("w", None),
+    ]
 
 
 def test_what_has_failed_is_not_put_off_for_ever(lpm: LocalPersistenceManager) -> None:
@@ -192,7 +232,8 @@ def test_what_has_failed_is_not_put_off_for_ever(lpm: LocalPersistenceManager) -
 def test_a_probe_is_a_page_from_anywhere_that_was_not_refused(
     lpm: LocalPersistenceManager, chance: float, chosen: str
 ) -> None:
-    """Bad pages stand together, so the page is not the next one; what has failed is taken only where all have."""
+    """Bad pages stand together, so the page is not the next one; what has failed is taken only
+    where all have."""
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(10)])
     lpm.save_result(*(refused(task) for task in lpm.get_next_pending("owner", 2)))
     lpm.ledger.wake(time.time())
@@ -200,7 +241,10 @@ def test_a_probe_is_a_page_from_anywhere_that_was_not_refused(
     def probe() -> list[str]:
         [due] = lpm.ledger.due("default")
         place = Place(due, 1, lambda job: True, ("urgent", "default"))
-        return [task.url[-1] for task in lpm.ledger.claim("owner", [place], 1, time.time(), lambda: chance)[0]]
+        return [
+            task.url[-1]
+            for task in lpm.ledger.claim("owner", [place], 1, time.time(), lambda: chance)[0]
+        ]
 
     assert probe() == [chosen]
     lpm.get_next_pending("owner", 7)
@@ -215,13 +259,16 @@ def test_a_probe_may_be_of_another_queue(lpm: LocalPersistenceManager) -> None:
     lpm.ledger.wake(time.time())
     [due] = lpm.ledger.due("urgent")
 
-    [task], _ = lpm.ledger.claim("o", [Place(due, 1, lambda job: True, ("urgent", "default"))], 1, time.time())
+    [task], _ = lpm.ledger.claim(
+        "o", [Place(due, 1, lambda job: True, ("urgent", "default"))], 1, time.time()
+    )
 
     assert task.url.endswith("/default")
 
 
 def test_retries_wait_in_the_ledger(lpm: LocalPersistenceManager) -> None:
-    """A task that is to be tried later is not given out before its time, and counts attempts and failures."""
+    """A task that is to be tried later is not given out before its time, and counts attempts and
+    failures."""
     lpm.persist_tasks([new("http://a.example/1")])
     [task] = lpm.get_next_pending("owner")
     later = Outcome(
@@ -235,7 +282,9 @@ def test_retries_wait_in_the_ledger(lpm: LocalPersistenceManager) -> None:
     lpm.save_result(later)
 
     assert lpm.get_next_pending("owner") == []
-    [(attempts, failures, error)] = lpm.ledger.db.all("SELECT attempts, failures, error_type FROM tasks")
+    [(attempts, failures, error)] = lpm.ledger.db.all(
+        "SELECT attempts, failures, error_type FROM tasks"
+    )
     assert (attempts, failures, error) == (1, 1, "timeout")
     assert lpm.ledger.wake(time.time() + 3601) is None
     assert len(lpm.get_next_pending("owner")) == 1
@@ -246,16 +295,26 @@ def test_a_broken_off_fetch_is_an_attempt_but_no_failure(lpm: LocalPersistenceMa
     lpm.persist_tasks([new("http://a.example/1")])
     [task] = lpm.get_next_pending("owner")
     sent = (Sent("a.example", time.time(), 0.1),)
-    lpm.save_result(Outcome(task=task, status=TaskStatus.PENDING, worker="w", charge=False, sent=sent))
+    lpm.save_result(
+        Outcome(task=task, status=TaskStatus.PENDING, worker="w", charge=False, sent=sent)
+    )
 
     assert lpm.ledger.db.all("SELECT attempts, failures, status FROM tasks") == [(1, 0, "pending")]
 
 
-def test_a_wait_for_a_permit_is_neither_an_attempt_nor_a_failure(lpm: LocalPersistenceManager) -> None:
+def test_a_wait_for_a_permit_is_neither_an_attempt_nor_a_failure(
+    lpm: LocalPersistenceManager,
+) -> None:
     """What never began waits in the ledger, and its timeline says so."""
     lpm.persist_tasks([new("http://a.example/1")])
     [task] = lpm.get_next_pending("owner")
-    waits = Outcome(task=task, status=TaskStatus.PENDING, worker="w", charge=False, not_before=time.time() + 3600)
+    waits = Outcome(
+        task=task,
+        status=TaskStatus.PENDING,
+        worker="w",
+        charge=False,
+        not_before=time.time() + 3600,
+    )
     lpm.save_result(waits)
 
     assert lpm.ledger.db.all("SELECT attempts, failures, status FROM tasks") == [(0, 0, "pending")]
@@ -264,7 +323,8 @@ def test_a_wait_for_a_permit_is_neither_an_attempt_nor_a_failure(lpm: LocalPersi
 
 
 def test_a_killed_owners_tasks_come_back_at_once(lpm: LocalPersistenceManager) -> None:
-    """A lease falls with its owner's lock; the page in the parser's hands gets the strike, and two are poison."""
+    """A lease falls with its owner's lock; the page in the parser's hands gets the strike, and two
+    are poison."""
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(3)])
     lpm.close()
 
@@ -290,15 +350,22 @@ def test_a_killed_owners_tasks_come_back_at_once(lpm: LocalPersistenceManager) -
         lpm.close()
 
     # Then the first page is set aside, and its neighbour is not blamed
-    rows = lpm.ledger.db.all("SELECT status, error_type, attempts, strikes, fence FROM tasks ORDER BY id")
-    assert rows == [("failed", "poison", 2, 2, 2), ("pending", None, 2, 0, 2), ("pending", None, 0, 0, 0)]
+    rows = lpm.ledger.db.all(
+        "SELECT status, error_type, attempts, strikes, fence FROM tasks ORDER BY id"
+    )
+    assert rows == [
+        ("failed", "poison", 2, 2, 2),
+        ("pending", None, 2, 0, 2),
+        ("pending", None, 0, 0, 0),
+    ]
     assert owners.living(lpm.owners) == []
     kinds = lpm.ledger.db.all("SELECT kind FROM events WHERE task = 1 ORDER BY id")
     assert kinds == [("worker died",), ("poison",)]
 
 
 def test_a_clock_two_hours_ahead_steals_nothing(lpm: LocalPersistenceManager) -> None:
-    """A lease is judged by its owner's lock: whose clock is off cannot take a living owner's task."""
+    """A lease is judged by its owner's lock: whose clock is off cannot take a living owner's
+    task."""
     lpm.persist_tasks([new("http://a.example/1")])
     own = Owner(lpm.owners, "worker", slots=10)
     [task] = lpm.get_next_pending(own.id)
@@ -312,7 +379,8 @@ def test_a_clock_two_hours_ahead_steals_nothing(lpm: LocalPersistenceManager) ->
 
 
 def test_a_waiting_writer_gives_up_only_after_its_limit() -> None:
-    """The busy handler waits longer and longer, never alike for two writers, and no longer than its limit."""
+    """The busy handler waits longer and longer, never alike for two writers, and no longer than its
+    limit."""
     now = [0.0]
     slept: list[float] = []
 
@@ -335,14 +403,19 @@ def test_a_waiting_writer_gives_up_only_after_its_limit() -> None:
 @pytest.mark.parametrize(
     ("connect", "busy", "other"),
     [
-        (lambda path: sqlite3.connect(path, timeout=0, isolation_level=None), sqlite3.OperationalError, sqlite3.Error),
+        (
+            lambda path: sqlite3.connect(path, timeout=0, isolation_level=None),
+            sqlite3.OperationalError,
+            sqlite3.Error,
+        ),
         (apsw.Connection, apsw.BusyError, apsw.SQLError),
     ],
 )
 def test_retry_on_busy_decorates_with_and_without_arguments(
     tmp_path: Path, connect: Callable[[str], Any], busy: type[Exception], other: type[Exception]
 ) -> None:
-    """A function that finds its database locked is called again, up to a limit; other errors pass at once."""
+    """A function that finds its database locked is called again, up to a limit; other errors pass
+    at once."""
     # Given a table that another connection has locked for a while
     path, now = str(tmp_path / "some.db"), [0.0]
     locking = connect(path)
@@ -398,10 +471,15 @@ def test_pending_is_made_again(lpm: LocalPersistenceManager) -> None:
     assert {path: path.read_bytes() for path in sorted(lpm.pending.glob("*.json"))} == before
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "link to nowhere", "link to itself", "renamed"])
+@pytest.mark.parametrize(
+    "kind", ["folder", "pipe", "socket", "link to nowhere", "link to itself", "renamed"]
+)
 @pytest.mark.parametrize("secured", [False, True])
-def test_what_is_no_file_is_no_result(lpm: LocalPersistenceManager, kind: str, secured: bool) -> None:
-    """Whatever has the name of a result and is no file is set aside, never opened, and the file is made again."""
+def test_what_is_no_file_is_no_result(
+    lpm: LocalPersistenceManager, kind: str, secured: bool
+) -> None:
+    """Whatever has the name of a result and is no file is set aside, never opened, and the file is
+    made again."""
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(2)])
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 2)))
     before = {path: path.read_bytes() for path in sorted(lpm.pending.glob("*.json"))}
@@ -424,7 +502,8 @@ def test_what_is_no_file_is_no_result(lpm: LocalPersistenceManager, kind: str, s
 def test_an_unchanged_page_whose_earlier_one_has_gone_meanwhile_is_fetched_again(
     lpm: LocalPersistenceManager, gone: str
 ) -> None:
-    """A 304 for a page that vanished while it was asked for makes no result: the task is fetched again, as a whole."""
+    """A 304 for a page that vanished while it was asked for makes no result: the task is fetched
+    again, as a whole."""
     with_etag = msgspec.structs.replace(page(body=b"<p>1</p>"), headers=(("ETag", '"1"'),))
     for name in ("first", "second"):
         lpm.persist_tasks([new("http://a.example/1")], job=open_job(lpm, name))
@@ -455,7 +534,9 @@ def test_pages_that_need_not_be_kept_are_asked_for_changes(tmp_path: Path) -> No
         lpm.persist_tasks([new("http://a.example/1")], job=open_job(lpm, name))
         (task,) = lpm.get_next_pending("owner", 1)
         if name == "first":
-            lpm.save_result(done(task, page=msgspec.structs.replace(page(), headers=(("ETag", '"1"'),))))
+            lpm.save_result(
+                done(task, page=msgspec.structs.replace(page(), headers=(("ETag", '"1"'),)))
+            )
     lpm.close()
 
     assert task.known
@@ -474,7 +555,8 @@ TEARS: dict[str, Callable[[Path], object]] = {
 def test_files_that_were_torn_after_they_were_secured_are_told_and_made_again(
     lpm: LocalPersistenceManager, tear: str
 ) -> None:
-    """Whatever becomes of a file in pending/, its job's receipt says so until it is there again as it was."""
+    """Whatever becomes of a file in pending/, its job's receipt says so until it is there again as
+    it was."""
     job = open_job(lpm)
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(3)], job=job)
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 3)))
@@ -508,7 +590,9 @@ def test_files_that_have_left_pending_are_not_missed(lpm: LocalPersistenceManage
     assert lpm.verify(job).problems == []
 
 
-def test_a_folder_in_the_place_of_a_result_does_not_hold_up_its_leaving(lpm: LocalPersistenceManager) -> None:
+def test_a_folder_in_the_place_of_a_result_does_not_hold_up_its_leaving(
+    lpm: LocalPersistenceManager,
+) -> None:
     """A result that was sent leaves pending/, also where a folder has taken its name."""
     lpm.persist_tasks([new("http://a.example/1")])
     (task,) = lpm.get_next_pending("owner", 1)
@@ -526,14 +610,19 @@ def test_raw_pages_are_warc_for_any_reader(lpm: LocalPersistenceManager) -> None
     first, second = lpm.get_next_pending("owner", 2)
     lpm.save_result(done(first, page=page(first.url, b"\0\xff\r\n\r\nbody")))
     failed = Outcome(
-        task=second, status=TaskStatus.FAILED, worker="w", page=page(second.url, b"gone", 404), error_type="http_404"
+        task=second,
+        status=TaskStatus.FAILED,
+        worker="w",
+        page=page(second.url, b"gone", 404),
+        error_type="http_404",
     )
     lpm.save_result(failed)
 
     [path] = lpm.raw.glob("*.warc.gz")
     with path.open("rb") as file:
         records = [
-            (r.rec_type, r.rec_headers["WARC-Target-URI"], r.content_stream().read()) for r in ArchiveIterator(file)
+            (r.rec_type, r.rec_headers["WARC-Target-URI"], r.content_stream().read())
+            for r in ArchiveIterator(file)
         ]
     assert [kind for kind, _, _ in records] == ["warcinfo", "response", "response"]
     assert [url for _, url, _ in records[1:]] == [first.url, second.url]
@@ -550,7 +639,9 @@ def test_which_raw_pages_are_kept(tmp_path: Path, keep: str, kept: int) -> None:
     lpm = LocalPersistenceManager(tmp_path, raw=keep)
     lpm.persist_tasks([new("http://a.example/1"), new("http://a.example/2")])
     good, bad = lpm.get_next_pending("owner", 2)
-    failed = Outcome(task=bad, status=TaskStatus.FAILED, worker="w", page=page(status=404), error_type="http_404")
+    failed = Outcome(
+        task=bad, status=TaskStatus.FAILED, worker="w", page=page(status=404), error_type="http_404"
+    )
     lpm.save_result(done(good), failed)
 
     assert sum(lpm.raw_page(task.id) is not None for task in (good, bad)) == kept
@@ -558,7 +649,8 @@ def test_which_raw_pages_are_kept(tmp_path: Path, keep: str, kept: int) -> None:
 
 
 def test_a_segment_is_adopted_and_cut_after_a_kill(lpm: LocalPersistenceManager) -> None:
-    """What a killed writer left behind its last commit is cut, and the next writer goes on in the same segment."""
+    """What a killed writer left behind its last commit is cut, and the next writer goes on in the
+    same segment."""
     # Given a segment with half a record behind its committed end
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(2)])
     first, second = lpm.get_next_pending("owner", 2)
@@ -575,7 +667,11 @@ def test_a_segment_is_adopted_and_cut_after_a_kill(lpm: LocalPersistenceManager)
     # Then it is behind the first one, and a reader sees both and nothing else
     assert [result["raw"]["offset"] for result in lpm.results()][1] == whole
     with path.open("rb") as file:
-        assert [record.rec_type for record in ArchiveIterator(file)] == ["warcinfo", "response", "response"]
+        assert [record.rec_type for record in ArchiveIterator(file)] == [
+            "warcinfo",
+            "response",
+            "response",
+        ]
 
 
 def test_a_segment_that_was_never_committed_leaves_nothing(lpm: LocalPersistenceManager) -> None:
@@ -615,7 +711,8 @@ def _write(folder: Path, number: int, count: int, failures: "multiprocessing.Que
 
 
 def test_ten_writers_at_once_never_find_the_database_locked(tmp_path: Path) -> None:
-    """SQLite contention: ten processes import, claim and store at the same time; nothing fails, nothing is lost."""
+    """SQLite contention: ten processes import, claim and store at the same time; nothing fails,
+    nothing is lost."""
     # Given a store
     LocalPersistenceManager(tmp_path).close_after_check()
     failures: multiprocessing.Queue[str] = multiprocessing.Queue()
@@ -636,8 +733,11 @@ def test_ten_writers_at_once_never_find_the_database_locked(tmp_path: Path) -> N
     lpm.close()
 
 
-def test_connections_are_kept_and_a_group_of_results_is_one_commit(lpm: LocalPersistenceManager) -> None:
-    """A store has one connection for each of its two uses, and stores a hundred results like one."""
+def test_connections_are_kept_and_a_group_of_results_is_one_commit(
+    lpm: LocalPersistenceManager,
+) -> None:
+    """A store has one connection for each of its two uses, and stores a hundred results like
+    one."""
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(300)])
     held, stored = set(), []
     for size in (1, 100, 100):
@@ -673,7 +773,9 @@ def test_a_newer_database_is_refused(lpm: LocalPersistenceManager) -> None:
         lpm.close_after_check()
 
 
-@pytest.mark.parametrize("content", [b"not a database at all, but long enough to be looked at" * 20, b"\0" * 5000])
+@pytest.mark.parametrize(
+    "content", [b"not a database at all, but long enough to be looked at" * 20, b"\0" * 5000]
+)
 def test_a_damaged_database_is_left_alone(tmp_path: Path, content: bytes) -> None:
     """What is not a database is refused in one line and not overwritten."""
     (tmp_path / "lpm.db").write_bytes(content)
@@ -701,7 +803,8 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None
 
 
 def test_a_job_ends_when_nothing_is_open(lpm: LocalPersistenceManager) -> None:
-    """A job ends once, by whoever sees it first, not while it is being imported and not while a shared task is open."""
+    """A job ends once, by whoever sees it first, not while it is being imported and not while a
+    shared task is open."""
     first, second = open_job(lpm, "first"), open_job(lpm, "second")
     lpm.persist_tasks([new("http://a.example/1", line=1)], job=first)
     lpm.persist_tasks([new("http://a.example/1", line=1)], job=second)
@@ -716,7 +819,8 @@ def test_a_job_ends_when_nothing_is_open(lpm: LocalPersistenceManager) -> None:
 
 
 def test_a_death_while_much_is_stored_is_blamed_on_no_page(tmp_path: Path) -> None:
-    """The page that the loop works on then is a suspect like all others in flight: it gets no strike."""
+    """The page that the loop works on then is a suspect like all others in flight: it gets no
+    strike."""
     lpm = LocalPersistenceManager(tmp_path)
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(2)])
     lpm.close()
@@ -766,17 +870,25 @@ def test_large_results_are_projected_a_few_at_a_time(tmp_path: Path) -> None:
 
 
 def test_pages_that_an_earlier_schema_took_for_one_get_keys_of_their_own(tmp_path: Path) -> None:
-    """A `utm_x` made no other page before schema 7; a key that was not its URL's stays, as it tells of a damage."""
+    """A `utm_x` made no other page before schema 7; a key that was not its URL's stays, as it tells
+    of a damage."""
     # Given a ledger of schema 6 with two pages of a map, and one whose URL was damaged
     with tarfile.open(Path(__file__).parents[1] / "fixtures" / "schema-6.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
-    page, of_another = "http://a.example/map?utm_x=1&s=2&utm_source=mail&s=1", "http://a.example/map?a=1"
+    page, of_another = (
+        "http://a.example/map?utm_x=1&s=2&utm_source=mail&s=1",
+        "http://a.example/map?a=1",
+    )
     before = blake2b(b"http://a.example/map?s=1&s=2", digest_size=16).digest()
     with apsw.Connection(str(tmp_path / "data" / "lpm.db")) as old:
         [(first,), (second,)] = old.execute("SELECT id FROM tasks ORDER BY id LIMIT 2").fetchall()
         old.execute("UPDATE tasks SET (url, url_key) = (?, ?) WHERE id = ?", (page, before, first))
-        old.execute("UPDATE tasks SET (url, url_key) = (?, ?) WHERE id = ?", (of_another, b"k" * 16, second))
-        others = old.execute("SELECT id, url, url_key FROM tasks WHERE id NOT IN (?, ?)", (first, second)).fetchall()
+        old.execute(
+            "UPDATE tasks SET (url, url_key) = (?, ?) WHERE id = ?", (of_another, b"k" * 16, second)
+        )
+        others = old.execute(
+            "SELECT id, url, url_key FROM tasks WHERE id NOT IN (?, ?)", (first, second)
+        ).fetchall()
     old.close()
 
     # When it is opened
@@ -785,4 +897,7 @@ def test_pages_that_an_earlier_schema_took_for_one_get_keys_of_their_own(tmp_pat
     lpm.close()
 
     # Then the first has the key of its URL, and all others have what they had
-    assert keys == {id_: key for id_, _, key in others} | {first: urls.parse(page).key, second: b"k" * 16}
+    assert keys == {id_: key for id_, _, key in others} | {
+        first: urls.parse(page).key,
+        second: b"k" * 16,
+    }

@@ -23,19 +23,28 @@ def waiting(lpm: LocalPersistenceManager, *seconds: float) -> None:
     lpm.persist_tasks([new(f"http://a.example/{wait_s:g}") for wait_s in seconds])
     for task in lpm.get_next_pending("owner", len(seconds)):
         wait_s = float(task.url.rpartition("/")[2])
-        again = done(task, status=TaskStatus.PENDING, page=None, error_type="http_503", not_before=lpm.now() + wait_s)
+        again = done(
+            task,
+            status=TaskStatus.PENDING,
+            page=None,
+            error_type="http_503",
+            not_before=lpm.now() + wait_s,
+        )
         assert lpm.save_result(again) == [True]
 
 
 def waits(lpm: LocalPersistenceManager) -> dict[str, float]:
     """How long each task waits by the clock of now; 0: it is due."""
-    rows = lpm.ledger.db.all("SELECT url, iif(not_before, not_before - ?, 0) FROM tasks", (lpm.now(),))
+    rows = lpm.ledger.db.all(
+        "SELECT url, iif(not_before, not_before - ?, 0) FROM tasks", (lpm.now(),)
+    )
     return {url.rpartition("/")[2]: round(wait_s, 3) for url, wait_s in rows}
 
 
 @pytest.mark.parametrize("step_s", [-3600, 3600, -1.5, 30 * 86400])
 def test_a_clock_step_changes_no_wait(tmp_path: Path, step_s: float) -> None:
-    """A retry in a second comes in a second, and a Retry-After of ten minutes takes ten minutes, both ways."""
+    """A retry in a second comes in a second, and a Retry-After of ten minutes takes ten minutes,
+    both ways."""
     # Given tasks and a report that wait, and one that is held
     clock, uptime = Clock(BEGAN), Clock(500.0)
     lpm = LocalPersistenceManager(tmp_path, clock=clock)
@@ -82,8 +91,11 @@ def with_deadline(
     return lpm, Maintainer(lpm, MemoryBroker(), Settings(), clock=clock, uptime=uptime)
 
 
-def test_a_clock_step_raises_no_false_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """How fast a job goes is measured by the time that passed, not by the clock that was set forward."""
+def test_a_clock_step_raises_no_false_alarm(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """How fast a job goes is measured by the time that passed, not by the clock that was set
+    forward."""
     clock, uptime = Clock(BEGAN), Clock(500.0)
     lpm, maintainer = with_deadline(tmp_path, 36_000, clock, uptime)
     for step_s in (0, 0, 0, 0, 0, 3600, 0):
@@ -95,8 +107,11 @@ def test_a_clock_step_raises_no_false_alarm(tmp_path: Path, caplog: pytest.LogCa
     lpm.close()
 
 
-def test_a_slow_beginning_raises_no_false_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The log says that a deadline slips when that was measured for a while, not two seconds after the start."""
+def test_a_slow_beginning_raises_no_false_alarm(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says that a deadline slips when that was measured for a while, not two seconds after
+    the start."""
     clock, uptime = Clock(BEGAN), Clock(500.0)
     lpm, maintainer = with_deadline(tmp_path, 100, clock, uptime)
     told = []
@@ -112,12 +127,14 @@ def test_a_slow_beginning_raises_no_false_alarm(tmp_path: Path, caplog: pytest.L
 
 
 def test_permits_of_one_process_know_no_clock_that_steps() -> None:
-    """A step forward would end a Retry-After early; CLOCK_MONOTONIC is one for all processes of a machine."""
+    """A step forward would end a Retry-After early; CLOCK_MONOTONIC is one for all processes of a
+    machine."""
     assert inspect.signature(MemoryPermit).parameters["clock"].default is time.monotonic
 
 
 def test_a_drifting_clock_is_not_a_step(tmp_path: Path) -> None:
-    """What a clock that is put right slowly loses or gains in a tick moves nothing; together it does, once."""
+    """What a clock that is put right slowly loses or gains in a tick moves nothing; together it
+    does, once."""
     clock, uptime = Clock(BEGAN), Clock(500.0)
     lpm = LocalPersistenceManager(tmp_path, clock=clock)
     waiting(lpm, 600)
@@ -149,7 +166,8 @@ def test_every_process_sees_the_step_and_one_moves_the_waits(tmp_path: Path) -> 
 
 
 def test_a_clock_that_a_reboot_set_back(tmp_path: Path) -> None:
-    """Then the last event lies in the future: waits count from it. One that went on moves nothing."""
+    """Then the last event lies in the future: waits count from it. One that went on moves
+    nothing."""
     lpm = LocalPersistenceManager(tmp_path, clock=Clock(BEGAN))
     waiting(lpm, 600)
     assert lpm.ledger.follow_clock(BEGAN, 500.0, "first") == 0

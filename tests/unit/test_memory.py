@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 
 MOST_MB = 64
-"""What the architecture promises for all that is made of one page: text, tree, verdict, fields, record."""
+"""What the architecture promises for all that is made of one page: text, tree, verdict, fields,
+record."""
 
 READER = """
 import os
@@ -61,7 +62,10 @@ FIELDS = [
         {"css": "div", "type": kind, "all": True}
         for kind in ("text", "html", "number", "integer", "date", "boolean", "url")
     ),
-    *({"css": "[title]", "attr": "title", "type": kind} for kind in ("text", "html", "url", "number")),
+    *(
+        {"css": "[title]", "attr": "title", "type": kind}
+        for kind in ("text", "html", "url", "number")
+    ),
 ]
 """Every type of field, for one element and for all."""
 MANY_FIELDS = [{"css": "body", "type": "html"}] * 1_000
@@ -87,7 +91,12 @@ def _numbered(piece: str, count: int) -> str:
 
 def _named_columns(sign: str, rows: int) -> str:
     """A table whose names of columns take most to write."""
-    return "<table><tr>" + _numbered(f"<th>{sign * 196}{{:03d}}", 50) + ("<tr>" + "<td>" * 50) * rows + "</table>"
+    return (
+        "<table><tr>"
+        + _numbered(f"<th>{sign * 196}{{:03d}}", 50)
+        + ("<tr>" + "<td>" * 50) * rows
+        + "</table>"
+    )
 
 
 ROW = "<tr>\n" + " <td>123.45</td>\n" * 5 + "</tr>\n"
@@ -124,16 +133,32 @@ PAGES: dict[str, Callable[[], str | bytes]] = {
     "errors in a tag": lambda: "<a " + "=" * 9_000_000,
     "comments": lambda: "<!-->" * 400_000,
     "formatting": lambda: "<div>" + _numbered("<b id={}>", 380) + "</div>" + "<p>x" * 50_000,
-    "large formatting": lambda: "<div>" + _numbered(f"<b title='{'x' * 9_000}{{}}'>", 500) + "</div>" + "<p>x" * 300,
+    "large formatting": lambda: (
+        "<div>" + _numbered(f"<b title='{'x' * 9_000}{{}}'>", 500) + "</div>" + "<p>x" * 300
+    ),
     "JSON": lambda: JSON + "[" + '{"a":{}},' * 50_000 + "{}]</script>",
-    "JSON and a table": lambda: JSON + "[" + '{"a":{}},' * 9_000 + "{}]</script><table>" + ROW * 15_000,
+    "JSON and a table": lambda: (
+        JSON + "[" + '{"a":{}},' * 9_000 + "{}]</script><table>" + ROW * 15_000
+    ),
     "names of properties": lambda: "<div itemscope><p itemprop='" + "a " * 4_900_000 + "'>x",
-    "items elsewhere": lambda: "<div itemscope itemref='" + "a " * 4_000_000 + "'></div><p id=a itemprop=b>x",
+    "items elsewhere": lambda: (
+        "<div itemscope itemref='" + "a " * 4_000_000 + "'></div><p id=a itemprop=b>x"
+    ),
     "wide text": lambda: "word 😀" + "it's " * 2_000_000,
     "wide text with brackets": lambda: "<p>" + ("word " * 100_000 + "😀< ") * 20,
     **{
         f"wide text in {name}": partial(_wide, f"<{name}>")
-        for name in ("p", "a href=x", "b", "h1", "title", "button", "noscript", "dl><dt", "div itemscope><i itemprop=a")
+        for name in (
+            "p",
+            "a href=x",
+            "b",
+            "h1",
+            "title",
+            "button",
+            "noscript",
+            "dl><dt",
+            "div itemscope><i itemprop=a",
+        )
     },
     "wide text in a cell": partial(_wide, "<table><td>"),
     "wide text in a script": partial(_wide, "<script>", "if (a<b) c;"),
@@ -143,7 +168,15 @@ PAGES: dict[str, Callable[[], str | bytes]] = {
     "a wide template": partial(_wide, "<template><p>"),
     **{
         f"a wide {name}": partial(_value, name)
-        for name in ("p title", "a href", "html lang", "base href", "input type", "input type=submit value", "p class")
+        for name in (
+            "p title",
+            "a href",
+            "html lang",
+            "base href",
+            "input type",
+            "input type=submit value",
+            "p class",
+        )
     },
     **{
         f"a wide {name}": partial(_value, f"p itemscope itemref=a><p {name}")
@@ -159,7 +192,9 @@ PAGES: dict[str, Callable[[], str | bytes]] = {
     "attributes of end tags": lambda: "<p>" + "word </x a=b c=d>" * 30_000,
     "rows around words": lambda: "<table>" + "word <tr a=b>" * 30_000,
     "forms in a form": lambda: "<form>" + "word <form a=b>" * 30_000,
-    "cells behind a table": lambda: "<table>" + "<tr><td>x</td></tr>" * 30_000 + "</table>" + "word <td a=b>" * 30_000,
+    "cells behind a table": lambda: (
+        "<table>" + "<tr><td>x</td></tr>" * 30_000 + "</table>" + "word <td a=b>" * 30_000
+    ),
     **{
         f"words behind {name} in a table": partial(_in_table, f"word <{name} a=b></{name}>")
         for name in ("script", "template", "input type=hidden", "form", "style")
@@ -167,9 +202,15 @@ PAGES: dict[str, Callable[[], str | bytes]] = {
     "a table with attributes": lambda: "<table>" + ROW.replace("<td", "<td class=a") * 9_000,
     "names of columns": lambda: _named_columns("\x01", 380) + _named_columns("\x01", 998),
     "wide names of columns": lambda: _named_columns("😀", 999),
-    "cells of signs to be escaped": lambda: "<table><tr><th>a<th>b" + f"<tr><td>{chr(1) * 1_990}<td>b" * 900,
-    "values of signs to be escaped": lambda: "<div><p" + _numbered(" a{}='漢" + '"' * 100_000 + "'", 95) + ">x",
-    "pairs of signs to be escaped": lambda: "<dl>" + _numbered(f"<dt>{{}}<dd>{chr(1) * 1_990}", 1_900),
+    "cells of signs to be escaped": lambda: (
+        "<table><tr><th>a<th>b" + f"<tr><td>{chr(1) * 1_990}<td>b" * 900
+    ),
+    "values of signs to be escaped": lambda: (
+        "<div><p" + _numbered(" a{}='漢" + '"' * 100_000 + "'", 95) + ">x"
+    ),
+    "pairs of signs to be escaped": lambda: (
+        "<dl>" + _numbered(f"<dt>{{}}<dd>{chr(1) * 1_990}", 1_900)
+    ),
     "zero bytes": lambda: "<p>a\0" * 100_000 + "\0" * 9_000_000,
     "templates": lambda: "<template><p>word" * 100_000,
 }
@@ -185,22 +226,34 @@ REPEATED: dict[str, Callable[[], str]] = {
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, tuple[str, int]]:
-    """What came of each page, and by how many megabytes the process that read it has grown: each has its own."""
-    ended = subprocess.run([sys.executable, "-c", READER], capture_output=True, text=True, check=True)
+    """What came of each page, and by how many megabytes the process that read it has grown: each
+    has its own."""
+    ended = subprocess.run(
+        [sys.executable, "-c", READER], capture_output=True, text=True, check=True
+    )
     rows = [line.split(";") for line in ended.stdout.splitlines()]
     return {name: (outcome, int(grown)) for name, outcome, grown in rows}
 
 
 @pytest.mark.parametrize("name", [*PAGES, *REPEATED])
 def test_one_page_adds_little_memory(measured: dict[str, tuple[str, int]], name: str) -> None:
-    """Whatever is read or refused: the peak grows by no more than the promise while a page is read."""
+    """Whatever is read or refused: the peak grows by no more than the promise while a page is
+    read."""
     outcome, grown = measured[name]
 
     assert grown <= MOST_MB, f"{outcome}: {grown} MB"
 
 
 @pytest.mark.parametrize(
-    "name", ["a table", "an open table", "a table with attributes", "closed paragraphs", "long paragraphs", "one text"]
+    "name",
+    [
+        "a table",
+        "an open table",
+        "a table with attributes",
+        "closed paragraphs",
+        "long paragraphs",
+        "one text",
+    ],
 )
 def test_large_pages_are_read(measured: dict[str, tuple[str, int]], name: str) -> None:
     """What real archives send is within the limit."""

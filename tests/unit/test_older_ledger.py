@@ -1,4 +1,5 @@
-"""A ledger that was put back from a backup, or lost its log: what it does not know of is neither cut nor given up."""
+"""A ledger that was put back from a backup, or lost its log: what it does not know of is neither
+cut nor given up."""
 
 import itertools
 import re
@@ -16,9 +17,7 @@ from crawler.results import export
 from tests.support.patient import crawl, ledger, look, wrong
 from tests.support.tasks import done, new, open_job, page
 
-PLACES = (
-    "SELECT task_id, final_url, raw_segment, raw_offset, raw_length FROM tasks JOIN results ON task = id ORDER BY 1"
-)
+PLACES = "SELECT task_id, final_url, raw_segment, raw_offset, raw_length FROM tasks JOIN results ON task = id ORDER BY 1"
 
 
 def fetch(lpm: LocalPersistenceManager, count: int) -> None:
@@ -40,9 +39,13 @@ def more(data: Path, name: str, count: int) -> None:
 
 @pytest.fixture
 def restored(tmp_path: Path) -> tuple[Path, list[tuple[object, ...]]]:
-    """A store whose ledger was backed up in the middle and put back, and the results that it had until then."""
+    """A store whose ledger was backed up in the middle and put back, and the results that it had
+    until then."""
     crawl(tmp_path, 20, 20)
-    copy, source = apsw.Connection(str(tmp_path / "copy.db")), apsw.Connection(str(tmp_path / "lpm.db"))
+    copy, source = (
+        apsw.Connection(str(tmp_path / "copy.db")),
+        apsw.Connection(str(tmp_path / "lpm.db")),
+    )
     with copy.backup("main", source, "main") as backup:
         backup.step()
     copy.close()
@@ -64,16 +67,23 @@ def all_read(data: Path, results: list[tuple[object, ...]]) -> bool:
     return True
 
 
-def test_no_stack_starts_on_an_older_ledger(restored: tuple[Path, list[tuple[object, ...]]]) -> None:
+def test_no_stack_starts_on_an_older_ledger(
+    restored: tuple[Path, list[tuple[object, ...]]],
+) -> None:
     """It says that results are there which the ledger does not know, and what puts them back."""
     data, _ = restored
 
-    with pytest.raises(StoreError, match=r"holds 30 results that the ledger does not know.*doctor --repair"):
+    with pytest.raises(
+        StoreError, match=r"holds 30 results that the ledger does not know.*doctor --repair"
+    ):
         LocalPersistenceManager(data).close_after_check()
 
 
-def test_nothing_is_cut_that_an_older_ledger_does_not_know(restored: tuple[Path, list[tuple[object, ...]]]) -> None:
-    """Whoever collects all the same writes elsewhere, and a dead owner's clean-up removes nothing."""
+def test_nothing_is_cut_that_an_older_ledger_does_not_know(
+    restored: tuple[Path, list[tuple[object, ...]]],
+) -> None:
+    """Whoever collects all the same writes elsewhere, and a dead owner's clean-up removes
+    nothing."""
     data, results = restored
 
     more(data, "other", 5)
@@ -88,7 +98,8 @@ def test_nothing_is_cut_that_an_older_ledger_does_not_know(restored: tuple[Path,
 def test_a_repair_brings_an_older_ledger_up_to_date(
     restored: tuple[Path, list[tuple[object, ...]]], meanwhile: int
 ) -> None:
-    """Every result is back with its page, under its own name, and a second repair finds nothing to do."""
+    """Every result is back with its page, under its own name, and a second repair finds nothing to
+    do."""
     data, results = restored
     if meanwhile:
         more(data, "other", meanwhile)
@@ -125,7 +136,11 @@ def test_the_page_of_another_url_is_not_handed_over(tmp_path: Path) -> None:
     lpm.persist_tasks([new(f"http://a.example/{n}", line=n) for n in range(20)], job=job)
     fetch(lpm, 20)
     rows = [
-        (int(str(id_)), str(url), Raw(segment=str(name), offset=int(str(offset)), length=int(str(length))))
+        (
+            int(str(id_)),
+            str(url),
+            Raw(segment=str(name), offset=int(str(offset)), length=int(str(length))),
+        )
         for id_, url, name, offset, length in ledger(tmp_path, PLACES.replace("task_id", "id"))
     ]
     (id_, url, one), (_, _, another) = next(
@@ -133,7 +148,9 @@ def test_the_page_of_another_url_is_not_handed_over(tmp_path: Path) -> None:
     )
     path = lpm.raw / one.segment
     content = bytearray(path.read_bytes())
-    content[one.offset : one.offset + one.length] = content[another.offset : another.offset + one.length]
+    content[one.offset : one.offset + one.length] = content[
+        another.offset : another.offset + one.length
+    ]
     path.write_bytes(content)
 
     other = f"it is not that of {url}"
@@ -152,5 +169,8 @@ def test_a_receipt_looks_whether_pages_begin_where_they_should(tmp_path: Path) -
     segment.write_bytes(bytes(segment.stat().st_size))
     lpm = LocalPersistenceManager(tmp_path)
 
-    assert "20 stored pages of its results cannot be read" in lpm.receipt(lpm.ledger.job("job")).problems[0]
+    assert (
+        "20 stored pages of its results cannot be read"
+        in lpm.receipt(lpm.ledger.job("job")).problems[0]
+    )
     lpm.close()

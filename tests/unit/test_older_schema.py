@@ -10,7 +10,10 @@ import pytest
 from tests.support.patient import ledger, look, of, pages_of, wipe, wrong
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-VERSIONS = sorted(int(path.name.removesuffix(".tar.gz").partition("-")[2]) for path in FIXTURES.glob("schema-*.tar.gz"))
+VERSIONS = sorted(
+    int(path.name.removesuffix(".tar.gz").partition("-")[2])
+    for path in FIXTURES.glob("schema-*.tar.gz")
+)
 NOTES = ("known_gaps", "pending_secured")
 """What a repair writes into `meta`, or removes there, whatever it has found."""
 _FREED = "'kind': 'worker died'"
@@ -29,7 +32,9 @@ def unpacked(folder: Path, version: int) -> Path:
 
 def rows(data: Path) -> dict[str, list[str]]:
     """All rows of all tables, with the names of their columns."""
-    tables = ledger(data, "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+    tables = ledger(
+        data, "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+    )
     found = {}
     for (table,) in tables:
         columns = [row[1] for row in ledger(data, f"PRAGMA table_xinfo({table})")]
@@ -44,7 +49,8 @@ def rows(data: Path) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_repair_keeps_what_a_migration_keeps(tmp_path: Path, version: int) -> None:
-    """One damaged page of an index costs no row and no column, whatever version has written the ledger."""
+    """One damaged page of an index costs no row and no column, whatever version has written the
+    ledger."""
     # Given two copies of a store, and in one of them a damaged page that no row depends on
     data = unpacked(tmp_path, version)
     sound = shutil.copytree(data, tmp_path / "sound")
@@ -62,8 +68,11 @@ def test_a_repair_keeps_what_a_migration_keeps(tmp_path: Path, version: int) -> 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_rows_of_one_table_are_not_taken_for_those_of_a_later_one(tmp_path: Path, version: int) -> None:
-    """Damaged results cost no row of another table, and no table that came later gets any of them."""
+def test_the_rows_of_one_table_are_not_taken_for_those_of_a_later_one(
+    tmp_path: Path, version: int
+) -> None:
+    """Damaged results cost no row of another table, and no table that came later gets any of
+    them."""
     data = unpacked(tmp_path, version)
     sound = shutil.copytree(data, tmp_path / "sound")
     for table in ("results", "outbox"):
@@ -72,5 +81,13 @@ def test_the_rows_of_one_table_are_not_taken_for_those_of_a_later_one(tmp_path: 
     look(data, repair=True)
 
     found, wanted = rows(data), rows(sound)
-    for table in ("job_links", "rejected_rows", "exports", "validators", "reports", "imports", "losses"):
+    for table in (
+        "job_links",
+        "rejected_rows",
+        "exports",
+        "validators",
+        "reports",
+        "imports",
+        "losses",
+    ):
         assert found[table] == wanted[table], table

@@ -74,7 +74,9 @@ PAGES = {
     "JSON with flaws": (LD + '[{"a":["' + "x" * 1_000 + '",]},]</script>').encode() * 100,
     "items": b"<div itemscope itemref=a><p id=a itemprop=b>x" * 300,
     "links": b"".join(b"<a href='../x%d?y=\xc3\xa4'>y</a>" % number for number in range(1_000)),
-    "hosts": "".join(f"<a href='http://bücher{number}.example/'>y</a>" for number in range(300)).encode(),
+    "hosts": "".join(
+        f"<a href='http://bücher{number}.example/'>y</a>" for number in range(300)
+    ).encode(),
     "Cyrillic": b"<meta charset=koi8-r>" + "привет ".encode("koi8-r") * 10_000,
     "Japanese": b"<meta charset=shift_jis>" + "日本語 ".encode("shift_jis") * 10_000,
     "a charset to be found": "привет мир как дела ".encode("cp1251") * 3_000,
@@ -88,8 +90,11 @@ PAGES = {
 @pytest.mark.parametrize("limit", ["address space", "data"])
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_not_blamed_for_want_of_memory(name: str, limit: str) -> None:
-    """However little memory is left: the page is read as ever, or what is lacking is known to be ours."""
-    ended = subprocess.run([sys.executable, "-c", READER, name, limit], capture_output=True, text=True, check=True)
+    """However little memory is left: the page is read as ever, or what is lacking is known to be
+    ours."""
+    ended = subprocess.run(
+        [sys.executable, "-c", READER, name, limit], capture_output=True, text=True, check=True
+    )
     well, was_short, *others = ended.stdout.splitlines()
 
     assert well.split()[0] in ("ok", "thin", "soft_404", "login_wall")

@@ -1,4 +1,5 @@
-"""The pairs of label and value that are read from pages of many layouts, against what their records hold."""
+"""The pairs of label and value that are read from pages of many layouts, against what their records
+hold."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -49,13 +50,18 @@ def score(layouts: Iterable[Layout], seeds: Iterable[int]) -> Score:
                 for name, values in fields(html).items()
                 for value in (values if isinstance(values, list) else [values])
             ]
-            right, count, there = right + len(truth.intersection(found)), count + len(found), there + len(truth)
+            right, count, there = (
+                right + len(truth.intersection(found)),
+                count + len(found),
+                there + len(truth),
+            )
     return Score(right, count, there)
 
 
 @pytest.mark.parametrize("seeds", [TUNED, UNSEEN], ids=["tuned", "unseen"])
 def test_records_are_read_in_all_layouts(seeds: range) -> None:
-    """Over all layouts at least 90 % of the pairs are found, and at least 95 % of what is found is right."""
+    """Over all layouts at least 90 % of the pairs are found, and at least 95 % of what is found is
+    right."""
     total = score([*LAYOUTS.values(), *HELD_OUT.values()], seeds)
 
     assert total.recall >= 0.9
@@ -64,7 +70,8 @@ def test_records_are_read_in_all_layouts(seeds: range) -> None:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_each_layout_is_read(name: str) -> None:
-    """No layout is left out: at least 80 % of its pairs are found, and 90 % of what is found is right."""
+    """No layout is left out: at least 80 % of its pairs are found, and 90 % of what is found is
+    right."""
     own = score([LAYOUTS[name]], UNSEEN)
 
     assert own.recall >= 0.8
@@ -99,7 +106,8 @@ def test_layouts_that_nobody_thought_of_are_read_in_part_and_rightly(name: str) 
     ],
 )
 def test_what_is_no_pair_is_left_out(html: str) -> None:
-    """Sentences, headlines with a day, menus, controls, figures above their name and small print give no fields."""
+    """Sentences, headlines with a day, menus, controls, figures above their name and small print
+    give no fields."""
     assert fields(html) == {}
 
 
@@ -114,8 +122,14 @@ def test_what_is_no_pair_is_left_out(html: str) -> None:
             "<table><tr><td>Owner<td>ROE JANE<tr><td colspan=2><table><tr><th>Acres<td>1.5</table></table>",
             {"Owner": "ROE JANE", "Acres": "1.5"},
         ),
-        ("<table><tr><th>Owner<th>Acres<tr><td>ROE JANE<td>1.5</table>", {"Owner": "ROE JANE", "Acres": "1.5"}),
-        ("<p>Owner: <b>ROE JANE</b><br>Acres: <b>1.5</b></p>", {"Owner": "ROE JANE", "Acres": "1.5"}),
+        (
+            "<table><tr><th>Owner<th>Acres<tr><td>ROE JANE<td>1.5</table>",
+            {"Owner": "ROE JANE", "Acres": "1.5"},
+        ),
+        (
+            "<p>Owner: <b>ROE JANE</b><br>Acres: <b>1.5</b></p>",
+            {"Owner": "ROE JANE", "Acres": "1.5"},
+        ),
         (
             "<p><b>Mail:</b><br>ROE JANE<br>PO BOX 7<br><br>Ask the assessor.</p>",
             {"Mail": "ROE JANE PO BOX 7"},
@@ -124,7 +138,8 @@ def test_what_is_no_pair_is_left_out(html: str) -> None:
     ],
 )
 def test_pairs_are_read_as_they_are_seen(html: str, expected: dict[str, str]) -> None:
-    """Innermost tables, one row below its heads, bold values, addresses of several lines, inputs that show."""
+    """Innermost tables, one row below its heads, bold values, addresses of several lines, inputs
+    that show."""
     assert fields(html) == expected
 
 

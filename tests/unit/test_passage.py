@@ -52,7 +52,9 @@ def test_a_domain_that_refused_is_not_asked_before_its_time(clock: Clock) -> Non
     assert (len(first), len(second)) == (1, 1)
     assert 0 < book.closed_s("a.example") < book.closed_s("b.example")
     assert book.opens_s() == pytest.approx(book.closed_s("a.example"))
-    assert book.refusal("b.example").wait_s > 4 > book.closed_s("b.example")  # it is looked at now and then
+    assert (
+        book.refusal("b.example").wait_s > 4 > book.closed_s("b.example")
+    )  # it is looked at now and then
     clock.now += 60
     assert (book.closed_s("a.example"), book.opens_s()) == (0.0, None)
 
@@ -82,10 +84,13 @@ class Heard(MemoryPermit):
 
 
 def test_ordinary_answers_of_a_domain_are_reported_as_one(clock: Clock) -> None:
-    """All places are given back; a block, a slow answer and another domain keep words of their own, in order."""
+    """All places are given back; a block, a slow answer and another domain keep words of their own,
+    in order."""
     permit = Heard("me", 5, clock=clock, fresh=False)
     book, rule = Keeper(permit, clock=clock), Rule(at_a_time=20)
-    book.book([Ask(domain="a.example", rule=rule, wish=8), Ask(domain="b.example", rule=rule, wish=1)])
+    book.book(
+        [Ask(domain="a.example", rule=rule, wish=8), Ask(domain="b.example", rule=rule, wish=1)]
+    )
     good = Report(domain="a.example", rule=rule, good=True, latency_s=0.2)
 
     book.report(good)
@@ -98,7 +103,9 @@ def test_ordinary_answers_of_a_domain_are_reported_as_one(clock: Clock) -> None:
     book.report(good)
     book.flush()
 
-    told = [(each.domain, each.slots, each.block, round(each.latency_s, 3)) for each in permit.heard]
+    told = [
+        (each.domain, each.slots, each.block, round(each.latency_s, 3)) for each in permit.heard
+    ]
     assert told == [
         ("a.example", 2, "", 0.3),
         ("b.example", 1, "", 0.0),
@@ -107,7 +114,10 @@ def test_ordinary_answers_of_a_domain_are_reported_as_one(clock: Clock) -> None:
         ("a.example", 1, "", 9.0),
         ("a.example", 2, "", 0.2),
     ]
-    assert {domain.domain: domain.in_flight for domain in permit.domains()} == {"a.example": 1, "b.example": 0}
+    assert {domain.domain: domain.in_flight for domain in permit.domains()} == {
+        "a.example": 1,
+        "b.example": 0,
+    }
 
 
 def test_limits_by_address_have_a_name_of_their_own(clock: Clock) -> None:
@@ -145,7 +155,8 @@ def passage(book: Keeper, booking: Booking | None, begun: list[str]) -> Passage:
 
 
 def test_every_request_is_booked_and_noted() -> None:
-    """The first uses what was booked for the page; a redirect takes its own, at another domain a place, too."""
+    """The first uses what was booked for the page; a redirect takes its own, at another domain a
+    place, too."""
     book, permit = keeper(time.monotonic)
     [[booking]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND)])
     begun: list[str] = []
@@ -170,7 +181,8 @@ def test_every_request_is_booked_and_noted() -> None:
 
 
 def test_a_page_that_was_never_asked_for_gives_its_booking_back() -> None:
-    """Refused by robots.txt from memory, it costs the rate nothing; but only what was booked last can be given back."""
+    """Refused by robots.txt from memory, it costs the rate nothing; but only what was booked last
+    can be given back."""
     ask = Ask(domain="a.example", rule=TEN_A_SECOND, ahead_s=10)
     for latest in (True, False):
         book, permit = keeper(Clock())
@@ -187,7 +199,8 @@ def test_a_page_that_was_never_asked_for_gives_its_booking_back() -> None:
 
 
 def test_a_request_that_is_late_is_booked_anew() -> None:
-    """What was booked for a moment that has passed does not go out together with those behind it."""
+    """What was booked for a moment that has passed does not go out together with those behind
+    it."""
     book, _ = keeper(time.monotonic)
     [[booking]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND)])
     page = passage(book, booking, [])
@@ -204,7 +217,8 @@ def test_a_request_that_is_late_is_booked_anew() -> None:
 
 
 def test_a_late_request_goes_where_few_can_be_late_together() -> None:
-    """At a rate that gives more in the time of grace than may be under way at all, nothing is booked anew."""
+    """At a rate that gives more in the time of grace than may be under way at all, nothing is
+    booked anew."""
     fast = Rule(interval_s=0.0001, at_a_time=10)
     book, _ = keeper(time.monotonic)
     [[booking]] = book.book([Ask(domain="a.example", rule=fast)])
@@ -213,7 +227,9 @@ def test_a_late_request_goes_where_few_can_be_late_together() -> None:
     async def more(ask: Ask) -> Booking:
         raise AssertionError("it was booked anew")
 
-    page = Passage("a.example", "https://a.example/", late, fast, lambda domain: fast, more, book, lambda: None)
+    page = Passage(
+        "a.example", "https://a.example/", late, fast, lambda domain: fast, more, book, lambda: None
+    )
 
     async def ask() -> None:
         async with page.request("https://a.example/"):
@@ -241,7 +257,8 @@ def test_a_hop_that_cannot_be_had_is_not_a_failure() -> None:
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_late_request_elsewhere_keeps_one_place_and_gives_it_back(refused: bool) -> None:
-    """However often it must be booked anew, and also where that is refused in the end, no place is left behind."""
+    """However often it must be booked anew, and also where that is refused in the end, no place is
+    left behind."""
     book, permit = keeper(time.monotonic)
     asks: list[Ask] = []
 
@@ -255,7 +272,14 @@ def test_a_late_request_elsewhere_keeps_one_place_and_gives_it_back(refused: boo
         return booked[0]
 
     page = Passage(
-        "a.example", "https://a.example/", None, TEN_A_SECOND, lambda domain: TEN_A_SECOND, more, book, lambda: None
+        "a.example",
+        "https://a.example/",
+        None,
+        TEN_A_SECOND,
+        lambda domain: TEN_A_SECOND,
+        more,
+        book,
+        lambda: None,
     )
 
     async def go() -> None:
@@ -299,7 +323,8 @@ def test_each_domain_hears_of_its_own_delay_and_answer() -> None:
 
 
 def test_a_domain_is_not_told_that_this_process_kept_the_page_waiting(clock: Clock) -> None:
-    """What a request took is noted without the wait of its page for a turn: that slows no domain down."""
+    """What a request took is noted without the wait of its page for a turn: that slows no domain
+    down."""
     waited = [0.0]
     book, _ = keeper(clock)
     rule = Rule()

@@ -21,7 +21,16 @@ from crawler.cli.commands.stack import down, up
 from crawler.config import Settings
 from crawler.errors import ServiceError, StackIsUp
 from crawler.orchestrator import Orchestrator, end_orphans
-from crawler.process import Child, Mark, Stack, disk_full, end_process, in_short, read_stack, write_stack
+from crawler.process import (
+    Child,
+    Mark,
+    Stack,
+    disk_full,
+    end_process,
+    in_short,
+    read_stack,
+    write_stack,
+)
 from tests.support.patient import look, of
 from tests.support.stack import wait_for
 
@@ -48,7 +57,8 @@ def held(data: Path) -> Iterator[None]:
 
 
 def test_a_process_is_known_by_boot_and_ticks(tmp_path: Path) -> None:
-    """No time of day is part of it, so that it is the same one after a clock step; its name may be anything."""
+    """No time of day is part of it, so that it is the same one after a clock step; its name may be
+    anything."""
     with sleeper(tmp_path / "a) R 1 (b") as process:
         mark = Mark.of(process.pid)
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()
@@ -63,13 +73,16 @@ def test_a_process_is_known_by_boot_and_ticks(tmp_path: Path) -> None:
 
 
 def test_a_stopped_process_is_seen_to_be_stopped(tmp_path: Path) -> None:
-    """SIGSTOP leaves a process that is there and does nothing: the doctor names it, and what helps."""
+    """SIGSTOP leaves a process that is there and does nothing: the doctor names it, and what
+    helps."""
     (tmp_path / "run").mkdir()
     with sleeper(tmp_path / "sleep") as process:
         mark = Mark.of(process.pid)
         assert not mark.is_stopped()
         process.send_signal(signal.SIGSTOP)
-        wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, 10, "it to stop")
+        wait_for(
+            lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, 10, "it to stop"
+        )
         assert mark.is_stopped()
         write_stack(tmp_path, Stack(supervisor=mark, redis_url="redis://127.0.0.1:1/0"))
         [wrong] = [finding for finding in look(tmp_path) if "is stopped" in finding.detail]
@@ -88,15 +101,21 @@ def test_a_stopped_process_ends_in_order(tmp_path: Path) -> None:
 
 
 def test_the_stack_of_another_version_is_left_alone(tmp_path: Path) -> None:
-    """Its record cannot be read, but its lock is held: every command says so, and none removes the record."""
+    """Its record cannot be read, but its lock is held: every command says so, and none removes the
+    record."""
     record = tmp_path / "run" / "stack.json"
     with held(tmp_path):
-        record.write_bytes(msgspec.json.encode({"supervisor": {"pid": os.getpid(), "began": 17.5}, "ready": True}))
+        record.write_bytes(
+            msgspec.json.encode({"supervisor": {"pid": os.getpid(), "began": 17.5}, "ready": True})
+        )
         for command in (up, down):
             done = CliRunner(env={"CRAWLER_DATA_DIR": str(tmp_path)}).invoke(command, [])
             assert isinstance(done.exception, StackIsUp), done.output
             assert "of another version" in str(done.exception)
-        with pytest.raises(StackIsUp, match="the version that started it"), Orchestrator(Settings(data_dir=tmp_path)):
+        with (
+            pytest.raises(StackIsUp, match="the version that started it"),
+            Orchestrator(Settings(data_dir=tmp_path)),
+        ):
             pass
         assert "another version of this program" in of(look(tmp_path), "stack", "wrong")[0]
         assert record.exists()
@@ -109,7 +128,9 @@ def test_orphans_end_and_a_living_stacks_processes_do_not(tmp_path: Path) -> Non
     """What a dead supervisor left is ended; where one lives, nothing is, and its record stays."""
     (tmp_path / "run").mkdir()
     with sleeper(tmp_path / "sleep") as process:
-        write_stack(tmp_path, Stack(supervisor=Mark(1, "another begin"), redis=Mark.of(process.pid)))
+        write_stack(
+            tmp_path, Stack(supervisor=Mark(1, "another begin"), redis=Mark.of(process.pid))
+        )
         with held(tmp_path):
             assert end_orphans(tmp_path) == 0
         assert process.poll() is None
@@ -127,11 +148,17 @@ def test_orphans_end_and_a_living_stacks_processes_do_not(tmp_path: Path) -> Non
         ("1 / 0", "ZeroDivisionError: division by zero ({log} has more)"),
         ("print('no such option')", "no such option"),
         ("pass", "{log} says nothing of it"),
-        ("raise OSError(28, 'No space left on device')", "no room was left on the disk ({log} has more)"),
+        (
+            "raise OSError(28, 'No space left on device')",
+            "no room was left on the disk ({log} has more)",
+        ),
     ],
 )
-def test_a_child_that_does_not_start_is_told_in_one_line(tmp_path: Path, code: str, reason: str) -> None:
-    """The last line of what it has said this time, not a traceback, and not what its log holds from before."""
+def test_a_child_that_does_not_start_is_told_in_one_line(
+    tmp_path: Path, code: str, reason: str
+) -> None:
+    """The last line of what it has said this time, not a traceback, and not what its log holds from
+    before."""
     log = tmp_path / "child.log"
     log.write_text("MISCONF of yesterday\n")
     child = Child("the worker", [sys.executable, "-c", code], log)
@@ -153,7 +180,8 @@ def test_a_full_disk_is_told_whatever_the_error_says(tmp_path: Path) -> None:
 
 
 def test_a_process_that_cannot_open_files_takes_itself_for_no_other_boot(tmp_path: Path) -> None:
-    """Without free descriptors the id of the boot cannot be read: that is an error, and not remembered as an answer."""
+    """Without free descriptors the id of the boot cannot be read: that is an error, and not
+    remembered as an answer."""
     boot = tmp_path / "boot_id"
     boot.write_text("a boot\n")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -20,16 +20,40 @@ FORMS: dict[str, dict[str, Any]] = {
     "redis:///3": {"host": "127.0.0.1", "port": 6379, "db": 3},
     "redis://:pw@h:1/4": {"host": "h", "port": 1, "db": 4, "password": "pw"},
     "redis://h:1/4?password=p%26w": {"host": "h", "port": 1, "db": 4, "password": "p&w"},
-    "redis://us%3Aer:p%40%2F%3F%23w@h:1/4": {"host": "h", "db": 4, "username": "us:er", "password": "p@/?#w"},
+    "redis://us%3Aer:p%40%2F%3F%23w@h:1/4": {
+        "host": "h",
+        "db": 4,
+        "username": "us:er",
+        "password": "p@/?#w",
+    },
     "redis://[::1]:7/2": {"host": "::1", "port": 7, "db": 2},
     "redis://:pw@[fe80::1]/": {"host": "fe80::1", "port": 6379, "db": 0, "password": "pw"},
     "rediss://h:1/4": {"host": "h", "port": 1, "db": 4, "ssl_cert_reqs": "required"},
-    "rediss://u:pw@h:1?ssl_cert_reqs=CERT_NONE": {"host": "h", "db": 0, "password": "pw", "ssl_cert_reqs": "none"},
-    "rediss://h/4?ssl_cert_reqs=required&ssl_ca_certs=/a%20b/ca.pem": {"db": 4, "ssl_ca_certs": "/a b/ca.pem"},
-    "rediss://h/?ssl_check_hostname=false&ssl_certfile=/c&ssl_keyfile=/k": {"ssl_certfile": "/c", "ssl_keyfile": "/k"},
+    "rediss://u:pw@h:1?ssl_cert_reqs=CERT_NONE": {
+        "host": "h",
+        "db": 0,
+        "password": "pw",
+        "ssl_cert_reqs": "none",
+    },
+    "rediss://h/4?ssl_cert_reqs=required&ssl_ca_certs=/a%20b/ca.pem": {
+        "db": 4,
+        "ssl_ca_certs": "/a b/ca.pem",
+    },
+    "rediss://h/?ssl_check_hostname=false&ssl_certfile=/c&ssl_keyfile=/k": {
+        "ssl_certfile": "/c",
+        "ssl_keyfile": "/k",
+    },
     "redis+socket:///run/r.sock": {"path": "/run/r.sock", "db": 0},
-    "redis+socket:///run/r.sock?virtual_host=3&password=pw": {"path": "/run/r.sock", "db": 3, "password": "pw"},
-    "redis+socket://u:p%40w@/run/r%20s.sock?virtual_host=/3": {"path": "/run/r s.sock", "db": 3, "password": "p@w"},
+    "redis+socket:///run/r.sock?virtual_host=3&password=pw": {
+        "path": "/run/r.sock",
+        "db": 3,
+        "password": "pw",
+    },
+    "redis+socket://u:p%40w@/run/r%20s.sock?virtual_host=/3": {
+        "path": "/run/r s.sock",
+        "db": 3,
+        "password": "p@w",
+    },
     "unix:///run/r.sock?db=3": {"path": "/run/r.sock", "db": 3},
     "unix://:pw@/run/r.sock": {"path": "/run/r.sock", "db": 0, "password": "pw"},
 }
@@ -46,7 +70,9 @@ def test_everybody_goes_to_the_same_place(text: str) -> None:
     told = redis.Redis.from_url(address.for_redis(2)).connection_pool.connection_kwargs
 
     for found, db in ((kombu, address.db), (backend, address.db + 1), (told, 2)):
-        assert {key: _plain(found.get(key)) for key in expected} == expected | ({"db": db} if "db" in expected else {})
+        assert {key: _plain(found.get(key)) for key in expected} == expected | (
+            {"db": db} if "db" in expected else {}
+        )
 
 
 def _kombu(broker: Connection) -> dict[str, object]:

@@ -1,4 +1,5 @@
-"""Exports: flat rows with stable columns, types that survive, text that nothing takes for code, whole files only."""
+"""Exports: flat rows with stable columns, types that survive, text that nothing takes for code,
+whole files only."""
 
 import csv
 import io
@@ -17,7 +18,16 @@ from crawler.db.ledger import RejectedRow
 from crawler.errors import UsageError
 from crawler.results import export, format_of, input_rows, whole_file
 from crawler.results.flat import BASE, flatten, tabulated
-from crawler.results.formats import CUT, MAX_CELL, WRITERS, Sink, inert, plain, sheet_text, write_xlsx
+from crawler.results.formats import (
+    CUT,
+    MAX_CELL,
+    WRITERS,
+    Sink,
+    inert,
+    plain,
+    sheet_text,
+    write_xlsx,
+)
 from tests.support.stack import Folder
 from tests.support.tasks import done, new, open_job
 
@@ -44,7 +54,10 @@ def written(form: str, *results: dict[str, Any], notes: list[str] | None = None)
     """What a format makes of results."""
     out = io.BytesIO()
     WRITERS[form](
-        results, Sink(out, "x", None, Path(), lambda result: None, (notes if notes is not None else []).append)
+        results,
+        Sink(
+            out, "x", None, Path(), lambda result: None, (notes if notes is not None else []).append
+        ),
     )
     return out.getvalue()
 
@@ -59,19 +72,24 @@ def sheets(data: bytes) -> list[list[list[tuple[str, str]]]]:
     """Type and text of each cell of each sheet."""
     ns = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        names = sorted(name for name in archive.namelist() if name.startswith("xl/worksheets/sheet"))
+        names = sorted(
+            name for name in archive.namelist() if name.startswith("xl/worksheets/sheet")
+        )
         found = []
         for name in names:
             root = ElementTree.fromstring(archive.read(name))
             assert not list(root.iter(f"{ns}f")), "a formula"
             assert not list(root.iter(f"{ns}hyperlink")), "a link"
             rows = [list(row) for row in root.iter(f"{ns}row")]
-            found.append([[(cell.get("t", "n"), "".join(cell.itertext())) for cell in row] for row in rows])
+            found.append(
+                [[(cell.get("t", "n"), "".join(cell.itertext())) for cell in row] for row in rows]
+            )
         return found
 
 
 def test_flat_rows() -> None:
-    """Objects become paths, lists of plain values one text, other lists and what is too deep JSON; nothing is lost."""
+    """Objects become paths, lists of plain values one text, other lists and what is too deep JSON;
+    nothing is lost."""
     row = flatten(
         result(
             {
@@ -110,7 +128,8 @@ def test_flat_rows() -> None:
 
 
 def test_columns_are_stable() -> None:
-    """Record fields first, sorted, input as it first appears, base columns; the same results give the same columns."""
+    """Record fields first, sorted, input as it first appears, base columns; the same results give
+    the same columns."""
     results = [result({"z": 1}, input={"b": "1"}), result({"a": 1}, input={"b": "2", "a": "3"})]
     with tabulated(results, None, 100) as table:
         assert list(table.columns) == ["data.a", "data.z", "input.b", "input.a", *BASE]
@@ -123,7 +142,8 @@ def test_columns_are_stable() -> None:
 
 @pytest.mark.parametrize("pages", [2, 40])
 def test_a_few_pages_with_many_names_push_no_column_out(pages: int) -> None:
-    """The columns of most rows are kept, whatever comes first; what few rows have is in `data.more`."""
+    """The columns of most rows are kept, whatever comes first; what few rows have is in
+    `data.more`."""
     limit = len(BASE) + 100
     own = [result({f"name {page} {n}": n for n in range(1_999)}) for page in range(pages)]
     usual = {f"field {n}": n for n in range(50)}
@@ -141,15 +161,28 @@ def test_a_few_pages_with_many_names_push_no_column_out(pages: int) -> None:
 
 
 def test_chosen_columns_come_in_the_order_they_are_named() -> None:
-    """By their names, or as fields: of the record before those of the input; an unknown one names those there are."""
-    results = [result({"price": 5, "url": "x", "k": 1}, input={"price": "7", "lot": "9"}), result({"price": 2.5})]
+    """By their names, or as fields: of the record before those of the input; an unknown one names
+    those there are."""
+    results = [
+        result({"price": 5, "url": "x", "k": 1}, input={"price": "7", "lot": "9"}),
+        result({"price": 2.5}),
+    ]
     with tabulated(results, None, 100) as table:
         chosen = table.only(["lot", "price", "input.price", "url", "data.url"])
-        assert chosen.columns == {"lot": str, "price": float, "input.price": str, "url": str, "data.url": str}
+        assert chosen.columns == {
+            "lot": str,
+            "price": float,
+            "input.price": str,
+            "url": str,
+            "data.url": str,
+        }
         first, second = list(chosen)
         assert first == ["9", 5, "7", results[0]["url"], "x"]
         assert second == [None, 2.5, None, results[1]["url"], None]
-        with pytest.raises(UsageError, match=r"there is no column 'prise' \(did you mean price\?\); there are: data.k"):
+        with pytest.raises(
+            UsageError,
+            match=r"there is no column 'prise' \(did you mean price\?\); there are: data.k",
+        ):
             table.only(["prise"])
 
 
@@ -228,28 +261,59 @@ def test_text_that_begins_like_a_formula_is_quoted(text: str, cell: str) -> None
 
 
 def test_csv_is_for_excel() -> None:
-    """A byte order mark, CRLF, ids and numbers as they are, and names of columns as inert as their values."""
-    data = written("csv", result({"=cmd": "=1", "n": -5, "x": 1.5, "ok": True, "none": None}, input={"id": "007"}))
-    [row] = csv_rows(result({"=cmd": "=1", "n": -5, "x": 1.5, "ok": True, "none": None}, input={"@id": "007"}))
+    """A byte order mark, CRLF, ids and numbers as they are, and names of columns as inert as their
+    values."""
+    data = written(
+        "csv",
+        result({"=cmd": "=1", "n": -5, "x": 1.5, "ok": True, "none": None}, input={"id": "007"}),
+    )
+    [row] = csv_rows(
+        result({"=cmd": "=1", "n": -5, "x": 1.5, "ok": True, "none": None}, input={"@id": "007"})
+    )
 
     assert data.startswith(b"\xef\xbb\xbfdata.")
     assert b",task_id,parcel_id," in data
     assert data.count(b"\r\n") == 2
-    assert (row["parcel_id"], row["input.@id"], row["data.=cmd"], row["data.n"]) == ("007", "007", "'=1", "-5")
-    assert (row["data.x"], row["data.ok"], row["data.none"], row["status_code"]) == ("1.5", "true", "", "200")
+    assert (row["parcel_id"], row["input.@id"], row["data.=cmd"], row["data.n"]) == (
+        "007",
+        "007",
+        "'=1",
+        "-5",
+    )
+    assert (row["data.x"], row["data.ok"], row["data.none"], row["status_code"]) == (
+        "1.5",
+        "true",
+        "",
+        "200",
+    )
     assert csv_rows() == []
 
 
 def test_a_workbook_keeps_types_and_runs_nothing() -> None:
-    """Text is text, numbers are numbers, formulas and links are text; what a cell cannot hold is cut or left out."""
-    texts = ["007", "=1+1", "http://a.example/", "<r><t>x</t></r>", "a\x00\x1bb", "🙂" * 20_000, "_x0041_"]
+    """Text is text, numbers are numbers, formulas and links are text; what a cell cannot hold is
+    cut or left out."""
+    texts = [
+        "007",
+        "=1+1",
+        "http://a.example/",
+        "<r><t>x</t></r>",
+        "a\x00\x1bb",
+        "🙂" * 20_000,
+        "_x0041_",
+    ]
     values: dict[str, Any] = {f"t{n}": text for n, text in enumerate(texts)}
     values |= {"u1": 5, "u2": -2.5, "u3": True, "u4": 1 << 60}
     [[header, row]] = sheets(written("xlsx", result(values)))
 
     found = row[: len(values)]
     assert [kind for kind, _ in found] == ["inlineStr"] * 7 + ["n", "n", "b", "inlineStr"]
-    assert [text for _, text in found][:5] == ["007", "=1+1", "http://a.example/", "<r><t>x</t></r> ", "ab"]
+    assert [text for _, text in found][:5] == [
+        "007",
+        "=1+1",
+        "http://a.example/",
+        "<r><t>x</t></r> ",
+        "ab",
+    ]
     assert len(found[5][1].encode("utf-16-le")) // 2 <= MAX_CELL
     assert found[5][1].endswith(CUT)
     assert found[6][1] == "_x005F_x0041_"
@@ -260,10 +324,13 @@ def test_a_workbook_keeps_types_and_runs_nothing() -> None:
 
 
 def test_more_rows_than_a_sheet_holds_are_more_sheets() -> None:
-    """Each sheet has the header and its share; here a sheet holds four rows, because a million take a minute."""
+    """Each sheet has the header and its share; here a sheet holds four rows, because a million take
+    a minute."""
     out = io.BytesIO()
     write_xlsx(
-        (result({"n": n}) for n in range(7)), Sink(out, "x", None, Path(), lambda result: None, print), sheet_rows=4
+        (result({"n": n}) for n in range(7)),
+        Sink(out, "x", None, Path(), lambda result: None, print),
+        sheet_rows=4,
     )
     found = sheets(out.getvalue())
     assert [[row[0][1] for row in sheet] for sheet in found] == [
@@ -274,27 +341,40 @@ def test_more_rows_than_a_sheet_holds_are_more_sheets() -> None:
 
 
 def test_parquet_has_types() -> None:
-    """Ids are text, numbers numbers, mixed columns text, and the base columns always have the same types."""
-    results = [result({"n": 1, "m": 1, "f": 1, "b": True}), result({"n": 2, "m": "x", "f": 0.5}), result(None)]
+    """Ids are text, numbers numbers, mixed columns text, and the base columns always have the same
+    types."""
+    results = [
+        result({"n": 1, "m": 1, "f": 1, "b": True}),
+        result({"n": 2, "m": "x", "f": 0.5}),
+        result(None),
+    ]
     table = pyarrow.parquet.read_table(io.BytesIO(written("parquet", *results)))
     kinds = {field.name: str(field.type) for field in table.schema}
 
     assert table.column("parcel_id").to_pylist() == ["007"] * 3
-    assert {name: kinds[f"data.{name}"] for name in "nmfb"} == {"n": "int64", "m": "string", "f": "double", "b": "bool"}
+    assert {name: kinds[f"data.{name}"] for name in "nmfb"} == {
+        "n": "int64",
+        "m": "string",
+        "f": "double",
+        "b": "bool",
+    }
     assert table.column("data.m").to_pylist() == ["1", "x", None]
     assert table.column("data.f").to_pylist() == [1.0, 0.5, None]
     empty = pyarrow.parquet.read_table(io.BytesIO(written("parquet")))
-    assert {field.name: str(field.type) for field in empty.schema} == {name: kinds[name] for name in BASE}
+    assert {field.name: str(field.type) for field in empty.schema} == {
+        name: kinds[name] for name in BASE
+    }
 
 
 def test_markdown_is_inert() -> None:
     """No HTML, no link, no markup and no line of a page's own reaches the document."""
-    text = (
-        "<script>alert(1)</script> [x](javascript:1) ![i](http://e.example/i) `a` a|b\n\n# h www.e.example o@e.example"
-    )
+    text = "<script>alert(1)</script> [x](javascript:1) ![i](http://e.example/i) `a` a|b\n\n# h www.e.example o@e.example"
     document = written("md", result({"title": text, text: text})).decode()
 
-    assert [line for line in document.splitlines() if line.startswith("#")] == ["# Results", f"## {plain(text)}"]
+    assert [line for line in document.splitlines() if line.startswith("#")] == [
+        "# Results",
+        f"## {plain(text)}",
+    ]
     assert not re.search(r"(?<!\\)[<\[\]|`!](?<!\|)", plain(text).replace("`@`", ""))
     assert "http://" not in document
     assert "www." not in document
@@ -338,7 +418,14 @@ def test_targets_that_cannot_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [("a.JSON", "json"), ("a.warc.gz", "warc"), ("a.b.xlsx", "xlsx"), ("a.txt", None), ("-", None), ("json", None)],
+    [
+        ("a.JSON", "json"),
+        ("a.warc.gz", "warc"),
+        ("a.b.xlsx", "xlsx"),
+        ("a.txt", None),
+        ("-", None),
+        ("json", None),
+    ],
 )
 def test_the_ending_names_the_format(name: str, form: str | None) -> None:
     """Whatever its case."""
@@ -346,8 +433,10 @@ def test_the_ending_names_the_format(name: str, form: str | None) -> None:
 
 
 def test_every_row_of_the_input_in_its_order(folder: Folder) -> None:
-    """With `all_rows` own tasks, shared ones and rejected rows come in the order of the file, for each job."""
-    # Given a job with a done, a shared, a rejected and an open row, and a second one that shares all
+    """With `all_rows` own tasks, shared ones and rejected rows come in the order of the file, for
+    each job."""
+    # Given a job with a done, a shared, a rejected and an open row, and a second one that shares
+    # all
     lpm = folder.lpm()
     first = open_job(lpm, "first.csv")
     lpm.persist_tasks([new("http://a.example/1", line=4, input={"n": "4"})], job=first)
@@ -375,7 +464,11 @@ def test_every_row_of_the_input_in_its_order(folder: Folder) -> None:
         ("second.csv", 2, "processing", "x"),
     ]
     assert rows[1] | {"reason": "not a URL", "message": "nonsense"} == rows[1]
-    assert (rows[0]["data"], rows[2]["data"], rows[0]["url"]) == (None, {"title": "x"}, "http://a.example/2")
+    assert (rows[0]["data"], rows[2]["data"], rows[0]["url"]) == (
+        None,
+        {"title": "x"},
+        "http://a.example/2",
+    )
     assert (exported.rows, exported.results) == (5, 2)
     assert notes == [(first.id, 2, "csv"), (second.id, 0, "csv")]
 

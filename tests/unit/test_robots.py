@@ -17,7 +17,17 @@ from crawler import times
 from crawler.errors import FetchError, NotNow
 from crawler.fetch.budget import Budget
 from crawler.fetch.http import USER_AGENT
-from crawler.fetch.robots import FRESH_S, MAX_BYTES, MAX_TEXTS, UNREACHABLE_S, Answer, Robots, Rules, product, sweep
+from crawler.fetch.robots import (
+    FRESH_S,
+    MAX_BYTES,
+    MAX_TEXTS,
+    UNREACHABLE_S,
+    Answer,
+    Robots,
+    Rules,
+    product,
+    sweep,
+)
 from crawler.models import Page
 
 ORIGIN = "https://county.example"
@@ -66,7 +76,11 @@ def check(robots: Robots, server: Server, path: str, agent: str = USER_AGENT) ->
         ("User-agent: *\nCrawl-delay: 7\nDisallow: /x", "/a", 7.0),
         ("User-agent: *\nCrawl-delay: -1e400", "/a", 0.0),
         ("User-agent: *\nCrawl-delay: 1e400", "/a", 0.0),
-        ("User-agent: *\nCrawl-delay: inf\nCrawl-delay: nan\nCrawl-delay: -1\nCrawl-delay: x", "/a", 0.0),
+        (
+            "User-agent: *\nCrawl-delay: inf\nCrawl-delay: nan\nCrawl-delay: -1\nCrawl-delay: x",
+            "/a",
+            0.0,
+        ),
         ("User-agent: *\nCrawl-delay: 3\nCrawl-delay: inf", "/a", 3.0),
         ("User-agent: a\nSitemap: /s\nUser-agent: crawler\nDisallow: /a", "/a", "robots"),
         ("User-agent: *\nDisallow: /%7Ea", "/~a", "robots"),
@@ -115,7 +129,8 @@ def test_a_missing_file_allows_all_and_a_server_in_trouble_nothing(
 def test_what_keeps_robots_txt_away_keeps_the_page_away(
     tmp_path: Path, error: FetchError, outcome: str | float
 ) -> None:
-    """A server that cannot be reached fails the page by its own reason; a file that cannot be had is a missing one."""
+    """A server that cannot be reached fails the page by its own reason; a file that cannot be had
+    is a missing one."""
     assert check(Robots(tmp_path), Server(error=error), "/a") == outcome
 
 
@@ -130,7 +145,8 @@ def test_a_host_that_must_wait_is_no_refusal(tmp_path: Path) -> None:
 
 
 def test_it_is_asked_for_once_and_again_when_it_is_old(tmp_path: Path) -> None:
-    """Rules hold for an hour, also for another process that shares the folder; trouble holds for a minute."""
+    """Rules hold for an hour, also for another process that shares the folder; trouble holds for a
+    minute."""
     now = [1000.0]
     server = Server("User-agent: *\nDisallow: /a")
 
@@ -138,7 +154,11 @@ def test_it_is_asked_for_once_and_again_when_it_is_old(tmp_path: Path) -> None:
         return Robots(tmp_path, lambda: now[0])
 
     first = fresh()
-    assert [check(first, server, "/a"), check(first, server, "/b"), check(fresh(), server, "/a")] == [
+    assert [
+        check(first, server, "/a"),
+        check(first, server, "/b"),
+        check(fresh(), server, "/a"),
+    ] == [
         "robots",
         0,
         "robots",
@@ -170,7 +190,8 @@ def test_pages_that_come_together_ask_once(tmp_path: Path) -> None:
 
 
 def test_one_process_asks_for_all_and_a_killed_one_is_replaced(tmp_path: Path) -> None:
-    """While another process holds the lock one waits for its answer; where it dies, one asks oneself."""
+    """While another process holds the lock one waits for its answer; where it dies, one asks
+    oneself."""
     robots, server = Robots(tmp_path), Server("User-agent: *\nDisallow: /a")
     assert check(robots, server, "/b") == 0.0
     [answer] = [path for path in tmp_path.iterdir() if not path.suffix]
@@ -197,7 +218,8 @@ def test_one_process_asks_for_all_and_a_killed_one_is_replaced(tmp_path: Path) -
 
 
 def test_a_hostile_file_costs_little(tmp_path: Path) -> None:
-    """Half a megabyte counts, wildcards match in linear time, and what lies behind the limit is ignored."""
+    """Half a megabyte counts, wildcards match in linear time, and what lies behind the limit is
+    ignored."""
     many = "User-agent: *\n" + "Disallow: /" + "*a" * 1000 + "b\n"
     filler = "#" * 70 + "\n"
     text = many + filler * ((MAX_BYTES - len(many)) // len(filler) + 1) + "Disallow: /\n"
@@ -215,7 +237,9 @@ def test_rules_are_kept_for_our_agent_only(tmp_path: Path, agents: str) -> None:
     """Thousands of rules for thousands of agents are no millions of rules, and ours are obeyed."""
     named = "".join(agents.format(number, "*" * number) for number in range(2, 10_000))[:200_000]
     rules = "".join(f"Disallow: /{number}$\n" for number in range(10_000))
-    server = Server(f"User-agent: *\nDisallow: /private\n{named}\nUser-agent: crawler\n{rules}"[:MAX_BYTES])
+    server = Server(
+        f"User-agent: *\nDisallow: /private\n{named}\nUser-agent: crawler\n{rules}"[:MAX_BYTES]
+    )
     robots = Robots(tmp_path)
 
     assert check(robots, server, "/5", "else/1.0") == 0.0
@@ -237,7 +261,9 @@ def test_rules_are_kept_for_our_agent_only(tmp_path: Path, agents: str) -> None:
         ("User-agent: bot\nDisallow: /\nUser-agent: *\nDisallow:", "mybot", 0.0),
     ],
 )
-def test_groups_are_told_apart_by_their_agents(tmp_path: Path, text: str, agent: str, outcome: str | float) -> None:
+def test_groups_are_told_apart_by_their_agents(
+    tmp_path: Path, text: str, agent: str, outcome: str | float
+) -> None:
     """A group may have many names, of which only ours, and the one for all, matter."""
     assert check(Robots(tmp_path), Server(text), "/b", agent) == outcome
 
@@ -268,13 +294,23 @@ def test_rules_are_looked_up_by_the_product(agent: str, name: str) -> None:
     assert product(agent) == name
 
 
-@pytest.mark.parametrize("name", ["User-agent: a{}", "user agent a{}", "User-Agent:\tcraw{}ler", "useragent: {stars}"])
+@pytest.mark.parametrize(
+    "name", ["User-agent: a{}", "user agent a{}", "User-Agent:\tcraw{}ler", "useragent: {stars}"]
+)
 def test_names_of_others_cost_next_to_nothing(name: str) -> None:
-    """A group of ten thousand names and as many rules is read in time that grows with its size, not its square."""
+    """A group of ten thousand names and as many rules is read in time that grows with its size, not
+    its square."""
 
     def cost(count: int) -> float:
         names = [name.format(n, stars="*" * (n + 2)) for n in range(count)]
-        text = "\n".join([*names, *(f"Disallow: /{n}" for n in range(count)), "User-agent: *", "Disallow: /private"])
+        text = "\n".join(
+            [
+                *names,
+                *(f"Disallow: /{n}" for n in range(count)),
+                "User-agent: *",
+                "Disallow: /private",
+            ]
+        )
         best = math.inf
         for _ in range(3):
             rules = Rules(Answer(origin=ORIGIN, at=0.0, status=200, text=text))
@@ -288,18 +324,31 @@ def test_names_of_others_cost_next_to_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["User-agent: crawler", "user agent craw*ler", "Useragent:CRAWLER # us", "User-agent: *"]
+    "line",
+    ["User-agent: crawler", "user agent craw*ler", "Useragent:CRAWLER # us", "User-agent: *"],
 )
 def test_groups_that_mean_us_are_kept_however_they_are_written(line: str) -> None:
     """Among the names of others, in the ways that the parser knows, ours is heard."""
-    rules = Rules(Answer(origin=ORIGIN, at=0.0, status=200, text=f"User-agent: a\n{line}\nUser-agent: b\nDisallow: /"))
+    rules = Rules(
+        Answer(
+            origin=ORIGIN,
+            at=0.0,
+            status=200,
+            text=f"User-agent: a\n{line}\nUser-agent: b\nDisallow: /",
+        )
+    )
     assert not rules.allow(f"{ORIGIN}/", "crawler")
-    after = Rules(Answer(origin=ORIGIN, at=0.0, status=200, text=f"{line}\nAllow: /\nUser-agent: b\nDisallow: /"))
+    after = Rules(
+        Answer(
+            origin=ORIGIN, at=0.0, status=200, text=f"{line}\nAllow: /\nUser-agent: b\nDisallow: /"
+        )
+    )
     assert after.allow(f"{ORIGIN}/", "crawler")
 
 
 def test_the_rules_of_few_hosts_are_kept_where_they_are_long(tmp_path: Path) -> None:
-    """What a process remembers is bounded in characters, too; what it forgot it reads again from its file."""
+    """What a process remembers is bounded in characters, too; what it forgot it reads again from
+    its file."""
     robots = Robots(tmp_path)
     text = "User-agent: *\nDisallow: /private\n" + "# " + "x" * 400_000
 
@@ -310,13 +359,16 @@ def test_the_rules_of_few_hosts_are_kept_where_they_are_long(tmp_path: Path) -> 
         return server
 
     assert len(asyncio.run(ask(20)).asked) == 20
-    assert len([n for n in range(20) if robots.known(f"https://{n}.example")]) <= MAX_TEXTS // 400_000
+    assert (
+        len([n for n in range(20) if robots.known(f"https://{n}.example")]) <= MAX_TEXTS // 400_000
+    )
     assert robots.known("https://19.example")
     assert asyncio.run(ask(20)).asked == []
 
 
 def test_expired_files_go_and_a_host_being_asked_stays(tmp_path: Path) -> None:
-    """The folder does not grow for ever: what has expired goes, with its lock, but no lock that somebody holds."""
+    """The folder does not grow for ever: what has expired goes, with its lock, but no lock that
+    somebody holds."""
     now = time.time()
     robots = Robots(tmp_path, lambda: now)
     for n in range(30):
@@ -333,7 +385,9 @@ def test_expired_files_go_and_a_host_being_asked_stays(tmp_path: Path) -> None:
     assert len(left) == 2
     assert f"{7:032x}" in left
     again = Robots(tmp_path, lambda: now)
-    assert check(again, Server(error=FetchError("connection", "it is asked again")), "/a") == "robots"
+    assert (
+        check(again, Server(error=FetchError("connection", "it is asked again")), "/a") == "robots"
+    )
 
 
 def test_so_many_files_stay_at_most(tmp_path: Path) -> None:
@@ -402,8 +456,11 @@ MANY = {
 
 
 @pytest.mark.parametrize("rules", MANY.values(), ids=MANY)
-def test_rules_without_measure_are_read_within_the_budget_of_the_page(tmp_path: Path, rules: str) -> None:
-    """However many there are, others go first now and then, and a page for which it takes too long fails alone."""
+def test_rules_without_measure_are_read_within_the_budget_of_the_page(
+    tmp_path: Path, rules: str
+) -> None:
+    """However many there are, others go first now and then, and a page for which it takes too long
+    fails alone."""
     server = Server("User-agent: *\n" + rules)
     url = f"{ORIGIN}/{'a' * 8_000}"
     turns = 0
@@ -417,10 +474,15 @@ def test_rules_without_measure_are_read_within_the_budget_of_the_page(tmp_path: 
     async def work() -> None:
         other = asyncio.create_task(neighbour())
         with pytest.raises(FetchError) as caught:
-            await Robots(tmp_path).check(url, USER_AGENT, server.fetch, Budget(1.0, clock=Ticking()))
+            await Robots(tmp_path).check(
+                url, USER_AGENT, server.fetch, Budget(1.0, clock=Ticking())
+            )
         assert caught.value.reason == "too_costly"
         before = turns
-        assert await Robots(tmp_path).check(url, USER_AGENT, server.fetch, Budget(clock=Ticking())) == 0.0
+        assert (
+            await Robots(tmp_path).check(url, USER_AGENT, server.fetch, Budget(clock=Ticking()))
+            == 0.0
+        )
         other.cancel()
         assert turns > before + 3
 

@@ -1,4 +1,5 @@
-"""Input files, however awkward, give every good row, one clear reason for every bad one, and never fill the memory."""
+"""Input files, however awkward, give every good row, one clear reason for every bad one, and never
+fill the memory."""
 
 import gzip
 import hashlib
@@ -90,16 +91,29 @@ def as_json(*rows: object) -> str:
         ("a.csv", f"url,priority\n{A},1\n{B},2\n", [2, 3]),
         ("a.tsv", f"url\tpriority\n{A}\t1\n{B}\t2\n", [2, 3]),
         ("a.CSV", f"url;priority\n{A};1\n{B};2", [2, 3]),
-        ("a.json", f'[\n{{"url": "{A}", "priority": 1}},\n{{"url": "{B}", "priority": 2}}]', [2, 3]),
-        ("a.jsonl", f'{{"url": "{A}", "priority": 1}}\n\n{{"url": "{B}", "priority": 2}}\n', [1, 3]),
-        ("a.ndjson", f'{{"url": "{A}", "priority": "1"}}\r\n{{"url": "{B}", "priority": 2.0}}', [1, 2]),
+        (
+            "a.json",
+            f'[\n{{"url": "{A}", "priority": 1}},\n{{"url": "{B}", "priority": 2}}]',
+            [2, 3],
+        ),
+        (
+            "a.jsonl",
+            f'{{"url": "{A}", "priority": 1}}\n\n{{"url": "{B}", "priority": 2}}\n',
+            [1, 3],
+        ),
+        (
+            "a.ndjson",
+            f'{{"url": "{A}", "priority": "1"}}\r\n{{"url": "{B}", "priority": 2.0}}',
+            [1, 2],
+        ),
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
 def test_every_format_gives_the_same_tasks(
     write: Write, name: str, content: str, lines: list[int], packed: bool
 ) -> None:
-    """The ending decides how a file is read, packed or not, and each row knows the line it began in."""
+    """The ending decides how a file is read, packed or not, and each row knows the line it began
+    in."""
     path = write(name + ".gz" * packed, gzip.compress(content.encode()) if packed else content)
 
     found = tasks(path)
@@ -116,7 +130,10 @@ def test_text_files_skip_comments_and_blank_lines(write: Write) -> None:
 
     found = tasks(path)
 
-    assert [(task.address.url, task.line, task.input) for task in found] == [(A, 3, {"url": A}), (B, 5, {"url": B})]
+    assert [(task.address.url, task.line, task.input) for task in found] == [
+        (A, 3, {"url": A}),
+        (B, 5, {"url": B}),
+    ]
 
 
 def test_all_columns_are_kept_as_given(write: Write) -> None:
@@ -139,7 +156,9 @@ def test_json_values_are_kept_as_given(write: Write) -> None:
     assert task.input == given
 
 
-@pytest.mark.parametrize("header", ["url", "URL", " Url ", '"url"', "\ufeffurl", "\ufeff\ufeff url\xa0"])
+@pytest.mark.parametrize(
+    "header", ["url", "URL", " Url ", '"url"', "\ufeffurl", "\ufeff\ufeff url\xa0"]
+)
 def test_the_url_column_is_found_whatever_its_case(write: Write, header: str) -> None:
     """Case, spaces, quotes and BOMs around a column's name do not matter."""
     path = write("a.csv", f"{header},x\n{A},1\n")
@@ -151,7 +170,18 @@ def test_the_url_column_is_found_whatever_its_case(write: Write, header: str) ->
 
 @pytest.mark.parametrize(
     ("value", "priority"),
-    [("1", 1), ("9", 9), ("", 5), ("  ", 5), ("3.0", 3), ("+4", 4), ("05", 5), (7, 7), (7.0, 7), (None, 5)],
+    [
+        ("1", 1),
+        ("9", 9),
+        ("", 5),
+        ("  ", 5),
+        ("3.0", 3),
+        ("+4", 4),
+        ("05", 5),
+        (7, 7),
+        (7.0, 7),
+        (None, 5),
+    ],
 )
 def test_priorities_are_whole_numbers(write: Write, value: object, priority: int) -> None:
     """A priority may be written in every way that means a whole number; without one it is 5."""
@@ -162,9 +192,12 @@ def test_priorities_are_whole_numbers(write: Write, value: object, priority: int
     assert task.priority == priority
 
 
-@pytest.mark.parametrize("value", [0, 10, -1, "1.5", 1.5, "high", True, [1], {"a": 1}, "9" * 5000, "٣", "1e0"])
+@pytest.mark.parametrize(
+    "value", [0, 10, -1, "1.5", 1.5, "high", True, [1], {"a": 1}, "9" * 5000, "٣", "1e0"]
+)
 def test_absurd_priorities_reject_their_row(write: Write, value: object) -> None:
-    """A priority that is not one of 1 to 9 costs its row, with one short line that names the value."""
+    """A priority that is not one of 1 to 9 costs its row, with one short line that names the
+    value."""
     path = write("a.json", as_json({"url": A, "priority": value}, {"url": B}))
 
     found = list(read(path))
@@ -227,7 +260,8 @@ def test_bad_urls_reject_their_row_only(write: Write) -> None:
     ],
 )
 def test_two_urls_are_not_one(write: Write, name: str, content: str) -> None:
-    """A cell with two lines, or a line with two URLs: neither is fetched as the one that browsers would make of it."""
+    """A cell with two lines, or a line with two URLs: neither is fetched as the one that browsers
+    would make of it."""
     (reject,) = rejects(write(name, content))
 
     assert reject.reason == "there are two URLs, and a row has one"
@@ -235,7 +269,10 @@ def test_two_urls_are_not_one(write: Write, name: str, content: str) -> None:
 
 def test_spaces_and_urls_within_a_url_are_its_own(write: Write) -> None:
     """An archive's page names another one, and a file's name may have a space."""
-    path = write("a.txt", "http://a.example/web/http://b.example/\nhttp://a.example/my file?u=https://b.example/ x\n")
+    path = write(
+        "a.txt",
+        "http://a.example/web/http://b.example/\nhttp://a.example/my file?u=https://b.example/ x\n",
+    )
 
     assert rejects(path) == []
     assert [row.task.address.url for row in read(path) if isinstance(row, Row)] == [
@@ -254,7 +291,8 @@ def test_spaces_and_urls_within_a_url_are_its_own(write: Write) -> None:
     ],
 )
 def test_credentials_move_out_of_urls(write: Write, name: str, content: str) -> None:
-    """A row with a user name and a password is good, and neither its URL nor its input holds them any more."""
+    """A row with a user name and a password is good, and neither its URL nor its input holds them
+    any more."""
     (row,) = read(write(name, content))
 
     assert isinstance(row, Row)
@@ -279,7 +317,8 @@ def test_credentials_move_out_of_urls(write: Write, name: str, content: str) -> 
     ],
 )
 def test_rejects_hold_no_passwords(write: Write, name: str, content: str) -> None:
-    """A password in a URL shows neither in the reason nor in the text, however the URL is written."""
+    """A password in a URL shows neither in the reason nor in the text, however the URL is
+    written."""
     path = write(name, content)
 
     (reject,) = rejects(path)
@@ -339,7 +378,10 @@ def test_quoted_newlines(write: Write) -> None:
 
     found = tasks(path)
 
-    assert [(task.line, task.input["note"]) for task in found] == [(2, 'one\r\n\r\n"two", three'), (5, "x")]
+    assert [(task.line, task.input["note"]) for task in found] == [
+        (2, 'one\r\n\r\n"two", three'),
+        (5, "x"),
+    ]
 
 
 def test_a_header_may_run_over_lines(write: Write) -> None:
@@ -367,7 +409,9 @@ def test_a_header_may_run_over_lines(write: Write) -> None:
 def test_an_unclosed_quote_costs_one_row(write: Write, following: str, count: int) -> None:
     """Whatever follows a quote that is never closed, and however much of it, is read."""
     pages = [f"{B}{n}" for n in range(count)]
-    path = write("a.csv", f'url,note\n{A},"x\n{C},"unclosed\n{"".join(map(following.format, pages))}')
+    path = write(
+        "a.csv", f'url,note\n{A},"x\n{C},"unclosed\n{"".join(map(following.format, pages))}'
+    )
 
     found = urls(path)
 
@@ -376,7 +420,8 @@ def test_an_unclosed_quote_costs_one_row(write: Write, following: str, count: in
 
 
 def test_two_stray_quotes_do_not_swallow_the_rows_between(write: Write) -> None:
-    """A quote opened in one row and a stray one at the end of a later cell are not taken for a very long cell."""
+    """A quote opened in one row and a stray one at the end of a later cell are not taken for a very
+    long cell."""
     between = [f"{B}{n}" for n in range(5)]
     rows = "".join(f"{url},1,x\n" for url in between)
     path = write("a.csv", f'url,priority,note\n{A},1,"unclosed\n{rows}{C},2,stray"\n{C}2,1,\n')
@@ -420,7 +465,8 @@ def test_text_behind_a_closing_quote_rejects_the_row(write: Write) -> None:
 
 
 def test_too_many_and_too_few_cells(write: Write) -> None:
-    """A row with more cells than columns is rejected; one with fewer is taken as long as the URL is there."""
+    """A row with more cells than columns is rejected; one with fewer is taken as long as the URL is
+    there."""
     path = write("a.csv", f"id,url,note\n1,{A},x,y\n2,{B}\n3\n\n , \n")
 
     found = tasks(path)
@@ -465,9 +511,16 @@ def test_twin_columns_are_refused(write: Write, header: str) -> None:
 
 @pytest.mark.parametrize(
     ("header", "nearest"),
-    [("id,urls,x", "'urls'"), ("id;Page_URL;x", "'Page_URL'"), ("id\turi", "'uri'"), ("id,colour", None)],
+    [
+        ("id,urls,x", "'urls'"),
+        ("id;Page_URL;x", "'Page_URL'"),
+        ("id\turi", "'uri'"),
+        ("id,colour", None),
+    ],
 )
-def test_a_missing_url_column_names_what_was_found(write: Write, header: str, nearest: str | None) -> None:
+def test_a_missing_url_column_names_what_was_found(
+    write: Write, header: str, nearest: str | None
+) -> None:
     """Without a `url` column the message lists the columns and the nearest name."""
     path = write("a.csv", f"{header}\n1,{A},x\n")
 
@@ -552,13 +605,19 @@ def test_code_pages(write: Write, encoding: str, city: str) -> None:
 
 @pytest.mark.parametrize("before", [5, 40_000])
 def test_one_line_that_is_not_utf8(write: Write, before: int) -> None:
-    """A line that slipped in from elsewhere is read as cp1252, at the beginning or far behind; the others stay."""
+    """A line that slipped in from elsewhere is read as cp1252, at the beginning or far behind; the
+    others stay."""
     good = f"{A},東京 Zürich\n".encode()
-    path = write("a.csv", b"url,city\n" + good * before + f"{B},café à Zürich\n".encode("cp1252") + good)
+    path = write(
+        "a.csv", b"url,city\n" + good * before + f"{B},café à Zürich\n".encode("cp1252") + good
+    )
 
     found = tasks(path)
 
-    assert [task.input["city"] for task in found] == ["東京 Zürich"] * before + ["café à Zürich", "東京 Zürich"]
+    assert [task.input["city"] for task in found] == ["東京 Zürich"] * before + [
+        "café à Zürich",
+        "東京 Zürich",
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -593,7 +652,10 @@ def test_only_line_ends_end_a_line(write: Write) -> None:
         ("true", "not an object but true or false"),
         (f'[{{"url": "{A}"}}]', "not an object but a list"),
         ("{}", "there is no column 'url'; found: nothing"),
-        ('{"link": 1, "uri": 2}', "there is no column 'url'; found: 'link', 'uri'; the nearest is 'uri'"),
+        (
+            '{"link": 1, "uri": 2}',
+            "there is no column 'url'; found: 'link', 'uri'; the nearest is 'uri'",
+        ),
         ('{"url": 5}', "the url is not text but a number"),
         (f'{{"url": "{A}", "x": NaN}}', "NaN is not a JSON value"),
         (f'{{"url": "{A}", "x": [-Infinity]}}', "-Infinity is not a JSON value"),
@@ -616,7 +678,10 @@ def test_only_line_ends_end_a_line(write: Write) -> None:
         (f'{{"url": "{A}", "x": "unclosed', "not JSON: "),
         (f'{{"url": "{A}", "x": 1', "not JSON: "),
         (f'{{"url": "{A}", "x": [1, 2}}', "not JSON: "),
-        (f'{{"url": "{A}", "x": bad, "links": [{{"url": "{A}"}}, {{"url": "{A}"}}]}}', "not JSON: "),
+        (
+            f'{{"url": "{A}", "x": bad, "links": [{{"url": "{A}"}}, {{"url": "{A}"}}]}}',
+            "not JSON: ",
+        ),
     ],
 )
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
@@ -635,9 +700,18 @@ def test_a_bad_object_costs_one_row(write: Write, name: str, element: str, reaso
 
 
 def test_texts_that_look_like_keys_are_kept(write: Write) -> None:
-    """Only keys that are repeated reject their row: not those of other objects, nor what stands in a text."""
-    fields = {"x": '": ", "url": ', "y": [{"url": 1}, {"url": 2}, ', ": '], "url": A, "z": {"url": ",,"}, "": ":"}
-    path = write("a.jsonl", json.dumps(fields) + "\n" + json.dumps(fields, separators=(",", " : ")) + "\n")
+    """Only keys that are repeated reject their row: not those of other objects, nor what stands in
+    a text."""
+    fields = {
+        "x": '": ", "url": ',
+        "y": [{"url": 1}, {"url": 2}, ', ": '],
+        "url": A,
+        "z": {"url": ",,"},
+        "": ":",
+    }
+    path = write(
+        "a.jsonl", json.dumps(fields) + "\n" + json.dumps(fields, separators=(",", " : ")) + "\n"
+    )
 
     found = [task.input for task in tasks(path)]
 
@@ -645,7 +719,8 @@ def test_texts_that_look_like_keys_are_kept(write: Write) -> None:
 
 
 def test_each_row_with_a_repeated_key_is_told_with_its_place(write: Write) -> None:
-    """In an array of one line, the rows that name two URLs are told by their item, and no other is lost."""
+    """In an array of one line, the rows that name two URLs are told by their item, and no other is
+    lost."""
     twice = f'{{"url":"{A}","url":"{B}"}}'
     path = write("a.json", f'[{{"url":"{C}"}},{twice},{{"url":"{C}2"}},{twice}]')
 
@@ -687,8 +762,11 @@ def test_the_first_element_is_bad(write: Write) -> None:
 
 
 def test_braces_in_strings_do_not_mislead(write: Write) -> None:
-    """Behind a mistake the next element is told by its keys, not by braces that may be in strings."""
-    rows = [f'{{"url":"{A}{n}","x":"{{{{{{","y":[{{"url":"{B}"}},{{"url":"{B}"}}]}}' for n in range(5)]
+    """Behind a mistake the next element is told by its keys, not by braces that may be in
+    strings."""
+    rows = [
+        f'{{"url":"{A}{n}","x":"{{{{{{","y":[{{"url":"{B}"}},{{"url":"{B}"}}]}}' for n in range(5)
+    ]
     path = write("a.json", f"[{','.join(rows)}]".replace(f'"{A}1"', f'"{A}1', 1))
 
     found = urls(path)
@@ -716,14 +794,20 @@ def test_indented_arrays(write: Write) -> None:
 
     found = tasks(path)
 
-    assert [(task.address.url, task.line) for task in found] == [(f"{A}0", 2), (f"{A}2", 24), (f"{A}3", 35)]
+    assert [(task.address.url, task.line) for task in found] == [
+        (f"{A}0", 2),
+        (f"{A}2", 24),
+        (f"{A}3", 35),
+    ]
     assert bad_lines(path) == [13]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_lines_of_an_array(write: Write, end: str) -> None:
     """Each element knows the line it began in."""
-    path = write("a.json", end.join(["[", "", f'{{"url": "{A}",', '"x": 1},', f'{{"url": "{B}"}}', "]"]))
+    path = write(
+        "a.json", end.join(["[", "", f'{{"url": "{A}",', '"x": 1},', f'{{"url": "{B}"}}', "]"])
+    )
 
     found = [task.line for task in tasks(path)]
 
@@ -746,10 +830,16 @@ def test_sloppy_separators(write: Write) -> None:
         (f'[{{"url": "{A}"}},\n{{"url": "http', [A], "the file ends inside this element"),
         (f'[{{"url": "{A}"}},\n{{"url"', [A], "the file ends inside this element"),
         (f'[{{"url": "{A}"}}] {{"url": "{B}"}}]', [A, B], "something follows the end of the array"),
-        (f'[{{"url": "{A}"}}, nonsense', [A], "not JSON: Expecting value; no element was found behind it"),
+        (
+            f'[{{"url": "{A}"}}, nonsense',
+            [A],
+            "not JSON: Expecting value; no element was found behind it",
+        ),
     ],
 )
-def test_arrays_without_a_proper_end(write: Write, content: str, good: list[str], reason: str) -> None:
+def test_arrays_without_a_proper_end(
+    write: Write, content: str, good: list[str], reason: str
+) -> None:
     """What could not be read is said, so that a torn file does not look complete."""
     path = write("a.json", content)
 
@@ -770,7 +860,8 @@ def test_numbers_of_any_length(write: Write) -> None:
 
 
 def test_elements_across_pieces(write: Write) -> None:
-    """An array much larger than the window is read without a gap, in its order, with right lines."""
+    """An array much larger than the window is read without a gap, in its order, with right
+    lines."""
     rows = [{"url": f"{A}{n}", "x": '\\"{}[]' * (n % 50), "n": n} for n in range(20_000)]
     path = write("a.json", "[" + ",\n".join(map(json.dumps, rows)) + "]")
 
@@ -801,7 +892,9 @@ def long_line(name: str, size: int) -> Iterator[bytes]:
     yield end.encode()
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.csv", "q.csv", "a.jsonl", "a.json", "n.json", "e.json", "o.json"])
+@pytest.mark.parametrize(
+    "name", ["a.txt", "a.csv", "q.csv", "a.jsonl", "a.json", "n.json", "e.json", "o.json"]
+)
 @pytest.mark.parametrize("size", [MEGABYTE + (1 << 16), 4 * MEGABYTE])
 def test_a_row_of_many_megabytes(tmp_path: Path, name: str, size: int) -> None:
     """A huge row is rejected with its size, its neighbours are read, and it is never in memory."""
@@ -827,7 +920,9 @@ def test_a_row_of_a_gigabyte_in_a_small_file(tmp_path: Path) -> None:
     """A packed file that unpacks to a gigabyte in one line costs no memory."""
     path = tmp_path / "a.txt.gz"
     member = gzip.compress(b"x" * (64 * MEGABYTE), 1)
-    path.write_bytes(gzip.compress(A.encode() + b"\n") + member * 16 + gzip.compress(b"\n" + B.encode()))
+    path.write_bytes(
+        gzip.compress(A.encode() + b"\n") + member * 16 + gzip.compress(b"\n" + B.encode())
+    )
     tracemalloc.start()
 
     found = list(read(path))
@@ -850,7 +945,9 @@ def test_a_row_of_a_gigabyte_in_a_small_file(tmp_path: Path) -> None:
         ("a.txt", "", "{url}{note}\n", ""),
     ],
 )
-def test_memory_does_not_grow_with_the_file(write: Write, name: str, begin: str, row: str, end: str) -> None:
+def test_memory_does_not_grow_with_the_file(
+    write: Write, name: str, begin: str, row: str, end: str
+) -> None:
     """Rows are streamed: a file of 40 MB never is in memory as a whole."""
     count = 5000
     path = write(name, begin + row.format(url=A, note="x" * 8000) * count + end)
@@ -881,10 +978,18 @@ def test_memory_does_not_grow_with_the_file(write: Write, name: str, begin: str,
         ("a.txt", "\ufeff", "there are no rows in it"),
         ("a.jsonl", "\n\n", "there are no rows in it"),
         ("a.json", " []\n", "there are no rows in it"),
-        ("a.json", f'{{"url": "{A}"}}', "the top level is not an array of objects; a file with one object per line"),
+        (
+            "a.json",
+            f'{{"url": "{A}"}}',
+            "the top level is not an array of objects; a file with one object per line",
+        ),
         ("a.json", '"x"', "the top level is not an array of objects"),
         ("a.json", f"url\n{A}\n", "the top level is not an array of objects"),
-        ("a.xls", "url\n", "the ending '.xls' is not known; known are .csv, .tsv, .json, .jsonl, .ndjson, .txt"),
+        (
+            "a.xls",
+            "url\n",
+            "the ending '.xls' is not known; known are .csv, .tsv, .json, .jsonl, .ndjson, .txt",
+        ),
         ("a", "url\n", "the ending '' is not known"),
         ("a.gz", "url\n", "the ending '' is not known"),
         ("a.csv.gz", f"url\n{A}\n", "this is not gzip data"),
@@ -936,7 +1041,8 @@ def test_things_that_are_not_files(tmp_path: Path) -> None:
         listening.bind(str(door))
 
     reasons = {
-        path.name: refusal(path).reason for path in (folder, pipe, door, tmp_path / "no.csv", folder / "no" / "no.csv")
+        path.name: refusal(path).reason
+        for path in (folder, pipe, door, tmp_path / "no.csv", folder / "no" / "no.csv")
     }
 
     odd = "this is a device, a pipe or a socket, not a file"
@@ -973,7 +1079,8 @@ def test_a_file_without_permission(write: Write) -> None:
 )
 @pytest.mark.parametrize("count", [200, 60_000])
 def test_a_truncated_archive(write: Write, name: str, begin: str, row: str, count: int) -> None:
-    """All rows before the break are read, then the break is told; the torn row is not guessed at."""
+    """All rows before the break are read, then the break is told; the torn row is not guessed
+    at."""
     pages = [f"{A}{hashlib.md5(bytes([n % 256, n // 256])).hexdigest()}" for n in range(count)]
     packed = gzip.compress((begin + "".join(map(row.format, pages))).encode())
     path = write(name, packed[: len(packed) // 2])
@@ -986,7 +1093,9 @@ def test_a_truncated_archive(write: Write, name: str, begin: str, row: str, coun
     assert error.reason.startswith("the gzip data breaks off after ")
     assert error.line is not None
     assert abs(error.line - len(read_urls)) <= 3
-    assert sum(isinstance(entry, Reject) for entry in found) == ("unclosed" in begin or "broken" in begin)
+    assert sum(isinstance(entry, Reject) for entry in found) == (
+        "unclosed" in begin or "broken" in begin
+    )
 
 
 def test_a_damaged_archive(write: Write) -> None:
@@ -1064,7 +1173,8 @@ def test_half_a_list_of_rejects_is_not_left(write: Write, tmp_path: Path) -> Non
 
 
 def test_rejects_before_a_break_are_kept(write: Write) -> None:
-    """Where the input itself breaks off, the rejects before are all there are, and they are written."""
+    """Where the input itself breaks off, the rejects before are all there are, and they are
+    written."""
     path = write("a.csv", "url\n")
 
     with pytest.raises(InputError):
@@ -1074,8 +1184,13 @@ def test_rejects_before_a_break_are_kept(write: Write) -> None:
 
 
 def test_rejects_go_elsewhere_where_the_folder_cannot_be_written(tmp_path: Path) -> None:
-    """Files of one name have other rejects, and an import without any removes those of an earlier one."""
-    sources, instead, found = [tmp_path / name / "x.csv" for name in ("gone", "lost")], tmp_path / "input", []
+    """Files of one name have other rejects, and an import without any removes those of an earlier
+    one."""
+    sources, instead, found = (
+        [tmp_path / name / "x.csv" for name in ("gone", "lost")],
+        tmp_path / "input",
+        [],
+    )
     for source in sources:
         with RejectsFile(source, instead) as file:
             file.add(Reject(1, source.parent.name, ""))
@@ -1099,5 +1214,7 @@ def test_a_folder_that_cannot_be_written(write: Write, tmp_path: Path) -> None:
         file.add(Reject(1, "bad", ""))
 
     tmp_path.chmod(0o700)
-    assert str(caught.value).startswith(f"rejected rows cannot be written to {path}.rejects.jsonl: Permission denied; ")
+    assert str(caught.value).startswith(
+        f"rejected rows cannot be written to {path}.rejects.jsonl: Permission denied; "
+    )
     assert list(tmp_path.iterdir()) == [path]

@@ -1,4 +1,5 @@
-"""A damaged or lost ledger: what is saved, what comes back from pending/, and what a kill in between costs."""
+"""A damaged or lost ledger: what is saved, what comes back from pending/, and what a kill in
+between costs."""
 
 import json
 import os
@@ -31,8 +32,11 @@ from tests.support.tasks import done, new, open_job
         ("results", "internal", False),
     ],
 )
-def test_a_damaged_ledger_is_salvaged(tmp_path: Path, table: str, kind: str, projected: bool) -> None:
-    """Noise over a page: all that lies elsewhere is saved, lost results come from pending/ or are collected again."""
+def test_a_damaged_ledger_is_salvaged(
+    tmp_path: Path, table: str, kind: str, projected: bool
+) -> None:
+    """Noise over a page: all that lies elsewhere is saved, lost results come from pending/ or are
+    collected again."""
     # Given a ledger with a destroyed page
     crawl(tmp_path)
     path = tmp_path / "lpm.db"
@@ -73,7 +77,8 @@ def test_a_damaged_ledger_is_salvaged(tmp_path: Path, table: str, kind: str, pro
 
 
 def test_a_result_that_is_nowhere_is_collected_again(tmp_path: Path) -> None:
-    """A completed task whose result is lost is pending again, its timeline says why, and its job is open again."""
+    """A completed task whose result is lost is pending again, its timeline says why, and its job is
+    open again."""
     # Given a job that was done, a lost page of results, and nothing in pending/
     job = crawl(tmp_path, 50, 50)
     lpm = LocalPersistenceManager(tmp_path)
@@ -99,7 +104,8 @@ def test_a_result_that_is_nowhere_is_collected_again(tmp_path: Path) -> None:
 
 
 def test_what_was_collected_in_time_does_not_expire(tmp_path: Path) -> None:
-    """A result that is lost after its deadline, and its page with it, is collected again: it had been in time."""
+    """A result that is lost after its deadline, and its page with it, is collected again: it had
+    been in time."""
     crawl(tmp_path, 50, 50)
     change(tmp_path, "UPDATE tasks SET deadline = 1000")
     wipe(tmp_path / "lpm.db", pages_of(tmp_path / "lpm.db", "results", "leaf")[1])
@@ -118,7 +124,8 @@ def test_what_was_collected_in_time_does_not_expire(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_is_hit_the_books_balance_afterwards(tmp_path: Path, seed: int) -> None:
-    """Bytes flipped anywhere behind the header, half of pending/ gone: what is left adds up and goes on."""
+    """Bytes flipped anywhere behind the header, half of pending/ gone: what is left adds up and
+    goes on."""
     crawl(tmp_path, 100, 80)
     chance, path = random.Random(seed), tmp_path / "lpm.db"
     data = bytearray(path.read_bytes())
@@ -148,9 +155,12 @@ def test_whatever_is_hit_the_books_balance_afterwards(tmp_path: Path, seed: int)
     lpm.close()
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not a database, but a text that somebody has put here\n" * 100])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"not a database, but a text that somebody has put here\n" * 100]
+)
 def test_a_lost_ledger_is_made_again_from_pending(tmp_path: Path, content: bytes | None) -> None:
-    """Without lpm.db, or with something else in its place, every result in pending/ finds its way into a new one."""
+    """Without lpm.db, or with something else in its place, every result in pending/ finds its way
+    into a new one."""
     crawl(tmp_path, 30, 20)
     before = {file.name: json.loads(file.read_text()) for file in (tmp_path / "pending").iterdir()}
     path = tmp_path / "lpm.db"
@@ -162,8 +172,12 @@ def test_a_lost_ledger_is_made_again_from_pending(tmp_path: Path, content: bytes
     mended = look(tmp_path, repair=True)
 
     assert exit_code(found) == 4
-    assert ["its row was lost" in finding.detail for finding in wrong(mended)] == [True]  # and its open tasks are
-    assert [kept.read_bytes() for kept in tmp_path.glob("lpm.db.damaged-*")] == ([] if content is None else [content])
+    assert ["its row was lost" in finding.detail for finding in wrong(mended)] == [
+        True
+    ]  # and its open tasks are
+    assert [kept.read_bytes() for kept in tmp_path.glob("lpm.db.damaged-*")] == (
+        [] if content is None else [content]
+    )
     lpm = LocalPersistenceManager(tmp_path)
     after = {f"{result['task_id']}.json": result for result in lpm.results()}
     assert after == before
@@ -177,7 +191,8 @@ def test_a_lost_ledger_is_made_again_from_pending(tmp_path: Path, content: bytes
 
 
 def test_the_log_of_a_linked_ledger_is_read_too(tmp_path: Path) -> None:
-    """Where lpm.db is a link to another disk, its log is there, and a repair saves what is in it."""
+    """Where lpm.db is a link to another disk, its log is there, and a repair saves what is in
+    it."""
     crawl(tmp_path / "living", 20, 10)
     lpm = LocalPersistenceManager(tmp_path / "living")
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 5)))
@@ -197,7 +212,8 @@ def test_the_log_of_a_linked_ledger_is_read_too(tmp_path: Path) -> None:
 
 
 def test_a_ledger_whose_log_was_lost_is_not_begun_anew(tmp_path: Path) -> None:
-    """Where all was in the log still, and that is gone, no new ledger takes the place of the results that are there."""
+    """Where all was in the log still, and that is gone, no new ledger takes the place of the
+    results that are there."""
     lpm = LocalPersistenceManager(tmp_path / "living")
     job = open_job(lpm)
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(10)], job=job)
@@ -210,7 +226,10 @@ def test_a_ledger_whose_log_was_lost_is_not_begun_anew(tmp_path: Path) -> None:
 
     with pytest.raises(StoreError, match="missing or empty, but 6 files of results are there"):
         LocalPersistenceManager(data).close_after_check()
-    assert "there is nothing in it, but pending/ and raw/ hold 5 and 1 files" in of(look(data), "ledger", "wrong")[0]
+    assert (
+        "there is nothing in it, but pending/ and raw/ hold 5 and 1 files"
+        in of(look(data), "ledger", "wrong")[0]
+    )
 
     look(data, repair=True)
     assert ledger(data, "SELECT count(*) FROM results JOIN tasks ON id = task") == [(5,)]
@@ -262,7 +281,8 @@ def test_a_folder_named_lpm_db(tmp_path: Path) -> None:
 
 
 def test_foreign_newer_and_older_ledgers(tmp_path: Path) -> None:
-    """Another program's and a newer program's are left alone; an older one is migrated by --repair only."""
+    """Another program's and a newer program's are left alone; an older one is migrated by --repair
+    only."""
     path = tmp_path / "lpm.db"
     theirs = apsw.Connection(str(path))
     theirs.execute("CREATE TABLE theirs (x)")
@@ -288,7 +308,8 @@ def test_foreign_newer_and_older_ledgers(tmp_path: Path) -> None:
 
 
 def test_a_row_that_makes_no_sense_is_damage(tmp_path: Path) -> None:
-    """A flipped byte inside a record is nothing to SQLite, but is found, and the result comes back from pending/."""
+    """A flipped byte inside a record is nothing to SQLite, but is found, and the result comes back
+    from pending/."""
     crawl(tmp_path, 20, 20)
     before = {file: file.read_bytes() for file in (tmp_path / "pending").iterdir()}
     change(tmp_path, """UPDATE results SET record = '{"title"!"x"}' WHERE task = 3""")
@@ -329,7 +350,8 @@ def test_what_was_still_in_the_log_is_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_a_repair_that_is_killed_at_its_end(tmp_path: Path, step: int) -> None:
-    """Killed before or between its renames, a repair loses nothing: no command goes on, and the next repair ends it."""
+    """Killed before or between its renames, a repair loses nothing: no command goes on, and the
+    next repair ends it."""
     # Given a damaged ledger with a log, and a repair that is killed
     crawl(tmp_path, 100, 100)
     root = pages_of(tmp_path / "lpm.db", "outbox", "leaf")[0]
@@ -337,8 +359,14 @@ def test_a_repair_that_is_killed_at_its_end(tmp_path: Path, step: int) -> None:
     wipe(tmp_path / "lpm.db", root)
     env = os.environ | {"CRAWLER_DATA_DIR": str(tmp_path), "CRAWLER_FAILPOINT": f"replacing:{step}"}
     argv = [sys.executable, "-m", "crawler", "doctor", "--repair"]
-    assert subprocess.run(argv, env=env, capture_output=True, check=False).returncode == -signal.SIGKILL
-    assert [(tmp_path / f"lpm.db{ending}").exists() for ending in ("", "-wal")] == [step < 3, step < 2]
+    assert (
+        subprocess.run(argv, env=env, capture_output=True, check=False).returncode
+        == -signal.SIGKILL
+    )
+    assert [(tmp_path / f"lpm.db{ending}").exists() for ending in ("", "-wal")] == [
+        step < 3,
+        step < 2,
+    ]
 
     # When somebody would use it, and then it is mended
     with pytest.raises(StoreError, match="doctor --repair"):
@@ -358,7 +386,8 @@ def test_a_repair_that_is_killed_at_its_end(tmp_path: Path, step: int) -> None:
 
 
 def test_a_log_beside_a_ledger_that_is_not_in_its_place(tmp_path: Path) -> None:
-    """An old log that lies where the salvaged ledger belongs is set aside, and not replayed into it."""
+    """An old log that lies where the salvaged ledger belongs is set aside, and not replayed into
+    it."""
     # Given a salvaged ledger, and the log of an earlier state of it
     crawl(tmp_path, 20, 10)
     path = tmp_path / "lpm.db"

@@ -39,7 +39,10 @@ PAGE = """
 
 
 def record(html: str, url: str = URL, **fields: Field | str) -> dict[str, Any]:
-    made = {name: Field(css=field) if isinstance(field, str) else field for name, field in fields.items()}
+    made = {
+        name: Field(css=field) if isinstance(field, str) else field
+        for name, field in fields.items()
+    }
     return extract(parse(html), made, url)
 
 
@@ -51,7 +54,8 @@ def value(html: str, field: Field | str) -> Any:
 
 
 def test_a_field_is_what_its_selector_finds() -> None:
-    """Words are joined; attributes, lists, types, expressions and absolute URLs are as asked for."""
+    """Words are joined; attributes, lists, types, expressions and absolute URLs are as asked
+    for."""
     found = record(
         PAGE,
         parcel=Field(css="h1", regex=r"Parcel ([\d-]+)"),
@@ -96,7 +100,9 @@ def test_required_fields_without_a_value_are_listed() -> None:
     """The record says what it lacks, and only that."""
     there, gone = Field(css="p", required=True), Field(css="b", required=True)
 
-    assert record("<p>x</p>", a=there, b=gone, c=Field(css="b", all=True, required=True), d="i")["missing"] == [
+    assert record("<p>x</p>", a=there, b=gone, c=Field(css="b", all=True, required=True), d="i")[
+        "missing"
+    ] == [
         "b",
         "c",
     ]
@@ -133,13 +139,19 @@ def test_a_number_is_within_one_text(html: str, number: int) -> None:
 
 
 @given(
-    st.lists(st.sampled_from(["<p>", "</p>", "<b>", "</b>", " 0 ", "7", "no", "<script>x</script>", "<!-- -->"])),
+    st.lists(
+        st.sampled_from(
+            ["<p>", "</p>", "<b>", "</b>", " 0 ", "7", "no", "<script>x</script>", "<!-- -->"]
+        )
+    ),
     st.sampled_from(["p", "b", "p > b", "p + p", "p, b", "script"]),
     st.sampled_from(["text", "integer", "boolean", "html"]),
     st.sampled_from(["", r"\d"]),
 )
 @settings(max_examples=300, deadline=None)
-def test_the_first_value_is_the_first_of_all(parts: list[str], selector: str, kind: Any, regex: str) -> None:
+def test_the_first_value_is_the_first_of_all(
+    parts: list[str], selector: str, kind: Any, regex: str
+) -> None:
     """What is found by a quick look for the first element is what a whole search finds first."""
     field = Field(css=selector, type=kind, regex=regex)
 
@@ -149,8 +161,12 @@ def test_the_first_value_is_the_first_of_all(parts: list[str], selector: str, ki
 
 
 def test_fields_beyond_the_quick_ones_are_read_too() -> None:
-    """However many fields there are, each is read; what is there to be counted differs, not what is found."""
-    fields = {f"f{n}": Field(css="p + p", type="integer", required=True) for n in range(2 * selectors.MAX_QUICK)}
+    """However many fields there are, each is read; what is there to be counted differs, not what is
+    found."""
+    fields = {
+        f"f{n}": Field(css="p + p", type="integer", required=True)
+        for n in range(2 * selectors.MAX_QUICK)
+    }
 
     found = extract(parse("<p>1</p><p>0</p>"), fields, URL)
 
@@ -193,11 +209,14 @@ def test_fields_beyond_the_quick_ones_are_read_too() -> None:
     ],
 )
 def test_numbers_as_people_write_them(text: str, number: float | None) -> None:
-    """Commas and points by their places, signs of currencies, accountants' brackets; what is ambiguous is no number."""
+    """Commas and points by their places, signs of currencies, accountants' brackets; what is
+    ambiguous is no number."""
     found = values.number(text)
 
     assert (found, type(found)) == (number, type(number))
-    assert values.integer(text) == (int(number) if number is not None and number == int(number) else None)
+    assert values.integer(text) == (
+        int(number) if number is not None and number == int(number) else None
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +250,8 @@ def test_dates_as_people_write_them(text: str, date: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"), [("Yes", True), ("no.", False), ("TRUE", True), ("0", False), ("x", True), ("maybe", None)]
+    ("text", "answer"),
+    [("Yes", True), ("no.", False), ("TRUE", True), ("0", False), ("x", True), ("maybe", None)],
 )
 def test_answers(text: str, answer: bool | None) -> None:
     """Yes and no in their usual forms; anything else is neither."""
@@ -261,7 +281,9 @@ def ancestors(node: LexborNode) -> Iterator[LexborNode]:
 
 def siblings(node: LexborNode) -> list[LexborNode]:
     above = node.parent
-    return [child for child in above.iter() if child.is_element_node] if above is not None else [node]
+    return (
+        [child for child in above.iter() if child.is_element_node] if above is not None else [node]
+    )
 
 
 def earlier(node: LexborNode) -> list[LexborNode]:
@@ -277,7 +299,11 @@ def index(node: LexborNode, keep: Test = lambda node: True, from_end: bool = Fal
 
 
 def below(node: LexborNode, tree: LexborHTMLParser) -> list[LexborNode]:
-    return [each for each in elements(tree) if any(above.mem_id == node.mem_id for above in ancestors(each))]
+    return [
+        each
+        for each in elements(tree)
+        if any(above.mem_id == node.mem_id for above in ancestors(each))
+    ]
 
 
 def tag(name: str) -> Test:
@@ -386,14 +412,18 @@ def some_page(seed: int) -> str:
 
 @pytest.mark.parametrize("selector", MEANINGS)
 def test_a_selector_finds_what_css_says(selector: str) -> None:
-    """On pages of all shapes exactly the elements that are meant, once each, in the order of the page."""
+    """On pages of all shapes exactly the elements that are meant, once each, in the order of the
+    page."""
     some = 0
     for seed in range(25):
         tree = parse(some_page(seed))
         means = MEANINGS[selector]
         meant = [node.mem_id for node in elements(tree) if means(node, tree)]
 
-        found = [node.mem_id for node in css.Search(tree, css.Budget(PLENTY, Budget())).find(css.compile(selector))]
+        found = [
+            node.mem_id
+            for node in css.Search(tree, css.Budget(PLENTY, Budget())).find(css.compile(selector))
+        ]
 
         assert found == meant, seed
         some += bool(meant)
@@ -476,7 +506,8 @@ BUSHY = "<div>" * 390 + "<div>x</div>" * 105_000  # about as many as are parsed
 )
 @pytest.mark.parametrize("page", [DEEP, WIDE, BUSHY], ids=["deep", "wide", "bushy"])
 def test_no_page_stretches_a_selector(page: str, selector: str) -> None:
-    """What would take Lexbor hours takes a number of looks that the page's size bounds; else the search gives up."""
+    """What would take Lexbor hours takes a number of looks that the page's size bounds; else the
+    search gives up."""
     tree = LexborHTMLParser(page)
     budget = css.Budget(MAX_LOOKS, Budget())
     try:
@@ -487,7 +518,8 @@ def test_no_page_stretches_a_selector(page: str, selector: str) -> None:
 
 
 def test_many_fields_share_one_budget() -> None:
-    """On a page that is too large for all fields the first ones are read, the rest is null; nothing raises."""
+    """On a page that is too large for all fields the first ones are read, the rest is null; nothing
+    raises."""
     tree = LexborHTMLParser(BUSHY)
     fields = {f"f{n}": Field(css=f"div div:nth-child({n + 1})", required=True) for n in range(50)}
 
@@ -499,8 +531,11 @@ def test_many_fields_share_one_budget() -> None:
 
 
 def test_quick_looks_have_an_end() -> None:
-    """Hundreds of fields that are not on a huge page take no longer than the budget allows; nothing raises."""
-    fields = {f"f{n}": Field(css=f"b.c{n}") for n in range(500)} | {"last": Field(css="div", type="html")}
+    """Hundreds of fields that are not on a huge page take no longer than the budget allows; nothing
+    raises."""
+    fields = {f"f{n}": Field(css=f"b.c{n}") for n in range(500)} | {
+        "last": Field(css="div", type="html")
+    }
 
     found = extract(LexborHTMLParser(BUSHY), fields, URL)
 
@@ -509,7 +544,8 @@ def test_quick_looks_have_an_end() -> None:
 
 @pytest.mark.parametrize("kind", ["text", "html", "number"])
 def test_elements_in_elements_are_not_read_over_and_over(kind: Any) -> None:
-    """All of 1,900 nested elements, each with all the words of those inside it, stays within the budget."""
+    """All of 1,900 nested elements, each with all the words of those inside it, stays within the
+    budget."""
     page = "".join(f"<div>{'word ' * 100}" for _ in range(1_900))
 
     found = record(page, x=Field(css="div", all=True, type=kind))["x"]
@@ -545,7 +581,8 @@ def test_values_are_bounded() -> None:
     ],
 )
 def test_no_expression_hangs(expression: str) -> None:
-    """The classics that hold up a backtracking engine for ages end at once on texts made for them."""
+    """The classics that hold up a backtracking engine for ages end at once on texts made for
+    them."""
     for text in ("a" * 200_000, "x" * 200_000, "a " * 100_000 + "!", "0" * 200_000):
         assert value(f"<p>{text}</p>", Field(css="p", regex=expression)) != 0
 
@@ -561,7 +598,19 @@ def test_expressions_that_would_be_huge_are_refused(expression: str) -> None:
 
 @given(
     st.text(alphabet="<>/abdivptlrse =\"'x!-&;#0\0\n", max_size=400),
-    st.sampled_from(["p", "div p", "td:nth-child(2)", "div:has(p) ~ p", "*", "html", "b, i", ":not(p) > *", ":root"]),
+    st.sampled_from(
+        [
+            "p",
+            "div p",
+            "td:nth-child(2)",
+            "div:has(p) ~ p",
+            "*",
+            "html",
+            "b, i",
+            ":not(p) > *",
+            ":root",
+        ]
+    ),
     st.sampled_from(["text", "number", "integer", "date", "url", "boolean", "html"]),
     st.booleans(),
     st.sampled_from(["", r"(\d+)", "x(y)?", "."]),
@@ -582,7 +631,8 @@ def test_no_page_makes_it_raise(
 
 
 def test_a_list_of_selectors_has_at_most_32_parts() -> None:
-    """Every element is compared with each part, so that their number is limited; commas in strings are none."""
+    """Every element is compared with each part, so that their number is limited; commas in strings
+    are none."""
     css.compile(", ".join(["p"] * 32))
     css.compile(f"p[title='{',' * 40}']")
     for text in (", ".join(["p"] * 33), f":is({', '.join(['p'] * 33)})"):
@@ -595,4 +645,6 @@ def test_an_element_that_all_parts_of_a_list_select_is_found_once() -> None:
     tree = parse("<div><p>a</p><b>b</b></div><p>c</p>")
     field = Field(css="*:not(div, body, html, head), div > p, b, p", all=True)
 
-    assert selectors.extract(tree, {"x": field}, "https://county.example/") == {"x": ["a", "b", "c"]}
+    assert selectors.extract(tree, {"x": field}, "https://county.example/") == {
+        "x": ["a", "b", "c"]
+    }

@@ -85,18 +85,48 @@ def sent(kept: Jars, url: str) -> str:
         ("https://a.example/", "a=1; Secure", "http://a.example/", ""),
         ("http://a.example/", "a=1; Secure", "https://a.example/", ""),
         ("http://a.example/", "a=1", "https://a.example/", "a=1"),
-        ("https://a.example/", "a=1; HttpOnly; SameSite=Strict; Priority=High", "https://a.example/", "a=1"),
+        (
+            "https://a.example/",
+            "a=1; HttpOnly; SameSite=Strict; Priority=High",
+            "https://a.example/",
+            "a=1",
+        ),
         ("https://a.example/", "a=1; Max-Age=10", "https://a.example/", "a=1"),
         ("https://a.example/", "a=1; Max-Age=0", "https://a.example/", ""),
         ("https://a.example/", "a=1; Max-Age=-1", "https://a.example/", ""),
         ("https://a.example/", "a=1; Max-Age=99999999999999999999", "https://a.example/", "a=1"),
         ("https://a.example/", "a=1; Max-Age=soon", "https://a.example/", "a=1"),
-        ("https://a.example/", "a=1; Expires=Wed, 09 Jun 2021 10:18:14 GMT", "https://a.example/", ""),
-        ("https://a.example/", "a=1; Expires=Wed, 09-Jun-2021 10:18:14 GMT", "https://a.example/", ""),
-        ("https://a.example/", "a=1; Expires=Wed, 09 Jun 2099 10:18:14 GMT", "https://a.example/", "a=1"),
-        ("https://a.example/", "a=1; Expires=Thu, 01 Jan 1970 00:00:00 GMT; Max-Age=60", "https://a.example/", "a=1"),
+        (
+            "https://a.example/",
+            "a=1; Expires=Wed, 09 Jun 2021 10:18:14 GMT",
+            "https://a.example/",
+            "",
+        ),
+        (
+            "https://a.example/",
+            "a=1; Expires=Wed, 09-Jun-2021 10:18:14 GMT",
+            "https://a.example/",
+            "",
+        ),
+        (
+            "https://a.example/",
+            "a=1; Expires=Wed, 09 Jun 2099 10:18:14 GMT",
+            "https://a.example/",
+            "a=1",
+        ),
+        (
+            "https://a.example/",
+            "a=1; Expires=Thu, 01 Jan 1970 00:00:00 GMT; Max-Age=60",
+            "https://a.example/",
+            "a=1",
+        ),
         ("https://a.example/", "a=1; Expires=never", "https://a.example/", "a=1"),
-        ("https://a.example/", "a=1; Expires=Wed, 99 Jun 99999 99:99:99 GMT", "https://a.example/", "a=1"),
+        (
+            "https://a.example/",
+            "a=1; Expires=Wed, 99 Jun 99999 99:99:99 GMT",
+            "https://a.example/",
+            "a=1",
+        ),
         ("https://a.example/", "a = 1 ", "https://a.example/", "a=1"),
         ("https://a.example/", 'a="b c"', "https://a.example/", 'a="b c"'),
         ("https://a.example/", "a=b=c", "https://a.example/", "a=b=c"),
@@ -111,12 +141,19 @@ def sent(kept: Jars, url: str) -> str:
         ("https://a.example/", "__Secure-a=1", "https://a.example/", ""),
         ("https://a.example/", "__Secure-a=1; Secure", "https://a.example/", "__Secure-a=1"),
         ("https://a.example/", "__Host-a=1; Secure; Path=/", "https://a.example/", "__Host-a=1"),
-        ("https://a.example/", "__Host-a=1; Secure; Path=/; Domain=a.example", "https://a.example/", ""),
+        (
+            "https://a.example/",
+            "__Host-a=1; Secure; Path=/; Domain=a.example",
+            "https://a.example/",
+            "",
+        ),
         ("https://a.example/", "__Host-a=1; Secure; Path=/x", "https://a.example/x", ""),
         ("https://a.example./", "a=1", "https://a.example/", "a=1"),
     ],
 )
-def test_cookies_are_kept_as_browsers_keep_them(origin: str, header: str, where: str, expected: str) -> None:
+def test_cookies_are_kept_as_browsers_keep_them(
+    origin: str, header: str, where: str, expected: str
+) -> None:
     """Domain, path, Secure, expiry and prefixes mean what they mean in a browser."""
     kept = jar()
     take(kept, origin, header)
@@ -125,7 +162,8 @@ def test_cookies_are_kept_as_browsers_keep_them(origin: str, header: str, where:
 
 
 def test_cookies_replace_expire_and_are_ordered() -> None:
-    """A cookie with the same name, domain and path takes the other's place; longer paths are sent first."""
+    """A cookie with the same name, domain and path takes the other's place; longer paths are sent
+    first."""
     now = [NOW]
     kept = jar(now=now)
     take(kept, "https://a.example/x/", "a=1; Path=/", "a=2; Path=/x", "b=1; Path=/; Max-Age=5")
@@ -139,7 +177,8 @@ def test_cookies_replace_expire_and_are_ordered() -> None:
 
 
 def test_no_server_fills_the_memory() -> None:
-    """Cookies are capped by number and size in a domain, and domains by number; the last ones used stay."""
+    """Cookies are capped by number and size in a domain, and domains by number; the last ones used
+    stay."""
     kept = jar()
     for n in range(10_000):
         take(kept, "https://a.example/", f"c{n}=1; Path=/")
@@ -162,7 +201,9 @@ def test_a_flood_does_not_keep_the_next_page_from_being_asked_for(site: Site) ->
         session = LiveSession(Session(headers=(("Cookie", "own=" + "x" * 5000),)))
         async with Client(1_000_000) as made:
             for path in ("/many-cookies/150", "/page/1", "/page/2"):
-                page = await made.fetch(Request(url=f"{site.url}{path}", loopback=True, session=session))
+                page = await made.fetch(
+                    Request(url=f"{site.url}{path}", loopback=True, session=session)
+                )
                 assert page.status == 200
                 session.take("http", "127.0.0.1", "/", [f"c{n}={'y' * 4000}" for n in range(20)])
 
@@ -170,7 +211,8 @@ def test_a_flood_does_not_keep_the_next_page_from_being_asked_for(site: Site) ->
 
 
 def test_a_flood_pushes_no_given_cookie_out() -> None:
-    """The operator's own cookies stay, may be renewed by their server, and come back with their domain."""
+    """The operator's own cookies stay, may be renewed by their server, and come back with their
+    domain."""
     kept = jar(Cookie(name="sid", value="1", domain="a.example", subdomains=True, given=True))
     take(kept, "https://a.example/", *(f"c{n}={'x' * 1000}; Path=/" for n in range(200)))
     assert "sid=1" in sent(kept, "https://b.a.example/")
@@ -241,7 +283,11 @@ def test_bad_cookie_files(tmp_path: Path, line: str, reason: str) -> None:
 def test_cookie_files_that_are_none(tmp_path: Path) -> None:
     """A missing file, a folder and bytes that are no text are one clear line each."""
     (tmp_path / "binary").write_bytes(b"SQLite format 3\0\xff\xfe")
-    for name, reason in (("missing", "No such file"), (".", "directory"), ("binary", "not text in UTF-8")):
+    for name, reason in (
+        ("missing", "No such file"),
+        (".", "directory"),
+        ("binary", "not text in UTF-8"),
+    ):
         with pytest.raises(InputError, match=reason):
             cookies.read_file(tmp_path / name, NOW)
 
@@ -250,9 +296,20 @@ def test_cookie_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_a_session_is_kept_for_its_owner_only(tmp_path: Path) -> None:
-    """What was saved is loaded, from a file and a folder that nobody else may read, whatever the job's name."""
+    """What was saved is loaded, from a file and a folder that nobody else may read, whatever the
+    job's name."""
     folder = tmp_path / "sessions"
-    names = ["parcels.csv", "../../etc/passwd", "a/b", "", ".", "ж" * 300, "x" * 5000, "a b\n\0c", "PARCELS.csv"]
+    names = [
+        "parcels.csv",
+        "../../etc/passwd",
+        "a/b",
+        "",
+        ".",
+        "ж" * 300,
+        "x" * 5000,
+        "a b\n\0c",
+        "PARCELS.csv",
+    ]
     for number, name in enumerate(names):
         session.save(folder, name, msgspec.structs.replace(SECRETS, user_agent=f"agent {number}"))
 
@@ -307,7 +364,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
-    """A process sees a new session without being restarted, and keeps cookies while nothing changes."""
+    """A process sees a new session without being restarted, and keeps cookies while nothing
+    changes."""
     sessions = Sessions(tmp_path)
     plain = sessions.of("j")
     assert sessions.of("j") is plain
@@ -326,8 +384,18 @@ def test_no_text_holds_a_secret() -> None:
     """Neither a session nor anything that has it in it shows one."""
     live = LiveSession(SECRETS)
     live.take("https", "a.example", "/", ["x=geheim-7"])
-    request = Request(url="http://u:geheim-8@a.example/", headers=(("X-Key", "geheim-9"),), session=live)
-    values: list[object] = [SECRETS, live, request, SECRETS.proxy, SECRETS.cookies, [SECRETS], {"a": live}]
+    request = Request(
+        url="http://u:geheim-8@a.example/", headers=(("X-Key", "geheim-9"),), session=live
+    )
+    values: list[object] = [
+        SECRETS,
+        live,
+        request,
+        SECRETS.proxy,
+        SECRETS.cookies,
+        [SECRETS],
+        {"a": live},
+    ]
 
     for value in values:
         assert "geheim" not in repr(value) + str(value) + f"{value}"
@@ -359,12 +427,24 @@ def test_options_become_a_session(tmp_path: Path) -> None:
     more.write_text("# secrets\n\nX-Key: two\r\nX-Url: http://a.example/\n")
     made = typed(
         *("--header", "Accept: text/plain", "--header", "X-Empty:", "--header", f"@{more}"),
-        *("--user-agent", "me/1.0", "--cookie-file", str(file), "--proxy", "http://u:p%40@proxy.example:3128"),
+        *(
+            "--user-agent",
+            "me/1.0",
+            "--cookie-file",
+            str(file),
+            "--proxy",
+            "http://u:p%40@proxy.example:3128",
+        ),
     )
 
     assert typed() is None
     assert made is not None
-    assert made.headers == (("Accept", "text/plain"), ("X-Empty", ""), ("X-Key", "two"), ("X-Url", "http://a.example/"))
+    assert made.headers == (
+        ("Accept", "text/plain"),
+        ("X-Empty", ""),
+        ("X-Key", "two"),
+        ("X-Url", "http://a.example/"),
+    )
     assert made.user_agent == "me/1.0"
     assert [(cookie.name, cookie.value) for cookie in made.cookies] == [("sid", "one")]
     assert made.proxy == proxy.Proxy("proxy.example", 3128, "u:p@")
@@ -437,7 +517,8 @@ async def echoed(made: Client, url: str, **options: object) -> dict[str, list[st
 
 
 def test_headers_as_they_are_sent(site: Site) -> None:
-    """The operator's headers go before the site's, and these before the client's; no header is sent twice."""
+    """The operator's headers go before the site's, and these before the client's; no header is sent
+    twice."""
 
     async def work() -> None:
         live = LiveSession(
@@ -451,7 +532,13 @@ def test_headers_as_they_are_sent(site: Site) -> None:
         async with Client(100_000) as made:
             url = f"{site.url}/echo"
             plain = await echoed(made, url)
-            assert set(plain) == {"host", "user-agent", "accept", "accept-language", "accept-encoding"}
+            assert set(plain) == {
+                "host",
+                "user-agent",
+                "accept",
+                "accept-language",
+                "accept-encoding",
+            }
             site_headers = (("Accept", "application/json"), ("X-Site", "1"), ("User-Agent", "site"))
             full = await echoed(made, url, headers=site_headers, session=live)
             assert all(len(values) == 1 for values in full.values())
@@ -460,7 +547,9 @@ def test_headers_as_they_are_sent(site: Site) -> None:
             assert full["user-agent"] == ["me/1.0"]
             assert full["x-key"] == ["ключ".encode().decode("latin-1")]
             assert full["cookie"] == ["own=1; jar=2"]
-            assert full["authorization"] == ["Basic " + base64.b64encode("user:päss:word".encode()).decode()]
+            assert full["authorization"] == [
+                "Basic " + base64.b64encode("user:päss:word".encode()).decode()
+            ]
             with pytest.raises(FetchError) as caught:
                 await echoed(made, url, headers=(("X-Site", "geheim\r\nX-Evil: 1"),))
             assert caught.value.reason == "bad_request"
@@ -470,8 +559,11 @@ def test_headers_as_they_are_sent(site: Site) -> None:
 
 
 @asynccontextmanager
-async def two_origins(second: str = "127.0.0.2") -> AsyncIterator[tuple[str, str, list[dict[str, str]]]]:
-    """Two servers that write down what they are sent: the first redirects to the second, the second to its own /end."""
+async def two_origins(
+    second: str = "127.0.0.2",
+) -> AsyncIterator[tuple[str, str, list[dict[str, str]]]]:
+    """Two servers that write down what they are sent: the first redirects to the second, the second
+    to its own /end."""
     seen: list[dict[str, str]] = []
     ports: list[int] = []
 
@@ -479,7 +571,10 @@ async def two_origins(second: str = "127.0.0.2") -> AsyncIterator[tuple[str, str
         while True:
             lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             path = lines[0].split(" ")[1]
-            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+            headers = {
+                name.lower(): value
+                for name, _, value in (line.partition(": ") for line in lines[1:])
+            }
             seen.append({**headers, "path": path})
             if path.startswith("/to/"):
                 target = path.removeprefix("/to/")
@@ -495,7 +590,8 @@ async def two_origins(second: str = "127.0.0.2") -> AsyncIterator[tuple[str, str
 
 
 def test_secrets_do_not_follow_a_redirect_to_another_origin() -> None:
-    """Authorization, cookies and any header that may be a secret stay with the origin that was asked for."""
+    """Authorization, cookies and any header that may be a secret stay with the origin that was
+    asked for."""
 
     async def work() -> None:
         async with two_origins() as (home, away, seen):
@@ -532,15 +628,22 @@ def test_secrets_do_not_follow_a_redirect_to_another_origin() -> None:
 
 
 def test_another_port_is_another_origin_but_has_the_host_s_cookies() -> None:
-    """Headers and credentials go to the origin that they are for; cookies go by host and path, as RFC 6265 has it."""
+    """Headers and credentials go to the origin that they are for; cookies go by host and path, as
+    RFC 6265 has it."""
 
     async def work() -> None:
         async with two_origins("127.0.0.1") as (home, away, seen):
             crumb = Cookie(name="sid", value="crumb", domain="127.0.0.1")
             cookies = (crumb, msgspec.structs.replace(crumb, path="/other"))
             secure = Cookie(name="tls", value="geheim", domain="127.0.0.1", secure=True)
-            headers = (("Authorization", "Bearer geheim"), ("Cookie", "typed=geheim"), ("X-Key", "geheim"))
-            session = Session(headers=headers, cookies=(*cookies, secure), credentials={home: "user:geheim"})
+            headers = (
+                ("Authorization", "Bearer geheim"),
+                ("Cookie", "typed=geheim"),
+                ("X-Key", "geheim"),
+            )
+            session = Session(
+                headers=headers, cookies=(*cookies, secure), credentials={home: "user:geheim"}
+            )
             async with Client(100_000, egress=Egress(("127.0.0.0/8",))) as made:
                 request = Request(url=f"{home}/to/{away}/end", session=LiveSession(session))
                 await made.fetch(request)
@@ -556,11 +659,18 @@ def test_another_port_is_another_origin_but_has_the_host_s_cookies() -> None:
 
 
 def test_no_answer_without_tls_replaces_a_cookie_that_came_with_it() -> None:
-    """All ports of a host share cookies, so that a plain one could choose those of the secure one (RFC 6265bis)."""
+    """All ports of a host share cookies, so that a plain one could choose those of the secure one
+    (RFC 6265bis)."""
     kept = jar()
     take(kept, "https://a.example/x/", "sid=good; Secure; Path=/x")
     for url in ("http://a.example/x/y", "http://b.a.example/x/"):
-        take(kept, url, "sid=evil; Path=/x", "sid=evil; Path=/x/y", "sid=evil; Domain=a.example; Path=/x")
+        take(
+            kept,
+            url,
+            "sid=evil; Path=/x",
+            "sid=evil; Path=/x/y",
+            "sid=evil; Domain=a.example; Path=/x",
+        )
     take(kept, "http://a.example/", "sid=other; Path=/")
 
     assert sent(kept, "https://a.example/x/") == "sid=good; sid=other"
@@ -569,7 +679,8 @@ def test_no_answer_without_tls_replaces_a_cookie_that_came_with_it() -> None:
 
 
 def test_cookies_are_the_job_s_and_the_domain_s(site: Site) -> None:
-    """A cookie of a redirect is sent at the next hop, not by another job, and not without a session."""
+    """A cookie of a redirect is sent at the next hop, not by another job, and not without a
+    session."""
 
     async def work() -> None:
         one, other = LiveSession(), LiveSession()
@@ -680,13 +791,16 @@ def trusted(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_tls_is_verified(trusted: Path, name: str, host: str, reason: str) -> None:
-    """Only a certificate of a trusted authority, for this host and of today, is good; SSL_CERT_FILE is honoured."""
+    """Only a certificate of a trusted authority, for this host and of today, is good; SSL_CERT_FILE
+    is honoured."""
 
     async def work() -> str:
         async with serving(greet, tls=tls.identity(trusted, name)) as port, Client(1000) as made:
             try:
                 for _ in range(2):
-                    page = await made.fetch(Request(url=f"https://{host}:{port}/x", loopback=True, timeout_s=10))
+                    page = await made.fetch(
+                        Request(url=f"https://{host}:{port}/x", loopback=True, timeout_s=10)
+                    )
                     assert page.body == b"GET /x HTTP/1.1"
             except FetchError as error:
                 assert error.message.isprintable()  # noqa: PT017 - the reason is the result
@@ -696,21 +810,29 @@ def test_tls_is_verified(trusted: Path, name: str, host: str, reason: str) -> No
     assert asyncio.run(work()) == reason
 
 
-def test_an_unknown_authority_is_not_trusted(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_authority_is_not_trusted(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without SSL_CERT_FILE the test's own authority is nobody."""
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
 
     async def work() -> None:
-        async with serving(greet, tls=tls.identity(certificates, "good")) as port, Client(1000) as made:
+        async with (
+            serving(greet, tls=tls.identity(certificates, "good")) as port,
+            Client(1000) as made,
+        ):
             with pytest.raises(FetchError, match="unable to get local issuer") as caught:
-                await made.fetch(Request(url=f"https://localhost:{port}/", loopback=True, timeout_s=10))
+                await made.fetch(
+                    Request(url=f"https://localhost:{port}/", loopback=True, timeout_s=10)
+                )
             assert caught.value.reason == "tls"
 
     asyncio.run(work())
 
 
 def test_https_through_a_proxy(trusted: Path) -> None:
-    """A proxy opens a tunnel, TLS is verified inside it, and the proxy's password goes to the proxy alone."""
+    """A proxy opens a tunnel, TLS is verified inside it, and the proxy's password goes to the proxy
+    alone."""
     heard: list[str] = []
 
     async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -736,12 +858,19 @@ def test_https_through_a_proxy(trusted: Path) -> None:
         return ["127.0.0.1"]
 
     async def work(name: str) -> bytes:
-        async with serving(tunnel) as proxy_port, serving(greet, tls=tls.identity(trusted, name)) as port:
+        async with (
+            serving(tunnel) as proxy_port,
+            serving(greet, tls=tls.identity(trusted, name)) as port,
+        ):
             own = Session(proxy=proxy.parse(f"http://user:geheim@127.0.0.1:{proxy_port}"))
             async with Client(1000, egress=Egress(("127.0.0.0/8",), resolve)) as made:
                 page = None
                 for _ in range(2):
-                    request = Request(url=f"https://other.example:{port}/x", session=LiveSession(own), timeout_s=10)
+                    request = Request(
+                        url=f"https://other.example:{port}/x",
+                        session=LiveSession(own),
+                        timeout_s=10,
+                    )
                     page = await made.fetch(request)
                 assert page is not None
                 return page.body
@@ -755,7 +884,8 @@ def test_https_through_a_proxy(trusted: Path) -> None:
 
 
 def test_http_through_the_environment_s_proxy() -> None:
-    """HTTP_PROXY of the settings is asked for the whole URL, with its password, and answers as the page."""
+    """HTTP_PROXY of the settings is asked for the whole URL, with its password, and answers as the
+    page."""
     heard: list[str] = []
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -765,7 +895,9 @@ def test_http_through_the_environment_s_proxy() -> None:
 
     async def work() -> None:
         async with serving(forward) as port:
-            settings = Settings(http_proxy=f"http://user:geheim@127.0.0.1:{port}", no_proxy="direct.example")
+            settings = Settings(
+                http_proxy=f"http://user:geheim@127.0.0.1:{port}", no_proxy="direct.example"
+            )
             async with Client.of(settings) as made:
                 page = await made.fetch(Request(url="http://8.8.8.8/x?y", timeout_s=10))
                 assert (page.body, page.final_url) == (b"hi", "http://8.8.8.8/x?y")
@@ -780,7 +912,12 @@ def test_a_clock_that_is_set_changes_no_age() -> None:
     now, uptime = [1_800_000_000.0], [50.0]
     jar = Jars(clock=lambda: now[0], uptime=lambda: uptime[0])
     dated = formatdate(now[0] + 60, usegmt=True)
-    jar.take("https", "a.example", "/", ["aged=1; Max-Age=60", f"dated=1; Expires={dated}", "gone=1; Max-Age=0"])
+    jar.take(
+        "https",
+        "a.example",
+        "/",
+        ["aged=1; Max-Age=60", f"dated=1; Expires={dated}", "gone=1; Max-Age=0"],
+    )
 
     now[0] += 86_400
     assert jar.header("https", "a.example", "/") == "aged=1"

@@ -1,4 +1,5 @@
-"""What is missing of results that several jobs share: each job tells it, and accepts it for itself alone."""
+"""What is missing of results that several jobs share: each job tells it, and accepts it for itself
+alone."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,14 +31,18 @@ class Shared:
     def job(self, name: str, count: int) -> Job:
         """A job of the first so many pages."""
         job = open_job(self.lpm, name)
-        self.lpm.persist_tasks([new(f"http://a.example/{n}", line=n + 1) for n in range(count)], job=job)
+        self.lpm.persist_tasks(
+            [new(f"http://a.example/{n}", line=n + 1) for n in range(count)], job=job
+        )
         self.lpm.durable.close_import(job, self.lpm.now())
         return job
 
     def collect(self) -> None:
         """Collect all that is due."""
         tasks = self.lpm.get_next_pending("owner", 100)
-        self.lpm.save_result(*(done(task, page=page(task.url, task.url.encode() * 9)) for task in tasks))
+        self.lpm.save_result(
+            *(done(task, page=page(task.url, task.url.encode() * 9)) for task in tasks)
+        )
         self.lpm.durable.finalise(self.lpm.now())
 
     def problems(self) -> list[list[str]]:
@@ -67,7 +72,8 @@ def shared(tmp_path: Path) -> Iterator[Shared]:
 
 
 def test_a_job_accepts_missing_pages_for_itself_alone(shared: Shared) -> None:
-    """The receipt of another job says the same before and after, and with the pages all is there again."""
+    """The receipt of another job says the same before and after, and with the pages all is there
+    again."""
     # Given two jobs that miss the same pages
     places = ledger(shared.data, PLACES)
     shared.unmount()
@@ -82,7 +88,9 @@ def test_a_job_accepts_missing_pages_for_itself_alone(shared: Shared) -> None:
     assert f"with {PAGES + 1:,} pages" in accepted
     assert shared.problems() == [missed, []]
     assert shared.lpm.verify(shared.second).accepted == [accepted]
-    assert any(f"with {PAGES:,} pages of the results" in what for what in shared.lpm.missing_pages())
+    assert any(
+        f"with {PAGES:,} pages of the results" in what for what in shared.lpm.missing_pages()
+    )
     assert of(look(shared.data), "segments", "wrong")
     # And what comes back is found again
     shared.mount()
@@ -114,18 +122,26 @@ def test_pages_that_come_later_are_not_accepted_with_earlier_ones(shared: Shared
 
     shared.unmount()
 
-    assert ["with 1 pages of its results, is missing" in what for what in shared.problems()[1]] == [True]
+    assert ["with 1 pages of its results, is missing" in what for what in shared.problems()[1]] == [
+        True
+    ]
 
 
-def test_a_job_hands_over_without_the_pages_that_it_does_without(shared: Shared, tmp_path: Path) -> None:
+def test_a_job_hands_over_without_the_pages_that_it_does_without(
+    shared: Shared, tmp_path: Path
+) -> None:
     """An export of its own goes on without them; one of a job that wants them breaks off."""
     shared.unmount()
     shared.lpm.accept(shared.second)
     said: list[str] = []
 
     export(shared.lpm, tmp_path / "second.warc.gz", "warc", job=shared.second, say=said.append)
-    done = export(shared.lpm, tmp_path / "second.jsonl", "jsonl", job=shared.second, pages=tmp_path / "pages")
-    carried = bundle(shared.lpm, tmp_path / "second.tar.zst", job=shared.second, since=None, raw=True)
+    done = export(
+        shared.lpm, tmp_path / "second.jsonl", "jsonl", job=shared.second, pages=tmp_path / "pages"
+    )
+    carried = bundle(
+        shared.lpm, tmp_path / "second.tar.zst", job=shared.second, since=None, raw=True
+    )
 
     assert said == [f"{PAGES + 1} of them have no stored page, and are not in the file"]
     assert (done.results, done.pages) == (PAGES + 1, 0)
@@ -149,7 +165,9 @@ def test_a_bundle_brings_missing_pages_back(shared: Shared, tmp_path: Path, acce
     assert shared.lpm.missing_pages() == []
 
 
-def test_a_page_that_a_repair_gives_up_is_a_loss_of_every_job_that_shares_it(shared: Shared) -> None:
+def test_a_page_that_a_repair_gives_up_is_a_loss_of_every_job_that_shares_it(
+    shared: Shared,
+) -> None:
     """A damaged page is told by the job that has its task, and by the job of a later row for it."""
     for task, segment, offset, length in ledger(shared.data, PLACES)[:5]:
         assert isinstance(offset, int)
@@ -164,11 +182,14 @@ def test_a_page_that_a_repair_gives_up_is_a_loss_of_every_job_that_shares_it(sha
     look(shared.data, repair=True)
 
     for problems in shared.problems():
-        assert ["the stored pages of 5 of its results were lost" in what for what in problems] == [True]
+        assert ["the stored pages of 5 of its results were lost" in what for what in problems] == [
+            True
+        ]
 
 
 def test_a_repair_tells_a_job_nothing_that_it_has_accepted(shared: Shared) -> None:
-    """A segment that was cut short is accepted by one job; its repair is a loss of the other one alone."""
+    """A segment that was cut short is accepted by one job; its repair is a loss of the other one
+    alone."""
     [path] = shared.lpm.raw.iterdir()
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     shared.lpm.accept(shared.second)
@@ -190,7 +211,10 @@ def test_a_row_that_means_a_task_that_is_gone_is_told(shared: Shared) -> None:
 
     assert any(what.startswith("5 tasks more or fewer") for what in first)
     assert any(what.startswith("5 known rows whose tasks are gone") for what in second)
-    assert any("5 rows of input that mean tasks which are not there" in what for what in of(look(shared.data), "books"))
+    assert any(
+        "5 rows of input that mean tasks which are not there" in what
+        for what in of(look(shared.data), "books")
+    )
 
 
 def test_rows_that_are_gone_without_a_word_are_not_accepted_with_pages(shared: Shared) -> None:
@@ -210,7 +234,10 @@ def test_every_reason_is_named_and_accepted_by_name(shared: Shared, rows_too: bo
     # Given a job whose import was broken off, of which a repair has lost something
     noted = f"VALUES ({shared.first.id}, 'first', 'checksum', 'first.csv')"
     change(shared.data, f"INSERT INTO imports (job_id, key, checksum, file) {noted}")
-    change(shared.data, f"UPDATE jobs SET status = 'importing', completed_at = NULL WHERE id = {shared.first.id}")
+    change(
+        shared.data,
+        f"UPDATE jobs SET status = 'importing', completed_at = NULL WHERE id = {shared.first.id}",
+    )
     change(
         shared.data,
         f"INSERT INTO losses (job_id, at, kind, what) VALUES ({shared.first.id}, 1, 'pages', 'its pages were lost')",
@@ -218,7 +245,11 @@ def test_every_reason_is_named_and_accepted_by_name(shared: Shared, rows_too: bo
     if rows_too:
         change(shared.data, "DELETE FROM results WHERE task = 1")
         change(shared.data, "DELETE FROM tasks WHERE id = 1")
-        (file,) = (p for p in (shared.data / "pending").iterdir() if '"url":"http://a.example/0"' in p.read_text())
+        (file,) = (
+            p
+            for p in (shared.data / "pending").iterdir()
+            if '"url":"http://a.example/0"' in p.read_text()
+        )
         file.unlink()
     shared.lpm.close()
     look(shared.data, repair=True)
@@ -228,7 +259,10 @@ def test_every_reason_is_named_and_accepted_by_name(shared: Shared, rows_too: bo
     accepted = shared.lpm.accept(shared.first)
 
     # Then each reason has its line, in both
-    reasons = ["import was broken off" if not rows_too else "its import had been broken off before", "its pages were"]
+    reasons = [
+        "import was broken off" if not rows_too else "its import had been broken off before",
+        "its pages were",
+    ]
     reasons += [f"1 of its {PAGES} tasks were lost"] if rows_too else []
     for reason in reasons:
         assert sum(reason in what for what in told) == 1, told
@@ -240,7 +274,10 @@ def test_every_reason_is_named_and_accepted_by_name(shared: Shared, rows_too: bo
 
 def test_the_rest_of_a_broken_import_is_accepted_alone(shared: Shared) -> None:
     """Who wants no more of a file accepts no lost page by that."""
-    change(shared.data, f"UPDATE jobs SET status = 'importing', completed_at = NULL WHERE id = {shared.first.id}")
+    change(
+        shared.data,
+        f"UPDATE jobs SET status = 'importing', completed_at = NULL WHERE id = {shared.first.id}",
+    )
     shared.unmount()
 
     [accepted] = shared.lpm.accept_import(shared.first)

@@ -1,4 +1,5 @@
-"""Excel workbooks: the first sheet gives the rows that a CSV of it would, and a hostile file one clear line."""
+"""Excel workbooks: the first sheet gives the rows that a CSV of it would, and a hostile file one
+clear line."""
 
 import tracemalloc
 import zipfile
@@ -31,7 +32,10 @@ def workbook(path: Path, *rows: list[Any], **options: Any) -> Path:
 
 def cells(path: Path) -> list[tuple[int, list[str]]]:
     found = [(record.number, record.cells) for record in sheet.records(path)]
-    return [(number, [row.get(column, "") for column in range(1, max(row) + 1)]) for number, row in found]
+    return [
+        (number, [row.get(column, "") for column in range(1, max(row) + 1)])
+        for number, row in found
+    ]
 
 
 def inputs(path: Path) -> list[dict[str, Any]]:
@@ -46,7 +50,8 @@ def refusal(path: Path) -> str:
 
 
 def test_a_workbook_is_read_like_a_csv(tmp_path: Path) -> None:
-    """Columns by name whatever their case, extra ones kept, bad rows rejected by their number, empty ones left out."""
+    """Columns by name whatever their case, extra ones kept, bad rows rejected by their number,
+    empty ones left out."""
     path = workbook(
         tmp_path / "p.xlsx",
         [" URL", "Priority ", "parcel_id", "Owner"],
@@ -71,13 +76,22 @@ def test_a_workbook_is_read_like_a_csv(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("memory", [False, True])
 def test_cells_are_what_they_show(tmp_path: Path, memory: bool) -> None:
-    """Numbers have no .0, dates are ISO, booleans true or false, formulas their stored value, links their text."""
+    """Numbers have no .0, dates are ISO, booleans true or false, formulas their stored value, links
+    their text."""
     path = tmp_path / "p.xlsx"
     book = xlsxwriter.Workbook(path, {"constant_memory": memory})
     page = book.add_worksheet()
     formats = {
         code: book.add_format({"num_format": code})
-        for code in ("yyyy-mm-dd", "dd.mm.yyyy hh:mm", "hh:mm", "00000", "0.00", "#,##0 [$days]", '[Red]0 "days"')
+        for code in (
+            "yyyy-mm-dd",
+            "dd.mm.yyyy hh:mm",
+            "hh:mm",
+            "00000",
+            "0.00",
+            "#,##0 [$days]",
+            '[Red]0 "days"',
+        )
     }
     values: list[tuple[str, str]] = []
 
@@ -115,7 +129,10 @@ def test_cells_are_what_they_show(tmp_path: Path, memory: bool) -> None:
     page.write_rich_string(len(values) + 2, 1, "rich ", book.add_format({"bold": True}), "text")
     book.close()
 
-    assert [record[1][1] for record in cells(path)[1:]] == [shown for _, shown in values] + ["2", "rich text"]
+    assert [record[1][1] for record in cells(path)[1:]] == [shown for _, shown in values] + [
+        "2",
+        "rich text",
+    ]
 
 
 def test_dates_since_1904(tmp_path: Path) -> None:
@@ -129,7 +146,8 @@ def test_dates_since_1904(tmp_path: Path) -> None:
 
 
 def test_what_other_programs_write(tmp_path: Path) -> None:
-    """Prefixes, cells and rows without places, phonetic hints, spaces between elements: all of it is the same sheet."""
+    """Prefixes, cells and rows without places, phonetic hints, spaces between elements: all of it
+    is the same sheet."""
     hint = "<x:is><x:t>東</x:t><x:rPh><x:t>ひがし</x:t></x:rPh></x:is>"
     text = f"""<x:worksheet xmlns:x="{MAIN}"><x:sheetData>
       <x:row><x:c t="inlineStr"><x:is><x:t>url</x:t></x:is></x:c> <x:c t="inlineStr">{hint}</x:c></x:row>
@@ -146,10 +164,15 @@ def test_what_other_programs_write(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("formula", ["<f>B1</f>", "<f>B1</f><v/>", "<f>B1</f><v></v>", '<f t="shared" si="0"/>'])
+@pytest.mark.parametrize(
+    "formula", ["<f>B1</f>", "<f>B1</f><v/>", "<f>B1</f><v></v>", '<f t="shared" si="0"/>']
+)
 @pytest.mark.parametrize("beside", ["", '<c r="B3" t="inlineStr"><is><t>x</t></is></c>'])
-def test_a_formula_that_nobody_has_computed_rejects_its_row(tmp_path: Path, formula: str, beside: str) -> None:
-    """Its row is counted, also where it has no other cell; one that gives an empty text is an empty cell."""
+def test_a_formula_that_nobody_has_computed_rejects_its_row(
+    tmp_path: Path, formula: str, beside: str
+) -> None:
+    """Its row is counted, also where it has no other cell; one that gives an empty text is an empty
+    cell."""
     text = '<c t="inlineStr"><is><t>{}</t></is></c>'.format
     lines = [
         f'<row r="1">{text("url")}{text("more")}</row>',
@@ -183,7 +206,8 @@ def test_files_that_are_no_workbooks(tmp_path: Path, content: bytes, reason: str
 
 
 def test_workbooks_without_what_is_needed(tmp_path: Path) -> None:
-    """No header, no rows, no url (with the nearest name), twins, no sheet: each is one line with the reason."""
+    """No header, no rows, no url (with the nearest name), twins, no sheet: each is one line with
+    the reason."""
     empty = workbook(tmp_path / "empty.xlsx")
     header = workbook(tmp_path / "header.xlsx", ["url", "priority"])
     other = workbook(tmp_path / "other.xlsx", ["urls", "priority"], [A, 1])
@@ -197,7 +221,9 @@ def test_workbooks_without_what_is_needed(tmp_path: Path) -> None:
     assert "only a header" in refusal(header)
     assert "the nearest is 'urls'" in refusal(other)
     assert "there are 2 columns 'url'" in refusal(twins)
-    assert [row.reason for row in read(wide) if isinstance(row, Reject)] == ["2 cells, but the header has 1"]
+    assert [row.reason for row in read(wide) if isinstance(row, Reject)] == [
+        "2 cells, but the header has 1"
+    ]
     assert "not an Excel workbook" in refusal(archive)
     assert ".xlsx" in refusal(workbook(tmp_path / "old.xls", ["url"], [A]))
 
@@ -235,15 +261,27 @@ def test_entities_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_row_that_is_too_long_costs_itself(tmp_path: Path) -> None:
-    """A cell of two megabytes, shared or not, is a rejected row, and its neighbours are good ones."""
+    """A cell of two megabytes, shared or not, is a rejected row, and its neighbours are good
+    ones."""
     long = "x" * (2 << 20)
     text = "<row><c t='inlineStr'><is><t>{}</t></is></c></row>"
-    rows = text.format("url") + text.format(A + "1") + text.format(long) + "<row><c t='s'><v>0</v></c></row>"
-    path = crafted(tmp_path / "p.xlsx", rows + text.format(A + "2"), strings=f"<sst><si><t>{long}</t></si></sst>")
+    rows = (
+        text.format("url")
+        + text.format(A + "1")
+        + text.format(long)
+        + "<row><c t='s'><v>0</v></c></row>"
+    )
+    path = crafted(
+        tmp_path / "p.xlsx",
+        rows + text.format(A + "2"),
+        strings=f"<sst><si><t>{long}</t></si></sst>",
+    )
 
     found = list(read(path))
 
-    assert [row.task.line if isinstance(row, Row) else (row.line, row.reason[:12]) for row in found] == [
+    assert [
+        row.task.line if isinstance(row, Row) else (row.line, row.reason[:12]) for row in found
+    ] == [
         2,
         (3, "the row has "),
         (4, "the row has "),
@@ -253,10 +291,14 @@ def test_a_row_that_is_too_long_costs_itself(tmp_path: Path) -> None:
 
 def test_rows_before_a_break_are_read(tmp_path: Path) -> None:
     """A sheet that breaks off gives the rows before, then the error."""
-    good = "".join(f"<row><c t='str'><v>{'url' if n == 0 else A + str(n)}</v></c></row>" for n in range(5000))
+    good = "".join(
+        f"<row><c t='str'><v>{'url' if n == 0 else A + str(n)}</v></c></row>" for n in range(5000)
+    )
     path = crafted(tmp_path / "p.xlsx", good + "<row></wrong>")
     found: list[Row | Reject] = []
-    with pytest.raises(InputError, match=r"line 5001: .*not well-formed.*; only the rows before were read"):
+    with pytest.raises(
+        InputError, match=r"line 5001: .*not well-formed.*; only the rows before were read"
+    ):
         found.extend(read(path))
     assert len(found) == 4999
 
@@ -273,7 +315,9 @@ def test_sheets_that_are_not_read_are_named(tmp_path: Path) -> None:
 
     assert [row.task.address.url for row in found if isinstance(row, Row)] == ["http://a.example/P"]
     assert other_sheets(tmp_path / "three.xlsx") == ("Late ones",)
-    assert other_sheets(crafted(tmp_path / "one.xlsx", "<row><c t='str'><v>url</v></c></row>")) == ()
+    assert (
+        other_sheets(crafted(tmp_path / "one.xlsx", "<row><c t='str'><v>url</v></c></row>")) == ()
+    )
     assert other_sheets(tmp_path / "parcels.csv") == ()
 
 

@@ -64,14 +64,20 @@ def wrapped(error: Exception) -> Exception:
 
 
 OURS = [
-    *(OSError(code, os.strerror(code)) for code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)),
+    *(
+        OSError(code, os.strerror(code))
+        for code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+    ),
     *(OSError(code, os.strerror(code)) for code in (errno.ENOSPC, errno.EDQUOT)),
     MemoryError(),
     RuntimeError("can't start new thread"),
     OwnShortage("there is no port"),
 ]
 OTHERS = [
-    *(OSError(code, os.strerror(code)) for code in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.EPIPE)),
+    *(
+        OSError(code, os.strerror(code))
+        for code in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.EPIPE)
+    ),
     RuntimeError("no running event loop"),
     FetchError("timeout", "too slow"),
     ValueError("memory"),
@@ -92,9 +98,12 @@ def test_other_errors_are_no_shortage(error: Exception) -> None:
     assert shortage_of(error) == shortage_of(wrapped(error)) == ""
 
 
-@pytest.mark.parametrize("url", ["http://{}/page/1", "https://{}/page/1", "http://name.example/", "http://8.8.8.8/"])
+@pytest.mark.parametrize(
+    "url", ["http://{}/page/1", "https://{}/page/1", "http://name.example/", "http://8.8.8.8/"]
+)
 def test_a_fetch_without_descriptors_is_no_failure(site: Site, url: str) -> None:
-    """Connecting, resolving, TLS and proxies: it is said that nothing was sent, and no page is blamed."""
+    """Connecting, resolving, TLS and proxies: it is said that nothing was sent, and no page is
+    blamed."""
     place = site.url.removeprefix("http://")
     through = proxy.from_environment(f"http://{place}" if "8.8" in url else None, None, None)
 
@@ -103,13 +112,18 @@ def test_a_fetch_without_descriptors_is_no_failure(site: Site, url: str) -> None
             with without_descriptors(), pytest.raises(OwnShortage, match="descriptor") as caught:
                 await client.fetch(Request(url=url.format(place), loopback=True, timeout_s=20))
             assert caught.value.unsent
-            assert (await client.fetch(Request(url=f"{site.url}/page/1", loopback=True))).status == 200
+            assert (
+                await client.fetch(Request(url=f"{site.url}/page/1", loopback=True))
+            ).status == 200
 
     asyncio.run(work())
 
 
-def test_tls_set_up_without_descriptors_is_set_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Certificates that could not be read are missing without a word: no process goes on with such a set."""
+def test_tls_set_up_without_descriptors_is_set_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Certificates that could not be read are missing without a word: no process goes on with such
+    a set."""
     certificates = tls.make(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
 
@@ -118,7 +132,10 @@ def test_tls_set_up_without_descriptors_is_set_up_again(tmp_path: Path, monkeypa
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
 
     async def work() -> bytes:
-        async with serving(talk, tls=tls.identity(certificates, "good")) as port, Client(10_000) as client:
+        async with (
+            serving(talk, tls=tls.identity(certificates, "good")) as port,
+            Client(10_000) as client,
+        ):
             request = Request(url=f"https://127.0.0.1:{port}/", loopback=True)
             with without_descriptors(), pytest.raises(OwnShortage):
                 await client.fetch(request)
@@ -151,22 +168,35 @@ def test_few_descriptors_are_noticed() -> None:
 
 
 def test_ports_that_are_used_up_are_ours() -> None:
-    """The kernel has one error for that and for an address that it knows no way to; a datagram has a way or not."""
-    way, none = (socket.AF_INET, 0, 0, "", ("127.0.0.1", 9)), (socket.AF_INET, 0, 0, "", ("255.255.255.255", 9))
+    """The kernel has one error for that and for an address that it knows no way to; a datagram has
+    a way or not."""
+    way, none = (
+        (socket.AF_INET, 0, 0, "", ("127.0.0.1", 9)),
+        (socket.AF_INET, 0, 0, "", ("255.255.255.255", 9)),
+    )
 
-    assert "port" in lack_of_ports(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"), [none, way])
-    assert lack_of_ports(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"), [none]) == ""
-    assert lack_of_ports(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), [way]) == ""
+    assert "port" in lack_of_ports(
+        OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"), [none, way]
+    )
+    assert (
+        lack_of_ports(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"), [none]) == ""
+    )
+    assert (
+        lack_of_ports(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), [way]) == ""
+    )
 
 
 def test_a_page_that_there_is_no_memory_for_is_not_blamed(tmp_path: Path) -> None:
-    """Reading gives way where the process has too much in flight, also where the page says it is in error."""
+    """Reading gives way where the process has too much in flight, also where the page says it is in
+    error."""
     memory = Memory()
     Budget(memory=memory).hold(memory.most)
 
     for status in (200, 404):
         with pytest.raises(OwnShortage):
-            examine(page(status=status), load(tmp_path).of("http://a.example/"), Budget(memory=memory))
+            examine(
+                page(status=status), load(tmp_path).of("http://a.example/"), Budget(memory=memory)
+            )
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -181,14 +211,16 @@ async def until(condition: Callable[[], bool]) -> None:
 WAITS = {
     "in the head": b"HTTP/1.1 200 OK\r\nA: " + b"x" * 200_000,
     "in the body": b"HTTP/1.1 200 OK\r\nContent-Length: 250000\r\n\r\n" + b"x" * 200_000,
-    "in a chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40000\r\n" + b"x" * 200_000,
+    "in a chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40000\r\n"
+    + b"x" * 200_000,
     "without an end": b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 200_000,
 }
 
 
 @pytest.mark.parametrize("sent", WAITS.values(), ids=WAITS)
 def test_what_waits_in_a_connection_is_counted_and_can_give_way(sent: bytes) -> None:
-    """Wherever its server falls silent, a page's bytes are counted once, and are free when it gives way or ends."""
+    """Wherever its server falls silent, a page's bytes are counted once, and are free when it gives
+    way or ends."""
     memory = Memory()
     elder = Budget(memory=memory)
     elder.hold(memory.limit // 2)  # the first ones need not give way
@@ -203,7 +235,9 @@ def test_what_waits_in_a_connection_is_counted_and_can_give_way(sent: bytes) -> 
             budgets = [Budget(memory=memory) for _ in range(2)]
             url = f"http://127.0.0.1:{port}/"
             pages = [
-                asyncio.create_task(client.fetch(Request(url=url, loopback=True, timeout_s=600, budget=budget)))
+                asyncio.create_task(
+                    client.fetch(Request(url=url, loopback=True, timeout_s=600, budget=budget))
+                )
                 for budget in budgets
             ]
             await until(lambda: memory.used >= memory.limit // 2 + 2 * 200_000)
@@ -233,7 +267,8 @@ CODED["br, gzip"] = gzip.compress(CODED["br"])
 
 
 def test_a_process_with_hardly_any_memory_charges_no_page(tmp_path: Path) -> None:
-    """Whatever the codings and with TLS: decoders and OpenSSL say that a page is bad, but it is we who lack memory."""
+    """Whatever the codings and with TLS: decoders and OpenSSL say that a page is bad, but it is we
+    who lack memory."""
     certificates = tls.make(tmp_path)
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -262,5 +297,8 @@ def test_a_process_with_hardly_any_memory_charges_no_page(tmp_path: Path) -> Non
 
 
 def test_no_server_chooses_what_a_handshake_costs() -> None:
-    """DHE is not offered, as in browsers: with numbers of 10,000 bits it takes half a second that no page pays for."""
-    assert not [cipher["name"] for cipher in _verified().get_ciphers() if cipher["name"].startswith("DHE")]
+    """DHE is not offered, as in browsers: with numbers of 10,000 bits it takes half a second that
+    no page pays for."""
+    assert not [
+        cipher["name"] for cipher in _verified().get_ciphers() if cipher["name"].startswith("DHE")
+    ]

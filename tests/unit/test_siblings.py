@@ -40,7 +40,10 @@ def lpm(tmp_path: Path, clock: Clock) -> Iterator[LocalPersistenceManager]:
 def rows(lpm: LocalPersistenceManager, parcels: str, job: Job | None = None, url: str = URL) -> Job:
     """A job with a row for each letter, all for one URL."""
     job = job or open_job(lpm)
-    tasks = [new(url, parcel_id=name, line=at, input={"owner": name * 3}) for at, name in enumerate(parcels, 2)]
+    tasks = [
+        new(url, parcel_id=name, line=at, input={"owner": name * 3})
+        for at, name in enumerate(parcels, 2)
+    ]
     lpm.persist_tasks(tasks, job=job)
     return job
 
@@ -62,7 +65,8 @@ def failed(task: Task, **fields: Any) -> Outcome:
 
 
 def test_one_fetch_gives_every_row_its_result(lpm: LocalPersistenceManager) -> None:
-    """Each row keeps its task, its columns, its file and its place in the receipt; the page is stored once."""
+    """Each row keeps its task, its columns, its file and its place in the receipt; the page is
+    stored once."""
     # Given three rows for one URL, one for another, and one of another job
     job = rows(lpm, "abc")
     lpm.persist_tasks([new("http://county.example/other", parcel_id="d", line=5)], job=job)
@@ -85,10 +89,12 @@ def test_one_fetch_gives_every_row_its_result(lpm: LocalPersistenceManager) -> N
     assert len({result["task_id"] for result in found.values()}) == 4
     assert len({json.dumps(found[name]["raw"]) for name in "abc"}) == 1
     assert [found[name]["same_as"] for name in "abc"] == [None, *[found["a"]["task_id"]] * 2]
-    assert {path.stem for path in lpm.pending.glob("*.json")} == {result["task_id"] for result in found.values()}
-    assert [json.loads((lpm.pending / f"{found[name]['task_id']}.json").read_text()) for name in found] == [
-        *found.values()
-    ]
+    assert {path.stem for path in lpm.pending.glob("*.json")} == {
+        result["task_id"] for result in found.values()
+    }
+    assert [
+        json.loads((lpm.pending / f"{found[name]['task_id']}.json").read_text()) for name in found
+    ] == [*found.values()]
     lpm.durable.close_import(job, lpm.now())
     lpm.durable.finalise(lpm.now())
     receipt = lpm.verify(job)
@@ -123,12 +129,16 @@ def test_a_claim_that_was_given_up_completes_nobody(lpm: LocalPersistenceManager
     assert stands(lpm) == "ccc"
 
 
-def test_a_page_that_fails_fails_for_its_own_row_only(lpm: LocalPersistenceManager, clock: Clock) -> None:
+def test_a_page_that_fails_fails_for_its_own_row_only(
+    lpm: LocalPersistenceManager, clock: Clock
+) -> None:
     """Siblings wait until its last attempt; after its failure they are fetched, one at a time."""
     # Given three rows, and a page that is to be tried again
     rows(lpm, "abc")
     [task] = lpm.get_next_pending("owner", 10)
-    lpm.save_result(failed(task, status=TaskStatus.PENDING, error_type="timeout", not_before=clock.now + 5))
+    lpm.save_result(
+        failed(task, status=TaskStatus.PENDING, error_type="timeout", not_before=clock.now + 5)
+    )
     assert lpm.get_next_pending("owner", 10) == []
     clock.now += 5
 
@@ -145,25 +155,36 @@ def test_a_page_that_fails_fails_for_its_own_row_only(lpm: LocalPersistenceManag
 
 
 def test_a_wait_of_its_own_is_not_cut_short(lpm: LocalPersistenceManager, clock: Clock) -> None:
-    """A row that waits for its own retry, or whose job is paused, is not made due by another's failure."""
+    """A row that waits for its own retry, or whose job is paused, is not made due by another's
+    failure."""
     rows(lpm, "abc")
     first = lpm.get_next_pending("owner", 1)
-    lpm.ledger.db.execute("UPDATE tasks SET not_before = ?, failures = 1 WHERE parcel_id = 'b'", (clock.now + 600,))
+    lpm.ledger.db.execute(
+        "UPDATE tasks SET not_before = ?, failures = 1 WHERE parcel_id = 'b'", (clock.now + 600,)
+    )
     lpm.ledger.db.execute("UPDATE tasks SET not_before = 9e15 WHERE parcel_id = 'c'")
 
     lpm.save_result(failed(first[0]))
 
-    assert lpm.ledger.db.all("SELECT not_before FROM tasks ORDER BY id")[1:] == [(clock.now + 600,), (9e15,)]
+    assert lpm.ledger.db.all("SELECT not_before FROM tasks ORDER BY id")[1:] == [
+        (clock.now + 600,),
+        (9e15,),
+    ]
 
 
-def test_siblings_of_a_page_whose_worker_died_are_not_forgotten(lpm: LocalPersistenceManager, clock: Clock) -> None:
-    """The page is fetched again at once, and completes them; where it is poison, they fall due by themselves."""
+def test_siblings_of_a_page_whose_worker_died_are_not_forgotten(
+    lpm: LocalPersistenceManager, clock: Clock
+) -> None:
+    """The page is fetched again at once, and completes them; where it is poison, they fall due by
+    themselves."""
     rows(lpm, "abc")
     [task] = lpm.get_next_pending("dead", 10)
     lpm.ledger.free(DEAD, clock.now)
     [again] = lpm.get_next_pending("dead", 10)
     assert again.id == task.id
-    lpm.ledger.db.execute("UPDATE tasks SET status = 'failed', owner = NULL WHERE id = ?", (task.id,))
+    lpm.ledger.db.execute(
+        "UPDATE tasks SET status = 'failed', owner = NULL WHERE id = ?", (task.id,)
+    )
 
     assert lpm.get_next_pending("owner", 10) == []
     clock.now += siblings.WAIT_S
@@ -173,9 +194,13 @@ def test_siblings_of_a_page_whose_worker_died_are_not_forgotten(lpm: LocalPersis
 
 
 def test_tasks_of_a_gateway_are_no_siblings(lpm: LocalPersistenceManager) -> None:
-    """Each is fetched and answered on its own, and neither waits for a row of a file nor serves one."""
+    """Each is fetched and answered on its own, and neither waits for a row of a file nor serves
+    one."""
     job = open_gateway_job(lpm)
-    tasks = [exchange.Assignment(external_id=f"t-{n}", address=urls.parse(URL), parcel_id=n) for n in "abc"]
+    tasks = [
+        exchange.Assignment(external_id=f"t-{n}", address=urls.parse(URL), parcel_id=n)
+        for n in "abc"
+    ]
     exchange.assign(lpm.durable, job, tasks, (), lpm.now())
     rows(lpm, "xy")
 
@@ -187,7 +212,9 @@ def test_tasks_of_a_gateway_are_no_siblings(lpm: LocalPersistenceManager) -> Non
     assert len(lpm.get_unsynced_results()) == 3
 
 
-def test_what_may_reach_loopback_is_no_sibling_of_what_may_not(lpm: LocalPersistenceManager) -> None:
+def test_what_may_reach_loopback_is_no_sibling_of_what_may_not(
+    lpm: LocalPersistenceManager,
+) -> None:
     """A row that was not given on the command line gets nothing that it could not have fetched."""
     job = rows(lpm, "a")
     lpm.persist_tasks([new(URL, parcel_id="b")], job=job, loopback=True)
@@ -196,12 +223,15 @@ def test_what_may_reach_loopback_is_no_sibling_of_what_may_not(lpm: LocalPersist
 
 
 def test_thousands_of_rows_for_one_url(lpm: LocalPersistenceManager) -> None:
-    """No transaction grows with them: so many wait for one page, and one commit copies so much and no more."""
+    """No transaction grows with them: so many wait for one page, and one commit copies so much and
+    no more."""
     count, fetched = 3000, 0
     job = open_job(lpm)
     lpm.persist_tasks([new(URL, parcel_id=f"{n:05}") for n in range(count)], job=job)
     while tasks := lpm.get_next_pending("owner", 5):
-        [(held,)] = lpm.ledger.db.all("SELECT count(*) FROM tasks WHERE status = 'pending' AND not_before > 0")
+        [(held,)] = lpm.ledger.db.all(
+            "SELECT count(*) FROM tasks WHERE status = 'pending' AND not_before > 0"
+        )
         assert held <= siblings.MAX_HELD * len(tasks)
         before = stands(lpm).count("c")
         lpm.save_result(*(done(task) for task in tasks))
@@ -214,7 +244,8 @@ def test_thousands_of_rows_for_one_url(lpm: LocalPersistenceManager) -> None:
 
 
 def test_large_records_are_copied_within_bounds(lpm: LocalPersistenceManager) -> None:
-    """One commit writes so many bytes for siblings at most, of however many pages; the others are fetched."""
+    """One commit writes so many bytes for siblings at most, of however many pages; the others are
+    fetched."""
     job = rows(lpm, "abcde")
     rows(lpm, "abcde", job, "http://county.example/other")
     large = {"text": "x" * (siblings.MAX_BYTES // 3)}

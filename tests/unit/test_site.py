@@ -55,7 +55,9 @@ def site(running: Site) -> Site:
 def demonstration() -> subprocess.Popen[str]:
     """A demonstration site as a process of its own."""
     command = [sys.executable, "-m", "crawler.demo_site"]
-    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 @pytest.fixture
@@ -82,7 +84,9 @@ def dial(base: str, path: str) -> socket.socket:
     address = urlsplit(base)
     assert address.hostname is not None
     connection = socket.create_connection((address.hostname, address.port or 80), timeout=LIMIT_S)
-    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {address.netloc}\r\nConnection: close\r\n\r\n".encode())
+    connection.sendall(
+        f"GET {path} HTTP/1.1\r\nHost: {address.netloc}\r\nConnection: close\r\n\r\n".encode()
+    )
     return connection
 
 
@@ -133,7 +137,8 @@ def test_every_path_is_described(site: Site) -> None:
 
 
 def test_hits(site: Site) -> None:
-    """Requests are counted by path and query, those that steer the site are not, and a reset forgets them."""
+    """Requests are counted by path and query, those that steer the site are not, and a reset
+    forgets them."""
     get(site.url, "/page/1")
     get(site.url, "/page/1")
     get(site.url, site.page(2, latency_s=0.01).removeprefix(site.url))
@@ -163,7 +168,9 @@ def test_abandoned_requests_are_not_served(site: Site) -> None:
 
 def test_keep_alive(site: Site) -> None:
     """One connection serves many requests."""
-    with closing(http.client.HTTPConnection(urlsplit(site.url).netloc, timeout=LIMIT_S)) as connection:
+    with closing(
+        http.client.HTTPConnection(urlsplit(site.url).netloc, timeout=LIMIT_S)
+    ) as connection:
         connection.connect()
         first = connection.sock
         for n in range(3):
@@ -207,7 +214,10 @@ def test_retry_after(site: Site) -> None:
     """Retry-After is what the path says, for ever or for some times."""
     assert get(site.url, "/retry-after/7").headers["Retry-After"] == "7"
     assert get(site.url, "/retry-after/Fri%2C%2001%20Jan").headers["Retry-After"] == "Fri, 01 Jan"
-    assert [get(site.url, "/retry-after/7?times=1&status=503").status for _ in range(2)] == [503, 200]
+    assert [get(site.url, "/retry-after/7?times=1&status=503").status for _ in range(2)] == [
+        503,
+        200,
+    ]
 
 
 def test_slow(site: Site) -> None:
@@ -220,7 +230,9 @@ def test_redirects(site: Site) -> None:
     assert get(site.url, "/redirect/2").headers["Location"] == "/redirect/1"
     assert get(site.url, "/redirect/1").headers["Location"] == "/page/1"
     assert get(site.url, "/redirect-loop").headers["Location"] == "/redirect-loop"
-    answer = get(site.url, f"/redirect-to?u={quote('http://10.0.0.1/?a=1&b=2', safe='')}&status=307")
+    answer = get(
+        site.url, f"/redirect-to?u={quote('http://10.0.0.1/?a=1&b=2', safe='')}&status=307"
+    )
     assert (answer.status, answer.headers["Location"]) == (307, "http://10.0.0.1/?a=1&b=2")
 
 
@@ -321,7 +333,8 @@ def test_charsets(site: Site, charset: str) -> None:
 
 
 def test_charset_elsewhere(site: Site) -> None:
-    """The charset can be named in a meta element, nowhere, or by a byte order mark against the header."""
+    """The charset can be named in a meta element, nowhere, or by a byte order mark against the
+    header."""
     in_meta, nowhere = get(site.url, "/charset-meta/koi8-r"), get(site.url, "/charset-none/koi8-r")
     marked = get(site.url, "/bom")
 
@@ -378,12 +391,14 @@ def test_bad_headers(site: Site, kind: str) -> None:
 
 @pytest.mark.parametrize("path", [path for path in ODD if "bomb" not in path])
 def test_odd_answers(site: Site, path: str) -> None:
-    """Each misbehaviour of the table puts its bytes on the wire, and ends the connection where it says so."""
+    """Each misbehaviour of the table puts its bytes on the wire, and ends the connection where it
+    says so."""
     assert wire(site.url, path) == ODD[path].make()
 
 
 def test_floods_and_stalls(site: Site) -> None:
-    """A flood goes on for megabytes, a stall says its beginning and then nothing, a drip goes on."""
+    """A flood goes on for megabytes, a stall says its beginning and then nothing, a drip goes
+    on."""
     assert len(wire(site.url, "/flood/header", limit=5_000_000)) >= 5_000_000
     assert wire(site.url, "/stall/in-head", limit=40).endswith(b"Content-Type: text/html\r\n")
     assert wire(site.url, "/drip-of/hints", limit=60).count(b"HTTP/1.1 103") == 3
@@ -433,7 +448,14 @@ def test_demo_parcel(demo: str) -> None:
     text = get(demo, f"/parcel/{parcel.parcel_id}").body.decode()
     data = json.loads(text.partition('ld+json">')[2].partition("</script>")[0])
 
-    facts = (parcel.owner, parcel.address, parcel.county, f"${parcel.value:,}", str(parcel.acres), parcel.description)
+    facts = (
+        parcel.owner,
+        parcel.address,
+        parcel.county,
+        f"${parcel.value:,}",
+        str(parcel.acres),
+        parcel.description,
+    )
     assert all(fact in text for fact in facts)
     assert all(f"<th>{year}</th><td>${price:,}</td>" in text for year, price, _ in parcel.sales)
     assert data["identifier"] == parcel.parcel_id
@@ -471,7 +493,8 @@ def attempt(url: str) -> int:
 
 
 def test_demo_outcome(demo: str) -> None:
-    """Three attempts at each parcel give exactly what the demonstration promises, and some need the second."""
+    """Three attempts at each parcel give exactly what the demonstration promises, and some need the
+    second."""
     urls = [row["url"] for row in demo_site.urls(demo)]
 
     with ThreadPoolExecutor(16) as pool:

@@ -1,4 +1,5 @@
-"""What config/ says holds for its hosts; what cannot be meant is refused with file, line, key and the nearest name."""
+"""What config/ says holds for its hosts; what cannot be meant is refused with file, line, key and
+the nearest name."""
 
 import json
 import re
@@ -26,12 +27,17 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Puts files into a config folder: `defaults` as scraping_defaults.yaml, any other name into sites/."""
+    """Puts files into a config folder: `defaults` as scraping_defaults.yaml, any other name into
+    sites/."""
 
     def folder(**files: str) -> Path:
         (tmp_path / "sites").mkdir(exist_ok=True)
         for name, text in files.items():
-            path = tmp_path / "scraping_defaults.yaml" if name == "defaults" else tmp_path / "sites" / f"{name}.yaml"
+            path = (
+                tmp_path / "scraping_defaults.yaml"
+                if name == "defaults"
+                else tmp_path / "sites" / f"{name}.yaml"
+            )
             path.write_text(dedent(text))
         return tmp_path
 
@@ -59,7 +65,12 @@ def test_without_files_the_built_in_defaults_hold(tmp_path: Path) -> None:
 
     site = sites.of("http://a.example/")
     assert (site.name, site.rule) == ("default", Rule(interval_s=0.5, at_a_time=2))
-    assert (site.timeout_s, site.connect_timeout_s, site.retry.attempts, site.respect_robots) == (60, 10, 3, True)
+    assert (site.timeout_s, site.connect_timeout_s, site.retry.attempts, site.respect_robots) == (
+        60,
+        10,
+        3,
+        True,
+    )
     assert sites.rule("a.example") == site.rule
 
 
@@ -82,7 +93,8 @@ def test_shipped_example_is_for_a_host_that_cannot_exist() -> None:
 
 
 def test_a_site_says_only_what_is_other(write: Write) -> None:
-    """Of retry and headers each key is overlaid by itself, headers whatever their case; an empty one takes away."""
+    """Of retry and headers each key is overlaid by itself, headers whatever their case; an empty
+    one takes away."""
     folder = write(
         defaults="timeout_s: 20\nretry: {attempts: 5, base_s: 2}\nheaders: {X-One: a, X-Two: b, X-Three: c}\n",
         one="hosts: one.example\nretry: {base_s: 4}\nheaders: {x-two: z, X-Three: }\nfields:\n",
@@ -90,7 +102,12 @@ def test_a_site_says_only_what_is_other(write: Write) -> None:
 
     site = named(load(folder), "one")
 
-    assert (site.timeout_s, site.retry.attempts, site.retry.base_s, site.retry.cap_s) == (20, 5, 4, 600)
+    assert (site.timeout_s, site.retry.attempts, site.retry.base_s, site.retry.cap_s) == (
+        20,
+        5,
+        4,
+        600,
+    )
     assert site.headers == (("X-One", "a"), ("x-two", "z"))
 
 
@@ -112,7 +129,12 @@ def test_values_are_read_as_their_keys_expect(write: Write) -> None:
     )
 
     assert site.respect_robots is False
-    assert dict(site.headers) == {"X-Answer": "no", "X-Number": "1.10", "X-Nothing": "", "X-Date": "2026-01-01"}
+    assert dict(site.headers) == {
+        "X-Answer": "no",
+        "X-Number": "1.10",
+        "X-Nothing": "",
+        "X-Date": "2026-01-01",
+    }
     assert site.fields == {"5": Field(css="b", all=True)}
     assert site.rule == Rule(interval_s=0.5, at_a_time=0)
 
@@ -137,7 +159,8 @@ def test_values_are_read_as_their_keys_expect(write: Write) -> None:
     ],
 )
 def test_the_site_of_a_url_is_that_of_its_host(write: Write, url: str, name: str) -> None:
-    """`*.two.example` means what is below two.example, an exact host goes before it, ports and final dots count not."""
+    """`*.two.example` means what is below two.example, an exact host goes before it, ports and
+    final dots count not."""
     sites = load(
         write(
             one="hosts: one.example",
@@ -175,8 +198,11 @@ def test_the_cache_of_hosts_is_bounded(tmp_path: Path) -> None:
         ("structured:", "fields: {a: b}\nstructured:", False),
     ],
 )
-def test_fields_take_the_place_of_the_general_reading(write: Write, defaults: str, own: str, structured: bool) -> None:
-    """A site with fields has no other, unless a file says so; saying what holds anyway changes no version."""
+def test_fields_take_the_place_of_the_general_reading(
+    write: Write, defaults: str, own: str, structured: bool
+) -> None:
+    """A site with fields has no other, unless a file says so; saying what holds anyway changes no
+    version."""
     site = named(load(write(one=f"hosts: one.example\n{own}\n", defaults=defaults)), "one")
     said = f"hosts: one.example\n{own.partition('structured')[0]}\nstructured: {str(structured).lower()}\n"
 
@@ -186,7 +212,8 @@ def test_fields_take_the_place_of_the_general_reading(write: Write, defaults: st
 
 
 def test_the_version_changes_with_what_is_in_effect(write: Write) -> None:
-    """A key, a default or a selector changes it; a comment, the order or a spelling of the same does not."""
+    """A key, a default or a selector changes it; a comment, the order or a spelling of the same
+    does not."""
     text = "hosts: [one.example]\nrate: 1/s\nfields: {a: b, c: {css: d}}\n"
 
     def version(site: str = text, defaults: str = "") -> str:
@@ -194,7 +221,12 @@ def test_the_version_changes_with_what_is_in_effect(write: Write) -> None:
 
     first = version()
     assert re.fullmatch(r"[0-9a-f]{12}", first)
-    assert version("# a word\nfields: {c: d, a: {css: b, required: false}}\nrate: '1/s'\nhosts: one.example\n") == first
+    assert (
+        version(
+            "# a word\nfields: {c: d, a: {css: b, required: false}}\nrate: '1/s'\nhosts: one.example\n"
+        )
+        == first
+    )
     others = [
         version(text.replace("1/s", "2/s")),
         version(text.replace("css: d", "css: e")),
@@ -234,7 +266,8 @@ def test_the_version_changes_with_what_is_in_effect(write: Write) -> None:
 def test_a_rate_by_hand_goes_before_the_defaults(
     write: Write, own: str, settings_rate: str | None, job_rate: str | None, rule: tuple[float, int]
 ) -> None:
-    """CRAWLER_RATE replaces the defaults', a job's rate also a site's; then a second's worth goes at a time."""
+    """CRAWLER_RATE replaces the defaults', a job's rate also a site's; then a second's worth goes
+    at a time."""
     sites = load(write(one=f"hosts: www.one.example\n{own}\n"), settings_rate)
 
     assert sites.rule("one.example", job_rate) == Rule(interval_s=rule[0], at_a_time=rule[1])
@@ -249,7 +282,8 @@ def test_a_rate_by_hand_replaces_that_of_the_defaults_file(write: Write) -> None
 
 
 def test_limits_are_for_the_whole_domain(write: Write) -> None:
-    """The rule of a site on one host is that of its domain; one on a public suffix is that of each domain below."""
+    """The rule of a site on one host is that of its domain; one on a public suffix is that of each
+    domain below."""
     sites = load(write(one="hosts: a.one.co.uk\nrate: 1/s", two='hosts: ["*.example"]\nrate: 4/s'))
 
     assert sites.rule("one.co.uk").interval_s == 1.0
@@ -259,7 +293,9 @@ def test_limits_are_for_the_whole_domain(write: Write) -> None:
 
 def test_two_sites_on_one_domain_share_its_limits(write: Write) -> None:
     """Different limits for hosts of one domain are refused with both files; the same are fine."""
-    folder = write(one="hosts: a.shared.example\nrate: 1/s", two="hosts: b.shared.example\n\nrate: 2/s\n")
+    folder = write(
+        one="hosts: a.shared.example\nrate: 1/s", two="hosts: b.shared.example\n\nrate: 2/s\n"
+    )
     error = refusal(folder)
     folder = write(two="hosts: b.shared.example\nrate: 1/s\ntimeout_s: 5\n")
 
@@ -275,34 +311,86 @@ def test_two_sites_on_one_domain_share_its_limits(write: Write) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "reason"),
     [
-        ("hosts: a.example\n\n\nconcurency: 2", 4, "there is no key 'concurency'; did you mean concurrency?"),
+        (
+            "hosts: a.example\n\n\nconcurency: 2",
+            4,
+            "there is no key 'concurency'; did you mean concurrency?",
+        ),
         ("hosts: a.example\nRate: 2/s", 2, "there is no key 'Rate'; did you mean rate?"),
         ("hosts: a.example\nzzzzzz: 2/s", 2, "there is no key 'zzzzzz'; known are hosts, rate"),
-        ("hosts: a.example\nuse_llm: true", 2, "use_llm is not in force yet: this version has no reading of pages"),
-        ("hosts: a.example\nstart_urls: [a]", 2, "start_urls is not in force yet: this version has no crawls"),
-        ("hosts: a.example\nrate: 2", 2, "rate must be none, or a rate such as 50/s, 30/m or 500/h, not '2'"),
+        (
+            "hosts: a.example\nuse_llm: true",
+            2,
+            "use_llm is not in force yet: this version has no reading of pages",
+        ),
+        (
+            "hosts: a.example\nstart_urls: [a]",
+            2,
+            "start_urls is not in force yet: this version has no crawls",
+        ),
+        (
+            "hosts: a.example\nrate: 2",
+            2,
+            "rate must be none, or a rate such as 50/s, 30/m or 500/h, not '2'",
+        ),
         ("hosts: a.example\nstructured: maybe", 2, "structured must be true or false, not 'maybe'"),
-        ("hosts: a.example\nstructred: yes", 2, "there is no key 'structred'; did you mean structured?"),
+        (
+            "hosts: a.example\nstructred: yes",
+            2,
+            "there is no key 'structred'; did you mean structured?",
+        ),
         ("hosts: a.example\nrate: [2/s]", 2, "rate must be a single value, not a list"),
         ("hosts: a.example\nrate: ' '", 2, "rate is empty"),
         ("hosts: a.example\nconcurrency: 0", 2, "a whole number from 1 to 1000, or none, not '0'"),
-        ("hosts: a.example\nconcurrency: 2.5", 2, "a whole number from 1 to 1000, or none, not '2.5'"),
+        (
+            "hosts: a.example\nconcurrency: 2.5",
+            2,
+            "a whole number from 1 to 1000, or none, not '2.5'",
+        ),
         ("hosts: a.example\nconcurrency: ٣", 2, "a whole number"),
-        ("hosts: a.example\ndelay_s: -1", 2, "delay_s must be a number from 0 to 86400 seconds, not '-1'"),
+        (
+            "hosts: a.example\ndelay_s: -1",
+            2,
+            "delay_s must be a number from 0 to 86400 seconds, not '-1'",
+        ),
         ("hosts: a.example\ndelay_s: nan", 2, "delay_s must be a number"),
-        ("hosts: a.example\ntimeout_s: 1e9", 2, "timeout_s must be a number from 0.1 to 3600 seconds, not '1e9'"),
+        (
+            "hosts: a.example\ntimeout_s: 1e9",
+            2,
+            "timeout_s must be a number from 0.1 to 3600 seconds, not '1e9'",
+        ),
         ("hosts: a.example\nconnect_timeout_s: ten", 2, "connect_timeout_s must be a number"),
-        ("hosts: a.example\nlimit_per: domian", 2, "one of domain, ip, not 'domian'; did you mean domain?"),
+        (
+            "hosts: a.example\nlimit_per: domian",
+            2,
+            "one of domain, ip, not 'domian'; did you mean domain?",
+        ),
         ("hosts: a.example\nfetcher: browser", 2, "fetcher must be http, not 'browser'"),
-        ("hosts: a.example\nrespect_robots: maybe", 2, "respect_robots must be true or false, not 'maybe'"),
+        (
+            "hosts: a.example\nrespect_robots: maybe",
+            2,
+            "respect_robots must be true or false, not 'maybe'",
+        ),
         ("hosts: a.example\nretry: 5", 2, "retry must be a mapping"),
-        ("hosts: a.example\nretry:\n  atempts: 5", 3, "there is no key 'atempts' in retry; did you mean attempts?"),
-        ("hosts: a.example\nretry:\n  attempts: 0", 3, "attempts must be a whole number from 1 to 20, not '0'"),
+        (
+            "hosts: a.example\nretry:\n  atempts: 5",
+            3,
+            "there is no key 'atempts' in retry; did you mean attempts?",
+        ),
+        (
+            "hosts: a.example\nretry:\n  attempts: 0",
+            3,
+            "attempts must be a whole number from 1 to 20, not '0'",
+        ),
         ("hosts: a.example\nretry: {base_s: 9, cap_s: 3}", 2, "base_s is more than cap_s"),
         ("rate: 2/s", None, "hosts is missing"),
         ("hosts: []", None, "hosts is missing"),
         ("", None, "hosts is missing"),
-        ("hosts:\n - a.example\n - https://b.example/x", 3, "'https://b.example/x' is not a host name"),
+        (
+            "hosts:\n - a.example\n - https://b.example/x",
+            3,
+            "'https://b.example/x' is not a host name",
+        ),
         ("hosts:\n - a.example:80", 2, "without a port"),
         ("hosts: a.*.example", 1, "is not a host name"),
         ('hosts: "*"', 1, "is not a host name"),
@@ -317,15 +405,39 @@ def test_two_sites_on_one_domain_share_its_limits(write: Write) -> None:
         ("hosts: a.example\nheaders:\n  Host: c", 3, "Host is set by the program itself"),
         ("hosts: a.example\nheaders:\n  transfer-ENCODING: c", 3, "is set by the program itself"),
         ("hosts: a.example\nheaders:\n  Referer: c", 3, "is set by the program itself"),
-        ("hosts: a.example\nheaders:\n  X-A: b\n  x-a: c", 4, "x-a is here again; it was in line 3"),
-        ("hosts: a.example\nheaders:\n  X-A: [b]", 3, "the value of X-A must be a single text, not a list"),
+        (
+            "hosts: a.example\nheaders:\n  X-A: b\n  x-a: c",
+            4,
+            "x-a is here again; it was in line 3",
+        ),
+        (
+            "hosts: a.example\nheaders:\n  X-A: [b]",
+            3,
+            "the value of X-A must be a single text, not a list",
+        ),
         ("hosts: a.example\nfields: h1", 2, "fields must be a mapping"),
         ("hosts: a.example\nfields:\n  a: 'p >'", 3, "css: 'p >' is not a CSS selector"),
-        ("hosts: a.example\nfields:\n  a: p:hover", 3, "css: the pseudo-class :hover cannot be asked of a stored page"),
-        ("hosts: a.example\nfields:\n  a: {ccs: p}", 3, "there is no key 'ccs' in the field a; did you mean css?"),
+        (
+            "hosts: a.example\nfields:\n  a: p:hover",
+            3,
+            "css: the pseudo-class :hover cannot be asked of a stored page",
+        ),
+        (
+            "hosts: a.example\nfields:\n  a: {ccs: p}",
+            3,
+            "there is no key 'ccs' in the field a; did you mean css?",
+        ),
         ("hosts: a.example\nfields:\n  a:\n    css: p\n    type: numbr", 5, "did you mean number?"),
-        ("hosts: a.example\n\nlocale: xx", 3, "locale: 'xx' is not a known locale; known are bg, de, en, es, fr"),
-        ("hosts: a.example\nlocale: dee", 2, "locale: 'dee' is not a known locale; did you mean de?"),
+        (
+            "hosts: a.example\n\nlocale: xx",
+            3,
+            "locale: 'xx' is not a known locale; known are bg, de, en, es, fr",
+        ),
+        (
+            "hosts: a.example\nlocale: dee",
+            2,
+            "locale: 'dee' is not a known locale; did you mean de?",
+        ),
         (
             "hosts: a.example\nlocale: bg_BG.UTF-8",
             2,
@@ -349,31 +461,67 @@ def test_two_sites_on_one_domain_share_its_limits(write: Write) -> None:
             "encoding: 'windows-1215' is not a charset; did you mean windows-12",
         ),
         ("hosts: a.example\nencoding: base64", 2, "encoding: 'base64' is not a charset"),
-        ("hosts: a.example\nencoding: klingon", 2, "encoding: 'klingon' is not a charset; known are utf-8, utf-16le"),
+        (
+            "hosts: a.example\nencoding: klingon",
+            2,
+            "encoding: 'klingon' is not a charset; known are utf-8, utf-16le",
+        ),
         ("hosts: a.example\nfields:\n  a:\n    attr: href", 3, "the field a has no css"),
-        ("hosts: a.example\nfields:\n  a:\n    css: p\n    attr: a b", 5, "'a b' is not an attribute's name"),
-        ("hosts: a.example\nfields:\n  a:\n    css: p\n    regex: (", 5, "regex: not a regular expression: missing )"),
+        (
+            "hosts: a.example\nfields:\n  a:\n    css: p\n    attr: a b",
+            5,
+            "'a b' is not an attribute's name",
+        ),
+        (
+            "hosts: a.example\nfields:\n  a:\n    css: p\n    regex: (",
+            5,
+            "regex: not a regular expression: missing )",
+        ),
         ("hosts: a.example\nfields:\n  a:\n    css: p\n    regex: (?=x)", 5, "not known to RE2"),
-        ("hosts: a.example\nfields:\n  a:\n    css: p\n    regex: '(x)\\1'", 5, "not a regular expression"),
-        ("hosts: a.example\nfields:\n  a:\n    css: p\n    attr: x\n    type: html", 6, "an attribute has no html"),
+        (
+            "hosts: a.example\nfields:\n  a:\n    css: p\n    regex: '(x)\\1'",
+            5,
+            "not a regular expression",
+        ),
+        (
+            "hosts: a.example\nfields:\n  a:\n    css: p\n    attr: x\n    type: html",
+            6,
+            "an attribute has no html",
+        ),
         ("hosts: a.example\nfields:\n  missing: p", 3, "'missing' is the name of the list"),
         ("hosts: a.example\nfields:\n  'a.b': p", 3, "'a.b' is not a name"),
         ("url_template: https://a.example/x", 1, "has no placeholder"),
         ("url_template: https://a.example/{x", 1, "a brace is open or empty"),
         ("url_template: https://a.example/{}", 1, "a brace is open or empty"),
-        ("url_template: https://{county}.example/{id}", 1, "the host must be the same for all rows"),
+        (
+            "url_template: https://{county}.example/{id}",
+            1,
+            "the host must be the same for all rows",
+        ),
         ("url_template: '{scheme}://a.example/{id}'", 1, "the host must be the same for all rows"),
         ("url_template: ftp://a.example/{id}", 1, "only http and https"),
         ("url_template: a.example/{id}", 1, "does it lack http://"),
         ("url_template: https://u:p@a.example/{id}", 1, "user name or a password"),
-        ("hosts: b.example\nurl_template: https://a.example/{id}", 2, "a.example, is not among hosts"),
-        ("hosts: a.example\nhosts: b.example", 2, "the key 'hosts' is here again; it was in line 1"),
+        (
+            "hosts: b.example\nurl_template: https://a.example/{id}",
+            2,
+            "a.example, is not among hosts",
+        ),
+        (
+            "hosts: a.example\nhosts: b.example",
+            2,
+            "the key 'hosts' is here again; it was in line 1",
+        ),
         ("hosts: a.example\n\theaders: x", 2, "not YAML"),
         ("hosts: a: b", 1, "not YAML"),
         ("hosts: [a.example", 1, "not YAML"),
         ("- hosts", 1, "must consist of lines such as"),
         ("hosts: a.example\n---\nhosts: b.example", 2, "a second document begins here"),
-        ("hosts: !!python/object/apply:os.system [true]", 1, "tags such as tag:yaml.org,2002:python/object/apply"),
+        (
+            "hosts: !!python/object/apply:os.system [true]",
+            1,
+            "tags such as tag:yaml.org,2002:python/object/apply",
+        ),
         ("hosts: !x a.example", 1, "tags such as !x are not allowed"),
         ("hosts: a.example\nheaders: *nothing", 2, "*nothing stands for nothing"),
         ("hosts: &a [*a]", 1, "*a stands for nothing"),
@@ -381,8 +529,11 @@ def test_two_sites_on_one_domain_share_its_limits(write: Write) -> None:
         ("<<: {rate: 1/s}\nhosts: a.example", 1, "there is no key '<<'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_its_place(write: Write, text: str, line: int | None, reason: str) -> None:
-    """File, line, key and the nearest valid name: the message is all that is needed to put it right."""
+def test_what_cannot_be_meant_is_refused_with_its_place(
+    write: Write, text: str, line: int | None, reason: str
+) -> None:
+    """File, line, key and the nearest valid name: the message is all that is needed to put it
+    right."""
     folder = write()
     (folder / "sites" / "county.yaml").write_text(text)
 
@@ -399,10 +550,14 @@ def test_the_message_as_it_is_printed(write: Write, monkeypatch: pytest.MonkeyPa
 
     error = refusal(Path("config"))
 
-    assert str(error) == ("config/sites/county.yaml, line 4: there is no key 'concurency'; did you mean concurrency?")
+    assert str(error) == (
+        "config/sites/county.yaml, line 4: there is no key 'concurency'; did you mean concurrency?"
+    )
 
 
-@pytest.mark.parametrize(("written", "name"), [("de", "de"), ("DE", "de"), ("en_us", "en-US"), ("zh-hk", "zh-HK")])
+@pytest.mark.parametrize(
+    ("written", "name"), [("de", "de"), ("DE", "de"), ("en_us", "en-US"), ("zh-hk", "zh-HK")]
+)
 def test_a_locale_may_be_written_in_any_case(write: Write, written: str, name: str) -> None:
     """Both `-` and `_` are usual between language and country."""
     assert named(load(write(one=f"hosts: a.example\nlocale: {written}")), "one").locale == name
@@ -425,15 +580,25 @@ def test_fields_have_the_locale_of_their_file_or_their_own(write: Write) -> None
         "a": "fr",
         "b": "en",
     }
-    assert named(sites, "two").fields["common"].locale == sites.default.fields["common"].locale == "de"
+    assert (
+        named(sites, "two").fields["common"].locale == sites.default.fields["common"].locale == "de"
+    )
 
 
 @pytest.mark.parametrize(
     ("label", "name"),
-    [("windows-1251", "windows-1251"), ("CP1251", "windows-1251"), ("latin1", "windows-1252"), ("UTF8", "utf-8")],
+    [
+        ("windows-1251", "windows-1251"),
+        ("CP1251", "windows-1251"),
+        ("latin1", "windows-1252"),
+        ("UTF8", "utf-8"),
+    ],
 )
-def test_an_encoding_may_have_any_label_that_browsers_know(write: Write, label: str, name: str) -> None:
-    """The label is kept as the charset's name, so that a result's version does not depend on the spelling."""
+def test_an_encoding_may_have_any_label_that_browsers_know(
+    write: Write, label: str, name: str
+) -> None:
+    """The label is kept as the charset's name, so that a result's version does not depend on the
+    spelling."""
     assert named(load(write(one=f"hosts: a.example\nencoding: {label}")), "one").encoding == name
 
 
@@ -446,9 +611,14 @@ def test_an_encoding_may_have_any_label_that_browsers_know(write: Write, label: 
         (b"a: " + b"[" * 200_000, 1, "nested more than 10 deep"),
         (b"{a: " * 100_000, 1, "nested more than 10 deep"),
         (b"- " * 100_000, 1, "nested more than 10 deep"),
-        (b"x: &a [" + b"1, " * 49_990 + b"1]\ny: [*a, *a]\n", 2, "more than 50,000 values, with what aliases repeat"),
         (
-            b"a0: &a0 [x, x]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (n, n, n - 1, n - 1) for n in range(1, 60)),
+            b"x: &a [" + b"1, " * 49_990 + b"1]\ny: [*a, *a]\n",
+            2,
+            "more than 50,000 values, with what aliases repeat",
+        ),
+        (
+            b"a0: &a0 [x, x]\n"
+            + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (n, n, n - 1, n - 1) for n in range(1, 60)),
             14,
             "more than 50,000 values, with what aliases repeat",
         ),
@@ -469,7 +639,9 @@ def test_a_file_that_is_a_bomb_is_refused_before_it_bursts(
 
 def test_aliases_within_reason_are_read(write: Write) -> None:
     """An anchor saves typing, and nothing more."""
-    sites = load(write(one="hosts: a.example\nfields:\n  a: &price {css: .a, type: number}\n  b: *price\n"))
+    sites = load(
+        write(one="hosts: a.example\nfields:\n  a: &price {css: .a, type: number}\n  b: *price\n")
+    )
 
     fields = named(sites, "one").fields
     assert fields["a"] == fields["b"] == Field(css=".a", type="number")
@@ -533,11 +705,14 @@ def test_what_is_no_file_is_refused(write: Write) -> None:
 
 
 def test_a_file_of_a_feature_that_is_missing_is_refused(write: Write) -> None:
-    """A file that the requirements name, and that nothing reads yet, is not passed over in silence."""
+    """A file that the requirements name, and that nothing reads yet, is not passed over in
+    silence."""
     folder = write()
     (folder / "start_urls.yaml").write_text("county:\n  - http://county.example/list\n")
 
-    assert "is not in force yet: this version has no crawls of whole sites" in refusal(folder).reason
+    assert (
+        "is not in force yet: this version has no crawls of whole sites" in refusal(folder).reason
+    )
 
 
 @pytest.mark.parametrize("value", [f"{SECRET}\\n", f"{SECRET}\\u0001", SECRET * 1000])
@@ -563,13 +738,16 @@ def test_a_line_break_in_a_header_is_refused(write: Write) -> None:
 
 
 def test_nothing_is_imported_that_is_not_needed(tmp_path: Path) -> None:
-    """Where there are no files, neither YAML nor HTML nor the list of suffixes is loaded: every command does this."""
+    """Where there are no files, neither YAML nor HTML nor the list of suffixes is loaded: every
+    command does this."""
     code = (
         "import json, sys; from pathlib import Path; from crawler.sites.config import load; load(Path(sys.argv[1]));"
         "heavy = {'yaml', 'selectolax', 're2', 'publicsuffixlist', 'aiohttp'};"
         "print(json.dumps(sorted(heavy & set(sys.modules))))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
 
     assert json.loads(done.stdout) == []
 
@@ -591,12 +769,19 @@ def read(folder: Path, name: str, text: str) -> list[rows.Row | rows.Reject]:
         ("in.csv", "platform,parcel_id,state\ncounty,12-3 a/b,TX\n"),
         ("in.csv", "Platform;Parcel_ID;State\n County ;12-3 a/b;TX\n"),
         ("in.csv", 'url,platform,parcel_id,state\n,county,"12-3 a/b",TX\n'),
-        ("in.jsonl", '{"platform": "county", "parcel_id": "12-3 a/b", "state": "TX", "extra": [1]}\n'),
-        ("in.json", '[{"url": null, "platform": "county", "parcel_id": "12-3 a/b", "state": "TX"}]'),
+        (
+            "in.jsonl",
+            '{"platform": "county", "parcel_id": "12-3 a/b", "state": "TX", "extra": [1]}\n',
+        ),
+        (
+            "in.json",
+            '[{"url": null, "platform": "county", "parcel_id": "12-3 a/b", "state": "TX"}]',
+        ),
     ],
 )
 def test_a_row_without_a_url_gets_it_from_its_platform(write: Write, name: str, text: str) -> None:
-    """The site's template takes the row's columns, percent-encoded; the site's host needs no other mention."""
+    """The site's template takes the row's columns, percent-encoded; the site's host needs no other
+    mention."""
     folder = write(county=TEMPLATE)
 
     [row] = read(folder, name, text)
@@ -610,18 +795,35 @@ def test_a_row_without_a_url_gets_it_from_its_platform(write: Write, name: str, 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ('{"platform": "county", "state": "TX"}', "the column 'parcel_id' is missing, and the url_template"),
-        ('{"platform": "county", "state": "TX", "parcel_id": " "}', "the column 'parcel_id' is empty"),
-        ('{"platform": "county", "state": "TX", "parcel_id": null}', "the column 'parcel_id' is empty"),
+        (
+            '{"platform": "county", "state": "TX"}',
+            "the column 'parcel_id' is missing, and the url_template",
+        ),
+        (
+            '{"platform": "county", "state": "TX", "parcel_id": " "}',
+            "the column 'parcel_id' is empty",
+        ),
+        (
+            '{"platform": "county", "state": "TX", "parcel_id": null}',
+            "the column 'parcel_id' is empty",
+        ),
         ('{"platform": "county", "state": "..", "parcel_id": "1"}', "the column 'state' is '..'"),
-        ('{"platform": "county", "state": ["TX"], "parcel_id": "1"}', "the state is not text but a list"),
-        ('{"platform": "city", "parcel_id": "1"}', "no site 'city' with a url_template; there are: county"),
+        (
+            '{"platform": "county", "state": ["TX"], "parcel_id": "1"}',
+            "the state is not text but a list",
+        ),
+        (
+            '{"platform": "city", "parcel_id": "1"}',
+            "no site 'city' with a url_template; there are: county",
+        ),
         ('{"platform": "", "parcel_id": "1"}', "neither a url nor a platform"),
         ('{"parcel_id": "1"}', "neither a url nor a platform"),
         ('{"platform": "plain", "parcel_id": "1"}', "no site 'plain' with a url_template"),
     ],
 )
-def test_a_row_that_gives_no_url_is_rejected_with_the_reason(write: Write, row: str, reason: str) -> None:
+def test_a_row_that_gives_no_url_is_rejected_with_the_reason(
+    write: Write, row: str, reason: str
+) -> None:
     """A missing column costs its row and no other."""
     folder = write(county=TEMPLATE, plain="hosts: plain.example")
     good = '{"platform": "county", "state": "TX", "parcel_id": 7}\n'
@@ -636,7 +838,11 @@ def test_a_row_that_gives_no_url_is_rejected_with_the_reason(write: Write, row: 
 
 def test_numbers_are_taken_as_they_are_written(write: Write) -> None:
     """Parcel 1.50 is not parcel 1.5."""
-    [row] = read(write(county=TEMPLATE), "in.jsonl", '{"platform": "county", "state": "TX", "parcel_id": 1.50}\n')
+    [row] = read(
+        write(county=TEMPLATE),
+        "in.jsonl",
+        '{"platform": "county", "state": "TX", "parcel_id": 1.50}\n',
+    )
 
     assert isinstance(row, rows.Row)
     assert row.task.address.url.endswith("?id=1.50")
@@ -661,7 +867,8 @@ def test_without_templates_a_url_column_is_needed(write: Write) -> None:
 
 
 def test_the_table_of_the_docs_names_every_key() -> None:
-    """docs/SITES.md has every key of a file, of a field and of retry, with its default, and no other."""
+    """docs/SITES.md has every key of a file, of a field and of retry, with its default, and no
+    other."""
     page = (ROOT / "docs" / "SITES.md").read_text()
     tables = {
         title: dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", part, re.M))
@@ -684,7 +891,9 @@ def test_the_table_of_the_docs_names_every_key() -> None:
 
 def test_the_example_of_the_docs_can_be_loaded(write: Write) -> None:
     """Every YAML block of docs/SITES.md that is a whole file is accepted."""
-    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "SITES.md").read_text(), re.M | re.S)
+    blocks = re.findall(
+        r"^```yaml\n(.*?)^```", (ROOT / "docs" / "SITES.md").read_text(), re.M | re.S
+    )
     files = [block for block in blocks if "hosts:" in block or "url_template:" in block]
 
     assert files

@@ -77,7 +77,8 @@ def test_headings_keep_level_and_order() -> None:
     ],
 )
 def test_json_ld_is_read_with_its_usual_flaws(block: str) -> None:
-    """Comments, CDATA marks and trailing commas around or in the JSON do not matter; strings stay as they are."""
+    """Comments, CDATA marks and trailing commas around or in the JSON do not matter; strings stay
+    as they are."""
     record = extract(f'<script type="application/LD+json; charset=utf-8">{block}</script>', URL)
 
     assert record["json_ld"] == [{"@type": "Place", "name": "a, ]"}]
@@ -116,7 +117,8 @@ def test_opengraph_and_its_kin_keep_their_names() -> None:
 
 
 def test_microdata_nests() -> None:
-    """An item holds its properties, nested items, and values from the attribute that fits the element."""
+    """An item holds its properties, nested items, and values from the attribute that fits the
+    element."""
     html = """<div itemscope itemtype="https://schema.org/Place" itemid="urn:1">
       <h1 itemprop="name">A <b>b</b></h1> <img itemprop="image" src="/i.png">
       <time itemprop="built" datetime="1950">x</time>
@@ -133,7 +135,10 @@ def test_microdata_nests() -> None:
                 "image": "https://county.example/i.png",
                 "built": "1950",
                 "tag": ["t1", "t2"],
-                "address": {"type": "https://schema.org/PostalAddress", "properties": {"city": "X", "locality": "X"}},
+                "address": {
+                    "type": "https://schema.org/PostalAddress",
+                    "properties": {"city": "X", "locality": "X"},
+                },
             },
         }
     ]
@@ -149,8 +154,10 @@ def test_microdata_follows_itemref() -> None:
 
 NAMES = " ".join(f"name{n}" for n in range(300))
 REPEATED = {
-    "items in items, each with ten names": "<div itemscope>" + '<div itemscope itemprop="a b c d e f g h i j">' * 6,
-    "values with many names": "<div itemscope>" + f"<i itemprop='{NAMES}' content='{'y' * 2_000}'></i>" * 20,
+    "items in items, each with ten names": "<div itemscope>"
+    + '<div itemscope itemprop="a b c d e f g h i j">' * 6,
+    "values with many names": "<div itemscope>"
+    + f"<i itemprop='{NAMES}' content='{'y' * 2_000}'></i>" * 20,
     "one value in many items": f"<i id=x itemprop='{NAMES}' content='{'y' * 500}'></i>"
     + "<div itemscope itemref=x></div>" * 100,
     "links with a long beginning": f"<base href='http://a.example/{'x' * 8_000}/'>"
@@ -160,12 +167,14 @@ REPEATED = {
 
 @pytest.mark.parametrize("html", REPEATED.values(), ids=REPEATED)
 def test_what_a_page_repeats_is_not_written_without_end(html: str) -> None:
-    """A few bytes of a page may stand for many in its record: they are cut at a megabyte of each kind."""
+    """A few bytes of a page may stand for many in its record: they are cut at a megabyte of each
+    kind."""
     assert 100_000 < len(msgspec.json.encode(extract(html, URL))) < 1_200_000
 
 
 def test_links_with_endless_hosts_cost_no_more_than_others() -> None:
-    """The time to read an international name grows with the square of its length: none is read beyond 255."""
+    """The time to read an international name grows with the square of its length: none is read
+    beyond 255."""
 
     def cost_s(signs: str) -> float:
         links = "".join(f"<a id=x{n} itemprop=u href='http://a{n}{signs}'></a>" for n in range(4))
@@ -206,7 +215,8 @@ def test_microdata_that_refers_to_itself_ends() -> None:
     ],
 )
 def test_fields_are_found_in_the_usual_shapes(html: str) -> None:
-    """Two-column tables, header cells, definition lists and bold labels all give label and value."""
+    """Two-column tables, header cells, definition lists and bold labels all give label and
+    value."""
     assert extract(html, URL)["fields"] == {"Owner": "Jane Roe", "Acres": "1.5"}
 
 
@@ -234,7 +244,8 @@ def test_tables_with_a_header_become_rows() -> None:
 
 
 def test_links_are_absolute_and_unique() -> None:
-    """Links are resolved against `<base>` and the page, without fragments, other schemes and repetitions."""
+    """Links are resolved against `<base>` and the page, without fragments, other schemes and
+    repetitions."""
     html = """<base href="/docs/"><a href="a">1</a><a href=" ../b?x=1#c ">2</a><a href="a#d">3</a>
       <area href="//other.example/e"><a href="#top">4</a><a href="mailto:x@y.z">5</a><a href="javascript:f()">6</a><a href="http://[">7</a><a>8</a>"""
 
@@ -247,12 +258,27 @@ def test_links_are_absolute_and_unique() -> None:
 
 @given(
     st.lists(st.text(alphabet="aZ09_-/.?=&#:%~ \\\t@é", max_size=12), max_size=8),
-    st.sampled_from([URL, "http://u:p@a.example:8080", "https://a.example/b/./c/", "http://[::1]/x?y", "x:y", "", "/"]),
+    st.sampled_from(
+        [
+            URL,
+            "http://u:p@a.example:8080",
+            "https://a.example/b/./c/",
+            "http://[::1]/x?y",
+            "x:y",
+            "",
+            "/",
+        ]
+    ),
 )
 def test_a_link_is_what_its_reference_means(references: list[str], base: str) -> None:
-    """Those that are simply put behind the page's folder or host are what a whole resolution gives."""
+    """Those that are simply put behind the page's folder or host are what a whole resolution
+    gives."""
     html = "".join(f"<a href='{escape(reference)}'>x</a>" for reference in references)
-    meant = [structured.absolute(base, reference.strip()) for reference in references if reference.strip()[:1] != "#"]
+    meant = [
+        structured.absolute(base, reference.strip())
+        for reference in references
+        if reference.strip()[:1] != "#"
+    ]
 
     assert extract(html, base).get("links", []) == list(dict.fromkeys(filter(None, meant)))
 
@@ -396,19 +422,29 @@ HOSTILE: dict[str, Callable[[int], str]] = {
     "items that double": lambda size: (
         "<p itemscope itemref=a0></p>"
         + _numbered(
-            "<p id=a{0}><i itemscope itemprop=l itemref=b{0}></i><i itemscope itemprop=r itemref=b{0}></i></p>", 200
+            "<p id=a{0}><i itemscope itemprop=l itemref=b{0}></i><i itemscope itemprop=r itemref=b{0}></i></p>",
+            200,
         )
         + _numbered(
-            "<p id=b{0}><i itemscope itemprop=l itemref=a{0}></i><i itemscope itemprop=r itemref=a{0}></i></p>", 200
+            "<p id=b{0}><i itemscope itemprop=l itemref=a{0}></i><i itemscope itemprop=r itemref=a{0}></i></p>",
+            200,
         )
     ),
     "long header": lambda size: f"<table><tr><th>{'h' * size}<th>b" + "<tr><td>x<td>y" * 20_000,
-    "broken JSON": lambda size: '<script type=application/ld+json>{"' + '\\"' * (size // 8) + "</script>",
-    "nested JSON": lambda size: "<script type=application/ld+json>" + "[" * (size // 8) + "</script>",
-    "commas": lambda size: "<script type=application/ld+json>{" + ", " * (size // 16) + " " * (size // 8) + "</script>",
+    "broken JSON": lambda size: (
+        '<script type=application/ld+json>{"' + '\\"' * (size // 8) + "</script>"
+    ),
+    "nested JSON": lambda size: (
+        "<script type=application/ld+json>" + "[" * (size // 8) + "</script>"
+    ),
+    "commas": lambda size: (
+        "<script type=application/ld+json>{" + ", " * (size // 16) + " " * (size // 8) + "</script>"
+    ),
     "links": lambda size: _numbered("<a href='http://[{}'>", 50_000),
     "metas": lambda size: "<meta property=og:a content=b>" * 50_000,
-    "options": lambda size: "<select><button><selectedcontent></button>" + "<option selected>x" * 50_000,
+    "options": lambda size: (
+        "<select><button><selectedcontent></button>" + "<option selected>x" * 50_000
+    ),
     "white space": lambda size: "<p>" + " " * size,
 }
 
@@ -436,6 +472,13 @@ def test_tables_have_the_cells_that_they_may_have() -> None:
 def test_tables_are_cut_at_what_they_take_to_write() -> None:
     """Names of columns are written again in every row: the rows that fit are kept."""
     names = "".join(f"<th>{chr(1) * 196}{n:03d}" for n in range(50))
-    found = extract(f"<table><tr>{names}" + ("<tr>" + "<td>b" * 50) * 399 + "</table>", "https://county.example/")
+    found = extract(
+        f"<table><tr>{names}" + ("<tr>" + "<td>b" * 50) * 399 + "</table>",
+        "https://county.example/",
+    )
 
-    assert structured.MAX_TABLED * 0.9 < len(msgspec.json.encode(found["tables"])) <= structured.MAX_TABLED
+    assert (
+        structured.MAX_TABLED * 0.9
+        < len(msgspec.json.encode(found["tables"]))
+        <= structured.MAX_TABLED
+    )

@@ -50,12 +50,15 @@ def ready(lpm: LocalPersistenceManager, count: int, **fields: Any) -> list[str]:
     ids = [f"t-{n}" for n in range(count)]
     assign(lpm, *(given(id_, f"http://a.example/{id_}", **fields) for id_ in ids))
     tasks = sorted(claim(lpm, count), key=lambda task: task.id)
-    lpm.save_result(*(done(task, page=page(task.url, f"<p>{task.url}</p>".encode())) for task in tasks))
+    lpm.save_result(
+        *(done(task, page=page(task.url, f"<p>{task.url}</p>".encode())) for task in tasks)
+    )
     return ids
 
 
 def rounds(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> int:
-    """Send one thing after the other until nothing is due; raises the first error. Says how many there were."""
+    """Send one thing after the other until nothing is due; raises the first error. Says how many
+    there were."""
 
     async def send() -> int:
         async with GatewayClient(settings(lpm, gateway), "worker") as client:
@@ -75,7 +78,12 @@ def rounds(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> int:
     return asyncio.run(send())
 
 
-def running(lpm: LocalPersistenceManager, gateway: ScriptedGateway, until: Callable[[], bool], limit_s: float) -> None:
+def running(
+    lpm: LocalPersistenceManager,
+    gateway: ScriptedGateway,
+    until: Callable[[], bool],
+    limit_s: float,
+) -> None:
     """Let it run as an agent does until something is so."""
 
     async def send() -> None:
@@ -117,8 +125,11 @@ def refusing(gateway: ScriptedGateway, *ids: str, answer: Answer | None = None) 
     return rule
 
 
-def test_pages_go_first_and_results_in_batches(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
-    """In the order in which they were made, with nothing but the contract's fields, each under the Gateway's id."""
+def test_pages_go_first_and_results_in_batches(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """In the order in which they were made, with nothing but the contract's fields, each under the
+    Gateway's id."""
     ids = ready(lpm, 250)
 
     rounds(lpm, gateway)
@@ -126,7 +137,9 @@ def test_pages_go_first_and_results_in_batches(lpm: LocalPersistenceManager, gat
     sent = [item["task_id"] for call in gateway.asked("/internal/results") for item in call.json]
     assert sent == ids
     assert [len(call.json) for call in gateway.asked("/internal/results")] == [100, 100, 50]
-    assert all(gateway.order.index(f"raw {id_}") < gateway.order.index(f"result {id_}") for id_ in ids)
+    assert all(
+        gateway.order.index(f"raw {id_}") < gateway.order.index(f"result {id_}") for id_ in ids
+    )
     first = gateway.results["t-0"]
     assert list(first) == ["task_id", "parcel_id", "platform", "state", "county", "data", "scraped_at",
                            "parse_duration_ms", "raw_html_hash"]  # fmt: skip
@@ -137,7 +150,8 @@ def test_pages_go_first_and_results_in_batches(lpm: LocalPersistenceManager, gat
 def test_a_page_has_a_name_that_no_other_worker_gives(
     tmp_path: Path, lpm: LocalPersistenceManager, gateway: ScriptedGateway
 ) -> None:
-    """Two workers with the same task deliver two files; what is in them has the hash that the results say."""
+    """Two workers with the same task deliver two files; what is in them has the hash that the
+    results say."""
     other = LocalPersistenceManager(tmp_path / "other")
     for store in (lpm, other):
         ready(store, 3)
@@ -181,8 +195,11 @@ def test_nothing_is_synced_or_rejected_by_an_answer_that_says_neither(
     assert stand(lpm).synced == 4
 
 
-def test_a_partial_failure_is_taken_apart(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
-    """Those that were stored are synced, whatever the errors say; the others are offered some times more, then kept."""
+def test_a_partial_failure_is_taken_apart(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """Those that were stored are synced, whatever the errors say; the others are offered some times
+    more, then kept."""
     ready(lpm, 100)
     gateway.rules = [refusing(gateway, "t-17", "t-18", "t-99")]
 
@@ -234,7 +251,9 @@ def test_counts_that_do_not_add_up_confirm_nothing(
 ) -> None:
     """Three were sent: only an answer that speaks of three stored ones is one."""
     ready(lpm, 3)
-    gateway.rules = [lambda call: (200, counts) if "/results" in call.path and len(call.json) == 3 else None]
+    gateway.rules = [
+        lambda call: (200, counts) if "/results" in call.path and len(call.json) == 3 else None
+    ]
 
     rounds(lpm, gateway)
 
@@ -248,7 +267,11 @@ def test_what_will_never_be_taken_is_rejected_with_its_reason(
 ) -> None:
     """At once, alone, and visibly; its neighbours in the request are delivered."""
     ready(lpm, 8)
-    gateway.rules = [refusing(gateway, "t-5", answer=(status, {"error": {"code": "NO", "message": "not this one"}}))]
+    gateway.rules = [
+        refusing(
+            gateway, "t-5", answer=(status, {"error": {"code": "NO", "message": "not this one"}})
+        )
+    ]
 
     rounds(lpm, gateway)
 
@@ -258,7 +281,9 @@ def test_what_will_never_be_taken_is_rejected_with_its_reason(
     assert "not this one" in item["problem"]
 
 
-def test_a_result_waits_for_its_page(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+def test_a_result_waits_for_its_page(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
     """A page that the Gateway could not keep is offered again, and the result only behind it."""
     ready(lpm, 3)
     turns = iter([True, True, False])
@@ -298,7 +323,9 @@ def test_a_page_that_is_too_large_or_gone_does_not_hold_up_its_result(
     assert len(gateway.raw) == 1
 
 
-def test_ends_without_a_result_are_reported_once(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+def test_ends_without_a_result_are_reported_once(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
     """With reason, type and attempts; ids of any kind arrive as they are."""
     odd = "a/b?c=#%2e/..;ü"
     assign(lpm, given(odd), given("t-2", "http://a.example/2"))
@@ -316,11 +343,15 @@ def test_ends_without_a_result_are_reported_once(lpm: LocalPersistenceManager, g
     assert stand(lpm).reports_synced == 2
 
 
-def test_a_report_that_is_refused_is_kept(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+def test_a_report_that_is_refused_is_kept(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
     """The Gateway knows better: the task is another's, or done."""
     assign(lpm, given("t-1"))
     fail(lpm, claim(lpm)[0])
-    gateway.rules = [lambda call: (409, {"error": {"message": "it is done"}}) if "/fail" in call.path else None]
+    gateway.rules = [
+        lambda call: (409, {"error": {"message": "it is done"}}) if "/fail" in call.path else None
+    ]
 
     rounds(lpm, gateway)
 
@@ -329,12 +360,16 @@ def test_a_report_that_is_refused_is_kept(lpm: LocalPersistenceManager, gateway:
     assert "it is done" in item["problem"]
 
 
-def test_late_results_are_delivered_and_marked(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+def test_late_results_are_delivered_and_marked(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
     """On the wire by a header, because the contract's fields are fixed; here in the outbox."""
     ready(lpm, 2, deadline=time.time() + 3600)
     assign(lpm, given("on-time", "http://a.example/x"))
     lpm.save_result(*(done(task) for task in claim(lpm)))
-    lpm.durable.db.execute("UPDATE tasks SET deadline = deadline - 7200 WHERE external_id <> 'on-time'")
+    lpm.durable.db.execute(
+        "UPDATE tasks SET deadline = deadline - 7200 WHERE external_id <> 'on-time'"
+    )
 
     rounds(lpm, gateway)
 
@@ -345,7 +380,9 @@ def test_late_results_are_delivered_and_marked(lpm: LocalPersistenceManager, gat
     assert stand(lpm).late == 2
 
 
-def test_held_results_stay_and_go_only_when_let_go(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+def test_held_results_stay_and_go_only_when_let_go(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
     """No round of a running agent ever touches them."""
     collect(lpm, "job", 5)
     assert rounds(lpm, gateway) == 0
@@ -357,7 +394,9 @@ def test_held_results_stay_and_go_only_when_let_go(lpm: LocalPersistenceManager,
     assert len(gateway.results) == 5
 
 
-def test_the_token_is_in_no_row_and_on_every_call(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+def test_the_token_is_in_no_row_and_on_every_call(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
     """Neither in the store nor in a body."""
     ready(lpm, 2)
     rounds(lpm, gateway)
@@ -378,9 +417,12 @@ def holds(lpm: LocalPersistenceManager, gateway: ScriptedGateway, count: int) ->
 def test_a_result_that_the_gateway_cannot_bear_holds_up_no_other(
     status: int, lpm: LocalPersistenceManager, gateway: ScriptedGateway
 ) -> None:
-    """Every request with it fails, as if the Gateway were in trouble: it is found out, and the others are delivered."""
+    """Every request with it fails, as if the Gateway were in trouble: it is found out, and the
+    others are delivered."""
     ready(lpm, 130)
-    gateway.rules = [lambda call: (status, {}) if "/results" in call.path and b'"t-7"' in call.body else None]
+    gateway.rules = [
+        lambda call: (status, {}) if "/results" in call.path and b'"t-7"' in call.body else None
+    ]
 
     running(lpm, gateway, holds(lpm, gateway, 129), 60)
 
@@ -395,10 +437,16 @@ def test_pages_that_the_gateway_cannot_keep_hold_up_no_others(
 ) -> None:
     """The first thirty fail again and again; what came behind them is delivered."""
     ready(lpm, 50)
-    exchange.set_note(lpm.durable.db, "heard", str(time.time()))  # by its heart one knows that it is there
+    exchange.set_note(
+        lpm.durable.db, "heard", str(time.time())
+    )  # by its heart one knows that it is there
     bad = [f'"t-{n}"'.encode() for n in range(30)]
     gateway.rules = [
-        lambda call: (500, {}) if "/raw-files" in call.path and any(name in call.body for name in bad) else None
+        lambda call: (
+            (500, {})
+            if "/raw-files" in call.path and any(name in call.body for name in bad)
+            else None
+        )
     ]
 
     running(lpm, gateway, holds(lpm, gateway, 20), 60)
@@ -406,20 +454,26 @@ def test_pages_that_the_gateway_cannot_keep_hold_up_no_others(
     assert stand(lpm).ready == 30
 
 
-def test_a_page_that_hangs_delays_only_its_own_result(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+def test_a_page_that_hangs_delays_only_its_own_result(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
     """Its connection is open for as long as it likes; results, other pages and reports pass it."""
     ready(lpm, 20)
     assign(lpm, given("bad", "http://a.example/bad"))
     fail(lpm, claim(lpm)[0])
     gate = threading.Event()
-    gateway.waits = lambda call: gate.wait(120) if b'"t-0"' in call.body and "/raw-files" in call.path else None
+    gateway.waits = lambda call: (
+        gate.wait(120) if b'"t-0"' in call.body and "/raw-files" in call.path else None
+    )
     try:
         running(lpm, gateway, lambda: len(gateway.results) == 19 and "bad" in gateway.failed, 20)
     finally:
         gate.set()
 
 
-def test_a_gateway_that_asks_to_be_left_alone_is(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+def test_a_gateway_that_asks_to_be_left_alone_is(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
     """429 to one call keeps back all the others that are not on their way already."""
     ready(lpm, 100)
     gateway.rules = [lambda call: (429, {}, {"Retry-After": "600"})]
@@ -430,7 +484,9 @@ def test_a_gateway_that_asks_to_be_left_alone_is(lpm: LocalPersistenceManager, g
     assert 1 <= len(gateway.calls) <= PAGES_AT_ONCE + 1
 
 
-def test_a_disk_that_fails_for_a_moment_costs_no_page(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+def test_a_disk_that_fails_for_a_moment_costs_no_page(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
     """The folder of pages is away, and comes back: the result has waited for its page."""
     ready(lpm, 1)
     lpm.raw.rename(lpm.folder / "away")
@@ -443,10 +499,14 @@ def test_a_disk_that_fails_for_a_moment_costs_no_page(lpm: LocalPersistenceManag
     assert (len(gateway.raw), stand(lpm).synced, stand(lpm).without_page) == (1, 1, 0)
 
 
-def test_a_pruned_page_is_counted_as_missing(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+def test_a_pruned_page_is_counted_as_missing(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
     """A result of long ago goes without it, and that is told."""
     collect(lpm, "job", 1)
-    lpm.durable.db.execute("UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL")
+    lpm.durable.db.execute(
+        "UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL"
+    )
     exchange.release(lpm.durable.db)
 
     rounds(lpm, gateway)
@@ -458,7 +518,8 @@ def test_a_pruned_page_is_counted_as_missing(lpm: LocalPersistenceManager, gatew
 def test_the_gateway_hears_of_a_result_that_it_has_rejected(
     way: str, lpm: LocalPersistenceManager, gateway: ScriptedGateway
 ) -> None:
-    """Else its list of what we hold would have the task for ever; standalone results have no such task."""
+    """Else its list of what we hold would have the task for ever; standalone results have no such
+    task."""
     ready(lpm, 2)
     collect(lpm, "job", 1)
     exchange.release(lpm.durable.db)
@@ -506,7 +567,12 @@ def counting(gateway: ScriptedGateway, there: set[str]) -> Callable[[Call], Answ
         parcels = [item["parcel_id"] for item in call.json]
         updated = sum(parcel in there or parcel in parcels[:n] for n, parcel in enumerate(parcels))
         there.update(parcels)
-        return 200, {"inserted": len(parcels) - updated, "updated": updated, "failed": 0, "errors": None}
+        return 200, {
+            "inserted": len(parcels) - updated,
+            "updated": updated,
+            "failed": 0,
+            "errors": None,
+        }
 
     return rule
 
@@ -520,7 +586,8 @@ def of_parcels(lpm: LocalPersistenceManager, *numbers: int) -> None:
 def test_an_update_that_cannot_be_ours_is_an_alarm_with_the_task(
     lpm: LocalPersistenceManager, gateway: ScriptedGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An answer that leaves it open which it was names all that it may be; those that follow go one by one at first."""
+    """An answer that leaves it open which it was names all that it may be; those that follow go one
+    by one at first."""
     gateway.rules = [counting(gateway, {"p-3", "p-100"})]
     of_parcels(lpm, *range(104))
 
@@ -535,9 +602,15 @@ def test_an_update_that_cannot_be_ours_is_an_alarm_with_the_task(
     assert (stand(lpm).synced, stand(lpm).replaced) == (104, 101)
 
 
-def test_updates_that_are_ours_are_no_alarm(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
-    """A request whose answer was lost, one that is taken apart, a result that is wanted again, a parcel once more."""
-    store, lost = counting(gateway, set()), iter([(500, {}), (200, {"inserted": 0, "updated": 0, "failed": 4})])
+def test_updates_that_are_ours_are_no_alarm(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
+    """A request whose answer was lost, one that is taken apart, a result that is wanted again, a
+    parcel once more."""
+    store, lost = (
+        counting(gateway, set()),
+        iter([(500, {}), (200, {"inserted": 0, "updated": 0, "failed": 4})]),
+    )
 
     def rule(call: Call) -> Answer | None:
         return (store(call) and next(lost, None)) or store(call)
@@ -556,7 +629,9 @@ def test_updates_that_are_ours_are_no_alarm(lpm: LocalPersistenceManager, gatewa
     assert (stand(lpm).synced, stand(lpm).rejected, stand(lpm).replaced) == (5, 0, 0)
 
 
-def test_what_an_older_program_has_delivered_is_known(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
+def test_what_an_older_program_has_delivered_is_known(
+    lpm: LocalPersistenceManager, gateway: ScriptedGateway
+) -> None:
     """Its parcels are no alarm when they come again; what the Gateway had refused is reported."""
     gateway.rules = [counting(gateway, set())]
     of_parcels(lpm, *range(3))
@@ -569,7 +644,9 @@ def test_what_an_older_program_has_delivered_is_known(lpm: LocalPersistenceManag
     lpm.close()
 
     again = LocalPersistenceManager(lpm.folder)
-    assign(again, *(given(f"again-{n}", f"http://a.example/{n}", parcel_id=f"p-{n}") for n in range(3)))
+    assign(
+        again, *(given(f"again-{n}", f"http://a.example/{n}", parcel_id=f"p-{n}") for n in range(3))
+    )
     again.save_result(*(done(task) for task in claim(again)))
     rounds(again, gateway)
 
@@ -581,7 +658,8 @@ def test_what_an_older_program_has_delivered_is_known(lpm: LocalPersistenceManag
 def test_another_gateway_has_none_of_our_keys(
     moved: bool, expected: int, lpm: LocalPersistenceManager, gateway: ScriptedGateway
 ) -> None:
-    """What was delivered to one makes no update of another's ours; the same one at a new address has them all."""
+    """What was delivered to one makes no update of another's ours; the same one at a new address
+    has them all."""
     collect(lpm, "job", 1)
     exchange.release(lpm.durable.db)
     agent.bind(lpm, load(gateway.env))

@@ -20,10 +20,13 @@ from tests.unit.test_linear import FIELDS, SHAPES
 SIZES = (60_000, 1_200_000)
 """A small page, and the most of many shapes that is not refused at once."""
 GAP_S = 0.25
-"""CPU time after which any work must have looked at the clock: the most by which it outlasts its turn."""
+"""CPU time after which any work must have looked at the clock: the most by which it outlasts its
+turn."""
 UNIT_S = 0.0065
 """What `unit` takes of the machine for which the quarter of a second was chosen."""
-SITE = Site(name="county", version="1", fields={str(number): field for number, field in enumerate(FIELDS)})
+SITE = Site(
+    name="county", version="1", fields={str(number): field for number, field in enumerate(FIELDS)}
+)
 QUICK = {str(number): Field(css=f"div > a{number}") for number in range(32)}
 
 
@@ -36,7 +39,8 @@ def unit() -> float:
 
 
 class Gaps:
-    """A clock of CPU time that notes the longest time between two looks at it, and where the second was."""
+    """A clock of CPU time that notes the longest time between two looks at it, and where the second
+    was."""
 
     def __init__(self) -> None:
         self.longest, self.where = 0.0, ""
@@ -64,7 +68,8 @@ def longest_gap(body: bytes, site: Site) -> tuple[float, str]:
 
 
 def gives_way(body: bytes, site: Site = SITE) -> str:
-    """Where it does not, else nothing; a machine that is slower now has more time, what is in doubt is tried again."""
+    """Where it does not, else nothing; a machine that is slower now has more time, what is in doubt
+    is tried again."""
     where = ""
     for _ in range(3):
         limit = GAP_S * max(1.0, unit() / UNIT_S)
@@ -80,7 +85,8 @@ def made(shape: Callable[[int], str], size: int) -> bytes:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_every_shape_of_page_gives_way(size: int) -> None:
-    """Parsing, verdict, fields and the general reading of every shape look at the clock at least every 0.25 s."""
+    """Parsing, verdict, fields and the general reading of every shape look at the clock at least
+    every 0.25 s."""
     late = {name: gives_way(made(shape, size)) for name, shape in SHAPES.items()}
 
     assert {name: where for name, where in late.items() if where} == {}
@@ -94,9 +100,12 @@ def test_the_largest_pages_give_way(name: str) -> None:
     assert gives_way((made if isinstance(made, bytes) else made.encode())[:10_000_000]) == ""
 
 
-@pytest.mark.parametrize("end", [("x" * 500_000 + "'") * 20, '="' + "x'" * 5_000_000], ids=["names", "quotes"])
+@pytest.mark.parametrize(
+    "end", [("x" * 500_000 + "'") * 20, '="' + "x'" * 5_000_000], ids=["names", "quotes"]
+)
 def test_tags_that_do_not_end_are_read_in_small_steps(end: str) -> None:
-    """Tags that each go on to the page's end take long in total, but no step takes a great part of it."""
+    """Tags that each go on to the page's end take long in total, but no step takes a great part of
+    it."""
     page, gaps = ("< " * 60 + end).encode(), Gaps()
     began = time.thread_time()
     with suppress(FetchError):

@@ -58,7 +58,18 @@ def test_what_is_no_fetchable_url_is_refused_with_a_reason(text: str, reason: st
 
 @pytest.mark.parametrize(
     "before",
-    ["http://", "HTTPS:", "//", "\\/", " \x01http:\\\\", "ht\ntp:/\t/", "/\n/", "//user:geheim@", "http:///", "foo:"],
+    [
+        "http://",
+        "HTTPS:",
+        "//",
+        "\\/",
+        " \x01http:\\\\",
+        "ht\ntp:/\t/",
+        "/\n/",
+        "//user:geheim@",
+        "http:///",
+        "foo:",
+    ],
 )
 def test_an_endless_host_is_refused_however_it_is_spelled(before: str) -> None:
     """No parser sees a host of more than 255 characters."""
@@ -96,14 +107,20 @@ def test_a_url_with_an_endless_host_is_refused() -> None:
     ],
 )
 def test_the_same_page_has_the_same_key(url: str, is_same: bool) -> None:
-    """Fragment, order of parameters and known tracking parameters do not make another page; anything else does."""
+    """Fragment, order of parameters and known tracking parameters do not make another page;
+    anything else does."""
     assert (urls.parse(url).key == urls.parse("http://a.example/x?b=2&a=1").key) == is_same
 
 
 def test_the_order_of_the_values_of_one_parameter_makes_another_page() -> None:
     """What stands first may count, as in a list of columns to sort by."""
-    assert urls.parse("http://a.example/?s=1&s=2").key != urls.parse("http://a.example/?s=2&s=1").key
-    assert urls.parse("http://a.example/?s=1&t=0&s=2").key == urls.parse("http://a.example/?t=0&s=1&s=2").key
+    assert (
+        urls.parse("http://a.example/?s=1&s=2").key != urls.parse("http://a.example/?s=2&s=1").key
+    )
+    assert (
+        urls.parse("http://a.example/?s=1&t=0&s=2").key
+        == urls.parse("http://a.example/?t=0&s=1&s=2").key
+    )
 
 
 @given(st.text(max_size=300))
@@ -121,7 +138,10 @@ def test_no_text_breaks_the_parser(text: str) -> None:
     ("text", "found"),
     [
         ("http://user:geheim@Example.com/x", ("http://example.com", "user:geheim")),
-        (" https://user:p%40ss%3A%D1%8F@example.com:8443/ ", ("https://example.com:8443", "user:p@ss:я")),
+        (
+            " https://user:p%40ss%3A%D1%8F@example.com:8443/ ",
+            ("https://example.com:8443", "user:p@ss:я"),
+        ),
         ("https://user@example.com:443/", ("https://example.com", "user:")),
         ("http://:geheim@example.com/", ("http://example.com", ":geheim")),
         ("http://a:b@c:d@example.com/", ("http://example.com", "a:b@c:d")),
@@ -135,7 +155,8 @@ def test_no_text_breaks_the_parser(text: str) -> None:
     ],
 )
 def test_credentials_move_out_of_urls(text: str, found: tuple[str, str] | None) -> None:
-    """User name and password are found with the origin they are for, and the address has none of them."""
+    """User name and password are found with the origin they are for, and the address has none of
+    them."""
     assert urls.credentials(text) == found
     if found:
         address = urls.parse(text)
@@ -150,9 +171,12 @@ def test_credentials_are_taken_out_of_messages() -> None:
     assert urls.without_credentials("http://a.example/x@y") == "http://a.example/x@y"
 
 
-@pytest.mark.parametrize("host", ["a." * 4_000 + "example", "a." * 128, "x" * 256, "漢." * 60, "漢" * 250])
+@pytest.mark.parametrize(
+    "host", ["a." * 4_000 + "example", "a." * 128, "x" * 256, "漢." * 60, "漢" * 250]
+)
 def test_hosts_that_no_name_server_can_know_are_refused(host: str) -> None:
-    """Also where only the ASCII form of an international name is too long; the longest names are no such hosts."""
+    """Also where only the ASCII form of an international name is too long; the longest names are no
+    such hosts."""
     with pytest.raises(UrlError, match="the host has more than 255 characters"):
         urls.parse(f"http://{host}/")
     longest = "a." * 122 + "a.example"
@@ -203,7 +227,9 @@ def test_other_texts_stay_as_they_are(text: str) -> None:
     assert urls.without_secrets(text) == text
 
 
-@pytest.mark.parametrize("piece", ["http:", "http://", "/", "@", "a:", "http://u:p@h ", "http://a@"])
+@pytest.mark.parametrize(
+    "piece", ["http:", "http://", "/", "@", "a:", "http://u:p@h ", "http://a@"]
+)
 def test_large_texts_take_time_in_proportion(piece: str) -> None:
     """Ten times the text takes some ten times the time, not a hundred."""
 

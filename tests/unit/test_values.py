@@ -1,4 +1,5 @@
-"""Numbers, dates and answers as the pages of many countries write them, with and without a locale."""
+"""Numbers, dates and answers as the pages of many countries write them, with and without a
+locale."""
 
 import unicodedata
 from collections.abc import Callable
@@ -149,7 +150,8 @@ NO_BREAK, NARROW, THIN = "\u00a0", "\u202f", "\u2009"
     ],
 )
 def test_numbers_without_a_locale(text: str, value: float | None) -> None:
-    """The first number of a text, whatever stands around it; one whose separators contradict each other is none."""
+    """The first number of a text, whatever stands around it; one whose separators contradict each
+    other is none."""
     found = number(text)
 
     assert (found, type(found)) == (value, type(value))
@@ -159,8 +161,16 @@ def test_numbers_without_a_locale(text: str, value: float | None) -> None:
 @pytest.mark.parametrize(
     ("text", "without", "by_locale"),
     [
-        ("1.234", 1.234, {"de": 1234, "bg": 1234, "pt-BR": 1234, "en-US": 1.234, "de-CH": 1.234, "es-MX": 1.234}),
-        ("1,234", 1234, {"de": 1.234, "bg": 1.234, "fr": 1.234, "en-GB": 1234, "it-CH": 1234, "ja": 1234}),
+        (
+            "1.234",
+            1.234,
+            {"de": 1234, "bg": 1234, "pt-BR": 1234, "en-US": 1.234, "de-CH": 1.234, "es-MX": 1.234},
+        ),
+        (
+            "1,234",
+            1234,
+            {"de": 1.234, "bg": 1.234, "fr": 1.234, "en-GB": 1234, "it-CH": 1234, "ja": 1234},
+        ),
         ("-85.000 €", -85.0, {"de": -85000, "es-ES": -85000, "en": -85.0}),
         ("12 345 Main St", 12345, {"en-US": 12, "fr": 12345, "bg": 12345}),
         # One meaning only: the locale changes nothing.
@@ -175,8 +185,11 @@ def test_numbers_without_a_locale(text: str, value: float | None) -> None:
         ("1 234,567", 1234.567, {"bg": 1234.567, "ru": 1234.567}),
     ],
 )
-def test_a_locale_decides_what_is_ambiguous(text: str, without: float, by_locale: dict[str, float]) -> None:
-    """Of `1.234` and `1,234` the locale tells the decimal sign; what has one meaning only keeps it."""
+def test_a_locale_decides_what_is_ambiguous(
+    text: str, without: float, by_locale: dict[str, float]
+) -> None:
+    """Of `1.234` and `1,234` the locale tells the decimal sign; what has one meaning only keeps
+    it."""
     assert number(text) == without
     assert {name: number(text, KNOWN[name]) for name in by_locale} == by_locale
 
@@ -212,14 +225,26 @@ def formatted(whole: int, cents: int | None, style: str) -> str:
     st.none() | st.integers(0, 99),
     st.sampled_from(sorted(STYLES)),
     st.sampled_from(
-        ["{}", "{} €", "€ {}", "EUR {}", "{} лв.", "ca. {} m²", "({})", "-{}", "\u2212{} kr", "Preis: {},-"]
+        [
+            "{}",
+            "{} €",
+            "€ {}",
+            "EUR {}",
+            "{} лв.",
+            "ca. {} m²",
+            "({})",
+            "-{}",
+            "\u2212{} kr",
+            "Preis: {},-",
+        ]
     ),
     st.sampled_from(["0123456789", "٠١٢٣٤٥٦٧٨٩", "०१२३४५६७८९", "０１２３４５６７８９"]),
 )
 def test_what_is_written_in_any_style_is_read_back(
     whole: int, cents: int | None, style: str, around: str, digits: str
 ) -> None:
-    """Every grouping, with two decimals or none, in any digits and in any company, gives the number back."""
+    """Every grouping, with two decimals or none, in any digits and in any company, gives the number
+    back."""
     written = formatted(whole, cents, style).translate(str.maketrans("0123456789", digits))
     expected = whole if cents is None else float(f"{whole}.{cents:02}")
     negative = around.startswith(("-", "\u2212", "("))
@@ -230,7 +255,10 @@ def test_what_is_written_in_any_style_is_read_back(
     assert number(text, KNOWN[name] if name else ANY) == (-expected if negative else expected)
 
 
-@given(st.text(max_size=50) | st.text("0123456789 .,'-()€m2kM万", max_size=50), st.sampled_from([ANY, *KNOWN.values()]))
+@given(
+    st.text(max_size=50) | st.text("0123456789 .,'-()€m2kM万", max_size=50),
+    st.sampled_from([ANY, *KNOWN.values()]),
+)
 def test_no_text_raises(text: str, locale: locales.Locale) -> None:
     """Any text is a number, a date, an answer or none."""
     number(text, locale)
@@ -250,12 +278,45 @@ def test_a_number_without_end_is_none(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("5 March 2024", "March 5th, 2024", "Tue, 5 Mar 2024 10:00", "2024-03-05", "05-Mar-2024", "5th of March 2024"),
+        *(
+            "5 March 2024",
+            "March 5th, 2024",
+            "Tue, 5 Mar 2024 10:00",
+            "2024-03-05",
+            "05-Mar-2024",
+            "5th of March 2024",
+        ),
         *("March 5,2024", "5 March,2024", "MARCH 5 2024"),
-        *("5 de marzo de 2024", "martes, 5 de marzo del 2024", "5 mar. 2024", "05/mar/2024", "marzo 5, 2024"),
-        *("5. März 2024", "Dienstag, 5.März 2024", "05. Mär. 2024", "5. Mrz 2024", "5 MÄRZ 2024", "05.03.2024"),
-        *("5 марта 2024 г.", "5 марта 2024 года", "5-го марта 2024", "5 мар. 2024 г.", "05.03.2024 г.", "5 МАРТА 2024"),
-        *("2024年3月5日", "2024年03月05日(火)", "２０２４年３月５日", "2024 年 3 月 5 日", "2024/03/05"),
+        *(
+            "5 de marzo de 2024",
+            "martes, 5 de marzo del 2024",
+            "5 mar. 2024",
+            "05/mar/2024",
+            "marzo 5, 2024",
+        ),
+        *(
+            "5. März 2024",
+            "Dienstag, 5.März 2024",
+            "05. Mär. 2024",
+            "5. Mrz 2024",
+            "5 MÄRZ 2024",
+            "05.03.2024",
+        ),
+        *(
+            "5 марта 2024 г.",
+            "5 марта 2024 года",
+            "5-го марта 2024",
+            "5 мар. 2024 г.",
+            "05.03.2024 г.",
+            "5 МАРТА 2024",
+        ),
+        *(
+            "2024年3月5日",
+            "2024年03月05日(火)",
+            "２０２４年３月５日",
+            "2024 年 3 月 5 日",
+            "2024/03/05",
+        ),
         *("5 mars 2024", "mardi 5 mars 2024 à 10 h", "le 5 mars 2024"),
         *("5 de março de 2024", "5 mar 2024", "terça-feira, 5 de Março de 2024"),
         *("5 marzo 2024", "martedì 5 marzo 2024"),
@@ -263,7 +324,13 @@ def test_a_number_without_end_is_none(text: str) -> None:
         *("5 marca 2024 r.", "wtorek, 5 marca 2024", "5 mar 2024"),
         *("5 Mart 2024 Salı", "5 Mar 2024"),
         *("2024年3月5号", "2024-3-5"),
-        *("5 март 2024 г.", "вторник, 5 март 2024", "5-ти март 2024", "05 мар 2024", "Обновена на 5 март, 2024 г."),
+        *(
+            "5 март 2024 г.",
+            "вторник, 5 март 2024",
+            "5-ти март 2024",
+            "05 мар 2024",
+            "Обновена на 5 март, 2024 г.",
+        ),
         *("2024년 3월 5일", "٢٠٢٤-٠٣-٠٥"),
     ],
 )
@@ -320,14 +387,19 @@ def test_dates_in_many_languages(text: str) -> None:
     ],
 )
 def test_other_months(text: str, value: str | None) -> None:
-    """Ordinals, genitives, abbreviations and accents, also where they are left out; other words are no months."""
+    """Ordinals, genitives, abbreviations and accents, also where they are left out; other words are
+    no months."""
     assert day(text) == value
 
 
 @pytest.mark.parametrize(
     ("text", "without", "by_locale"),
     [
-        ("03/04/2024", "2024-03-04", {"de": "2024-04-03", "en-GB": "2024-04-03", "en-US": "2024-03-04"}),
+        (
+            "03/04/2024",
+            "2024-03-04",
+            {"de": "2024-04-03", "en-GB": "2024-04-03", "en-US": "2024-03-04"},
+        ),
         ("3-4-2024", "2024-03-04", {"nl": "2024-04-03", "en": "2024-03-04"}),
         ("25/12/2024", "2024-12-25", {"fr": "2024-12-25", "en-US": "2024-12-25"}),
         ("12/25/2024", "2024-12-25", {"fr": "2024-12-25", "en-US": "2024-12-25"}),
@@ -335,8 +407,11 @@ def test_other_months(text: str, value: str | None) -> None:
         ("2024/03/04", "2024-03-04", {"de": "2024-03-04", "en-US": "2024-03-04"}),
     ],
 )
-def test_a_locale_tells_the_order_of_day_and_month(text: str, without: str, by_locale: dict[str, str]) -> None:
-    """Without a locale the month of 03/04/2024 is first; a date that has one meaning only keeps it."""
+def test_a_locale_tells_the_order_of_day_and_month(
+    text: str, without: str, by_locale: dict[str, str]
+) -> None:
+    """Without a locale the month of 03/04/2024 is first; a date that has one meaning only keeps
+    it."""
     assert day(text) == without
     assert {name: day(text, KNOWN[name]) for name in by_locale} == by_locale
 
@@ -348,10 +423,17 @@ def test_no_name_means_two_months() -> None:
         assert months.count("|") == 11
         for number_, names in enumerate(months.split("|"), 1):
             for name in names.split():
-                assert seen.setdefault(locales.plain(name), number_) == number_ == locales.month(name), name
+                assert (
+                    seen.setdefault(locales.plain(name), number_) == number_ == locales.month(name)
+                ), name
 
 
-FORMS: list[Callable[[str], str]] = [str, str.upper, str.title, lambda text: unicodedata.normalize("NFD", text)]
+FORMS: list[Callable[[str], str]] = [
+    str,
+    str.upper,
+    str.title,
+    lambda text: unicodedata.normalize("NFD", text),
+]
 
 
 @given(
@@ -360,7 +442,9 @@ FORMS: list[Callable[[str], str]] = [str, str.upper, str.title, lambda text: uni
     st.integers(0, 5),
     st.sampled_from(FORMS),
 )
-def test_dates_with_a_name_are_read_back(when: date, language: str, at: int, form: Callable[[str], str]) -> None:
+def test_dates_with_a_name_are_read_back(
+    when: date, language: str, at: int, form: Callable[[str], str]
+) -> None:
     """Every name of every month, in any case and form of Unicode, between its day and its year."""
     names = locales._MONTHS[language].split("|")[when.month - 1].split()
     name = form(names[at % len(names)])

@@ -1,4 +1,5 @@
-"""HTTP on the wire: whatever the bytes and however they are cut, an answer is read the same way or has a reason."""
+"""HTTP on the wire: whatever the bytes and however they are cut, an answer is read the same way or
+has a reason."""
 
 import asyncio
 from hashlib import sha256
@@ -22,7 +23,15 @@ from crawler.scraping.stored import page_of as stored_page
 from tests.support.serving import serving
 from tests.support.tasks import page
 
-REASONS = {"bad_response", "truncated", "connection", "too_large", "unknown_encoding", "bad_encoding", "bad_redirect"}
+REASONS = {
+    "bad_response",
+    "truncated",
+    "connection",
+    "too_large",
+    "unknown_encoding",
+    "bad_encoding",
+    "bad_redirect",
+}
 PIECES = [
     b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 204\r\n", b"http/1.0 404 No\n", b"\r\n", b"\n",
     b"Content-Length: 5\r\n", b"Content-Length: -1\r\n", b"Transfer-Encoding: chunked\r\n", b"Location: //\xff\r\n",
@@ -58,7 +67,8 @@ def test_status_lines(text: bytes, status: int, reason: str, persistent: bool) -
 
 
 def test_headers() -> None:
-    """Names keep case and order, values lose their blanks, folds become one line, what is no header is left out."""
+    """Names keep case and order, values lose their blanks, folds become one line, what is no header
+    is left out."""
     found = head(
         b"HTTP/1.1 200 OK\r\n stray\r\nB:  2 \r\nA : 1\r\nno colon\r\n: no name\r\nBad Name: 3\r\nb: 3,\r\n\t4\r\n\r\n"
     )
@@ -69,8 +79,12 @@ def test_headers() -> None:
 
 @given(st.lists(st.binary(max_size=50), max_size=8), st.integers(1, 40))
 def test_chunks_are_the_same_however_they_arrive(parts: list[bytes], step: int) -> None:
-    """A body in chunks comes out whole, in whatever pieces it comes in; what follows it is noticed."""
-    whole = b"".join(b"%x;e=1\r\n%s\r\n" % (len(part), part) for part in parts if part) + b"0\r\nX: 1\r\n\r\n"
+    """A body in chunks comes out whole, in whatever pieces it comes in; what follows it is
+    noticed."""
+    whole = (
+        b"".join(b"%x;e=1\r\n%s\r\n" % (len(part), part) for part in parts if part)
+        + b"0\r\nX: 1\r\n\r\n"
+    )
     chunks, out = wire.Chunks(), b""
     for begin in range(0, len(whole), step):
         assert not chunks.done
@@ -98,9 +112,12 @@ def test_no_bytes_break_the_parsers(data: bytes) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join), min_size=1, max_size=20))
+@given(
+    st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join), min_size=1, max_size=20)
+)
 def test_no_server_breaks_the_client(answers: list[bytes]) -> None:
-    """Whatever a server says before it hangs up, a fetch ends with a page or a reason, and so does the next one."""
+    """Whatever a server says before it hangs up, a fetch ends with a page or a reason, and so does
+    the next one."""
 
     async def work() -> set[str]:
         left = list(answers)
@@ -114,7 +131,9 @@ def test_no_server_breaks_the_client(answers: list[bytes]) -> None:
         async with serving(talk) as port, Client(10_000) as made:
             for _ in range(len(answers)):
                 try:
-                    await made.fetch(Request(url=f"http://127.0.0.1:{port}/", loopback=True, timeout_s=20))
+                    await made.fetch(
+                        Request(url=f"http://127.0.0.1:{port}/", loopback=True, timeout_s=20)
+                    )
                 except FetchError as error:
                     found.add(error.reason)
         return found
@@ -132,14 +151,22 @@ def test_folded_lines_follow_each_other() -> None:
 
 
 def told(sign: int, inside: str) -> bytes:
-    """A head of a plain page with a sign inside of its reason and of values, before what looks like a header."""
-    lines = (f"HTTP/1.1 200 O{chr(sign)}{inside}", f"X-A: b{chr(sign)}{inside}", f"X-B: c{chr(sign)}", "", "")
+    """A head of a plain page with a sign inside of its reason and of values, before what looks like
+    a header."""
+    lines = (
+        f"HTTP/1.1 200 O{chr(sign)}{inside}",
+        f"X-A: b{chr(sign)}{inside}",
+        f"X-B: c{chr(sign)}",
+        "",
+        "",
+    )
     return "\r\n".join(lines).encode("latin-1")
 
 
 @pytest.mark.parametrize("sign", [n for n in range(1, 256) if chr(n) not in "\r\n"])
 def test_a_stored_head_reads_as_it_came(sign: int, tmp_path: Path) -> None:
-    """Whatever bytes a server puts into a header, every reader of the store finds the headers that it sent."""
+    """Whatever bytes a server puts into a header, every reader of the store finds the headers that
+    it sent."""
     # Given a page whose head holds what looks like headers of another page
     body = b"<title>Parcel</title>"
     head = wire.parse_head(told(sign, "Content-Encoding: gzip"))
@@ -152,16 +179,29 @@ def test_a_stored_head_reads_as_it_came(sign: int, tmp_path: Path) -> None:
 
     # Then all read the same from it
     again = stored_page(stored, raw, came.url)
-    assert (again.status, again.reason, again.headers, again.body) == (200, head.reason, head.headers, body)
-    assert salvage.decoded(tmp_path, Raw(segment="a.warc.gz", offset=0, length=len(member))) == (stored, body)
+    assert (again.status, again.reason, again.headers, again.body) == (
+        200,
+        head.reason,
+        head.headers,
+        body,
+    )
+    assert salvage.decoded(tmp_path, Raw(segment="a.warc.gz", offset=0, length=len(member))) == (
+        stored,
+        body,
+    )
 
 
 @pytest.mark.parametrize("sign", [0x0B, 0x0C, 0x1C, 0x1D, 0x1E, 0x1F, 0x85, 0xA0])
 def test_only_blanks_and_tabs_stand_around_values(sign: int) -> None:
-    """Other bytes belong to a value: with them it is no length, no coding and no end of a connection."""
+    """Other bytes belong to a value: with them it is no length, no coding and no end of a
+    connection."""
     odd = chr(sign).encode("latin-1")
     head = wire.parse_head(
-        b"HTTP/1.1 200 OK\r\nContent-Length: 5" + odd + b"\r\nTransfer-Encoding: " + odd + b"chunked\r\n"
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5"
+        + odd
+        + b"\r\nTransfer-Encoding: "
+        + odd
+        + b"chunked\r\n"
         b"Connection: close" + odd + b"\r\n\r\n"
     )
 
@@ -181,7 +221,11 @@ def test_a_cookie_keeps_all_its_bytes() -> None:
 
 def test_robots_txt_has_the_lines_that_end() -> None:
     """Other signs that Python takes for a line's end are part of a rule."""
-    rules = RuleSet("User-agent: *\nDisallow: /\x0bAllow: /\x85Allow: /\u2028Allow: /", "crawler", Budget())
+    rules = RuleSet(
+        "User-agent: *\nDisallow: /\x0bAllow: /\x85Allow: /\u2028Allow: /", "crawler", Budget()
+    )
 
     assert rules.allows("https://county.example/records", Budget())
-    assert not RuleSet("User-agent: *\rDisallow: /\r", "crawler", Budget()).allows("https://a.example/b", Budget())
+    assert not RuleSet("User-agent: *\rDisallow: /\r", "crawler", Budget()).allows(
+        "https://a.example/b", Budget()
+    )

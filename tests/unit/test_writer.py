@@ -1,4 +1,5 @@
-"""The thread that stores outcomes: it waits for the store, never forgets its trouble, and charges no page for ours."""
+"""The thread that stores outcomes: it waits for the store, never forgets its trouble, and charges
+no page for ours."""
 
 import sys
 import time
@@ -22,7 +23,9 @@ class Storing:
         self.marks: list[tuple[bool, int]] = []
         """Each mark, with the number of outcomes that were stored by then."""
         self.complaints: list[str] = []
-        self.writer = Writer(lambda: Narrow(folder), self._hear, self.complaints.append, sleep, self._marked)
+        self.writer = Writer(
+            lambda: Narrow(folder), self._hear, self.complaints.append, sleep, self._marked
+        )
 
     def _hear(self, outcomes: Sequence[Outcome]) -> None:
         self.groups.append(len(outcomes))
@@ -38,7 +41,9 @@ class Storing:
 
     def states(self) -> list[tuple[object, ...]]:
         """What the ledger says of them."""
-        return self.lpm.ledger.db.all("SELECT status, error_type, attempts, failures FROM tasks ORDER BY id")
+        return self.lpm.ledger.db.all(
+            "SELECT status, error_type, attempts, failures FROM tasks ORDER BY id"
+        )
 
     def put(self, *outcomes: Outcome) -> None:
         """Have them stored, and wait for it."""
@@ -58,7 +63,8 @@ class Narrow(LocalPersistenceManager):
 
 
 def test_a_store_error_and_another_in_one_group_leave_no_trouble_behind(tmp_path: Path) -> None:
-    """A group meets a store that cannot be written, then holds a result that cannot be stored: work goes on."""
+    """A group meets a store that cannot be written, then holds a result that cannot be stored: work
+    goes on."""
     raw = tmp_path / "raw"
     slept: list[str] = []
 
@@ -85,7 +91,8 @@ def test_a_store_error_and_another_in_one_group_leave_no_trouble_behind(tmp_path
 
 
 def test_a_result_that_there_is_no_memory_for_is_fetched_again(tmp_path: Path) -> None:
-    """Its task goes back without an attempt, its requests are noted, and the others of its group are stored."""
+    """Its task goes back without an attempt, its requests are noted, and the others of its group
+    are stored."""
     storing = Storing(tmp_path)
     small, large = storing.tasks(2)
     too_large = page(large.url, b"large")
@@ -95,7 +102,9 @@ def test_a_result_that_there_is_no_memory_for_is_fetched_again(tmp_path: Path) -
 
     assert storing.states() == [("completed", None, 1, 0), ("pending", None, 0, 0)]
     assert [outcome.shortage for outcome in storing.stored] == [False, True]
-    [(noted,)] = storing.lpm.ledger.db.all("SELECT detail ->> 'sent' FROM events WHERE kind = 'broken off'")
+    [(noted,)] = storing.lpm.ledger.db.all(
+        "SELECT detail ->> 'sent' FROM events WHERE kind = 'broken off'"
+    )
     assert noted == '[["a.example",1000.0,0.1]]'
     [(message, wait_s)] = storing.lpm.ledger.db.all(
         "SELECT error_message, not_before - ? FROM tasks WHERE id = ?", (time.time(), large.id)
@@ -106,7 +115,8 @@ def test_a_result_that_there_is_no_memory_for_is_fetched_again(tmp_path: Path) -
 
 
 def test_large_results_are_stored_a_few_at_a_time(tmp_path: Path) -> None:
-    """A group ends with so many bytes, because all of it is in memory once more while it is stored."""
+    """A group ends with so many bytes, because all of it is in memory once more while it is
+    stored."""
     storing = Storing(tmp_path)
     record = b'{"title":"' + b"x" * 6_000_000 + b'"}'
 
@@ -118,7 +128,8 @@ def test_large_results_are_stored_a_few_at_a_time(tmp_path: Path) -> None:
 
 
 def test_storing_much_is_marked(tmp_path: Path) -> None:
-    """While some megabytes are stored the owner says so, also where that fails; for ordinary pages it does not."""
+    """While some megabytes are stored the owner says so, also where that fails; for ordinary pages
+    it does not."""
     storing = Storing(tmp_path)
     small, large, failing = storing.tasks(3)
 
@@ -140,8 +151,15 @@ def test_what_is_stored_does_not_stay_in_memory_until_the_next_comes(tmp_path: P
     bodies = [b"<p>%d</p>" % n * 1_000 for n in range(3)]
     before = [sys.getrefcount(body) for body in bodies]
 
-    storing.put(*(done(task, page=page(task.url, body)) for task, body in zip(storing.tasks(3), bodies, strict=True)))
+    storing.put(
+        *(
+            done(task, page=page(task.url, body))
+            for task, body in zip(storing.tasks(3), bodies, strict=True)
+        )
+    )
     storing.stored.clear()
 
-    wait_for(lambda: [sys.getrefcount(body) for body in bodies] == before, 20, "the pages to be let go")
+    wait_for(
+        lambda: [sys.getrefcount(body) for body in bodies] == before, 20, "the pages to be let go"
+    )
     storing.writer.stop(5)

@@ -29,15 +29,20 @@ _TITLES = {"fetch_ms": "fetch", "parse_ms": "parse", "page_bytes": "page size"}
 @click.argument("path")
 @click.argument("path2", required=False)
 @click.option(
-    "--html", type=click.Path(path_type=Path), help="Write a report to look at, in one file that needs no network."
+    "--html",
+    type=click.Path(path_type=Path),
+    help="Write a report to look at, in one file that needs no network.",
 )
 @click.option("--job", help="Only this job of a data folder.")
 @json_option
 @data_dir_option
-def analyze(path: str, path2: str | None, html: Path | None, job: str | None, as_json: bool) -> None:
+def analyze(
+    path: str, path2: str | None, html: Path | None, job: str | None, as_json: bool
+) -> None:
     """Say what results hold and lack; with two paths, what changed from the first to the second.
 
-    PATH is a folder of results, an export or archive (.json, .jsonl, .jsonl.zst), a data folder, or the name of a job.
+    PATH is a folder of results, an export or archive (.json, .jsonl, .jsonl.zst), a data folder, or
+    the name of a job.
 
     \b
     Example:
@@ -65,7 +70,9 @@ def analyze(path: str, path2: str | None, html: Path | None, job: str | None, as
 def _check_report(html: Path, *paths: Path) -> None:
     """Refuse to write the report over what is looked at, or over what a store needs."""
     if any(outputs.is_same(html, path) for path in paths):
-        raise UsageError(f"{html} is what is to be looked at; nothing was written: choose another name")
+        raise UsageError(
+            f"{html} is what is to be looked at; nothing was written: choose another name"
+        )
     for folder in (config.load().data_dir, *paths, *(path.parent for path in paths)):
         outputs.check(html, folder)
 
@@ -79,7 +86,11 @@ def _gather(path: str, path2: str | None, job: str | None) -> Profile | Comparis
                 runs.append(sources.find(name, job, settings.data_dir))
                 opened.callback(runs[-1].close)
         progress = _progress()
-        return compare.compare(runs[0], runs[1], progress) if path2 else profile.profile(runs[0], progress)
+        return (
+            compare.compare(runs[0], runs[1], progress)
+            if path2
+            else profile.profile(runs[0], progress)
+        )
 
 
 def _progress(every_s: float = 2.0) -> Callable[[int], None]:
@@ -105,8 +116,15 @@ def _console() -> "Console":
     return Quiet(markup=False, emoji=False, highlight=False)
 
 
-def _table(console: "Console", title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> None:
-    """A table; a head that begins with `>` is a column of numbers, one with `…` is cut, others are folded."""
+def _table(
+    console: "Console",
+    title: str,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    note: str = "",
+) -> None:
+    """A table; a head that begins with `>` is a column of numbers, one with `…` is cut, others are
+    folded."""
     from rich import box
     from rich.table import Table
 
@@ -115,7 +133,9 @@ def _table(console: "Console", title: str, heads: Sequence[str], rows: Iterable[
         if head[:1] == ">":
             table.add_column(head[1:], justify="right", no_wrap=True)
         elif head[:1] == "…":  # numbers and types take some 60 places
-            table.add_column(head[1:], no_wrap=True, overflow="ellipsis", max_width=max(20, console.width - 60))
+            table.add_column(
+                head[1:], no_wrap=True, overflow="ellipsis", max_width=max(20, console.width - 60)
+            )
         else:
             table.add_column(head, overflow="fold")
     for row in rows:
@@ -129,9 +149,15 @@ def _table(console: "Console", title: str, heads: Sequence[str], rows: Iterable[
 
 
 def _show_profile(console: "Console", found: Profile) -> None:
-    what = f"job {found.job} of {found.source}" if found.job and found.job != found.source else found.source
+    what = (
+        f"job {found.job} of {found.source}"
+        if found.job and found.job != found.source
+        else found.source
+    )
     console.print(printable(what), style="bold")
-    console.print(f"{found.results:,} results; {words.percent(found.success_rate)} success ({words.success(found)})")
+    console.print(
+        f"{found.results:,} results; {words.percent(found.success_rate)} success ({words.success(found)})"
+    )
     for line in _lines(found):
         console.print(printable(line))
     if found.unreadable:
@@ -140,7 +166,9 @@ def _show_profile(console: "Console", found: Profile) -> None:
             console.print(f"  {printable(example)}")
     if found.errors:
         rows = [(f"{e.count:,}", e.status, e.reason, e.url) for e in found.errors]
-        _table(console, "Tasks without a result", (">count", "state", "reason", "for example"), rows)
+        _table(
+            console, "Tasks without a result", (">count", "state", "reason", "for example"), rows
+        )
     _show_fields(console, found)
     _show_spread(console, found)
     for title, groups in (("Domains", found.domains), ("Sites", found.sites)):
@@ -160,21 +188,36 @@ def _lines(found: Profile) -> list[str]:
 
 def _show_fields(console: "Console", found: Profile) -> None:
     rows = [
-        (f.path, words.percent(f.share), f"{f.empty:,}", words.types(f), words.distinct(f), words.values(f))
+        (
+            f.path,
+            words.percent(f.share),
+            f"{f.empty:,}",
+            words.types(f),
+            words.distinct(f),
+            words.values(f),
+        )
         for f in found.fields[:_ROWS]
     ]
     more = len(found.fields) - len(rows)
     note = f"… and {more:,} more; --html and --json have them all" if more else ""
     if found.fields_capped:
         note += "\nthere are even more fields than these; they were not looked at"
-    _table(console, "Fields", ("field", ">records", ">empty", "type", ">distinct", "…values"), rows, note.strip())
+    _table(
+        console,
+        "Fields",
+        ("field", ">records", ">empty", "type", ">distinct", "…values"),
+        rows,
+        note.strip(),
+    )
     lacks = words.missing(found)
     if lacks:
         console.print()
         console.print("Records that lack what most have", style="bold")
     for lack in lacks[:_ROWS]:
         more = len(lack.fields) - _NAMED
-        names = ", ".join(lack.fields[:_NAMED]) + (f" and {more:,} other fields" if more > 0 else "")
+        names = ", ".join(lack.fields[:_NAMED]) + (
+            f" and {more:,} other fields" if more > 0 else ""
+        )
         console.print(printable(f"{lack.records:,} lack {names}"))
         for example in lack.examples:
             console.print(printable(f"    {example.task_id}  {example.url}"))
@@ -191,7 +234,9 @@ def _show_spread(console: "Console", found: Profile) -> None:
 
 
 def _show_groups(console: "Console", title: str, groups: Groups) -> None:
-    rows = [(g.name, f"{g.results:,}", "–" if g.failed is None else f"{g.failed:,}") for g in groups.top]
+    rows = [
+        (g.name, f"{g.results:,}", "–" if g.failed is None else f"{g.failed:,}") for g in groups.top
+    ]
     if groups.other_names:
         failed = "–" if groups.other_failed is None else f"{groups.other_failed:,}"
         rows.append((f"{groups.other_names:,} others", f"{groups.other_results:,}", failed))
@@ -221,10 +266,18 @@ def _show_comparison(console: "Console", found: Comparison) -> None:
             console.print()
             console.print(printable(field.path), style="bold")
         for example in field.examples:
-            console.print(printable(f"    {example.old or '(nothing)'} → {example.new or '(nothing)'}"))
+            console.print(
+                printable(f"    {example.old or '(nothing)'} → {example.new or '(nothing)'}")
+            )
             console.print(printable(f"        {example.url}"))
 
 
 def _change(field: FieldChange) -> tuple[str, ...]:
     counts = (f"{count:,}" for count in (field.changed, field.appeared, field.vanished))
-    return field.path, words.percent(field.share_a), words.percent(field.share_b), *counts, words.retyping(field)
+    return (
+        field.path,
+        words.percent(field.share_a),
+        words.percent(field.share_b),
+        *counts,
+        words.retyping(field),
+    )

@@ -15,10 +15,11 @@ from crawler.logs import printable
 @json_option
 @data_dir_option
 def audit(domain: str | None, job_name: str | None, since: float | None, as_json: bool) -> int:
-    """Show the true request rate of each domain, or of DOMAIN minute by minute, and any breach of its limit.
+    """Show the true request rate of each domain, or of DOMAIN minute by minute, and any breach of
+    its limit.
 
-    It rests on what workers noted of every request they made: pages, redirects, robots.txt. Exits with 1 where a limit
-    was broken.
+    It rests on what workers noted of every request they made: pages, redirects, robots.txt. Exits
+    with 1 where a limit was broken.
 
     \b
     Example:
@@ -35,7 +36,9 @@ def audit(domain: str | None, job_name: str | None, since: float | None, as_json
         print_json(found)
         return int(broken)
     if not found:
-        print(f"No request to {printable(domain)} was noted" if domain else "No request was noted yet")
+        print(
+            f"No request to {printable(domain)} was noted" if domain else "No request was noted yet"
+        )
         return 0
     for each in found:
         unit = {1.0: "second", 60.0: "minute", 3600.0: "hour"}[each.window_s]
@@ -53,7 +56,9 @@ def audit(domain: str | None, job_name: str | None, since: float | None, as_json
                     f"{minute.most_in_window:,} within a {unit}, {minute.most_at_a_time:,} at a time"
                 )
         for breach in each.breaches:
-            print(f"  BREACH {times.show(breach.at, now, tz)}: {breach.what} ({breach.times:,} times)")
+            print(
+                f"  BREACH {times.show(breach.at, now, tz)}: {breach.what} ({breach.times:,} times)"
+            )
     if not broken:
         print("No limit was broken.")
     return int(broken)

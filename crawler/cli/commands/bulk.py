@@ -41,18 +41,26 @@ def _job_name(_context: click.Context, _option: click.Parameter, value: str | No
     return value
 
 
-job_option = click.option("--job", "job_name", callback=_job_name, help="The job's name (default: the file's).")
+job_option = click.option(
+    "--job", "job_name", callback=_job_name, help="The job's name (default: the file's)."
+)
 fresh_option = click.option(
     "--fresh-for", type=Span(), help="Leave out what was collected within this time, such as 12h."
 )
 deadline_option = click.option(
-    "--deadline", type=Deadline(), help="Have it done by then: 17:00, 45m or 2026-11-15T17:00; the rest expires."
+    "--deadline",
+    type=Deadline(),
+    help="Have it done by then: 17:00, 45m or 2026-11-15T17:00; the rest expires.",
 )
 rate_option = click.option(
-    "--rate", type=Rate(), help="Requests to each domain, as 50/s or 30/m, or none: for servers of your own."
+    "--rate",
+    type=Rate(),
+    help="Requests to each domain, as 50/s or 30/m, or none: for servers of your own.",
 )
 url_column_option = click.option("--url-column", help="The column with the URLs (default: url).")
-queue_option = click.option("--queue", type=click.Choice(QUEUES), default="default", show_default=True)
+queue_option = click.option(
+    "--queue", type=click.Choice(QUEUES), default="default", show_default=True
+)
 
 
 @click.group()
@@ -69,7 +77,11 @@ def bulk() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @queue_option
 @click.option(
-    "--batch-size", type=click.IntRange(1, 100), default=100, show_default=True, help="Tasks per message, at most."
+    "--batch-size",
+    type=click.IntRange(1, 100),
+    default=100,
+    show_default=True,
+    help="Tasks per message, at most.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be imported, and import nothing.")
 @click.option("--strict", is_flag=True, help="Check all rows first; import nothing if one is bad.")
@@ -99,8 +111,9 @@ def import_(
 ) -> int:
     """Import FILE (CSV, JSON, JSONL, TXT, also .gz, or XLSX) into the ledger; needs no Redis.
 
-    A bad row is left out and noted in FILE.rejects.jsonl. The same file again continues its job while that is open.
-    With - as FILE it is read from stdin, kept in the store's input/, and known again by its content.
+    A bad row is left out and noted in FILE.rejects.jsonl. The same file again continues its job
+    while that is open. With - as FILE it is read from stdin, kept in the store's input/, and known
+    again by its content.
 
     \b
     Example:
@@ -167,7 +180,8 @@ def import_(
 
 
 def say_namesakes(settings: Settings, job: Job) -> None:
-    """Tell of the jobs that came from files of this name before: commands take a job by its own name."""
+    """Tell of the jobs that came from files of this name before: commands take a job by its own
+    name."""
     with contextlib.closing(LocalPersistenceManager(settings.data_dir)) as lpm, lpm.errors():
         before = [each for each in lpm.ledger.namesakes(job) if each.id < job.id]
     if before:
@@ -175,7 +189,8 @@ def say_namesakes(settings: Settings, job: Job) -> None:
 
 
 def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast | None:
-    """Tell when the job will be done and what will miss its deadline, or what keeps it from going on.
+    """Tell when the job will be done and what will miss its deadline, or what keeps it from going
+    on.
 
     `starts` says that workers are about to.
     """
@@ -201,7 +216,8 @@ def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast
 
 @contextlib.contextmanager
 def input_file(file: Path, folder: Path) -> Iterator[Path]:
-    """The file to read: for `-` one in that folder with what comes from stdin, unless no job is made of it."""
+    """The file to read: for `-` one in that folder with what comes from stdin, unless no job is
+    made of it."""
     if str(file) != "-":
         yield file
         return
@@ -224,7 +240,9 @@ def _show(settings: Settings, file: Path, queue: str, url_column: str | None, as
             task = item.task
             pages.add((task.address.key, task.parcel_id))
             if good <= _SHOWN and not as_json:
-                print(f"  {place(task.line or 0, task.item)}: {printable(task.address.url)} (priority {task.priority})")
+                print(
+                    f"  {place(task.line or 0, task.item)}: {printable(task.address.url)} (priority {task.priority})"
+                )
         else:
             bad += 1
             if bad <= _SHOWN:
@@ -235,7 +253,13 @@ def _show(settings: Settings, file: Path, queue: str, url_column: str | None, as
         say(f"… and {bad - _SHOWN:,} more rejected rows")
     known = good - len(pages)
     if as_json:
-        facts = {"rows": good + bad, "good": good, "new": len(pages), "known": known, "rejected": bad}
+        facts = {
+            "rows": good + bad,
+            "good": good,
+            "new": len(pages),
+            "known": known,
+            "rejected": bad,
+        }
         print_json(facts | {"queue": queue, "dry_run": True})
     else:
         if good > _SHOWN:
@@ -257,4 +281,6 @@ def _fill_window(settings: Settings) -> None:
 
         fill_window()
     except (redis.RedisError, ServiceError):
-        say(f"Redis is not running: the tasks wait in the ledger for the next worker ({program()} up)")
+        say(
+            f"Redis is not running: the tasks wait in the ledger for the next worker ({program()} up)"
+        )

@@ -12,8 +12,8 @@ from crawler.errors import UsageError
 def completion(shell: str) -> None:
     """Print the script that has SHELL complete what is typed behind `crawler`.
 
-    It works for the program `crawler`, not for `python -m crawler`. A line in the shell's own file makes it last:
-    ~/.bashrc, ~/.zshrc or ~/.config/fish/config.fish.
+    It works for the program `crawler`, not for `python -m crawler`. A line in the shell's own file
+    makes it last: ~/.bashrc, ~/.zshrc or ~/.config/fish/config.fish.
 
     \b
     Example:

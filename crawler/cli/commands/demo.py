@@ -24,8 +24,8 @@ from crawler.models import JobOptions
 def demo(workers: int | None) -> int:
     """Crawl a small site on this machine through the whole stack: Redis, workers, store.
 
-    Some of its pages are slow, some fail once, a few are broken for good. The store is the folder `demo` in the data
-    folder, made anew each time.
+    Some of its pages are slow, some fail once, a few are broken for good. The store is the folder
+    `demo` in the data folder, made anew each time.
 
     \b
     Example:
@@ -50,7 +50,11 @@ def demo(workers: int | None) -> int:
     report(settings, job, as_json=False)
     _show_examples(settings.data_dir)
     good = {"completed": books.completed, "failed": books.failed} == demo_site.EXPECTED
-    print("This is the outcome the site was built to have." if good else f"Expected were {demo_site.EXPECTED}.")
+    print(
+        "This is the outcome the site was built to have."
+        if good
+        else f"Expected were {demo_site.EXPECTED}."
+    )
     return 0 if good else 1
 
 

@@ -16,13 +16,18 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--repair", is_flag=True, help="Mend what can be mended; what is replaced is kept under another name.")
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Mend what can be mended; what is replaced is kept under another name.",
+)
 @json_option
 @data_dir_option
 def doctor(repair: bool, as_json: bool) -> None:
     """Examine the store and the stack, and mend what can be mended.
 
-    Ends with 0 if nothing is wrong any more, with 1 if something is, with 4 if the store cannot be used.
+    Ends with 0 if nothing is wrong any more, with 1 if something is, with 4 if the store cannot be
+    used.
 
     \b
     Example:
@@ -53,7 +58,9 @@ def _read(url: str, final_url: str, head: str, received: bytes) -> "Reread | Non
     read = examine(page, site)
     if not read.verdict.completed:
         return None
-    return Reread(read.encoded, page.header("content-type"), read.parser, (site.name, site.version), page.body)
+    return Reread(
+        read.encoded, page.header("content-type"), read.parser, (site.name, site.version), page.body
+    )
 
 
 @functools.cache

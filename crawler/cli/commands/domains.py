@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 @data_dir_option
 @click.pass_context
 def domains(context: click.Context, as_json: bool) -> None:
-    """What is known of each domain: limits, requests in flight, circuit, and what its server asked for.
+    """What is known of each domain: limits, requests in flight, circuit, and what its server asked
+    for.
 
     \b
     Example:
@@ -52,7 +53,8 @@ def list_(as_json: bool) -> None:
 @json_option
 @data_dir_option
 def reset(domain: str, as_json: bool) -> None:
-    """Close the circuit of DOMAIN and forget its Retry-After, Crawl-delay and slowing; its limits go on to hold.
+    """Close the circuit of DOMAIN and forget its Retry-After, Crawl-delay and slowing; its limits
+    go on to hold.
 
     \b
     Example:
@@ -77,12 +79,19 @@ def _list(as_json: bool) -> None:
         print_json(found)
         return
     if not found:
-        print("Nothing is known of any domain yet, or all was forgotten; workers note here what they meet")
+        print(
+            "Nothing is known of any domain yet, or all was forgotten; workers note here what they meet"
+        )
         return
     now, tz = time.time(), times.zone(config.load().timezone)
     found.sort(key=lambda each: (each.state == "CLOSED", each.not_before is None, each.domain))
     rows = [
-        (printable(e.domain), limits_in_words(e), str(e.in_flight), "; ".join(state_in_words(e, now, tz)))
+        (
+            printable(e.domain),
+            limits_in_words(e),
+            str(e.in_flight),
+            "; ".join(state_in_words(e, now, tz)),
+        )
         for e in found
     ]
     heads = ("domain", "limits", "in flight", "state")
@@ -90,7 +99,9 @@ def _list(as_json: bool) -> None:
     for name, limit, in_flight, state in [heads, *rows]:
         print(f"{name:{widths[0]}}  {limit:{widths[1]}}  {in_flight:>{widths[2]}}  {state}")
     if any(each.state != "CLOSED" for each in found):
-        print(f"A circuit closes by itself when a probe succeeds; sooner with: {program()} domains reset DOMAIN")
+        print(
+            f"A circuit closes by itself when a probe succeeds; sooner with: {program()} domains reset DOMAIN"
+        )
 
 
 def state_in_words(known: "Domain", now: float, tz: tzinfo | None) -> list[str]:
@@ -98,7 +109,9 @@ def state_in_words(known: "Domain", now: float, tz: tzinfo | None) -> list[str]:
     because = f" because {printable(known.last_block)}" if known.last_block else ""
     parts = []
     if known.state == "OPEN" and known.open_until is not None:
-        parts.append(f"circuit open until {times.until(known.open_until, now, tz)},{because}".rstrip(","))
+        parts.append(
+            f"circuit open until {times.until(known.open_until, now, tz)},{because}".rstrip(",")
+        )
     elif known.state == "HALF_OPEN":
         parts.append(f"circuit half open: one probe at a time,{because}".rstrip(","))
     elif known.failures:

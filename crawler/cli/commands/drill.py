@@ -22,16 +22,37 @@ OTHERS = (
     (0, 135, "Scrapy, JOBDIR, addresses as start_urls"),
     (17, 0, "scrapy-redis, SCHEDULER_PERSIST; Redis lives on"),
     (0, 16, "Crawlee, disk, not purged at start"),
-    (32, 0, "one Celery task per URL, acks_late; Redis lives on; 20 s waited, the rest comes back after an hour"),
+    (
+        32,
+        0,
+        "one Celery task per URL, acks_late; Redis lives on; 20 s waited, the rest comes back after an hour",
+    ),
 )
-"""What other crawlers miss and fetch twice after a kill, as `benchmarks/RESULTS.md` has it: a test compares them."""
+"""What other crawlers miss and fetch twice after a kill, as `benchmarks/RESULTS.md` has it: a test
+compares them."""
 
 
 @click.command()
-@click.option("--pages", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Pages to collect.")
-@click.option("--kills", type=click.IntRange(0, 10_000), default=5, show_default=True, help="Strikes to survive.")
+@click.option(
+    "--pages",
+    type=click.IntRange(1, 1_000_000),
+    default=1000,
+    show_default=True,
+    help="Pages to collect.",
+)
+@click.option(
+    "--kills",
+    type=click.IntRange(0, 10_000),
+    default=5,
+    show_default=True,
+    help="Strikes to survive.",
+)
 @workers_option
-@click.option("--seed", type=click.IntRange(0), help="The same seed gives the same strikes (default: a random one).")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    help="The same seed gives the same strikes (default: a random one).",
+)
 @click.option(
     "--latency",
     type=click.IntRange(0, 10_000),
@@ -41,20 +62,31 @@ OTHERS = (
     help="Milliseconds that a page takes.",
 )
 @click.option(
-    "--faults", type=click.FloatRange(0, 1), default=0.1, show_default=True, help="Share of the pages that fail once."
+    "--faults",
+    type=click.FloatRange(0, 1),
+    default=0.1,
+    show_default=True,
+    help="Share of the pages that fail once.",
 )
 @json_option
 @data_dir_option
 def drill(
-    pages: int, kills: int, workers: int | None, seed: int | None, latency: int, faults: float, as_json: bool
+    pages: int,
+    kills: int,
+    workers: int | None,
+    seed: int | None,
+    latency: int,
+    faults: float,
+    as_json: bool,
 ) -> int:
     """Crawl a site on this machine, kill parts of the stack meanwhile, and count what is lost.
 
-    Strikes are kill -9 of a worker's child, of the whole worker and of Redis, and FLUSHALL of Redis. It has its own
-    Redis, workers and store: the folder `drill` in the data folder, made anew each time.
+    Strikes are kill -9 of a worker's child, of the whole worker and of Redis, and FLUSHALL of
+    Redis. It has its own Redis, workers and store: the folder `drill` in the data folder, made anew
+    each time.
 
-    Exits with 0 when nothing is lost and only what was in flight at the kills was fetched again, with 5 when anything
-    is lost or unaccounted for, with 1 when anything came twice.
+    Exits with 0 when nothing is lost and only what was in flight at the kills was fetched again,
+    with 5 when anything is lost or unaccounted for, with 1 when anything came twice.
 
     \b
     Example:
@@ -86,12 +118,28 @@ def _show(score: "Score") -> None:
     kinds = Counter(strike.kind for strike in fell)
     slowest = score.slowest
     rows = [
-        ("pages", f"{score.pages:,}", f"seed {score.seed}, {score.workers} workers, {score.latency_ms} ms a page"),
-        ("lost", f"{score.lost:,}", ", ".join(f"{count:,} {reason}" for reason, count in score.failures.items())),
+        (
+            "pages",
+            f"{score.pages:,}",
+            f"seed {score.seed}, {score.workers} workers, {score.latency_ms} ms a page",
+        ),
+        (
+            "lost",
+            f"{score.lost:,}",
+            ", ".join(f"{count:,} {reason}" for reason, count in score.failures.items()),
+        ),
         ("twice", f"{score.twice:,}", ""),
-        ("extra fetches", f"{score.extra_fetches:,}", f"of {score.in_flight:,} in flight at the kills"),
+        (
+            "extra fetches",
+            f"{score.extra_fetches:,}",
+            f"of {score.in_flight:,} in flight at the kills",
+        ),
         ("planned retries", f"{score.planned_retries:,}", "pages that failed once on purpose"),
-        ("strikes", f"{len(fell):,}", ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))),
+        (
+            "strikes",
+            f"{len(fell):,}",
+            ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())),
+        ),
         (
             "slowest recovery",
             f"{slowest.back_after_s:.1f} s" if slowest else "–",
@@ -107,4 +155,8 @@ def _show(score: "Score") -> None:
     print(f"\n{textwrap.fill(f'For comparison, {PEERS}: {measured}', 80)}")
     print("missing  fetched twice")
     for missing, twice, who in OTHERS:
-        print(textwrap.fill(who, 80, initial_indent=f"{missing:7,}{twice:15,}  ", subsequent_indent=" " * 24))
+        print(
+            textwrap.fill(
+                who, 80, initial_indent=f"{missing:7,}{twice:15,}  ", subsequent_indent=" " * 24
+            )
+        )

@@ -56,7 +56,8 @@ def _books(store: Path, create: bool = False) -> Iterator["Books"]:
 
 @click.group()
 def gateway() -> None:
-    """Run a Gateway: it hands out tasks to workers on any number of machines, and collects their results.
+    """Run a Gateway: it hands out tasks to workers on any number of machines, and collects their
+    results.
 
     All commands but `serve` work on the store itself, also while the server runs.
 
@@ -69,7 +70,13 @@ def gateway() -> None:
 
 @gateway.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8900, show_default=True, help="The port; 0 is any.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8900,
+    show_default=True,
+    help="The port; 0 is any.",
+)
 @click.option(
     "--lease",
     type=click.FloatRange(0.1, 1e9),
@@ -89,11 +96,19 @@ def gateway() -> None:
     help="When a worker that got no tasks is to ask again.",
 )
 @click.option(
-    "--faults", type=click.FloatRange(0, 1), callback=_number, metavar="P", help="Let this part of all exchanges fail."
+    "--faults",
+    type=click.FloatRange(0, 1),
+    callback=_number,
+    metavar="P",
+    help="Let this part of all exchanges fail.",
 )
-@click.option("--seed", type=int, default=7, show_default=True, help="What the faults are drawn by.")
 @click.option(
-    "--like", type=click.Choice(["go", "python"]), help="Play the habits of a real Gateway in this language, for tests."
+    "--seed", type=int, default=7, show_default=True, help="What the faults are drawn by."
+)
+@click.option(
+    "--like",
+    type=click.Choice(["go", "python"]),
+    help="Play the habits of a real Gateway in this language, for tests.",
 )
 @store_option
 def serve(
@@ -106,7 +121,8 @@ def serve(
     like: str | None,
     store: Path,
 ) -> None:
-    """Serve the store over HTTP until Ctrl-C; the token is GATEWAY_TOKEN's, or that of the file GATEWAY_TOKEN_FILE.
+    """Serve the store over HTTP until Ctrl-C; the token is GATEWAY_TOKEN's, or that of the file
+    GATEWAY_TOKEN_FILE.
 
     \b
     Example:
@@ -122,7 +138,17 @@ def serve(
     with terminated_by_signal():
         from crawler.gateway.reference.serve import serve as run
 
-        run(store, secret, host=host, port=port, lease_s=lease, idle_s=idle, faults=faults, seed=seed, like=like)
+        run(
+            store,
+            secret,
+            host=host,
+            port=port,
+            lease_s=lease,
+            idle_s=idle,
+            faults=faults,
+            seed=seed,
+            like=like,
+        )
 
 
 @gateway.command("import")
@@ -130,12 +156,13 @@ def serve(
 @json_option
 @store_option
 def import_(file: Path, as_json: bool, store: Path) -> int:
-    """Take the rows of a CSV, JSON, JSONL, TXT or XLSX file in as tasks; the same file again changes nothing.
+    """Take the rows of a CSV, JSON, JSONL, TXT or XLSX file in as tasks; the same file again
+    changes nothing.
 
-    A row has a url, or a platform and whatever its site configuration needs: parcel_id, state, county. It may have a
-    task_id, a type, a priority from 1 to 4 and a deadline; all other columns are passed on to the workers. A row with a
-    known task_id and another content changes its task, unless that is held or completed. A bad row is left out and
-    noted in FILE.rejects.jsonl.
+    A row has a url, or a platform and whatever its site configuration needs: parcel_id, state,
+    county. It may have a task_id, a type, a priority from 1 to 4 and a deadline; all other columns
+    are passed on to the workers. A row with a known task_id and another content changes its task,
+    unless that is held or completed. A bad row is left out and noted in FILE.rejects.jsonl.
 
     \b
     Example:
@@ -153,7 +180,9 @@ def import_(file: Path, as_json: bool, store: Path) -> int:
         print_json(msgspec.structs.asdict(done))
     else:
         changed = f"{done.changed:,} changed, " if done.changed else ""
-        print(f"{done.rows:,} rows: {done.accepted:,} new, {done.known:,} known, {changed}{done.rejected:,} rejected")
+        print(
+            f"{done.rows:,} rows: {done.accepted:,} new, {done.known:,} known, {changed}{done.rejected:,} rejected"
+        )
         if done.other_sheets:
             say(rows.not_read(done.other_sheets))
         if done.rejects_file:
@@ -178,18 +207,25 @@ def status(as_json: bool, store: Path) -> None:
         return print_json(counts)
     total = counts.available + counts.held + counts.completed + counts.failed
     states = ("available", "held", "completed", "failed")
-    print(f"{total:,} tasks: " + ", ".join(f"{getattr(counts, state):,} {state}" for state in states))
+    print(
+        f"{total:,} tasks: " + ", ".join(f"{getattr(counts, state):,} {state}" for state in states)
+    )
     print(f"{counts.results:,} results ({counts.late:,} late), {counts.raw_files:,} raw files")
     print(f"{counts.workers:,} workers")
     return None
 
 
 @gateway.command()
-@click.option("--state", type=click.Choice(("available", "held", "completed", "failed")), help="In this state.")
+@click.option(
+    "--state",
+    type=click.Choice(("available", "held", "completed", "failed")),
+    help="In this state.",
+)
 @json_option
 @store_option
 def tasks(state: str | None, as_json: bool, store: Path) -> None:
-    """List tasks in the order of their import, with who has or ended each and why it failed; --json: one a line.
+    """List tasks in the order of their import, with who has or ended each and why it failed;
+    --json: one a line.
 
     \b
     Example:
@@ -213,12 +249,16 @@ def _task_line(task: "Known") -> str:
 
 @gateway.command()
 @click.option(
-    "--all", "everyone", is_flag=True, help="Also those that were silent for more than a day and hold nothing."
+    "--all",
+    "everyone",
+    is_flag=True,
+    help="Also those that were silent for more than a day and hold nothing.",
 )
 @json_option
 @store_option
 def workers(everyone: bool, as_json: bool, store: Path) -> None:
-    """List the workers: when each was heard last, what it holds, how its queue is, what it is to be told.
+    """List the workers: when each was heard last, what it holds, how its queue is, what it is to be
+    told.
 
     \b
     Example:
@@ -232,7 +272,9 @@ def workers(everyone: bool, as_json: bool, store: Path) -> None:
     if not known:
         print("No worker was heard of yet.")
     if len(found) < len(known):
-        say(f"{len(known) - len(found):,} workers were silent for more than a day and hold nothing (--all lists them)")
+        say(
+            f"{len(known) - len(found):,} workers were silent for more than a day and hold nothing (--all lists them)"
+        )
     for worker in found:
         queue = worker.heartbeat.queue if worker.heartbeat else None
         line = f"{worker.worker}  heard {duration(worker.silent_s)} ago"
@@ -250,7 +292,8 @@ def workers(everyone: bool, as_json: bool, store: Path) -> None:
 @click.argument("command", type=click.Choice(("pause", "resume", "drain")))
 @store_option
 def tell(worker: str, command: str, store: Path) -> None:
-    """Leave a command for a worker; it gets it with its next heartbeat. A later one replaces what it undoes.
+    """Leave a command for a worker; it gets it with its next heartbeat. A later one replaces what
+    it undoes.
 
     \b
     Example:
@@ -303,15 +346,27 @@ def results() -> None:
 
 
 @results.command()
-@click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="The file, or - for stdout.")
-@click.option("--format", "form", type=click.Choice(("jsonl", "json")), help="The format (default: by the ending).")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The file, or - for stdout.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("jsonl", "json")),
+    help="The format (default: by the ending).",
+)
 @json_option
 @store_option
 def export(output: Path, form: str | None, as_json: bool, store: Path) -> None:
     """Write all results to one file, whole or not at all, in the order in which they came.
 
-    Each has the worker's fields, and the Gateway's: worker, received_at, seq, applied (how often it was written), late,
-    sha256 (of its canonical JSON), and raw_name, raw_received_at and raw_seq of the raw file that it names.
+    Each has the worker's fields, and the Gateway's: worker, received_at, seq, applied (how often it
+    was written), late, sha256 (of its canonical JSON), and raw_name, raw_received_at and raw_seq of
+    the raw file that it names.
 
     \b
     Example:
@@ -323,7 +378,9 @@ def export(output: Path, form: str | None, as_json: bool, store: Path) -> None:
 
     form = form or ("jsonl" if str(output) == "-" else writing.format_of(output))
     if form not in ("jsonl", "json"):
-        raise click.UsageError(f"the ending of {output} is neither .jsonl nor .json; add --format jsonl or json")
+        raise click.UsageError(
+            f"the ending of {output} is neither .jsonl nor .json; add --format jsonl or json"
+        )
     count = 0
 
     def counted() -> Iterator[dict[str, Any]]:

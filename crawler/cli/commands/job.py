@@ -60,11 +60,21 @@ def list_(as_json: bool) -> None:
         books = [lpm.ledger.job_books(each) for each in jobs]
         found = list(zip(jobs, books, lpm.unaccounted(jobs), strict=True))
     if as_json:
-        print_json([_facts(each) | {"books": counts, "unaccounted": missing} for each, counts, missing in found])
+        print_json(
+            [
+                _facts(each) | {"books": counts, "unaccounted": missing}
+                for each, counts, missing in found
+            ]
+        )
         return
     for each, counts, missing in found:
-        done, trouble = counts.accepted - counts.open, counts.failed + counts.skipped + counts.expired
-        shown = f"{printable(each.name)[:34]:34} {each.state:9} {done:,} of {counts.accepted:,} done"
+        done, trouble = (
+            counts.accepted - counts.open,
+            counts.failed + counts.skipped + counts.expired,
+        )
+        shown = (
+            f"{printable(each.name)[:34]:34} {each.state:9} {done:,} of {counts.accepted:,} done"
+        )
         print(shown + (f", {trouble:,} without a result" if trouble else ""))
         for what in missing:
             print(f"  UNACCOUNTED: {printable(what)}")
@@ -98,7 +108,11 @@ def show(name: str, as_json: bool) -> None:
         look, now = Waits(settings, lpm), lpm.now()
         waits = look.of(each, receipt.books)
         endless = endless_wait([wait for wait in waits if wait.kind != "worker"])
-        seen = of_job(lpm.ledger, each, limits, now, waits) if receipt.books.open and not endless else None
+        seen = (
+            of_job(lpm.ledger, each, limits, now, waits)
+            if receipt.books.open and not endless
+            else None
+        )
     if as_json:
         facts = {"receipt": receipt, "failures": examples, "forecast": seen, "waits": waits}
         print_json(_facts(each) | facts | _named(later))
@@ -106,7 +120,10 @@ def show(name: str, as_json: bool) -> None:
     origin = "a Gateway" if each.of_gateway else printable(each.source_file or "no file")
     print(f"{printable(each.name)}: {receipt.status}, queue {each.queue}, from {origin}")
     began = times.show(each.created_at, now, tz)
-    print(f"began {began}" + (f", ended {times.show(each.completed_at, now, tz)}" if each.completed_at else ""))
+    print(
+        f"began {began}"
+        + (f", ended {times.show(each.completed_at, now, tz)}" if each.completed_at else "")
+    )
     if each.deadline:
         print(f"deadline {times.until(each.deadline, now, tz)}")
     if seen:
@@ -122,7 +139,8 @@ def show(name: str, as_json: bool) -> None:
 @json_option
 @data_dir_option
 def verify(name: str, as_json: bool) -> int:
-    """Print a job's receipt; exits with 5 while a task is open or anything does not add up, 4 if it cannot be read.
+    """Print a job's receipt; exits with 5 while a task is open or anything does not add up, 4 if it
+    cannot be read.
 
     \b
     Example:
@@ -136,7 +154,12 @@ def verify(name: str, as_json: bool) -> int:
         delivery, later = lpm.ledger.delivery(each), lpm.ledger.later_namesakes(each)
     open_ = receipt.books.open
     if as_json:
-        facts = {"created_at": each.created_at, "failures": failures, "delivery": delivery, **_named(later)}
+        facts = {
+            "created_at": each.created_at,
+            "failures": failures,
+            "delivery": delivery,
+            **_named(later),
+        }
         print_json(msgspec.structs.asdict(receipt) | facts)
     else:
         print(printable(imported(each)))
@@ -166,7 +189,8 @@ def _print_delivery(found: Delivery) -> None:
 @json_option
 @data_dir_option
 def accept(name: str, as_json: bool) -> None:
-    """Accept what a job has, although its import was broken off or a repair lost something; its receipt says so.
+    """Accept what a job has, although its import was broken off or a repair lost something; its
+    receipt says so.
 
     \b
     Example:
@@ -236,7 +260,9 @@ def cancel(name: str) -> None:
         accepted = lpm.accept_import(each)  # who ends a job wants no more of its file
         lpm.durable.finalise(lpm.now())
         [missing] = lpm.unaccounted([lpm.ledger.job_by_id(each.id)])
-    again = f"again with: {program()} retry --skipped --reason cancelled --job {shlex.quote(each.name)}"
+    again = (
+        f"again with: {program()} retry --skipped --reason cancelled --job {shlex.quote(each.name)}"
+    )
     print(f"Cancelled {printable(each.name)}: {count:,} tasks are skipped ({printable(again)})")
     _print_accepted(each, accepted)
     for what in missing:
@@ -264,7 +290,9 @@ def tasks() -> None:
 @click.option("--reason", help="With this reason, such as timeout or http_500.")
 @click.option("--job", "job_name", help="Of this job.")
 @click.option("--domain", help="At this domain.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many (default: 100; with --json all).")
+@click.option(
+    "--limit", type=click.IntRange(1), help="At most so many (default: 100; with --json all)."
+)
 @json_option
 @data_dir_option
 def list_tasks(
@@ -308,8 +336,16 @@ def _print_task(task: dict[str, Any]) -> None:
 @click.option("--job", "job_name", help="Only of this job.")
 @json_option
 @data_dir_option
-def retry(failed: bool, expired: bool, skipped: bool, reason: str | None, job_name: str | None, as_json: bool) -> None:
-    """Try again what ended without a result; running workers take it up at once, else `resume` does.
+def retry(
+    failed: bool,
+    expired: bool,
+    skipped: bool,
+    reason: str | None,
+    job_name: str | None,
+    as_json: bool,
+) -> None:
+    """Try again what ended without a result; running workers take it up at once, else `resume`
+    does.
 
     \b
     Example:

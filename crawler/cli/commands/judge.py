@@ -23,16 +23,25 @@ _AGAIN = (RetryClass.SOON, RetryClass.LATER, RetryClass.SLOW_DOWN)
 @click.command()
 @click.argument("target", metavar="FILE|URL")
 @click.option(
-    "--status", type=click.IntRange(100, 999), help="The status that the file's page came with (default 200)."
+    "--status",
+    type=click.IntRange(100, 999),
+    help="The status that the file's page came with (default 200).",
 )
-@click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header that it came with.")
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="'NAME: VALUE'",
+    help="A header that it came with.",
+)
 @json_option
 @data_dir_option
 def judge(target: str, status: int | None, headers: tuple[str, ...], as_json: bool) -> int:
     """Say what a page really is: good, thin, or which kind of wall, and what is done about it.
 
-    FILE is an HTML file, or - for standard input. Of a URL the stored page is judged; where there is none it is
-    fetched, and nothing is stored. The exit code is 0 for a page that counts as collected, and 1 for a wall.
+    FILE is an HTML file, or - for standard input. Of a URL the stored page is judged; where there
+    is none it is fetched, and nothing is stored. The exit code is 0 for a page that counts as
+    collected, and 1 for a wall.
 
     \b
     Example:
@@ -57,7 +66,9 @@ def judge(target: str, status: int | None, headers: tuple[str, ...], as_json: bo
 def _of_file(settings: Settings, target: str, status: int, headers: tuple[str, ...]) -> Page:
     body = _read(target, settings.max_body)
     pairs = [_header(line) for line in headers]
-    if target.lower().endswith((".html", ".htm")) and not any(name.lower() == "content-type" for name, _ in pairs):
+    if target.lower().endswith((".html", ".htm")) and not any(
+        name.lower() == "content-type" for name, _ in pairs
+    ):
         pairs.append(("content-type", "text/html"))
     return Page(
         url="", final_url="", status=status, reason="", headers=tuple(pairs), body=body, raw=body,
@@ -77,7 +88,9 @@ def _read(target: str, most: int) -> bytes:
     except IsADirectoryError:
         raise InputError(target, "this is a folder, not a page") from None
     except (OSError, ValueError) as error:
-        raise InputError(target, f"it cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise InputError(
+            target, f"it cannot be read ({getattr(error, 'strerror', None) or error})"
+        ) from None
     if len(body) > most:
         raise InputError(target, f"it is larger than the {most:,} bytes that a page may have")
     return body
@@ -132,7 +145,8 @@ def _judged(settings: Settings, page: Page, path: str) -> Verdict:
 
 
 def _decides(verdict: Verdict) -> dict[str, Any]:
-    """What follows from it: `retry` of a plain status comes from the table of reasons, as in the pipeline."""
+    """What follows from it: `retry` of a plain status comes from the table of reasons, as in the
+    pipeline."""
     from crawler.resilience.retry import class_of
 
     retry = verdict.retry or (None if verdict.completed else class_of(verdict.name))
@@ -166,9 +180,15 @@ def _show(source: str, page: Page, verdict: Verdict) -> None:
     for evidence in verdict.evidence:
         print(f"  evidence   {printable(evidence)}")
     facts = _decides(verdict)
-    again = {"completed": "done with it", "pending": "tried again while attempts are left", "failed": "not tried again"}
+    again = {
+        "completed": "done with it",
+        "pending": "tried again while attempts are left",
+        "failed": "not tried again",
+    }
     print(f"  state      {facts['state']}: {again[facts['state']]}")
     print(f"  quarantine {'yes: set apart from the good pages' if facts['quarantine'] else 'no'}")
     print(f"  retry      {facts['retry'] or 'none'}")
-    print(f"  breaker    {'counts ' + facts['breaker'] + ' against the domain' if facts['breaker'] else 'not told'}")
+    print(
+        f"  breaker    {'counts ' + facts['breaker'] + ' against the domain' if facts['breaker'] else 'not told'}"
+    )
     print(f"  proxy      {facts['proxy_score']:+d}")

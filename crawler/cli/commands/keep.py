@@ -22,7 +22,9 @@ from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 
 
-def _not_stdout(_context: click.Context, _option: click.Parameter, value: Path | None) -> Path | None:
+def _not_stdout(
+    _context: click.Context, _option: click.Parameter, value: Path | None
+) -> Path | None:
     if str(value) == "-":
         raise click.BadParameter("it must be a file: what was written is read again")
     return value
@@ -30,7 +32,9 @@ def _not_stdout(_context: click.Context, _option: click.Parameter, value: Path |
 
 @click.command()
 @click.option("--compress", is_flag=True, help="Compress the file with zstd.")
-@click.option("--older-than", type=Span(), help="Only results scraped longer ago than this, such as 7d.")
+@click.option(
+    "--older-than", type=Span(), help="Only results scraped longer ago than this, such as 7d."
+)
 @only_job_option
 @click.option(
     "--output",
@@ -41,11 +45,18 @@ def _not_stdout(_context: click.Context, _option: click.Parameter, value: Path |
 )
 @json_option
 @data_dir_option
-def archive(compress: bool, older_than: float | None, job_name: str | None, output: Path | None, as_json: bool) -> None:
-    """Move the results that lie in pending/ into one file; they leave pending/ once that was read back and is right.
+def archive(
+    compress: bool,
+    older_than: float | None,
+    job_name: str | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Move the results that lie in pending/ into one file; they leave pending/ once that was read
+    back and is right.
 
-    Their records stay in the ledger: they can still be listed, exported, bundled and synced. Safe to interrupt: typed
-    again, it goes on.
+    Their records stay in the ledger: they can still be listed, exported, bundled and synced. Safe
+    to interrupt: typed again, it goes on.
 
     \b
     Example:
@@ -57,7 +68,9 @@ def archive(compress: bool, older_than: float | None, job_name: str | None, outp
     with stored() as lpm:
         job = job_of(lpm, job_name) if job_name else None
         if older_than is None and (open_ := lpm.ledger.progress(job).open):
-            say(f"{open_:,} tasks are still open: their results may not be in it, and stay in pending/")
+            say(
+                f"{open_:,} tasks are still open: their results may not be in it, and stay in pending/"
+            )
         done = keeper.archive(
             lpm,
             output,
@@ -72,7 +85,9 @@ def archive(compress: bool, older_than: float | None, job_name: str | None, outp
         print("Nothing to archive: no such results lie in pending/")
     else:
         shown = output or config.load().data_dir / "archive" / Path(done.file).name
-        print(f"Archived {done.results} results to {printable(str(shown))} ({size_of(done.bytes)}, verified)")
+        print(
+            f"Archived {done.results} results to {printable(str(shown))} ({size_of(done.bytes)}, verified)"
+        )
 
 
 @click.command()
@@ -89,11 +104,14 @@ def archive(compress: bool, older_than: float | None, job_name: str | None, outp
 @click.option("--no-raw", is_flag=True, help="Without the raw pages.")
 @json_option
 @data_dir_option
-def bundle(output: Path, job_name: str | None, since: float | None, no_raw: bool, as_json: bool) -> int:
-    """Write results and their raw pages to one file that another machine can take in and deliver (`results unbundle`).
+def bundle(
+    output: Path, job_name: str | None, since: float | None, no_raw: bool, as_json: bool
+) -> int:
+    """Write results and their raw pages to one file that another machine can take in and deliver
+    (`results unbundle`).
 
-    The checksum is that of the file's manifest; both machines print it. Says on stderr what is still open, and ends
-    with 5 where anything is known to be missing (`job verify`).
+    The checksum is that of the file's manifest; both machines print it. Says on stderr what is
+    still open, and ends with 5 where anything is known to be missing (`job verify`).
 
     \b
     Example:
@@ -106,14 +124,18 @@ def bundle(output: Path, job_name: str | None, since: float | None, no_raw: bool
         missing = tell_missing(lpm, job)
         done = write(lpm, output, job=job, since=since, raw=not no_raw)
     if done.unreadable:
-        say(f"{done.unreadable:,} pages cannot be read and were left out; their records are in the bundle")
+        say(
+            f"{done.unreadable:,} pages cannot be read and were left out; their records are in the bundle"
+        )
     if as_json:
         print_json(done)
     elif done.file is None:
         print("Nothing to bundle: there are no such results")
     else:
         print(f"Checksum {done.checksum}")
-        print(f"Bundled {done.results} results with {done.pages} pages to {done.file} ({size_of(done.bytes)})")
+        print(
+            f"Bundled {done.results} results with {done.pages} pages to {done.file} ({size_of(done.bytes)})"
+        )
     if missing:
         return UNACCOUNTED
     return 1 if done.unreadable else 0
@@ -124,9 +146,11 @@ def bundle(output: Path, job_name: str | None, since: float | None, no_raw: bool
 @json_option
 @data_dir_option
 def unbundle(file: Path, as_json: bool) -> None:
-    """Take in the results and pages of FILE that are not here yet; nothing of a damaged file is stored.
+    """Take in the results and pages of FILE that are not here yet; nothing of a damaged file is
+    stored.
 
-    They are held like all standalone results, and belong to a job of their own. Typed again, it changes nothing.
+    They are held like all standalone results, and belong to a job of their own. Typed again, it
+    changes nothing.
 
     \b
     Example:
@@ -145,7 +169,9 @@ def unbundle(file: Path, as_json: bool) -> None:
     if done.job:
         print(f"Job {printable(done.job)}")
     if done.open:
-        print(f"{done.open:,} of the known ones are tasks without a result here; they were left as they are")
+        print(
+            f"{done.open:,} of the known ones are tasks without a result here; they were left as they are"
+        )
     if done.added_pages:
         print(f"{done.added_pages:,} pages of known results were missing here, and were taken in")
     print(f"{done.results} results: {done.new} new, {done.known} known")
@@ -153,15 +179,19 @@ def unbundle(file: Path, as_json: bool) -> None:
 
 @click.command()
 @click.option("--raw", is_flag=True, help="Remove raw pages (there is nothing else to prune).")
-@click.option("--older-than", type=Span(), help="… of segments last written longer ago than this, such as 30d.")
+@click.option(
+    "--older-than",
+    type=Span(),
+    help="… of segments last written longer ago than this, such as 30d.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @json_option
 @data_dir_option
 def prune(raw: bool, older_than: float | None, dry_run: bool, as_json: bool) -> None:
     """Remove raw pages, a whole segment at a time; records and results stay.
 
-    A segment holds the pages of at most a day. One that a worker is writing to is kept, and so is one with pages of
-    results that a Gateway is still to get.
+    A segment holds the pages of at most a day. One that a worker is writing to is kept, and so is
+    one with pages of results that a Gateway is still to get.
 
     \b
     Example:
@@ -170,7 +200,9 @@ def prune(raw: bool, older_than: float | None, dry_run: bool, as_json: bool) -> 
     from crawler.results import archive as keeper
 
     if not raw or older_than is None:
-        raise click.UsageError(f"say what to remove and from what age on: {program()} prune --raw --older-than 30d")
+        raise click.UsageError(
+            f"say what to remove and from what age on: {program()} prune --raw --older-than 30d"
+        )
     with stored() as lpm:
         done = keeper.prune(lpm, lpm.now() - older_than, dry_run)
     if as_json:
@@ -178,7 +210,10 @@ def prune(raw: bool, older_than: float | None, dry_run: bool, as_json: bool) -> 
         return
     kept = [
         f"{_segments(count)} kept ({why})"
-        for count, why in ((done.in_use, "in use"), (done.for_gateway, "a Gateway is still to get their results"))
+        for count, why in (
+            (done.in_use, "in use"),
+            (done.for_gateway, "a Gateway is still to get their results"),
+        )
         if count
     ]
     verb = "Would remove" if dry_run else "Removed"

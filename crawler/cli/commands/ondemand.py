@@ -1,4 +1,5 @@
-"""`ondemand`: workers, and what takes tasks from a Gateway and delivers their results, in one supervised stack."""
+"""`ondemand`: workers, and what takes tasks from a Gateway and delivers their results, in one
+supervised stack."""
 
 import contextlib
 import signal
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 SAY_S = 5.0
 
 platform_option = click.option(
-    "--platform", "platforms", multiple=True, metavar="P", help="Ask for tasks of this platform only; may be repeated."
+    "--platform",
+    "platforms",
+    multiple=True,
+    metavar="P",
+    help="Ask for tasks of this platform only; may be repeated.",
 )
 capacity_option = click.option(
     "--capacity",
@@ -30,7 +35,9 @@ capacity_option = click.option(
     help="How many of the Gateway's tasks are held here at a time.",
 )
 moved_option = click.option(
-    "--moved", is_flag=True, help="GATEWAY_URL is a new address of the Gateway that this store's tasks came from."
+    "--moved",
+    is_flag=True,
+    help="GATEWAY_URL is a new address of the Gateway that this store's tasks came from.",
 )
 
 
@@ -41,11 +48,15 @@ moved_option = click.option(
 @moved_option
 @json_option
 @data_dir_option
-def ondemand(platforms: tuple[str, ...], capacity: int, workers: int | None, moved: bool, as_json: bool) -> int:
-    """Work for the Gateway of GATEWAY_URL: take its tasks, collect their pages, deliver every result once.
+def ondemand(
+    platforms: tuple[str, ...], capacity: int, workers: int | None, moved: bool, as_json: bool
+) -> int:
+    """Work for the Gateway of GATEWAY_URL: take its tasks, collect their pages, deliver every
+    result once.
 
-    It goes on until Ctrl-C, or until the Gateway says `drain` and has got everything. What is not done or not
-    delivered then stays in the store, and the same command goes on with it. Any number of machines may do so.
+    It goes on until Ctrl-C, or until the Gateway says `drain` and has got everything. What is not
+    done or not delivered then stays in the store, and the same command goes on with it. Any number
+    of machines may do so.
 
     \b
     Example:
@@ -67,8 +78,14 @@ def ondemand(platforms: tuple[str, ...], capacity: int, workers: int | None, mov
         worker_id = bind(lpm, settings, moved)
     for platform in platforms:
         if described.named(platform) is None:
-            say(f"warning: no site {platform!r} is configured; its tasks need a url, and are read like any page")
-    agent = [*(part for platform in platforms for part in ("--platform", platform)), "--capacity", str(capacity)]
+            say(
+                f"warning: no site {platform!r} is configured; its tasks need a url, and are read like any page"
+            )
+    agent = [
+        *(part for platform in platforms for part in ("--platform", platform)),
+        "--capacity",
+        str(capacity),
+    ]
     try:
         with terminated_by_signal(), Orchestrator(settings, workers, agent=agent) as stack:
             say(f"starting Redis and workers; this is worker {worker_id} of {settings.gateway_url}")
@@ -97,7 +114,9 @@ def _follow(settings: Settings, stack: "Orchestrator") -> None:
                     if line not in said:
                         say(line)
                 said = lines
-                due = began + max(SAY_S, 50 * (time.monotonic() - began))  # counting a million must not be the work
+                due = began + max(
+                    SAY_S, 50 * (time.monotonic() - began)
+                )  # counting a million must not be the work
             time.sleep(0.2)
     say("the Gateway wants no more, and has got everything")
 
@@ -109,11 +128,20 @@ def _line(lpm: LocalPersistenceManager) -> str:
     db = lpm.ledger.db
     states, stand = exchange.states(db), lpm.ledger.delivery(None)
     counts = {"taken": sum(states.values()), "open": exchange.open_count(db)}
-    counts |= {name: states[name] for name in ("completed", "failed", "skipped", "expired") if states.get(name)}
-    sent = {"to deliver": stand.unsent, "delivered": stand.synced - stand.replaced + stand.reports_synced}
+    counts |= {
+        name: states[name]
+        for name in ("completed", "failed", "skipped", "expired")
+        if states.get(name)
+    }
+    sent = {
+        "to deliver": stand.unsent,
+        "delivered": stand.synced - stand.replaced + stand.reports_synced,
+    }
     sent |= {"replaced": stand.replaced} if stand.replaced else {}
     sent |= {"rejected": refused} if (refused := stand.rejected + stand.reports_rejected) else {}
-    return " · ".join(", ".join(f"{count:,} {what}" for what, count in part.items()) for part in (counts, sent))
+    return " · ".join(
+        ", ".join(f"{count:,} {what}" for what, count in part.items()) for part in (counts, sent)
+    )
 
 
 def _remarks(lpm: LocalPersistenceManager, settings: Settings) -> list[str]:

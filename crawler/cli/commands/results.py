@@ -11,7 +11,16 @@ import click
 
 from crawler import config
 from crawler import results as store
-from crawler.cli.output import UNACCOUNTED, data_dir_option, job_of, json_option, print_json, say, stored, tell_missing
+from crawler.cli.output import (
+    UNACCOUNTED,
+    data_dir_option,
+    job_of,
+    json_option,
+    print_json,
+    say,
+    stored,
+    tell_missing,
+)
 from crawler.cli.types import only_job_option, since_option
 from crawler.config import program
 from crawler.db.books import Delivery
@@ -39,7 +48,8 @@ def results() -> None:
 @json_option
 @data_dir_option
 def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
-    """Say how many results there are, archived and delivered ones included, and where; show the newest.
+    """Say how many results there are, archived and delivered ones included, and where; show the
+    newest.
 
     \b
     Example:
@@ -52,7 +62,10 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
         try:
             with stored() as lpm:
                 job = job_of(lpm, job_name) if job_name else None
-                sent, items = lpm.ledger.delivery(job), store.newest(lpm, job, wanted) if wanted else items
+                sent, items = (
+                    lpm.ledger.delivery(job),
+                    store.newest(lpm, job, wanted) if wanted else items,
+                )
                 files = store.look_at_files(lpm, job)
         except StoreError as error:
             if job_name or wanted:
@@ -62,13 +75,23 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
     files = files or store.count_files(lpm)
     if as_json:
         total = files.results if without_ledger else sent.results
-        facts: dict[str, Any] = {"results": total, "folder": str(lpm.pending), "files": files, "delivery": sent}
-        print_json(facts | ({"items": [{name: i[name] for name in LISTED} for i in items]} if limit else {}))
+        facts: dict[str, Any] = {
+            "results": total,
+            "folder": str(lpm.pending),
+            "files": files,
+            "delivery": sent,
+        }
+        print_json(
+            facts
+            | ({"items": [{name: i[name] for name in LISTED} for i in items]} if limit else {})
+        )
         return
     print(_how_many(files.results, sent, lpm.pending))
     if files.torn or files.missing:
         missing = "" if files.missing is None else f" and {files.missing:,} are missing"
-        print(f"  {files.torn:,} more files are torn{missing}; {program()} doctor --repair makes them again")
+        print(
+            f"  {files.torn:,} more files are torn{missing}; {program()} doctor --repair makes them again"
+        )
     if files.foreign:
         print(f"  {files.foreign:,} files there are none of this store's")
     if items:
@@ -77,21 +100,38 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
 
 def _how_many(count: int, sent: Delivery, folder: Path) -> str:
     archived = (sent.archived, "archived")
-    states = (archived, (sent.synced, "delivered"), (sent.ready, "to be delivered"), (sent.rejected, "rejected"))
+    states = (
+        archived,
+        (sent.synced, "delivered"),
+        (sent.ready, "to be delivered"),
+        (sent.rejected, "rejected"),
+    )
     parts = [f"{number} {what}" for number, what in states if number]
     if not parts and count >= sent.results:
         return f"{count} results in {folder}/"
-    return f"{sent.results} results, {count} of them in {folder}/" + (f" ({', '.join(parts)})" if parts else "")
+    return f"{sent.results} results, {count} of them in {folder}/" + (
+        f" ({', '.join(parts)})" if parts else ""
+    )
 
 
 def _show_table(items: list[dict[str, Any]]) -> None:
     rows = [("task_id", "code", "verdict", "parcel_id", "url")]
     rows += [
-        (i["task_id"][:12], str(i["status_code"]), i["verdict"], _short(i["parcel_id"] or "", 20), printable(i["url"]))
+        (
+            i["task_id"][:12],
+            str(i["status_code"]),
+            i["verdict"],
+            _short(i["parcel_id"] or "", 20),
+            printable(i["url"]),
+        )
         for i in items
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    room = max(20, shutil.get_terminal_size().columns - sum(widths[:-1]) - 8) if sys.stdout.isatty() else 10_000
+    room = (
+        max(20, shutil.get_terminal_size().columns - sum(widths[:-1]) - 8)
+        if sys.stdout.isatty()
+        else 10_000
+    )
     for *cells, url in rows:
         text = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False))
         print(f"{text}  {_short(url, room)}")
@@ -134,7 +174,9 @@ def show(task: str, as_json: bool) -> int:
     for name, value in record_first:
         if value not in (None, ""):
             text = printable(as_text(value))
-            print(f"  {printable(name):24} {text if len(text) <= 500 else text[:500] + ' … (all of it: --json)'}")
+            print(
+                f"  {printable(name):24} {text if len(text) <= 500 else text[:500] + ' … (all of it: --json)'}"
+            )
     _show_origin(report, 24)
     return 0
 
@@ -153,18 +195,36 @@ def _names(_context: click.Context, _option: click.Parameter, value: str | None)
 
 
 @results.command()
-@click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="The file, or - for stdout.")
-@click.option("--format", "form", type=click.Choice(store.FORMATS), help="The format (default: by the ending).")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The file, or - for stdout.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(store.FORMATS),
+    help="The format (default: by the ending).",
+)
 @only_job_option
 @since_option
-@click.option("--all-rows", is_flag=True, help="Every row of the input, in its order, with status and reason.")
+@click.option(
+    "--all-rows", is_flag=True, help="Every row of the input, in its order, with status and reason."
+)
 @click.option(
     "--columns",
     callback=_names,
     metavar="A,B,C",
     help="Only these columns of a table, in this order; a field of a record or of the input may go by its own name.",
 )
-@click.option("--raw", "pages", type=click.Path(path_type=Path), help="A folder for the pages, decoded, a file each.")
+@click.option(
+    "--raw",
+    "pages",
+    type=click.Path(path_type=Path),
+    help="A folder for the pages, decoded, a file each.",
+)
 @json_option
 @data_dir_option
 def export(
@@ -177,11 +237,14 @@ def export(
     pages: Path | None,
     as_json: bool,
 ) -> int:
-    """Write results to one file, whole or not at all: JSON, JSONL, CSV, XLSX, WARC, Markdown or Parquet.
+    """Write results to one file, whole or not at all: JSON, JSONL, CSV, XLSX, WARC, Markdown or
+    Parquet.
 
-    The columns of a table are the fields of the records, those of the input, and what is known of each page.
+    The columns of a table are the fields of the records, those of the input, and what is known of
+    each page.
 
-    Says on stderr what is still open, and ends with 5 where anything is known to be missing (`job verify`).
+    Says on stderr what is still open, and ends with 5 where anything is known to be missing (`job
+    verify`).
 
     \b
     Example:
@@ -193,23 +256,40 @@ def export(
 
     form = form or store.format_of(output)
     if form is None:
-        raise click.UsageError(f"the ending of {output} names no format; add --format {', '.join(store.FORMATS)}")
+        raise click.UsageError(
+            f"the ending of {output} names no format; add --format {', '.join(store.FORMATS)}"
+        )
     if all_rows and (since or form == "warc"):
-        raise click.UsageError(f"--all-rows does not go with {'--since' if since else 'the format warc'}")
+        raise click.UsageError(
+            f"--all-rows does not go with {'--since' if since else 'the format warc'}"
+        )
     if columns and form not in store.TABLES:
         raise click.UsageError(f"--columns is for tables: {', '.join(store.TABLES)}")
     with stored() as lpm:
         job = job_of(lpm, job_name) if job_name else None
-    with closing(lpm), terminated_by_signal():  # not in `stored`: a reader of stdout that has gone is no failing store
+    with (
+        closing(lpm),
+        terminated_by_signal(),
+    ):  # not in `stored`: a reader of stdout that has gone is no failing store
         missing = tell_missing(lpm, job)
         done = store.export(
-            lpm, output, form, job=job, since=since, all_rows=all_rows, columns=columns, pages=pages, say=say
+            lpm,
+            output,
+            form,
+            job=job,
+            since=since,
+            all_rows=all_rows,
+            columns=columns,
+            pages=pages,
+            say=say,
         )
     if pages:
         say(f"{done.pages:,} pages written to {pages}/")
     if as_json and str(output) != "-":
         facts: dict[str, Any] = {"results": done.results, "file": str(output), "format": form}
-        facts |= ({"rows": done.rows} if all_rows else {}) | ({"pages": done.pages} if pages else {})
+        facts |= ({"rows": done.rows} if all_rows else {}) | (
+            {"pages": done.pages} if pages else {}
+        )
         print_json(facts | ({"unaccounted": missing} if missing else {}))
     elif str(output) != "-":
         print(f"Exported {done.rows} {'rows' if all_rows else 'results'} to {output}")

@@ -78,7 +78,8 @@ def run(
     session: "Session | None",
     as_json: bool,
 ) -> int:
-    """Collect every URL of FILE: import, crawl, summary. Safe to interrupt: typed again, it goes on where it was.
+    """Collect every URL of FILE: import, crawl, summary. Safe to interrupt: typed again, it goes on
+    where it was.
 
     With - as FILE it is read from stdin, as `bulk import` does.
 
@@ -102,7 +103,9 @@ def run(
             watched=True,
             progress=say,
         )
-    say(f"job {job.name}: {summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected")
+    say(
+        f"job {job.name}: {summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected"
+    )
     say_namesakes(settings, job)
     if summary.other_sheets:
         say(rows.not_read(summary.other_sheets))
@@ -164,7 +167,11 @@ def _say_finished(settings: Settings, job: Job | None) -> None:
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm), lpm.errors():
         at = lpm.ledger.ended_at(job)
-    when = f" since {times.show(at, time.time(), times.zone(settings.timezone))}" if at else ", it has no task"
+    when = (
+        f" since {times.show(at, time.time(), times.zone(settings.timezone))}"
+        if at
+        else ", it has no task"
+    )
     say(f"job {job.name} is finished{when}: nothing was fetched")
 
 
@@ -173,7 +180,9 @@ def _say_left(settings: Settings, job: Job | None) -> None:
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.suppress(StoreError), contextlib.closing(lpm), lpm.errors():
         books = lpm.ledger.progress(job)
-        say(f"{books.accepted - books.open:,} of {books.accepted:,} are done, {books.open:,} are left")
+        say(
+            f"{books.accepted - books.open:,} of {books.accepted:,} are done, {books.open:,} are left"
+        )
 
 
 def _has_more(settings: Settings, job: Job | None) -> bool:
@@ -226,22 +235,31 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
             with lpm.errors():
                 began = time.monotonic()
                 books = lpm.ledger.progress(job)
-                progress.show(books, standstill.reason(books), lpm.ledger.forbidden(job) if books.skipped else 0)
+                progress.show(
+                    books,
+                    standstill.reason(books),
+                    lpm.ledger.forbidden(job) if books.skipped else 0,
+                )
                 if not books.open and not lpm.is_importing(job):
-                    lpm.ledger.finalise(lpm.now())  # the maintainer would, but may be stopped before it has seen it
+                    lpm.ledger.finalise(
+                        lpm.now()
+                    )  # the maintainer would, but may be stopped before it has seen it
                     return books
             if not joined or read_stack(settings.data_dir).up:
                 seen = time.monotonic()
             elif time.monotonic() - seen > STACK_GONE_S:
                 raise _StackGone
-            time.sleep(max(0.3, 10 * (time.monotonic() - began)))  # counting a million tasks must not be the work
+            time.sleep(
+                max(0.3, 10 * (time.monotonic() - began))
+            )  # counting a million tasks must not be the work
 
 
 def report(settings: Settings, job: Job | None, as_json: bool) -> int:
-    """What was collected, what was not and why; the job's end counts as told. Returns the exit code.
+    """What was collected, what was not and why; the job's end counts as told. Returns the exit
+    code.
 
-    Every file that is named here as a result is on the disk before that. Text and exit code are of one reading: rows
-    may have come in since the crawl has ended.
+    Every file that is named here as a result is on the disk before that. Text and exit code are of
+    one reading: rows may have come in since the crawl has ended.
     """
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm), lpm.errors():
@@ -255,14 +273,20 @@ def report(settings: Settings, job: Job | None, as_json: bool) -> int:
         unaccounted = [f"{each.job}: {what}" for each in receipts for what in each.problems]
         if not job:
             unaccounted += [f"{fault}; {mend()}" for fault in lpm.ledger.index_faults()]
-            unaccounted += [f"{what}; {program()} doctor tells more" for what in lpm.missing_pages()]
+            unaccounted += [
+                f"{what}; {program()} doctor tells more" for what in lpm.missing_pages()
+            ]
         if job and not books.open:
             lpm.ledger.report_job(job)
     if as_json:
-        print_json(receipt or {"job": None, "books": books, "reasons": reasons, "problems": unaccounted})
+        print_json(
+            receipt or {"job": None, "books": books, "reasons": reasons, "problems": unaccounted}
+        )
     else:
         left = f"{delivery.pending:,} " if delivery_of(delivery) else ""
-        places = "; ".join(filter(None, (f"{left}results in {lpm.pending}/", delivery_of(delivery))))
+        places = "; ".join(
+            filter(None, (f"{left}results in {lpm.pending}/", delivery_of(delivery)))
+        )
         print(f"{books.completed:,} of {books.accepted:,} pages collected; {places}")
         print_reasons(reasons, examples, job)
         if receipt:
@@ -272,7 +296,9 @@ def report(settings: Settings, job: Job | None, as_json: bool) -> int:
         for problem in unaccounted:
             print(f"UNACCOUNTED: {printable(problem)}")
         if books.open:
-            print(f"{books.open:,} tasks came in since, and are still open; {program()} resume goes on with them")
+            print(
+                f"{books.open:,} tasks came in since, and are still open; {program()} resume goes on with them"
+            )
     if unaccounted or books.open or (receipt and receipt.problems):
         return UNACCOUNTED
     return 0 if books.completed == books.accepted and not (receipt and receipt.rejected) else 1

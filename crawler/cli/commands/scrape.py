@@ -38,19 +38,33 @@ LIMIT_S = 240.0
 @click.command()
 @click.argument("url")
 @click.option("--local", is_flag=True, help="In this process, even where a stack runs.")
-@click.option("--stored", "again", is_flag=True, help="Fetch nothing: read the stored page again, and compare.")
+@click.option(
+    "--stored",
+    "again",
+    is_flag=True,
+    help="Fetch nothing: read the stored page again, and compare.",
+)
 @robots_option
 @session_options
 @json_option
 @data_dir_option
-def scrape(url: str, local: bool, again: bool, ignore_robots: bool, session: "Session | None", as_json: bool) -> int:
-    """Fetch URL now, always, and show its record: through the queue where a stack runs, else in this process.
-
-    What is sent along (headers, cookies, a proxy, a password in the URL) is not kept, so that such a page is fetched in
+def scrape(
+    url: str,
+    local: bool,
+    again: bool,
+    ignore_robots: bool,
+    session: "Session | None",
+    as_json: bool,
+) -> int:
+    """Fetch URL now, always, and show its record: through the queue where a stack runs, else in
     this process.
 
-    With --stored the page that is in the store is read with the present configuration, and what would be other than
-    in its result is shown; nothing is changed. It exits with 1 where the page cannot be read, 2 where there is none.
+    What is sent along (headers, cookies, a proxy, a password in the URL) is not kept, so that such
+    a page is fetched in this process.
+
+    With --stored the page that is in the store is read with the present configuration, and what
+    would be other than in its result is shown; nothing is changed. It exits with 1 where the page
+    cannot be read, 2 where there is none.
 
     \b
     Example:
@@ -72,7 +86,9 @@ def scrape(url: str, local: bool, again: bool, ignore_robots: bool, session: "Se
     call = partial(lpm.persist_call, new, loopback=True, held=local)
     task = None if local else call()
     if task is None or not _through_queue(settings, lpm, address.url, call_id, task):
-        task = _in_this_process(settings, lpm, call, JobOptions(ignore_robots=ignore_robots), session)
+        task = _in_this_process(
+            settings, lpm, call, JobOptions(ignore_robots=ignore_robots), session
+        )
     report = lpm.report(task)
     lpm.close()
     if as_json:
@@ -89,7 +105,8 @@ def _in_this_process(
     how: JobOptions,
     session: "Session | None",
 ) -> int:
-    """Have a worker of our own before the call is made: what it holds for itself is released where there is none."""
+    """Have a worker of our own before the call is made: what it holds for itself is released where
+    there is none."""
     from crawler import logs
     from crawler.fetch.session import LiveSession
     from crawler.orchestrator import terminated_by_signal
@@ -106,7 +123,9 @@ def _in_this_process(
     logs.setup("warning")
     lpm.bury()
     shared = settings.redis_url or read_stack(settings.data_dir).up
-    worker = Worker(settings, "cli", permit=fleet if shared else None, given=Errand(how, LiveSession(session)))
+    worker = Worker(
+        settings, "cli", permit=fleet if shared else None, given=Errand(how, LiveSession(session))
+    )
     with terminated_by_signal():
         try:
             task = call()
@@ -116,8 +135,11 @@ def _in_this_process(
     return task
 
 
-def _through_queue(settings: Settings, lpm: LocalPersistenceManager, url: str, call_id: str, task: int) -> bool:
-    """Send the call to a running worker and wait for the ledger to show its end; False where none runs."""
+def _through_queue(
+    settings: Settings, lpm: LocalPersistenceManager, url: str, call_id: str, task: int
+) -> bool:
+    """Send the call to a running worker and wait for the ledger to show its end; False where none
+    runs."""
     from crawler.db import owners
 
     if not any(note.about.get("kind") == "worker" for note in owners.living(lpm.owners)):
@@ -126,7 +148,9 @@ def _through_queue(settings: Settings, lpm: LocalPersistenceManager, url: str, c
 
     from crawler.tasks import scrape_task
 
-    with contextlib.suppress(OperationalError):  # the ledger has it: the maintainer publishes it when Redis is back
+    with contextlib.suppress(
+        OperationalError
+    ):  # the ledger has it: the maintainer publishes it when Redis is back
         scrape_task.apply_async((url,), task_id=call_id, queue="urgent", retry=False)
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
@@ -139,7 +163,9 @@ def _through_queue(settings: Settings, lpm: LocalPersistenceManager, url: str, c
 
 def _show(report: dict[str, Any]) -> None:
     if report["status"] != TaskStatus.COMPLETED:
-        print(f"{report['status']}: {printable(report['error_message'] or 'not done yet')} ({report['error_type']})")
+        print(
+            f"{report['status']}: {printable(report['error_message'] or 'not done yet')} ({report['error_type']})"
+        )
         print(f"task {report['task_id']}, {report['attempts']} attempts")
         return
     print(f"{report['status_code']} {printable(report['final_url'])}  (task {report['task_id']})")
@@ -149,7 +175,8 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int:
-    """Read the stored page with the present configuration, and show the difference to its result."""
+    """Read the stored page with the present configuration, and show the difference to its
+    result."""
     from crawler.errors import FetchError
     from crawler.scraping import stored as again
     from crawler.scraping.pipeline import examine
@@ -162,7 +189,10 @@ def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int
         site = known.of(found.page.url)
         read = examine(found.page, site)
     except FetchError as error:
-        print(f"the stored page cannot be read: {printable(error.message)} ({error.reason})", file=sys.stderr)
+        print(
+            f"the stored page cannot be read: {printable(error.message)} ({error.reason})",
+            file=sys.stderr,
+        )
         return 1
     before = found.result["data"] if found.result else None
     other = again.difference(before or {}, read.record)
@@ -180,7 +210,9 @@ def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int
     if as_json:
         print_json(facts)
         return 0
-    print(f"{found.page.status} {printable(found.page.final_url)}  (stored by task {found.task_id})")
+    print(
+        f"{found.page.status} {printable(found.page.final_url)}  (stored by task {found.task_id})"
+    )
     print(f"read with site {site.name}, version {site.version}")
     if not read.verdict.completed:
         print(f"it is {read.verdict.name}: {printable('; '.join(read.verdict.evidence))}")
@@ -201,7 +233,9 @@ def _show_difference(other: "Difference") -> None:
         for name, value in fields.items():
             print(f"  {sign} {printable(name)}: {printable(_brief(value))[:200]}")
     for name, (old, new) in other.changed.items():
-        print(f"  ~ {printable(name)}: {printable(_brief(old))[:100]} → {printable(_brief(new))[:100]}")
+        print(
+            f"  ~ {printable(name)}: {printable(_brief(old))[:100]} → {printable(_brief(new))[:100]}"
+        )
 
 
 def _show_fields(record: dict[str, Any]) -> None:
@@ -224,8 +258,15 @@ def _brief(value: Any) -> str:
 
 @click.command()
 @click.argument("url")
-@click.option("--open", "open_", is_flag=True, help="Open it in the browser, without its scripts, pictures and links.")
-@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write it to a file.")
+@click.option(
+    "--open",
+    "open_",
+    is_flag=True,
+    help="Open it in the browser, without its scripts, pictures and links.",
+)
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write it to a file."
+)
 @data_dir_option
 def raw(url: str, open_: bool, output: Path | None) -> None:
     """Give the stored page of URL, as the server sent it.
@@ -243,7 +284,9 @@ def raw(url: str, open_: bool, output: Path | None) -> None:
 
         from crawler.fetch.charset import decode
 
-        with tempfile.NamedTemporaryFile("w", suffix=".html", delete=False, encoding="utf-8") as page:
+        with tempfile.NamedTemporaryFile(
+            "w", suffix=".html", delete=False, encoding="utf-8"
+        ) as page:
             page.write(_sealed(decode(body, content_type)[0]))
         if not webbrowser.open(Path(page.name).as_uri()):
             raise UsageError(f"there is no browser to open it with; the page is in {page.name}")
@@ -259,8 +302,8 @@ def raw(url: str, open_: bool, output: Path | None) -> None:
 def _sealed(text: str) -> str:
     """A page that shows another and lets it ask for nothing.
 
-    From a file its scripts and pictures could reach servers on this machine and its network. A policy in the page
-    itself would not do: browsers still follow its `refresh`.
+    From a file its scripts and pictures could reach servers on this machine and its network. A
+    policy in the page itself would not do: browsers still follow its `refresh`.
     """
     text = _LINK.sub("<no-link", text.encode("utf-8", "replace").decode())
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:"
@@ -285,7 +328,9 @@ def _stored(settings: Settings, url: str) -> tuple[str, bytes]:
         for task in lpm.ledger.tasks_of(urls.parse(url).key):
             page = lpm.raw_page(task)
             if page:
-                return next(iter(stored_values(page[0], "content-type")), ""), decoded(*page, limit=1 << 30)
+                return next(iter(stored_values(page[0], "content-type")), ""), decoded(
+                    *page, limit=1 << 30
+                )
             gone = gone or lpm.why_no_page(task)
     finally:
         lpm.close()

@@ -39,7 +39,9 @@ def up(workers: int | None, flower: bool) -> None:
         return
     if stack.up and stack.ready and stack.supervisor:
         if workers or (flower and not stack.flower_url):
-            raise click.UsageError(f"the stack is up already, with other options; stop it first: {program()} down")
+            raise click.UsageError(
+                f"the stack is up already, with other options; stop it first: {program()} down"
+            )
         print(f"The stack is up already (supervisor {stack.supervisor.pid})")
         return
     if flower:
@@ -54,7 +56,8 @@ def up(workers: int | None, flower: bool) -> None:
 @click.command()
 @data_dir_option
 def down() -> None:
-    """Stop the stack, whether `up` or `ondemand` has started it; what was not done stays in the ledger.
+    """Stop the stack, whether `up` or `ondemand` has started it; what was not done stays in the
+    ledger.
 
     \b
     Example:
@@ -73,7 +76,9 @@ def down() -> None:
         raise StackIsUp(other_version(settings.data_dir))
     supervisor = stack.supervisor.find() if stack.supervisor else None
     end_process(supervisor, 15)
-    left = stop_stale(settings.data_dir, stack)  # of this one only: a `run` may be starting its own by now
+    left = stop_stale(
+        settings.data_dir, stack
+    )  # of this one only: a `run` may be starting its own by now
     print("The stack is down" if supervisor or left else "No stack was up")
 
 
@@ -89,7 +94,18 @@ def worker(workers: int | None) -> None:
     """
     config.load()
     count = str(workers or os.cpu_count() or 1)
-    argv = [sys.executable, "-m", "celery", "-A", "crawler", "worker", "-Q", "urgent,default", "-c", count]
+    argv = [
+        sys.executable,
+        "-m",
+        "celery",
+        "-A",
+        "crawler",
+        "worker",
+        "-Q",
+        "urgent,default",
+        "-c",
+        count,
+    ]
     os.execv(sys.executable, argv)
 
 

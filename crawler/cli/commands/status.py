@@ -27,9 +27,17 @@ _STATES = ("accepted", "pending", "processing", "completed", "failed", "skipped"
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Show it live until Ctrl-C; plain lines where this is no terminal.")
 @click.option(
-    "--interval", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="Seconds between two looks."
+    "--watch",
+    is_flag=True,
+    help="Show it live until Ctrl-C; plain lines where this is no terminal.",
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.2, 3600),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two looks.",
 )
 @json_option
 @data_dir_option
@@ -102,15 +110,23 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
 
 
 def _waits(look: Waits, jobs: list[Job], facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """What keeps anything from going on, and what stops a whole job while others go on; each with its line."""
+    """What keeps anything from going on, and what stops a whole job while others go on; each with
+    its line."""
     found = [
-        msgspec.structs.asdict(wait) | {"line": look.line(wait), "jobs": []} for wait in look.of(None, facts["books"])
+        msgspec.structs.asdict(wait) | {"line": look.line(wait), "jobs": []}
+        for wait in look.of(None, facts["books"])
     ]
     if not found or found[0]["stops"]:
         return found
-    still = [job for job in jobs if facts["jobs"][job.name].open and not facts["jobs"][job.name].processing]
+    still = [
+        job
+        for job in jobs
+        if facts["jobs"][job.name].open and not facts["jobs"][job.name].processing
+    ]
     for job in still[:MAX_JOBS]:
-        kinds = {(wait.kind, wait.domain) for wait in look.of(job, facts["jobs"][job.name]) if wait.stops}
+        kinds = {
+            (wait.kind, wait.domain) for wait in look.of(job, facts["jobs"][job.name]) if wait.stops
+        }
         for each in found:
             if (each["kind"], each["domain"]) in kinds and each["kind"] != "paused":
                 each["jobs"].append(job.name)
@@ -119,7 +135,9 @@ def _waits(look: Waits, jobs: list[Job], facts: dict[str, Any]) -> list[dict[str
 
 def _gateway(ledger: Bookkeeping) -> dict[str, Any] | None:
     """How far the exchange with a Gateway has come; None where none was ever known."""
-    notes = {name: exchange.get_note(ledger.db, name) for name in ("url", "worker_id", "heard", "order")}
+    notes = {
+        name: exchange.get_note(ledger.db, name) for name in ("url", "worker_id", "heard", "order")
+    }
     heard, delivery = notes.pop("heard"), ledger.delivery(None)
     if notes["url"] is None and not delivery.concerns_gateway:
         return None
@@ -128,7 +146,12 @@ def _gateway(ledger: Bookkeeping) -> dict[str, Any] | None:
 
 
 def _about(job: Job) -> dict[str, Any]:
-    return {"state": job.state, "queue": job.queue, "deadline": job.deadline, "created_at": job.created_at}
+    return {
+        "state": job.state,
+        "queue": job.queue,
+        "deadline": job.deadline,
+        "created_at": job.created_at,
+    }
 
 
 def _pids(settings: Settings) -> dict[str, Any]:
@@ -139,11 +162,15 @@ def _pids(settings: Settings) -> dict[str, Any]:
     return {
         "unreadable": stack.unreadable,
         "still": _standing_still(settings, stack),
-        "supervisor": stack.supervisor.pid if stack.supervisor and stack.supervisor.find() else None,
+        "supervisor": stack.supervisor.pid
+        if stack.supervisor and stack.supervisor.find()
+        else None,
         "redis": stack.redis.pid if stack.redis and stack.redis.find() else None,
         "agent": stack.agent.pid if stack.agent and stack.agent.find() else None,
         "flower": stack.flower.pid if stack.flower and stack.flower.find() else None,
-        "workers": [{"pid": pid, "children": sorted(children)} for pid, children in sorted(workers.items())],
+        "workers": [
+            {"pid": pid, "children": sorted(children)} for pid, children in sorted(workers.items())
+        ],
     }
 
 
@@ -156,8 +183,14 @@ def _troubles(settings: Settings) -> dict[str, str]:
 def _standing_still(settings: Settings, stack: "Stack") -> list[dict[str, Any]]:
     """Processes that live and do nothing, with what they are: somebody has stopped them."""
     notes = owners.living(settings.data_dir / "run" / "owners")
-    marks = {name: getattr(stack, name) for name in ("supervisor", "redis", "worker", "agent", "flower")}
-    still = [{"what": name, "pid": mark.pid} for name, mark in marks.items() if mark and mark.is_stopped()]
+    marks = {
+        name: getattr(stack, name) for name in ("supervisor", "redis", "worker", "agent", "flower")
+    }
+    still = [
+        {"what": name, "pid": mark.pid}
+        for name, mark in marks.items()
+        if mark and mark.is_stopped()
+    ]
     kinds = {"worker": "a worker's child", "cli": "a command"}
     return still + [
         {"what": kinds.get(note.about.get("kind", ""), "a process"), "pid": note.pid}
@@ -203,16 +236,28 @@ def _redis(settings: Settings) -> dict[str, Any]:
 
 
 def _show(facts: dict[str, Any], settings: Settings) -> None:
-    rows = [("all", facts["books"]), *((printable(name), counts) for name, counts in facts["jobs"].items())]
-    widths = {state: max(len(state), *(len(f"{counts[state]:,}") for _, counts in rows)) + 1 for state in _STATES}
+    rows = [
+        ("all", facts["books"]),
+        *((printable(name), counts) for name, counts in facts["jobs"].items()),
+    ]
+    widths = {
+        state: max(len(state), *(len(f"{counts[state]:,}") for _, counts in rows)) + 1
+        for state in _STATES
+    }
     width = min(max(len(name) for name, _ in rows), max(12, 79 - sum(widths.values())))
     print(" " * width + "".join(f"{state:>{room}}" for state, room in widths.items()))
     for name, counts in rows:
         shown = name if len(name) <= width else f"{name[: width - 1]}…"
-        print(f"{shown:{width}}" + "".join(f"{counts[state]:>{room},}" for state, room in widths.items()))
+        print(
+            f"{shown:{width}}"
+            + "".join(f"{counts[state]:>{room},}" for state, room in widths.items())
+        )
     now, tz = time.time(), times.zone(settings.timezone)
     for name, about in facts["job_facts"].items():
-        if about["state"] == "cancelled" and facts["jobs"][name]["pending"] + facts["jobs"][name]["processing"]:
+        if (
+            about["state"] == "cancelled"
+            and facts["jobs"][name]["pending"] + facts["jobs"][name]["processing"]
+        ):
             print(f"{printable(name)} is {about['state']}")
         for what in about["unaccounted"]:
             print(f"UNACCOUNTED: {printable(name)}: {printable(what)}")
@@ -224,7 +269,11 @@ def _show(facts: dict[str, Any], settings: Settings) -> None:
         print(line)
 
 
-_DELIVERY = {"ready": "to be delivered", "rejected": "rejected", "replaced": "may have replaced other results"}
+_DELIVERY = {
+    "ready": "to be delivered",
+    "rejected": "rejected",
+    "replaced": "may have replaced other results",
+}
 
 
 def delivering(facts: dict[str, Any]) -> list[str]:
@@ -242,21 +291,34 @@ def delivering(facts: dict[str, Any]) -> list[str]:
 def describe(facts: dict[str, Any]) -> list[str]:
     """What runs and what it takes, in a few lines."""
     pids, redis, disk = facts["pids"], facts["redis"], facts["disk"]
-    workers = ", ".join(f"{w['pid']} with {len(w['children'])} children" for w in pids["workers"]) or "none"
+    workers = (
+        ", ".join(f"{w['pid']} with {len(w['children'])} children" for w in pids["workers"])
+        or "none"
+    )
     messages = redis.get("messages", {})
     redis_is = f"up ({sum(messages.values()):,} messages)" if redis["up"] else "down"
     agent = f" · agent {pids['agent']}" if pids["agent"] else ""
     lines = delivering(facts)
-    lines += [f"process {pid} claims nothing: {printable(text)}" for pid, text in facts["trouble"].items()]
+    lines += [
+        f"process {pid} claims nothing: {printable(text)}" for pid, text in facts["trouble"].items()
+    ]
     supervisor = "of another version" if pids["unreadable"] else pids["supervisor"] or "none"
     for each in pids["still"]:
         what, pid = each["what"], each["pid"]
-        lines.append(f"STANDS STILL: {what}, process {pid}; kill -CONT {pid} wakes it, kill -9 {pid} ends it")
+        lines.append(
+            f"STANDS STILL: {what}, process {pid}; kill -CONT {pid} wakes it, kill -9 {pid} ends it"
+        )
     lines += [f"supervisor {supervisor} · redis {redis_is} · workers {workers}{agent}"]
     if "store" in facts:
         store = facts["store"]
-        parts = ", ".join(f"{name} {size_of(size)}" for name, size in store["bytes"].items() if size)
-        grows = f"; grows by {size_of(store['bytes_per_page'])} a page" if store["bytes_per_page"] else ""
+        parts = ", ".join(
+            f"{name} {size_of(size)}" for name, size in store["bytes"].items() if size
+        )
+        grows = (
+            f"; grows by {size_of(store['bytes_per_page'])} a page"
+            if store["bytes_per_page"]
+            else ""
+        )
         hourly = f", {size_of(store['bytes_per_hour'])} an hour" if store["bytes_per_hour"] else ""
         lines.append(f"store {size_of(sum(store['bytes'].values()))} ({parts}){grows}{hourly}")
     lines.append(f"{size_of(disk['free'])} free in {disk['folder']}")
@@ -268,6 +330,10 @@ def halting(facts: dict[str, Any]) -> list[str]:
     lines = []
     for wait in facts["waits"]:
         jobs = f" (nothing of {', '.join(wait['jobs'])} goes on meanwhile)" if wait["jobs"] else ""
-        lines.append(f"{'STANDSTILL' if wait['stops'] else 'WAITS'}: {printable(wait['line'] + jobs)}")
+        lines.append(
+            f"{'STANDSTILL' if wait['stops'] else 'WAITS'}: {printable(wait['line'] + jobs)}"
+        )
     told = any(wait["kind"] == "disk" for wait in facts["waits"])
-    return lines + ([f"PAUSED: {facts['disk']['low']}"] if facts["disk"]["low"] and not told else [])
+    return lines + (
+        [f"PAUSED: {facts['disk']['low']}"] if facts["disk"]["low"] and not told else []
+    )

@@ -20,7 +20,8 @@ from crawler.lpm import LocalPersistenceManager
 SAY_S = 5.0
 _COUNTS = ("held", "ready", "synced", "rejected", "late", "without_page", "replaced")
 PATIENCE_S, AGAIN_S = 20.0, 3.0
-"""How long a command waits for a Gateway that does not answer, and how long at most between two attempts."""
+"""How long a command waits for a Gateway that does not answer, and how long at most between two
+attempts."""
 
 
 @click.group()
@@ -54,7 +55,9 @@ def status(as_json: bool) -> None:
     print("results  " + ", ".join(f"{count:,} {state}" for state, count in results.items()))
     print("reports  " + ", ".join(f"{count:,} {state}" for state, count in reports.items()))
     if facts["oldest"] is not None:
-        print(f"the oldest of what is to be delivered waits for {times.duration(time.time() - facts['oldest'])}")
+        print(
+            f"the oldest of what is to be delivered waits for {times.duration(time.time() - facts['oldest'])}"
+        )
     if facts["gateway"]:
         heard = facts["heard_at"]
         ago = f"heard of {times.duration(time.time() - heard)} ago" if heard else "never heard of"
@@ -84,23 +87,29 @@ def _facts(lpm: LocalPersistenceManager, settings: Settings) -> dict[str, Any]:
         "troubles": exchange.troubles(db) if is_busy(lpm) else [],
         "order": exchange.get_note(db, "order"),
         "results": {name: getattr(stand, name) for name in _COUNTS},
-        "reports": {name: getattr(stand, f"reports_{name}") for name in ("ready", "synced", "rejected")},
+        "reports": {
+            name: getattr(stand, f"reports_{name}") for name in ("ready", "synced", "rejected")
+        },
         "oldest": stand.oldest,
     }
 
 
 @sync.command()
 @click.option("--job", "job_name", help="Of this job only.")
-@click.option("--bundle", type=click.Path(path_type=Path), help="The results in this file, which are taken in first.")
+@click.option(
+    "--bundle",
+    type=click.Path(path_type=Path),
+    help="The results in this file, which are taken in first.",
+)
 @moved_option
 @json_option
 @data_dir_option
 def push(job_name: str | None, bundle: Path | None, moved: bool, as_json: bool) -> int:
     """Send to the Gateway of GATEWAY_URL what it has not got yet, standalone results too.
 
-    Results of standalone work are held, and this is the only command that lets them go: all of them, those of a job,
-    or those that another machine has put into a bundle. Broken off, it can be typed again: nothing counts as
-    delivered before the Gateway has said so.
+    Results of standalone work are held, and this is the only command that lets them go: all of
+    them, those of a job, or those that another machine has put into a bundle. Broken off, it can be
+    typed again: nothing counts as delivered before the Gateway has said so.
 
     \b
     Example:
@@ -124,7 +133,9 @@ def push(job_name: str | None, bundle: Path | None, moved: bool, as_json: bool) 
             lpm = exits.enter_context(stored())
         worker_id = bind(lpm, settings, moved)
         released = _release(lpm, settings, job_name, bundle)
-        say(f"{released:,} held results are let go; {exchange.unsent(lpm.ledger.db):,} are to be delivered")
+        say(
+            f"{released:,} held results are let go; {exchange.unsent(lpm.ledger.db):,} are to be delivered"
+        )
         before = lpm.ledger.delivery(None)
         _deliver(lpm, settings, worker_id)
         after = lpm.ledger.delivery(None)
@@ -133,21 +144,32 @@ def push(job_name: str | None, bundle: Path | None, moved: bool, as_json: bool) 
         "results": after.synced - after.replaced - before.synced + before.replaced,
         "replaced": after.replaced - before.replaced,
         "reports": after.reports_synced - before.reports_synced,
-        "rejected": after.rejected + after.reports_rejected - before.rejected - before.reports_rejected,
+        "rejected": after.rejected
+        + after.reports_rejected
+        - before.rejected
+        - before.reports_rejected,
         "unsent": after.unsent,
     }
     if as_json:
         print_json(done)
     else:
-        print(f"Delivered {done['results']:,} results and {done['reports']:,} reports to {settings.gateway_url}")
+        print(
+            f"Delivered {done['results']:,} results and {done['reports']:,} reports to {settings.gateway_url}"
+        )
         if done["rejected"]:
-            print(f"{done['rejected']:,} were rejected, and are kept; why: {program()} sync rejected")
+            print(
+                f"{done['rejected']:,} were rejected, and are kept; why: {program()} sync rejected"
+            )
         if done["replaced"]:
-            print(f"{done['replaced']:,} may have replaced other results there; which: {program()} sync rejected")
+            print(
+                f"{done['replaced']:,} may have replaced other results there; which: {program()} sync rejected"
+            )
     return 1 if done["rejected"] or done["replaced"] else 0
 
 
-def _release(lpm: LocalPersistenceManager, settings: Settings, job_name: str | None, bundle: Path | None) -> int:
+def _release(
+    lpm: LocalPersistenceManager, settings: Settings, job_name: str | None, bundle: Path | None
+) -> int:
     """Let held results go."""
     if not bundle:
         return exchange.release(lpm.durable.db, job_of(lpm, job_name) if job_name else None)
@@ -177,11 +199,16 @@ def _deliver(lpm: LocalPersistenceManager, settings: Settings, worker_id: str) -
                 return
         except StackIsUp:
             _watch(lpm)
-        now_left, trouble = exchange.unsent(lpm.ledger.db), exchange.get_note(lpm.ledger.db, "trouble_sync")
+        now_left, trouble = (
+            exchange.unsent(lpm.ledger.db),
+            exchange.get_note(lpm.ledger.db, "trouble_sync"),
+        )
         if now_left < left or not trouble:
             moved = time.monotonic()
         elif time.monotonic() - moved > PATIENCE_S:
-            raise ServiceError(f"{trouble}; {now_left:,} are still to be delivered, by `ondemand`, which is up here")
+            raise ServiceError(
+                f"{trouble}; {now_left:,} are still to be delivered, by `ondemand`, which is up here"
+            )
 
 
 async def _send_all(settings: Settings, worker_id: str) -> None:
@@ -205,7 +232,10 @@ async def _send_all(settings: Settings, worker_id: str) -> None:
                     )
                 if time.monotonic() - said > SAY_S:
                     said = time.monotonic()
-                    say(f"{left:,} to be delivered" + (f": {sender.trouble}" if sender.trouble else ""))
+                    say(
+                        f"{left:,} to be delivered"
+                        + (f": {sender.trouble}" if sender.trouble else "")
+                    )
         finally:
             running.cancel()
             await asyncio.wait([running])
@@ -226,7 +256,8 @@ def _watch(lpm: LocalPersistenceManager) -> None:
 @json_option
 @data_dir_option
 def retry(task_ids: tuple[str, ...], as_json: bool) -> int:
-    """Deliver again what was rejected: these tasks, or all but what the Gateway wants no more (409, 410).
+    """Deliver again what was rejected: these tasks, or all but what the Gateway wants no more (409,
+    410).
 
     A running `ondemand` sends them at once; without one, `sync push` does.
 
@@ -236,7 +267,11 @@ def retry(task_ids: tuple[str, ...], as_json: bool) -> int:
       python -m crawler sync retry t-17
     """
     with stored() as lpm:
-        known = {name for item in exchange.rejected(lpm.ledger.db) for name in (item["task_id"], item["own_id"])}
+        known = {
+            name
+            for item in exchange.rejected(lpm.ledger.db)
+            for name in (item["task_id"], item["own_id"])
+        }
         unknown = [task_id for task_id in task_ids if task_id not in known]
         count = exchange.retry(lpm.durable.db, task_ids)
         left = len(exchange.rejected(lpm.ledger.db))
@@ -266,7 +301,9 @@ def rejected(as_json: bool) -> int:
         return 0
     for item in found:
         why = f"{item['code']}: {item['problem']}" if item.get("code") else item["problem"]
-        print(f"{item['kind']} {printable(item['task_id'])}  {printable(item['url'])}\n  {printable(why)}")
+        print(
+            f"{item['kind']} {printable(item['task_id'])}  {printable(item['url'])}\n  {printable(why)}"
+        )
     if not found:
         print("Nothing was rejected")
     return 0

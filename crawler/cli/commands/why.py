@@ -20,7 +20,8 @@ from crawler.why import Step, Timeline, timeline
 @json_option
 @data_dir_option
 def why(url: str, as_json: bool) -> None:
-    """Tell all that happened to a URL (or a task, by its id): from the line of the file to the result's delivery.
+    """Tell all that happened to a URL (or a task, by its id): from the line of the file to the
+    result's delivery.
 
     \b
     Example:
@@ -58,12 +59,15 @@ def _show(found: Timeline, zone: str | None) -> None:
 def _print(line: str) -> None:
     """The line, on a terminal with what does not fit below its beginning."""
     if sys.stdout.isatty():
-        line = textwrap.fill(line, shutil.get_terminal_size().columns - 1, subsequent_indent=" " * 28)
+        line = textwrap.fill(
+            line, shutil.get_terminal_size().columns - 1, subsequent_indent=" " * 28
+        )
     print(line)
 
 
 def _words(step: Step, tz: tzinfo | None, day: date | None) -> str:
-    """The details of a step, the ones that are times as times, with their day where it is not the heading's."""
+    """The details of a step, the ones that are times as times, with their day where it is not the
+    heading's."""
     parts = []
     for name, value in step.detail.items():
         if name in ("not_before", "until", "deadline") and value:

@@ -1,4 +1,5 @@
-"""An array that may hold anything, cut into its elements: what is wrong inside one costs no other."""
+"""An array that may hold anything, cut into its elements: what is wrong inside one costs no
+other."""
 
 import json
 import re
@@ -12,8 +13,11 @@ _MARK = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
 
 
 def elements(body: bytes, most: int) -> list[bytes]:
-    """Each element as it is written; raises `GatewayRefused` where there is no array, or one of too many."""
-    text = body.decode("utf-8", "surrogateescape")  # bytes that are no text are their element's own affair
+    """Each element as it is written; raises `GatewayRefused` where there is no array, or one of too
+    many."""
+    text = body.decode(
+        "utf-8", "surrogateescape"
+    )  # bytes that are no text are their element's own affair
     at = _behind(text, 0, "[")
     found: list[bytes] = []
     while text[at : at + 1] != "]":
@@ -47,7 +51,9 @@ def _end(text: str, at: int) -> int:
     try:
         return _DECODER.raw_decode(text, at)[1]
     except json.JSONDecodeError as error:
-        raise GatewayRefused(422, f"the body: not JSON: {error.msg} (character {error.pos + 1})") from None
+        raise GatewayRefused(
+            422, f"the body: not JSON: {error.msg} (character {error.pos + 1})"
+        ) from None
     except RecursionError:
         return _closing(text, at)
 

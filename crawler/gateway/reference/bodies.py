@@ -1,4 +1,5 @@
-"""The bodies of the reference Gateway's exchanges as values: what is read is checked by them, and so described."""
+"""The bodies of the reference Gateway's exchanges as values: what is read is checked by them, and
+so described."""
 
 from typing import Annotated, Any, Literal
 
@@ -18,14 +19,18 @@ MAX_RESULTS = 10_000
 """How many results a body may have."""
 
 # JSON knows no difference between 3 and 3.0.
-Count = Annotated[int, Meta(ge=0, le=MAX_NUMBER)] | Annotated[float, Meta(ge=0, le=MAX_NUMBER, multiple_of=1)]
+Count = (
+    Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+    | Annotated[float, Meta(ge=0, le=MAX_NUMBER, multiple_of=1)]
+)
 Text = Annotated[str, Meta(max_length=MAX_WORDS)]
 TaskId = Annotated[str, Meta(min_length=1, max_length=200)]
 Command = Literal["pause", "resume", "drain"]
 
 
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a task is about; without a `url` the platform's site configuration makes one of the rest."""
+    """What a task is about; without a `url` the platform's site configuration makes one of the
+    rest."""
 
     parcel_id: str | None = None
     state: str | None = None
@@ -67,7 +72,8 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """What became of results: those that were new, those that were there, and those that were not stored."""
+    """What became of results: those that were new, those that were there, and those that were not
+    stored."""
 
     inserted: int
     updated: int

@@ -1,6 +1,8 @@
-"""The reference Gateway's books in SQLite: tasks, results, raw files, workers, and what was answered to whom.
+"""The reference Gateway's books in SQLite: tasks, results, raw files, workers, and what was
+answered to whom.
 
-Every method that writes expects a transaction around it: `commit.Committer`'s in the server, `writing` in a command.
+Every method that writes expects a transaction around it: `commit.Committer`'s in the server,
+`writing` in a command.
 """
 
 import contextlib
@@ -29,7 +31,8 @@ from crawler.gateway.reference.bodies import (
 )
 
 KEYS_KEPT_S = 86_400.0
-"""How long an Idempotency-Key is remembered; that of a handout also as long as a task of it is held."""
+"""How long an Idempotency-Key is remembered; that of a handout also as long as a task of it is
+held."""
 MAX_ANSWER = 4 << 20
 """Bytes of tasks in an answer; one task is given in any case."""
 SOON_S = 5
@@ -38,9 +41,7 @@ _UNDOES = {"pause": ("resume",), "drain": ("resume",), "resume": ("pause", "drai
 """Which waiting commands a later one makes pointless."""
 
 # The planner would rather take all that wait by their state, and sort them.
-NEXT = (
-    "SELECT priority, id FROM tasks INDEXED BY tasks_in_order WHERE state = 'available' ORDER BY priority, id LIMIT ?"
-)
+NEXT = "SELECT priority, id FROM tasks INDEXED BY tasks_in_order WHERE state = 'available' ORDER BY priority, id LIMIT ?"
 NEXT_OF_PLATFORM = (
     "SELECT priority, id FROM tasks INDEXED BY tasks_of_platform WHERE state = 'available' AND platform = ? "
     "ORDER BY priority, id LIMIT ?"
@@ -106,7 +107,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Books:
-    """What a Gateway knows; leases are judged by `ticks`, so that a clock that is set takes nobody's tasks away."""
+    """What a Gateway knows; leases are judged by `ticks`, so that a clock that is set takes
+    nobody's tasks away."""
 
     like: str | None = None
     """The real Gateway whose habits these books have; none."""
@@ -169,7 +171,8 @@ class Books:
     # Workers.
 
     def note(self, worker: str) -> None:
-        """A worker has called, so its lease begins anew; needs no transaction, and may be called from any thread."""
+        """A worker has called, so its lease begins anew; needs no transaction, and may be called
+        from any thread."""
         now = self._ticks()
         if now - self._listened > self._lease_s / 2:
             self._spare(now)
@@ -177,11 +180,16 @@ class Books:
         self._spared.discard(worker)
 
     def _spare(self, now: float) -> None:
-        """Begin leases anew: where nobody at all was heard for long, the Gateway was deaf rather than they silent.
+        """Begin leases anew: where nobody at all was heard for long, the Gateway was deaf rather
+        than they silent.
 
-        Once for each until it is heard again: else a dead worker would keep its tasks where the living rarely call.
+        Once for each until it is heard again: else a dead worker would keep its tasks where the
+        living rarely call.
         """
-        names = {"", *self._heard} - self._spared  # '' stands for those not heard since the server began
+        names = {
+            "",
+            *self._heard,
+        } - self._spared  # '' stands for those not heard since the server began
         self._opened = now if "" in names else self._opened
         self._heard |= {name: now for name in names if name}
         self._spared |= names
@@ -206,36 +214,58 @@ class Books:
             "WHERE h.worker = handouts.worker AND h.key = handouts.key AND state = 'held' AND holder = h.worker)",
             (before,),
         )
-        self.db.execute("UPDATE commands SET key = NULL WHERE key IS NOT NULL AND delivered_at < ?", (before,))
+        self.db.execute(
+            "UPDATE commands SET key = NULL WHERE key IS NOT NULL AND delivered_at < ?", (before,)
+        )
 
     def beat(self, worker: str, heartbeat: str, key: str | None) -> list[str]:
-        """Note how a worker is; gives the commands that it has not got, or those that this very beat has got before."""
+        """Note how a worker is; gives the commands that it has not got, or those that this very
+        beat has got before."""
         self.hear(worker)
         self.db.execute("UPDATE workers SET heartbeat = ? WHERE name = ?", (heartbeat, worker))
         if key:
-            again = self.db.all("SELECT command FROM commands WHERE worker = ? AND key = ? ORDER BY id", (worker, key))
+            again = self.db.all(
+                "SELECT command FROM commands WHERE worker = ? AND key = ? ORDER BY id",
+                (worker, key),
+            )
             if again:
                 return [command for (command,) in again]
         new = self.db.all(
-            "SELECT id, command FROM commands WHERE worker = ? AND delivered_at IS NULL ORDER BY id", (worker,)
+            "SELECT id, command FROM commands WHERE worker = ? AND delivered_at IS NULL ORDER BY id",
+            (worker,),
         )
         for number, _ in new:
-            self.db.execute("UPDATE commands SET delivered_at = ?, key = ? WHERE id = ?", (self._clock(), key, number))
+            self.db.execute(
+                "UPDATE commands SET delivered_at = ?, key = ? WHERE id = ?",
+                (self._clock(), key, number),
+            )
         return [command for _, command in new]
 
     def tell(self, worker: str, command: str) -> None:
-        """Leave a command for a worker's next heartbeat, instead of one that it undoes; the worker must be known."""
+        """Leave a command for a worker's next heartbeat, instead of one that it undoes; the worker
+        must be known."""
         if not self.db.one("SELECT 1 FROM workers WHERE name = ?", (worker,)):
-            known = [name for (name,) in self.db.all("SELECT name FROM workers ORDER BY heard_at DESC LIMIT 1000")]
+            known = [
+                name
+                for (name,) in self.db.all(
+                    "SELECT name FROM workers ORDER BY heard_at DESC LIMIT 1000"
+                )
+            ]
             near = difflib.get_close_matches(worker, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; heard were: {', '.join(known[:10]) or 'none yet'}"
+            hint = (
+                f"; did you mean {near[0]}?"
+                if near
+                else f"; heard were: {', '.join(known[:10]) or 'none yet'}"
+            )
             raise UsageError(f"no worker {worker!r} was ever heard of{hint}")
         for undone in (command, *_UNDOES[command]):
             self.db.execute(
-                "DELETE FROM commands WHERE worker = ? AND command = ? AND delivered_at IS NULL", (worker, undone)
+                "DELETE FROM commands WHERE worker = ? AND command = ? AND delivered_at IS NULL",
+                (worker, undone),
             )
         self.db.execute(
-            "INSERT INTO commands (worker, command, told_at) VALUES (?, ?, ?)", (worker, command, self._clock())
+            "INSERT INTO commands (worker, command, told_at) VALUES (?, ?, ?)",
+            (worker, command, self._clock()),
         )
 
     def workers(self) -> list[Worker]:
@@ -269,7 +299,8 @@ class Books:
         return [self._add(task) for task in tasks]
 
     def _add(self, task: NewTask) -> Added:
-        """A task that is known changes with its row, unless somebody works on it or has ended it with a result."""
+        """A task that is known changes with its row, unless somebody works on it or has ended it
+        with a result."""
         there = self.db.one("SELECT content, state FROM tasks WHERE task_id = ?", (task.task_id,))
         if there and there[0] == task.content:
             return "known"
@@ -295,9 +326,15 @@ class Books:
         return (Known(*row) for row in rows)
 
     def give(
-        self, worker: str, capacity: int, platforms: Sequence[str], key: str | None, kind: str | None = None
+        self,
+        worker: str,
+        capacity: int,
+        platforms: Sequence[str],
+        key: str | None,
+        kind: str | None = None,
     ) -> Given:
-        """Hand out tasks, the most urgent first; to a key that was answered before, what is open of the same ones."""
+        """Hand out tasks, the most urgent first; to a key that was answered before, what is open of
+        the same ones."""
         self.hear(worker)
         again = self._given_before(worker, key) if key else None
         self._free_silent()
@@ -306,10 +343,14 @@ class Books:
         bodies = self._fitting(chosen)
         for number in bodies:
             self.db.execute(
-                "UPDATE tasks SET state = 'held', holder = ?, held_at = ? WHERE id = ?", (worker, now, number)
+                "UPDATE tasks SET state = 'held', holder = ?, held_at = ? WHERE id = ?",
+                (worker, now, number),
             )
             if key and again is None:
-                self.db.execute("INSERT OR REPLACE INTO handouts VALUES (?, ?, ?, ?)", (worker, key, number, now))
+                self.db.execute(
+                    "INSERT OR REPLACE INTO handouts VALUES (?, ?, ?, ?)",
+                    (worker, key, number, now),
+                )
         more = bool(self._next(1, platforms))
         retry_after = 0 if more else SOON_S if bodies else self._idle_s
         return Given(list(bodies.values()), retry_after)
@@ -328,7 +369,8 @@ class Books:
         return bodies
 
     def _given_before(self, worker: str, key: str) -> list[int] | None:
-        """What this key was answered with and is still this worker's, or nobody's; None for a new key."""
+        """What this key was answered with and is still this worker's, or nobody's; None for a new
+        key."""
         rows = self.db.all(
             "SELECT tasks.id, state = 'available', state = 'held' AND holder = ?1, at FROM handouts "
             "JOIN tasks ON tasks.id = task WHERE worker = ?1 AND key = ?2 ORDER BY priority, tasks.id",
@@ -340,7 +382,8 @@ class Books:
         return [number for number, nobodys, held, _ in rows if nobodys or held]
 
     def _next(self, count: int, platforms: Sequence[str]) -> list[int]:
-        """The first tasks in the order of priority and import; each platform is asked through its own index."""
+        """The first tasks in the order of priority and import; each platform is asked through its
+        own index."""
         if not platforms:
             found = self.db.all(NEXT, (count,))
         else:
@@ -353,29 +396,35 @@ class Books:
         for (worker,) in self.db.all("SELECT name FROM workers"):
             if self._ticks() - self._heard.get(worker, self._opened) > self._lease_s:
                 self.db.execute(
-                    "UPDATE tasks SET state = 'available', holder = NULL WHERE state = 'held' AND holder = ?", (worker,)
+                    "UPDATE tasks SET state = 'available', holder = NULL WHERE state = 'held' AND holder = ?",
+                    (worker,),
                 )
 
     def complete(self, worker: str, task_id: str) -> None:
-        """End a task of this worker's without a result; again, or where its result is there, nothing changes."""
+        """End a task of this worker's without a result; again, or where its result is there,
+        nothing changes."""
         self.hear(worker)
         state, holder = self._task(task_id)
         if state == "completed" and (holder == worker or self._has_result(task_id)):
             return
         self._require_held(worker, task_id, state, holder)
         self.db.execute(
-            "UPDATE tasks SET state = 'completed', ended_at = ? WHERE task_id = ?", (self._clock(), task_id)
+            "UPDATE tasks SET state = 'completed', ended_at = ? WHERE task_id = ?",
+            (self._clock(), task_id),
         )
 
     def fail(self, worker: str, task_id: str, why: Failure) -> bool:
-        """Note why a task of this worker's has failed; the same words again change nothing. True: it was noted."""
+        """Note why a task of this worker's has failed; the same words again change nothing. True:
+        it was noted."""
         self.hear(worker)
         state, holder = self._task(task_id)
         # What is too much is cut: a failure that is refused would never be known.
         kind = None if why.error_type is None else why.error_type[:MAX_WORDS]
         words = (why.reason[:MAX_WORDS], kind, int(min(max(why.attempts, 0), MAX_NUMBER)))
         if (state, holder) == ("failed", worker):
-            noted = self.db.one("SELECT reason, error_type, attempts FROM tasks WHERE task_id = ?", (task_id,))
+            noted = self.db.one(
+                "SELECT reason, error_type, attempts FROM tasks WHERE task_id = ?", (task_id,)
+            )
             if noted == words:
                 return True
         self._require_held(worker, task_id, state, holder)
@@ -397,7 +446,11 @@ class Books:
 
     def _require_held(self, worker: str, task_id: str, state: str, holder: str | None) -> None:
         if (state, holder) != ("held", worker):
-            about = {"held": "another worker has it", "available": "it was given back", "failed": "it has failed"}
+            about = {
+                "held": "another worker has it",
+                "available": "it was given back",
+                "failed": "it has failed",
+            }
             done = "it has its result" if self._has_result(task_id) else "it is completed"
             raise GatewayRefused(409, f"this task is not yours any more: {about.get(state, done)}")
 
@@ -410,7 +463,10 @@ class Books:
         for task_id in task_ids:
             row = self.db.one("SELECT state FROM tasks WHERE task_id = ?", (task_id,))
             if row is None or row[0] != "failed":
-                raise UsageError(f"{task_id}: " + (f"this task is {row[0]}, not failed" if row else "no such task"))
+                raise UsageError(
+                    f"{task_id}: "
+                    + (f"this task is {row[0]}, not failed" if row else "no such task")
+                )
             self.db.execute(f"{again} AND task_id = ?", (task_id,))
         return len(set(task_ids))
 
@@ -425,7 +481,9 @@ class Books:
         if row is None:
             return None
         if row[0] != sha256:
-            raise GatewayRefused(409, "this Idempotency-Key was used for a request with another body")
+            raise GatewayRefused(
+                409, "this Idempotency-Key was used for a request with another body"
+            )
         return bytes(row[1])
 
     def deliver(
@@ -439,10 +497,11 @@ class Books:
         left_out: frozenset[int] = frozenset(),
         kind: str | None = None,
     ) -> Answer:
-        """Store results (a text stands for one that cannot be, with its reason); each only where it is something new.
+        """Store results (a text stands for one that cannot be, with its reason); each only where it
+        is something new.
 
-        `left_out` are the places of those that a played fault keeps from being stored: such an answer is not the last
-        word on them, and is not remembered.
+        `left_out` are the places of those that a played fault keeps from being stored: such an
+        answer is not the last word on them, and is not remembered.
         """
         self.hear(worker)
         before = self.answered(worker, key, sha256) if key else None
@@ -466,12 +525,14 @@ class Books:
         body = msgspec.json.encode(Stored(inserted, updated, failed, errors))
         if key and not left_out:
             self.db.execute(
-                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", (worker, key, sha256, body, self._clock())
+                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)",
+                (worker, key, sha256, body, self._clock()),
             )
         return Answer(body, again=False)
 
     def _store(self, worker: str, item: NewResult, late: bool, key: str | None = None) -> bool:
-        """Write a result down unless the same or a newer one is there; true where its task, or key, had none."""
+        """Write a result down unless the same or a newer one is there; true where its task, or key,
+        had none."""
         key = key or item.task_id
         there = self.db.one("SELECT sha256, scraped_at FROM results WHERE task_id = ?", (key,))
         now = self._clock()
@@ -499,9 +560,21 @@ class Books:
         return int(row[0])
 
     def results(self) -> Iterator[dict[str, Any]]:
-        """Every result in the order of its arrival, with what the Gateway knows of it and of its raw file."""
+        """Every result in the order of its arrival, with what the Gateway knows of it and of its
+        raw file."""
         rows = self.db.execute(RESULTS)
-        for body, sha256, worker, applied, late, received, seq, raw_name, raw_received, raw_seq in rows:
+        for (
+            body,
+            sha256,
+            worker,
+            applied,
+            late,
+            received,
+            seq,
+            raw_name,
+            raw_received,
+            raw_seq,
+        ) in rows:
             facts = {
                 "worker": worker,
                 "received_at": _iso(received),
@@ -517,8 +590,11 @@ class Books:
 
     # Raw files.
 
-    def keep(self, worker: str, name: str, sha256: str, size: int, metadata: dict[str, Any]) -> None:
-        """Note a raw file whose content lies there; raises `ValueError` where its name is another content's."""
+    def keep(
+        self, worker: str, name: str, sha256: str, size: int, metadata: dict[str, Any]
+    ) -> None:
+        """Note a raw file whose content lies there; raises `ValueError` where its name is another
+        content's."""
         self.hear(worker)
         there = self.db.one("SELECT sha256 FROM raw_files WHERE name = ?", (name,))
         if there and there[0] != sha256:
@@ -543,14 +619,17 @@ class Books:
     # Everything.
 
     def touch(self) -> None:
-        """Write something, to see whether it can be: a transaction that changes nothing needs no disk."""
+        """Write something, to see whether it can be: a transaction that changes nothing needs no
+        disk."""
         self._number()
 
     def counts(self) -> Counts:
         """How many there are of everything."""
         states = dict(self.db.all("SELECT state, count(*) FROM tasks GROUP BY state"))
         [(results, late)] = self.db.all("SELECT count(*), ifnull(sum(late), 0) FROM results")
-        [(raw_files, workers)] = self.db.all("SELECT (SELECT count(*) FROM raw_files), (SELECT count(*) FROM workers)")
+        [(raw_files, workers)] = self.db.all(
+            "SELECT (SELECT count(*) FROM raw_files), (SELECT count(*) FROM workers)"
+        )
         return Counts(
             available=states.get("available", 0),
             held=states.get("held", 0),
@@ -564,7 +643,8 @@ class Books:
 
 
 def _beside(body: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-    """A result's own fields and the Gateway's facts; a field of the same name as a fact gets a sign behind it."""
+    """A result's own fields and the Gateway's facts; a field of the same name as a fact gets a sign
+    behind it."""
     for name in facts:
         if name in body:
             other = name

@@ -1,4 +1,5 @@
-"""One thread for all writing: what is asked of it while it commits is done together in the next transaction."""
+"""One thread for all writing: what is asked of it while it commits is done together in the next
+transaction."""
 
 import queue
 import threading
@@ -46,7 +47,8 @@ class _Act:
 
 
 class Committer:
-    """Does everything in the books, in the order in which it is asked; what it has told is on the disk."""
+    """Does everything in the books, in the order in which it is asked; what it has told is on the
+    disk."""
 
     def __init__(self, books: Books) -> None:
         self._books = books

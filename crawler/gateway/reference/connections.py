@@ -21,13 +21,18 @@ _OWN_FILES = 64
 
 
 def room() -> int:
-    """How many connections there may be; the process is allowed as many open files as that needs, if it may."""
+    """How many connections there may be; the process is allowed as many open files as that needs,
+    if it may."""
     wanted = MAX_CONNECTIONS + _OWN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft - _OWN_FILES))
+    return (
+        MAX_CONNECTIONS
+        if soft == resource.RLIM_INFINITY
+        else max(1, min(MAX_CONNECTIONS, soft - _OWN_FILES))
+    )
 
 
 class Complaints:
@@ -85,7 +90,9 @@ class Connection(H11Protocol):
         else:
             late = self._head_since is not None and now - self._head_since > self.silent_s
         if late:
-            self.complaints.say(f"a connection said nothing for {self.silent_s:g} s inside a request, and was ended")
+            self.complaints.say(
+                f"a connection said nothing for {self.silent_s:g} s inside a request, and was ended"
+            )
             self.transport.abort()
 
 
@@ -95,9 +102,12 @@ def bounded(most: int, silent_s: float) -> type[Connection]:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with an eye on its connections; `farewell` is called so many seconds after it is told to end."""
+    """uvicorn's server with an eye on its connections; `farewell` is called so many seconds after
+    it is told to end."""
 
-    def __init__(self, config: uvicorn.Config, farewell: Callable[[], None], after_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, farewell: Callable[[], None], after_s: float
+    ) -> None:
         super().__init__(config)
         self._farewell, self._after_s = farewell, after_s
 
@@ -123,8 +133,11 @@ class Server(uvicorn.Server):
 
 
 def _on_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Say in a line what asyncio would say in a traceback, many times a second, where no connection can be taken."""
+    """Say in a line what asyncio would say in a traceback, many times a second, where no connection
+    can be taken."""
     if "accept" in str(context.get("message")):
-        Connection.complaints.say(f"no connection can be taken ({context.get('exception')}); it is tried again")
+        Connection.complaints.say(
+            f"no connection can be taken ({context.get('exception')}); it is tried again"
+        )
     else:
         loop.default_exception_handler(context)

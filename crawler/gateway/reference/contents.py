@@ -30,7 +30,8 @@ class Contents:
         return self.folder / sha256[:2] / sha256
 
     def spool(self) -> "SpooledTemporaryFile[bytes]":
-        """A file for a content on its way, on the disk that it is going to; it goes when it is closed."""
+        """A file for a content on its way, on the disk that it is going to; it goes when it is
+        closed."""
         return SpooledTemporaryFile(SPOOL, dir=str(self.folder), prefix=".", suffix=".part")
 
     def store(self, content: BinaryIO, sha256: str, size: int) -> Path:

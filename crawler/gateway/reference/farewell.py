@@ -1,4 +1,5 @@
-"""The end of the server: exchanges that are under way get a moment, and then a 503 instead of silence."""
+"""The end of the server: exchanges that are under way get a moment, and then a 503 instead of
+silence."""
 
 import asyncio
 import logging
@@ -24,7 +25,8 @@ class Farewell:
         self._over = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let an exchange through; one that is ended, or comes after the end, is answered with 503."""
+        """Let an exchange through; one that is ended, or comes after the end, is answered with
+        503."""
         begun = False
 
         async def watched(message: Message) -> None:
@@ -55,8 +57,16 @@ class Farewell:
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    refusal = Refusal(Problem("UNAVAILABLE", "the Gateway is ending; try again later"), secrets.token_hex(8))
-    about = {"status": 503, "path": printable(scope["path"])[:300], "request_id": refusal.request_id}
+    refusal = Refusal(
+        Problem("UNAVAILABLE", "the Gateway is ending; try again later"), secrets.token_hex(8)
+    )
+    about = {
+        "status": 503,
+        "path": printable(scope["path"])[:300],
+        "request_id": refusal.request_id,
+    }
     log.warning("a call was refused: %s", refusal.error.message, extra=about)
     headers = {"Retry-After": "5", "Connection": "close"}
-    await Response(msgspec.json.encode(refusal), 503, headers, "application/json")(scope, receive, send)
+    await Response(msgspec.json.encode(refusal), 503, headers, "application/json")(
+        scope, receive, send
+    )

@@ -1,4 +1,5 @@
-"""Faults by a switch, for tests and drills: with some probability an exchange fails as real networks let it fail."""
+"""Faults by a switch, for tests and drills: with some probability an exchange fails as real
+networks let it fail."""
 
 import asyncio
 import contextlib
@@ -22,7 +23,8 @@ KINDS = (
     "partial",  # some results are not stored
 )
 LEFT_OUT = "crawler.left_out"
-"""The name in an exchange's scope under which a played fault tells the results' door to leave some of them out."""
+"""The name in an exchange's scope under which a played fault tells the results' door to leave some
+of them out."""
 
 _HTML = b"<!doctype html><title>Sign in</title><p>Please sign in to the network."
 _WRONG = (
@@ -93,7 +95,9 @@ class Faults:
                 await self._answer(scope, receive)
                 await _say(send, fault.status, b"<h1>Bad Gateway</h1>", b"text/html")
             case "throttled":
-                await _say(send, 429, b'{"error": "too many requests"}', headers=[(b"retry-after", b"1")])
+                await _say(
+                    send, 429, b'{"error": "too many requests"}', headers=[(b"retry-after", b"1")]
+                )
             case "garbage":
                 await _garble(send, fault.garbage, await self._answer(scope, receive))
             case "slow":
@@ -117,7 +121,9 @@ class Faults:
 def left_out(seed: int, count: int) -> frozenset[int]:
     """The places of some of so many results, at least one of them."""
     random = Random(seed)
-    return frozenset(place for place in range(count) if random.random() < 0.5) or frozenset(range(min(count, 1)))
+    return frozenset(place for place in range(count) if random.random() < 0.5) or frozenset(
+        range(min(count, 1))
+    )
 
 
 async def _garble(send: Send, choice: int, answer: bytes) -> None:
@@ -136,14 +142,20 @@ async def _say(
     content_type: bytes = b"application/json",
     headers: list[tuple[bytes, bytes]] | None = None,
 ) -> None:
-    head = [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *(headers or [])]
+    head = [
+        (b"content-type", content_type),
+        (b"content-length", str(len(body)).encode()),
+        *(headers or []),
+    ]
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})
 
 
 async def _abort(send: Send) -> None:
     """End the connection with a reset, as a peer that has crashed does."""
-    cycle: Any = getattr(send, "__self__", None)  # uvicorn's own: nothing stands between it and this layer
+    cycle: Any = getattr(
+        send, "__self__", None
+    )  # uvicorn's own: nothing stands between it and this layer
     assert cycle is not None
     raw = cycle.transport.get_extra_info("socket")
     with contextlib.suppress(OSError):  # the peer may have gone before

@@ -16,18 +16,26 @@ LIMITS = {"parcel_id": 255, "platform": 64, "state": 8, "county": 255}
 
 
 class GoBooks(Books):
-    """One task per platform and priority, no Idempotency-Key, and results under their natural key."""
+    """One task per platform and priority, no Idempotency-Key, and results under their natural
+    key."""
 
     like = "go"
     aborts = False
     """Whether one bad result undoes those before it, although they were counted."""
 
     def give(
-        self, worker: str, capacity: int, platforms: Sequence[str], key: str | None, kind: str | None = None
+        self,
+        worker: str,
+        capacity: int,
+        platforms: Sequence[str],
+        key: str | None,
+        kind: str | None = None,
     ) -> Given:
         """Hand out one task of each priority every time a platform is named."""
         self.hear(worker)
-        named = platforms or [name for (name,) in self.db.all("SELECT DISTINCT platform FROM tasks ORDER BY 1")]
+        named = platforms or [
+            name for (name,) in self.db.all("SELECT DISTINCT platform FROM tasks ORDER BY 1")
+        ]
         bodies: list[msgspec.Raw] = []
         for platform in named:
             for priority in range(1, 5):
@@ -43,7 +51,9 @@ class GoBooks(Books):
     def fail(self, worker: str, task_id: str, why: Failure) -> bool:
         """Note a failure; one of a task that is not this worker's is heard, and changes nothing."""
         self.hear(worker)
-        if not self.db.one("SELECT 1 FROM tasks WHERE (task_id, state, holder) = (?, 'held', ?)", (task_id, worker)):
+        if not self.db.one(
+            "SELECT 1 FROM tasks WHERE (task_id, state, holder) = (?, 'held', ?)", (task_id, worker)
+        ):
             return False
         return super().fail(worker, task_id, why)
 
@@ -77,7 +87,9 @@ class GoBooks(Books):
             self.db.execute("ROLLBACK TO batch")
         self.db.execute("RELEASE batch")
         counts = {"inserted": inserted, "updated": updated, "failed": len(errors)}
-        return Answer(msgspec.json.encode(counts | {"errors": errors[:MAX_ERRORS] or None}), again=False)
+        return Answer(
+            msgspec.json.encode(counts | {"errors": errors[:MAX_ERRORS] or None}), again=False
+        )
 
     def _problem(self, item: NewResult | str) -> str | None:
         """Why the database does not take a result."""

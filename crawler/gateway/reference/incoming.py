@@ -1,4 +1,5 @@
-"""What workers send, from bytes to values: each part is judged alone, so that a bad result costs no good one."""
+"""What workers send, from bytes to values: each part is judged alone, so that a bad result costs no
+good one."""
 
 import contextlib
 import hashlib
@@ -48,7 +49,10 @@ def _result(place: int, raw: bytes) -> NewResult | str:
         if not result.task_id.isprintable():
             return f"result {place}: there are control characters in its task_id"
         canonical = msgspec.json.encode(fields, order="sorted")
-    except (ValueError, RecursionError) as error:  # both of msgspec's and of Unicode are among the former
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # both of msgspec's and of Unicode are among the former
         return f"result {place}: {error or 'nested too deep'}"
     return NewResult(
         task_id=result.task_id,
@@ -60,7 +64,8 @@ def _result(place: int, raw: bytes) -> NewResult | str:
 
 
 def _moment(text: str | None) -> float | None:
-    """A moment as a worker writes it, in UTC where it names no zone; None where it cannot be read."""
+    """A moment as a worker writes it, in UTC where it names no zone; None where it cannot be
+    read."""
     try:
         at = datetime.fromisoformat(text or "")
         return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
@@ -69,7 +74,8 @@ def _moment(text: str | None) -> float | None:
 
 
 def metadata(parts: Sequence[object]) -> dict[str, Any]:
-    """What is known of a raw file; raises `ValueError` where it is not one JSON object whose fields are text."""
+    """What is known of a raw file; raises `ValueError` where it is not one JSON object whose fields
+    are text."""
     if len(parts) != 1 or not isinstance(parts[0], str):
         raise ValueError("the part 'metadata' is missing, or there are several")
     fields = loads(parts[0].encode().decode())  # half of a surrogate pair ends here
@@ -84,7 +90,9 @@ def check_sha256(about: Mapping[str, Any], sha256: str) -> None:
     """Raise `ValueError` where the metadata has another checksum than the content."""
     told = about.get("sha256")
     if told is not None and told.lower() != sha256:
-        raise ValueError(f"the sha256 of the metadata is not that of the content, which is {sha256}")
+        raise ValueError(
+            f"the sha256 of the metadata is not that of the content, which is {sha256}"
+        )
 
 
 def check_name(name: str) -> None:

@@ -23,7 +23,9 @@ MAX_TASK = 64_000
 """Characters of a task: no worker takes a larger one."""
 
 _TARGET = ("parcel_id", "state", "county", "url")
-_KNOWN = frozenset({"task_id", "type", "platform", "priority", "deadline", "target", "created_at", *_TARGET})
+_KNOWN = frozenset(
+    {"task_id", "type", "platform", "priority", "deadline", "target", "created_at", *_TARGET}
+)
 _PRIORITIES = {"": DEFAULT_PRIORITY} | {str(number): number for number in range(1, 5)}
 
 
@@ -54,7 +56,9 @@ def import_file(
     with rows.RejectsFile(file) as rejects:
         for batch in batches:
             with books.writing():
-                added = iter(books.add(item[1] for item in batch if not isinstance(item, rows.Reject)))
+                added = iter(
+                    books.add(item[1] for item in batch if not isinstance(item, rows.Reject))
+                )
             for item in batch:
                 what = "refused" if isinstance(item, rows.Reject) else next(added)
                 if what == "refused":
@@ -92,20 +96,28 @@ def _tasks(
             continue
         content = hash(made.content)
         if seen.setdefault(hash(made.task_id), content) != content:
-            yield rows.rejected(row, f"the task {made.task_id!r} stands in an earlier row with another content")
+            yield rows.rejected(
+                row, f"the task {made.task_id!r} stands in an earlier row with another content"
+            )
         else:
             yield row, made
 
 
 def _conflict(row: rows.Fields, made: NewTask) -> rows.Reject:
-    return rows.rejected(row, f"the task {made.task_id!r} is known with another content, and held or completed")
+    return rows.rejected(
+        row, f"the task {made.task_id!r} is known with another content, and held or completed"
+    )
 
 
 def task(fields: dict[str, Any], tz: tzinfo | None, now: float) -> NewTask:
     """The task that a row describes; raises `UsageError` with the reason why there is none."""
     target = without_secrets(_target(fields))
     platform = _text(fields, "platform")
-    others = {name: value for name, value in fields.items() if name not in _KNOWN and value not in ("", None)}
+    others = {
+        name: value
+        for name, value in fields.items()
+        if name not in _KNOWN and value not in ("", None)
+    }
     others = without_secrets(others)
     if "url" not in target and not (platform and (target or others)):
         raise UsageError("there is no url, nor a platform and a field that could give it")
@@ -123,7 +135,8 @@ def task(fields: dict[str, Any], tz: tzinfo | None, now: float) -> NewTask:
     text = msgspec.json.encode(body).decode()
     if len(text) > MAX_TASK:
         raise UsageError(f"the task would have {len(text):,} characters, more than {MAX_TASK:,}")
-    # As the row has them: 17:00 is another moment tomorrow, and no moment at all is that of the import.
+    # As the row has them: 17:00 is another moment tomorrow, and no moment at all is that of the
+    # import.
     moments = {name: _text(fields, name) for name in ("created_at", "deadline")}
     return NewTask(task_id, platform, priority, deadline, text, _checksum(body | moments))
 
@@ -140,7 +153,9 @@ def _target(fields: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(url, str):
             raise UsageError("the url is not text")
         if credentials(url):
-            raise UsageError("the url holds a user name or a password, which no worker must be told")
+            raise UsageError(
+                "the url holds a user name or a password, which no worker must be told"
+            )
         target["url"] = parse(url).url
     return target
 

@@ -1,4 +1,5 @@
-"""How the reference Gateway's exchanges are described in /openapi.json: by the values that check them."""
+"""How the reference Gateway's exchanges are described in /openapi.json: by the values that check
+them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -49,7 +50,12 @@ _TASK = {
     "task_id": "t-1",
     "type": "parcel",
     "platform": "beacon",
-    "target": {"parcel_id": "123", "state": "FL", "county": "Bay", "url": "https://county.example/parcel/123"},
+    "target": {
+        "parcel_id": "123",
+        "state": "FL",
+        "county": "Bay",
+        "url": "https://county.example/parcel/123",
+    },
     "priority": 1,
     "created_at": "2026-01-30T12:00:00Z",
 }
@@ -86,7 +92,10 @@ _COUNTS = {
 _EXAMPLES: dict[type, Any] = {
     bodies.Work: {"tasks": [_TASK], "retry_after": 5},
     bodies.Stored: {"inserted": 1, "updated": 0, "failed": 0, "errors": []},
-    bodies.Kept: {"status": "ok", "path": "raw/9f/9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"},
+    bodies.Kept: {
+        "status": "ok",
+        "path": "raw/9f/9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    },
     bodies.Failure: {"reason": "the page is gone", "error_type": "http_404", "attempts": 3},
     bodies.Success: {"success": True},
     bodies.Reported: {"task_id": "t-1", "status": "reported"},
@@ -115,16 +124,24 @@ def _ref(kind: type) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
-def responses(kind: type, *codes: int, headers: Mapping[str, str] | None = None) -> dict[int | str, dict[str, Any]]:
+def responses(
+    kind: type, *codes: int, headers: Mapping[str, str] | None = None
+) -> dict[int | str, dict[str, Any]]:
     """What an exchange can be answered with: this body, or a refusal with one of these codes."""
     schema: dict[str, Any] = _ref(kind)
     if kind is bodies.Worker:
         schema, example = {"type": "array", "items": schema}, [_WORKERS]
     else:
         example = _EXAMPLES[kind]
-    good = {"description": _sentence(kind), "content": {"application/json": {"schema": schema, "example": example}}}
+    good = {
+        "description": _sentence(kind),
+        "content": {"application/json": {"schema": schema, "example": example}},
+    }
     if headers:
-        good["headers"] = {name: {"description": text, "schema": {"type": "string"}} for name, text in headers.items()}
+        good["headers"] = {
+            name: {"description": text, "schema": {"type": "string"}}
+            for name, text in headers.items()
+        }
     return {200: good, **{code: _refusal(code) for code in codes}}
 
 
@@ -136,7 +153,10 @@ def health() -> dict[int | str, dict[str, Any]]:
 
 
 def _refusal(code: int) -> dict[str, Any]:
-    example = {"error": {"code": CODES[code], "message": _REASONS[code]}, "request_id": "4f1c09d2a7b84e6f"}
+    example = {
+        "error": {"code": CODES[code], "message": _REASONS[code]},
+        "request_id": "4f1c09d2a7b84e6f",
+    }
     return {
         "description": _REASONS[code],
         "content": {"application/json": {"schema": _ref(bodies.Refusal), "example": example}},
@@ -153,7 +173,8 @@ def body(kind: type) -> dict[str, Any]:
 
 
 def results_body() -> dict[str, Any]:
-    """The body with results; an element that is none is counted as failed, and keeps no other from being stored."""
+    """The body with results; an element that is none is counted as failed, and keeps no other from
+    being stored."""
     items = {"description": "As the schema `Result` has it; anything else is counted as failed."}
     schema = {"type": "array", "items": items}
     return _body("application/json", schema, [_RESULT])
@@ -165,15 +186,28 @@ def file_body() -> dict[str, Any]:
         "type": "object",
         "required": ["file"],
         "properties": {
-            "file": {"type": "string", "format": "binary", "description": "With a file name that is unique."},
+            "file": {
+                "type": "string",
+                "format": "binary",
+                "description": "With a file name that is unique.",
+            },
             "metadata": {
                 "description": "JSON as the schema `Page` has it; with anything else the answer's status is `error`.",
             },
         },
     }
-    about = {"task_id": "t-1", "url": "https://county.example/parcel/123", "content_type": "text/html"}
+    about = {
+        "task_id": "t-1",
+        "url": "https://county.example/parcel/123",
+        "content_type": "text/html",
+    }
     return _body("multipart/form-data", schema, {"file": "<!doctype html>…", "metadata": about})
 
 
 def _body(media_type: str, schema: Mapping[str, Any], example: Any) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {media_type: {"schema": schema, "example": example}}}}
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {media_type: {"schema": schema, "example": example}},
+        }
+    }

@@ -109,7 +109,8 @@ _MIGRATIONS = (_SCHEMA,)
 
 
 def opened(path: Path) -> Database:
-    """The database, with its tables; a foreign or newer one is not even switched to another journal."""
+    """The database, with its tables; a foreign or newer one is not even switched to another
+    journal."""
     with store_errors(path):
         if path.exists() and path.stat().st_size:
             _look(path)
@@ -133,7 +134,9 @@ def _migrate(db: Database, path: Path) -> None:
     if _version(db, path) == len(_MIGRATIONS):
         return
     with connection.writing(db):
-        for number in range(_version(db, path), len(_MIGRATIONS)):  # again: another process may have been faster
+        for number in range(
+            _version(db, path), len(_MIGRATIONS)
+        ):  # again: another process may have been faster
             db.execute(_MIGRATIONS[number])
         db.execute(f"PRAGMA application_id={APPLICATION_ID}")
         db.execute(f"PRAGMA user_version={len(_MIGRATIONS)}")
@@ -141,7 +144,9 @@ def _migrate(db: Database, path: Path) -> None:
 
 def _version(db: Database, path: Path) -> int:
     version = int(db.pragma("user_version"))
-    if (version or db.all("SELECT 1 FROM sqlite_schema")) and db.pragma("application_id") != APPLICATION_ID:
+    if (version or db.all("SELECT 1 FROM sqlite_schema")) and db.pragma(
+        "application_id"
+    ) != APPLICATION_ID:
         raise StoreError(f"{path} is a database of another program; it was left as it is")
     if version > len(_MIGRATIONS):
         raise StoreError(

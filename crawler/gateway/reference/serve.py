@@ -40,7 +40,11 @@ def serve(
     silent_s: float = SILENT_S,
 ) -> None:
     """Serve the store in this folder until a signal ends it."""
-    with _bound(host, port) as listener, contextlib.ExitStack() as last, contextlib.ExitStack() as stack:
+    with (
+        _bound(host, port) as listener,
+        contextlib.ExitStack() as last,
+        contextlib.ExitStack() as stack,
+    ):
         books = BOOKS[like](folder, lease_s=lease_s, idle_s=idle_s)
         stack.callback(books.close)
         stack.enter_context(_alone(folder))
@@ -56,9 +60,15 @@ def serve(
         app: ASGIApp = Faults(farewell, dice) if dice else farewell
         server = Server(_config(app, bounded(room(), silent_s)), end, FAREWELL_S)
         url = _url(listener)
-        log.info("the gateway listens on %s", url, extra={"store": str(folder.absolute()), "lease_s": lease_s})
+        log.info(
+            "the gateway listens on %s",
+            url,
+            extra={"store": str(folder.absolute()), "lease_s": lease_s},
+        )
         if not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
-            log.warning("other machines can reach it: put a proxy with TLS before it, or the token is sent open")
+            log.warning(
+                "other machines can reach it: put a proxy with TLS before it, or the token is sent open"
+            )
         last.callback(log.info, "the gateway on %s has stopped", url)
         server.run(sockets=[listener])
 
@@ -71,7 +81,8 @@ def _config(app: ASGIApp, connection: type[Connection]) -> uvicorn.Config:
         app,
         loop="asyncio",  # uvloop does not say that no connection can be taken, and tries again at once
         http=connection,  # h11's: the faults' resets are cut to its measure
-        h11_max_incomplete_event_size=1 << 20,  # a hundred platforms, each sign of their names as twelve
+        h11_max_incomplete_event_size=1
+        << 20,  # a hundred platforms, each sign of their names as twelve
         ws="none",
         lifespan="off",
         log_config=None,
@@ -90,16 +101,20 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
         listener = socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"--host {host} --port {port}: it cannot be listened there ({reason})") from None
+        raise UsageError(
+            f"--host {host} --port {port}: it cannot be listened there ({reason})"
+        ) from None
     with listener:
-        # Connections inherit it: asyncio does not know that this is TCP, and the second half of an answer would wait.
+        # Connections inherit it: asyncio does not know that this is TCP, and the second half of an
+        # answer would wait.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield listener
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """See to it that no other server has this store: each would take the other's workers for silent."""
+    """See to it that no other server has this store: each would take the other's workers for
+    silent."""
     with store_errors(folder / "serve.lock"), (folder / "serve.lock").open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

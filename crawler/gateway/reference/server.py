@@ -52,13 +52,20 @@ T = TypeVar("T")
 SURROUNDINGS = 1 << 20
 """How much may stand around a raw file in its body."""
 LARGE, LARGE_AT_A_TIME, TURN_S = 1 << 20, 2, 20.0
-"""From what size on results are read and judged only so many bodies at a time, and how long others wait for that."""
+"""From what size on results are read and judged only so many bodies at a time, and how long others
+wait for that."""
 MEND_S = 2.0
 """How long a question for the Gateway's health waits for a trial to write."""
 _VISIBLE = r"^[!-~]{1,200}$"
 
 WorkerId = Annotated[
-    str, Header(alias="X-Worker-ID", pattern=_VISIBLE, description="The worker's stable name.", examples=["desk-1"])
+    str,
+    Header(
+        alias="X-Worker-ID",
+        pattern=_VISIBLE,
+        description="The worker's stable name.",
+        examples=["desk-1"],
+    ),
 ]
 Key = Annotated[
     str | None,
@@ -71,18 +78,23 @@ Key = Annotated[
 TaskId = Annotated[str, Path(min_length=1, max_length=200, examples=["t-1"])]
 Late = Annotated[
     Literal["true", "false"],
-    Header(alias="X-Results-Late", description="Whether the results' deadline had passed when they were ready."),
+    Header(
+        alias="X-Results-Late",
+        description="Whether the results' deadline had passed when they were ready.",
+    ),
 ]
 Capacity = Annotated[int, Query(ge=1, le=100, description="How many tasks at most.")]
 Platform = Annotated[str, Query(min_length=1, max_length=200)]
 Platforms = Annotated[
-    list[Platform], Query(max_length=100, description="Only tasks of these platforms; of any where there is none.")
+    list[Platform],
+    Query(max_length=100, description="Only tasks of these platforms; of any where there is none."),
 ]
 Token = Annotated[str | None, Security(APIKeyHeader(name="X-Worker-Token", auto_error=False))]
 
 
 class Service:
-    """The exchanges; what is written goes through the committer, so that no answer is ahead of the disk."""
+    """The exchanges; what is written goes through the committer, so that no answer is ahead of the
+    disk."""
 
     def __init__(self, books: Books, token: str, dice: Dice | None = None) -> None:
         self._books, self._token = books, token.encode()
@@ -111,9 +123,12 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._threads, do)
 
     async def authorise(self, request: Request, token: Token = None) -> None:
-        """Let nobody in without the token; the time that this takes tells nothing about it. Who calls is alive."""
+        """Let nobody in without the token; the time that this takes tells nothing about it. Who
+        calls is alive."""
         if not hmac.compare_digest((token or "").encode("latin-1", "replace"), self._token):
-            raise GatewayRefused(401, "the token is missing" if token is None else "the token is wrong")
+            raise GatewayRefused(
+                401, "the token is missing" if token is None else "the token is wrong"
+            )
         if worker := request.headers.get("X-Worker-ID"):
             self._books.note(worker)
 
@@ -125,40 +140,58 @@ class Service:
         platforms: Platforms = [],  # noqa: B006 # FastAPI copies it
         key: Key = None,
     ) -> Response:
-        """Hand out tasks, the most urgent first; they are the worker's until it is not heard of any more."""
+        """Hand out tasks, the most urgent first; they are the worker's until it is not heard of any
+        more."""
         if self.like == "python" and not platforms:
             raise GatewayRefused(422, "query.platforms: Field required")
-        given = await self._done(lambda books: books.give(worker, capacity, platforms, key, _kind(request)))
+        given = await self._done(
+            lambda books: books.give(worker, capacity, platforms, key, _kind(request))
+        )
         if self.like == "go" and not given.tasks:
             return _json({"tasks": None, "retry_after": given.retry_after})
         return _json(given)
 
-    async def results(self, request: Request, worker: WorkerId, late: Late = "false", key: Key = None) -> Response:
+    async def results(
+        self, request: Request, worker: WorkerId, late: Late = "false", key: Key = None
+    ) -> Response:
         """Store results; each completes its task. The same result again changes nothing."""
         async with self._read(request) as body:
-            items, sha256 = await self._aside(lambda: (incoming.results(body), hashlib.sha256(body).hexdigest()))
+            items, sha256 = await self._aside(
+                lambda: (incoming.results(body), hashlib.sha256(body).hexdigest())
+            )
             seed = request.scope.get(LEFT_OUT)
             missing = frozenset[int]() if seed is None else left_out(seed, len(items))
-            how: dict[str, Any] = {"late": late == "true", "key": key, "sha256": sha256, "left_out": missing}
+            how: dict[str, Any] = {
+                "late": late == "true",
+                "key": key,
+                "sha256": sha256,
+                "left_out": missing,
+            }
             how["kind"] = _kind(request)
             answer = await self._done(lambda books: books.deliver(worker, items, **how))
-        return _json(msgspec.Raw(answer.body), {"Idempotent-Replay": "true"} if answer.again else {})
+        return _json(
+            msgspec.Raw(answer.body), {"Idempotent-Replay": "true"} if answer.again else {}
+        )
 
     @contextlib.asynccontextmanager
     async def _read(self, request: Request) -> AsyncIterator[bytes]:
-        """A request's whole body, unless it is too large; a large one comes in, and stays, when it is its turn."""
+        """A request's whole body, unless it is too large; a large one comes in, and stays, when it
+        is its turn."""
         async with contextlib.AsyncExitStack() as stack:
             limited = _limited(request, MAX_BODY, lambda: stack.enter_async_context(self._turn()))
             yield await Request(request.scope, limited).body()
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait for one's turn with a large body: the memory that they take is not for more of them."""
+        """Wait for one's turn with a large body: the memory that they take is not for more of
+        them."""
         try:
             async with asyncio.timeout(TURN_S):
                 await self._large.acquire()
         except TimeoutError:
-            raise GatewayRefused(503, "the Gateway is busy with other large bodies; try again later") from None
+            raise GatewayRefused(
+                503, "the Gateway is busy with other large bodies; try again later"
+            ) from None
         try:
             yield
         finally:
@@ -208,7 +241,8 @@ class Service:
         return _json({"acknowledged": True, "commands": commands})
 
     async def health(self, request: Request, token: Token = None) -> Response:
-        """Say that the Gateway is there; with the token, also what it has. Where it could not write, it tries again."""
+        """Say that the Gateway is there; with the token, also what it has. Where it could not
+        write, it tries again."""
         if token is not None:
             await self.authorise(request, token)
         if self._committer.failing and not await self._mended():
@@ -216,7 +250,9 @@ class Service:
         if token is None:
             return _json(Health("ok"))
         counts = await self._done(Books.counts)
-        return _json(Health("ok", counts=counts, faults=dict(self.dice.counts) if self.dice else None))
+        return _json(
+            Health("ok", counts=counts, faults=dict(self.dice.counts) if self.dice else None)
+        )
 
     async def _mended(self) -> bool:
         try:
@@ -236,21 +272,31 @@ class Service:
         async with self._read(request) as body:
             wanted = incoming.read(body, dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]])
         if set(wanted) != {"probability"}:
-            raise GatewayRefused(422, "the body: it must be an object with a probability and nothing else")
+            raise GatewayRefused(
+                422, "the body: it must be an object with a probability and nothing else"
+            )
         self.dice.probability = wanted["probability"]
         return _json(wanted)
 
 
 def application(service: Service) -> FastAPI:
     """The application of a service, described in /openapi.json."""
-    app = FastAPI(title="crawler gateway", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="crawler gateway",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     app.state.like = service.like
     app.include_router(_doors(service))
     described = openapi.components()
 
     def describe() -> dict[str, Any]:
         if not app.openapi_schema:
-            app.openapi_schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            app.openapi_schema = get_openapi(
+                title=app.title, version=app.version, routes=app.routes
+            )
             app.openapi_schema["components"]["schemas"] = described
         return app.openapi_schema
 
@@ -262,9 +308,17 @@ def application(service: Service) -> FastAPI:
 
 def _doors(service: Service) -> APIRouter:
     doors, guard = APIRouter(), [Depends(service.authorise)]
-    say, get, post = openapi.responses, partial(doors.get, dependencies=guard), partial(doors.post, dependencies=guard)
-    replay = {"Idempotent-Replay": "`true` where this answer was given before, and nothing was applied."}
-    for base in [f"/internal/{kind}" for kind in KINDS] if service.like == "python" else ["/internal"]:
+    say, get, post = (
+        openapi.responses,
+        partial(doors.get, dependencies=guard),
+        partial(doors.post, dependencies=guard),
+    )
+    replay = {
+        "Idempotent-Replay": "`true` where this answer was given before, and nothing was applied."
+    }
+    for base in (
+        [f"/internal/{kind}" for kind in KINDS] if service.like == "python" else ["/internal"]
+    ):
         get(f"{base}/work", responses=say(Work, 401, 422, 503))(service.work)
         post(
             f"{base}/results",
@@ -278,12 +332,16 @@ def _doors(service: Service) -> APIRouter:
             responses=say(Reported, 401, 404, 409, 413, 422, 503),
             openapi_extra=openapi.body(Failure),
         )(service.fail)
-    post("/internal/raw-files", responses=say(Kept, 400, 401, 413, 422, 503), openapi_extra=openapi.file_body())(
-        service.raw_file
-    )
-    post("/internal/heartbeat", responses=say(Orders, 401, 413, 422, 503), openapi_extra=openapi.body(Heartbeat))(
-        service.heartbeat
-    )
+    post(
+        "/internal/raw-files",
+        responses=say(Kept, 400, 401, 413, 422, 503),
+        openapi_extra=openapi.file_body(),
+    )(service.raw_file)
+    post(
+        "/internal/heartbeat",
+        responses=say(Orders, 401, 413, 422, 503),
+        openapi_extra=openapi.body(Heartbeat),
+    )(service.heartbeat)
     without = {"security": list[Any]([{}])}  # beside the token, nothing will do, too
     doors.get("/health", responses=openapi.health(), openapi_extra=without)(service.health)
     get("/workers", responses=say(Worker, 401, 503))(service.workers)
@@ -325,10 +383,15 @@ def _limited(
 # What is not a success.
 
 
-def _refused(request: Request, status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+def _refused(
+    request: Request, status: int, message: str, headers: dict[str, str] | None = None
+) -> Response:
     request_id = secrets.token_hex(8)
     about = {"status": status, "method": request.method, "path": printable(request.url.path)[:300]}
-    about |= {"worker": printable(request.headers.get("X-Worker-ID", ""))[:200], "request_id": request_id}
+    about |= {
+        "worker": printable(request.headers.get("X-Worker-ID", ""))[:200],
+        "request_id": request_id,
+    }
     log.warning("a call was refused: %s", message[:500], extra=about)
     if like := request.app.state.like:
         return _plainly(like, status, message, headers)
@@ -339,7 +402,9 @@ def _refused(request: Request, status: int, message: str, headers: dict[str, str
 def _plainly(like: str, status: int, message: str, headers: dict[str, str] | None) -> Response:
     """A refusal in the words of a real Gateway, without an id."""
     if like == "python":
-        return Response(msgspec.json.encode({"detail": message}), status, headers, "application/json")
+        return Response(
+            msgspec.json.encode({"detail": message}), status, headers, "application/json"
+        )
     if status == 401:
         body = {"error": {"code": "UNAUTHORIZED", "message": message}}
         return Response(msgspec.json.encode(body), status, headers, "application/json")
@@ -347,16 +412,22 @@ def _plainly(like: str, status: int, message: str, headers: dict[str, str] | Non
 
 
 async def _on_refusal(request: Request, error: Any) -> Response:
-    return _refused(request, error.status, error.message, {"Retry-After": "5"} if error.status == 503 else None)
+    return _refused(
+        request, error.status, error.message, {"Retry-After": "5"} if error.status == 503 else None
+    )
 
 
 async def _on_full_disk(request: Request, error: Any) -> Response:
     log.error("%s", error)
-    return _refused(request, 503, "the Gateway cannot write to its store; try again later", {"Retry-After": "5"})
+    return _refused(
+        request, 503, "the Gateway cannot write to its store; try again later", {"Retry-After": "5"}
+    )
 
 
 async def _on_invalid(request: Request, error: Any) -> Response:
-    problems = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+    problems = (
+        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
+    )
     return _refused(request, 422, printable("; ".join(problems))[:1000])
 
 

@@ -15,7 +15,8 @@ from crawler.gateway.reference.contents import Contents
 
 
 class _Parser(MultiPartParser):
-    """Starlette's parser, whose files lie where they are told to and not wherever temporary files do."""
+    """Starlette's parser, whose files lie where they are told to and not wherever temporary files
+    do."""
 
     def __init__(self, request: Request, contents: Contents) -> None:
         super().__init__(request.headers, request.stream(), max_files=1)
@@ -31,7 +32,8 @@ class _Parser(MultiPartParser):
 
 @contextlib.asynccontextmanager
 async def read(request: Request, contents: Contents) -> AsyncIterator[FormData]:
-    """The parts of a request; what is none is refused, and a disk that cannot take them is a `StoreError`."""
+    """The parts of a request; what is none is refused, and a disk that cannot take them is a
+    `StoreError`."""
     if not request.headers.get("Content-Type", "").lower().startswith("multipart/form-data"):
         raise GatewayRefused(422, "the body is no multipart/form-data")
     with store_errors(contents.folder):
