@@ -62,7 +62,10 @@ class _Zlib:
                 self._head[0] & 15 == 8 and int.from_bytes(self._head[:2]) % 31 == 0,
             )
             self._inner = zlib.decompressobj(15 if framed else -15)
-        while data:
+        # zlib may have taken all input and hold more output than a step: raw deflate has no trailer
+        # behind it that would ask for that.
+        pending = False
+        while data or pending:
             self._budget.check()
             if self._inner.eof:
                 if not self._gzip or not data.startswith(b"\x1f"):
@@ -70,8 +73,10 @@ class _Zlib:
                 self._inner = zlib.decompressobj(31)
                 self._members += 1
                 _check_pieces(self._members)
-            emit(self._inner.decompress(data, _STEP))
+            out = self._inner.decompress(data, _STEP)
+            emit(out)
             data = self._inner.unconsumed_tail or self._inner.unused_data
+            pending = len(out) == _STEP and not self._inner.eof
 
     def finish(self) -> bool:
         return self._inner is not None and self._inner.eof

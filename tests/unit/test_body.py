@@ -61,6 +61,33 @@ def test_codings_are_undone(encoding: str, data: bytes) -> None:
     assert read(encoding, data, step=1) == PAGE
 
 
+PACKERS = {
+    "gzip": ("gzip", gzip.compress),
+    "zlib": ("deflate", zlib.compress),
+    "raw deflate": ("deflate", lambda data: zlib.compress(data, wbits=-15)),
+    "br": ("br", lambda data: brotli.compress(data, quality=4)),
+    "zstd": ("zstd", zstd_compress),
+    "raw deflate, gzip": (
+        "deflate, gzip",
+        lambda data: gzip.compress(zlib.compress(data, wbits=-15)),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", PACKERS)
+def test_whatever_the_library_packs_comes_out_whole(how: str) -> None:
+    """Bodies of every kind whose length is near a multiple of what a decoder puts out at a time."""
+    coding, pack = PACKERS[how]
+    chance = random.Random(14)
+    kinds = (b" ", b"<tr><td>Parcel</td><td>Owner</td></tr>\n", chance.randbytes(997))
+    lengths = [n * 65_536 + more for n in (1, 2, 5) for more in (-1, 0, 1, 7, 60, 259, 300, 514)]
+    lengths += [chance.randrange(400_000) for _ in range(20)]
+    for kind in kinds:
+        for length in lengths:
+            page = (kind * (length // len(kind) + 1))[:length]
+            assert read(coding, pack(page), step=chance.choice((100, 9_999, 1 << 20))) == page
+
+
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
 @pytest.mark.parametrize("step", [999, 65_536, 10_000_000])
 def test_a_page_whose_end_unpacks_to_much_is_whole(coding: str, step: int) -> None:
