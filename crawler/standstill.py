@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from datetime import tzinfo
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,10 @@ from crawler.config import Settings, program
 from crawler.db import owners
 from crawler.db.books import mend
 from crawler.errors import ServiceError
-from crawler.forecast import STILL_S
+from crawler.forecast import STILL_S, Limits, limits_of
 from crawler.logs import counted, printable, shortened, without_figures
 from crawler.lpm import LocalPersistenceManager, low_on_disk
-from crawler.models import Books, Job, Wait
+from crawler.models import Books, Job, JobStatus, Wait
 
 if TYPE_CHECKING:
     from crawler.process import Stack
@@ -34,6 +35,8 @@ LOOK_S, COUNT_S = 2.0, 60.0
 index."""
 COST = 10.0
 """After a look, so many times as long as it took pass until the next."""
+MAX_JOBS = 20
+"""Jobs that are looked at one by one."""
 FEW = 3
 """Of so many pages on their way the oldest is named."""
 
@@ -122,27 +125,28 @@ class Waits:
         stack = read_stack(self._lpm.folder)
         if not open_ or stack.container:
             return []
+        away: list[Wait] = []
+        if stack.up or self._settings.redis_url:
+            self._ask_redis()
+            away = [self._silent] if self._silent else []
         if stack.up:
-            return [
-                Wait(
-                    kind="worker",
-                    what="no worker runs",
-                    effect="the supervisor starts one by itself",
-                )
-            ]
+            by_itself = "the supervisor starts one by itself"
+            nobody = Wait(kind="worker", what="no worker runs", effect=by_itself)
+            return [*away, _stopped_supervisor(stack) or nobody]
         if held := self._all_held(None):
             return held
         nothing = f"nothing works on {counted(open_, 'open task')}: no worker runs"
         effect = f"goes on, or {program()} up does in the background"
-        return [
-            Wait(
-                kind="worker",
-                what=nothing,
-                command=f"{program()} resume",
-                effect=effect,
-                tasks=open_,
-            )
-        ]
+        if away:
+            effect = "goes on, once Redis answers"
+        start = Wait(
+            kind="worker",
+            what=nothing,
+            command=f"{program()} resume",
+            effect=effect,
+            tasks=open_,
+        )
+        return [*away, start, *self._of_holds(None, False)]
 
     def _of_clock(self) -> list[Wait]:
         moved = self._lpm.ledger.clock_step(time.time(), times.uptime(), times.boot_id())
@@ -153,15 +157,17 @@ class Waits:
 
     def _of_processes(self, workers: Sequence[owners.Note]) -> list[Wait]:
         """Workers that were stopped or do nothing; where some still work, they stop nothing."""
-        stopped = standing_still(workers, self._settings.stall_s)
-        if stopped:
-            pids = sorted(note.pid for note in stopped)
+        stopped = {note.pid for note in standing_still(workers, self._settings.stall_s)}
+        parents = owners.workers(self._lpm.owners)  # they hand out the work of their children
+        asleep = {pid for pid in parents if _is_stopped(pid)}
+        if stopped or asleep:
+            pids = sorted(stopped | asleep)
             all_, many = " ".join(map(str, pids)), len(pids) > 1
             what = f"processes {all_} stand still" if many else f"process {all_} stands still"
             effect = (
                 f"wakes {'them' if many else 'it'}, kill -9 {all_} ends {'them' if many else 'it'}"
             )
-            whole = len(stopped) == len(workers)
+            whole = len(stopped) == len(workers) or len(asleep) == len(parents)
             return [
                 Wait(
                     kind="stopped",
@@ -253,11 +259,13 @@ class Waits:
                 "robots",
                 f"its robots.txt asks for {about.crawl_delay_s:g} s between pages",
             )
-            reset, sooner = _again(job, "--ignore-robots"), "goes on without asking robots.txt"
+            sooner = "goes on without asking robots.txt"
+            reset, sooner = self._again(job, domain, "--ignore-robots", sooner)
         else:
             slowed = f", slowed down {about.slowed:.2g} times" if about.slowed > 1.005 else ""
             kind, what = "rate", f"its limit is {limits_in_words(about)}{slowed}"
-            reset, sooner = _again(job, "--rate 10/s"), "goes faster, where you may"
+            sooner = "goes faster, where you may"
+            reset, sooner = self._again(job, domain, "--rate 10/s", sooner)
         return Wait(
             kind=kind,
             what=f"{name}: {what}, {held}",
@@ -269,16 +277,33 @@ class Waits:
             stops=stops,
         )
 
+    def _again(self, job: Job | None, domain: str, option: str, effect: str) -> tuple[str, str]:
+        """The command that continues a job, or the first that has tasks at a domain, with another
+        option, and what that does; where no file is known to continue, a look at the limits."""
+        open_ = [each for each in self._lpm.ledger.jobs() if each.status is JobStatus.OPEN]
+        for each in [job] if job else open_[:MAX_JOBS]:
+            if each.source_file and (job or domain in self._lpm.ledger.due_domains(each)):
+                return f"{program()} bulk import {shlex.quote(each.source_file)} {option}", effect
+        return f"{program()} domains", "shows the limits"
+
     def _latest(self, domain: str) -> float | None:
         """When the page that is in flight at a domain is given up, at the latest."""
         rows = self._lpm.ledger.oldest_in_flight(1, domain=domain)
         return rows[0][1] + self._timeout_s(rows[0][0]) if rows else None
 
+    def limits(self, job: Job) -> Limits:
+        """The limits on a job's domains and of the workers, for a forecast."""
+        rule = partial(self._load_sites().rule, rate=job.options.rate)
+        return limits_of(self._settings, self._lpm.owners, rule)
+
     def _timeout_s(self, url: str) -> float:
+        return self._load_sites().of(url).timeout_s
+
+    def _load_sites(self) -> "Sites":
         from crawler.sites import config as sites
 
         self._sites = self._sites or sites.load(self._settings.config_dir, self._settings.rate)
-        return self._sites.of(url).timeout_s
+        return self._sites
 
     def _of_retries(self, job: Job | None, stops: bool) -> list[Wait]:
         """That tasks wait for their next attempt."""
@@ -367,10 +392,9 @@ class Waits:
 
 
 class Standstill:
-    """Tells over time why a job, or with none all, does not move; empty while it does.
+    """Tells over time what a job, or with none all, waits for.
 
-    With `still_s` nothing is said before it has stood still for so long, and nothing is looked at
-    more often.
+    With `still_s` only why it does not move, and not before it has stood still for so long.
     """
 
     def __init__(self, waits: Waits, job: Job | None, still_s: float | None = None) -> None:
@@ -378,27 +402,39 @@ class Standstill:
         self._at_once = still_s is None
         self._still_s, self._look_s = still_s or STILL_S, still_s or LOOK_S
         self._done = -1
+        self._began = time.monotonic()
         self._since = self._next_look = 0.0
         self._found: list[Wait] = []
 
     def reasons(self, books: Books) -> list[Wait]:
-        """What keeps the books from moving, the weightiest first."""
+        """What tasks wait for, the weightiest first."""
         now = time.monotonic()
         if books.accepted - books.open != self._done:
             self._done, self._since = books.accepted - books.open, now
-            self._next_look = 0.0
-        if now - self._since < self._still_s:
-            self._found = self._waits.plain(self._job) if books.open and self._at_once else []
+        still_s = now - self._since
+        is_still = still_s >= self._still_s
+        if not self._at_once and not is_still:
+            self._found, self._next_look = [], 0.0
+        elif now - self._began < self._still_s:
+            self._found = self._waits.plain(self._job) if books.open else []
         elif now >= self._next_look:
-            self._found = self._waits.of(self._job, books, now - self._since)
+            found = self._waits.of(self._job, books, still_s)
+            passing = ("retry", "page")  # while others go on, these are nothing to speak of
+            self._found = [wait for wait in found if is_still or wait.kind not in passing]
             took_s = time.monotonic() - now
             self._next_look = now + max(self._look_s, COST * took_s)
         return self._found
 
     def reason(self, books: Books) -> str:
-        """The weightiest as a line."""
+        """The weightiest as a line, with how many more there are."""
         found = self.reasons(books)
-        return self._waits.line(found[0]) if found else ""
+        if not found:
+            return ""
+        line = self._waits.line(found[0])
+        if len(found) == 1:
+            return line
+        what, semicolon, remedy = line.partition(";")
+        return f"{what} (and {len(found) - 1} more: {program()} status){semicolon}{remedy}"
 
 
 def in_words(wait: Wait, now: float, tz: tzinfo | None) -> str:
@@ -429,7 +465,13 @@ def no_room(folder: Path, settings: Settings) -> str | None:
     fetched."""
     from crawler.process import disk_full
 
-    if low := low_on_disk(folder, settings.min_free):
+    # The workers' own limit counts: a command may have been given another one.
+    limits = [
+        note.about["min_free"]
+        for note in owners.living(folder / "run" / "owners")
+        if "min_free" in note.about
+    ]
+    if low := low_on_disk(folder, min(limits, default=settings.min_free)):
         return f"{low}; free some room, or lower CRAWLER_MIN_FREE"
     return disk_full(folder) or None
 
@@ -498,18 +540,25 @@ def _redis_is_away(error: str, stack: "Stack", settings: Settings) -> Wait:
     from crawler.process import SILENT
 
     command = ""
-    if settings.redis_url:
-        effect = "it is the one of REDIS_URL"
-    elif stack.up:
-        effect = f"the supervisor starts it again by itself, within {SILENT * settings.stall_s:g} s"
+    if stack.up and stack.redis and (asleep := _stopped_supervisor(stack)):
+        command, effect = asleep.command, "wakes the supervisor, which starts it again"
+    elif stack.up and stack.redis:
+        limit_s = SILENT * settings.stall_s
+        effect = f"the supervisor starts it again by itself, after {limit_s:g} s of silence"
+    elif settings.redis_url or stack.up:
+        effect = "it is the one of REDIS_URL, which this program does not start"
     else:
         command, effect = f"{program()} up", "starts one"
     return Wait(kind="redis", what=error, command=command, effect=f"{effect}; nothing is lost")
 
 
-def _again(job: Job | None, options: str) -> str:
-    """How a job is continued in another way."""
-    return f"{program()} bulk import {shlex.quote((job and job.source_file) or 'FILE')} {options}"
+def _stopped_supervisor(stack: "Stack") -> Wait | None:
+    """That a supervisor was stopped, so that it starts nothing again."""
+    mark = stack.supervisor
+    if mark is None or not mark.is_stopped():
+        return None
+    what = f"the supervisor, process {mark.pid}, is stopped and starts nothing again"
+    return Wait(kind="stopped", what=what, command=f"kill -CONT {mark.pid}", effect="wakes it")
 
 
 def _resume(job: Job) -> str:

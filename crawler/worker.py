@@ -118,7 +118,10 @@ class Worker:
         self._lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
         self.ledger_id = self._lpm.ledger.id
         self._owner = Owner(
-            self._lpm.owners, kind, slots=2 * SLOW_TIMES * settings.pages + MAX_UNSAVED
+            self._lpm.owners,
+            kind,
+            slots=2 * SLOW_TIMES * settings.pages + MAX_UNSAVED,
+            min_free=settings.min_free,
         )
         self._name = f"{kind}:{os.getpid()}"
         alone = MemoryPermit(self._owner.id, settings.circuit_breaker_fail_max, fresh=False)

@@ -221,17 +221,18 @@ class BooksProgress:
         self._task: TaskID | None = None
         self._recent, self._trend = Trend(RATE_S), Trend()
         self._said = clock()
-        self._line = self._warning = ""
+        self._line = self._trouble = self._late = ""
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
+            from rich.table import Column
 
             columns = (
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=20),
-                TextColumn("{task.fields[line]}"),
+                TextColumn("{task.fields[line]}", table_column=Column(overflow="fold")),
             )
             self._bar = Progress(*columns, console=Console(stderr=True), refresh_per_second=8)
             self._task = self._bar.add_task(self._title, total=None, line="")
@@ -254,9 +255,9 @@ class BooksProgress:
         """Show where the books stand; `trouble` is what keeps them from moving, `forbidden` what
         robots.txt refused."""
         done, now = books.accepted - books.open, self._clock()
-        if trouble:
-            self._trend = Trend()  # what comes meanwhile says nothing about the time afterwards
         self._recent.add(now, done)
+        if trouble and self._recent.still_s(now) >= STILL_S:
+            self._trend = Trend()  # what comes meanwhile says nothing about the time afterwards
         self._trend.add(now, done)
         bad = "".join(
             f", {getattr(books, s):,} {s}"
@@ -272,10 +273,11 @@ class BooksProgress:
         elif now - self._said >= self._every_s:
             self._said = now
             say(f"{self._title}: {self._line}")
-        if self._job and not trouble:
+        self._trouble = self._warned(self._trouble, trouble)
+        if self._job:
             tz = times.zone(config.load().timezone)
-            trouble = slip(self._job, books.open, self._trend.measured, time.time(), tz) or ""
-        self._warn(trouble)
+            late = slip(self._job, books.open, self._trend.measured, time.time(), tz) or ""
+            self._late = self._warned(self._late, late)
 
     def _pace(self, books: Books, trouble: str, now: float) -> str:
         """The rate and the time left; where something keeps the books from moving, that instead."""
@@ -286,13 +288,13 @@ class BooksProgress:
         left = f", about {duration(books.open / rate)} left" if rate > 0 and books.open else ""
         return f"{rate:.0f}/s{left}"
 
-    def _warn(self, warning: str) -> None:
+    def _warned(self, before: str, warning: str) -> str:
         """Say a warning when it begins, when it becomes another one, and when it ends; its figures
         may change."""
-        if without_figures(warning) != without_figures(self._warning):
-            text = f"{self._title}: " + (f"warning: {warning}" if warning else "no longer so")
-            self._print(text)
-        self._warning = warning
+        if without_figures(warning) != without_figures(before):
+            over = f"no longer so: {shortened(before.partition(';')[0])}"
+            self._print(f"{self._title}: " + (f"warning: {warning}" if warning else over))
+        return warning
 
     def _print(self, text: str) -> None:
         if self._bar:

@@ -9,7 +9,7 @@ import msgspec
 
 from crawler import times
 from crawler.cli.commands.status import delivering, describe, gather, halting
-from crawler.config import Settings
+from crawler.config import Settings, program
 from crawler.forecast import Trend, slip
 from crawler.logs import printable
 from crawler.models import Job, JobStatus
@@ -17,6 +17,8 @@ from crawler.models import Job, JobStatus
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+MAX_HALTS = 5
+"""Waits that are shown on a terminal, which has 24 lines."""
 SIZES_S = 30.0
 """How often the files of the store are counted: among a million that takes seconds."""
 
@@ -60,7 +62,7 @@ class Watch:
             about |= {
                 "rate": round(trend.rate, 2),
                 "eta_s": round(open_ / trend.rate, 1) if trend.rate and open_ else None,
-                "warning": slip(job, open_, trend.measured, now, self._tz),
+                "warning": slip(job, open_, trend.measured, now, self._tz) or about["late"],
             }
         return facts
 
@@ -162,6 +164,10 @@ class Watch:
             f"in flight: {flight or 'nothing'}",
             *describe(facts),
         ]
+        halts = halting(facts)
+        if len(halts) > MAX_HALTS:
+            halts[MAX_HALTS:] = [f"… and {len(halts) - MAX_HALTS} more: {program()} status"]
+        told = [Text(line, style="bold" * line.startswith("STANDSTILL")) for line in halts]
         return Group(
-            table, *more, *warnings, Text(""), *(Text(line, style="dim") for line in lines)
+            table, *more, *warnings, *told, Text(""), *(Text(line, style="dim") for line in lines)
         )

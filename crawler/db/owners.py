@@ -37,7 +37,7 @@ _MESSAGE, _PARSING, _BEAT, _WRITING, _TROUBLE, _SLOTS = 256, 320, 328, 336, 344,
 class Owner:
     """This process's hold on its leases; its end, by whatever cause, frees them."""
 
-    def __init__(self, folder: Path, kind: str, slots: int) -> None:
+    def __init__(self, folder: Path, kind: str, slots: int, **limits: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.id = secrets.token_hex(8)
         self.path = folder / self.id
@@ -45,7 +45,7 @@ class Owner:
         hidden = folder / f".{self.id}"
         self._file = hidden.open("w+b")
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        about = {"pid": os.getpid(), "parent": os.getppid(), "kind": kind}
+        about = {"pid": os.getpid(), "parent": os.getppid(), "kind": kind, **limits}
         self._file.write(
             msgspec.json.encode(about).ljust(_MESSAGE, b" ") + bytes(_SLOTS - _MESSAGE + 8 * slots)
         )

@@ -12,7 +12,7 @@ from crawler.db import owners
 from crawler.doctor import Context, Seen, awaken, down, repair
 from crawler.errors import ServiceError
 from crawler.models import QUEUES
-from crawler.process import Stack, read_stack, redis_address
+from crawler.process import SILENT, Stack, disk_full, read_stack, redis_address
 from crawler.redis_client import check_redis, connect
 from crawler.urls import without_credentials
 
@@ -116,7 +116,7 @@ def redis_server(context: Context) -> Iterator[Seen]:
             )
         elif read_stack(context.folder).up:
             what = f"the stack's Redis does not answer at {shown} ({error})"
-            yield Seen("wrong", what, f"{down()}, then {program()} up")
+            yield Seen("wrong", what, _remedy(context))
         else:
             yield Seen("ok", f"no Redis is used at {shown}; `up` and `run` start one")
         return
@@ -126,6 +126,20 @@ def redis_server(context: Context) -> Iterator[Seen]:
         yield Seen("wrong", f"Redis at {shown} does not answer as it should ({error})")
     finally:
         client.close()
+
+
+def _remedy(context: Context) -> str:
+    """What helps a stack's Redis that does not answer."""
+    supervisor = read_stack(context.folder).supervisor
+    if full := disk_full(context.folder):
+        return full
+    if supervisor and supervisor.is_stopped():
+        return f"the supervisor is stopped: {awaken(supervisor.pid)}"
+    silent_s = SILENT * context.settings.stall_s
+    return (
+        f"wait: the supervisor starts it again after {silent_s:g} s of silence; "
+        f"or {down()}, then {program()} up"
+    )
 
 
 def _examine(context: Context, client: redis.Redis, shown: str) -> Iterator[Seen]:

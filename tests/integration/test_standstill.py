@@ -215,7 +215,7 @@ def test_a_reason_is_said_when_it_begins_changes_and_ends(
     assert said == [
         "all jobs: warning: only 90 MB are free",
         "all jobs: warning: Redis does not answer",
-        "all jobs: no longer so",
+        "all jobs: no longer so: Redis does not answer",
     ]
 
 

@@ -211,7 +211,7 @@ def test_run_and_status_say_at_every_moment_what_the_crawl_waits_for(
     os.kill(server.pid, signal.SIGSTOP)
     try:
         desk.said("Redis does not answer")
-        assert "the supervisor starts it again by itself, within 180 s" in desk.status(
+        assert "the supervisor starts it again by itself, after 180 s of silence" in desk.status(
             "Redis does not answer"
         )
         assert desk.waits("redis")["stops"]

@@ -5,6 +5,7 @@ import random
 import struct
 import sys
 import zlib
+from collections.abc import Callable
 
 import brotli
 import pytest
@@ -61,7 +62,7 @@ def test_codings_are_undone(encoding: str, data: bytes) -> None:
     assert read(encoding, data, step=1) == PAGE
 
 
-PACKERS = {
+PACKERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "gzip": ("gzip", gzip.compress),
     "zlib": ("deflate", zlib.compress),
     "raw deflate": ("deflate", lambda data: zlib.compress(data, wbits=-15)),

@@ -1,5 +1,6 @@
 """Pages that no parser should see are told by counting, and all others are parsed once."""
 
+import ctypes
 import time
 
 import pytest
@@ -99,6 +100,7 @@ def test_large_or_careless_pages_are_parsed(html: str) -> None:
 
 
 def refused(html: str) -> bool:
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed could be used again without counting
     try:
         parse(html)
     except FetchError as error:

@@ -5,7 +5,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from crawler.cli.types import Deadline, Rate, Span
 from crawler.config import Settings, program
 from crawler.db import kernel, outputs
 from crawler.errors import InputError, ServiceError, UsageError, place
-from crawler.forecast import Forecast, limits_of, of_job, sentence
+from crawler.forecast import Forecast, of_job, sentence
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Job, JobOptions
@@ -197,10 +196,9 @@ def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast
     now, tz = time.time(), times.zone(settings.timezone)
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.closing(lpm), lpm.errors():
-        rule = partial(sites.load(settings.config_dir, settings.rate).rule, rate=job.options.rate)
-        limits = limits_of(settings, lpm.owners, rule)
-        limits = msgspec.structs.replace(limits, running=limits.running or starts)
         look = Waits(settings, lpm)
+        limits = look.limits(job)
+        limits = msgspec.structs.replace(limits, running=limits.running or starts)
         waits = [wait for wait in look.of(job, lpm.ledger.progress(job)) if wait.kind != "worker"]
         seen = of_job(lpm.ledger, job, limits, now, waits)
     if job.deadline:

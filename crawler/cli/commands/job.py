@@ -3,7 +3,6 @@
 import contextlib
 import shlex
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import click
@@ -93,8 +92,7 @@ def show(name: str, as_json: bool) -> None:
     Example:
       python -m crawler job show parcels.csv
     """
-    from crawler.forecast import limits_of, of_job, sentence
-    from crawler.sites import config as sites
+    from crawler.forecast import of_job, sentence
     from crawler.standstill import Waits, endless_wait
 
     settings = config.load()
@@ -103,9 +101,8 @@ def show(name: str, as_json: bool) -> None:
         each = job_of(lpm, name)
         receipt = lpm.receipt(each)
         examples = lpm.ledger.examples(each)
-        rule = partial(sites.load(settings.config_dir, settings.rate).rule, rate=each.options.rate)
-        limits, later = limits_of(settings, lpm.owners, rule), lpm.ledger.later_namesakes(each)
         look, now = Waits(settings, lpm), lpm.now()
+        limits, later = look.limits(each), lpm.ledger.later_namesakes(each)
         waits = look.of(each, receipt.books)
         endless = endless_wait([wait for wait in waits if wait.kind != "worker"])
         seen = (

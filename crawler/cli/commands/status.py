@@ -95,10 +95,13 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
                 facts["rate"] = round(ledger.rate(lpm.now()), 2)
                 growth = ledger.growth(lpm.now())
                 facts["gateway"] = _gateway(ledger)
-            facts["waits"] = _waits(Waits(settings, lpm), jobs, facts)
+            look = Waits(settings, lpm)
+            facts["waits"] = _waits(look, jobs, facts)
+            late = _late(settings, lpm, look, jobs, facts)
             missing = lpm.unaccounted(jobs)
             for job, what in zip(jobs, missing, strict=True):
-                facts["job_facts"][job.name] = _about(job) | {"unaccounted": what}
+                about = {"unaccounted": what, "late": late.get(job.name)}
+                facts["job_facts"][job.name] = _about(job) | about
             facts["unaccounted"] = [] if any(missing) else lpm.missing_pages()
             if sizes:
                 facts["store"] = {"bytes": lpm.sizes(), **growth}
@@ -130,6 +133,27 @@ def _waits(look: Waits, jobs: list[Job], facts: dict[str, Any]) -> list[dict[str
         for each in found:
             if (each["kind"], each["domain"]) in kinds and each["kind"] != "paused":
                 each["jobs"].append(job.name)
+    return found
+
+
+def _late(
+    settings: Settings,
+    lpm: LocalPersistenceManager,
+    look: Waits,
+    jobs: list[Job],
+    facts: dict[str, Any],
+) -> dict[str, str]:
+    """What is said of jobs that will miss their deadlines."""
+    from crawler.forecast import of_job, sentence
+
+    now, tz = time.time(), times.zone(settings.timezone)
+    due = [job for job in jobs if job.deadline and facts["jobs"][job.name].open]
+    found = {}
+    for job in due[:MAX_JOBS]:
+        limits = look.limits(job)
+        seen = of_job(lpm.ledger, job, limits, now, look.of(job, facts["jobs"][job.name]))
+        if seen.misses:
+            found[job.name] = sentence(seen, job, limits, now, tz)
     return found
 
 
@@ -263,9 +287,11 @@ def _show(facts: dict[str, Any], settings: Settings) -> None:
             print(f"UNACCOUNTED: {printable(name)}: {printable(what)}")
         if about["deadline"] and facts["jobs"][name]["pending"] + facts["jobs"][name]["processing"]:
             print(f"{printable(name)} has the deadline {times.until(about['deadline'], now, tz)}")
+        if about["late"]:
+            print(f"LATE: {printable(name)}: {about['late']}")
     for what in facts["unaccounted"]:
         print(f"UNACCOUNTED: {printable(what)}; {program()} doctor tells more")
-    for line in describe(facts):
+    for line in (*describe(facts), *halting(facts)):
         print(line)
 
 
@@ -321,8 +347,7 @@ def describe(facts: dict[str, Any]) -> list[str]:
         )
         hourly = f", {size_of(store['bytes_per_hour'])} an hour" if store["bytes_per_hour"] else ""
         lines.append(f"store {size_of(sum(store['bytes'].values()))} ({parts}){grows}{hourly}")
-    lines.append(f"{size_of(disk['free'])} free in {disk['folder']}")
-    return lines + halting(facts)
+    return [*lines, f"{size_of(disk['free'])} free in {disk['folder']}"]
 
 
 def halting(facts: dict[str, Any]) -> list[str]:
