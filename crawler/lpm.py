@@ -930,11 +930,22 @@ def _serve_siblings(
         if outcome.status is TaskStatus.COMPLETED and outcome.page:
             ids, room = siblings.complete(ledger.db, outcome, detail, now, room)
             completed += ids
+        elif outcome.status in (TaskStatus.FAILED, TaskStatus.SKIPPED):
+            _share_failure(ledger, outcome, now)
         if outcome.status is TaskStatus.PENDING and outcome.not_before < HELD:
             siblings.put_off(ledger.db, id_, max(now, outcome.not_before))
         else:
             siblings.release(ledger.db, id_)
     return completed
+
+
+def _share_failure(ledger: Ledger, outcome: Outcome, now: float) -> None:
+    """End those that waited for a page which failed for good: each of their attempts would ask the
+    same server for the same page again."""
+    reason, message = outcome.error_type or outcome.status, outcome.error_message or ""
+    told = f"{message} (fetched once for all rows of this URL, by task {outcome.task.task_id})"
+    ids = siblings.waiting(ledger.db, outcome.task.id)
+    ledger.end_without_result(ids, outcome.status, reason, _storable(told.strip()) or "", now)
 
 
 def _unless_gone(ledger: Ledger, outcome: Outcome) -> Outcome:

@@ -37,6 +37,8 @@ COST = 10.0
 """After a look, so many times as long as it took pass until the next."""
 MAX_JOBS = 20
 """Jobs that are looked at one by one."""
+_BY_ITSELF = "it goes on by itself"
+_UNTRIED = ("", 0)
 FEW = 3
 """Of so many pages on their way the oldest is named."""
 
@@ -76,6 +78,7 @@ class Waits:
         found += self._of_tasks(job, books)
         if not idle and not any(wait.stops for wait in found):
             found += self._in_flight(job, books, still_s)
+        found += self._of_siblings(job)
         return sorted(found, key=lambda wait: not wait.stops)
 
     def plain(self, job: Job | None) -> list[Wait]:
@@ -307,21 +310,25 @@ class Waits:
 
     def _of_retries(self, job: Job | None, stops: bool) -> list[Wait]:
         """That tasks wait for their next attempt."""
-        count, first, reason = self._lpm.ledger.waits(job)
-        if not count:
+        groups = self._lpm.ledger.waits(job)
+        if self._lpm.ledger.waits_for_siblings(job):
+            groups = [group for group in groups if group[2:] != _UNTRIED]
+        if not groups:
             return []
+        count, reason = sum(group[0] for group in groups), groups[0][2]
         because = f" ({printable(reason)})" if reason else ""
-        what = f"waiting to try {counted(count, 'task')} again{because}, the first not"
-        return [
-            Wait(
-                kind="retry",
-                what=what,
-                until=first,
-                effect="it goes on by itself",
-                tasks=count,
-                stops=stops,
-            )
-        ]
+        what = f"{_wait_for(count)} the next attempt{because}"
+        first = min(group[1] for group in groups)
+        wait = Wait(kind="retry", what=what, until=first, effect=_BY_ITSELF, tasks=count)
+        return [replace(wait, stops=stops)]
+
+    def _of_siblings(self, job: Job | None) -> list[Wait]:
+        """That tasks wait for the page of another row with the same URL."""
+        if not self._lpm.ledger.waits_for_siblings(job):
+            return []
+        count = sum(group[0] for group in self._lpm.ledger.waits(job) if group[2:] == _UNTRIED)
+        what = f"{_wait_for(count)} a page that is fetched for another row of the same URL"
+        return [Wait(kind="page", what=what, effect=_BY_ITSELF, tasks=count, stops=False)]
 
     def _of_holds(self, job: Job | None, stops: bool) -> list[Wait]:
         """That tasks are of paused jobs; of the job in question it is known already."""
@@ -339,7 +346,7 @@ class Waits:
     def _all_held(self, job: Job | None) -> list[Wait]:
         """That all tasks are of paused jobs."""
         count = self._lpm.ledger.held(job)
-        if not count or self._lpm.ledger.waits(job)[0] or self._lpm.ledger.due_domains(job):
+        if not count or self._lpm.ledger.waits(job) or self._lpm.ledger.due_domains(job):
             return []
         what = f"all that is open is paused: {counted(count, 'task')} ({program()} job list)"
         paused = [each for each in self._lpm.ledger.jobs() if each.state == "paused"]
@@ -559,6 +566,10 @@ def _stopped_supervisor(stack: "Stack") -> Wait | None:
         return None
     what = f"the supervisor, process {mark.pid}, is stopped and starts nothing again"
     return Wait(kind="stopped", what=what, command=f"kill -CONT {mark.pid}", effect="wakes it")
+
+
+def _wait_for(count: int) -> str:
+    return f"{counted(count, 'task')} {'waits' if count == 1 else 'wait'} for"
 
 
 def _resume(job: Job) -> str:

@@ -27,6 +27,16 @@ _AUTHORITY = re.compile(
 _BORDERS = re.compile(r"""([\s\\/?#"'<>])""")
 """Where a user name, a password or a host ends."""
 _SCHEME = re.compile(r"\bhttps?:", re.IGNORECASE)
+_AT = re.compile(r"[@＠﹫]|%(?:25)*40", re.IGNORECASE)
+_PASSWORD = re.compile(
+    r"""(https?(?::|%(?:25)*3a)(?:[\\/]|%(?:25)*(?:2f|5c))+)  # the beginning of a URL
+        (?:(?!%(?:25)*(?:2f|3a|3f|23|40))[^\s\\/@＠﹫?#&:]){0,200}  # a user name
+        (?::|%(?:25)*3a)(?!\s|\d{1,5}(?:[\s\\/?#&"'<>)\]},;.]|%|$))  # a colon that begins no port
+        (?:(?!%(?:25)*(?:2f|40))[^@＠﹫\\/\n\t&]){0,200}  # a password, with blanks or quotes
+        (?:[@＠﹫]|%(?:25)*40)""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""A user name and a password that stand anywhere in a text, percent-encoded or not."""
 _BROKEN = re.compile(r"\s*([a-z][a-z0-9+.-]{0,20}:[\\/]{2})\S*@(\S*)\s*", re.IGNORECASE)
 _QUERY_PASSWORD = re.compile(r"([?&](?:password|ssl_password)=)[^&#]*", re.IGNORECASE)
 _TRACKING = frozenset(
@@ -118,12 +128,25 @@ def without_secrets(value: Any) -> Any:
     """A value as JSON has it, without the user names and passwords of the URLs in its texts."""
     match value:
         case str():
-            return _without_user_info(value) if "@" in value else value
+            return _without_user_info(value) if _AT.search(value) else value
         case list():
             return [without_secrets(item) for item in value]
         case dict():
-            return {name: without_secrets(item) for name, item in value.items()}
+            return _with_names_redacted(value)
     return value
+
+
+def _with_names_redacted(value: dict[str, Any]) -> dict[str, Any]:
+    """The names are texts too; two that become one are told apart by a number."""
+    kept: dict[str, Any] = {}
+    for name, item in value.items():
+        shown = redacted = without_secrets(name)
+        number = 1
+        while shown in kept:
+            number += 1
+            shown = f"{redacted} {number}"
+        kept[shown] = without_secrets(item)
+    return kept
 
 
 def _without_user_info(text: str) -> str:
@@ -145,7 +168,7 @@ def _without_user_info(text: str) -> str:
             before, slashes = (part, 1) if part or not slashes else (before, slashes + 1)
         else:
             before, slashes = "", 0
-    return _without_strange_user_info("".join(parts))
+    return _without_strange_user_info(_PASSWORD.sub(r"\1", "".join(parts)))
 
 
 def _begins_host(before: str, slashes: int) -> bool:

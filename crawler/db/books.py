@@ -46,6 +46,7 @@ SUSPECT_DEATHS = 3
 then on."""
 DUE = f"status = 'pending' AND not_before = 0 AND deaths < {SUSPECT_DEATHS}"
 """Tasks that any worker may take; the condition of the index tasks_due."""
+_PUT_OFF = "status = 'pending' AND not_before > 0 AND not_before < 9e15"
 TURN = "id + failures * 1000"
 """The order of due tasks of a domain; the index tasks_due has it."""
 _ENDED = "('failed', 'skipped', 'expired')"
@@ -188,18 +189,23 @@ class Bookkeeping:
             self.db.all("SELECT queue, count(*) FROM tasks WHERE status = 'pending' GROUP BY 1")
         )
 
-    def waits(self, job: Job | None = None) -> tuple[int, float, str]:
-        """How many pending tasks wait for a time, the first of these times, and what most of them
-        have met."""
-        rows = self.db.all(
-            f"""SELECT count(*), min(not_before), ifnull(error_type, '') FROM tasks
-                WHERE {self._of(job)} AND status = 'pending' AND not_before > 0 AND not_before < 9e15
-                GROUP BY 3 ORDER BY 1 DESC""",
+    def waits(self, job: Job | None = None) -> list[tuple[int, float, str, bool]]:
+        """How many pending tasks wait for a time, the first of these times, by what they have met
+        and whether they were tried; the most first."""
+        return self.db.all(
+            f"""SELECT count(*), min(not_before), ifnull(error_type, ''), attempts > 0 FROM tasks
+                WHERE {self._of(job)} AND {_PUT_OFF} GROUP BY 3, 4 ORDER BY 1 DESC""",
             (job.id,) if job else (),
         )
-        if not rows:
-            return 0, 0.0, ""
-        return sum(row[0] for row in rows), min(row[1] for row in rows), rows[0][2]
+
+    def untried(self, limit: int, job: Job | None = None) -> list[int]:
+        """Some of the tasks that wait for a time and have met nothing."""
+        rows = self.db.all(
+            f"""SELECT id FROM tasks WHERE {self._of(job)} AND {_PUT_OFF} AND attempts = 0
+                AND error_type IS NULL LIMIT {limit}""",
+            (job.id,) if job else (),
+        )
+        return [row[0] for row in rows]
 
     def held(self, job: Job | None = None) -> int:
         """How many pending tasks wait for an operator."""

@@ -33,6 +33,7 @@ _IS_STORED = (
 )
 _SUSPECTED = f"status = 'pending' AND not_before = 0 AND deaths >= {SUSPECT_DEATHS}"
 _DOMAINS = 64
+_SAMPLE = 100
 MAX_PROBE_GROUPS = 64
 """Priorities and deadlines in which a page to probe a domain with is looked for."""
 _LAST = "\U0010ffff"
@@ -810,6 +811,11 @@ class Ledger(Acts):
             )
             leased = self._lease(owner, [id_], now)
         return leased[0] if leased else None
+
+    def waits_for_siblings(self, job: Job | None = None) -> bool:
+        """Whether tasks that were put off untried wait for a page that another row is fetched
+        for."""
+        return bool(siblings.shared(self.db, self.untried(_SAMPLE, job)))
 
     def has_due(self, queues: Sequence[str]) -> bool:
         """Whether any task of these queues is due; asked before `claim`, which needs the write

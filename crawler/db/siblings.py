@@ -1,8 +1,8 @@
 """Siblings: open tasks of one job with the same page under several parcel ids, for which one fetch
 is enough.
 
-While one of them is fetched the others wait; its commit gives each of them a result of its own. A
-Gateway's tasks are no siblings: each is answered on its own.
+While one of them is fetched the others wait; its commit gives each of them a result of its own, or
+its failure. A Gateway's tasks are no siblings: each is answered on its own.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,16 @@ from crawler.models import Outcome
 WAIT_S = 60.0
 """How long siblings wait for a page of which nothing is heard: its worker died, or its turn does
 not come."""
-MAX_HELD = 100
-"""So many wait for one page: whoever has a million rows for one URL waits for no transaction."""
+MAX_HELD = 1000
+"""Siblings that one transaction puts off, ends or makes due again."""
 MAX_COMPLETED, MAX_BYTES = 1000, 16_000_000
 """What one commit copies at most, in results and in bytes of records; the others are fetched."""
 _NO_OTHER_WAIT = "(x.not_before = 0 OR x.failures = 0)"
 """A task that has failed itself waits for its own retry."""
 _SIDES = (">", "<")
+_PAGE = "json_array(t.job_id, hex(t.url_key), t.loopback)"
+_AMONG = "FROM json_each(?) JOIN tasks t ON t.id = value"
+_IN_FLIGHT = "t.status = 'processing' AND t.job_id IS NOT NULL AND t.source <> 'gateway'"
 
 
 class Room(NamedTuple):
@@ -59,25 +62,25 @@ def shared(db: Database, ids: Sequence[int]) -> list[int]:
 
 
 def hold(db: Database, ids: Sequence[int], now: float) -> list[int]:
-    """Have the due siblings of tasks that are about to be leased wait; returns the tasks without
-    such siblings."""
-    candidates = set(shared(db, ids))
+    """Choose one of each page's siblings among tasks that are about to be leased, unless one is in
+    flight already, and have the others wait; returns the chosen ones."""
+    candidates = shared(db, ids)
     if not candidates:
         return list(ids)
+    page_of = dict(db.all(f"SELECT t.id, {_PAGE} {_AMONG}", (_json(candidates),)))
+    in_flight = {page for (page,) in db.all(f"SELECT {_PAGE} FROM tasks t WHERE {_IN_FLIGHT}")}
     until = now + WAIT_S
     chosen: list[int] = []
-    waiting: set[int] = set()
     for id_ in ids:
-        if id_ not in waiting:
+        page = page_of.get(id_)
+        if page is None:
             chosen.append(id_)
-            found = (
-                _pending(db, id_, f"x.not_before < {until!r} AND {_NO_OTHER_WAIT}")
-                if id_ in candidates
-                else []
-            )
-            others = set(found).difference(chosen)
-            _wait(db, others, until)
-            waiting |= others
+        elif page in in_flight:
+            _wait(db, [id_], until)
+        else:
+            in_flight.add(page)
+            chosen.append(id_)
+            _wait(db, _pending(db, id_, f"x.not_before < {until!r} AND {_NO_OTHER_WAIT}"), until)
     return chosen
 
 
@@ -133,6 +136,11 @@ def complete(
         (now, _json(told), chosen),
     )
     return ids, Room(room.results - len(ids), room.size - len(ids) * length)
+
+
+def waiting(db: Database, id_: int) -> list[int]:
+    """Those that wait for a page, and for nothing of their own."""
+    return _pending(db, id_, f"x.not_before < {HELD!r} AND x.failures = 0")
 
 
 def _pending(db: Database, id_: int, condition: str, limit: int = MAX_HELD) -> list[int]:

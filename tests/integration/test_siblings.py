@@ -26,9 +26,9 @@ def test_a_list_with_several_parcels_for_each_url(folder: Folder, site: Site) ->
     # When it is run
     done = folder.crawler("run", "parcels.csv", "--workers", "2")
 
-    # Then each good page was asked for once, and the bad one for each row that has nothing else
+    # Then each page was asked for once, the bad one too
     assert done.returncode == 1, done.stderr
-    assert Counter(site.hits().values()) == {1: 19, 4: 1}
+    assert Counter(site.hits().values()) == {1: 20}
     assert "76 of 80 pages collected" in done.stdout
     results = folder.results()
     found = {(result["url"], result["parcel_id"], result["input"]["note"]) for result in results}

@@ -72,7 +72,7 @@ def test_run_says_that_tasks_wait_to_be_tried_again(folder: Folder, site: Site) 
     file = folder.write("pages.txt", [f"{site.url}/retry-after/8?times=1"])
     run = folder.start("crawler", "run", str(file), "--workers", "1")
 
-    wait_for(lambda: "waiting to try 1 task again" in folder.log(run), 60, "the reason")
+    wait_for(lambda: "1 task waits for the next attempt" in folder.log(run), 60, "the reason")
 
     assert run.wait(60) == 0
 

@@ -20,6 +20,7 @@ from crawler.process import Mark, Stack, write_stack
 from crawler.standstill import Standstill, Waits, no_room
 from tests.support.patient import crawl, look, of
 from tests.support.stack import Folder, wait_for
+from tests.support.tasks import new, open_job
 
 NOBODY = "redis://127.0.0.1:1/0"
 """Where no Redis answers."""
@@ -176,3 +177,20 @@ def test_hints_of_status_name_a_file_that_is_there(folder: Folder, redis_url: st
     assert words[-3:] == [str(file.absolute()), "--rate", "10/s"]
     assert effect == "goes faster"
     assert other == "python -m crawler domains"
+
+
+def test_rows_that_wait_for_the_page_of_another_are_told_as_that(
+    tmp_path: Path, redis_url: str
+) -> None:
+    """They were never tried, and no time is theirs; the page in flight is named before them."""
+    with contextlib.closing(LocalPersistenceManager(tmp_path)) as lpm:
+        rows = [new("http://a.example/slow", parcel_id=name) for name in "abcd"]
+        lpm.persist_tasks(rows, job=open_job(lpm))
+        assert len(lpm.get_next_pending("owner", 9)) == 1
+        owner = owners.Owner(lpm.owners, "worker", slots=1)
+        first, second = waits(lpm, Settings(data_dir=tmp_path, min_free=0, redis_url=redis_url))
+        owner.close()
+
+    assert first.what.startswith("waiting for http://a.example/slow since ")
+    assert second.what == "3 tasks wait for a page that is fetched for another row of the same URL"
+    assert second.until is None

@@ -201,6 +201,14 @@ def test_hosts_that_no_name_server_can_know_are_refused(host: str) -> None:
         ('<a href="http://u:p@h/">', '<a href="http://h/">'),
         ("a=http://u:p@h;b=http://v:q@i", "a=http://h;b=http://i"),
         ("https://a.example/?next=http://u:p@h/x", "https://a.example/?next=http://h/x"),
+        ("see http://u:p'x@h/ now", "see http://h/ now"),
+        ('see http://u:p"x@h/ now', "see http://h/ now"),
+        ("see http://u:p<x?y@h/ now", "see http://h/ now"),
+        ("http://u:p x@h/ http://v:q y@i/", "http://h/ http://i/"),
+        ("http://a/?next=http%3A%2F%2Fu:p@h%2F", "http://a/?next=http%3A%2F%2Fh%2F"),
+        ("http%3a%2f%2fu%3ap%40h%2f", "http%3a%2f%2fh%2f"),
+        ("http%253A%252F%252Fu%253Ap%2540h", "http%253A%252F%252Fh"),
+        ("see http://u:p＠h/", "see http://h/"),
     ],
 )
 def test_no_user_name_or_password_stays_in_a_text(text: str, left: str) -> None:
@@ -209,10 +217,23 @@ def test_no_user_name_or_password_stays_in_a_text(text: str, left: str) -> None:
     assert urls.without_secrets({"a": [1, None, {"b": text}]}) == {"a": [1, None, {"b": left}]}
 
 
+def test_names_of_columns_and_keys_are_texts_too() -> None:
+    """Two that are the same without their passwords both stay."""
+    value = {"link http://u:p@h/": 1, "http://u:p@h/": {"http://v:q@i/": 2}, "http://v:q@h/": 3}
+    assert urls.without_secrets(value) == {
+        "link http://h/": 1,
+        "http://h/": {"http://i/": 2},
+        "http://h/ 2": 3,
+    }
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "https://medium.example/@user",
+        "see http://a.example:8080, or me@a.example",
+        "see http://a.example:80 for me@a.example",
+        "see http://a.example: mail me@a.example",
         "https://maps.example/maps/@42.1,23.3,15z",
         "https://a.example/b//c@d",
         "https://a.example/?mail=b@c.example#d@e",
