@@ -309,16 +309,23 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
 
 
 def _plainly_read(page: Page, declared: str, site: Site, budget: Budget) -> Read:
-    """What is not HTML: data of JSON, and text, are a record; all else has none."""
+    """What is not HTML: data of JSON, and text, are a record; all else has none but the site's
+    fields, which nothing but HTML has."""
     unread = _unread(page)
+    if not unread.verdict.completed:
+        return unread
     kind = media_type(declared)
     is_json = kind.endswith(("/json", "+json"))
-    if not unread.verdict.completed or not site.structured or not (is_json or kind == "text/plain"):
+    fields = selectors.lacking(site.fields)
+    record: dict[str, Any] = {}
+    if site.structured and (is_json or kind == "text/plain"):
+        body = charset.utf8(page.body, declared, budget, site.encoding)
+        record = structured.extract_plain(body, is_json, budget)
+    elif not fields:
         return unread
-    body = charset.utf8(page.body, declared, budget, site.encoding)
-    record = structured.extract_plain(body, is_json, budget)
+    record |= fields
     return replace(
-        unread, record=record, encoded=_encoded(record, (), budget), parser=_parser(site)
+        unread, record=record, encoded=_encoded(record, fields, budget), parser=_parser(site)
     )
 
 
