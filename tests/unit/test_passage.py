@@ -341,3 +341,85 @@ def test_a_domain_is_not_told_that_this_process_kept_the_page_waiting(clock: Clo
 
 async def _no_booking(ask: Ask) -> Booking:
     raise AssertionError(f"nothing is to be booked, and {ask} was")
+
+
+ONE_A_MINUTE = Rule(interval_s=60.0, at_a_time=1)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("raised", [TEN_A_SECOND, Rule()])
+def test_a_page_that_waits_for_its_permit_hears_of_a_raised_limit(
+    raised: Rule, elsewhere: bool
+) -> None:
+    """What was booked for a minute later is dropped, the page goes on under the new limit, and no
+    place is left behind."""
+    book, permit = keeper(time.monotonic)
+    domain = "b.example" if elsewhere else "a.example"
+    for _ in range(2):
+        book.book([Ask(domain=domain, rule=ONE_A_MINUTE, ahead_s=180, slots=False, job="mine")])
+    until: list[float | None] = []
+
+    async def more(ask: Ask) -> Booking:
+        [booked] = book.book([replace(ask, job="mine")])
+        if not booked:
+            raise book.refusal(ask.domain)
+        return booked[0]
+
+    async def now(domain: str) -> Rule:
+        return raised
+
+    page = Passage(
+        "a.example",
+        "https://a.example/",
+        None,
+        ONE_A_MINUTE,
+        lambda domain: ONE_A_MINUTE,
+        more,
+        book,
+        lambda: None,
+        rule_now=now,
+        waits=until.append,
+    )
+
+    async def go() -> None:
+        async with page.request(f"http://{domain}/"):
+            pass
+
+    began = time.monotonic()
+    asyncio.run(asyncio.wait_for(go(), 60))
+    page.close()
+    book.flush()
+
+    assert until[0] is not None
+    assert until[0] - began > 100, "it was booked behind the others"
+    assert len(page.sent) == 1
+    assert {known.in_flight for known in permit.domains()} == {0}
+
+
+def test_a_page_that_waits_for_its_permit_goes_at_its_time_where_the_limit_stays() -> None:
+    """Looking at the limit costs no booking, and others see that it waits."""
+    book, _ = keeper(time.monotonic)
+    rule = Rule(interval_s=3.0)
+    book.book([Ask(domain="a.example", rule=rule)])
+    until: list[float | None] = []
+
+    async def more(ask: Ask) -> Booking:
+        [[booked]] = book.book([ask])
+        return booked
+
+    async def now(domain: str) -> Rule:
+        return rule
+
+    about = ("a.example", "https://a.example/", None, rule, lambda domain: rule, more, book)
+    page = Passage(*about, lambda: None, rule_now=now, waits=until.append)
+
+    async def go() -> None:
+        for path in ("robots.txt", "page"):
+            async with page.request(f"https://a.example/{path}"):
+                pass
+
+    asyncio.run(go())
+
+    assert page.sent[1].began - page.sent[0].began > 2.9
+    assert None in until
+    assert [at for at in until if at is not None]
