@@ -23,6 +23,10 @@ PAUSE_S, PAUSE_INTERVALS = 5.0, 5.0
 standstill and no rate."""
 STILL_S = 3.0
 """After how long without a page people are told why."""
+NAMED = 3
+"""So many domains are named at most that are too slow."""
+TINY = 1e-9
+"""A rate times a time that falls short of a page by this little gives that page."""
 MEASURED_S = 15.0
 """How long a rate is measured before a deadline is judged by it."""
 
@@ -53,6 +57,14 @@ class Limits(msgspec.Struct, frozen=True):
     running: bool = True
 
 
+class Late(msgspec.Struct, frozen=True):
+    """A domain that does not give all its pages in time."""
+
+    domain: str
+    misses: int
+    tasks: int
+
+
 class Forecast(msgspec.Struct, frozen=True):
     """How long the tasks take, and how many of them will not be done in time."""
 
@@ -64,6 +76,9 @@ class Forecast(msgspec.Struct, frozen=True):
     bottleneck_tasks: int
     measured: bool
     """Whether pages of these domains came before; else the pace is assumed."""
+    late: tuple[Late, ...] = ()
+    """The domains whose limits make tasks miss, the most misses first; what the processes make
+    miss beside these is of no domain."""
 
 
 def forecast(
@@ -88,16 +103,16 @@ def forecast(
     slowest = max(loads, key=lambda load: times[load.domain], default=Load("", 0))
     together = min((load.closed_s for load in loads), default=0.0) + (ahead + tasks) / most
     seconds = max([together, *times.values()]) if tasks else 0.0
+    late = [
+        Late(load.domain, load.tasks - fits, load.tasks)
+        for load in loads
+        if (fits := _fits(load, limits, paces.get(load.domain, usual), until_s)) < load.tasks
+    ]
+    late.sort(key=lambda each: (-each.misses, each.domain))
     misses = 0
     if seconds > until_s:
-        in_time = sum(
-            min(
-                load.tasks,
-                max(0.0, rates[load.domain] * max(0.0, until_s - load.closed_s) - load.ahead),
-            )
-            for load in loads
-        )
-        misses = math.ceil(tasks - min(in_time, max(0.0, most * until_s - ahead)))
+        by_processes = tasks - max(0, math.floor(most * until_s - ahead + TINY))
+        misses = max(sum(each.misses for each in late), by_processes)
     alone = bool(loads) and times[slowest.domain] >= together
     return Forecast(
         tasks=tasks,
@@ -106,14 +121,33 @@ def forecast(
         bottleneck=slowest.domain if alone else "",
         bottleneck_tasks=slowest.tasks if alone else 0,
         measured=any(load.domain in paces for load in loads),
+        late=tuple(late),
     )
+
+
+def _fits(load: Load, limits: Limits, pace: Pace, until_s: float) -> int:
+    """How many of the tasks at a domain its own limits let end in time."""
+    if until_s == math.inf:
+        return load.tasks
+    if until_s <= load.closed_s:
+        return 0
+    rate = _allowed(limits.rule(load.domain), pace)
+    if rate == math.inf:
+        return load.tasks
+    return min(load.tasks, max(0, math.floor(rate * (until_s - load.closed_s) - load.ahead + TINY)))
 
 
 def _rate(limits: Limits, domain: str, pace: Pace) -> float:
     """How many pages a second a domain gives at most."""
     rule = limits.rule(domain)
+    at_once = math.inf if rule.at_a_time else limits.processes * limits.pages / pace.fetch_s
+    return min(_allowed(rule, pace), at_once)
+
+
+def _allowed(rule: Rule, pace: Pace) -> float:
+    """How many pages a second the limits of a domain allow."""
     by_time = HEADROOM / rule.interval_s if rule.interval_s else math.inf
-    return min(by_time, (rule.at_a_time or limits.processes * limits.pages) / pace.fetch_s)
+    return min(by_time, rule.at_a_time / pace.fetch_s if rule.at_a_time else math.inf)
 
 
 def limits_of(settings: Settings, owners_folder: Path, rule: Callable[[str], Rule]) -> Limits:
@@ -157,15 +191,42 @@ def sentence(seen: Forecast, job: Job, limits: Limits, now: float, tz: tzinfo | 
             f"done by {done}, {times.duration(job.deadline - now - seen.seconds)} to spare{basis}"
         )
     share = f"{seen.misses:,} of {seen.tasks:,} will miss the deadline {times.show(job.deadline, now, tz)}"
-    if seen.bottleneck:
-        cause = (
-            f"{seen.bottleneck} takes {rule if rule.limited else 'too long'}; drop "
-            f"{min(seen.misses, seen.bottleneck_tasks):,} "
-            f"of its {seen.bottleneck_tasks:,} tasks, or move the deadline to {done}"
-        )
-    else:
-        cause = f"raise --workers (now {limits.processes}), drop {seen.misses:,} tasks, or move the deadline to {done}"
-    return f"{share}: {cause}{basis}"
+    ways = [*_by_domain(seen, limits), *_by_processes(seen, limits)]
+    return f"{share}: {'; '.join(ways)}, or move the deadline to {done}{basis}"
+
+
+def _by_domain(seen: Forecast, limits: Limits) -> list[str]:
+    """Which domains are too slow, and how many tasks of each to drop; of many the worst are
+    named."""
+    if not seen.late:
+        return []
+    if len(seen.late) == 1:
+        [one] = seen.late
+        return [
+            f"{one.domain} takes {_takes(one, limits)}; drop {one.misses:,} "
+            f"of its {one.tasks:,} tasks"
+        ]
+    named = seen.late if len(seen.late) <= NAMED else seen.late[: NAMED - 1]
+    parts = [
+        f"{each.domain} ({_takes(each, limits)}; drop {each.misses:,} of its {each.tasks:,} tasks)"
+        for each in named
+    ]
+    if others := seen.late[len(named) :]:
+        misses, tasks = sum(each.misses for each in others), sum(each.tasks for each in others)
+        parts.append(f"{len(others):,} other domains (drop {misses:,} of their {tasks:,} tasks)")
+    return [f"too slow are {', '.join(parts[:-1])} and {parts[-1]}"]
+
+
+def _takes(late: Late, limits: Limits) -> str:
+    rule = limits.rule(late.domain)
+    return str(rule) if rule.limited else "too long"
+
+
+def _by_processes(seen: Forecast, limits: Limits) -> list[str]:
+    """What helps where the processes are too few even without what the domains make miss."""
+    left = seen.misses - sum(each.misses for each in seen.late)
+    more = " more" if seen.late else ""
+    return [f"raise --workers (now {limits.processes}), drop {left:,}{more} tasks"] if left else []
 
 
 class Trend:

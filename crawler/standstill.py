@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import tzinfo
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -72,12 +72,14 @@ class Waits:
         if not workers:
             return found + self._nobody(books)
         found += self._of_clock() + self._of_processes(workers)
-        idle = not books.processing
-        if idle and not any(wait.stops for wait in found):
+        self._ask_redis()
+        pages = self._pages(job)
+        asked = [page for page in pages if not page.waits]
+        if not asked and not any(wait.stops for wait in found):
             found += self._of_indexes(still_s)
-        found += self._of_tasks(job, books)
-        if not idle and not any(wait.stops for wait in found):
-            found += self._in_flight(job, books, still_s)
+        found += self._of_tasks(job, books, pages, idle=not asked)
+        if asked and not any(wait.stops for wait in found):
+            found += self._in_flight(asked, books, still_s)
         found += self._of_siblings(job)
         return sorted(found, key=lambda wait: not wait.stops)
 
@@ -200,19 +202,26 @@ class Waits:
         self._damage = [Wait(kind="damage", what=what)] if what else []
         return self._damage
 
-    def _of_tasks(self, job: Job | None, books: Books) -> list[Wait]:
-        """What the tasks wait for that are not in flight: Redis, their domains, their next attempt,
-        an operator."""
-        idle = not books.processing
-        self._ask_redis()
+    def _of_tasks(
+        self, job: Job | None, books: Books, pages: Sequence["_Page"], idle: bool
+    ) -> list[Wait]:
+        """What the tasks wait for whose requests are not on their way: Redis, their domains, their
+        next attempt, an operator."""
         if self._silent:
             return [replace(self._silent, tasks=books.pending, stops=idle)]
-        slow = {domain: about for domain, about in self._known.items() if _holds(about)}
+        now = time.time()
+        slow = {domain: about for domain, about in self._known.items() if _holds(about, now)}
         due = self._lpm.ledger.due_domains(job) if slow or idle else {}
+        turns: dict[str, float] = {}
+        for page in pages:
+            if page.waits:
+                due[page.domain] = due.get(page.domain, 0) + 1
+            if page.turn is not None:
+                turns[page.domain] = min(page.turn, turns.get(page.domain, page.turn))
         shut = {domain: about for domain, about in slow.items() if domain in due}
         stops = idle and len(shut) == len(due)
         waits = [
-            self._at_domain(job, domain, about, due[domain], stops)
+            self._at_domain(job, domain, about, due[domain], stops, turns.get(domain))
             for domain, about in shut.items()
         ]
         waits.sort(key=lambda wait: -wait.tasks)
@@ -239,15 +248,25 @@ class Waits:
         self._asked = time.monotonic()
 
     def _at_domain(
-        self, job: Job | None, domain: str, about: "Domain", tasks: int, stops: bool
+        self,
+        job: Job | None,
+        domain: str,
+        about: "Domain",
+        tasks: int,
+        stops: bool,
+        turn: float | None = None,
     ) -> Wait:
-        """What keeps a domain shut, or so slow that it looks like that."""
+        """What keeps a domain shut, or so slow that it looks like that; `turn` is when the first
+        page may go that waits for its permit there."""
         name = printable(domain)
         held = f"{counted(tasks, 'task')} wait{'s' if tasks == 1 else ''}"
         reset, sooner = f"{program()} domains reset {name}", "opens it sooner"
         because = f" because {printable(about.last_block)}" if about.last_block else ""
         until: float | None = None
-        if about.not_before is not None:
+        if about.not_before is not None and about.because:
+            kind, what, until = "robots", printable(about.because), about.not_before
+            sooner = "asks for it again at once"
+        elif about.not_before is not None:
             kind, what, until = "retry_after", "its server said Retry-After", about.not_before
         elif about.state == "OPEN":
             kind, what, until = "circuit", f"circuit open{because}", about.open_until
@@ -257,6 +276,9 @@ class Waits:
                 f"circuit half open{because}, one probe at a time",
                 self._latest(domain),
             )
+        elif turn is None and _is_booked(about, time.time()):
+            kind, what = "rate", f"its limit is {limits_in_words(about)}, what is booked goes first"
+            reset, sooner = "", "it goes on by itself"
         elif about.crawl_delay_s > about.interval_s * about.slowed:
             kind, what = (
                 "robots",
@@ -272,7 +294,7 @@ class Waits:
         return Wait(
             kind=kind,
             what=f"{name}: {what}, {held}",
-            until=until or about.next_at,
+            until=until or turn or about.next_at,
             command=reset,
             effect=sooner,
             tasks=tasks,
@@ -291,8 +313,8 @@ class Waits:
 
     def _latest(self, domain: str) -> float | None:
         """When the page that is in flight at a domain is given up, at the latest."""
-        rows = self._lpm.ledger.oldest_in_flight(1, domain=domain)
-        return rows[0][1] + self._timeout_s(rows[0][0]) if rows else None
+        there = [page for page in self._pages(None) if page.domain == domain and not page.waits]
+        return there[0].since + self._timeout_s(there[0].url) if there else None
 
     def limits(self, job: Job) -> Limits:
         """The limits on a job's domains and of the workers, for a forecast."""
@@ -353,49 +375,81 @@ class Waits:
         command = _resume(paused[0]) if len(paused) == 1 else f"{program()} job resume NAME"
         return [Wait(kind="paused", what=what, command=command, effect="goes on", tasks=count)]
 
-    def _in_flight(self, job: Job | None, books: Books, still_s: float | None) -> list[Wait]:
+    def _pages(self, job: Job | None) -> list["_Page"]:
+        """The pages that are being worked on, those first whose request went out first; what Redis
+        knows has been asked for."""
+        now, clock = time.time(), time.monotonic()
+        requests: dict[int, float] = {}
+        for note in owners.living(self._lpm.owners):
+            requests |= note.requests
+        pages = []
+        for task, url, domain, leased_at in self._lpm.ledger.pages_in_flight(job):
+            request = requests.get(task)
+            if request is None:  # nothing has gone out; a closed domain is why, else it is about to
+                waits = (about := self._known.get(domain)) is not None and _holds(about, now)
+                pages.append(_Page(task, url, domain, leased_at, waits))
+            elif request < 0:
+                turn = now - request - clock
+                pages.append(_Page(task, url, domain, leased_at, True, turn))
+            else:
+                pages.append(_Page(task, url, domain, now + request - clock, False))
+        return sorted(pages, key=lambda page: page.since)
+
+    def of_page(self, job: Job | None, task: int) -> list[Wait]:
+        """What a page waits for that is being worked on: its permit, or its server."""
+        self._ask_redis()
+        for page in self._pages(job):
+            if page.task == task and not page.waits:
+                return [self._for_page(page, 1, False)]
+            if page.task == task and (about := self._known.get(page.domain)):
+                return [self._at_domain(job, page.domain, about, 1, False, page.turn)]
+        return []
+
+    def _in_flight(
+        self, pages: Sequence["_Page"], books: Books, still_s: float | None
+    ) -> list[Wait]:
         """For which page one waits, or for whose."""
-        rows = self._lpm.ledger.oldest_in_flight(FEW + 1, job)
-        if not rows:
+        first = pages[0]
+        if (time.time() - first.since if still_s is None else still_s) < SLOW_S:
             return []
-        url, leased_at = rows[0]
-        if (time.time() - leased_at if still_s is None else still_s) < SLOW_S:
-            return []
-        since = times.clock(leased_at, self._tz)
-        until = leased_at + self._timeout_s(url)
-        effect = "it is given up then, at the latest"
-        if len(rows) <= FEW:
-            others = f" (and {counted(len(rows) - 1, 'other page')})" if len(rows) > 1 else ""
-            what = f"waiting for {shortened(printable(url))} since {since}{others}"
-            return [
-                Wait(
-                    kind="page",
-                    what=what,
-                    until=until,
-                    effect=effect,
-                    tasks=len(rows),
-                    stops=not books.pending,
-                )
-            ]
-        domain, count = next(iter(self._lpm.ledger.in_flight(job).items()))
-        new = books.open == books.accepted and domain not in self._lpm.ledger.paces()
-        silent = (
-            f"{printable(domain)} has not answered yet: "
-            if new
-            else f"waiting for {printable(domain)}: "
-        )
+        stops = not books.pending
+        if len(pages) <= FEW:
+            return [self._for_page(first, len(pages), stops)]
+        domain = printable(first.domain)
+        count = sum(page.domain == first.domain for page in pages)
+        new = books.open == books.accepted and first.domain not in self._lpm.ledger.paces()
+        silent = f"no page of {domain} has come yet: " if new else f"waiting for {domain}: "
+        since = times.clock(first.since, self._tz)
         what = f"{silent}{counted(count, 'page')} in flight, the first since {since}"
-        return [
-            Wait(
-                kind="page",
-                what=what,
-                until=until,
-                effect=effect,
-                tasks=count,
-                domain=domain,
-                stops=not books.pending,
-            )
-        ]
+        wait = self._for_page(first, count, stops)
+        return [replace(wait, what=what, domain=first.domain)]
+
+    def _for_page(self, page: "_Page", count: int, stops: bool) -> Wait:
+        """A page whose request went out, and how many others did."""
+        others = f" (and {counted(count - 1, 'other page')})" if count > 1 else ""
+        since = times.clock(page.since, self._tz)
+        return Wait(
+            kind="page",
+            what=f"waiting for {shortened(printable(page.url))} since {since}{others}",
+            until=page.since + self._timeout_s(page.url),
+            effect="it is given up then, at the latest",
+            tasks=count,
+            stops=stops,
+        )
+
+
+class _Page(NamedTuple):
+    """A page that is being worked on."""
+
+    task: int
+    url: str
+    domain: str
+    since: float
+    """When its last request went out, or when it was claimed."""
+    waits: bool
+    """Whether its next request waits for its permit."""
+    turn: float | None = None
+    """When that may go, where it is known."""
 
 
 class Standstill:
@@ -537,10 +591,20 @@ def _pace(interval_s: float) -> str:
     return f"one in {times.duration(interval_s)}"
 
 
-def _holds(about: "Domain") -> bool:
+def _holds(about: "Domain", now: float) -> bool:
     """Whether a domain lets nothing go, or so seldom that it looks like that."""
     shut = about.state != "CLOSED" or about.not_before is not None
-    return shut or max(about.interval_s * about.slowed, about.crawl_delay_s) > STILL_S
+    return shut or _spacing_s(about) > STILL_S or _is_booked(about, now)
+
+
+def _is_booked(about: "Domain", now: float) -> bool:
+    """Whether requests are booked there further ahead than its present limits would do."""
+    ahead_s = about.next_at - now if about.next_at is not None else 0.0
+    return ahead_s > 3 * _spacing_s(about) + STILL_S
+
+
+def _spacing_s(about: "Domain") -> float:
+    return max(about.interval_s * about.slowed, about.crawl_delay_s)
 
 
 def _redis_is_away(error: str, stack: "Stack", settings: Settings) -> Wait:

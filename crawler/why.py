@@ -71,14 +71,20 @@ def timeline(lpm: LocalPersistenceManager, task: int, look: Waits | None = None)
         reason=facts["error_type"],
         message=facts["error_message"],
         steps=steps,
-        waits=_waits(lpm, look, facts) if look and facts["status"] == "pending" else [],
+        waits=_waits(lpm, look, task, facts) if look else [],
     )
 
 
-def _waits(lpm: LocalPersistenceManager, look: Waits, facts: dict[str, Any]) -> list[Wait]:
+def _waits(
+    lpm: LocalPersistenceManager, look: Waits, task: int, facts: dict[str, Any]
+) -> list[Wait]:
     """What keeps all of its job from going on, or what is due at its domain; its own next attempt
-    is a step."""
+    is a step. One that is being worked on waits for its permit or its server."""
+    if facts["status"] not in ("pending", "processing"):
+        return []
     job = lpm.ledger.job(facts["job"]) if facts["job"] else None
+    if facts["status"] == "processing":
+        return look.of_page(job, task)
     found = look.of(job, lpm.ledger.progress(job))
     return [
         wait

@@ -563,7 +563,12 @@ class Worker:
 
     def _book_all(self, wanted: Sequence[tuple[Due, Rule]], room: int) -> dict[str, list[Booking]]:
         asks = [
-            Ask(domain=due.domain, rule=rule, wish=self._lpm.ledger.due_count(due, room))
+            Ask(
+                domain=due.domain,
+                rule=rule,
+                wish=self._lpm.ledger.due_count(due, room),
+                job=self._limit_of(due.job_id),
+            )
             for due, rule in wanted
             if rule.limited
         ]
@@ -576,6 +581,22 @@ class Worker:
 
     def _rule(self, domain: str, job_id: int | None) -> Rule:
         return self._sites.rule(domain, self._errand(job_id).options.rate)
+
+    def _limit_of(self, job_id: int | None) -> str:
+        """What a job's own limit is known by to all who share the permit; empty where there is no
+        job."""
+        return f"{self.ledger_id}/{job_id}" if job_id is not None else ""
+
+    async def _rule_now(self, job_id: int | None, domain: str) -> Rule:
+        """The limits as they are now: a job's may have been raised since its page began."""
+        return await self._loop.run_in_executor(self._claims, self._rule_anew, domain, job_id)
+
+    def _rule_anew(self, domain: str, job_id: int | None) -> Rule:
+        errand, _ = self._jobs[job_id]
+        self._jobs[job_id] = (errand, 0.0)
+        with contextlib.suppress(StoreError), self._lpm.errors():
+            return self._rule(domain, job_id)
+        return self._sites.rule(domain, errand.options.rate)  # then the next time
 
     def _fits(self, domain: str, rule: Rule, job_id: int | None) -> bool:
         return self._rule(domain, job_id) == rule
@@ -601,7 +622,8 @@ class Worker:
         self._pages.add(page)
         page.add_done_callback(self._pages.discard)
 
-    async def _book(self, ask: Ask) -> Booking:
+    async def _book(self, job_id: int | None, ask: Ask) -> Booking:
+        ask = msgspec.structs.replace(ask, job=self._limit_of(job_id))
         [booked] = await self._loop.run_in_executor(self._claims, self._keeper.book, [ask])
         if not booked:
             raise self._keeper.refusal(ask.domain)
@@ -669,10 +691,12 @@ class Worker:
             booking,
             rule,
             rule_of,
-            self._book,
+            partial(self._book, task.job_id),
             self._keeper,
             begin,
             lambda: budget.waited_s,
+            rule_now=partial(self._rule_now, task.job_id),
+            waits=partial(self._note_wait, task.id),
         )
         order = pipeline.Order(
             task=task,
@@ -699,6 +723,11 @@ class Worker:
             self._make_room()
             if order.rule.limited:
                 self._report_soon()
+
+    def _note_wait(self, task: int, until: float | None) -> None:
+        """Let others see until when a page waits for its permit; None: its request goes out."""
+        if (slot := self._slots.get(task)) is not None:
+            self._owner.note_request(slot, until)
 
     def _mark(self, task: int, working: bool) -> None:
         """The crash marker: if this process dies or stands still over a page's bytes, that page
@@ -788,7 +817,7 @@ class Worker:
         booking = None
         if rule.limited:
             try:
-                booking = await self._book(Ask(domain=domain, rule=rule))
+                booking = await self._book(job_id, Ask(domain=domain, rule=rule))
             except NotNow as error:
                 return None, error.wait_s
         claimed = None

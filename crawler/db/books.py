@@ -240,16 +240,12 @@ class Bookkeeping:
             )
         )
 
-    def oldest_in_flight(
-        self, count: int, job: Job | None = None, domain: str | None = None
-    ) -> list[tuple[str, float]]:
-        """The URLs that have been worked on for longest, of all or of one domain, and since
-        when."""
+    def pages_in_flight(self, job: Job | None = None) -> list[tuple[int, str, str, float]]:
+        """Task, URL and domain of all that is being worked on, and since when, the oldest first."""
         return self.db.all(
-            f"""SELECT url, leased_at FROM tasks
-                WHERE {self._of(job)} AND status = 'processing' AND (? IS NULL OR domain = ?)
-                ORDER BY leased_at LIMIT ?""",
-            (*((job.id,) if job else ()), domain, domain, count),
+            f"""SELECT id, url, domain, leased_at FROM tasks
+                WHERE {self._of(job)} AND status = 'processing' ORDER BY leased_at""",
+            (job.id,) if job else (),
         )
 
     def rate(self, now: float, over_s: float = 30.0) -> float:

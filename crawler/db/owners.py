@@ -9,7 +9,8 @@ The file is `run/owners/<owner>`, laid out as
     328–335  the beat: CLOCK_MONOTONIC when the owner's loop last ran
     336–343  whether the writer's thread is storing much: then nobody knows over what the owner died
     344–591  what keeps the owner from working, as text
-    592–     one task a slot: pages in flight
+    592–     one page a slot: its task, and CLOCK_MONOTONIC when its last request went out; below 0
+             the negative of when its next one may go
 
 and mapped into memory, so that noting a task costs no system call and survives kill -9.
 """
@@ -31,6 +32,7 @@ import msgspec
 STILL = 2.0
 """A living process whose loop has not run for so many times CRAWLER_STALL_S loses its leases and
 its part: its own watchdog would have ended it by then, were it not stopped as a whole."""
+_SLOT = struct.Struct("<qd")
 _MESSAGE, _PARSING, _BEAT, _WRITING, _TROUBLE, _SLOTS = 256, 320, 328, 336, 344, 592
 
 
@@ -47,7 +49,8 @@ class Owner:
         fcntl.flock(self._file, fcntl.LOCK_EX)
         about = {"pid": os.getpid(), "parent": os.getppid(), "kind": kind, **limits}
         self._file.write(
-            msgspec.json.encode(about).ljust(_MESSAGE, b" ") + bytes(_SLOTS - _MESSAGE + 8 * slots)
+            msgspec.json.encode(about).ljust(_MESSAGE, b" ")
+            + bytes(_SLOTS - _MESSAGE + _SLOT.size * slots)
         )
         self._file.flush()
         self._map = mmap.mmap(self._file.fileno(), 0)
@@ -76,12 +79,17 @@ class Owner:
     def begin(self, task: int) -> int:
         """Note that a task's fetch begins; returns the slot to give back to `end`."""
         slot = self._free.pop()
-        struct.pack_into("<q", self._map, _SLOTS + 8 * slot, task)
+        _SLOT.pack_into(self._map, _SLOTS + _SLOT.size * slot, task, time.monotonic())
         return slot
+
+    def note_request(self, slot: int, waits_until: float | None) -> None:
+        """Note that the page's next request goes out now, or until when it waits for its permit."""
+        moment = time.monotonic() if waits_until is None else -waits_until
+        struct.pack_into("<d", self._map, _SLOTS + _SLOT.size * slot + 8, moment)
 
     def end(self, slot: int) -> None:
         """Note that the task's outcome is committed."""
-        struct.pack_into("<q", self._map, _SLOTS + 8 * slot, 0)
+        _SLOT.pack_into(self._map, _SLOTS + _SLOT.size * slot, 0, 0.0)
         self._free.append(slot)
 
     def mark(self, task: int) -> None:
@@ -184,6 +192,9 @@ class Note(msgspec.Struct, frozen=True):
     killed."""
     beat: float = 0.0
     trouble: str = ""
+    requests: dict[int, float] = {}
+    """By page in flight: when its last request went out, by CLOCK_MONOTONIC; below 0 it waits for
+    the permit of its next one until the negative of that."""
 
     def still_s(self, now: float) -> float:
         """For how long its loop has not run, by CLOCK_MONOTONIC."""
@@ -272,7 +283,8 @@ def _read(path: Path, data: bytes) -> Note:
     except msgspec.DecodeError:
         about = {}
     slots = data[_SLOTS:]
-    numbers = struct.unpack(f"<{len(slots) // 8}q", slots[: len(slots) // 8 * 8])
+    whole = len(slots) - len(slots) % _SLOT.size
+    requests = {task: moment for task, moment in _SLOT.iter_unpack(slots[:whole]) if task}
     parsing, beat, writing = struct.unpack("<qdq", data[_PARSING:_TROUBLE])
     try:
         evidence = _parsing_thread(path.with_suffix(".trace").read_text(errors="replace"))
@@ -283,10 +295,11 @@ def _read(path: Path, data: bytes) -> Note:
         about,
         _text(data[_MESSAGE:_PARSING]),
         0 if writing else parsing,
-        frozenset(number for number in numbers if number),
+        frozenset(requests),
         evidence,
         beat,
         _text(data[_TROUBLE:_SLOTS]),
+        requests,
     )
 
 

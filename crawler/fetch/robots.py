@@ -26,6 +26,9 @@ MAX_BYTES = 500_000
 """What is read of a robots.txt; what lies behind that does not count."""
 FRESH_S, UNREACHABLE_S = 3600.0, 60.0
 """How long rules hold, and how long a server in trouble is not asked again."""
+HEARD_S = 1.0
+"""By then all who share a domain's permit have heard that it pauses for its robots.txt: whoever is
+let through later may ask again, because somebody has reset it."""
 MAX_HOSTS, MAX_TEXTS = 2_000, 4_000_000
 """The hosts whose rules a process keeps in memory, and the characters of all their texts: rules
 take 20 times that."""
@@ -73,9 +76,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         everything."""
         return self.status >= 500 or self.status in (407, 429)
 
-    def is_fresh(self, now: float) -> bool:
-        """Whether it still holds."""
+    def is_fresh(self, now: float, since: float | None = None) -> bool:
+        """Whether it still holds; for who was let through to the host at `since`, where that is
+        told."""
         age_s = now - self.at
+        if self.unreachable and since is not None and since > self.at + HEARD_S:
+            return False
         return self.boot == times.boot_id() and 0 <= age_s < (
             UNREACHABLE_S if self.unreachable else FRESH_S
         )
@@ -106,7 +112,7 @@ class Robots:
     """The robots.txt of all hosts, shared by the processes of this machine through a folder."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = times.uptime) -> None:
-        self._folder, self._clock = folder, clock
+        self._folder, self.clock = folder, clock
         self._rules: OrderedDict[str, Rules] = OrderedDict()
         self._length = 0
         """The characters of all texts in `_rules`."""
@@ -115,17 +121,25 @@ class Robots:
         self._sweeping: asyncio.Future[int] | None = None
 
     async def check(
-        self, url: str, user_agent: str, fetch: Fetch, budget: Budget | None = None
+        self,
+        url: str,
+        user_agent: str,
+        fetch: Fetch,
+        budget: Budget | None = None,
+        since: float | None = None,
     ) -> float:
         """Raise where robots.txt does not let the URL be fetched; returns the Crawl-delay that it
-        asks for."""
+        asks for.
+
+        `since` is when a permit let the page go, by `clock`: a pause before that is over.
+        """
         agent = product(user_agent)
         origin = url[: url.index("/", 8)]  # in WHATWG's normal form there is always a path
         budget = budget or Budget()
-        rules = self.known(origin) or await self._learn(origin, fetch, budget)
+        rules = self.known(origin, since) or await self._learn(origin, fetch, budget, since)
         if rules.unreachable:
-            status, left_s = rules.answer.status, rules.answer.at + UNREACHABLE_S - self._clock()
-            message = f"{origin}/robots.txt answered {status}, so nothing is fetched from there yet"
+            status, left_s = rules.answer.status, rules.answer.at + UNREACHABLE_S - self.clock()
+            message = f"{origin}/robots.txt answered {status}"
             raise FetchError("robots_unreachable", message, max(1.0, left_s))
         if not rules.answer.text:
             return 0.0
@@ -138,21 +152,22 @@ class Robots:
             )
         return rules.crawl_delay_s(agent)
 
-    def known(self, origin: str) -> Rules | None:
+    def known(self, origin: str, since: float | None = None) -> Rules | None:
         """What this process knows of a host already, if it still holds."""
         rules = self._rules.get(origin)
-        return rules if rules and rules.answer.is_fresh(self._clock()) else None
+        return rules if rules and rules.answer.is_fresh(self.clock(), since) else None
 
-    async def _learn(self, origin: str, fetch: Fetch, budget: Budget) -> Rules:
+    async def _learn(self, origin: str, fetch: Fetch, budget: Budget, since: float | None) -> Rules:
         """Once at a time for each host in this process: whoever comes second waits for the
         first."""
         task = self._asked.get(origin)
         if task is None:
-            task = self._asked[origin] = asyncio.ensure_future(self._find(origin, fetch, budget))
+            finding = self._find(origin, fetch, budget, since)
+            task = self._asked[origin] = asyncio.ensure_future(finding)
             task.add_done_callback(lambda _: self._asked.pop(origin, None))
         return await asyncio.shield(task)
 
-    async def _find(self, origin: str, fetch: Fetch, budget: Budget) -> Rules:
+    async def _find(self, origin: str, fetch: Fetch, budget: Budget, since: float | None) -> Rules:
         path = self._folder / sha256(origin.encode()).hexdigest()[:32]
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = _open_lock(path)
@@ -168,7 +183,7 @@ class Robots:
                     lock = _open_lock(path)
                     continue
                 answer = _read(path, origin)
-                if answer is not None and answer.is_fresh(self._clock()):
+                if answer is not None and answer.is_fresh(self.clock(), since):
                     break
                 if mine:
                     answer = await self._ask(origin, fetch, budget)
@@ -193,7 +208,7 @@ class Robots:
 
     def _sweep_now_and_then(self) -> None:
         """Have expired files removed by a thread, so that no page waits for it."""
-        now = self._clock()
+        now = self.clock()
         self._written += 1
         if 0 <= now - self._swept < SWEEP_S and self._written < SWEEP_HOSTS:
             return
@@ -219,7 +234,7 @@ class Robots:
 
     def _answer(self, origin: str, status: int, text: str = "") -> Answer:
         return Answer(
-            origin=origin, boot=times.boot_id(), at=self._clock(), status=status, text=text
+            origin=origin, boot=times.boot_id(), at=self.clock(), status=status, text=text
         )
 
 

@@ -14,6 +14,7 @@ from crawler.resilience.permit import (
     CRAWL_DELAY_MOST_S,
     HEADROOM,
     LEASE_S,
+    NOTICE_S,
     OPEN_MOST_S,
     OPEN_S,
     PROBE_WAIT_S,
@@ -42,6 +43,9 @@ class Known(msgspec.Struct, kw_only=True):
     last: str = ""
     last_n: int = 0
     step: float = 0.0
+    job: str = ""
+    job_interval: float = 0.0
+    job_tat: float = 0.0
     rule: Rule = Rule()
     leases: dict[str, tuple[int, float]] = {}
     state: str = "CLOSED"
@@ -56,6 +60,7 @@ class Known(msgspec.Struct, kw_only=True):
     baseline: float = 0.0
     crawl_delay: float = 0.0
     not_before: float | None = None
+    because: str = ""
 
 
 def sane(ask: Ask) -> Ask:
@@ -93,6 +98,7 @@ def describe(domain: str, known: Known, now: float) -> Domain:
         slowed=known.slowed,
         crawl_delay_s=known.crawl_delay,
         not_before=known.not_before if waiting else None,
+        because=known.because if waiting else "",
         next_at=known.tat if known.tat is not None and known.tat > now else None,
         interval_s=known.rule.interval_s,
         at_a_time=known.rule.at_a_time,
@@ -105,6 +111,7 @@ def catch_up(known: Known, now: float) -> None:
     if back > 0:
         known.tat = known.tat - back if known.tat is not None else None
         known.cursor = known.cursor - back if known.cursor else 0.0
+        known.job_tat -= back
         known.opened_at = known.opened_at - back if known.opened_at is not None else None
         known.open_until = known.open_until - back if known.open_until is not None else None
         known.probe_until = known.probe_until - back if known.probe else 0.0
@@ -154,11 +161,15 @@ def book(known: Known, ask: Ask, holder: str, held: int, epoch: float | None, no
             most, why = max(free_places, 0), "at a time"
 
     step = _spacing(known, ask.rule.interval_s)
+    _raise_limit(known, ask, step, now)
     starts, tat, why = _rate(known, ask, step, most, why, epoch, now)
     if starts and step > 0:
         same = known.last == holder and known.step == step
         known.last_n = (known.last_n if same else 0) + len(starts)
         known.last, known.step, known.tat = holder, step, tat
+        if (known.job, known.job_interval) != (ask.job, ask.rule.interval_s):
+            known.job, known.job_interval = ask.job, ask.rule.interval_s
+            known.job_tat = now + starts[0]
     if probing and starts:
         known.state, known.probe, known.probe_until = "HALF_OPEN", holder, now + LEASE_S
         return Answer(starts_s=starts, why="probe", wait_s=PROBE_WAIT_S if ask.wish > 1 else 0.0)
@@ -167,6 +178,14 @@ def book(known: Known, ask: Ask, holder: str, held: int, epoch: float | None, no
     return Answer(
         starts_s=starts, why=why, wait_s=_wait(known, ask, step, len(starts), why, tat, now)
     )
+
+
+def _raise_limit(known: Known, ask: Ask, step: float, now: float) -> None:
+    """Where a job has raised its own limit, drop what it has booked last under the lower one."""
+    mine = ask.job and known.job == ask.job
+    if mine and ask.rule.interval_s < known.job_interval:
+        known.tat = min(known.tat or 0.0, max(known.job_tat, now + NOTICE_S + step))
+        known.job_interval, known.last_n = ask.rule.interval_s, 0
 
 
 def _rate(
@@ -207,10 +226,12 @@ def _wait(
     # that gets free.
     free = max(now, tat - ask.ahead_s)
     wanted = min(ask.wish - granted, max(1, math.floor(BATCH_S / step)))
-    turn = max(known.cursor, free) + min((wanted - 1) * step, ask.ahead_s / 2)
-    if turn > free + SPREAD_S:
-        return free + SPREAD_S - now
-    known.cursor = turn + step
+    last = free + SPREAD_S
+    told = known.cursor if known.cursor <= last else 0.0  # else told before the rate was raised
+    turn = max(told, free) + min((wanted - 1) * step, ask.ahead_s / 2)
+    if turn > last:
+        return last - now
+    known.cursor = min(turn + step, last)
     return turn - now
 
 
@@ -229,8 +250,8 @@ def learn(known: Known, report: Report, holder: str, fail_max: int, now: float) 
             known.last_n -= report.unused
     if _judge(known, report, holder, fail_max, now) and report.rule.interval_s > 0:
         _adapt(known, report, latency_s)
-    if retry_after_s > 0:
-        known.not_before = max(known.not_before or 0.0, now + retry_after_s)
+    if retry_after_s > 0 and now + retry_after_s > (known.not_before or 0.0):
+        known.not_before, known.because = now + retry_after_s, report.because
     if crawl_delay_s:
         known.crawl_delay = max(0.0, crawl_delay_s)
 

@@ -117,7 +117,10 @@ class MemoryPermit:
             if not known.leases and (known.tat or 0.0) <= now:
                 del self._book.domains[domain]
                 return True
-            kept = ("tat", "cursor", "busy", "last", "last_n", "step", "rule", "leases")
+            kept = (
+                *("tat", "cursor", "busy", "last", "last_n", "step", "rule", "leases"),
+                *("job", "job_interval", "job_tat"),
+            )
             self._book.domains[domain] = Known(
                 seen=now, **{name: getattr(known, name) for name in kept}
             )

@@ -7,6 +7,8 @@
 --     cursor                the turn that the next refused asker is told
 --     busy                  how many askers were refused because all places were taken
 --     last, last_n, step    whose the last bookings are, how many in a row, and how far apart
+--     job, job_interval, job_tat
+--                           whose limit the last bookings were made under, that limit, and when the first of them began
 --     interval, at_a_time   the rule that was asked with last
 --     held:$holder          "count expiry": requests in flight and the end of the lease on them
 --     state                 CLOSED (or absent), OPEN or HALF_OPEN
@@ -16,16 +18,16 @@
 --     probe, probe_until    who has the only probe, and until when it is believed to be alive
 --     slowed, baseline      the factor of adaptive slowing, and the moving average of latencies
 --     crawl_delay           seconds between requests that robots.txt asks for
---     not_before            the end of a Retry-After
+--     not_before, because   the end of a Retry-After, or of another pause, and why there is that
 --
 -- permit-epoch
 --   When this database was first asked for a permit. While it is young, requests may be on their way that were
 --   booked before Redis was emptied.
 --
 -- ARGV: verb, holder, requests of the holder in flight, now (empty: the server's clock), then by verb
---   ask     interval, at_a_time, wish, ahead, 1 if places are taken else 0
+--   ask     interval, at_a_time, wish, ahead, 1 if places are taken else 0, job
 --   report  interval, fail_max, good (1, 0 or empty), block, latency, retry_after, crawl_delay, ended (1 or 0), unused,
---           again (1 or 0)
+--           again (1 or 0), because
 --   renew, reset, forget (the holder in question is `holder`)
 -- Names in capitals are the constants of `permit.py`; they are put before this text.
 
@@ -71,7 +73,7 @@ end
 -- A clock that is set back must not make the domain wait for the time to come round again.
 local back = number('seen', now) - now
 if back > 0 then
-  for _, name in ipairs({'tat', 'cursor', 'opened_at', 'open_until', 'probe_until', 'not_before'}) do
+  for _, name in ipairs({'tat', 'cursor', 'job_tat', 'opened_at', 'open_until', 'probe_until', 'not_before'}) do
     if fields[name] then put(name, number(name) - back) end
   end
   for who, lease in pairs(leases) do
@@ -123,7 +125,15 @@ local function epoch()
   return began
 end
 
-local function ask(interval, at_a_time, wish, ahead, takes)
+-- Where a job has raised its own limit, what it has booked last under the lower one is dropped.
+local function raise_limit(job, interval, step)
+  if job == '' or fields.job ~= job or interval >= number('job_interval', 0) then return end
+  put('tat', math.min(number('tat', 0), math.max(number('job_tat', 0), now + NOTICE_S + step)))
+  put('job_interval', interval)
+  put('last_n', 0)
+end
+
+local function ask(interval, at_a_time, wish, ahead, takes, job)
   local starts, step = {}, spacing(interval)
   local function answer(why, wait)
     hold(takes and held + #starts or held)
@@ -158,6 +168,7 @@ local function ask(interval, at_a_time, wish, ahead, takes)
     if free < most then most, why = math.max(free, 0), 'at a time' end
   end
 
+  raise_limit(job, interval, step)
   local tat, just_begun = number('tat'), false
   if step > 0 then
     if not tat then
@@ -182,6 +193,11 @@ local function ask(interval, at_a_time, wish, ahead, takes)
       put('last', holder)
       put('step', step)
       put('tat', tat)
+      if fields.job ~= job or number('job_interval', 0) ~= interval then
+        put('job', job)
+        put('job_interval', interval)
+        put('job_tat', now + starts[1])
+      end
     end
   else
     for i = 1, most do starts[i] = 0 end
@@ -203,9 +219,11 @@ local function ask(interval, at_a_time, wish, ahead, takes)
   -- Each refused asker gets a turn of its own, so that they do not all come for the one request that gets free.
   local free = math.max(now, tat - ahead)
   local wanted = math.min(wish - #starts, math.max(1, math.floor(BATCH_S / step)))
-  local turn = math.max(number('cursor', 0), free) + math.min((wanted - 1) * step, ahead / 2)
-  if turn > free + SPREAD_S then return answer(why, free + SPREAD_S - now) end
-  put('cursor', turn + step)
+  local last, told = free + SPREAD_S, number('cursor', 0)
+  if told > last then told = 0 end -- told before the rate was raised
+  local turn = math.max(told, free) + math.min((wanted - 1) * step, ahead / 2)
+  if turn > last then return answer(why, last - now) end
+  put('cursor', math.min(turn + step, last))
   return answer(why, turn - now)
 end
 
@@ -263,7 +281,8 @@ local function adapt(good, block, latency)
   put('slowed', slowed)
 end
 
-local function report(interval, fail_max, good, block, latency, retry_after, crawl_delay, ended, unused, again)
+local function report(interval, fail_max, good, block, latency, retry_after, crawl_delay, ended, unused, again,
+    because)
   hold(held)
   local tat, step = number('tat', 0), number('step', 0)
   if unused > 0 and fields.last == holder and unused <= number('last_n', 0) and tat - unused * step >= now then
@@ -271,7 +290,10 @@ local function report(interval, fail_max, good, block, latency, retry_after, cra
     put('last_n', number('last_n') - unused)
   end
   if judge(fail_max, good, block, ended, again) and interval > 0 then adapt(good, block, latency) end
-  if retry_after > 0 then put('not_before', math.max(number('not_before', 0), now + retry_after)) end
+  if retry_after > 0 and now + retry_after > number('not_before', 0) then
+    put('not_before', now + retry_after)
+    if because ~= '' then put('because', because) else drop('because') end
+  end
   if crawl_delay > 0 then put('crawl_delay', crawl_delay) elseif crawl_delay < 0 then drop('crawl_delay') end
   write()
   return 1
@@ -281,16 +303,17 @@ end
 local function reset()
   if not known then return 0 end
   drop('state', 'failures', 'last_block', 'opened_at', 'open_until', 'open_for', 'probe', 'probe_until')
-  drop('slowed', 'baseline', 'crawl_delay', 'not_before')
+  drop('slowed', 'baseline', 'crawl_delay', 'not_before', 'because')
   if next(leases) == nil and number('tat', 0) <= now then redis.call('DEL', key) else write() end
   return 1
 end
 
 if verb == 'ask' then
-  return ask(tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9] == '1')
+  return ask(tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9] == '1',
+    ARGV[10])
 elseif verb == 'report' then
   return report(tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]),
-    tonumber(ARGV[11]), ARGV[12] == '1', tonumber(ARGV[13]), ARGV[14] == '1')
+    tonumber(ARGV[11]), ARGV[12] == '1', tonumber(ARGV[13]), ARGV[14] == '1', ARGV[15])
 elseif verb == 'reset' then
   return reset()
 elseif verb == 'forget' then

@@ -15,6 +15,9 @@ from crawler.models import Rule
 HEADROOM = models.HEADROOM
 AHEAD_S = 0.5
 """How far ahead a request may be booked: what a killed worker has booked is lost to the rate."""
+NOTICE_S = 1.0
+"""A page that waits for its permit looks at its job's limit within so long before it goes: what
+begins later and was booked under a lower limit is dropped when the limit is raised."""
 LATE_S = 0.014
 """A request that cannot go within this time of its start must not go at all, but be asked for
 again: late ones would come together with those behind them, which is what the headroom does not
@@ -57,6 +60,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     slots: bool = True
     """False where the request takes the place of one that has just ended, so that none is added at
     a time."""
+    job: str = ""
+    """Whose limit it is: a job that raises its own does not wait for what it booked before."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +93,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     domain."""
     latency_s: float = 0.0
     retry_after_s: float = 0.0
+    because: str = ""
+    """Why nothing may go for so long, where that is not the server's `Retry-After`."""
     crawl_delay_s: float = 0.0
     """What robots.txt asks for; below 0 it asks for nothing any more, 0 says nothing."""
     unused: int = 0
@@ -110,7 +117,9 @@ class Domain(msgspec.Struct, frozen=True, kw_only=True):
     """By what factor requests are slowed down for now; 1.0 means not at all."""
     crawl_delay_s: float
     not_before: float | None
-    """The end of a `Retry-After`."""
+    """The end of a `Retry-After`, or of another pause."""
+    because: str
+    """Why there is another pause."""
     next_at: float | None
     """When the rate allows the next request, where that is still to come."""
     interval_s: float

@@ -55,6 +55,7 @@ _CONSTANTS = (
         "HEADROOM",
         "KEEP_S",
         "LEASE_S",
+        "NOTICE_S",
         "OPEN_MOST_S",
     ),
     *(
@@ -267,7 +268,7 @@ class RedisRateLimiter:
             str(ask.wish),
             repr(ask.ahead_s),
         )
-        return self._call("ask", ask.domain, *numbers, str(int(ask.slots)))
+        return self._call("ask", ask.domain, *numbers, str(int(ask.slots)), ask.job)
 
     def _reporting(self, report: Report) -> tuple[str, ...]:
         good = "" if report.good is None else str(int(report.good))
@@ -276,7 +277,7 @@ class RedisRateLimiter:
         interval_s = max(0.0, report.rule.interval_s)
         return self._call(
             "report", report.domain, repr(interval_s), str(self._fail_max), good, report.block, *numbers, ended,
-            str(max(0, report.unused)), str(int(report.again)),
+            str(max(0, report.unused)), str(int(report.again)), report.because,
         )  # fmt: skip
 
     def _call(
@@ -490,4 +491,5 @@ def _known(fields: dict[bytes, bytes]) -> Known:
         baseline=number("baseline"),
         crawl_delay=number("crawl_delay"),
         not_before=moment("not_before"),
+        because=texts.get("because", ""),
     )

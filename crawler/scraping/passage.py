@@ -9,11 +9,13 @@ from crawler import urls
 from crawler.errors import FetchError, NotNow, OwnShortage
 from crawler.models import Rule, Sent
 from crawler.resilience.keeper import Booking, Keeper
-from crawler.resilience.permit import LATE_S, Ask, Report
+from crawler.resilience.permit import LATE_S, NOTICE_S, Ask, Report
 
 HOP_AHEAD_S = 120.0
 """A page that has begun may wait so long for the permit of its next request; others wait in the
 ledger."""
+LOOK_S = 2.0
+"""How often a page that waits for its permit looks whether its job's limit was raised."""
 _BUSY = frozenset({"rate", "at a time", "just begun"})
 _NEVER_SENT = frozenset({"forbidden_address", "bad_request", "bad_url", "dns"})
 """Reasons for which nothing has reached the domain."""
@@ -39,6 +41,8 @@ class Passage:
         keeper: Keeper,
         begin: Callable[[], None],
         waited_s: Callable[[], float] = lambda: 0.0,
+        rule_now: Callable[[str], Awaitable[Rule]] | None = None,
+        waits: Callable[[float | None], None] = lambda until: None,
     ) -> None:
         self._domain, self._url, self._booking = domain, url, booking
         self._holds = booking is not None
@@ -48,6 +52,10 @@ class Passage:
         """To be called once, with the page's first request."""
         self.waited_s = waited_s
         """How long this process kept the page waiting: no domain is slowed down for that."""
+        self._rule_now = rule_now
+        self.waits = waits
+        """Told until when the next request waits for its permit, and None when it goes out; times
+        are those of `time.monotonic`."""
         self.sent: list[Sent] = []
         # How it went, as far as it is known by its end
         self.good: bool | None = None
@@ -56,6 +64,7 @@ class Passage:
         """Whether the page was refused before."""
         self.retry_after_s = 0.0
         self._delays: dict[str, float] = {}
+        self._pauses: dict[str, tuple[float, str]] = {}
 
     def request(self, url: str, check: Check | None = None) -> "_Request":
         """Wait for the permit of one request, and note it; `check` comes first. It is a `Gate` of
@@ -84,6 +93,10 @@ class Passage:
         domain = self.domain_of(url)
         self._delays[domain] = max(self._delays.get(domain, -1.0), crawl_delay_s or -1.0)
 
+    def pause(self, url: str, seconds: float, because: str) -> None:
+        """Note that nothing may go to a URL's domain for so long, and why."""
+        self._pauses[self.domain_of(url)] = (seconds, because)
+
     async def wait(self, domain: str, rule: Rule) -> None:
         """Have a booking, and be there in time; elsewhere it comes with a place, which the request
         gives back."""
@@ -98,9 +111,13 @@ class Passage:
                 if booking is None:
                     booking = await self._have(domain, rule, slots=elsewhere and not holds)
                     holds = elsewhere
-                ahead_s = booking.at - time.monotonic()
-                if ahead_s > 0:
-                    await asyncio.sleep(ahead_s)
+                raised = await self._sleep_until(booking)
+                if raised is not None:
+                    if not raised.limited:
+                        return
+                    rule = self._rules[domain] = raised
+                    booking = None
+                    continue
                 if time.monotonic() - booking.at <= late_s:
                     return
                 # A late one could add up with those behind it. Where this process is always late,
@@ -110,6 +127,19 @@ class Passage:
             if holds:
                 self._keeper.report(Report(domain=domain, rule=rule))
             raise
+
+    async def _sleep_until(self, booking: Booking) -> Rule | None:
+        """Wait for a booking's time; returns the new limit where the job's was raised meanwhile,
+        which drops the booking."""
+        while self._rule_now and (ahead_s := booking.at - time.monotonic()) > NOTICE_S:
+            self.waits(booking.at)
+            await asyncio.sleep(min(ahead_s - NOTICE_S / 2, LOOK_S))
+            rule = await self._rule_now(booking.domain)
+            if rule.interval_s < booking.rule.interval_s:
+                return rule
+        if (ahead_s := booking.at - time.monotonic()) > 0:
+            await asyncio.sleep(ahead_s)
+        return None
 
     async def _have(self, domain: str, rule: Rule, slots: bool) -> Booking:
         """Book; where the domain is only busy, try again for a while: else the page would begin
@@ -130,12 +160,18 @@ class Passage:
         """Tell each domain how it went: that of the last request how the page ended, others that
         they answered."""
         last = self.sent[-1] if self.sent else None
-        for domain in {self._domain, *self._delays, *[sent.domain for sent in self.sent]}:
+        for domain in {
+            self._domain,
+            *self._delays,
+            *self._pauses,
+            *[sent.domain for sent in self.sent],
+        }:
             rule = self.rule(domain)
             if not rule.limited:
                 continue
             own, told = domain == self._domain, last is not None and domain == last.domain
             answered = told or any(sent.domain == domain for sent in self.sent)
+            pause_s, because = self._pauses.get(domain, (self.retry_after_s if told else 0.0, ""))
             unused = own and self._booking is not None and self._keeper.is_latest(self._booking)
             self._keeper.report(
                 Report(
@@ -146,7 +182,8 @@ class Passage:
                     block=self.block if told else "",
                     again=self.again and told,
                     latency_s=last.seconds if last and told else 0.0,
-                    retry_after_s=self.retry_after_s if told else 0.0,
+                    retry_after_s=pause_s,
+                    because=because,
                     crawl_delay_s=self._delays.get(domain, 0.0),
                     unused=int(unused),
                 )
@@ -171,6 +208,8 @@ class _Request:
         if begin := passage.begin:
             passage.begin = None
             begin()
+        else:
+            passage.waits(None)
         self._number, self._since, self._waited_s = (
             len(passage.sent),
             time.monotonic(),

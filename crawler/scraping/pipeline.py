@@ -38,6 +38,7 @@ this."""
 _encode = msgspec.json.Encoder().encode
 MIN_FREE = 10_000_000
 """The same for the smallest page: bytes of memory without which none is read."""
+SOON_S = 1.0
 MAX_RECORD = 8_000_000
 """Bytes of a record as JSON."""
 
@@ -128,6 +129,9 @@ async def scrape(
             ended = _postponed(begun, error, clock)
     except FetchError as error:
         passage.good = None if page is None else page.status < 500
+        if error.reason == "robots_unreachable" and not passage.sent:
+            # Another page has asked, and pays with an attempt; this one has not been tried.
+            return _postponed(begun, _pause(order, error), clock)
         ended = _failed(begun, error, retry.class_of(error.reason), order, passage, clock, jitter)
     return replace(ended, sent=tuple(passage.sent))
 
@@ -164,8 +168,17 @@ async def _fetched(
         request = replace(about, url=url, home=home, loopback=named, max_body=MAX_BYTES, cut=True)
         return await fetch(request, passage.request)
 
+    since = robots.clock() if order.rule.limited else None
+
     async def check(url: str) -> None:
-        passage.obey(url, await robots.check(url, order.user_agent, robots_txt, budget))
+        before = len(passage.sent)
+        try:
+            delay_s = await robots.check(url, order.user_agent, robots_txt, budget, since)
+        except FetchError as error:
+            if error.reason == "robots_unreachable" and len(passage.sent) > before:
+                passage.pause(url, error.retry_after_s or 0.0, error.message)
+            raise
+        passage.obey(url, delay_s)
 
     gate = partial(passage.request, check=check if order.respect_robots else None)
     conditional = order.conditional
@@ -198,6 +211,7 @@ def _judged(
         message += f", and the page is: {verdict.name.replace('_', ' ')}"
         message += f" ({verdict.vendor})" if verdict.vendor else ""
     wait_s = retry.retry_after(page.header("retry-after"), clock())
+    passage.retry_after_s = wait_s or 0.0
     error = FetchError(verdict.name, message, wait_s)
     return _failed(
         begun, error, verdict.retry or retry.class_of(verdict.name), order, passage, clock, jitter
@@ -216,7 +230,6 @@ def _failed(
     """What is done about a failure: by its class, by the attempts that are left, and by what the
     server asked for."""
     passage.block = passage.block or (error.reason if error.reason in retry.BLOCKS else "")
-    passage.retry_after_s = error.retry_after_s or 0.0
     policy, failures = order.site.retry, order.task.failures
     again = kind not in (RetryClass.GIVE_UP, RetryClass.POISON) and failures + 1 < policy.attempts
     wait_s = (
@@ -233,6 +246,14 @@ def _failed(
         retry=kind,
         not_before=clock() + wait_s if again else 0.0,
     )
+
+
+def _pause(order: Order, error: FetchError) -> NotNow:
+    """The pause of a host whose robots.txt another page has asked for in vain; where the domain's
+    permit keeps to it, the page soon waits there, and a reset wakes it."""
+    left_s = error.retry_after_s or 0.0
+    wait_s = min(left_s, SOON_S) if order.rule.limited else left_s
+    return NotNow(order.task.domain, error.message, wait_s)
 
 
 def _postponed(begun: Outcome, error: NotNow, clock: Callable[[], float]) -> Outcome:
@@ -309,16 +330,23 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
 
 
 def _plainly_read(page: Page, declared: str, site: Site, budget: Budget) -> Read:
-    """What is not HTML: data of JSON, and text, are a record; all else has none."""
+    """What is not HTML: data of JSON, and text, are a record; all else has none but the site's
+    fields, which nothing but HTML has."""
     unread = _unread(page)
+    if not unread.verdict.completed:
+        return unread
     kind = media_type(declared)
     is_json = kind.endswith(("/json", "+json"))
-    if not unread.verdict.completed or not site.structured or not (is_json or kind == "text/plain"):
+    fields = selectors.lacking(site.fields)
+    record: dict[str, Any] = {}
+    if site.structured and (is_json or kind == "text/plain"):
+        body = charset.utf8(page.body, declared, budget, site.encoding)
+        record = structured.extract_plain(body, is_json, budget)
+    elif not fields:
         return unread
-    body = charset.utf8(page.body, declared, budget, site.encoding)
-    record = structured.extract_plain(body, is_json, budget)
+    record |= fields
     return replace(
-        unread, record=record, encoded=_encoded(record, (), budget), parser=_parser(site)
+        unread, record=record, encoded=_encoded(record, fields, budget), parser=_parser(site)
     )
 
 

@@ -123,6 +123,13 @@ def extract(
     return record | {MISSING: missing} if missing else record
 
 
+def lacking(fields: dict[str, Field]) -> dict[str, Any]:
+    """The fields of a page that has no elements, and so none of them."""
+    record: dict[str, Any] = {name: [] if field.all else None for name, field in fields.items()}
+    missing = [name for name, field in fields.items() if field.required]
+    return record | {MISSING: missing} if missing else record
+
+
 class _Page:
     """A page, and how much more may be looked at in it; what few pages need is made when it is
     needed."""

@@ -536,6 +536,7 @@ reports = st.fixed_dictionaries(
         "again": mostly(False, True),
         "latency_s": mostly(0.2, 0.0, 0.7, 1.5, 4.0),
         "retry_after_s": mostly(0.0, 0.3, 4000.0),
+        "because": mostly("", "its robots.txt answered 503"),
         "crawl_delay_s": mostly(0.0, -1.0, 0.2, 90.0),
         "unused": mostly(0, 1, 1, 2, 3),
     }
@@ -545,6 +546,7 @@ asks = st.fixed_dictionaries(
         "wish": mostly(1, 2, 3, 40),
         "ahead_s": st.sampled_from([0.0, 0.1, AHEAD_S, 5.0]),
         "slots": st.booleans(),
+        "job": mostly("", "mine", "mine", "mine", "other"),
     }
 )
 rules = st.builds(
@@ -741,3 +743,83 @@ def _replay(fleet: Fleet, step: tuple[Any, ...]) -> object:
         case "reset", domain:
             return fleet["a"].reset(domain)
     return None
+
+
+# A limit that is raised
+
+
+SLOW, QUICK = Rule(interval_s=60), Rule(interval_s=0.1)
+
+
+def booked_ahead(fleet: Fleet, job: str = "mine") -> None:
+    """A page at one a minute that waits for its second request, and askers that were sent away."""
+    assert fleet.ask(rule=SLOW, job=job).starts_s == (0.0,)
+    assert fleet.ask(rule=SLOW, job=job, ahead_s=180, slots=False).starts_s
+    for holder in "bcd":
+        assert not fleet.ask(holder, rule=SLOW, job=job).starts_s
+
+
+def granted(fleet: Fleet, rule_: Rule, job: str, for_s: float) -> int:
+    """How many requests two holders get in that time, if they come back when they are told to."""
+    end, begun = fleet.now + for_s, 0
+    turns = {"a": fleet.now, "b": fleet.now}
+    while min(turns.values()) < end:
+        holder = min(turns, key=turns.__getitem__)
+        fleet.now = max(fleet.now, turns[holder])
+        answer = fleet.ask(holder, rule=rule_, job=job, wish=5)
+        begun += len(answer.starts_s)
+        turns[holder] = fleet.now + min(max(answer.wait_s, 0.001), 2.0)
+    return begun
+
+
+def test_a_raised_limit_counts_at_once(fleet: Fleet) -> None:
+    """What the job booked under its lower limit holds nobody, nor do the turns that it was told."""
+    booked_ahead(fleet)
+
+    assert granted(fleet, QUICK, "mine", 11.0) >= 90
+
+
+def test_a_raised_limit_leaves_those_alone_who_go_before_they_can_hear_of_it(fleet: Fleet) -> None:
+    """The first request comes behind all that may begin within the next second."""
+    booked_ahead(fleet)
+    fleet.now += 60 / HEADROOM - 0.9  # so that the page goes in 0.9 s, as it was told
+
+    first = fleet.ask("b", rule=QUICK, job="mine", ahead_s=5)
+
+    assert first.starts_s == pytest.approx((1 + 0.1 / HEADROOM,), abs=1e-5)
+
+
+def test_another_job_does_not_drop_what_is_booked(fleet: Fleet) -> None:
+    """Its higher limit is not that of the pages that wait; neither are those of none dropped."""
+    for mine, other in (("mine", "other"), ("", "")):
+        booked_ahead(fleet, mine)
+        begin = fleet.now
+
+        assert granted(fleet, QUICK, other, 60) == 0
+        fleet.now = begin + 3600
+
+
+def test_a_raised_limit_drops_only_what_was_booked_last(fleet: Fleet) -> None:
+    """What another job has booked before is waited for."""
+    fleet.ask(rule=Rule(interval_s=10), job="other")
+    fleet.ask(rule=Rule(interval_s=10), job="other", ahead_s=180, slots=False)
+    fleet.ask("b", rule=SLOW, job="mine", ahead_s=180)
+
+    [first] = fleet.ask("b", rule=QUICK, job="mine", ahead_s=180).starts_s
+
+    assert first == pytest.approx(20 / HEADROOM, abs=1e-5)
+
+
+def test_a_pause_has_its_reason(fleet: Fleet) -> None:
+    """The one that lasts longest is told, and a reset forgets it."""
+    fleet.report(slots=0, retry_after_s=60, because="its robots.txt answered 503")
+    fleet.report(slots=0, retry_after_s=30)
+    paused = fleet.domain().because
+    fleet.report(slots=0, retry_after_s=90)
+    longer = fleet.domain().because
+    fleet.report(slots=0, retry_after_s=120, because="its robots.txt answered 503")
+    fleet.ask(rule=Rule(at_a_time=1))
+    fleet["a"].reset("x.example")
+
+    assert (paused, longer) == ("its robots.txt answered 503", "")
+    assert "x.example" not in [known.domain for known in fleet["a"].domains() if known.because]

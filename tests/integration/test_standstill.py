@@ -275,7 +275,7 @@ def test_stopped_workers_are_not_taken_for_a_silent_server(tmp_path: Path, redis
         (1, 398, "waiting for http://a.example/398 since {since}"),
         (2, 398, "waiting for http://a.example/398 since {since} (and 1 other page)"),
         (5, 398, "waiting for a.example: 5 pages in flight, the first since {since}"),
-        (5, 0, "a.example has not answered yet: 5 pages in flight, the first since {since}"),
+        (5, 0, "no page of a.example has come yet: 5 pages in flight, the first since {since}"),
     ],
 )
 def test_pages_that_do_not_come_are_named(

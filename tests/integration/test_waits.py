@@ -27,6 +27,7 @@ from crawler.redis_address import RedisAddress
 from crawler.resilience.permit import Ask, Report
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from crawler.standstill import Waits
+from tests.support.pages import Answer, Pages
 from tests.support.patient import change, crawl
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
@@ -394,3 +395,112 @@ def test_a_clock_that_was_set_is_told_until_it_is_followed(tmp_path: Path) -> No
         wait.what for wait in before if wait.kind == "clock"
     )
     assert "clock" not in [wait.kind for wait in after]
+
+
+def test_a_low_limit_is_told_as_such_and_its_hint_counts_at_once(
+    folder: Folder, pages: Pages
+) -> None:
+    """A page that waits for its permit is not called in flight; the command that is shown raises
+    the limit for it and for all that are due, whatever was booked before."""
+    file = folder.write("pages.txt", pages.parcels(30))
+    run = folder.start("crawler", "run", str(file), "--rate", "1/h", "--workers", "1")
+
+    wait_for(lambda: pages.asked, 120, "the request for robots.txt")
+
+    def booked() -> dict[str, Any] | None:
+        shown = json.loads(folder.crawler("job", "show", "pages.txt", "--json").stdout)
+        is_claimed = shown["receipt"]["books"]["processing"]
+        waits = shown["waits"] if is_claimed else []
+        return next((each for each in waits if each["kind"] == "rate"), None)
+
+    wait = wait_for(booked, 120, "the page that waits for its permit")
+    kinds = [each["kind"] for each in folder.status()["waits"]]
+    told = folder.crawler("why", f"{pages.url}/page/0").stdout
+    shown = folder.crawler("job", "show", "pages.txt").stdout
+    typed = folder.crawler(*shlex.split(wait["command"])[3:])
+
+    assert typed.returncode == 0, typed.stderr
+    assert wait["what"] == "127.0.0.1: its limit is 1/h, 2 at a time, 30 tasks wait"
+    assert 1800 < wait["until"] - time.time() < 3800
+    assert kinds == ["rate"]
+    assert re.search(rf"waits for +127\.0\.0\.1: its limit is 1/h.* until {TIME}", told)
+    assert "in flight" not in shown
+    assert run.wait(600) == 0, folder.log(run)
+    assert folder.books().completed == 30
+
+
+def desk_reset(folder: Folder, pages: Pages, command: str, requests: int) -> None:
+    """Type the command until the server has been asked so often; before all have heard of the
+    pause it says nothing new."""
+
+    def typed() -> bool:
+        folder.crawler(*shlex.split(command)[3:])
+        return len(pages.asked) >= requests
+
+    wait_for(typed, 60, f"request {requests}")
+
+
+def test_a_robots_txt_in_trouble_is_named_and_a_reset_asks_for_it_again(
+    folder: Folder, pages: Pages
+) -> None:
+    """Nobody calls that a Retry-After; the command that is shown asks again, and no page pays with
+    an attempt for a request that another has made."""
+    pages.parcels(8)
+    pages.answers["/robots.txt"] = Answer("no", 503)
+    file = folder.write("pages.txt", [f"{pages.url}/page/{n}" for n in range(8)])
+    run = folder.start("crawler", "run", str(file), "--rate", "10/s", "--workers", "2")
+
+    wait_for(lambda: pages.asked, 120, "the request for robots.txt")
+
+    def paused() -> dict[str, Any] | None:
+        waits = folder.status()["waits"]
+        return next((each for each in waits if each["kind"] == "robots"), None)
+
+    for times_ in (1, 2, 3):
+        wait = wait_for(paused, 60, "the pause")
+        line = folder.crawler("domains").stdout
+        desk_reset(folder, pages, wait["command"], times_ + 1)
+        assert wait["what"].startswith(f"127.0.0.1: {pages.url}/robots.txt answered 503, ")
+        assert wait["command"] == "python -m crawler domains reset 127.0.0.1"
+        assert "/robots.txt answered 503: until" in line
+
+    wait_for(paused, 60, "the pause")
+    with contextlib.closing(folder.lpm()) as lpm:
+        [(failures,)] = lpm.ledger.db.all("SELECT sum(failures) FROM tasks")
+    asked = [each.path for each in pages.asked]
+    pages.answers["/robots.txt"] = Answer("", 404)
+    desk_reset(folder, pages, "python -m crawler domains reset 127.0.0.1", len(asked) + 1)
+
+    assert set(asked) == {"/robots.txt"}
+    assert failures <= len(asked), "one attempt for each request"
+    assert run.wait(600) == 0, folder.log(run)
+    assert folder.books().completed == 8
+
+
+def test_the_page_that_is_waited_for_and_its_domain_are_of_one_page(tmp_path: Path) -> None:
+    """The domain with the oldest request is named, with its own pages and times; pages that wait
+    for a permit are not counted."""
+    lpm = LocalPersistenceManager(tmp_path)
+    job = open_job(lpm, "job")
+    urls = [f"http://slow.example/{n}" for n in range(2)]
+    urls += [f"http://quick.example/{n}" for n in range(4)]
+    lpm.persist_tasks([new(url) for url in urls], job=job)
+    claimed = {task.url: task for task in lpm.get_next_pending("owner", 10)}
+    owner = owners.Owner(lpm.owners, "worker", slots=10)
+    for url in urls:
+        slot = owner.begin(claimed[url].id)
+        if url == "http://quick.example/3":
+            owner.note_request(slot, time.monotonic() + 500)
+    look = Waits(Settings(data_dir=tmp_path, min_free=0), lpm)
+
+    found = look.of(job, lpm.ledger.progress(job), 20.0)
+    [at_server] = look.of_page(job, claimed["http://slow.example/1"].id)
+    owner.close()
+    lpm.close()
+
+    [wait] = [each for each in found if each.kind == "page"]
+    assert wait.what.startswith(
+        "no page of slow.example has come yet: 2 pages in flight, the first"
+    )
+    assert (wait.domain, wait.tasks) == ("slow.example", 2)
+    assert at_server.what.startswith("waiting for http://slow.example/1 since ")

@@ -243,13 +243,38 @@ def test_json_and_text_have_a_record(described: Describe) -> None:
 
 
 def test_other_answers_have_no_record(described: Describe) -> None:
-    """Other types are stored and not read; neither are walls, nor answers of sites that ask for
-    fields only."""
+    """Other types are stored and not read; neither are walls."""
     plain, fields = described("rate: 1/s"), described(f"fields:{FIELDS}")
     wall = replace(
         page(body=b'{"a": 1}', status=404), headers=(("Content-Type", "application/json"),)
     )
 
     assert answered("application/pdf", b"%PDF-1.7", plain) == ({}, ("none", "2"))
-    assert answered("application/json", b'{"a": 1}', fields) == ({}, ("none", "2"))
-    assert examine(wall, plain).record == {}
+    assert examine(wall, plain).record == examine(wall, fields).record == {}
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", "application/pdf"])
+def test_what_is_not_html_lacks_every_field(described: Describe, kind: str) -> None:
+    """Whatever the type, each field is there without a value, and the required ones are missing."""
+    site = described(
+        "fields:\n  price: {css: .price, required: true}\n"
+        "  lots: {css: .lot, all: true, required: true}\n  city: .city\n"
+    )
+
+    record, parser = answered(kind, b'{"price": 1}', site)
+
+    assert record == {"price": None, "lots": [], "city": None, "missing": ["price", "lots"]}
+    assert parser == ("county", site.version)
+
+
+def test_json_and_text_stand_beside_the_fields_they_lack(described: Describe) -> None:
+    """With `structured: true` the data is kept too; a field goes before it."""
+    site = described("structured: true\nfields:\n  price: {css: .price, required: true}\n")
+    named = described("structured: true\nfields:\n  text: {css: .words, required: true}\n")
+
+    assert answered("application/json", b'{"price": 1}', site)[0] == {
+        "json": {"price": 1},
+        "price": None,
+        "missing": ["price"],
+    }
+    assert answered("text/plain", b"price 1", named)[0] == {"text": None, "missing": ["text"]}

@@ -8,7 +8,18 @@ import pytest
 from msgspec.structs import replace
 
 from crawler import times
-from crawler.forecast import Forecast, Limits, Load, Pace, Trend, forecast, of_job, sentence, slip
+from crawler.forecast import (
+    Forecast,
+    Late,
+    Limits,
+    Load,
+    Pace,
+    Trend,
+    forecast,
+    of_job,
+    sentence,
+    slip,
+)
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus, Rule
 from tests.support.tasks import done, new, open_job, page
@@ -88,7 +99,7 @@ def test_nothing_to_do_takes_no_time() -> None:
 def test_the_sentence_says_what_is_to_spare_or_what_helps() -> None:
     """In time: when and how much is left. Too late: how many, because of what, and what helps."""
     good = Forecast(5000, 2520, 0, "d", 5000, measured=True)
-    slow = Forecast(5000, 9000, 412, "d", 5000, measured=False)
+    slow = Forecast(5000, 9000, 412, "d", 5000, measured=False, late=(Late("d", 412, 5000),))
     few = Forecast(5000, 9000, 412, "", 0, measured=True)
 
     assert (
@@ -101,6 +112,50 @@ def test_the_sentence_says_what_is_to_spare_or_what_helps() -> None:
     )
     assert "0.5 s each is assumed" in late
     assert "raise --workers (now 2)" in sentence(few, job(NOW + 3600), LIMITS, NOW, SOFIA)
+
+
+def test_who_drops_what_is_advised_keeps_the_deadline() -> None:
+    """With several domains and a low rate: what fits is a whole number of pages of each domain, and
+    every domain that is too slow is counted."""
+    limits = Limits(lambda domain: Rule(interval_s=60, at_a_time=1), pages=32, processes=2)
+    loads = [Load("a", 224), Load("b", 32), Load("c", 20), Load("d", 12), Load("e", 6)]
+    seen = forecast(loads, {}, limits, until_s=600)
+    dropped = {late.domain: late.misses for late in seen.late}
+    kept = [replace(load, tasks=load.tasks - dropped.get(load.domain, 0)) for load in loads]
+
+    assert [(late.domain, late.misses, late.tasks) for late in seen.late] == [
+        ("a", 215, 224),
+        ("b", 23, 32),
+        ("c", 11, 20),
+        ("d", 3, 12),
+    ]
+    assert seen.misses == 252
+    assert forecast(kept, {}, limits, until_s=600).misses == 0
+    said = sentence(seen, job(NOW + 600), limits, NOW, SOFIA)
+    assert said.startswith(
+        "252 of 294 will miss the deadline 09:10 EET: too slow are a (1/m, 1 at a time; drop 215 of "
+        "its 224 tasks), b (1/m, 1 at a time; drop 23 of its 32 tasks) and 2 other domains (drop 14 "
+        "of their 32 tasks), or move the deadline to "
+    )
+
+
+def test_too_few_processes_beside_a_slow_domain_are_told_too() -> None:
+    """Dropping what the slow domain makes miss would not be enough."""
+    limits = Limits(
+        lambda domain: Rule(interval_s=60) if domain == "slow" else Rule(), pages=1, processes=1
+    )
+    seen = forecast(
+        [Load("slow", 20), Load("free", 1000)],
+        {"slow": Pace(1.0), "free": Pace(1.0)},
+        limits,
+        until_s=600,
+    )
+
+    said = sentence(seen, job(NOW + 600), limits, NOW, SOFIA)
+
+    assert (seen.misses, seen.late) == (420, (Late("slow", 11, 20),))
+    assert "drop 11 of its 20 tasks" in said
+    assert "raise --workers (now 1), drop 409 more tasks, or move" in said
 
 
 def test_a_trend_looks_at_the_last_half_minute() -> None:

@@ -3,17 +3,27 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from crawler.errors import NotNow
-from crawler.models import Rule
+from crawler.fetch.budget import Budget
+from crawler.fetch.http import Gate, Request
+from crawler.fetch.robots import Robots
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import Outcome, Page, Rule, TaskStatus
 from crawler.resilience.keeper import Booking, Keeper
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import Ask, Report
+from crawler.scraping import pipeline
 from crawler.scraping.passage import Passage
+from crawler.sites.config import Site
+from tests.support.tasks import new, open_job
+from tests.support.tasks import page as answer
 
+SITE = Site(name="default", version="1")
 TEN_A_SECOND = Rule(interval_s=0.1, at_a_time=9)
 
 
@@ -341,3 +351,170 @@ def test_a_domain_is_not_told_that_this_process_kept_the_page_waiting(clock: Clo
 
 async def _no_booking(ask: Ask) -> Booking:
     raise AssertionError(f"nothing is to be booked, and {ask} was")
+
+
+ONE_A_MINUTE = Rule(interval_s=60.0, at_a_time=1)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("raised", [TEN_A_SECOND, Rule()])
+def test_a_page_that_waits_for_its_permit_hears_of_a_raised_limit(
+    raised: Rule, elsewhere: bool
+) -> None:
+    """What was booked for a minute later is dropped, the page goes on under the new limit, and no
+    place is left behind."""
+    book, permit = keeper(time.monotonic)
+    domain = "b.example" if elsewhere else "a.example"
+    for _ in range(2):
+        book.book([Ask(domain=domain, rule=ONE_A_MINUTE, ahead_s=180, slots=False, job="mine")])
+    until: list[float | None] = []
+
+    async def more(ask: Ask) -> Booking:
+        [booked] = book.book([replace(ask, job="mine")])
+        if not booked:
+            raise book.refusal(ask.domain)
+        return booked[0]
+
+    async def now(domain: str) -> Rule:
+        return raised
+
+    page = Passage(
+        "a.example",
+        "https://a.example/",
+        None,
+        ONE_A_MINUTE,
+        lambda domain: ONE_A_MINUTE,
+        more,
+        book,
+        lambda: None,
+        rule_now=now,
+        waits=until.append,
+    )
+
+    async def go() -> None:
+        async with page.request(f"http://{domain}/"):
+            pass
+
+    began = time.monotonic()
+    asyncio.run(asyncio.wait_for(go(), 60))
+    page.close()
+    book.flush()
+
+    assert until[0] is not None
+    assert until[0] - began > 100, "it was booked behind the others"
+    assert len(page.sent) == 1
+    assert {known.in_flight for known in permit.domains()} == {0}
+
+
+def test_a_page_that_waits_for_its_permit_goes_at_its_time_where_the_limit_stays() -> None:
+    """Looking at the limit costs no booking, and others see that it waits."""
+    book, _ = keeper(time.monotonic)
+    rule = Rule(interval_s=3.0)
+    book.book([Ask(domain="a.example", rule=rule)])
+    until: list[float | None] = []
+
+    async def more(ask: Ask) -> Booking:
+        [[booked]] = book.book([ask])
+        return booked
+
+    async def now(domain: str) -> Rule:
+        return rule
+
+    about = ("a.example", "https://a.example/", None, rule, lambda domain: rule, more, book)
+    page = Passage(*about, lambda: None, rule_now=now, waits=until.append)
+
+    async def go() -> None:
+        for path in ("robots.txt", "page"):
+            async with page.request(f"https://a.example/{path}"):
+                pass
+
+    asyncio.run(go())
+
+    assert page.sent[1].began - page.sent[0].began > 2.9
+    assert None in until
+    assert [at for at in until if at is not None]
+
+
+async def _walk(gate: Gate, *urls: str) -> Page:
+    """Ask for one URL after the other."""
+    for url in urls:
+        async with gate(url):
+            pass
+    return answer()
+
+
+def test_only_the_domain_that_asks_for_a_pause_is_paused(tmp_path: Path) -> None:
+    """Where a page leads to a closed domain, or to one whose robots.txt is in trouble, its own
+    domain has said nothing, and goes on."""
+    for closed in (True, False):
+        book, permit = keeper(time.monotonic)
+        if closed:
+            pause = Report(domain="b.example", rule=TEN_A_SECOND, slots=0, retry_after_s=600)
+            permit.report([pause])
+        page = passage(book, None, [])
+        lpm = LocalPersistenceManager(tmp_path / str(closed))
+        lpm.persist_tasks([new("https://a.example/")], job=open_job(lpm))
+        [task] = lpm.get_next_pending("owner", 1)
+        lpm.close()
+
+        async def fetch(request: Request, gate: Gate) -> Page:
+            if request.url.endswith("/robots.txt"):
+                status = 503 if "b.example" in request.url else 404
+                return replace(await _walk(gate, request.url), status=status)
+            return await _walk(gate, "https://a.example/", "https://b.example/")
+
+        ended = asyncio.run(
+            pipeline.scrape(
+                pipeline.Order(task=task, site=SITE, rule=TEN_A_SECOND),
+                fetch,
+                page,
+                Robots(tmp_path / f"robots-{closed}"),
+                worker="me",
+                budget=Budget(),
+            )
+        )
+        page.close()
+        book.flush()
+
+        known = {each.domain: each for each in permit.domains()}
+        assert ended.error_type == ("refused_on_the_way" if closed else "robots_unreachable")
+        assert known["a.example"].not_before is None
+        assert known["b.example"].not_before is not None
+        told = "" if closed else "https://b.example/robots.txt answered 503"
+        assert known["b.example"].because == told
+
+
+def test_a_page_does_not_pay_for_the_robots_txt_that_another_asked_for(tmp_path: Path) -> None:
+    """It is postponed without an attempt, and its domain is told nothing."""
+    robots = Robots(tmp_path / "robots")
+    lpm = LocalPersistenceManager(tmp_path / "store")
+    lpm.persist_tasks([new(f"https://a.example/{n}") for n in range(2)], job=open_job(lpm))
+    tasks = lpm.get_next_pending("owner", 2)
+    lpm.close()
+    asked: list[str] = []
+
+    async def fetch(request: Request, gate: Gate) -> Page:
+        page = await _walk(gate, request.url)
+        asked.append(request.url)
+        return replace(page, status=503)
+
+    async def both() -> list[Outcome]:
+        book, _ = keeper(time.monotonic)
+        return [
+            await pipeline.scrape(
+                pipeline.Order(task=task, site=SITE, rule=TEN_A_SECOND),
+                fetch,
+                passage(book, None, []),
+                robots,
+                worker="me",
+                budget=Budget(),
+            )
+            for task in tasks
+        ]
+
+    first, second = asyncio.run(both())
+
+    assert asked == ["https://a.example/robots.txt"]
+    assert (first.charge, first.error_type) == (True, "robots_unreachable")
+    assert (second.charge, second.status) == (False, TaskStatus.PENDING)
+    assert "robots.txt answered 503" in (second.error_message or "")

@@ -19,6 +19,7 @@ from crawler.fetch.budget import Budget
 from crawler.fetch.http import USER_AGENT
 from crawler.fetch.robots import (
     FRESH_S,
+    HEARD_S,
     MAX_BYTES,
     MAX_TEXTS,
     UNREACHABLE_S,
@@ -174,6 +175,29 @@ def test_it_is_asked_for_once_and_again_when_it_is_old(tmp_path: Path) -> None:
     now[0] += UNREACHABLE_S
     server.status = 200
     assert check(first, server, "/b") == 0.0
+
+
+def test_who_is_let_through_after_trouble_asks_again(tmp_path: Path) -> None:
+    """The domain's permit keeps all others back: a page that it lets go a while after the answer is
+    let through by a reset. One that began before, or came with it, believes the answer."""
+    now = [1000.0]
+    server = Server("", 503)
+
+    def asked(since: float | None, robots: Robots) -> int:
+        with pytest.raises(FetchError, match=r"robots\.txt answered 503"):
+            asyncio.run(
+                robots.check(f"{ORIGIN}/a", USER_AGENT, server.fetch, since=since),
+            )
+        return len(server.asked)
+
+    robots, other = (Robots(tmp_path, lambda: now[0]) for _ in range(2))
+    assert asked(now[0], robots) == 1
+    now[0] += UNREACHABLE_S / 2
+    for each in (robots, other):
+        for since in (None, 900.0, 1000.0 + HEARD_S):
+            assert asked(since, each) == 1
+    assert asked(now[0], robots) == 2
+    assert asked(now[0], other) == 2
 
 
 def test_pages_that_come_together_ask_once(tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ def state_in_words(known: "Domain", now: float, tz: tzinfo | None) -> list[str]:
     elif known.failures:
         parts.append(f"{known.failures} blocks in a row, the last {printable(known.last_block)}")
     if known.not_before is not None:
-        parts.append(f"its server said Retry-After: until {times.until(known.not_before, now, tz)}")
+        why = printable(known.because) or "its server said Retry-After"
+        parts.append(f"{why}: until {times.until(known.not_before, now, tz)}")
     if known.slowed > 1.005:
         parts.append(f"slowed down {known.slowed:.2g} times")
     return parts or ["well"]
