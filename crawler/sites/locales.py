@@ -15,7 +15,9 @@ class Locale(NamedTuple):
     day_first: bool = False
     """Whether 03/04/2026 is in April."""
     spaced: bool = True
-    """Whether spaces part thousands."""
+    """Whether plain spaces part thousands; no-break and thin ones do everywhere."""
+    language: str = ""
+    """Whose words for thousands and millions count, such as `de`."""
 
 
 ANY = Locale()
@@ -39,7 +41,7 @@ _BY_LANGUAGE = {
     "zh": (_MONTH_FIRST, "CN TW"),
 }
 """Languages, with the countries that write like the language as such."""
-KNOWN = {
+_FORMATS = {
     **{name: locale for name, (locale, _) in _BY_LANGUAGE.items()},
     **{
         f"{name}-{land}": locale
@@ -55,10 +57,13 @@ KNOWN = {
     "de-LI": _POINT,
     "zh-HK": _DAY_FIRST,
 }
+KNOWN = {
+    name: locale._replace(language=name.partition("-")[0]) for name, locale in _FORMATS.items()
+}
 """Every locale by its name."""
 
 _MONTHS = {
-    "bg": """януари яну|февруари февр фев|март мар|април апр|май|юни|юли|август авг|септември септ сеп
+    "bg": """януари яну ян|февруари февр фев|март мар|април апр|май|юни|юли|август авг|септември септ сеп
         |октомври окт|ноември ноем ное|декември дек""",
     "de": """januar jänner jan jän|februar feber feb febr|märz mär mrz|april apr|mai|juni jun|juli jul|august aug
         |september sep sept|oktober okt|november nov|dezember dez""",
@@ -83,10 +88,35 @@ _MONTHS = {
     "tr": """ocak oca|şubat şub|mart mar|nisan nis|mayıs may|haziran haz|temmuz tem|ağustos ağu|eylül eyl|ekim eki
         |kasım kas|aralık ara""",
 }
+_SCALES = {
+    "": """0 mil bin билион
+        |2 hundred
+        |3 thousand thousands tausend tsd mille mila duizend tys tysiąc tysiące tysięcy
+          тыс тысяча тысячи тысяч хил хиляда хиляди
+        |5 lakh lakhs
+        |6 million millions mio mln millionen millón millones milhão milhões milione milioni miljoen
+          milion miliony milionów miliona milyon млн миллион миллиона миллионов милион милиона милиони
+        |7 crore crores
+        |9 billion billions bn bln mrd mld milliarde milliarden milliard milliards miliardo miliardi
+          miljard miliard miliardy miliardów miliarda bilhão bilhões bilyon milyar
+          млрд миллиард миллиарда миллиардов милиард милиарда милиарди
+        |12 trillion trillions trn trln billionen billón billones biljoen bilion biliony bilionów
+          bilione bilioni bilião biliões trilhão trilhões trilyon
+          трлн триллион триллиона триллионов трилион трилиона трилиони
+        |18 trillionen trillón trillones triljoen trylion tryliony trylionów trilione trilioni
+          trilião triliões""",
+    "de": "9 mia|12 billion|18 trillion",
+    "es": "3 mil|12 billon",
+    "fr": "12 billion billions|18 trillion trillions",
+    "pt": "3 mil",
+    "tr": "3 bin",
+}
+"""Powers of ten with their words: in any language, and where a language differs. Those of 0 mean a
+thousand or a billion in one language, and something else in others."""
 _YES = """yes y true t 1 on x ✓ ✔ ☑ checked ja j wahr oui vrai sí verdadero sim verdadeiro vero waar tak prawda
-    evet doğru да истина вярно はい 有り あり 有 是 真"""
-_NO = """no n false f 0 off ✗ ✘ ☐ unchecked nein falsch non faux falso não nee neen onwaar nie fałsz hayır yanlış
-    нет не ложь невярно いいえ 無し なし 無 无 否 假 偽"""
+    evet doğru var да истина вярно има есть имеется はい 有り あり 有 是 真"""
+_NO = """no n false f 0 off ✗ ✘ ☐ unchecked nein falsch non faux falso não nee neen onwaar nie fałsz hayır yanlış yok
+    няма отсутствует нет не ложь невярно いいえ 無し なし 無 无 否 假 偽"""
 
 
 def named(text: str) -> str:
@@ -121,6 +151,17 @@ def _months() -> dict[str, int]:
                 if language == "en":
                     by_name |= {name[:end]: number for end in range(3, len(name))}
     return by_name
+
+
+@lru_cache
+def scales(language: str) -> dict[str, int]:
+    """The powers of ten by their words, as a language or, without one, most of them have them."""
+    by_word: dict[str, int] = {}
+    for lines in (_SCALES[""], _SCALES.get(language, "") if language else ""):
+        for line in filter(None, lines.split("|")):
+            power, *names = line.split()
+            by_word |= dict.fromkeys(map(plain, names), int(power))
+    return by_word
 
 
 @lru_cache

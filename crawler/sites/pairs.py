@@ -7,6 +7,7 @@ same form.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
@@ -14,7 +15,8 @@ from typing import NamedTuple
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.fetch.budget import Budget
-from crawler.sites.words import LARGE, MAX_STRING, excerpt, joined, own_text, words
+from crawler.sites.noise import DATE, are_noise, is_noise, is_remark
+from crawler.sites.words import LARGE, MAX_STRING, MAX_TEXT, excerpt, joined, own_text, words
 
 MAX_FIELDS, MAX_KEY = 2_000, 200
 MAX_TABLES, MAX_COLUMNS, MAX_ROWS, MAX_CELLS = 100, 50, 1_000, 20_000
@@ -32,17 +34,19 @@ Grid = list[list[Cell]]
 Look = tuple[str | None, ...]
 """What tells labels from values, of whatever kind it is."""
 
-_LABELLED = re.compile(r"([^:]{1,60}):\s+(\S.{0,499})")
+_LABELLED = re.compile(r"([^:：]{1,60})(?::\s+|：\s*)(\S.{0,499})")
 _LETTER = re.compile(r"[^\W\d_]")
 _DIGIT = re.compile(r"\d")
-_DAY = r"\d{1,4}[-./]\d{1,2}[-./]\d{2,4}|\d{1,2}\.? [^\W\d]{3,12}\.?,? \d{4}|[^\W\d]{3,12}\.? \d{1,2},? \d{4}"
-_DATE = re.compile(
-    rf"(?:[^\W\d]{{2,12}}\.?,? )?(?:{_DAY})(?:,? ?\d{{1,2}}:\d{{2}}.{{0,10}}| ?[^\W\d]{{1,5}}\.)?"
-)
 _NAMED = re.compile(r"label|lbl|caption|field-?name|\bkey\b", re.IGNORECASE)
+_VALUED = re.compile(
+    r"(?:^|[\s_-])(?:value|val|number|count|amount|figure|data)(?:$|\s)", re.IGNORECASE
+)
+_DASH = re.compile(r"[:：\s]*(?:[–—=|•·-](?:\s+|\Z))?")
+"""What stands between a label and its value and belongs to neither."""
 _LABELS = (
-    "b, strong, label, [class*=label i], :first-child"
-    ":not(td, :only-child, th, li, tr, a, h1, h2, h3, dt, dd, legend, code, kbd, input, :has(div, ul, table))"
+    ":not(a) > b, :not(a) > strong, label, [class*=label i], :first-child"
+    ":not(td, :only-child, th, li, tr, a, h1, h2, h3, dt, dd, legend, code, kbd, input, thead, tbody, br, wbr"
+    ", img, blockquote, :has(div, ul, table))"
 )
 """Elements that may be labels: those that say so, and the first of several in an element.
 
@@ -90,7 +94,11 @@ def read(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Pair], list[Grid]
         if len(rows) == 2 and not beside.holds(rows[0][0][2]):
             found += _zipped(rows[0], rows[1])
     found += _list_pairs(tree, beside, budget)
-    return (found + inline)[:MAX_FIELDS], headed
+    found += inline
+    if plain_pairs := list(_plain_pairs(tree, beside, budget)):
+        known = {(name.rstrip(": "), value) for name, value in found}
+        found += [pair for pair in plain_pairs if pair not in known]
+    return found[:MAX_FIELDS], headed
 
 
 class _Beside:
@@ -135,7 +143,7 @@ def is_label(text: str, most_words: int = MAX_WORDS) -> bool:
         return True
     if "@" in name or not (letters := len(_LETTER.findall(name))):
         return False
-    return letters > len(_DIGIT.findall(name)) and not _DATE.fullmatch(name)
+    return letters > len(_DIGIT.findall(name)) and not DATE.fullmatch(name)
 
 
 def _is_prose(text: str) -> bool:
@@ -150,12 +158,10 @@ def _is_plausible(name: str, value: str) -> bool:
     """Whether two texts that nothing marks can be a label and its value."""
     if not value or len(value) > MAX_UNMARKED or value.endswith(":"):
         return False
-    return is_label(name) and not _is_prose(value)
-
-
-def _are_news(pairs: list[Pair]) -> bool:
-    """Whether these are headlines, each with its day."""
-    return len(pairs) > 1 and all(_DATE.fullmatch(value) for _, value in pairs if value)
+    if not is_label(name) or _is_prose(value) or is_noise(name, value):
+        return False
+    inner = _LABELLED.fullmatch(value) if ":" in value else None  # a value with a label of its own
+    return not inner or not is_label(inner[1])
 
 
 def grids(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Grid], list[Grid]]:
@@ -230,7 +236,10 @@ def _cells(row: LexborNode, large: bool, budget: Budget) -> list[Cell]:
                 text = joined(text)[:MAX_STRING]
             else:
                 text = " ".join(text.split())[:MAX_STRING]
-            found.append((tag, text, cell))
+            if text == ":" and found:  # of the label before it
+                found[-1] = (found[-1][0], f"{found[-1][1]}:", found[-1][2])
+            else:
+                found.append((tag, text, cell))
     return found
 
 
@@ -364,18 +373,25 @@ def _is_plain_head(head: list[Cell], below: list[Cell]) -> bool:
 def _marked_pairs(row: list[Cell]) -> list[Pair] | None:
     """The pairs of a row with a head cell or a colon for each, or None."""
     row = [cell for cell in row if cell[1]] if len(row) % 2 else row
-    inside = [match for _, text, _ in row if ": " in text and (match := _LABELLED.fullmatch(text))]
+    inside = [found for _, text, node in row if ": " in text and (found := _in_cell(text, node))]
     if inside and len(inside) == sum(bool(text) for _, text, _ in row):
-        return [
-            (match[1], match[2])
-            for match in inside
-            if is_label(match[1]) and not _is_prose(match[2])
-        ]
+        return [pair for found in inside for pair in found if is_label(pair[0])]
     if len(row) % 2 or not all(
         tag == "th" or text.endswith(":") or not text for tag, text, _ in row[::2]
     ):
         return None
     return [pair for pair in _both(row) if pair[1] and is_label(pair[0], MAX_WORDS_MARKED)]
+
+
+def _in_cell(text: str, cell: LexborNode) -> list[Pair]:
+    """The pairs of a cell with `Label: value`, or with lines of them."""
+    first = _past_space(cell.child)
+    if text.count(": ") > 1 and first is not None and first.is_text_node:
+        _, pairs = _in_lines(cell, first)
+        if pairs:
+            return pairs
+    found = _LABELLED.fullmatch(text)
+    return [(found[1], found[2])] if found and not _is_prose(found[2]) else []
 
 
 def _placed_pairs(rows: Grid) -> list[Pair]:
@@ -391,7 +407,7 @@ def _placed_pairs(rows: Grid) -> list[Pair]:
             if not all(_is_link(node) for _, text, node in row if text)
             for pair in _both(row)
         ]
-        return [] if _are_news(pairs) else [pair for pair in pairs if _is_plausible(*pair)]
+        return [] if are_noise(pairs) else [pair for pair in pairs if _is_plausible(*pair)]
     return list(_zipped(*rows)) if len(rows) == 2 and width > 2 and _is_plain_head(*rows) else []
 
 
@@ -417,7 +433,7 @@ def _list_pairs(tree: LexborHTMLParser, beside: _Beside, budget: Budget) -> Iter
                 name = excerpt(node)
                 continue
             value = excerpt(node)
-            is_answer = name.endswith("?") and _is_prose(value)
+            is_answer = name.endswith("?") and (name.count(" ") > 2 or _is_prose(value))
             if value and not is_answer and is_label(name, MAX_WORDS_MARKED):
                 yield name, value
 
@@ -433,41 +449,58 @@ class _Found(NamedTuple):
 
 def _inline(tree: LexborHTMLParser, beside: _Beside, budget: Budget) -> tuple[list[Pair], set[int]]:
     """The pairs such as `<b>Owner:</b> Jane Roe<br>`, and the cells of tables that hold some."""
-    found: list[_Found] = []
-    cells: list[int] = []
+    found: list[tuple[_Found, LexborNode]] = []
+    likely: Counter[object] = Counter()
     seen: set[int] = set()
     budget.check(len(tree.raw_html))
     for label in tree.body.css(_LABELS)[:MAX_FIELDS] if tree.body else ():
         budget.check()
-        if label.mem_id in seen:
+        if label.child is None or label.mem_id in seen:
             continue
-        pairs = list(_run(label, seen, budget))
-        if pairs and not beside.holds(label):
-            found += pairs
-            cells += [_cell_of(label)] * len(pairs)
+        for pair in _run(label, seen, budget):
+            found.append((pair, label))
+            if pair.form and _is_plausible(pair.name, pair.value):
+                likely[pair.form] += 1
+    # Most pages have none: only what can be a pair is asked where it lies.
+    found = [
+        (pair, label)
+        for pair, label in found
+        if (not pair.form or likely[pair.form] > 1) and not beside.holds(label)
+    ]
+    found = _without_noise(found)
     forms: dict[object, list[Pair]] = {}
-    for pair in found:
+    for pair, _ in found:
         if pair.form:
             forms.setdefault(pair.form, []).append((pair.name, pair.value))
     good = {form for form, pairs in forms.items() if _are_pairs(pairs)}
-    kept = [
-        (pair, cell)
-        for pair, cell in zip(found, cells, strict=True)
-        if not pair.form or pair.form in good
-    ]
-    taken = {cell for _, cell in kept if cell}
+    kept = [(pair, label) for pair, label in found if not pair.form or pair.form in good]
+    taken = {cell for _, label in kept if (cell := _cell_of(label))}
     return [
         (name, value)
         for (name, value, form), _ in kept
-        if value and (not form or _is_plausible(name, value))
+        if value and (_is_plausible(name, value) if form else is_label(name, MAX_WORDS_MARKED))
     ], taken
+
+
+def _without_noise(found: list[tuple[_Found, LexborNode]]) -> list[tuple[_Found, LexborNode]]:
+    """What is left without lists that are noise: another part of the page may have their form."""
+    lists: dict[object, list[Pair]] = {}
+    places: list[object] = []
+    for (name, value, form), label in found:
+        box = label.parent and label.parent.parent
+        places.append((form, box.mem_id if box else 0) if form else None)
+        lists.setdefault(places[-1], []).append((name, value))
+    noise = {
+        place for place, pairs in lists.items() if place and len(pairs) > 2 and are_noise(pairs)
+    }
+    return [one for one, place in zip(found, places, strict=True) if place not in noise]
 
 
 def _are_pairs(pairs: list[Pair]) -> bool:
     """Whether what has the same form is labels and values: several of them, and most of them
     plausible."""
     likely = sum(_is_plausible(*pair) for pair in pairs)
-    return likely > 1 and 2 * likely > len(pairs) and not _are_news(pairs)
+    return likely > 1 and 2 * likely > len(pairs) and not are_noise(pairs)
 
 
 def _cell_of(node: LexborNode) -> int:
@@ -485,17 +518,24 @@ def _cell_of(node: LexborNode) -> int:
 def _run(first: LexborNode, seen: set[int], budget: Budget) -> Iterator[_Found]:
     """The pairs that begin with a label and those beside it that look the same."""
     inner = first
-    while _is_alone(first) and (outer := first.parent) and outer.tag in _WRAPPERS:
+    while _is_alone(first):
+        outer = first.parent
+        if outer is None or outer.tag not in _WRAPPERS:
+            return
         first = outer
-    if (
-        first.tag in ("td", "th")
-        or _is_alone(first)
-        or (first is not inner and first.mem_id in seen)
-    ):
+    if first.tag in ("td", "th") or (first is not inner and first.mem_id in seen):
         return
-    names = inner.attributes.get("class")
-    named = "label" in (first.tag, inner.tag) or bool(names and _NAMED.search(names[:MAX_KEY]))
-    if not named and _is_in_prose(first, inner):
+    names = (inner.attributes.get("class") or "")[:MAX_KEY]
+    named = "label" in (first.tag, inner.tag) or bool(_NAMED.search(names))
+    is_value = not named and _VALUED.search(names)
+    below = _past_space(first.next) if is_value else first
+    if is_value and below is not None and below.tag == "br":
+        below = _past_space(below.next)
+    if (named or is_value) and below is not None and (above := _value_above(below)):
+        seen |= {first.mem_id, below.mem_id}
+        yield _Found(excerpt(below), above, None)
+        return
+    if is_value or (not named and _is_in_prose(first, inner)):
         return
     kind = _kind(first)
     form = (kind, first.parent and first.parent.tag)
@@ -504,6 +544,18 @@ def _run(first: LexborNode, seen: set[int], budget: Budget) -> Iterator[_Found]:
         if not (_is_link(first) and _is_link(twin)):
             yield _Found(excerpt(first), excerpt(twin), form)
         return
+    is_bold = kind[0] == "b" or inner.tag in _BOLD
+    yield from _labels(first, named, is_bold, form, seen, budget)
+
+
+def _labels(
+    first: LexborNode,
+    named: bool,
+    is_bold: bool,
+    form: tuple[Look, object],
+    seen: set[int],
+    budget: Budget,
+) -> Iterator[_Found]:
     label: LexborNode | None = first
     while label is not None:
         budget.check()
@@ -511,9 +563,13 @@ def _run(first: LexborNode, seen: set[int], budget: Budget) -> Iterator[_Found]:
         name = excerpt(label)
         if not 0 < len(name) <= MAX_KEY:
             return
-        value, following = _behind(label, kind, budget)
-        marked = named or name.endswith(":") or value.startswith(":")
-        value = value.lstrip(": ")[:MAX_STRING]
+        marked = named or name.endswith((":", "："))
+        if not marked and not is_bold and not is_label(name):
+            yield _Found(name, name, form)  # what follows need not be read
+            return
+        value, following = _behind(label, form[0], budget)
+        marked = marked or (is_bold and value.startswith((":", "：")))
+        value = _DASH.sub("", value, count=1)[:MAX_STRING]
         if (before := _text_before(label)).endswith(":"):
             name, value, marked = joined(before[-MAX_KEY:]), name, True
         if marked and is_label(name, MAX_WORDS_MARKED):
@@ -521,6 +577,17 @@ def _run(first: LexborNode, seen: set[int], budget: Budget) -> Iterator[_Found]:
         elif value and not marked:
             yield _Found(name, value, form)
         label = following
+
+
+def _value_above(label: LexborNode) -> str:
+    """The value before the last element of a box, where their classes say which is which."""
+    value = _before(label)
+    if value is not None and value.tag == "br":
+        value = _before(value)
+    if value is None or not value.is_element_node or _past_space(label.next) is not None:
+        return ""
+    names = [(node.attributes.get("class") or "")[:MAX_KEY] for node in (label, value)]
+    return excerpt(value) if _NAMED.search(names[0]) and _VALUED.search(names[1]) else ""
 
 
 def _is_in_prose(first: LexborNode, inner: LexborNode) -> bool:
@@ -532,13 +599,16 @@ def _is_in_prose(first: LexborNode, inner: LexborNode) -> bool:
     )
     before = _text_before(first)
     if first.tag in _BOLD or inner.tag in _BOLD:
+        if not before:
+            return False
         has_colon = (
             before.endswith(":")
             or after.lstrip().startswith(":")
             or own_text(inner).rstrip().endswith(":")
         )
-        return bool(before) and not has_colon
-    return bool(before) or (bool(after.strip()) and not excerpt(first).endswith(":"))
+        return not has_colon
+    has_words = after.strip() and not after.lstrip().startswith(":")
+    return bool(before) or (bool(has_words) and not excerpt(first).endswith(":"))
 
 
 def _text_before(node: LexborNode) -> str:
@@ -557,12 +627,17 @@ def _is_alone(node: LexborNode) -> bool:
     """Whether an element is all that is in the one around it."""
     if _past_space(node.next) is not None:
         return False
+    return _before(node) is None
+
+
+def _before(node: LexborNode) -> LexborNode | None:
+    """The node before another one that is not only white space or a comment."""
     before = node.prev
     while before is not None and (
         before.is_comment_node or (before.is_text_node and before.is_empty_text_node)
     ):
         before = before.prev
-    return before is None
+    return before
 
 
 def _twin(first: LexborNode, kind: Look) -> LexborNode | None:
@@ -613,3 +688,147 @@ def _value(lines: list[list[str]]) -> str:
         if text:
             found.append(text)
     return joined("\0".join(found))
+
+
+# Lines of plain text.
+
+_PLAIN = "p, li, pre, div:not(:has(div, p, ul, table, dl))"
+_INLINE = frozenset({"b", "strong", "span", "em", "i", "font", "a", "u", "small", "time", "bdi"})
+_DRESS = frozenset({"span", "font", "em", "i", "small", "u"})
+_LEADERS = re.compile(r"(?:\s?\.){2,}\s?\Z")
+_MAX_COLON = 70
+"""Characters of a line in which its colon is looked for."""
+
+
+class _Lines:
+    """The pairs of elements that follow each other and are alike."""
+
+    def __init__(self, first: LexborNode) -> None:
+        self.pairs: list[Pair] = []
+        self.first = self.last = first
+
+
+def _plain_pairs(tree: LexborHTMLParser, beside: _Beside, budget: Budget) -> Iterator[Pair]:
+    """The pairs such as `<li>Owner: Jane Roe</li>` and `<li>Owner <b>Jane Roe</b></li>`, where
+    several follow each other."""
+    runs: list[_Lines] = []
+    by_last: dict[tuple[int, object], _Lines] = {}
+    budget.check(len(tree.raw_html))
+    for node in tree.body.css(_PLAIN)[:MAX_FIELDS] if tree.body else ():
+        first = node.child
+        if first is None or (first.is_element_node and first.tag not in _DRESS):
+            continue
+        if not first.is_text_node or first.is_empty_text_node:
+            first = _past_space(first)
+            if first is None or (first.is_element_node and first.tag not in _DRESS):
+                continue
+        text = (first.text_content or "") if first.is_text_node else _dressed_label(first, budget)
+        has_colon = text.find(":", 0, _MAX_COLON) >= 0 or "：" in text[:_MAX_COLON]
+        if not has_colon and (not text or len(text) > MAX_LABEL):
+            continue
+        budget.check()
+        if has_colon:
+            form, pairs = _in_lines(node, first)
+        else:
+            form, pairs = _before_value(node, first, text)
+        if form is None:
+            continue
+        before = _before(node)
+        run = by_last.pop((before.mem_id, form), None) if before is not None else None
+        if run is None:
+            run = _Lines(node)
+            runs.append(run)
+        run.pairs += pairs
+        run.last = node
+        by_last[node.mem_id, form] = run
+    for run in runs:
+        if _is_record(run) and not beside.holds(run.first):
+            yield from run.pairs
+
+
+def _dressed_label(first: LexborNode, budget: Budget) -> str:
+    """The text of an element with a colon behind it."""
+    budget.check()
+    after = first.next
+    if after is None or not after.is_text_node:
+        return ""
+    return f"{excerpt(first)}:" if (after.text_content or "").lstrip().startswith(":") else ""
+
+
+def _is_record(run: _Lines) -> bool:
+    """Whether lines are of a record: three or more, or all that is in a box, and each label once."""
+    names = {name for name, _ in run.pairs}
+    if len(names) < 2 or 4 * len(names) < 3 * len(run.pairs) or are_noise(run.pairs):
+        return False
+    return len(names) > 2 or (_before(run.first) is None and _past_space(run.last.next) is None)
+
+
+def _in_lines(node: LexborNode, first: LexborNode) -> tuple[object | None, list[Pair]]:
+    """The form of an element's lines, if they have labels, and their pairs: a label may have no
+    value."""
+    tag = node.tag
+    if tag == "pre":
+        if first.next is not None:
+            return None, []
+        text = (first.text_content or "")[:MAX_TEXT]
+        pairs = _labelled([" ".join(line.split()) for line in text.split("\n")])
+        return (None, []) if pairs is None else (tag, pairs)
+    lines: list[list[str]] = [[]]
+    part: LexborNode | None = first
+    for _ in range(MAX_SIBLINGS * MAX_LINES):
+        if part is None:
+            break
+        if part.is_text_node:
+            lines[-1].append((part.text_content or "")[:MAX_STRING])
+        elif (inner := part.tag) == "br":
+            lines.append([])
+        elif inner in _INLINE:
+            lines[-1].append(excerpt(part))
+        elif not part.is_comment_node:
+            return None, []
+        part = part.next
+    pairs = _labelled([joined("\0".join(line)) for line in lines])
+    return (None, []) if pairs is None else (tag, pairs)
+
+
+def _before_value(
+    node: LexborNode, first: LexborNode, text: str
+) -> tuple[object | None, list[Pair]]:
+    """The same of an element with a label as text, and its value in one element behind it."""
+    value = first.next
+    if value is None or (tag := value.tag) not in _INLINE or _past_space(value.next) is not None:
+        return None, []
+    pair = joined(text), excerpt(value)
+    if not is_label(pair[0]) or (pair[1] and not _is_plausible(*pair)):
+        return None, []
+    return (node.tag, tag), [pair] if pair[1] else []
+
+
+def _labelled(lines: list[str]) -> list[Pair] | None:
+    """The pairs of lines such as `Owner: Jane Roe`, each with the lines below it up to the next; None
+    if there are others."""
+    pairs: list[tuple[str, list[str]]] = []
+    is_open = False
+    for line in lines:
+        found = _LABELLED.fullmatch(line)
+        name = _LEADERS.sub("", found[1] if found else line[:MAX_LABEL]).rstrip(" :：")
+        if found and is_label(name) and not is_remark(name) and not _is_sentence(found[2]):
+            pairs.append((name, [found[2]]))
+        elif line.endswith((":", "：")) and is_label(line):
+            pairs.append((name, []))
+        elif line and (not is_open or found or _is_sentence(line)):
+            return None
+        elif line and len(pairs[-1][1]) < MAX_LINES:
+            pairs[-1][1].append(line)
+        is_open = bool(line and pairs)
+    if not pairs:
+        return None
+    return [(name, " ".join(values)) for name, values in pairs if values]
+
+
+def _is_sentence(text: str) -> bool:
+    """Whether a text behind a colon is said, not a value."""
+    parts = text.split()
+    if len(parts) < 3 or text[-1] not in ".!?…":
+        return _is_prose(text)
+    return 2 * sum(part.islower() for part in parts) >= len(parts)

@@ -7,126 +7,310 @@ import re
 import unicodedata
 from datetime import date
 
-from crawler.sites.locales import ANY, Locale, answers, month, plain
+from crawler.sites.locales import ANY, Locale, answers, month, plain, scales
 
 MAX_DIGITS, MAX_ANSWER = 30, 20
+MAX_SCALES, MAX_PARTS = 3, 8
+"""Words such as thousand in a row, and parts that add up to one amount."""
 
 # Signs that mean the same as an ASCII one, and marks that no reader sees.
+_NO_BREAK = "\u00a0"
 _SAME = str.maketrans(
     {
-        **dict.fromkeys("\u00a0\u2007\u2008\u2009\u200a\u202f\u205f\u3000", " "),
+        **dict.fromkeys("\u2007\u2008\u2009\u200a\u202f\u205f", _NO_BREAK),
+        "\u3000": " ",
         **dict.fromkeys("’ʼ＇٬", "'"),
-        **dict.fromkeys("\u2212\u2013\ufe63－", "-"),
+        **dict.fromkeys("\u2010\u2011\u2012\u2212\ufe63－", "-"),
         **dict.fromkeys(
             "\u00ad\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
         ),
-        **dict(zip("，．٫／（）＄￥", ",../()$¥", strict=True)),
+        **dict(zip("，．٫／（）＄￥＋", ",../()$¥+", strict=True)),
     }
 )
 _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
+_ONE_SIGN_FRACTION = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
 
 # Numbers.
 
 _SIGNS = "$€£¥₽₹₺₩₪₴₫₱฿₸₼₾"
-_CURRENCY = rf"(?:[A-Z]{{0,3}}[{_SIGNS}]\s?|[A-Z]{{3}}\s)?"
+_NAMED_MONEY = r"(?:лв|лева|руб|zł|kr|Kč|Ft|TL|Rs|Fr|lei)\b\.?"
+_CODES = (
+    "AED|ARS|AUD|BGN|BRL|BYN|CAD|CHF|CLP|CNY|COP|CZK|DKK|EUR|GBP|HKD|HUF|ILS|INR|JPY|KRW|KZT"
+    "|MXN|NOK|NZD|PLN|RON|RSD|RUB|SAR|SEK|SGD|THB|TRY|UAH|USD|ZAR"
+)
+_CURRENCY = rf"(?:[A-Z]{{0,3}}[{_SIGNS}]\s?|[A-Z]{{3}}\s|{_NAMED_MONEY}\s?)?"
+_MONEY_BEHIND = rf"\s?(?:[{_SIGNS}]|(?:{_CODES})\b|{_NAMED_MONEY}|[円圓圆元원])"
+_MONEY = re.compile(_MONEY_BEHIND)
+_MONEY_BEFORE = re.compile(rf"(?:[{_SIGNS}]|\b(?:{_CODES})|\b{_NAMED_MONEY})\s?\Z")
 _NUMBER, _SPACED = (
     re.compile(
         rf"[1-9]\d{{0,2}}([{parted}])\d{{3}}(?!\d)(?:\1\d{{3}}(?!\d))*(?:[.,]\d+)*|\d+(?:[.,]\d+)*",
         re.ASCII,
     )
-    for parted in ("'", "' ")
+    for parted in (f"'_{_NO_BREAK}", f"'_{_NO_BREAK} ")
 )
+_NO_GROUPS = str.maketrans(dict.fromkeys(f"'_ {_NO_BREAK}"))
 _COMMAS = re.compile(r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}")
 _DOTS = re.compile(r"[1-9]\d{0,2}(?:\.\d{3})+")
 _MAX_BEFORE = 12
 """Characters before a number in which its sign is looked for."""
 _POINT = re.compile(r"(?<![\w.,])[.,]\Z")
 # A dash behind a letter or a digit joins ("unit-2"), and one between spaces parts ("Price - 500").
-_MINUS = re.compile(rf"(?:(?<![^\W_])-{_CURRENCY}|(?:^|[(:=])\s?-\s{_CURRENCY})\Z")
-_OPEN = re.compile(rf"\(\s?{_CURRENCY}\Z")
-_CLOSE = re.compile(rf"\s?[{_SIGNS}]?\)")
-_POWER = re.compile(r"(?<![^\W_])(?:[kcdm]?m|ft|yd|[кдсм]?м)\s?\Z", re.IGNORECASE)
-_AFTER_SIGN = re.compile(rf"[{_SIGNS}]\s?\Z")
-_LETTERS = re.compile(r"\s?(?:(k)|(m)|(b))\b", re.IGNORECASE)
+_MINUS = re.compile(
+    rf"(?:(?<![^\W_])[-–]{_CURRENCY}|(?:^|[(:=])\s?[-–]\s{_CURRENCY}"
+    r"|\b(?i:minus|минус|moins|menos|meno)\s)\Z"
+)
+# Of 2019- nobody can tell whether it is less than nothing or the beginning of a time.
+_MINUS_BEHIND = re.compile(rf"-(?:{_MONEY_BEHIND})?\s*\Z")
+_YEAR = re.compile(r"(?:19|20)\d\d")
+# Only a text that is all in brackets is less than nothing: "Reviews (125)" and "(2) rooms" count.
+_OPEN = re.compile(rf"(?:^|[:=])\s*{_CURRENCY}\(\s?{_CURRENCY}\Z")
+_CLOSE = re.compile(rf"(?:{_MONEY_BEHIND})?\s?\)(?:{_MONEY_BEHIND})?\s*\Z")
+_NO_CENTS = re.compile(r"[.,](?:[-–—]|$)")
+_POWER = re.compile(r"(?<![^\W_])(?:[kcdm]?m|ft|yd|co|[кдсм]?м)(\s?)\Z", re.IGNORECASE)
+_MORE_DIGITS = re.compile(r"[.,]?\d")
+_EXPONENT = re.compile(r"(?:e[+-]?|E[+-])\d{1,3}(?!\w)")
+_FRACTION = re.compile(r"(\d{1,3})([/⁄])(\d{1,3})(?![\d/.,])", re.ASCII)
+_FRACTION_BEHIND = re.compile(rf"[ {_NO_BREAK}-]{{1,2}}{_FRACTION.pattern}", re.ASCII)
+_PARTS_OF_ONE = frozenset({2, 3, 4, 8, 16, 32, 64})
+_OTHER_POINT = re.compile(r"[·˙_]\d|E\d{1,3}(?!\w)")
+_PHONE = re.compile(r"\d{1,3}[ ()/-](?:[ ()/-]*\d){8}(?:[ ()/-]*\d)*(?![.,]\d)", re.ASCII)
+_RANGE = re.compile(r"\s?(?:[-–—~～〜]|(?:to|bis|до|à|a|do|tot|até|al)\s)\s?", re.IGNORECASE)
+_LETTERS = re.compile(r"\s?(?:(k)|(m|mm|mn)|(b)|tn|(?-i:(?<=\d)T))\b", re.IGNORECASE)
 _LETTERS_BEFORE = re.compile(
-    rf"\s?(?:([Kk])|(M)|(B))\s?(?:[{_SIGNS}]|(?:EUR|USD|GBP|CHF|BGN|PLN|RUB)\b)"
+    rf"\s?(?:([Kkк])|(M|Mn)|(B|Mds?)|(T))\s?(?:[{_SIGNS}]|(?:{_CODES})\b|руб\b)"
 )
-_WORDS = re.compile(
-    r"""\s?(?:
-        (thousand|tausend|tsd|tys|тыс|тысяч[аи]?|хил|хиляди)
-        |(mio|mln|million|millions|millionen|millones|millón|milhão|milhões|milione|milioni|miljoen|milyon|milion[aóyw]{0,2}
-          |млн|миллион(?:а|ов)?|милион(?:а|и)?)
-        |(bn|billion|mrd|mld|milliarde?n?|milliards?|miliardi?|miliard[óyw]{0,2}|miljard|milyar
-          |млрд|миллиард(?:а|ов)?|милиард(?:а|и)?)
-    )\b""",
-    re.IGNORECASE | re.VERBOSE,
-)
-_EAST = re.compile(r"\s?([万萬만億亿억])\s?")
+_RUPEES = re.compile(r"(?:₹|\bRs\.?|\bINR)\s?\Z")
+_RUPEES_BEHIND = re.compile(r"\s?(?:(L|lac)|(Cr))s?\b\.?", re.IGNORECASE)
+_WORD = re.compile(r"\s?([^\W\d_]{2,12})\b\.?")
+_AND = re.compile(r",?\s(?:(?:and|und|и|y|e|et|i|en|ve)\s)?", re.IGNORECASE)
+_TENS = {"十": 1, "십": 1, "百": 2, "백": 2, "千": 3, "仟": 3, "천": 3}
+_MYRIADS = {"万": 4, "萬": 4, "만": 4, "億": 8, "亿": 8, "억": 8, "兆": 12, "조": 12}
+_EAST = re.compile(rf"\s?([{''.join(_TENS)}]*)([{''.join(_MYRIADS)}]?)")
+_EAST_END = re.compile(r"(?=[円圓圆元원人名명戸户個个株坪余多台件])|(?![^\W\d_])")
+
+
+class _Unclear(Exception):
+    """A number of which nobody can tell how much it is."""
 
 
 def number(text: str, locale: Locale = ANY) -> int | float | None:
     """The first number in a text: `$1,234.50`, `1 234,50 €`, `(12)` for -12; `1,2 Mio. €` is
     1200000."""
     text = _ascii(text)
-    for found in (_SPACED if locale.spaced else _NUMBER).finditer(text):
-        begin, end = found.span()
+    if locale.spaced:
+        text = text.replace(_NO_BREAK, " ")
+    pattern = _SPACED if locale.spaced else _NUMBER
+    end = 0
+    while found := pattern.search(text, end):
+        begin = found.start()
         left = max(0, begin - _MAX_BEFORE)
-        if found[0] in ("2", "3") and _POWER.search(text, left, begin):
-            continue  # of m2, which counts nothing
-        written = found[0]
-        if point := _POINT.search(text, left, begin):
-            begin, written = point.start(), f"0{point[0]}{written}"
-        value = _value(written, locale)
-        if value is None:
+        if text[begin] in "23" and (unit := _POWER.search(text, left, begin)):
+            end = begin + 1
+            if not _MORE_DIGITS.match(text, end) and (not unit[1] or len(found[0]) == 1):
+                continue  # of m2, which counts nothing
+            if found[0][1:2] in (" ", _NO_BREAK):
+                return None  # of "m 2 500" nobody can tell what it counts
+        try:
+            return _amount(text, found, left, locale)
+        except _Unclear:
             return None
-        value = _scaled(value, text, begin, end, locale)
-        brackets = _OPEN.search(text, left, begin) and _CLOSE.match(text, end)
-        return -value if brackets or _MINUS.search(text, left, begin) else value
     return None
 
 
 def _ascii(text: str) -> str:
-    """A text with digits, spaces, dashes and apostrophes of one kind each."""
+    """A text with digits, dashes and apostrophes of one kind each, and spaces of two."""
     if text.isascii():
         return text
+    text = _ONE_SIGN_FRACTION.sub(lambda one: f" {unicodedata.normalize('NFKC', one[0])}", text)
     return _OTHER_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text.translate(_SAME))
 
 
-def _value(written: str, locale: Locale) -> int | float | None:
-    whole = written.replace("'", "").replace(" ", "")
+def _amount(text: str, found: re.Match[str], left: int, locale: Locale) -> int | float:
+    """A number with what stands before and behind it: its sign, fractions and thousands."""
+    begin, end = found.span()
+    if not locale.spaced and (longer := _SPACED.match(text, begin)):
+        # In English a space parts two numbers, but not those of one sum of money.
+        is_money = _MONEY_BEFORE.search(text, left, begin) or _MONEY.match(text, longer.end())
+        end = longer.end() if is_money else end
+    if text[begin - 1 : begin] == "+" and _PHONE.match(text, begin):
+        raise _Unclear
+    written = text[begin:end]
+    if point := _POINT.search(text, left, begin):
+        begin, written = point.start(), f"0{point[0]}{written}"
+    if fraction := _FRACTION.match(text, begin):
+        value, end = _part_of_one(fraction, text), fraction.end()
+    else:
+        value = _value(written, locale, without_cents=bool(_NO_CENTS.match(text, end)))
+        value, end = _scaled(value, text, begin, end, locale)
+    if _MINUS_BEHIND.match(text, end):
+        if _YEAR.fullmatch(written):
+            raise _Unclear
+        return -value
+    brackets = _OPEN.search(text, left, begin) and _CLOSE.match(text, end)
+    return -value if brackets or _MINUS.search(text, left, begin) else value
+
+
+def _part_of_one(fraction: re.Match[str], text: str) -> int | float:
+    """The value of ½ and of `1/2 acre`; of 4/5, as of other texts with two numbers, the first."""
+    above, below = int(fraction[1]), int(fraction[3])
+    if fraction[2] == "⁄" and below:
+        return above / below
+    if not 0 < above < below or below not in _PARTS_OF_ONE:
+        return above
+    if not _WORD.match(text, fraction.end()):
+        raise _Unclear  # a half, or one of two
+    return above / below
+
+
+def _value(written: str, locale: Locale, without_cents: bool) -> int | float:
+    whole = written.translate(_NO_GROUPS)
     grouped = whole != written
     if len(whole) - whole.count(".") - whole.count(",") > MAX_DIGITS:
-        return None
+        raise _Unclear
     comma, dot = whole.rfind(","), whole.rfind(".")
     if comma >= 0 and dot >= 0:
         groups, decimal = (",", ".") if dot > comma else (".", ",")
         first, _, rest = whole.partition(decimal)
         pattern = _COMMAS if groups == "," else _DOTS
-        well_formed = pattern.fullmatch(first) and rest.isdigit() and not grouped
-        return float(f"{first.replace(groups, '')}.{rest}") if well_formed else None
+        if not pattern.fullmatch(first) or not rest.isdigit() or grouped:
+            raise _Unclear
+        return float(f"{first.replace(groups, '')}.{rest}")
     if comma < 0 and dot < 0:
         return int(whole)
     separator, pattern, decimal = (",", _COMMAS, ".") if comma >= 0 else (".", _DOTS, ",")
-    if whole.count(separator) > 1 or (not grouped and (locale.decimal or ".") == decimal):
-        if pattern.fullmatch(whole):
-            return int(whole.replace(separator, ""))
-        if whole.count(separator) > 1:
-            return None
+    several = whole.count(separator) > 1
+    by_locale = not grouped and (locale.decimal or ".") == decimal
+    # Where a dash stands for the cents, as in 1.200,- the sign before it parted thousands.
+    if (several or by_locale or without_cents) and pattern.fullmatch(whole):
+        return int(whole.replace(separator, ""))
+    if several:
+        raise _Unclear
     return float(whole.replace(",", "."))
 
 
-def _scaled(value: int | float, text: str, begin: int, end: int, locale: Locale) -> int | float:
-    """A number with its thousands, millions or billions; of 1億2,000万 the parts are added."""
-    if east := _EAST.match(text, end):
-        power = 4 if east[1] in "万萬만" else 8
-        rest = _NUMBER.match(text, east.end())
-        smaller = _EAST.match(text, rest.end()) if rest and power > 4 else None
-        added = _value(rest[0], locale) if rest and smaller and smaller[1] in "万萬만" else None
-        return _times(value, power) + _times(added or 0, 4)
-    scale = _WORDS.match(text, end) or _LETTERS_BEFORE.match(text, end)
-    if not scale and _AFTER_SIGN.search(text, max(0, begin - 2), begin):
-        scale = _LETTERS.match(text, end)
-    return _times(value, 3 if scale[1] else 6 if scale[2] else 9) if scale else value
+def _scaled(
+    value: int | float, text: str, begin: int, end: int, locale: Locale
+) -> tuple[int | float, int]:
+    """A number with its fraction, exponent, or thousands, millions and billions; and its end."""
+    if end == len(text):
+        return value, end
+    if _OTHER_POINT.match(text, end):
+        raise _Unclear
+    if exponent := _EXPONENT.match(text, end):
+        power = int(exponent[0][1:])
+        if abs(power) > MAX_DIGITS:
+            raise _Unclear
+        raised = float(f"{value}e{power}")
+        return int(raised) if raised == int(raised) else raised, exponent.end()
+    if fraction := _FRACTION_BEHIND.match(text, end):
+        above, below = int(fraction[1]), int(fraction[3])
+        if isinstance(value, int) and 0 < above < below and below in _PARTS_OF_ONE:
+            return value + above / below, fraction.end()
+    if not text.isascii() and (east := _east(value, text, end, locale)):
+        return east
+    power, end = _power(text, begin, end, locale)
+    if power:
+        return _with_rest(value, power, text, end, locale)
+    if between := _RANGE.match(text, end):  # 3 – 5 million are no 3
+        other = _SPACED.match(text, between.end())
+        if other and (
+            _power(text, other.start(), other.end(), locale)[0]
+            or _east(1, text, other.end(), locale)
+        ):
+            raise _Unclear
+    return value, end
+
+
+def _power(text: str, begin: int, end: int, locale: Locale) -> tuple[int, int]:
+    """The power of ten that the words and letters behind a number name, and their end."""
+    total, unclear = 0, False
+    for _ in range(MAX_SCALES):
+        word = _WORD.match(text, end)
+        named = scales(locale.language).get(plain(word[1])) if word else None
+        if word and named is not None:
+            unclear = unclear or not named
+            total, end = total + (named or 3), word.end()
+        elif letter := _LETTERS_BEFORE.match(text, end):
+            if letter[4] and locale.language != "de":
+                raise _Unclear  # a thousand, or a million of millions
+            power = 3 if letter[1] or letter[4] else 6 if letter[2] else 9
+            return total + power, letter.end(letter.lastindex or 0)
+        else:
+            break
+        if unclear and total > 3:
+            unclear = False  # 2 mil millones are clear
+    if unclear:
+        raise _Unclear
+    if not total and _MONEY_BEFORE.search(text, max(0, begin - _MAX_BEFORE), begin):
+        before = max(0, begin - _MAX_BEFORE)
+        rupees = _RUPEES.search(text, before, begin) and _RUPEES_BEHIND.match(text, end)
+        if rupees:
+            return 5 if rupees[1] else 7, rupees.end()
+        if letter := _LETTERS.match(text, end):
+            return 3 if letter[1] else 6 if letter[2] else 9 if letter[3] else 12, letter.end()
+    return total, end
+
+
+def _with_rest(
+    value: int | float, power: int, text: str, end: int, locale: Locale
+) -> tuple[int | float, int]:
+    """Add what follows: 2 млн 500 тыс., and 1 млн 250 000 руб., where it is one sum of money."""
+    total = _times(value, power)
+    for _ in range(MAX_PARTS):
+        between = _AND.match(text, end)
+        rest = _SPACED.match(text, between.end()) if between else None
+        if not isinstance(value, int) or not rest or (more := _rest(rest, locale)) is None:
+            break
+        smaller, behind = _power(text, rest.start(), rest.end(), locale)
+        added = _times(more, smaller)
+        if added >= 10**power or (not smaller and not _MONEY.match(text, behind)):
+            break
+        total, power, end = total + added, smaller, behind
+        if not smaller:
+            break
+    return total, end
+
+
+def _east(
+    value: int | float, text: str, end: int, locale: Locale
+) -> tuple[int | float, int] | None:
+    """The number of 3万5000, 1億2,000万 and 5千万, and its end; the parts are added."""
+    total: int | float = 0
+    part: int | float = 0
+    below, ends = 10 ** (2 * MAX_DIGITS), 0
+    for _ in range(MAX_PARTS):
+        scale = _EAST.match(text, end)
+        tens = sum(_TENS[sign] for sign in scale[1]) if scale else 0
+        myriads = _MYRIADS.get(scale[2], 0) if scale else 0
+        if not scale or not tens + myriads:
+            break
+        if (not myriads or myriads == 12) and not _EAST_END.match(text, scale.end()):
+            break  # the beginning of a word
+        if value * 10 ** (tens if part else tens + myriads) >= below:
+            break
+        part += _times(value, tens)
+        if myriads:
+            total, part = total + _times(part, myriads), 0
+        below, ends = 10 ** (myriads or tens), scale.end()
+        rest = _NUMBER.match(text, ends + (text[ends : ends + 1] in (" ", _NO_BREAK)))
+        if not rest or (added := _rest(rest, locale)) is None:
+            break
+        value, end = added, rest.end()
+        further = _EAST.match(text, end)
+        is_last = not further or not any(further.groups())
+        is_one = rest.start() == ends or end == len(text) or _MONEY.match(text, end)
+        if is_last and is_one and value < below:
+            part, ends = part + value, end
+    return (total + part, ends) if ends else None
+
+
+def _rest(found: re.Match[str], locale: Locale) -> int | float | None:
+    """What a further number adds, if that is clear."""
+    try:
+        return _value(found[0], locale, without_cents=False)
+    except _Unclear:
+        return None
 
 
 def _times(value: int | float, power: int) -> int | float:
@@ -142,7 +326,7 @@ def integer(text: str, locale: Locale = ANY) -> int | None:
 
 # Dates.
 
-_NAME = r"([A-Za-zÀ-ɏ\u0300-\u036fЀ-ӿ]{3,16})"
+_NAME = r"([A-Za-zÀ-ɏ\u0300-\u036fЀ-ӿ]{2,16})"
 _ORDINAL = r"(?:st|nd|rd|th|er|e|[ºª°o]|-?(?:ви|ри|ти|ми|го|е))?"
 _BETWEEN = r"(?:\.?,?\s|[.,/-])"
 _DATES = (
@@ -169,7 +353,7 @@ def day(text: str, locale: Locale = ANY) -> str | None:
 
     Of 03/04/2026 the month is the first, unless it cannot be or the locale has it second.
     """
-    text = _ascii(text)
+    text = _ascii(text).replace("–", "-")
     found: list[tuple[int, str]] = []
     for pattern, places in _DATES:
         for match in pattern.finditer(text):

@@ -64,6 +64,8 @@ def excerpt(node: LexborNode) -> str:
     """The beginning of a node's words; unlike `words` it is cheap however much lies in nodes inside
     nodes."""
     first = node.child
+    if first and first.is_element_node and not first.next:
+        first = first.child  # mostly the text of a link or of bold words
     if first and first.is_text_node and not first.next:
         return " ".join((first.text_content or "")[:MAX_STRING].split())
     parts, size = [], 0

@@ -347,6 +347,107 @@ def _scrap(dice: random.Random) -> str:
     )
 
 
+_WARES = ("Oak table", "Garden hose", "Wool scarf", "Desk lamp", "Tea kettle", "Bike pump")
+_CLUBS = ("Rovers", "Lokomotiv", "Union", "Ajax", "Sparta", "Levski", "Boca", "Porto")
+_AGO = ("3 minutes ago", "an hour ago", "vor 4 Tagen", "преди 6 часа", "hace 2 días", "gestern")
+_OPINIONS = ("So true", "Not in my town", "Well said, neighbour", "Who pays for it", "Same here")
+
+
+def catalogue(dice: random.Random) -> str:
+    """Goods with their prices."""
+    sign = dice.choice(("£{}.50", "{},99 €", "{} лв.", "EUR {}.00", "{}.90"))
+    goods = [(ware, sign.format(dice.randint(3, 99))) for ware in dice.sample(_WARES, 4)]
+    if dice.random() < 0.3:
+        goods = [
+            (f"{goods[0][0]} no. {n} {ware[:3]}", price) for n, (ware, price) in enumerate(goods)
+        ]
+    shape = dice.choice(
+        (
+            "<div class=product><div class=title>{}</div><div class=cost>{}</div></div>",
+            "<tr><td>{}</td><td>{}</td></tr>",
+            "<li><span>{}</span><span>{}</span></li>",
+            "<li>{} <b>{}</b></li>",
+            "<li><strong>{}</strong> {}</li>",
+        )
+    )
+    body = "".join(shape.format(*item) for item in goods)
+    return f"<table>{body}</table>" if shape.startswith("<tr") else f"<ul>{body}</ul>"
+
+
+def scores(dice: random.Random) -> str:
+    """Clubs with their goals, and topics with how often they come."""
+    clubs = [(club, str(dice.randint(0, 5))) for club in dice.sample(_CLUBS, 6)]
+    pairs = list(zip(clubs[::2], clubs[1::2], strict=True))
+    return dice.choice(
+        (
+            _table(
+                [f"<td>{a}</td><td>{n}</td><td>{b}</td><td>{m}</td>" for (a, n), (b, m) in pairs]
+            ),
+            "<ul>" + "".join(f"<li>{club} <span>{n}</span></li>" for club, n in clubs) + "</ul>",
+            "<ul>" + "".join(f"<li><b>{club}</b> ({n})</li>" for club, n in clubs) + "</ul>",
+        )
+    )
+
+
+def posts(dice: random.Random) -> str:
+    """Members of a forum, each with the same few facts, beside what they wrote."""
+    rows = [
+        f"<td><b>{name.lower()}{n}</b><br>Messages: {n * 11}<br>Member since: {2001 + n}</td>"
+        f"<td>{dice.choice(_SENTENCES)}</td>"
+        for n, name in enumerate(dice.sample(_CLUBS, 4))
+    ]
+    return "".join(_table([row]) for row in rows)
+
+
+def switches(dice: random.Random) -> str:
+    """Languages to choose from."""
+    return dice.choice(
+        (
+            "<div><span>Български</span><span>English</span></div><div><span>Русский</span><span>Türkçe</span></div>",
+            "<ul><li><b>Italiano</b> Polski</li><li><b>Nederlands</b> Português</li></ul>",
+        )
+    )
+
+
+def buttons(dice: random.Random) -> str:
+    """Things to do, as words."""
+    return dice.choice(
+        (
+            "<div><b>Download</b> Reply</div><div><b>Edit</b> Delete</div>",
+            "<p><span>Teilen</span><span>Drucken</span></p><p><span>Merken</span><span>Melden</span></p>",
+            "<li><strong>Вход</strong> Регистрация</li><li><strong>Сподели</strong> Печат</li>",
+        )
+    )
+
+
+def recent(dice: random.Random) -> str:
+    """Headlines with how long ago they are."""
+    items = zip(("Bridge to close", "Dog found", "Fair opens"), dice.sample(_AGO, 3), strict=True)
+    shape = dice.choice(
+        (
+            "<li><b>{}</b> <span>{}</span></li>",
+            "<li><span class=headline>{}</span><span class=ago>{}</span></li>",
+            "<li>{} <em>{}</em></li>",
+        )
+    )
+    return "<ul>" + "".join(shape.format(*item) for item in items) + "</ul>"
+
+
+def comments(dice: random.Random) -> str:
+    """Readers, when they wrote, and what."""
+    return "".join(
+        f"<div class=comment><span class=who>{who}</span><span class=at>{ago}</span><p>{text}</p></div>"
+        for who, ago, text in zip(
+            ("Mia", "Georgi", "Pedro"), dice.sample(_AGO, 3), dice.sample(_OPINIONS, 3), strict=True
+        )
+    )
+
+
+STRANGERS: dict[str, Callable[[random.Random], str]] = {
+    part.__name__: part for part in (catalogue, scores, posts, switches, buttons, recent, comments)
+}
+"""Parts of pages that look like records and are none."""
+
 _COOKIES = (
     "<div id=cookie-banner><p>We use cookies to make this site better for you.</p><button>Accept</button></div>",
     "<div class='cookie'><span>Necessary</span><span>Always on</span></div>",
@@ -357,6 +458,7 @@ _COOKIES = (
 def _around(dice: random.Random, record: str) -> str:
     before = [_navigation(dice), _search(dice), _notice(dice), _scrap(dice)]
     after = [_news(dice), _history(dice), _pagination(dice), _notice(dice), _scrap(dice)]
+    after += [part(dice) for part in dice.sample(list(STRANGERS.values()), 2)]
     dice.shuffle(before)
     dice.shuffle(after)
     parts = [dice.choice(_COOKIES), *before[: dice.randint(1, 4)], "<h1>Parcel 12-34</h1>", record]
@@ -673,6 +775,88 @@ def panels(rows: Rows, dice: random.Random) -> str:
     )
 
 
+def plain_lines(rows: Rows, dice: random.Random) -> str:
+    """A label, a colon and a value as plain text, in an element or a line each."""
+    rows = [(text_of(label), value) for label, value in rows]
+    shape = dice.choice(
+        (
+            "<li>{}: {}</li>",
+            "<p>{}: {}</p>",
+            "<div>{}: {}</div>\n",
+            "{}: {}<br>\n",
+            "<li class=fact>{} : {}</li>",
+            "<p><span>{}</span>: {}</p>",
+        )
+    )
+    body = "".join(shape.format(*row) for row in rows)
+    return f"<ul>{body}</ul>" if shape.startswith("<li") else f"<div class=facts>{body}</div>"
+
+
+def marked_values(rows: Rows, dice: random.Random) -> str:
+    """Labels as plain text, and values in an element behind them."""
+    rows = [(text_of(label), value) for label, value in rows]
+    shape = dice.choice(
+        (
+            "<li>{} <strong>{}</strong></li>",
+            "<li>{} <span>{}</span></li>\n",
+            "<p>{} <b>{}</b></p>",
+            "<div>{}\n <em>{}</em></div>",
+        )
+    )
+    body = "".join(shape.format(*row) for row in rows)
+    return f"<ul>{body}</ul>" if shape.startswith("<li") else f"<div class=facts>{body}</div>"
+
+
+def colon_cells(rows: Rows, dice: random.Random) -> str:
+    """A colon in a cell of its own."""
+    mark = dice.choice(("<td>:</td>", "<td width=5> : </td>", "<td align=center><b>:</b></td>"))
+    count = dice.choice((1, 1, 2))
+    lines = (
+        "".join(f"<td>{label}</td>{mark}<td>{value}</td>" for label, value in part)
+        for part in _by(rows, count)
+    )
+    return _nested(dice, _table(list(lines)))
+
+
+def preformatted(rows: Rows, dice: random.Random) -> str:
+    """A text of a machine, with a line for each pair."""
+    width = dice.choice((0, 34))
+    lead = dice.choice((" ", "."))
+    lines = (
+        f"{text_of(label).ljust(width, lead)}: {escape(text_of(value), quote=False)}"
+        for label, value in rows
+    )
+    return "<pre>\n" + "\n".join(lines) + "\n</pre>"
+
+
+def values_first(rows: Rows, dice: random.Random) -> str:
+    """Values above or before their labels, with classes that say so."""
+    shape = dice.choice(
+        (
+            "<div class=tile><div class=value>{1}</div><div class=label>{0}</div></div>",
+            "<li><span class=fact-number>{1}</span> <span class=fact-label>{0}</span></li>",
+            "<div class=kpi><i class=icon></i><p class=kpi__value>{1}</p><p class=kpi__label>{0}</p></div>",
+            "<div><strong class=amount>{1}</strong><br><small class=lbl>{0}</small></div>",
+        )
+    )
+    body = "\n".join(shape.format(*row) for row in rows)
+    return f"<ul>{body}</ul>" if shape.startswith("<li") else f"<div class=tiles>{body}</div>"
+
+
+def dashed(rows: Rows, dice: random.Random) -> str:
+    """Bold labels with a dash before the value."""
+    dash = dice.choice("–—-")
+    shape = dice.choice(
+        (
+            "<li><b>{0}</b> {2} {1}</li>",
+            "<p><strong>{0}</strong> {2} {1}</p>",
+            "<b>{0}</b> {2} {1}<br>",
+        )
+    )
+    body = "".join(shape.format(*row, dash) for row in rows)
+    return f"<ul>{body}</ul>" if shape.startswith("<li") else f"<div>{body}</div>"
+
+
 Layout = Callable[[Rows, random.Random], str]
 LAYOUTS: dict[str, Layout] = {
     layout.__name__: layout
@@ -695,6 +879,12 @@ LAYOUTS: dict[str, Layout] = {
         mixed,
         spanning,
         panels,
+        plain_lines,
+        marked_values,
+        colon_cells,
+        preformatted,
+        values_first,
+        dashed,
     )
 }
 

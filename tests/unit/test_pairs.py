@@ -1,6 +1,7 @@
 """The pairs of label and value that are read from pages of many layouts, against what their records
 hold."""
 
+import random
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import pytest
 from crawler.sites import structured
 from crawler.sites.depth import parse
 from crawler.sites.pairs import is_label
-from tests.support.records import HELD_OUT, LAYOUTS, Layout, made
+from tests.support.records import HELD_OUT, LAYOUTS, STRANGERS, Layout, made
 
 URL = "https://county.example/parcels/12-34"
 TUNED, UNSEEN = range(30), range(1_000, 1_030)
@@ -87,6 +88,16 @@ def test_layouts_that_nobody_thought_of_are_read_in_part_and_rightly(name: str) 
     assert own.precision >= 0.9
 
 
+@pytest.mark.parametrize("name", STRANGERS)
+def test_parts_that_look_like_records_give_nothing(name: str) -> None:
+    """Goods with prices, scores, members, languages, buttons, headlines and comments are no
+    fields."""
+    for seed in range(30):
+        part = STRANGERS[name](random.Random(f"{name} {seed}"))
+
+        assert fields(f"<body><h1>Parcel 12-34</h1>{part}<p>All rights reserved.</p>") == {}, part
+
+
 @pytest.mark.parametrize(
     "html",
     [
@@ -103,6 +114,12 @@ def test_layouts_that_nobody_thought_of_are_read_in_part_and_rightly(name: str) 
         "<div><b>Welcome</b><br>County of Mill</div>",
         "<p>Set <b>Owner</b> to a name.</p><p>Set <b>Acres</b> to 2.</p>",
         "<p><em>Owner</em> is set to a name.</p><p><em>Acres</em> is 2.</p>",
+        "<p>He said: we will see.</p><p>She said: we will not.</p><p>They said: perhaps one day.</p>",
+        "<p>Note: closed today</p><p>Warning: wet floor</p><p>Tip: come early</p>",
+        "<p>Ann: Yes</p><p>Bob: No</p><p>Ann: Why</p><p>Bob: Well</p><p>Ann: Oh</p><p>Bob: So</p>",
+        "<ul><li>Owner: ROE JANE</li><li>The office is closed.</li><li>Acres: 2</li></ul>",
+        "<pre><code>name: county\nrate: 2\nfields: none</code></pre>",
+        "<dl><dt>When is the tax due?<dd>April 10</dl>",
     ],
 )
 def test_what_is_no_pair_is_left_out(html: str) -> None:
@@ -133,6 +150,35 @@ def test_what_is_no_pair_is_left_out(html: str) -> None:
         (
             "<p><b>Mail:</b><br>ROE JANE<br>PO BOX 7<br><br>Ask the assessor.</p>",
             {"Mail": "ROE JANE PO BOX 7"},
+        ),
+        (
+            "<ul><li>Owner: ROE JANE</li><li>Acres: 1.5</li></ul>",
+            {"Owner": "ROE JANE", "Acres": "1.5"},
+        ),
+        (
+            "<table><tr><td>Owner: ROE JANE<br>Acres: 1.5</td></tr></table>",
+            {"Owner": "ROE JANE", "Acres": "1.5"},
+        ),
+        (
+            "<div>Owner：田中</div><div>面積：120</div><div>用途：住宅</div>",
+            {"Owner": "田中", "面積": "120", "用途": "住宅"},
+        ),
+        (
+            "<p><b>Land</b> - 500</p><p><b>Balance</b> -120</p>",
+            {"Land": "500", "Balance": "-120"},
+        ),
+        (
+            "<p><b>Land Value</b> $500</p><p><b>Total Value</b> $700</p>",
+            {"Land Value": "$500", "Total Value": "$700"},
+        ),
+        (
+            "<table><tr><td>Bedrooms<td>3<td>Baths<td>2<tr><td>Stories<td>1<td>Garage<td>2</table>",
+            {"Bedrooms": "3", "Baths": "2", "Stories": "1", "Garage": "2"},
+        ),
+        (
+            "<p><b>Status</b> <span class='label ok'>Active</span></p>"
+            "<p><b>Use</b> <span class='label ok'>Farm</span></p>",
+            {"Status": "Active", "Use": "Farm"},
         ),
         ("<label>Owner</label><input readonly value='ROE JANE'>", {"Owner": "ROE JANE"}),
     ],

@@ -194,6 +194,149 @@ def test_a_locale_decides_what_is_ambiguous(
     assert {name: number(text, KNOWN[name]) for name in by_locale} == by_locale
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        # The digit of a unit is no number, whatever follows.
+        ("m2 240", 240),
+        ("Fläche m2 1.250,5", 1250.5),
+        ("ft2 3 500", 3500),
+        ("км2 12", 12),
+        ("CO2 130 g/km", 130),
+        ("Height m 2.5", 2.5),
+        ("m 2 120", None),
+        # Every dash that touches the number, before or behind it, and the word.
+        *((f"{dash}7,5 %", -7.5) for dash in "-\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"),
+        ("2.345,60-", -2345.6),
+        ("730- EUR", -730),
+        ("730-€", -730),
+        ("минус 8 °C", -8),
+        ("-kr 500", -500),
+        ("10-", -10),
+        ("10- 20", 10),
+        ("2019–", 2019),
+        ("2019-", None),
+        # Brackets around all of a text, with its currency.
+        ("(2,300 GBP)", -2300),
+        ("(1 700 лв.)", -1700),
+        ("(900) €", -900),
+        ("($3.5M)", -3500000),
+        ("Saldo: (85)", -85),
+        ("Reviews (125)", 125),
+        ("(3) bedrooms", 3),
+        # Parts that add up.
+        ("4万2000円", 42000),
+        ("2億3,456万7,890円", 234567890),
+        ("7千万円", 70000000),
+        ("2千5百万", 25000000),
+        ("45만 6,700원", 456700),
+        ("5천만원", 50000000),
+        ("4万 50㎡", 40000),
+        ("제12조의", 12),
+        ("3 млн 400 тыс. руб.", 3400000),
+        ("1 млн 250 000 руб.", 1250000),
+        ("2 Mio. 300 Tsd. Euro", 2300000),
+        ("3 milyar 500 milyon TL", 3500000000),
+        ("2 million 3 bedrooms", 2000000),
+        ("1,2 млн. 120 кв. м", 1200000),
+        # Words that mean one thing wherever they are written.
+        ("4 mil millones", 4000000000),
+        ("7 bilhões", 7000000000),
+        ("3 Billionen", 3000000000000),
+        ("$4 trillion", 4000000000000),
+        ("£3tn", 3000000000000),
+        ("60 duizend", 60000),
+        ("150 mila €", 150000),
+        ("3 lakh", 300000),
+        ("Rs. 2.5 Cr", 25000000),
+        ("2 Md€", 2000000000),
+        ("20 tn", 20),
+        ("500 CR", 500),
+        # Words that mean several things.
+        ("4 mil", None),
+        ("4 bin", None),
+        ("350 T€", None),
+        # Exponents and fractions.
+        ("3.4e5", 340000),
+        ("7e3", 7000),
+        ("2.5E-3", 0.0025),
+        ("1e400", None),
+        ("12E4", None),
+        ("4¼ acres", 4.25),
+        ("4 ½", 4.5),
+        ("¾", 0.75),
+        ("5 3/8 in", 5.375),
+        ("2-1/2 acres", 2.5),
+        ("1/4 acre", 0.25),
+        ("1/4", None),
+        ("4/5", 4),
+        # A dash for the cents.
+        ("3.400,-", 3400),
+        ("3,400,-", 3400),
+        ("3.400.–", 3400),
+        # None of these numbers is the value.
+        ("3 – 5 million", None),
+        ("od 1 do 2 mln", None),
+        ("3～5万円", None),
+        ("+359 888 123 456", None),
+        ("2·5", None),
+    ],
+)
+def test_numbers_that_are_easily_cut(text: str, value: float | None) -> None:
+    """Signs, units, parts and words that belong to a number are never left out: it is read whole,
+    or not at all."""
+    assert number(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "by_locale"),
+    [
+        ("R$ 420 mil", {"pt-BR": 420000, "es": 420000, "en": None}),
+        ("2,5 mil M€", {"es": 2500000000}),
+        ("450 bin TL", {"tr": 450000}),
+        ("3 Billion €", {"de": 3 * 10**12, "fr": 3 * 10**12, "en": 3 * 10**9, "de-CH": 3 * 10**12}),
+        ("2 Trillion", {"de": 2 * 10**18, "en": 2 * 10**12}),
+        ("350 T€", {"de": 350000, "en": None}),
+        ("3,400,-", {"de": 3400, "en": 3400}),
+        ("72 000 EUR", {"en": 72000, "ja": 72000, "de": 72000}),
+        ("Price: € 72 000", {"en-GB": 72000, "zh": 72000}),
+        ("Flat 3 120 sqm", {"en": 3}),
+        ("+359 888 123 456", {"en": None, "bg": None}),
+    ],
+)
+def test_a_locale_tells_what_words_and_spaces_mean(
+    text: str, by_locale: dict[str, float | None]
+) -> None:
+    """A billion is what the language says; spaces within a sum of money part thousands
+    everywhere."""
+    assert {name: number(text, KNOWN[name]) for name in by_locale} == by_locale
+
+
+@given(
+    st.integers(1_000, 10**13),
+    st.sampled_from(["{}", "{} EUR", "ca. {} m²", "-{}"]),
+    st.sampled_from(["french", "russian", "si"]),
+    st.sampled_from(sorted(KNOWN)),
+)
+def test_spaces_that_do_not_break_join_in_every_locale(
+    whole: int, around: str, style: str, name: str
+) -> None:
+    """A no-break or thin space between groups of three has one meaning."""
+    text = around.format(formatted(whole, None, style))
+
+    assert number(text, KNOWN[name]) == (-whole if text.startswith("-") else whole)
+
+
+@pytest.mark.parametrize("language", ["", *locales._SCALES])
+def test_every_word_for_thousands_is_read(language: str) -> None:
+    """Each word, in any case and with the point of an abbreviation, multiplies; what is unclear
+    gives none."""
+    locale = KNOWN.get(language, ANY)
+    for word, power in locales.scales(language).items():
+        for text in (f"3 {word}", f"3 {word.upper()}.", f"{word}: 3 {word} EUR"):
+            assert number(text, locale) == (3 * 10**power if power else None), text
+
+
 STYLES = {
     "none": (0, "", "."),
     "none, comma": (0, "", ","),
@@ -384,6 +527,10 @@ def test_dates_in_many_languages(text: str) -> None:
         ("2024年13月1日", None),
         ("List 5, 2024", None),
         ("5 март", None),
+        ("1 ян. 2024", "2024-01-01"),
+        ("12 ЯН 2024 г.", "2024-01-12"),
+        ("12 of 2024", None),
+        ("5–3–2024", "2024-05-03"),
     ],
 )
 def test_other_months(text: str, value: str | None) -> None:
@@ -497,6 +644,9 @@ def test_dates_of_a_locale_are_read_back(when: date, name: str) -> None:
         ("有", "无"),
         ("✓", "✗"),
         ("истина", "ложь"),
+        ("Има", "Няма"),
+        ("есть", "отсутствует"),
+        ("Var", "YOK"),
     ],
 )
 def test_answers_in_many_languages(yes: str, no: str) -> None:
