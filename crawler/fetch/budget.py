@@ -240,7 +240,7 @@ def _serve() -> None:
 
 
 class Budget:
-    """The CPU time and memory of one page; `mark` is told when work on its bytes starts and stops."""
+    """CPU time and memory of one page; `mark` is told when work on its bytes starts and stops."""
 
     def __init__(
         self,
@@ -363,7 +363,7 @@ class Budget:
         return waited_s
 
     def check(self, size: int = 0) -> None:
-        """Call at every step of a loop over a page's bytes; raises `FetchError` if it is too costly.
+        """Call at every step of a loop over a page's bytes; raises `FetchError` if over budget.
 
         A step must not take more than some milliseconds, as only some of them look at the clock.
         `size` is the number of bytes that the step goes through, if they may be many.

@@ -15,8 +15,8 @@ import uvloop
 
 from crawler.errors import FetchError, GaveWay, OwnShortage
 from crawler.fetch.budget import (
-    MIN_GROWTH,
     MAX_IN_FLIGHT,
+    MIN_GROWTH,
     STALLED_S,
     STEPS_PER_LOOK,
     TURN_S,
