@@ -268,7 +268,8 @@ class Budget:
 
         It runs in a greenlet, because synchronous code cannot wait for the loop otherwise.
         """
-        await self._wait_if_over(args)
+        if self._turns.is_over:
+            await self._wait(_size(args))
         worker = _greenlets.take()
         ended = self._continue(worker, function, args)
         while not ended:
@@ -292,7 +293,8 @@ class Budget:
 
     async def at_once(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function of a few milliseconds, with the page marked; it cannot yield to others."""
-        await self._wait_if_over(args)
+        if self._turns.is_over:
+            await self._wait(_size(args))
         self._start()
         try:
             return function(*args)
@@ -322,12 +324,8 @@ class Budget:
             self._started = None
         self._mark(False)
 
-    async def _wait_if_over(self, args: tuple[Any, ...]) -> None:
-        """Wait for the next turn if this one is used up; bytes in `args` are counted meanwhile."""
-        if self._turns.is_over:
-            await self._wait(sum([len(arg) for arg in args if isinstance(arg, bytes)]))
-
     async def _wait(self, in_hand: int = 0) -> None:
+        """Wait for a turn, with bytes in hand that are counted nowhere else meanwhile."""
         self.hold(in_hand)
         try:
             with self.waiting():
@@ -402,6 +400,10 @@ class Budget:
         if self._memory:
             self._memory.give(self, size)
         self.held -= size
+
+
+def _size(args: tuple[Any, ...]) -> int:
+    return sum([len(arg) for arg in args if isinstance(arg, bytes)])
 
 
 class TimeLimit:
