@@ -130,7 +130,7 @@ def without_secrets(value: Any) -> Any:
     """Return a JSON value without the user names and passwords of URLs in its texts."""
     match value:
         case str():
-            return _without_user_info(value) if "@" in value else value
+            return _without_user_info(value)
         case list():
             return [without_secrets(item) for item in value]
         case dict():
@@ -140,6 +140,8 @@ def without_secrets(value: Any) -> Any:
 
 def _without_user_info(text: str) -> str:
     """Remove the credentials of each host, in one pass: a cell may have a megabyte."""
+    if "@" not in text:
+        return text
     parts = _BORDERS.split(text)  # texts and the borders between them, alternating
     before, slashes = "", 0
     for place in range(0, len(parts), 2):
@@ -151,11 +153,13 @@ def _without_user_info(text: str) -> str:
             elif scheme:
                 part = part[: scheme.end()] + part[scheme.end() :].rpartition("@")[2]
             parts[place] = part
-        border = parts[place + 1] if place + 1 < len(parts) else ""
-        if border and border in "\\/":
-            before, slashes = (part, 1) if part or not slashes else (before, slashes + 1)
-        else:
+        border = parts[place + 1 : place + 2]
+        if border not in (["/"], ["\\"]):
             before, slashes = "", 0
+        elif part or not slashes:
+            before, slashes = part, 1
+        else:
+            slashes += 1
     return _without_strange_user_info("".join(parts))
 
 
@@ -174,7 +178,9 @@ def _without_strange_user_info(text: str) -> str:
         check_host(text)
         url = ada_url.URL(text.strip())
     except (UrlError, ValueError):
-        return _BROKEN.sub(r"\1\2", text) if _BROKEN.fullmatch(text) else text
+        if _BROKEN.fullmatch(text):
+            return _BROKEN.sub(r"\1\2", text)
+        return text
     if not url.password:
         return text
     url.username = url.password = ""

@@ -152,7 +152,7 @@ class Body:
         self, content_encoding: str, limit: int, *, cut: bool = False, budget: Budget | None = None
     ) -> None:
         self._budget = budget or Budget()
-        self._limit = limit
+        self.limit = limit
         self.cut = cut
         self.full = False  # whether no more is wanted
         self.size = 0  # bytes received
@@ -178,11 +178,9 @@ class Body:
 
     @property
     def is_coded(self) -> bool:
-        """Whether there is a content coding to be undone."""
         return bool(self._layers)
 
     def feed(self, data: bytes) -> None:
-        """Take bytes from the server."""
         try:
             self._received.append(data)
             self.size += len(data)
@@ -192,7 +190,7 @@ class Body:
                 self._decode(data, 0)
         except _Full:
             self.full = True
-            del self._decoded[self._limit :]
+            del self._decoded[self.limit :]
         except (zlib.error, brotli.error, ZstdError, EOFError) as error:
             if "not enough memory" in str(error):  # zstd's message
                 raise OwnShortage(f"there is no memory left to decode a page ({error})") from None
@@ -222,17 +220,17 @@ class Body:
             self._windows += more
 
     def _check(self, size: int, what: str) -> None:
-        if size <= self._limit:
+        if size <= self.limit:
             return
         if self.cut:
             raise _Full
-        raise FetchError("too_large", f"the page is larger than {self._limit:,} bytes {what}")
+        raise FetchError("too_large", f"the page is larger than {self.limit:,} bytes {what}")
 
     def finish(self) -> tuple[bytes, bytes]:
         """Return the body as received and as decoded; raises `FetchError` if its coding is cut."""
         raw = b"".join(self._received)
         if self.full:
-            raw = raw[: self._limit]
+            raw = raw[: self.limit]
         if self._unknown and _BINARY.search(raw, 0, 1024):
             message = f"cannot read Content-Encoding: {self._unknown[:100]!r}"
             raise FetchError("unknown_encoding", message)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from functools import cache
 from heapq import heappop, heappush
 from itertools import count
-from types import TracebackType
 from typing import Any, TypeVar
 
 from greenlet import getcurrent, greenlet
@@ -80,10 +79,9 @@ class Memory:
                 "and one of them had to give way"
             )
         self.used += size
-        grown = self._growth.get(holder)
-        if grown is None:
+        if holder not in self._growth:
             self._growth[holder] = (0, self._clock())
-        if holder.held + size >= MIN_GROWTH + (grown[0] if grown else 0):
+        if holder.held + size >= MIN_GROWTH + self._growth[holder][0]:
             self._growth[holder] = (holder.held + size, self._clock())
 
     def give(self, holder: "Budget", size: int) -> None:
@@ -207,21 +205,21 @@ class Turns:
 
 
 class _Greenlets(threading.local):
-    """Idle greenlets: creating one takes ten times as long as reusing it."""
+    """Idle greenlets of a thread: creating one takes ten times as long as reusing it."""
 
     def __init__(self) -> None:
-        self.idle: list[greenlet] = []
+        self._idle: list[greenlet] = []
 
     def take(self) -> greenlet:
-        if self.idle:
-            return self.idle.pop()
+        if self._idle:
+            return self._idle.pop()
         made = greenlet(_serve)
         made.switch()
         return made
 
     def give(self, used: greenlet) -> None:
-        if len(self.idle) < MAX_IDLE_GREENLETS:
-            self.idle.append(used)
+        if len(self._idle) < MAX_IDLE_GREENLETS:
+            self._idle.append(used)
 
 
 _greenlets = _Greenlets()
@@ -419,14 +417,9 @@ class TimeLimit:
         self._loop = asyncio.get_running_loop()
         self._start()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         self._timer.cancel()
-        await self._timeout.__aexit__(kind, error, trace)
+        await self._timeout.__aexit__(*error)
 
     def _start(self) -> None:
         self._since, self._waited_s = time.monotonic(), self._budget.waited_s

@@ -1,7 +1,6 @@
 """Connections to servers: opened within the egress rule, maybe through a proxy, and pooled."""
 
 import asyncio
-import base64
 import copy
 import math
 import os
@@ -200,9 +199,11 @@ class Connection(asyncio.Protocol):
 
     def _failure(self) -> Exception:
         # A new error each time: a kept one would keep alive all frames that it has passed.
-        if lack := shortage_of(self._error):
-            return GaveWay(lack) if isinstance(self._error, GaveWay) else OwnShortage(lack)
-        return Closed(self._error)
+        lack = shortage_of(self._error)
+        if not lack:
+            return Closed(self._error)
+        kind = GaveWay if isinstance(self._error, GaveWay) else OwnShortage
+        return kind(lack)
 
     def take(self, size: int) -> bytes:
         """Return and remove up to `size` buffered bytes."""
@@ -229,7 +230,7 @@ class Connection(asyncio.Protocol):
         start, end, known = -1, -1, 0
         while end < 0:
             if known + spent > wire.MAX_HEAD:
-                raise too_large_head()
+                raise wire.too_large_head()
             try:
                 await self.wait_for(known + 1)
             except Closed as closed:
@@ -247,7 +248,7 @@ class Connection(asyncio.Protocol):
             elif known >= wire.MAX_BEFORE_STATUS:
                 raise wire.not_http(self._buffer)
         if end + spent > wire.MAX_HEAD:
-            raise too_large_head()
+            raise wire.too_large_head()
         head = await budget.at_once(wire.parse_head, self.take(end)[start:])
         budget.hold(head.size + HEADER_BYTES * len(head.headers))
         return head
@@ -293,7 +294,6 @@ class Connection(asyncio.Protocol):
             leave_queue(answered)
 
     def close(self) -> None:
-        """Close the connection at once."""
         self._ended = True
         self.settle(answered=False)
         self._leave_page()
@@ -301,12 +301,6 @@ class Connection(asyncio.Protocol):
             self._sender.cancel()
         if self._transport:
             self._transport.abort()
-
-
-def too_large_head() -> FetchError:
-    """Return the error for headers that are too large."""
-    message = f"the answer's headers are larger than {wire.MAX_HEAD:,} bytes"
-    return FetchError("headers_too_large", message)
 
 
 class ConnectionQueue:
@@ -345,8 +339,10 @@ class ConnectionQueue:
             if not waiter.done() or waiter.cancelled():
                 self._waiters = deque(other for other in self._waiters if other is not waiter)
             elif not waiter.exception():  # it was served at the same moment
-                connection = waiter.result()
-                give_back(connection) if connection else self.leave(answered=False)
+                if connection := waiter.result():
+                    give_back(connection)
+                else:
+                    self.leave(answered=False)
             raise
 
     def _next_waiter(self) -> asyncio.Future[Connection | None] | None:
@@ -441,7 +437,6 @@ class Pool:
             del self._by_route[route]
 
     def queue(self, route: Route) -> ConnectionQueue:
-        """Return the queue for new connections of a route."""
         if route not in self._queues:
             if len(self._queues) >= MAX_QUEUES:
                 busy = {other: queue for other, queue in self._queues.items() if not queue.is_idle}
@@ -497,8 +492,9 @@ class Pool:
     async def _dial(
         self, connection: Connection, host: str, port: int, reach: Reach, tls: bool
     ) -> None:
-        context = await self._tls() if tls else None
-        name = server_name(host) if tls else None
+        context, name = None, None
+        if tls:
+            context, name = await self._tls(), server_name(host)
         dialled = await self._egress.dial(host, port, reach)
         try:
             await asyncio.get_running_loop().create_connection(
@@ -511,7 +507,7 @@ class Pool:
 
     async def _tunnel(self, connection: Connection, route: Route, proxy: Proxy) -> None:
         target = f"{route.host}:{route.port}"
-        lines = f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{proxy_authorization(proxy)}\r\n"
+        lines = f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{proxy.authorization}\r\n"
         connection.send(lines.encode("latin-1"))
         try:
             head = await connection.head(Budget())
@@ -519,8 +515,9 @@ class Pool:
             message = f"the proxy {proxy} ended the connection"
             raise FetchError("connection", message) from closed.error
         if not 200 <= head.status < 300:
-            is_temporary = head.status >= 500 or head.status in (408, 429)
-            reason = "connection" if is_temporary else "proxy"
+            reason = "proxy"
+            if head.status >= 500 or head.status in (408, 429):
+                reason = "connection"  # it is temporary
             message = f"the proxy {proxy} answered {head.status} {head.reason[:100]!r}"
             raise FetchError(reason, message)
         context = await self._tls()
@@ -534,7 +531,6 @@ class Pool:
         return self._context
 
     def close(self) -> None:
-        """Close all idle connections."""
         for connection in list(self._idle):
             self._expire(connection)
 
@@ -552,11 +548,3 @@ def _tls_context() -> ssl.SSLContext:
 def server_name(host: str) -> str:
     """Return the name that a certificate must bear."""
     return host.strip("[]").rstrip(".")
-
-
-def proxy_authorization(proxy: Proxy) -> str:
-    """Return the header line with a proxy's credentials, or an empty string."""
-    if not proxy.user_password:
-        return ""
-    secret = base64.b64encode(proxy.user_password.encode()).decode()
-    return f"Proxy-Authorization: Basic {secret}\r\n"

@@ -52,11 +52,9 @@ class Cookie(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Characters of name and value."""
         return len(self.name) + len(self.value)
 
     def is_live(self, now: float, uptime: float) -> bool:
-        """Whether it has not expired."""
         return self.expires > now and self.lasts_until > uptime
 
     def fits(self, scheme: str, host: str, path: str) -> bool:
@@ -87,7 +85,6 @@ class Jars:
 
     @property
     def used(self) -> bool:
-        """Whether there is any cookie."""
         return bool(self._given or self._jars)
 
     def header(self, scheme: str, host: str, path: str, room: int = MAX_HEADER) -> str:
@@ -115,7 +112,6 @@ class Jars:
         return "; ".join([_pair(cookie) for cookie in chosen])
 
     def take(self, scheme: str, host: str, path: str, headers: Iterable[str]) -> None:
-        """Store the cookies of an answer's `Set-Cookie` headers."""
         host, now, uptime = host.rstrip("."), self._clock(), self._uptime()
         for text in list(headers)[:MAX_SET]:
             cookie = parse(text, scheme, host, path, uptime)
@@ -290,6 +286,8 @@ def _parse_line(line: str) -> Cookie:
     if CONTROL.search(name + value) or ";" in name + value:
         raise ValueError("the name or value holds a character that no cookie can hold")
     until = float(expires or 0)
+    if until <= 0:
+        until = _NEVER
     return Cookie(
         name=name,
         value=value,
@@ -297,6 +295,6 @@ def _parse_line(line: str) -> Cookie:
         path=where,
         subdomains=flags[0] and not urls.is_public_suffix(domain),
         secure=flags[1],
-        expires=until if until > 0 else _NEVER,
+        expires=until,
         given=True,
     )

@@ -4,6 +4,7 @@ Names are resolved once, each address is judged, and exactly that address is dia
 """
 
 import asyncio
+import base64
 import errno
 import ipaddress
 import os
@@ -82,12 +83,9 @@ _ISATAP = (0x00005EFE, 0x02005EFE)
 class Reach(Enum):
     """How far a connection may lead; connections of one reach are not reused for another."""
 
-    GLOBAL = "global"
-    """Global addresses, and networks that the operator has opened."""
-    LOOPBACK = "loopback"
-    """This machine only: for a loopback URL from the machine's own command line."""
-    OPERATOR = "operator"
-    """Global, and this machine: for addresses from the operator's configuration, as of a proxy."""
+    GLOBAL = "global"  # and networks that the operator has opened
+    LOOPBACK = "loopback"  # this machine only: for a URL from its own command line
+    OPERATOR = "operator"  # global, and this machine: for the operator's own proxy
 
 
 def embedded(address: IPv6Address) -> tuple[IPv4Address, ...]:
@@ -154,7 +152,9 @@ def literal(host: str) -> Ip | None:
 def names_loopback(host: str) -> bool:
     """Whether a host is this machine by its spelling; a name that only resolves to it is not."""
     address = literal(host)
-    return is_loopback(address) if address else _is_localhost(host)
+    if address:
+        return is_loopback(address)
+    return _is_localhost(host)
 
 
 def _is_localhost(host: str) -> bool:
@@ -166,32 +166,18 @@ def _parsed(text: str) -> Ip:
     return ipaddress.ip_address(text.partition("%")[0])
 
 
-class Lookups:
-    """The system's resolver, in its own threads, so that slow names block nothing else."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(DNS_THREADS, "dns")
-
-    async def __call__(self, host: str) -> Sequence[str]:
-        """Return the addresses of a host name."""
-        loop = asyncio.get_running_loop()
-        # As bytes: Python's own IDNA encoding differs from the one that made this name.
-        found = await loop.run_in_executor(self._threads, _getaddrinfo, host.encode("ascii"))
-        return list(dict.fromkeys(_with_scope(entry) for entry in found))
-
-    def close(self) -> None:
-        """Stop without waiting for answers."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _getaddrinfo(host: bytes) -> list[tuple[Any, ...]]:
-    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+def _getaddrinfo(host: str) -> Sequence[str]:
+    # As bytes: Python's own IDNA encoding differs from the one that made this name.
+    found = socket.getaddrinfo(host.encode("ascii"), None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(_with_scope(entry) for entry in found))
 
 
 def _with_scope(entry: tuple[Any, ...]) -> str:
-    address = str(entry[4][0])
-    scope = entry[4][3] if entry[0] == socket.AF_INET6 else 0
-    return f"{address.partition('%')[0]}%{scope}" if scope else address
+    family, *_, place = entry
+    address = str(place[0])
+    if family == socket.AF_INET6 and place[3]:
+        return f"{address.partition('%')[0]}%{place[3]}"
+    return address
 
 
 class Egress:
@@ -204,24 +190,23 @@ class Egress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._allowed = tuple(ipaddress.ip_network(net, strict=False) for net in allow_nets)
-        self._lookup = lookup or Lookups()
+        self._lookup = lookup or self._system_lookup
+        self._threads = ThreadPoolExecutor(DNS_THREADS, "dns")  # slow names block nothing else
         self._clock = clock
         self._cache: OrderedDict[str, tuple[float, Sequence[str]]] = OrderedDict()
         self._lookups: dict[str, asyncio.Task[Sequence[str]]] = {}
 
     def close(self) -> None:
-        """Cancel all lookups."""
         for task in self._lookups.values():
             task.cancel()
-        if isinstance(self._lookup, Lookups):
-            self._lookup.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def judge(self, address: Ip, reach: Reach = Reach.GLOBAL) -> str:
         """Return why an address is out of reach, or an empty string."""
-        if reach is Reach.LOOPBACK:
-            return "" if is_loopback(address) else f"{address} is not this machine"
-        if reach is Reach.OPERATOR and is_loopback(address):
+        if reach is not Reach.GLOBAL and is_loopback(address):
             return ""
+        if reach is Reach.LOOPBACK:
+            return f"{address} is not this machine"
         return objection(address, self._allowed)
 
     async def addresses(
@@ -287,6 +272,10 @@ class Egress:
             message = f"the host name {host[:200]} could not be resolved ({reason})"
             raise FetchError("dns", message) from None
 
+    async def _system_lookup(self, host: str) -> Sequence[str]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, _getaddrinfo, host)
+
     async def _look_up(self, host: str) -> Sequence[str]:
         found = await self._lookup(host)
         self._cache[host] = (self._clock() + DNS_CACHE_S, found)
@@ -321,23 +310,23 @@ def forbidden(host: str, problem: str) -> FetchError:
 
 
 def shortage_now() -> str:
-    """Return what this process lacks, or "": libraries give other reasons for their failure."""
-    return shortage_of_descriptors() or shortage_of_memory()
+    """Return whether this process lacks descriptors or memory (`ulimit -v`), and which.
+
+    Libraries give other reasons for their failures then.
+    """
+    if lack := shortage_of_descriptors():
+        return lack
+    try:
+        check_free(SPARE_MEMORY)
+    except MemoryError as error:
+        return shortage_of(error)
+    return ""
 
 
 def _shortage_behind(error: Exception) -> str:
     if isinstance(error, socket.gaierror) and error.errno == socket.EAI_MEMORY:
         error = MemoryError()
     return shortage_of(error) or shortage_now()
-
-
-def shortage_of_memory() -> str:
-    """Return what this process lacks if it can hardly allocate memory (`ulimit -v`)."""
-    try:
-        check_free(SPARE_MEMORY)
-    except MemoryError as error:
-        return shortage_of(error)
-    return ""
 
 
 def shortage_of_descriptors() -> str:
@@ -384,6 +373,14 @@ class Proxy(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         return f"Proxy({self})"
 
+    @property
+    def authorization(self) -> str:
+        """The header line with the credentials, or an empty string."""
+        if not self.user_password:
+            return ""
+        secret = base64.b64encode(self.user_password.encode()).decode()
+        return f"Proxy-Authorization: Basic {secret}\r\n"
+
 
 def parse_proxy(text: str) -> Proxy:
     """Parse `http://[user:password@]host:port`; raises `UsageError` without repeating the text."""
@@ -421,15 +418,12 @@ class Proxies(msgspec.Struct, frozen=True):
     def from_environment(cls, http: str | None, https: str | None, exempt: str | None) -> "Proxies":
         """Parse HTTP_PROXY, HTTPS_PROXY and NO_PROXY."""
         rules = [rule.strip().lower() for rule in (exempt or "").split(",")]
-        return cls(
-            http=parse_proxy(http) if http else None,
-            https=parse_proxy(https) if https else None,
-            exempt=tuple(filter(None, rules)),
-        )
+        http_proxy, https_proxy = [parse_proxy(text) if text else None for text in (http, https)]
+        return cls(http_proxy, https_proxy, tuple(filter(None, rules)))
 
     def choose(self, scheme: str, host: str, port: int, own: Proxy | None = None) -> Proxy | None:
         """Return the proxy for a request, a job's `own` first; this machine is reached without."""
-        proxy = own or (self.https if scheme == "https" else self.http)
+        proxy = own or {"http": self.http, "https": self.https}[scheme]
         if proxy is None or names_loopback(host):
             return None
         if any(_exempts(rule, host, port) for rule in self.exempt):

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import lru_cache
-from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
 import ada_url
@@ -19,16 +18,7 @@ from crawler.errors import FetchError, OwnShortage, UrlError, shortage_of
 from crawler.fetch import wire
 from crawler.fetch.body import ACCEPTED, Body
 from crawler.fetch.budget import SMALL, Budget, TimeLimit
-from crawler.fetch.connection import (
-    HIGH_WATER,
-    SETTLE_S,
-    Closed,
-    Connection,
-    Pool,
-    Route,
-    proxy_authorization,
-    too_large_head,
-)
+from crawler.fetch.connection import HIGH_WATER, SETTLE_S, Closed, Connection, Pool, Route
 from crawler.fetch.egress import Egress, Proxies, Reach, names_loopback, shortage_now
 from crawler.fetch.session import LiveSession, harmless, header_problem
 from crawler.fetch.wire import Headers, bad_response
@@ -57,32 +47,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked for, and how."""
 
     url: str
-    loopback: bool = False
-    """Whether the URL may name loopback: it came from this machine's own command line."""
-    timeout_s: float = 60.0
-    """Total time of all its requests, without the time inside the hook."""
-    connect_timeout_s: float = 10.0
-    """Time for lookup, connection, proxy and TLS of each request."""
-    headers: Headers = ()
-    """The site's own headers."""
-    session: LiveSession | None = None
-    """Headers and cookies of the job."""
-    max_body: int | None = None
-    """Maximum bytes of the body, instead of the client's own limit."""
-    cut: bool = False
-    """Whether a larger body is cut instead of being an error."""
-    home: str | None = None
-    """Origin that gets the site's and the session's headers, instead of the URL's own."""
+    loopback: bool = False  # it may name loopback: it came from this machine's command line
+    timeout_s: float = 60.0  # for all its requests together, without the time inside the hook
+    connect_timeout_s: float = 10.0  # for lookup, connection, proxy and TLS of each request
+    headers: Headers = ()  # the site's own
+    session: LiveSession | None = None  # headers and cookies of the job
+    max_body: int | None = None  # bytes, instead of the client's own limit
+    cut: bool = False  # a larger body is cut instead of being an error
+    home: str | None = None  # origin that gets all headers, instead of the URL's own
     method: Literal["GET", "POST"] = "GET"
-    body: bytes | None = None
-    """Sent twice if a kept connection turns out to be dead."""
-    follow: bool = True
-    """Whether redirects of a GET are followed."""
+    body: bytes | None = None  # sent twice if a kept connection turns out to be dead
+    follow: bool = True  # redirects of a GET are followed
     budget: Budget = msgspec.field(default_factory=Budget)
-    unlimited: bool = False
-    """Whether no rate limit spaces the requests: then the client limits new connections itself."""
-    exact: bool = False
-    """Whether path and query are sent literally, also where a browser would resolve `..`."""
+    unlimited: bool = False  # no rate limit applies: the client limits new connections itself
+    exact: bool = False  # path and query go out literally, even where a browser resolves `..`
 
     def __repr__(self) -> str:
         return f"Request({urls.without_credentials(self.url)!r})"
@@ -139,9 +117,9 @@ class Client:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """Return the client that the environment's settings describe."""
-        proxies = settings.http_proxy, settings.https_proxy, settings.no_proxy
-        through = Proxies.from_environment(*proxies)
-        return cls(settings.max_body, egress=Egress(settings.allow_nets), through=through)
+        proxies = (settings.http_proxy, settings.https_proxy, settings.no_proxy)
+        egress, through = Egress(settings.allow_nets), Proxies.from_environment(*proxies)
+        return cls(settings.max_body, egress=egress, through=through)
 
     async def __aenter__(self) -> Self:
         # Starts the loop's threads: without memory for them later, libuv would end the process.
@@ -149,19 +127,14 @@ class Client:
         self._pool = Pool(self._egress, self._settle_s)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._pool.close()
         self._egress.close()
         await asyncio.sleep(0)  # so that the transports end before the loop does
 
     async def fetch(self, request: Request, hook: RequestHook = lambda url: nullcontext()) -> Page:
         """Return the page, whatever its status; raises `FetchError` if there is none."""
-        here = first = _exact_target(request.url) if request.exact else _target(request.url)
+        here = first = _target(request.url, exact=request.exact)
         reach = Reach.GLOBAL
         if request.loopback and names_loopback(first.host):
             reach = Reach.LOOPBACK
@@ -219,7 +192,7 @@ class Client:
             limit = self._max_body if request.max_body is None else request.max_body
             codings = ",".join(head.fields.get("content-encoding", ()))
             body = Body(codings, limit, cut=request.cut, budget=request.budget)
-            keep = await _read(connection, head, body, limit, request.budget)
+            keep = await _read(connection, head, body, request.budget)
             if body.size > SMALL:  # joining a large one takes milliseconds
                 raw, decoded = await request.budget.at_once(body.finish)
             else:
@@ -302,7 +275,7 @@ class Client:
         target, extra = here.path_and_query, ""
         if route.proxy and here.scheme == "http":
             target = f"{here.origin}{target}"
-            extra = proxy_authorization(route.proxy)
+            extra = route.proxy.authorization
         if request.body is not None or request.method != "GET":
             extra += f"Content-Length: {len(request.body or b'')}\r\n"
         lines = _header_lines(request.headers, is_home, own)
@@ -333,7 +306,7 @@ async def _skip_interim(connection: Connection, budget: Budget) -> wire.Head:
             raise bad_response("the server changes to a protocol that nobody asked for")
         spent += head.size
         if spent > wire.MAX_HEAD:
-            raise too_large_head()
+            raise wire.too_large_head()
         try:
             head = await connection.head(budget, spent)
         except Closed as closed:
@@ -352,14 +325,11 @@ def _location(head: wire.Head, request: Request) -> str:
     return next(iter(locations), "")
 
 
-async def _read(
-    connection: Connection, head: wire.Head, body: Body, limit: int, budget: Budget
-) -> bool:
+async def _read(connection: Connection, head: wire.Head, body: Body, budget: Budget) -> bool:
     """Read a body to its end; return whether the connection can serve another request."""
     framing = wire.framing(head)
     if framing.length is not None:
-        is_clean = await _read_length(connection, framing.length, body, limit, budget)
-        return is_clean and head.persistent
+        return await _read_length(connection, framing.length, body, budget) and head.persistent
     chunks = wire.Chunks() if framing.chunked else None
     data = connection.take(HIGH_WATER)
     while True:
@@ -378,16 +348,15 @@ async def _read(
             return False
 
 
-async def _read_length(
-    connection: Connection, length: int, body: Body, limit: int, budget: Budget
-) -> bool:
-    if length > limit and not body.cut:
-        raise FetchError("too_large", f"the page is larger than {limit:,} bytes: it has {length:,}")
+async def _read_length(connection: Connection, length: int, body: Body, budget: Budget) -> bool:
+    if length > body.limit and not body.cut:
+        message = f"the page is larger than {body.limit:,} bytes: it has {length:,}"
+        raise FetchError("too_large", message)
     left = length
     while left:
-        is_last = left <= HIGH_WATER and not body.cut
+        fits = left <= HIGH_WATER and not body.cut
         try:
-            await connection.wait_for(left if is_last else 1)
+            await connection.wait_for(left if fits else 1)
         except Closed:
             missing = left - connection.buffered
             message = f"the connection ended {missing:,} bytes before the body's end"
@@ -421,21 +390,20 @@ def _page(request: Request, here: _Target, head: wire.Head, raw: bytes, decoded:
     )
 
 
-def _target(url: str) -> _Target:
+def _target(text: str, *, exact: bool = False) -> _Target:
     try:
-        url = urls.normal(url)
+        url = urls.normal(text)
     except UrlError as error:
         raise FetchError("bad_url", f"the URL cannot be dialled: {error}") from None
     parts = urls.split(url)
+    path_and_query = f"/{parts.tail}"
+    if exact:
+        match = re.fullmatch(r'\w+://[^/?]+(/[!-"$-~]*)', text)
+        if not match:
+            raise FetchError("bad_url", "the URL cannot be sent letter by letter")
+        path_and_query = match[1]
     port = int(parts.port or _PORTS[parts.scheme])
-    return _Target(url, parts.scheme, parts.authority, parts.host, port, f"/{parts.tail}")
-
-
-def _exact_target(url: str) -> _Target:
-    tail = re.fullmatch(r'\w+://[^/?]+(/[!-"$-~]*)', url)
-    if not tail:
-        raise FetchError("bad_url", "the URL cannot be sent letter by letter")
-    return _target(url)._replace(path_and_query=tail[1])
+    return _Target(url, parts.scheme, parts.authority, parts.host, port, path_and_query)
 
 
 def _redirected(here: _Target, location: str) -> _Target:
@@ -460,7 +428,9 @@ def _explained(error: Exception, request: Request) -> Exception:
     lack = shortage_of(error)
     if not lack and isinstance(failure, FetchError) and failure.reason in _MAYBE_SHORTAGE:
         lack = shortage_now()
-    return OwnShortage(lack) if lack else failure
+    if lack:
+        return OwnShortage(lack)
+    return failure
 
 
 def _failure(error: Exception, request: Request) -> FetchError:

@@ -124,7 +124,9 @@ class RuleSet:
             budget.check()
             name, value = _directive(line)
             if name in _AGENT:
-                score = max(score if in_names else 0, _score(value.lower(), agent))
+                if not in_names:
+                    score = 0
+                score = max(score, _score(value.lower(), agent))
                 if score > best:
                     best, self.crawl_delay_s = score, 0.0
                     rules.clear()
@@ -162,7 +164,9 @@ def _score(name: str, agent: str) -> int:
     place = agent.find(name) if name else -1
     while place > 0 and (agent[place - 1].isalnum() or agent[place - 1] in "-_"):
         place = agent.find(name, place + 1)
-    return 1 + len(name) if place >= 0 else 0
+    if place < 0:
+        return 0
+    return 1 + len(name)
 
 
 def _seconds(value: str, otherwise: float) -> float:
@@ -173,7 +177,9 @@ def _seconds(value: str, otherwise: float) -> float:
         seconds = float(text)
     except ValueError:
         return otherwise
-    return seconds if math.isfinite(seconds) and seconds >= 0 else otherwise
+    if math.isfinite(seconds) and seconds >= 0:
+        return seconds
+    return otherwise
 
 
 def _add(rules: list[_Rule], value: str, allow: bool) -> None:
@@ -191,7 +197,7 @@ def _add(rules: list[_Rule], value: str, allow: bool) -> None:
 def _path(url: str) -> str:
     """Return path and query of a URL, to be compared with rules."""
     path = _normal(_ORIGIN.sub("", url).partition("#")[0], "")
-    return path if path.startswith("/") else f"/{path}"
+    return "/" + path.removeprefix("/")
 
 
 def _normal(text: str, kept: str) -> str:
@@ -225,7 +231,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return self.status >= 500 or self.status in (407, 429)
 
     def is_fresh(self, now: float) -> bool:
-        """Whether the cached answer still counts."""
         lifetime_s = UNREACHABLE_S if self.unreachable else FRESH_S
         return self.boot == times.boot_id() and 0 <= now - self.at < lifetime_s
 
@@ -238,7 +243,6 @@ class Rules:
         self._sets: dict[str, RuleSet] = {}
 
     def allow(self, url: str, agent: str, budget: Budget | None = None) -> bool:
-        """Whether an agent may fetch the URL."""
         budget = budget or Budget()
         if agent not in self._sets:
             self._sets[agent] = RuleSet(self.answer.text, agent, budget)
@@ -290,7 +294,9 @@ class Robots:
     def known(self, origin: str) -> Rules | None:
         """Return the rules that this process knows already, if they are fresh."""
         rules = self._rules.get(origin)
-        return rules if rules and rules.answer.is_fresh(self._clock()) else None
+        if rules and rules.answer.is_fresh(self._clock()):
+            return rules
+        return None
 
     async def _learn(self, origin: str, fetch: Fetch, budget: Budget) -> Rules:
         """Ask once at a time for each host; later pages wait for the same answer."""
@@ -373,8 +379,9 @@ def product(user_agent: str) -> str:
     """Return the name that rules are looked up by: ours, or the first word of another agent."""
     if PRODUCT in user_agent:
         return PRODUCT
-    match = re.match(r"[A-Za-z_-]+", user_agent)
-    return match[0] if match else PRODUCT
+    if match := re.match(r"[A-Za-z_-]+", user_agent):
+        return match[0]
+    return PRODUCT
 
 
 def sweep(folder: Path, now: float, most: int = MAX_FILES) -> int:
@@ -430,7 +437,9 @@ def _read(path: Path, origin: str) -> Answer | None:
         answer = msgspec.json.decode(path.read_bytes(), type=Answer)
     except (OSError, msgspec.MsgspecError):
         return None
-    return answer if answer.origin == origin else None
+    if answer.origin != origin:
+        return None
+    return answer
 
 
 def _write(path: Path, answer: Answer) -> None:

@@ -99,24 +99,22 @@ def save(folder: Path, name: str, session: Session) -> None:
     """Write a job's session atomically, readable for its owner only."""
     check(session)
     path = path_of(folder, name)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(SessionFile(job=name, session=session)))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(path)
-            sync_folder(folder)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(SessionFile(job=name, session=session)))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+        sync_folder(folder)
     except OSError as error:
         message = f"the session of job {name!r} cannot be kept in {folder} ({error.strerror})"
         raise StoreFull(message) from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink()  # unless it was renamed
 
 
 def load(folder: Path, name: str) -> Session | None:
@@ -177,11 +175,10 @@ class LiveSession:
         _, own = sent.get("cookie", ("", ""))
         cookies = self._jars.header(scheme, host, path, MAX_HEADER - len(own))
         if cookies:
-            sent["cookie"] = ("Cookie", f"{own}; {cookies}" if own else cookies)
+            sent["cookie"] = ("Cookie", "; ".join(filter(None, (own, cookies))))
         return sent
 
     def take(self, scheme: str, host: str, path: str, set_cookie: list[str]) -> None:
-        """Store the cookies of an answer."""
         self._jars.take(scheme, host, path, set_cookie)
 
 

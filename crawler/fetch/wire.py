@@ -31,13 +31,16 @@ Headers = tuple[tuple[str, str], ...]
 
 
 def not_http(data: bytes | bytearray) -> FetchError:
-    """Return the error for an answer that is not HTTP."""
     return bad_response(f"the answer is not HTTP: it begins with {bytes(data[:40])!r}")
 
 
 def bad_response(message: str) -> FetchError:
-    """Return the error for an answer that breaks the protocol."""
     return FetchError("bad_response", message)
+
+
+def too_large_head() -> FetchError:
+    message = f"the answer's headers are larger than {MAX_HEAD:,} bytes"
+    return FetchError("headers_too_large", message)
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -75,7 +78,8 @@ def parse_head(data: bytes | bytearray) -> Head:
     """Parse a head as a browser does; raises `FetchError` if a browser would refuse it."""
     if b"\0" in data:
         raise bad_response("the answer's head holds a zero byte")
-    first, *lines = [*filter(None, data.decode("latin-1").replace("\r", "\n").split("\n"))] or [""]
+    text = data.decode("latin-1").replace("\r", "\n")
+    first, *lines = [*filter(None, text.split("\n"))] or [""]
     match = _STATUS.fullmatch(first)
     if not match:
         raise not_http(data)
@@ -88,7 +92,7 @@ def parse_head(data: bytes | bytearray) -> Head:
         fields.setdefault(name.lower(), []).append(value)
     major, minor = match[1] or "1", match[2] or "0"
     is_modern = major == minor == "1" or (int(major[:4]), int(minor[:4])) >= (1, 1)
-    options = _items(fields["connection"]) if "connection" in fields else []
+    options = _items(fields.get("connection", []))
     persistent = "close" not in options and (is_modern or "keep-alive" in options)
     return Head(status, match[4].strip(BLANKS), tuple(headers), persistent, fields, len(data))
 
