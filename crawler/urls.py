@@ -43,34 +43,27 @@ class Address(NamedTuple):
     domain: str
 
 
-class Parts(NamedTuple):
-    """The parts of a URL in WHATWG's normal form without credentials."""
-
-    scheme: str
-    authority: str
-    host: str
-    port: str
-    tail: str  # path without its first slash, and query
-
-
 def parse(text: str) -> Address:
     """Read a URL as a browser would, without user name and password (see `credentials`).
 
     Raises `UrlError` with a reason that fits in a rejects file.
     """
     href = normal(text)
-    parts = split(href)
-    return Address(href, _key(parts.scheme, parts.authority, parts.tail), domain(parts.host))
+    scheme, authority, host, _, tail = split(href)
+    return Address(href, _key(scheme, authority, tail), domain(host))
 
 
-def split(href: str) -> Parts:
-    """Split a URL in normal form, which is five times as fast as asking the parser."""
+def split(href: str) -> tuple[str, str, str, str, str]:
+    """Split a URL in normal form into scheme, authority, host, port and the rest without its slash.
+
+    This is five times as fast as asking the parser.
+    """
     scheme, _, rest = href.partition("://")
     authority, _, tail = rest.partition("/")
     host, port = authority, ""
     if authority[-1:].isdigit() and ":" in authority:
         host, _, port = authority.rpartition(":")
-    return Parts(scheme, authority, host, port, tail)
+    return scheme, authority, host, port, tail
 
 
 def normal(text: str) -> str:

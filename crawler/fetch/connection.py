@@ -207,7 +207,8 @@ class Connection(asyncio.Protocol):
 
     def take(self, size: int) -> bytes:
         """Return and remove up to `size` buffered bytes."""
-        data = bytes(memoryview(self._buffer)[:size])
+        taken = self._buffer if size >= len(self._buffer) else self._buffer[:size]
+        data = bytes(taken)
         del self._buffer[:size]
         if self._budget:
             self._budget.release(len(data))

@@ -423,7 +423,7 @@ class Proxies(msgspec.Struct, frozen=True):
 
     def choose(self, scheme: str, host: str, port: int, own: Proxy | None = None) -> Proxy | None:
         """Return the proxy for a request, a job's `own` first; this machine is reached without."""
-        proxy = own or {"http": self.http, "https": self.https}[scheme]
+        proxy = own or (self.https if scheme == "https" else self.http)
         if proxy is None or names_loopback(host):
             return None
         if any(_exempts(rule, host, port) for rule in self.exempt):

@@ -267,7 +267,9 @@ class Client:
                     raise
 
     def _request_head(self, request: Request, first: _Target, here: _Target, route: Route) -> bytes:
-        is_home = here.origin == (request.home or first.origin)
+        is_home = here is first
+        if request.home or not is_home:
+            is_home = here.origin == (request.home or first.origin)
         own: Headers = ()
         if request.session:
             address = (here.scheme, here.authority, here.host, here.path)
@@ -395,15 +397,14 @@ def _target(text: str, *, exact: bool = False) -> _Target:
         url = urls.normal(text)
     except UrlError as error:
         raise FetchError("bad_url", f"the URL cannot be dialled: {error}") from None
-    parts = urls.split(url)
-    path_and_query = f"/{parts.tail}"
+    scheme, authority, host, port, tail = urls.split(url)
+    path_and_query = f"/{tail}"
     if exact:
         match = re.fullmatch(r'\w+://[^/?]+(/[!-"$-~]*)', text)
         if not match:
             raise FetchError("bad_url", "the URL cannot be sent letter by letter")
         path_and_query = match[1]
-    port = int(parts.port or _PORTS[parts.scheme])
-    return _Target(url, parts.scheme, parts.authority, parts.host, port, path_and_query)
+    return _Target(url, scheme, authority, host, int(port or _PORTS[scheme]), path_and_query)
 
 
 def _redirected(here: _Target, location: str) -> _Target:

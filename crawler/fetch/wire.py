@@ -92,8 +92,10 @@ def parse_head(data: bytes | bytearray) -> Head:
         fields.setdefault(name.lower(), []).append(value)
     major, minor = match[1] or "1", match[2] or "0"
     is_modern = major == minor == "1" or (int(major[:4]), int(minor[:4])) >= (1, 1)
-    options = _items(fields.get("connection", []))
-    persistent = "close" not in options and (is_modern or "keep-alive" in options)
+    persistent = is_modern
+    if "connection" in fields:
+        options = _items(fields["connection"])
+        persistent = "close" not in options and (is_modern or "keep-alive" in options)
     return Head(status, match[4].strip(BLANKS), tuple(headers), persistent, fields, len(data))
 
 
@@ -161,7 +163,9 @@ def framing(head: Head) -> Framing:
                 shown = ", ".join(sorted(unknown))[:100]
                 raise FetchError("unknown_encoding", f"cannot read Transfer-Encoding: {shown!r}")
             return Framing(chunked=True)
-    lengths = {*head.list("content-length")}
+    lengths = head.fields.get("content-length", [])
+    if len(lengths) > 1 or "," in "".join(lengths):
+        lengths = list({*head.list("content-length")})
     if len(lengths) > 1:
         raise bad_response(f"the answer has {len(lengths)} different lengths")
     for text in lengths:
