@@ -331,7 +331,7 @@ class ConnectionQueue:
         return True
 
     async def wait(self, give_back: Callable[[Connection], None]) -> Connection | None:
-        """Wait for a free connection, or None with the reservation of a new one."""
+        """Wait for a free connection; None means that a new one may be opened."""
         waiter: asyncio.Future[Connection | None] = self._loop.create_future()
         self._waiters.append(waiter)
         try:

@@ -11,7 +11,7 @@ import msgspec
 
 from crawler import times, urls
 from crawler.errors import InputError
-from crawler.fetch.egress import literal
+from crawler.fetch.egress import is_within, literal
 from crawler.fetch.wire import BLANKS
 
 MAX_SIZE = 4096  # bytes of name and value; browsers ignore larger cookies, too
@@ -61,7 +61,7 @@ class Cookie(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it is sent with a request."""
         if self.secure and scheme != "https":
             return False
-        is_host = host == self.domain or (self.subdomains and _is_within(host, self.domain))
+        is_host = host == self.domain or (self.subdomains and is_within(host, self.domain))
         return is_host and _path_fits(path, self.path)
 
 
@@ -124,7 +124,7 @@ class Jars:
         return any(
             kept.secure
             and kept.name == cookie.name
-            and (_is_within(kept.domain, cookie.domain) or _is_within(cookie.domain, kept.domain))
+            and (is_within(kept.domain, cookie.domain) or is_within(cookie.domain, kept.domain))
             and _path_fits(cookie.path, kept.path)
             and kept.is_live(now, uptime)
             for kept in jar.values()
@@ -161,10 +161,6 @@ class Jars:
 
 def _pair(cookie: Cookie) -> str:
     return f"{cookie.name}={cookie.value}" if cookie.name else cookie.value
-
-
-def _is_within(host: str, domain: str) -> bool:
-    return host == domain or host.endswith(f".{domain}")
 
 
 def _path_fits(path: str, cookie_path: str) -> bool:

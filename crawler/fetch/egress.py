@@ -158,8 +158,12 @@ def names_loopback(host: str) -> bool:
 
 
 def _is_localhost(host: str) -> bool:
-    name = host.rstrip(".").lower()
-    return name == "localhost" or name.endswith(".localhost")
+    return is_within(host.rstrip(".").lower(), "localhost")
+
+
+def is_within(name: str, domain: str) -> bool:
+    """Whether a name is a domain or lies below it."""
+    return name == domain or name.endswith(f".{domain}")
 
 
 def _parsed(text: str) -> Ip:
@@ -446,4 +450,4 @@ def _exempts(rule: str, host: str, port: int) -> bool:
             return False
         rule = name
     name, own = rule.removeprefix("*").strip("[]").strip("."), host.strip("[]").rstrip(".")
-    return bool(name) and (own == name or own.endswith(f".{name}"))
+    return bool(name) and is_within(own, name)

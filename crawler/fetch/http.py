@@ -90,14 +90,6 @@ class _Target(NamedTuple):
         return self.path_and_query.partition("?")[0]
 
 
-class _Outcome(NamedTuple):
-    """Result of one request: a page, a redirect, or a connection that was already dead."""
-
-    page: Page | None = None
-    location: str = ""
-    stale: bool = False
-
-
 class Client:
     """A client with a connection pool; it belongs to the event loop it is entered on."""
 
@@ -148,24 +140,27 @@ class Client:
                 except (TimeoutError, Closed, OSError, RuntimeError, FetchError) as error:
                     raise _explained(error, request) from None
                 left_s -= time.monotonic() - since - (request.budget.waited_s - waited_s)
-            if outcome.page:
-                return outcome.page
-            fresh = outcome.stale
-            if outcome.stale:
+            if isinstance(outcome, Page):
+                return outcome
+            fresh = outcome is None
+            if outcome is None:
                 continue
             redirects += 1
             if redirects > MAX_REDIRECTS:
                 raise FetchError("too_many_redirects", f"more than {MAX_REDIRECTS} redirects")
             if left_s <= 0:
                 raise _too_slow(request)
-            here = _redirected(here, outcome.location)
+            here = _redirected(here, outcome)
             if (here.host, here.port) != (first.host, first.port):
                 reach = Reach.GLOBAL  # for good: no other server may lead back into this machine
 
     async def _exchange(
         self, request: Request, first: _Target, here: _Target, reach: Reach, fresh: bool
-    ) -> _Outcome:
-        """Send one request on a new or kept connection."""
+    ) -> Page | str | None:
+        """Send one request; return the page, or the location of a redirect.
+
+        None means that a kept connection was dead already: the server never saw the request.
+        """
         own_proxy = request.session.proxy if request.session else None
         proxy = self._proxies.choose(here.scheme, here.host, here.port, own_proxy)
         route = Route(here.scheme, here.host, here.port, reach, proxy)
@@ -181,14 +176,14 @@ class Client:
             connection.send(sent, request.body or b"", request.budget)
             head = await self._final_head(connection, request)
             if head is None:
-                return _Outcome(stale=True)
+                return None
             if request.session and "set-cookie" in head.fields:
                 cookies = (here.scheme, here.host, here.path, head.fields["set-cookie"])
                 await request.budget.at_once(request.session.take, *cookies)
             if location := _location(head, request):
                 buffered = len(connection.take(HIGH_WATER))
                 keep = head.persistent and wire.framing(head).length == buffered
-                return _Outcome(location=location)
+                return location
             limit = self._max_body if request.max_body is None else request.max_body
             codings = ",".join(head.fields.get("content-encoding", ()))
             body = Body(codings, limit, cut=request.cut, budget=request.budget)
@@ -197,7 +192,7 @@ class Client:
                 raw, decoded = await request.budget.at_once(body.finish)
             else:
                 raw, decoded = body.finish()
-            return _Outcome(page=_page(request, here, head, raw, decoded))
+            return _page(request, here, head, raw, decoded)
         finally:
             if keep:
                 self._pool.give(route, connection)
