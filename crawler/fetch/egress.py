@@ -171,8 +171,8 @@ def _parsed(text: str) -> Ip:
 
 
 def _getaddrinfo(host: str) -> Sequence[str]:
-    # As bytes: Python's own IDNA encoding differs from the one that made this name.
-    found = socket.getaddrinfo(host.encode("ascii"), None, type=socket.SOCK_STREAM)
+    name = host.encode("ascii")  # Python would encode a str by other rules than WHATWG's
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return list(dict.fromkeys(_with_scope(entry) for entry in found))
 
 
@@ -314,9 +314,9 @@ def forbidden(host: str, problem: str) -> FetchError:
 
 
 def shortage_now() -> str:
-    """Return whether this process lacks descriptors or memory (`ulimit -v`), and which.
+    """Return what this process lacks, descriptors or memory (`ulimit -v`), or an empty string.
 
-    Libraries give other reasons for their failures then.
+    Asked after a failure, because libraries give other reasons for it.
     """
     if lack := shortage_of_descriptors():
         return lack
