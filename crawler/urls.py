@@ -1,5 +1,4 @@
-"""Canonical URLs and domains; one WHATWG parser for all of them, so that what is checked is what is
-dialled."""
+"""Canonical URLs and domains, with one WHATWG parser: what is checked is what is dialled."""
 
 import ipaddress
 import re
@@ -17,13 +16,12 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 8192
 MAX_HOST = 255
-"""Characters of a host: names have no more, and the time to read an international one grows with
-their square."""
+"""Characters of a host; the time to read an international name grows with their square."""
 _AUTHORITY = re.compile(
     r"[\x00-\x20]*+(?:[a-z][a-z0-9+.\t\n\r-]*+:|[/\\][\t\n\r]*+[/\\])[/\\\t\n\r]*+([^/\\?#]*+)",
     re.I,
 )
-"""The most that a browser may take for user, host and port at the beginning of a reference."""
+"""The most that a browser may take for user, host and port at the start of a reference."""
 _BORDERS = re.compile(r"""([\s\\/?#"'<>])""")
 """Where a user name, a password or a host ends."""
 _SCHEME = re.compile(r"\bhttps?:", re.IGNORECASE)
@@ -39,16 +37,16 @@ _PASSWORD = re.compile(
 """A user name and a password that stand anywhere in a text, percent-encoded or not."""
 _BROKEN = re.compile(r"\s*([a-z][a-z0-9+.-]{0,20}:[\\/]{2})\S*@(\S*)\s*", re.IGNORECASE)
 _QUERY_PASSWORD = re.compile(r"([?&](?:password|ssl_password)=)[^&#]*", re.IGNORECASE)
-_TRACKING = frozenset(
-    {"fbclid", "gclid", "dclid", "gbraid", "wbraid", "msclkid", "yclid", "igshid", "mc_cid", "mc_eid", "twclid",
-     "utm_source", "utm_medium", "utm_campaign", "utm_term", "utm_content", "utm_id", "utm_source_platform",
-     "utm_creative_format", "utm_marketing_tactic"}
-)  # fmt: skip
-"""Parameters that make no other page. A map's `utm_x` and `utm_zone` do: each of these is named."""
+_TRACKING = frozenset({
+    "fbclid", "gclid", "dclid", "gbraid", "wbraid", "msclkid", "yclid", "igshid", "mc_cid",
+    "mc_eid", "twclid", "utm_source", "utm_medium", "utm_campaign", "utm_term", "utm_content",
+    "utm_id", "utm_source_platform", "utm_creative_format", "utm_marketing_tactic",
+})  # fmt: skip
+"""Parameters that make no other page. A map's `utm_x` and `utm_zone` do, so each one is named."""
 
 
 class Address(NamedTuple):
-    """A URL that may be fetched, with what identifies it and what limits apply to."""
+    """A URL that may be fetched, the key of its page, and the domain that limits apply to."""
 
     url: str
     key: bytes
@@ -56,20 +54,30 @@ class Address(NamedTuple):
 
 
 def parse(text: str) -> Address:
-    """Read a URL as a browser would, without its user name and password (`credentials` has them);
-    raises `UrlError` with a reason that fits in a rejects file."""
+    """Read a URL as a browser would, without user name and password (see `credentials`).
+
+    Raises `UrlError` with a reason that fits in a rejects file.
+    """
     href = normal(text)
-    scheme, _, rest = href.partition("://")
-    authority, _, tail = rest.partition("/")
-    host = (
-        authority.rpartition(":")[0] if authority[-1:].isdigit() and ":" in authority else authority
-    )
+    scheme, authority, host, _, tail = split(href)
     return Address(href, _key(scheme, authority, tail), domain(host))
 
 
+def split(href: str) -> tuple[str, str, str, str, str]:
+    """Split a URL in normal form into scheme, authority, host, port and the rest without its slash.
+
+    This is five times as fast as asking the parser.
+    """
+    scheme, _, rest = href.partition("://")
+    authority, _, tail = rest.partition("/")
+    host, port = authority, ""
+    if authority[-1:].isdigit() and ":" in authority:
+        host, _, port = authority.rpartition(":")
+    return scheme, authority, host, port, tail
+
+
 def normal(text: str) -> str:
-    """What is dialled for a URL: WHATWG's normal form, without a fragment and credentials; raises
-    likewise."""
+    """Return WHATWG's normal form without fragment and credentials; raises `UrlError`."""
     text = text.strip()
     if not text:
         raise UrlError("the URL is empty")
@@ -81,8 +89,6 @@ def normal(text: str) -> str:
     except ValueError:
         hint = "; does it lack http:// at the beginning?" if "://" not in text else ""
         raise UrlError(f"not a URL: {without_credentials(text)[:200]!r}{hint}") from None
-    # In WHATWG's normal form the parts can be cut out, which is five times as fast as asking for
-    # each.
     scheme, _, rest = href.partition("://")
     if scheme not in ("http", "https"):
         raise UrlError(f"only http and https are fetched, not {scheme.partition(':')[0][:30]}:")
@@ -93,8 +99,8 @@ def normal(text: str) -> str:
     if len(authority) > MAX_HOST:  # an international name is longer in its ASCII form
         raise UrlError(f"the host has more than {MAX_HOST} characters")
     if ".." in authority or authority.startswith("."):
-        # No name server knows it, but whoever takes the dots away reads another host: `10.0.0.1..`
-        # is no address here.
+        # No name server knows it, but without the dots it is another host: `10.0.0.1..` is no
+        # address here.
         raise UrlError("the host has an empty part between its dots")
     if authority.endswith(":0"):
         raise UrlError("port 0 cannot be connected to")
@@ -102,7 +108,7 @@ def normal(text: str) -> str:
 
 
 def check_host(reference: str) -> None:
-    """Raise `UrlError` for a URL or reference with a host that no parser should see."""
+    """Raise `UrlError` for a URL or reference whose host is too long for any parser."""
     if len(reference) <= MAX_HOST:
         return
     match = _AUTHORITY.match(reference)
@@ -111,8 +117,7 @@ def check_host(reference: str) -> None:
 
 
 def credentials(text: str) -> tuple[str, str] | None:
-    """The origin of a URL and the `user:password` in it, for whoever keeps secrets; None where
-    there is none."""
+    """Return the origin of a URL and the `user:password` in it, if there are any."""
     if "@" not in text:
         return None
     try:
@@ -125,7 +130,7 @@ def credentials(text: str) -> tuple[str, str] | None:
 
 
 def without_secrets(value: Any) -> Any:
-    """A value as JSON has it, without the user names and passwords of the URLs in its texts."""
+    """Return a JSON value without the user names and passwords of URLs in its texts."""
     match value:
         case str():
             return _without_user_info(value) if _AT.search(value) else value
@@ -150,9 +155,8 @@ def _with_names_redacted(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_user_info(text: str) -> str:
-    """Cut out what stands before the last `@` of each host; one pass, as a cell may have a
-    megabyte."""
-    parts = _BORDERS.split(text)  # texts and the borders between them, by turns
+    """Remove the credentials of each host, in one pass: a cell may have a megabyte."""
+    parts = _BORDERS.split(text)  # texts and the borders between them, alternating
     before, slashes = "", 0
     for place in range(0, len(parts), 2):
         part = parts[place]
@@ -163,31 +167,34 @@ def _without_user_info(text: str) -> str:
             elif scheme:
                 part = part[: scheme.end()] + part[scheme.end() :].rpartition("@")[2]
             parts[place] = part
-        border = parts[place + 1] if place + 1 < len(parts) else ""
-        if border and border in "\\/":
-            before, slashes = (part, 1) if part or not slashes else (before, slashes + 1)
-        else:
+        border = parts[place + 1 : place + 2]
+        if border not in (["/"], ["\\"]):
             before, slashes = "", 0
+        elif part or not slashes:
+            before, slashes = part, 1
+        else:
+            slashes += 1
     return _without_strange_user_info(_PASSWORD.sub(r"\1", "".join(parts)))
 
 
 def _begins_host(before: str, slashes: int) -> bool:
-    """Whether a host follows behind so many slashes: browsers need none after `http:`, and no
-    scheme before two."""
+    """Whether a host follows: browsers need one slash after `http:`, or two without a scheme."""
     if before[-6:].lower().endswith(("http:", "https:")):
         return slashes > 0
     return slashes > 1 and (not before or before[-1] == ":")
 
 
 def _without_strange_user_info(text: str) -> str:
-    """The same for a text that is one URL by itself, with a blank or a slash in its password."""
+    """The same for a text that is a single URL, with a blank or a slash in its password."""
     if "@" not in text or len(text) > MAX_LENGTH:
         return text
     try:
         check_host(text)
         url = ada_url.URL(text.strip())
     except (UrlError, ValueError):
-        return _BROKEN.sub(r"\1\2", text) if _BROKEN.fullmatch(text) else text
+        if _BROKEN.fullmatch(text):
+            return _BROKEN.sub(r"\1\2", text)
+        return text
     if not url.password:
         return text
     url.username = url.password = ""
@@ -195,20 +202,13 @@ def _without_strange_user_info(text: str) -> str:
 
 
 def _key(scheme: str, authority: str, tail: str) -> bytes:
-    """Identify the page behind a URL: without tracking parameters, whatever the order of the
-    others' names."""
+    """Identify the page of a URL, without tracking parameters and the order of names."""
     path, _, query = tail.partition("?")
-    kept = (
-        [pair for pair in query.split("&") if pair and _name(pair) not in _TRACKING]
-        if query
-        else []
-    )
-    kept.sort(
-        key=_name
-    )  # values of one name stay as they are: ?sort=a&sort=b may be another page than ?sort=b&sort=a
-    return blake2b(
-        f"{scheme}://{authority}/{path}?{'&'.join(kept)}".encode(), digest_size=16
-    ).digest()
+    if query:
+        kept = [pair for pair in query.split("&") if pair and _name(pair) not in _TRACKING]
+        kept.sort(key=_name)  # stable: ?sort=a&sort=b may be another page than ?sort=b&sort=a
+        query = "&".join(kept)
+    return blake2b(f"{scheme}://{authority}/{path}?{query}".encode(), digest_size=16).digest()
 
 
 def _name(pair: str) -> str:
@@ -217,7 +217,7 @@ def _name(pair: str) -> str:
 
 @lru_cache(maxsize=10_000)
 def domain(host: str) -> str:
-    """What limits apply to: the registrable domain of a host name, or the address itself."""
+    """Return what limits apply to: a name's registrable domain, or the address itself."""
     bare = host.strip("[]").rstrip(".")
     try:
         return str(ipaddress.ip_address(bare))
@@ -226,7 +226,7 @@ def domain(host: str) -> str:
 
 
 def is_public_suffix(name: str) -> bool:
-    """Whether a name is one under which strangers register theirs, such as co.uk."""
+    """Whether names below it belong to different owners, as below co.uk."""
     return bool(_suffixes().is_public(name))
 
 
@@ -238,17 +238,15 @@ def _suffixes() -> "PublicSuffixList":
 
 
 def without_credentials(text: str) -> str:
-    """The text with whatever stands between `://` and `@` taken out, for rejects and messages."""
-    scheme, separator, rest = text.partition("://") if "://" in text else ("", "", text)
+    """Return a text without what is between `://` and `@`, for rejects and messages."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        scheme, rest = "", text
     authority, slash, path = rest.partition("/")
-    if "@" in path and not ada_url.check_url(
-        text.strip()
-    ):  # what is no URL may have a slash in its password
-        authority, slash, path = rest, "", ""
+    if "@" in path and not ada_url.check_url(text.strip()):
+        authority, slash, path = rest, "", ""  # what is no URL may have a slash in its password
     if "@" in authority:
         authority = "***@" + authority.rpartition("@")[2]
-    if scheme.startswith(
-        ("redis", "unix", "sentinel")
-    ):  # a password may stand in their queries, too
+    if scheme.startswith(("redis", "unix", "sentinel")):  # with passwords in queries, too
         path = _QUERY_PASSWORD.sub(r"\1***", path)
     return scheme + separator + authority + slash + path

@@ -63,9 +63,9 @@ def session_from(
 ) -> "Session | None":
     """The session that the options describe, or None where none was given; raises `UsageError` or
     `InputError`."""
-    from crawler.fetch import proxy as proxies
     from crawler.fetch import session as sessions
     from crawler.fetch.cookies import read_file
+    from crawler.fetch.egress import parse_proxy
 
     if not headers and user_agent is None and cookie_file is None and proxy is None:
         return None
@@ -76,7 +76,7 @@ def session_from(
         headers=tuple(sent),
         user_agent=user_agent,
         cookies=read_file(cookie_file, time.time()) if cookie_file else (),
-        proxy=proxies.parse(proxy) if proxy is not None else None,
+        proxy=parse_proxy(proxy) if proxy is not None else None,
     )
     sessions.check(made)
     return made

@@ -1,11 +1,10 @@
-"""Where a connection may lead: names are resolved once, each address is judged, and exactly that
-address is dialled.
+"""Where connections may lead: the rule for addresses, lookups, dialling, and the choice of a proxy.
 
-The same rule serves every path out of the package: `Egress.dial` gives a connected socket,
-`Egress.addresses` only the judgement.
+Names are resolved once, each address is judged, and exactly that address is dialled.
 """
 
 import asyncio
+import base64
 import errno
 import ipaddress
 import os
@@ -19,130 +18,114 @@ from enum import Enum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Any
+from urllib.parse import unquote
 
+import ada_url
 import aiohappyeyeballs
+import msgspec
 
-from crawler.errors import FetchError, OwnShortage, shortage_of
+from crawler.errors import FetchError, OwnShortage, UsageError, shortage_of
 from crawler.fetch.budget import check_free
 
 Ip = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 Lookup = Callable[[str], Awaitable[Sequence[str]]]
-"""From a host name to its addresses as text, with scope ids if they have one; raises `OSError`
-where there is none."""
+"""From a host name to its addresses, with scope ids if they have one; raises `OSError`."""
 
-DNS_CACHE_S = 30.0
-"""How long an answer is kept; whoever uses it judges it anew."""
+DNS_CACHE_S = 30.0  # cached addresses are judged anew at each use
 DNS_CACHE_NAMES = 2000
-DNS_THREADS = 64
-"""A name server that never answers holds a thread for each name that was asked for."""
-MAX_ADDRESSES = 8
-"""No more addresses of one name are tried: a name with thousands would cost as many attempts."""
-SPARE_DESCRIPTORS, SPARE_MEMORY = 4, 1 << 25
-"""A connection needs one, a resolver a few. A decoder needs up to 16 MB at a time, the stack of a
-thread 8."""
-ATTEMPT_S = 0.25
-"""How long one address has the field to itself before the next is tried beside it (RFC 8305)."""
+DNS_THREADS = 64  # a name server that never answers blocks a thread for each name
+MAX_ADDRESSES = 8  # addresses of one name that are tried
+SPARE_DESCRIPTORS = 4  # a connection needs one, a resolver a few
+SPARE_MEMORY = 1 << 25  # a decoder needs up to 16 MB, the stack of a thread 8
+ATTEMPT_S = 0.25  # head start of one address over the next (RFC 8305)
 
-_SPECIAL: tuple[tuple[Network, str], ...] = tuple(
+_SPECIAL_NETWORKS = {
+    "this network": "0.0.0.0/8",
+    "a private network": "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 fc00::/7",
+    "a carrier's network": "100.64.0.0/10",
+    "loopback": "127.0.0.0/8 ::1/128",
+    "link-local": "169.254.0.0/16 fe80::/10",
+    "site-local": "fec0::/10",
+    "multicast": "224.0.0.0/4 ff00::/8",
+    "for benchmarks": "198.18.0.0/15",
+    "for documentation": "192.0.2.0/24 198.51.100.0/24 203.0.113.0/24 2001:db8::/32 3fff::/20",
+    "for segment routing": "5f00::/16",
+    "reserved": "240.0.0.0/4",
+    "reserved for protocols": "192.0.0.0/24 2001::/23",
+    "a 6to4 relay": "192.88.99.0/24",
+    "a Teredo tunnel": "2001::/32",
+    "a private translation of IPv4": "64:ff9b:1::/48",
+    "an IPv4 address in disguise": "::/96 ::ffff:0:0:0/96",
+    "the unspecified address": "::/128",
+    "the discard prefix": "100::/64",
+    "the dummy prefix": "100:0:0:1::/64",
+}
+_SPECIAL = [
     (ipaddress.ip_network(net), what)
-    for net, what in (
-        ("0.0.0.0/8", "this network"),
-        ("10.0.0.0/8", "a private network"),
-        ("100.64.0.0/10", "a carrier's network"),
-        ("127.0.0.0/8", "loopback"),
-        ("169.254.0.0/16", "link-local"),
-        ("172.16.0.0/12", "a private network"),
-        ("192.0.0.0/24", "reserved for protocols"),
-        ("192.0.2.0/24", "for documentation"),
-        ("192.88.99.0/24", "a 6to4 relay"),
-        ("192.168.0.0/16", "a private network"),
-        ("198.18.0.0/15", "for benchmarks"),
-        ("198.51.100.0/24", "for documentation"),
-        ("203.0.113.0/24", "for documentation"),
-        ("224.0.0.0/4", "multicast"),
-        ("240.0.0.0/4", "reserved"),
-        ("::/128", "the unspecified address"),
-        ("::1/128", "loopback"),
-        ("::/96", "an IPv4 address in disguise"),
-        ("::ffff:0:0:0/96", "an IPv4 address in disguise"),
-        ("64:ff9b:1::/48", "a private translation of IPv4"),
-        ("100::/64", "the discard prefix"),
-        ("100:0:0:1::/64", "the dummy prefix"),
-        ("2001::/32", "a Teredo tunnel"),
-        ("2001::/23", "reserved for protocols"),
-        ("2001:db8::/32", "for documentation"),
-        ("3fff::/20", "for documentation"),
-        ("5f00::/16", "for segment routing"),
-        ("fc00::/7", "a private network"),
-        ("fe80::/10", "link-local"),
-        ("fec0::/10", "site-local"),
-        ("ff00::/8", "multicast"),
-    )
-)
+    for what, networks in _SPECIAL_NETWORKS.items()
+    for net in networks.split()
+]
+_SPECIAL.sort(key=lambda entry: -entry[0].prefixlen)  # the smallest network decides
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _MAPPED, _TRANSLATED = IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96")
 _SIX_TO_FOUR, _TEREDO = IPv6Network("2002::/16"), IPv6Network("2001::/32")
-_LOW_32 = (IPv6Network("::/96"), IPv6Network("::ffff:0:0:0/96"), IPv6Network("64:ff9b:1::/48"))
+_IPV4_IN_LOW_BITS = (
+    _MAPPED,
+    _TRANSLATED,
+    IPv6Network("::/96"),
+    IPv6Network("::ffff:0:0:0/96"),
+    IPv6Network("64:ff9b:1::/48"),
+)
 _ISATAP = (0x00005EFE, 0x02005EFE)
 
 
 class Reach(Enum):
-    """How far a connection may lead; a stricter one never uses what was opened for another."""
+    """How far a connection may lead; connections of one reach are not reused for another."""
 
-    GLOBAL = "global"
-    """Global addresses, and the networks that the operator has opened."""
-    LOOPBACK = "loopback"
-    """This machine, and nothing else: for a URL that names it and was typed on its own command
-    line."""
-    OPERATOR = "operator"
-    """As global, and this machine: for what the operator's configuration names, such as a proxy."""
+    GLOBAL = "global"  # and networks that the operator has opened
+    LOOPBACK = "loopback"  # this machine only: for a URL from its own command line
+    OPERATOR = "operator"  # global, and this machine: for the operator's own proxy
 
 
 def embedded(address: IPv6Address) -> tuple[IPv4Address, ...]:
-    """The IPv4 addresses that packets to an IPv6 address may end at, in every form that embeds
-    one."""
+    """Return the IPv4 addresses that an IPv6 address may lead to, in every form of embedding."""
     number = int(address)
     if number <= 1:
         return ()  # unspecified and loopback are addresses of their own
-    low = IPv4Address(number & 0xFFFFFFFF)
-    if address in _MAPPED or address in _TRANSLATED or any(address in net for net in _LOW_32):
-        return (low,)
+    low = number & 0xFFFFFFFF
+    if any(address in net for net in _IPV4_IN_LOW_BITS):
+        return (IPv4Address(low),)
     if address in _SIX_TO_FOUR:
         return (IPv4Address(number >> 80 & 0xFFFFFFFF),)
-    if address in _TEREDO:  # the server in plain, the client with its bits turned round
-        return (IPv4Address(number >> 64 & 0xFFFFFFFF), IPv4Address(~number & 0xFFFFFFFF))
+    if address in _TEREDO:  # the server as it is, the client inverted
+        return (IPv4Address(number >> 64 & 0xFFFFFFFF), IPv4Address(low ^ 0xFFFFFFFF))
     if number >> 32 & 0xFFFFFFFF in _ISATAP:
-        return (low,)
+        return (IPv4Address(low),)
     return ()
 
 
 def objection(address: Ip, allowed: Iterable[Network] = ()) -> str:
-    """Why an address may not be dialled, such as `10.0.0.1 is a private network`; empty where it
-    may."""
-    allowed = tuple(allowed)
-    plain = (
-        ipaddress.ip_address(int(address)) if address.version == 4 else IPv6Address(int(address))
-    )
+    """Return why an address may not be dialled, as in `10.0.0.1 is a private network`, or ""."""
+    plain = type(address)(int(address))  # without a scope id
     suspects: list[Ip] = [plain]
     if isinstance(plain, IPv6Address):
         suspects += embedded(plain)
         if any(plain in net for net in (_MAPPED, _TRANSLATED, _SIX_TO_FOUR)):
-            del suspects[0]  # another way to write an IPv4 address, and to be judged as that
+            del suspects[0]  # another way to write an IPv4 address, and judged as that
+    allowed = tuple(allowed)
     for suspect in suspects:
         what = _special(suspect)
-        if what and not any(suspect in net for net in allowed if net.version == suspect.version):
-            return (
-                f"{plain} is {what}"
-                if suspect == plain
-                else f"{plain} leads to {suspect}, which is {what}"
-            )
+        if what and not any(suspect in net for net in allowed):
+            if suspect == plain:
+                return f"{plain} is {what}"
+            return f"{plain} leads to {suspect}, which is {what}"
     return ""
 
 
 def _special(address: Ip) -> str:
     for net, what in _SPECIAL:
-        if address.version == net.version and address in net:
+        if address in net:
             return what
     if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
         return "not a global address"
@@ -150,7 +133,7 @@ def _special(address: Ip) -> str:
 
 
 def is_loopback(address: Ip) -> bool:
-    """Whether an address is this machine, also when it is written as IPv6."""
+    """Whether an address is this machine, also in its IPv6 form."""
     if isinstance(address, IPv6Address) and address in _MAPPED:
         address = embedded(address)[0]
     return address.is_loopback
@@ -158,59 +141,51 @@ def is_loopback(address: Ip) -> bool:
 
 @lru_cache(maxsize=10_000)
 def literal(host: str) -> Ip | None:
-    """The address that a URL's host (in WHATWG's normal form) is, if it is one and not a name."""
+    """Return the address if a URL's host (in WHATWG's normal form) is one and not a name."""
     try:
-        return ipaddress.ip_address(host.strip("[]").partition("%")[0])
+        return _parsed(host.strip("[]"))
     except ValueError:
         return None
 
 
 @lru_cache(maxsize=10_000)
 def names_loopback(host: str) -> bool:
-    """Whether a URL's host says by itself that it is this machine; a name that merely resolves to
-    it does not."""
+    """Whether a host is this machine by its spelling; a name that only resolves to it is not."""
     address = literal(host)
-    return is_loopback(address) if address else _is_localhost(host)
+    if address:
+        return is_loopback(address)
+    return _is_localhost(host)
 
 
 def _is_localhost(host: str) -> bool:
-    name = host.rstrip(".").lower()
-    return name == "localhost" or name.endswith(".localhost")
+    return is_within(host.rstrip(".").lower(), "localhost")
 
 
-class Lookups:
-    """The system's own resolver, in threads of its own, so that names without an answer hold up
-    nothing else."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(DNS_THREADS, "dns")
-
-    async def __call__(self, host: str) -> Sequence[str]:
-        """The addresses of a host name."""
-        loop = asyncio.get_running_loop()
-        # As bytes, because Python's own idea of international names is not the one that made this
-        # name.
-        found = await loop.run_in_executor(self._threads, _getaddrinfo, host.encode("ascii"))
-        return list(dict.fromkeys(_with_scope(entry) for entry in found))
-
-    def close(self) -> None:
-        """Wait for no answer any more."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+def is_within(name: str, domain: str) -> bool:
+    """Whether a name is a domain or lies below it."""
+    return name == domain or name.endswith(f".{domain}")
 
 
-def _getaddrinfo(host: bytes) -> list[tuple[Any, ...]]:
-    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+def _parsed(text: str) -> Ip:
+    return ipaddress.ip_address(text.partition("%")[0])
+
+
+def _getaddrinfo(host: str) -> Sequence[str]:
+    name = host.encode("ascii")  # Python would encode a str by other rules than WHATWG's
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return list(dict.fromkeys(_with_scope(entry) for entry in found))
 
 
 def _with_scope(entry: tuple[Any, ...]) -> str:
-    address = str(entry[4][0])
-    scope = entry[4][3] if entry[0] == socket.AF_INET6 else 0
-    return f"{address.partition('%')[0]}%{scope}" if scope else address
+    family, *_, place = entry
+    address = str(place[0])
+    if family == socket.AF_INET6 and place[3]:
+        return f"{address.partition('%')[0]}%{place[3]}"
+    return address
 
 
 class Egress:
-    """The rule with its memory: which networks are open, and what names were resolved to a moment
-    ago."""
+    """The rule for addresses, with the networks that are open and a cache of lookups."""
 
     def __init__(
         self,
@@ -219,48 +194,50 @@ class Egress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._allowed = tuple(ipaddress.ip_network(net, strict=False) for net in allow_nets)
-        self._lookup = lookup or Lookups()
+        self._lookup = lookup or self._system_lookup
+        self._threads = ThreadPoolExecutor(DNS_THREADS, "dns")  # slow names block nothing else
         self._clock = clock
         self._cache: OrderedDict[str, tuple[float, Sequence[str]]] = OrderedDict()
-        self._asking: dict[str, asyncio.Task[Sequence[str]]] = {}
+        self._lookups: dict[str, asyncio.Task[Sequence[str]]] = {}
 
     def close(self) -> None:
-        """Forget all names and wait for none."""
-        for task in self._asking.values():
+        for task in self._lookups.values():
             task.cancel()
-        if isinstance(self._lookup, Lookups):
-            self._lookup.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def judge(self, address: Ip, reach: Reach = Reach.GLOBAL) -> str:
-        """Why an address is out of reach; empty where it is not."""
-        if reach is Reach.LOOPBACK:
-            return "" if is_loopback(address) else f"{address} is not this machine"
-        if reach is Reach.OPERATOR and is_loopback(address):
+        """Return why an address is out of reach, or an empty string."""
+        if reach is not Reach.GLOBAL and is_loopback(address):
             return ""
+        if reach is Reach.LOOPBACK:
+            return f"{address} is not this machine"
         return objection(address, self._allowed)
 
     async def addresses(
         self, host: str, reach: Reach = Reach.GLOBAL, *, every: bool = False
     ) -> list[str]:
-        """The addresses of a host that may be dialled; raises `FetchError` where there is none, or,
-        if `every` one must be good because somebody else will choose, where one is not."""
+        """Return the addresses of a host that may be dialled; raises `FetchError` if none may.
+
+        With `every`, all of them must be good, because somebody else (a proxy) will choose.
+        """
         found = await self._resolve(host)
-        objections = [problem for text in found if (problem := self.judge(_parsed(text), reach))]
-        if objections and (every or len(objections) == len(found)):
-            raise forbidden(host, objections[0])
         if not found:
             raise FetchError("dns", f"the host name {host[:200]} has no address")
-        return [text for text in found if not self.judge(_parsed(text), reach)][:MAX_ADDRESSES]
+        objections = [self.judge(_parsed(text), reach) for text in found]
+        good = [text for text, problem in zip(found, objections, strict=True) if not problem]
+        if not good or (every and len(good) < len(found)):
+            raise forbidden(host, next(filter(None, objections)))
+        return good[:MAX_ADDRESSES]
 
     async def dial(self, host: str, port: int, reach: Reach = Reach.GLOBAL) -> socket.socket:
-        """A socket that is connected to a checked address of the host."""
+        """Return a socket that is connected to a checked address of the host."""
         infos = [_info(text, port) for text in await self.addresses(host, reach)]
         for info in infos:
             self.confirm(host, str(info[4][0]), reach)
         try:
             dialled = await aiohappyeyeballs.start_connection(infos, happy_eyeballs_delay=ATTEMPT_S)
         except OSError as error:
-            if lack := _lack_behind(error) or lack_of_ports(error, infos):
+            if lack := _shortage_behind(error) or shortage_of_ports(error, infos):
                 raise OwnShortage(lack) from None
             raise
         try:
@@ -271,8 +248,7 @@ class Egress:
         return dialled
 
     def confirm(self, host: str, address: str, reach: Reach) -> None:
-        """The last check, on what is really connected to, whatever was resolved before; raises
-        `FetchError`."""
+        """Check the address that is really connected to; raises `FetchError`."""
         if problem := self.judge(_parsed(address), reach):
             raise forbidden(host, problem)
 
@@ -281,26 +257,30 @@ class Egress:
         if address:
             return (str(address),)
         if _is_localhost(host):
-            return ("127.0.0.1", "::1")  # never asked for in DNS (RFC 6761)
+            return ("127.0.0.1", "::1")  # never looked up in DNS (RFC 6761)
         known = self._cache.get(host)
         if known and known[0] > self._clock():
             self._cache.move_to_end(host)
             return known[1]
-        task = self._asking.get(host)
+        task = self._lookups.get(host)
         if task is None:
-            task = self._asking[host] = asyncio.get_running_loop().create_task(self._ask(host))
-            task.add_done_callback(lambda done: self._answered(host, done))
+            task = self._lookups[host] = asyncio.get_running_loop().create_task(self._look_up(host))
+            task.add_done_callback(lambda done: self._looked_up(host, done))
         try:
-            return await asyncio.shield(task)  # others may wait for the same answer
+            return await asyncio.shield(task)  # others may wait for the same lookup
         except (OSError, UnicodeError) as error:
             # A resolver that cannot open a file or a socket says that the name is unknown.
-            if lack := _lack_behind(error):
+            if lack := _shortage_behind(error):
                 raise OwnShortage(lack) from None
-            raise FetchError(
-                "dns", f"the host name {host[:200]} could not be resolved ({_reason(error)})"
-            ) from None
+            reason = str(getattr(error, "strerror", None) or error) or type(error).__name__
+            message = f"the host name {host[:200]} could not be resolved ({reason})"
+            raise FetchError("dns", message) from None
 
-    async def _ask(self, host: str) -> Sequence[str]:
+    async def _system_lookup(self, host: str) -> Sequence[str]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, _getaddrinfo, host)
+
+    async def _look_up(self, host: str) -> Sequence[str]:
         found = await self._lookup(host)
         self._cache[host] = (self._clock() + DNS_CACHE_S, found)
         self._cache.move_to_end(host)
@@ -308,30 +288,38 @@ class Egress:
             self._cache.popitem(last=False)
         return found
 
-    def _answered(self, host: str, task: "asyncio.Task[Sequence[str]]") -> None:
-        self._asking.pop(host, None)
+    def _looked_up(self, host: str, task: "asyncio.Task[Sequence[str]]") -> None:
+        self._lookups.pop(host, None)
         with suppress(asyncio.CancelledError):
-            task.exception()  # nobody may be waiting for it any more
+            task.exception()  # marks it as seen: nobody may be waiting any more
 
 
-def lack_now() -> str:
-    """Asked after a failure that libraries give another reason for: what this process lacks; empty
-    where nothing."""
-    return lack_of_descriptors() or lack_of_memory()
+def _info(text: str, port: int) -> Any:
+    """Return an address in the form of `getaddrinfo`."""
+    bare, _, scope = text.partition("%")
+    if ":" not in bare:
+        return (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (bare, port))
+    number = int(scope) if scope.isdigit() else 0
+    place = (bare, port, 0, number)
+    return (socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", place)
 
 
-def _lack_behind(error: Exception) -> str:
-    if isinstance(error, socket.gaierror) and error.errno == socket.EAI_MEMORY:
-        error = MemoryError()
-    return shortage_of(error) or lack_now()
+def forbidden(host: str, problem: str) -> FetchError:
+    """Return the error for an address out of reach, with what an operator can do."""
+    return FetchError(
+        "forbidden_address",
+        f"{host[:200]} is not fetched from: {problem}; "
+        "if it is meant, open its network with CRAWLER_ALLOW_NETS",
+    )
 
 
-def lack_of_memory() -> str:
-    """Whether this process can have hardly any more memory (`ulimit -v`); to ask for some takes
-    none.
+def shortage_now() -> str:
+    """Return what this process lacks, descriptors or memory (`ulimit -v`), or an empty string.
 
-    Decoders and TLS say that the data are bad then, or that the connection has failed.
+    Asked after a failure, because libraries give other reasons for it.
     """
+    if lack := shortage_of_descriptors():
+        return lack
     try:
         check_free(SPARE_MEMORY)
     except MemoryError as error:
@@ -339,10 +327,16 @@ def lack_of_memory() -> str:
     return ""
 
 
-def lack_of_descriptors() -> str:
-    """Whether this process can open hardly any file; what it lacks then.
+def _shortage_behind(error: Exception) -> str:
+    if isinstance(error, socket.gaierror) and error.errno == socket.EAI_MEMORY:
+        error = MemoryError()
+    return shortage_of(error) or shortage_now()
 
-    Some must be left beside the first: the failed attempt has closed its own by now.
+
+def shortage_of_descriptors() -> str:
+    """Return what this process lacks if it can hardly open files.
+
+    Several must be free: the failed attempt has closed its own by now.
     """
     opened: list[int] = []
     try:
@@ -356,9 +350,11 @@ def lack_of_descriptors() -> str:
     return ""
 
 
-def lack_of_ports(error: OSError, infos: Sequence[Any]) -> str:
-    """Whether an address could be reached but for a local port; without IPv6 the same error means
-    that it cannot."""
+def shortage_of_ports(error: OSError, infos: Sequence[Any]) -> str:
+    """Return what is lacking if an address could be reached but for a local port.
+
+    Without IPv6 the same error means that there is no route.
+    """
     if error.errno != errno.EADDRNOTAVAIL:
         return ""
     for family, *_, address in infos:
@@ -368,31 +364,90 @@ def lack_of_ports(error: OSError, infos: Sequence[Any]) -> str:
     return ""
 
 
-def _parsed(text: str) -> Ip:
-    return ipaddress.ip_address(text.partition("%")[0])
+class Proxy(msgspec.Struct, frozen=True):
+    """An HTTP proxy; its password is in no text made of it."""
+
+    host: str
+    port: int
+    user_password: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def __repr__(self) -> str:
+        return f"Proxy({self})"
+
+    @property
+    def authorization(self) -> str:
+        """The header line with the credentials, or an empty string."""
+        if not self.user_password:
+            return ""
+        secret = base64.b64encode(self.user_password.encode()).decode()
+        return f"Proxy-Authorization: Basic {secret}\r\n"
 
 
-def _info(text: str, port: int) -> Any:
-    bare, _, scope = text.partition("%")
-    if ":" in bare:
-        number = int(scope) if scope.isdigit() else 0
-        return (
-            socket.AF_INET6,
-            socket.SOCK_STREAM,
-            socket.IPPROTO_TCP,
-            "",
-            (bare, port, 0, number),
+def parse_proxy(text: str) -> Proxy:
+    """Parse `http://[user:password@]host:port`; raises `UsageError` without repeating the text."""
+    if "://" not in text:
+        text = f"http://{text}"
+    try:
+        url = ada_url.URL(text.strip())
+    except ValueError:
+        raise UsageError("the proxy's address is no URL; write http://host:port") from None
+    if url.protocol != "http:" or not url.hostname:
+        scheme = f"{url.protocol[:20]}//"
+        raise UsageError(
+            f"a proxy's address begins with http://, not {scheme}; write http://host:port"
         )
-    return (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (bare, port))
+    if url.pathname not in ("", "/") or url.search or url.hash:
+        raise UsageError("a proxy's address ends with its port; write http://host:port")
+    if url.port == "0":
+        raise UsageError("the proxy's port 0 cannot be connected to")
+    secret = ""
+    if url.username or url.password:
+        secret = f"{unquote(url.username)}:{unquote(url.password)}"
+    if any(ord(sign) < 32 or ord(sign) == 127 for sign in secret):
+        raise UsageError("the proxy's user name or password holds control characters")
+    return Proxy(url.hostname, int(url.port or 80), secret)
 
 
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error) or type(error).__name__
+class Proxies(msgspec.Struct, frozen=True):
+    """The proxies of the environment, and the hosts that are reached without."""
+
+    http: Proxy | None = None
+    https: Proxy | None = None
+    exempt: tuple[str, ...] = ()
+
+    @classmethod
+    def from_environment(cls, http: str | None, https: str | None, exempt: str | None) -> "Proxies":
+        """Parse HTTP_PROXY, HTTPS_PROXY and NO_PROXY."""
+        rules = [rule.strip().lower() for rule in (exempt or "").split(",")]
+        http_proxy, https_proxy = [parse_proxy(text) if text else None for text in (http, https)]
+        return cls(http_proxy, https_proxy, tuple(filter(None, rules)))
+
+    def choose(self, scheme: str, host: str, port: int, own: Proxy | None = None) -> Proxy | None:
+        """Return the proxy for a request, a job's `own` first; this machine is reached without."""
+        proxy = own or (self.https if scheme == "https" else self.http)
+        if proxy is None or names_loopback(host):
+            return None
+        if any(_exempts(rule, host, port) for rule in self.exempt):
+            return None
+        return proxy
 
 
-def forbidden(host: str, problem: str) -> FetchError:
-    """The error for an address out of reach, with what an operator can do."""
-    return FetchError(
-        "forbidden_address",
-        f"{host[:200]} is not fetched from: {problem}; if it is meant, open its network with CRAWLER_ALLOW_NETS",
-    )
+def _exempts(rule: str, host: str, port: int) -> bool:
+    """Whether an entry of NO_PROXY (`*`, a domain, a network, maybe with a port) means a host."""
+    if rule == "*":
+        return True
+    address = literal(host)
+    if address:
+        with suppress(ValueError):
+            return address in ipaddress.ip_network(rule.strip("[]"), strict=False)
+    name, colon, digits = rule.rpartition(":")
+    is_port = bool(colon) and digits.isascii() and digits.isdigit()
+    if is_port and (":" not in name or name.endswith("]")):
+        if int(digits) != port:
+            return False
+        rule = name
+    name, own = rule.removeprefix("*").strip("[]").strip("."), host.strip("[]").rstrip(".")
+    return bool(name) and is_within(own, name)

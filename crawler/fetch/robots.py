@@ -1,4 +1,8 @@
-"""robots.txt as RFC 9309 has it: asked for once per host and machine, kept for a while, obeyed."""
+"""robots.txt (RFC 9309): asked for once per host and machine, cached, and obeyed.
+
+The rules are read and matched within the budget of a page, as generously as by other crawlers:
+misspellings, names and values without a colon, `*` within names of agents.
+"""
 
 import asyncio
 import fcntl
@@ -12,6 +16,7 @@ from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
+from urllib.parse import quote, quote_from_bytes
 
 import msgspec
 
@@ -19,105 +24,251 @@ from crawler import times
 from crawler.errors import FetchError
 from crawler.fetch import charset
 from crawler.fetch.budget import SMALL, Budget
-from crawler.fetch.rules import RuleSet
 from crawler.models import Page
 
-MAX_BYTES = 500_000
-"""What is read of a robots.txt; what lies behind that does not count."""
-FRESH_S, UNREACHABLE_S = 3600.0, 60.0
-"""How long rules hold, and how long a server in trouble is not asked again."""
-HEARD_S = 1.0
-"""By then all who share a domain's permit have heard that it pauses for its robots.txt: whoever is
-let through later may ask again, because somebody has reset it."""
-MAX_HOSTS, MAX_TEXTS = 2_000, 4_000_000
-"""The hosts whose rules a process keeps in memory, and the characters of all their texts: rules
-take 20 times that."""
-SWEEP_S, SWEEP_HOSTS, MAX_FILES = 3600.0, 5_000, 10_000
-"""A process looks for files that can go at its first host and after so many seconds or hosts; so
-many stay at most."""
-LOOK_S = 0.05
+MAX_BYTES = 500_000  # bytes read of a robots.txt
+FRESH_S = 3600.0  # how long rules are cached
+UNREACHABLE_S = 60.0  # how long a server in trouble is not asked again
+HEARD_S = 1.0  # by then all processes know that a domain pauses for its robots.txt
+MAX_HOSTS = 2_000  # hosts whose rules a process keeps in memory
+MAX_TEXTS = 4_000_000  # characters of all their texts; the rules take 20 times that
+SWEEP_S, SWEEP_HOSTS = 3600.0, 5_000  # seconds or hosts between two sweeps of the folder
+MAX_FILES = 10_000  # files that a sweep leaves
+POLL_S = 0.05  # how often another process's answer is looked for
 PRODUCT = "crawler"
-_AWAY = frozenset(
-    {
-        "connection",
-        "timeout",
-        "dns",
-        "tls",
-        "tls_broken_off",
-        "truncated",
-        "bad_response",
-        "forbidden_address",
-        "proxy",
-    }
-    | {"bad_request"}
-)
-"""What keeps the page itself from being fetched, too, and is its failure."""
+_FAILS_PAGE = frozenset({
+    "connection", "timeout", "dns", "tls", "tls_broken_off", "truncated", "bad_response",
+    "forbidden_address", "proxy", "bad_request",
+})  # fmt: skip
+"""Reasons for which the page itself cannot be fetched either."""
+
+_AGENT = frozenset({"user-agent", "useragent", "user agent"})
+_DELAY = frozenset({"crawl-delay", "crawl delay"})
+_DISALLOW = frozenset({"disallow", "dissallow", "dissalow", "disalow", "diasllow", "disallaw"})
+_ALLOW = frozenset({"allow"})
+_SITE = frozenset({"sitemap", "sitemaps", "site-map", "host"})  # they end no group
+_KNOWN = _SITE | _AGENT | _DELAY | _DISALLOW | _ALLOW
+_MAX_NAME = 60  # characters of a line in which its name is looked for
+_LINE_END = re.compile(r"\r\n?|\n")
+_PLAIN = re.compile(r"[A-Za-z0-9_.~/=*-]+")  # needs no escapes, in rules and in paths
+_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
+_ORIGIN = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+_OWN, _INDEX = "/robots.txt", "/index.html"
 
 Fetch = Callable[[str], Awaitable[Page]]
 
 log = logging.getLogger(__name__)
 
 
+class _Rule:
+    """A path with wildcards, split at them; of all rules that match, the longest decides."""
+
+    __slots__ = ("allow", "anchored", "length", "parts")
+
+    def __init__(self, pattern: str, allow: bool) -> None:
+        self.allow, self.length = allow, len(pattern)
+        self.anchored = pattern.endswith("$")
+        self.parts = pattern.removesuffix("$").split("*")
+        if len(self.parts) > 2:
+            self.parts[1:-1] = filter(None, self.parts[1:-1])
+
+    @property
+    def is_prefix(self) -> bool:
+        return len(self.parts) == 1 and not self.anchored
+
+    def matches(self, path: str, budget: Budget) -> bool:
+        """Whether it matches a path; each wildcard takes as little as possible, which suffices."""
+        first, *parts = self.parts
+        if not path.startswith(first):
+            return False
+        if not parts:
+            return not self.anchored or path == first
+        place, last = len(first), parts.pop()
+        for part in parts:
+            budget.check()
+            place = path.find(part, place)
+            if place < 0:
+                return False
+            place += len(part)
+        if self.anchored:
+            return len(path) - len(last) >= place and path.endswith(last)
+        return path.find(last, place) >= 0
+
+
+class RuleSet:
+    """The rules for one agent: of the groups with the longest name that matches, else of `*`."""
+
+    def __init__(self, text: str, agent: str, budget: Budget) -> None:
+        self.crawl_delay_s = 0.0
+        self._rules = self._parse(text, agent.lower(), budget)
+        self._rules.sort(key=lambda rule: (rule.length, rule.allow), reverse=True)
+        self._wildcards = [rule for rule in self._rules if not rule.is_prefix]
+        self._prefixes = tuple([rule.parts[0] for rule in self._rules if rule.is_prefix])
+
+    def allows(self, url: str, budget: Budget) -> bool:
+        """Whether a URL may be fetched; robots.txt itself always may."""
+        path = _path(url)
+        if path == _OWN or path.startswith(f"{_OWN}%3F"):
+            return True
+        rules = self._rules if path.startswith(self._prefixes) else self._wildcards
+        for rule in rules:
+            budget.check()
+            if rule.matches(path, budget):
+                return rule.allow
+        return True
+
+    def _parse(self, text: str, agent: str, budget: Budget) -> list[_Rule]:
+        rules: list[_Rule] = []
+        best = score = 0  # how well a group matches the agent: the best so far, and the current
+        in_names = False  # whether the names of the current group are still being read
+        for line in _LINE_END.split(text):
+            budget.check()
+            name, value = _directive(line)
+            if name in _AGENT:
+                if not in_names:
+                    score = 0
+                score = max(score, _score(value.lower(), agent))
+                if score > best:
+                    best, self.crawl_delay_s = score, 0.0
+                    rules.clear()
+            in_names = name in _AGENT or (in_names and (not name or name in _SITE))
+            if not score or score < best or not value:
+                continue
+            if name in _DELAY:
+                self.crawl_delay_s = _seconds(value, self.crawl_delay_s)
+            elif name in _ALLOW or name in _DISALLOW:
+                _add(rules, value, name in _ALLOW)
+        return rules
+
+
+def _directive(line: str) -> tuple[str, str]:
+    """Return name and value of a line; "other" for unknown names, both empty for no directive."""
+    line = line.partition("#")[0].strip()
+    name, colon, value = line[:_MAX_NAME].partition(":")
+    name = name.strip().lower()
+    if colon and name in _KNOWN:
+        return name, line.partition(":")[2].strip()
+    if colon and (not value or value[0].isspace()):
+        return "other", ""
+    words = line[:_MAX_NAME].split(None, 2)
+    for count in (1, 2):
+        if (name := " ".join(words[:count]).lower()) in _KNOWN:
+            return name, " ".join(line.split(None, count)[count:])
+    return ("other", "") if colon else ("", "")
+
+
+def _score(name: str, agent: str) -> int:
+    """How well a group's name matches an agent: its length, if it is at the start of a word."""
+    if name == "*":
+        return 1
+    name = name.replace("*", "")
+    place = agent.find(name) if name else -1
+    while place > 0 and (agent[place - 1].isalnum() or agent[place - 1] in "-_"):
+        place = agent.find(name, place + 1)
+    if place < 0:
+        return 0
+    return 1 + len(name)
+
+
+def _seconds(value: str, otherwise: float) -> float:
+    text = value[:40]
+    if "_" in text or not text.isascii():
+        return otherwise
+    try:
+        seconds = float(text)
+    except ValueError:
+        return otherwise
+    if math.isfinite(seconds) and seconds >= 0:
+        return seconds
+    return otherwise
+
+
+def _add(rules: list[_Rule], value: str, allow: bool) -> None:
+    if "$" in value:  # it may be meant literally, too
+        rules.append(_Rule(_normal(value.replace("$", "%24"), "*"), allow))
+    anchor = "$" if value.endswith("$") else ""
+    if value.startswith(("http://", "https://")):
+        value = f"/{value}"
+    pattern = _normal(value.removesuffix("$"), "*") + anchor
+    rules.append(_Rule(pattern, allow))
+    if allow and pattern.endswith(_INDEX):
+        rules.append(_Rule(f"{pattern.removesuffix(_INDEX)}/$", allow))
+
+
+def _path(url: str) -> str:
+    """Return path and query of a URL, to be compared with rules."""
+    path = _normal(_ORIGIN.sub("", url).partition("#")[0], "")
+    return "/" + path.removeprefix("/")
+
+
+def _normal(text: str, kept: str) -> str:
+    """Escape only what must be escaped, but decode neither an escaped slash nor `%`."""
+    if _PLAIN.fullmatch(text) and (kept or "*" not in text):
+        return text
+    if "%" not in text:
+        return quote(text, safe=f"/={kept}", errors="replace")
+    stays = f"/%{kept}".encode()
+
+    def unescaped(match: re.Match[bytes]) -> bytes:
+        byte = bytes.fromhex(match[1].decode())
+        return match[0].upper() if byte in stays else byte
+
+    plain = _ESCAPE.sub(unescaped, text.encode("utf-8", "replace"))
+    return quote_from_bytes(plain, safe=f"/%={kept}")
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host's robots.txt says, as it is kept in a file: `text` is empty where all is
-    allowed."""
+    """A host's answer for robots.txt, as it is cached in a file."""
 
     origin: str
-    at: float
-    """The machine's uptime: no clock step makes an answer older or younger."""
-    boot: str = ""
-    """The boot that `at` belongs to; after another the host is asked again."""
+    at: float  # by the machine's uptime, which no clock step changes
+    boot: str = ""  # the boot that `at` belongs to
     status: int
-    text: str = ""
+    text: str = ""  # empty if everything is allowed
 
     @property
     def unreachable(self) -> bool:
-        """Whether the server could not tell: then nothing is allowed for now. A missing file allows
-        everything."""
+        """Whether the server is in trouble: then nothing is allowed for now."""
         return self.status >= 500 or self.status in (407, 429)
 
     def is_fresh(self, now: float, since: float | None = None) -> bool:
-        """Whether it still holds; for who was let through to the host at `since`, where that is
-        told."""
-        age_s = now - self.at
+        """Whether it still holds, for a page whose permit was given at `since`.
+
+        A permit that came after the pause means that somebody reset the domain: ask again.
+        """
         if self.unreachable and since is not None and since > self.at + HEARD_S:
             return False
-        return self.boot == times.boot_id() and 0 <= age_s < (
-            UNREACHABLE_S if self.unreachable else FRESH_S
-        )
+        lifetime_s = UNREACHABLE_S if self.unreachable else FRESH_S
+        return self.boot == times.boot_id() and 0 <= now - self.at < lifetime_s
 
 
 class Rules:
-    """A robots.txt, ready to be asked."""
+    """The rules of a robots.txt by agent, parsed when they are first asked for."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
-        self.unreachable = answer.unreachable
         self._sets: dict[str, RuleSet] = {}
 
     def allow(self, url: str, agent: str, budget: Budget | None = None) -> bool:
-        """Whether this program may fetch the URL under that name."""
         budget = budget or Budget()
         if agent not in self._sets:
             self._sets[agent] = RuleSet(self.answer.text, agent, budget)
         return self._sets[agent].allows(url, budget)
 
     def crawl_delay_s(self, agent: str) -> float:
-        """The seconds between requests that it asks for, once `allow` was asked; 0 where it asks
-        for none."""
+        """Return the Crawl-delay for an agent that was asked about with `allow`."""
         return self._sets[agent].crawl_delay_s
 
 
 class Robots:
-    """The robots.txt of all hosts, shared by the processes of this machine through a folder."""
+    """The robots.txt of all hosts; the processes of a machine share answers in a folder."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = times.uptime) -> None:
         self._folder, self.clock = folder, clock
         self._rules: OrderedDict[str, Rules] = OrderedDict()
-        self._length = 0
-        """The characters of all texts in `_rules`."""
+        self._length = 0  # characters of all texts in `_rules`
         self._asked: dict[str, asyncio.Task[Rules]] = {}
-        self._swept, self._written = -math.inf, 0
+        self._swept_at, self._written = -math.inf, 0
         self._sweeping: asyncio.Future[int] | None = None
 
     async def check(
@@ -128,24 +279,23 @@ class Robots:
         budget: Budget | None = None,
         since: float | None = None,
     ) -> float:
-        """Raise where robots.txt does not let the URL be fetched; returns the Crawl-delay that it
-        asks for.
+        """Raise `FetchError` if the URL may not be fetched; return the Crawl-delay.
 
-        `since` is when a permit let the page go, by `clock`: a pause before that is over.
+        `since` is when the page got its permit, by `clock`.
         """
         agent = product(user_agent)
         origin = url[: url.index("/", 8)]  # in WHATWG's normal form there is always a path
         budget = budget or Budget()
         rules = self.known(origin, since) or await self._learn(origin, fetch, budget, since)
-        if rules.unreachable:
-            status, left_s = rules.answer.status, rules.answer.at + UNREACHABLE_S - self.clock()
-            message = f"{origin}/robots.txt answered {status}"
+        answer = rules.answer
+        if answer.unreachable:
+            left_s = answer.at + UNREACHABLE_S - self.clock()
+            message = f"{origin}/robots.txt answered {answer.status}"
             raise FetchError("robots_unreachable", message, max(1.0, left_s))
-        if not rules.answer.text:
+        if not answer.text:
             return 0.0
-        asking = (rules.allow, url, agent, budget)
-        small = len(rules.answer.text) <= SMALL
-        if not await (budget.at_once(*asking) if small else budget.work(*asking)):
+        run = budget.at_once if len(answer.text) <= SMALL else budget.work
+        if not await run(rules.allow, url, agent, budget):
             raise FetchError(
                 "robots",
                 f"{origin}/robots.txt does not let {agent} fetch this page (--ignore-robots would)",
@@ -153,13 +303,14 @@ class Robots:
         return rules.crawl_delay_s(agent)
 
     def known(self, origin: str, since: float | None = None) -> Rules | None:
-        """What this process knows of a host already, if it still holds."""
+        """Return the rules that this process knows already, if they are fresh."""
         rules = self._rules.get(origin)
-        return rules if rules and rules.answer.is_fresh(self.clock(), since) else None
+        if rules and rules.answer.is_fresh(self.clock(), since):
+            return rules
+        return None
 
     async def _learn(self, origin: str, fetch: Fetch, budget: Budget, since: float | None) -> Rules:
-        """Once at a time for each host in this process: whoever comes second waits for the
-        first."""
+        """Ask once at a time for each host; later pages wait for the same answer."""
         task = self._asked.get(origin)
         if task is None:
             finding = self._find(origin, fetch, budget, since)
@@ -168,18 +319,15 @@ class Robots:
         return await asyncio.shield(task)
 
     async def _find(self, origin: str, fetch: Fetch, budget: Budget, since: float | None) -> Rules:
+        """Read another process's answer, or ask the host under the machine-wide lock."""
         path = self._folder / sha256(origin.encode()).hexdigest()[:32]
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = _open_lock(path)
         try:
             while True:
-                mine = _try_lock(
-                    lock
-                )  # one process of the machine asks, and the kernel frees the lock of a killed one
-                if (
-                    mine and not os.fstat(lock).st_nlink
-                ):  # swept away: the next process would lock another file
-                    os.close(lock)
+                mine = _try_lock(lock)  # the kernel frees the lock of a killed process
+                if mine and not os.fstat(lock).st_nlink:
+                    os.close(lock)  # swept away: the next process would lock another file
                     lock = _open_lock(path)
                     continue
                 answer = _read(path, origin)
@@ -188,71 +336,70 @@ class Robots:
                 if mine:
                     answer = await self._ask(origin, fetch, budget)
                     _write(path, answer)
-                    self._sweep_now_and_then()
+                    self._sweep_if_due()
                     break
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
         finally:
             os.close(lock)
         self._keep(origin, rules := Rules(answer))
         return rules
 
     def _keep(self, origin: str, rules: Rules) -> None:
-        """Remember the rules of a host, and forget those of others where they are too many or too
-        long."""
-        replaced = self._rules.pop(origin, None)
+        """Cache the rules of a host, and drop the oldest if there are too many or too long ones."""
+        if replaced := self._rules.pop(origin, None):
+            self._length -= len(replaced.answer.text)
         self._rules[origin] = rules
-        self._length += len(rules.answer.text) - (len(replaced.answer.text) if replaced else 0)
+        self._length += len(rules.answer.text)
         while len(self._rules) > MAX_HOSTS or (self._length > MAX_TEXTS and len(self._rules) > 1):
             _, oldest = self._rules.popitem(last=False)
             self._length -= len(oldest.answer.text)
 
-    def _sweep_now_and_then(self) -> None:
-        """Have expired files removed by a thread, so that no page waits for it."""
+    def _sweep_if_due(self) -> None:
+        """Remove expired files in a thread, so that no page waits for it."""
         now = self.clock()
         self._written += 1
-        if 0 <= now - self._swept < SWEEP_S and self._written < SWEEP_HOSTS:
+        if 0 <= now - self._swept_at < SWEEP_S and self._written < SWEEP_HOSTS:
             return
         if self._sweeping is None or self._sweeping.done():
-            self._swept, self._written = now, 0
-            self._sweeping = asyncio.get_running_loop().run_in_executor(
-                None, sweep, self._folder, now
-            )
+            self._swept_at, self._written = now, 0
+            loop = asyncio.get_running_loop()
+            self._sweeping = loop.run_in_executor(None, sweep, self._folder, now)
 
     async def _ask(self, origin: str, fetch: Fetch, budget: Budget) -> Answer:
+        status, text = 404, ""
         try:
             page = await fetch(f"{origin}/robots.txt")
         except FetchError as error:
-            if error.reason in _AWAY:
-                raise
-            return self._answer(origin, 404)  # a file that cannot be had, such as in a loop
-        text = ""
-        if 200 <= page.status < 300:
-            body = page.body[:MAX_BYTES]
-            text, _ = await budget.at_once(charset.decode, body, "text/plain; charset=utf-8")
-            text = text.removeprefix("\ufeff")
-        return self._answer(origin, page.status, text)
-
-    def _answer(self, origin: str, status: int, text: str = "") -> Answer:
+            if error.reason in _FAILS_PAGE:
+                raise  # else the file cannot be had, as in a redirect loop: all is allowed
+        else:
+            status = page.status
+            if 200 <= status < 300:
+                body = page.body[:MAX_BYTES]
+                text, _ = await budget.at_once(charset.decode, body, "text/plain; charset=utf-8")
         return Answer(
-            origin=origin, boot=times.boot_id(), at=self.clock(), status=status, text=text
+            origin=origin,
+            boot=times.boot_id(),
+            at=self.clock(),
+            status=status,
+            text=text.removeprefix("\ufeff"),
         )
 
 
 @lru_cache(maxsize=1_000)
 def product(user_agent: str) -> str:
-    """The name that rules are looked up by: of our own agent ours, else the first word of what was
-    given."""
+    """Return the name that rules are looked up by: ours, or the first word of another agent."""
     if PRODUCT in user_agent:
         return PRODUCT
-    match = re.match(r"[A-Za-z_-]+", user_agent)
-    return match[0] if match else PRODUCT
+    if match := re.match(r"[A-Za-z_-]+", user_agent):
+        return match[0]
+    return PRODUCT
 
 
 def sweep(folder: Path, now: float, most: int = MAX_FILES) -> int:
-    """Remove what has expired, and of the rest the oldest beyond the limit; returns of how many
-    hosts.
+    """Remove expired files, and the oldest beyond `most`; return the number of hosts removed.
 
-    The files are dated by the machine's uptime, so what an earlier boot left may stay for an hour.
+    Files are dated by the machine's uptime, so those of an earlier boot may stay for an hour.
     """
     ages: dict[str, float] = {}
     try:
@@ -260,7 +407,7 @@ def sweep(folder: Path, now: float, most: int = MAX_FILES) -> int:
             for entry in entries:
                 name, _, suffix = entry.name.partition(".")
                 with suppress(FileNotFoundError):
-                    if not suffix or name not in ages:  # where there is an answer, its age counts
+                    if not suffix or name not in ages:  # the age of the answer counts, if any
                         ages[name] = now - entry.stat().st_mtime
         youngest = sorted(ages, key=ages.__getitem__)
         kept = [name for name in youngest if abs(ages[name]) < FRESH_S][:most]
@@ -273,14 +420,13 @@ def sweep(folder: Path, now: float, most: int = MAX_FILES) -> int:
 
 
 def _remove(path: Path, at: float) -> bool:
-    """Remove a host's files unless it is being asked, or was since `at`."""
+    """Remove a host's files unless it is being asked now, or was since `at`."""
     lock = _open_lock(path)
     try:
         if not _try_lock(lock) or (path.exists() and path.stat().st_mtime > at + 0.001):
             return False
-        path.unlink(missing_ok=True)
-        path.with_suffix(".part").unlink(missing_ok=True)
-        path.with_suffix(".lock").unlink(missing_ok=True)
+        for suffix in ("", ".part", ".lock"):
+            path.with_suffix(suffix).unlink(missing_ok=True)
     finally:
         os.close(lock)
     return True
@@ -303,11 +449,13 @@ def _read(path: Path, origin: str) -> Answer | None:
         answer = msgspec.json.decode(path.read_bytes(), type=Answer)
     except (OSError, msgspec.MsgspecError):
         return None
-    return answer if answer.origin == origin else None
+    if answer.origin != origin:
+        return None
+    return answer
 
 
 def _write(path: Path, answer: Answer) -> None:
-    hidden = path.with_suffix(".part")  # whoever writes holds the lock
-    hidden.write_bytes(msgspec.json.encode(answer))
-    os.utime(hidden, (answer.at, answer.at))  # by which it is swept
-    hidden.rename(path)
+    part = path.with_suffix(".part")  # only the holder of the lock writes
+    part.write_bytes(msgspec.json.encode(answer))
+    os.utime(part, (answer.at, answer.at))  # the date that `sweep` goes by
+    part.rename(path)

@@ -1,5 +1,4 @@
-"""What a job sends along: headers, cookies, a proxy, credentials; kept in a file that only its
-owner can read."""
+"""What a job sends along: headers, cookies, proxy, credentials; in a file of its own."""
 
 import base64
 import hashlib
@@ -8,54 +7,31 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from crawler.errors import StoreError, StoreFull, UsageError
-from crawler.fetch.cookies import MAX_HEADER, Cookie, Jars
-from crawler.fetch.proxy import Proxy
+from crawler.fetch.cookies import CONTROL, MAX_HEADER, Cookie, Jars
+from crawler.fetch.egress import Proxy
+from crawler.fetch.wire import TOKEN, Headers
 from crawler.files import sync_folder
 
 MAX_HEADERS, MAX_VALUE = 100, 8192
-MAX_LIVE = 100
-"""The jobs whose cookies a process keeps at a time."""
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-RESERVED = frozenset(
-    {
-        "host",
-        "content-length",
-        "transfer-encoding",
-        "connection",
-        "keep-alive",
-        "te",
-        "trailer",
-        "upgrade",
-        "expect",
-    }
-    | {"proxy-connection", "proxy-authorization", "referer", "http2-settings"}
-)
-"""What the client decides itself, because a wrong one breaks the exchange or tells where a URL was
+MAX_LIVE = 100  # jobs whose cookies a process keeps
+RESERVED = frozenset({
+    "host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer",
+    "upgrade", "expect", "proxy-connection", "proxy-authorization", "referer", "http2-settings",
+})  # fmt: skip
+"""Headers that only the client sets: a wrong one breaks the exchange or reveals where a URL was
 found."""
-_HARMLESS = frozenset(
-    {
-        "accept",
-        "accept-language",
-        "accept-encoding",
-        "user-agent",
-        "cache-control",
-        "pragma",
-        "dnt",
-        "if-none-match",
-    }
-    | {"if-modified-since", "upgrade-insecure-requests"}
-)
-"""What goes along on a redirect to another origin; any other header may hold a secret."""
-
-Headers = tuple[tuple[str, str], ...]
+_HARMLESS = frozenset({
+    "accept", "accept-language", "accept-encoding", "user-agent", "cache-control", "pragma", "dnt",
+    "if-none-match", "if-modified-since", "upgrade-insecure-requests",
+})  # fmt: skip
+"""Headers that follow a redirect to another origin; any other may hold a secret."""
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,13 +53,18 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     __str__ = __repr__
 
 
+def harmless(headers: Headers) -> Headers:
+    """Return the headers that may go to another origin."""
+    return tuple((name, value) for name, value in headers if name.lower() in _HARMLESS)
+
+
 def header_problem(name: str, value: str) -> str:
-    """Why a header cannot be sent; empty where it can. The value is not repeated."""
-    if not _TOKEN.fullmatch(name):
+    """Return why a header cannot be sent, without its value, or an empty string."""
+    if not TOKEN.fullmatch(name):
         return f"{name[:60]!r} is not the name of a header"
     if name.lower() in RESERVED:
         return f"the header {name} is not for you to set"
-    if _CONTROL.search(value):
+    if CONTROL.search(value):
         return f"the value of the header {name} holds a line break or another control character"
     if len(value) > MAX_VALUE:
         return f"the value of the header {name} has more than {MAX_VALUE:,} characters"
@@ -91,17 +72,16 @@ def header_problem(name: str, value: str) -> str:
 
 
 def check(session: Session) -> None:
-    """Raise `UsageError` where a session could not be sent as it is."""
+    """Raise `UsageError` if a session cannot be sent as it is."""
     if len(session.headers) > MAX_HEADERS:
         raise UsageError(f"{len(session.headers)} headers are more than {MAX_HEADERS}")
-    agent = (("User-Agent", session.user_agent),) if session.user_agent is not None else ()
-    for name, value in (*session.headers, *agent):
+    for name, value in (*session.headers, ("User-Agent", session.user_agent or "")):
         if problem := header_problem(name, value):
             raise UsageError(problem)
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A session's file; the job's name is in it, so that a foreign file is recognised."""
+class SessionFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A session's file; the job's name tells whether it is this job's."""
 
     job: str
     format: int = 1
@@ -109,119 +89,97 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """The file of a job's session: its name as far as it is harmless, and a hash that is its
-    own."""
+    """Return the file of a job's session: the harmless part of its name, and a hash."""
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:40].strip("-")
     digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
     return folder / f"{plain or 'job'}.{digest}.json"
 
 
 def save(folder: Path, name: str, session: Session) -> None:
-    """Keep a job's session, whole or not at all, for its owner's eyes only."""
+    """Write a job's session atomically, readable for its owner only."""
     check(session)
     path = path_of(folder, name)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(Stored(job=name, session=session)))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(path)
-            sync_folder(folder)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(SessionFile(job=name, session=session)))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+        sync_folder(folder)
     except OSError as error:
-        raise StoreFull(
-            f"the session of job {name!r} cannot be kept in {folder} ({error.strerror})"
-        ) from None
+        message = f"the session of job {name!r} cannot be kept in {folder} ({error.strerror})"
+        raise StoreFull(message) from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink()  # unless it was renamed
 
 
 def load(folder: Path, name: str) -> Session | None:
-    """A job's session, if it has one; raises `StoreError` where its file is damaged or not this
-    job's."""
+    """Read a job's session, if it has one; raises `StoreError` if the file is not usable."""
     path = path_of(folder, name)
     try:
-        data = path.read_bytes()
+        stored = msgspec.json.decode(path.read_bytes(), type=SessionFile)
+        check(stored.session)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StoreError(
-            f"{path}: the session of job {name!r} cannot be read ({error.strerror})"
-        ) from None
-    try:
-        stored = msgspec.json.decode(data, type=Stored)
-        check(stored.session)
+        message = f"{path}: the session of job {name!r} cannot be read ({error.strerror})"
+        raise StoreError(message) from None
     except (msgspec.DecodeError, UnicodeDecodeError, UsageError) as error:
         # msgspec names the place, never the content.
-        raise StoreError(
-            f"{path}: is damaged, or is no session ({error}); import again, or remove it"
-        ) from None
+        message = f"{path}: is damaged, or is no session ({error}); import again, or remove it"
+        raise StoreError(message) from None
     if stored.job != name or stored.format != 1:
         raise StoreError(
-            f"{path}: is the session of another job or of a newer program; import again, or remove it"
+            f"{path}: is the session of another job or of a newer program; "
+            "import again, or remove it"
         )
     return stored.session
 
 
 class LiveSession:
-    """A session at work in a process: what it sends to each address, and the cookies that came
-    back."""
+    """A session in use: what it sends to each origin, and the cookies that came back."""
 
     def __init__(
         self, session: Session | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self._session = session or Session()
         self._jars = Jars(self._session.cookies, clock)
+        self.user_agent = self._session.user_agent
+        self.proxy = self._session.proxy
 
     def __repr__(self) -> str:
         return f"LiveSession({self._session}, {self._jars})"
 
-    @property
-    def user_agent(self) -> str | None:
-        """The name that the job goes by, if it has one of its own."""
-        return self._session.user_agent
-
-    @property
-    def proxy(self) -> Proxy | None:
-        """The job's own proxy."""
-        return self._session.proxy
-
     def headers(
         self, scheme: str, authority: str, host: str, path: str, home: bool
     ) -> dict[str, tuple[str, str]]:
-        """The headers for a request by their names in lower case; away from `home`, the origin of
-        the page that was asked for, only harmless ones and those that belong to that other
-        origin."""
+        """Return the headers for a request by their names in lower case.
+
+        Away from `home`, the origin of the page, only harmless ones and those of the other origin.
+        """
         session = self._session
         if not (session.headers or session.user_agent or session.credentials or self._jars.used):
             return {}
-        sent = {
-            name.lower(): (name, value)
-            for name, value in session.headers
-            if home or name.lower() in _HARMLESS
-        }
+        kept = session.headers if home else harmless(session.headers)
+        sent = {name.lower(): (name, value) for name, value in kept}
         if session.user_agent is not None:
             sent["user-agent"] = ("User-Agent", session.user_agent)
         secret = session.credentials.get(f"{scheme}://{authority}")
         if secret is not None and "authorization" not in sent:
-            sent["authorization"] = (
-                "Authorization",
-                f"Basic {base64.b64encode(secret.encode()).decode()}",
-            )
-        own = sent["cookie"][1] if "cookie" in sent else ""
-        if crumbs := self._jars.header(scheme, host, path, MAX_HEADER - len(own)):
-            sent["cookie"] = ("Cookie", f"{own}; {crumbs}" if own else crumbs)
+            basic = base64.b64encode(secret.encode()).decode()
+            sent["authorization"] = ("Authorization", f"Basic {basic}")
+        _, own = sent.get("cookie", ("", ""))
+        cookies = self._jars.header(scheme, host, path, MAX_HEADER - len(own))
+        if cookies:
+            sent["cookie"] = ("Cookie", "; ".join(filter(None, (own, cookies))))
         return sent
 
     def take(self, scheme: str, host: str, path: str, set_cookie: list[str]) -> None:
-        """Keep the cookies of an answer."""
-        if set_cookie:
-            self._jars.take(scheme, host, path, set_cookie)
+        self._jars.take(scheme, host, path, set_cookie)
 
 
 class Sessions:
@@ -232,8 +190,7 @@ class Sessions:
         self._live: OrderedDict[str, tuple[int, LiveSession]] = OrderedDict()
 
     def of(self, name: str) -> LiveSession:
-        """The session of a job, which also keeps the cookies of a job that has nothing of its own
-        to send."""
+        """Return the session of a job, which keeps cookies even if the job sends nothing else."""
         try:
             changed = path_of(self._folder, name).stat().st_mtime_ns
         except OSError:
@@ -246,8 +203,3 @@ class Sessions:
         while len(self._live) > MAX_LIVE:
             self._live.popitem(last=False)
         return known[1]
-
-
-def harmless(headers: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-    """The headers that may go along to another origin."""
-    return {name: pair for name, pair in headers.items() if name in _HARMLESS}

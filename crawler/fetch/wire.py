@@ -1,46 +1,46 @@
-"""HTTP/1.1 as it comes over the wire, read as leniently as Chromium reads it and no further;
-nothing here waits.
+"""HTTP/1.1 syntax, read as leniently as Chromium reads it and no further; no I/O here.
 
-Slips that browsers forgive: bare line feeds, rubbish of up to four bytes before the status line, no
-reason, folded lines, lines without a colon, blanks before a colon, bytes beyond ASCII, a length
-beside chunks, the same length twice.
+Tolerated: bare line feeds, up to four stray bytes before the status line, no reason, folded lines,
+lines without a colon, blanks before a colon, bytes beyond ASCII, a length beside chunks, the same
+length twice.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Generator, Iterator
 
 import msgspec
 
 from crawler.errors import FetchError
 
-MAX_HEAD = 256 * 1024
-"""The bytes of a status line and all its headers, and of all the answers before it (Chromium's
-limit, too)."""
+MAX_HEAD = 256 * 1024  # bytes of all heads of an answer, interim ones included; also Chromium's
 MAX_CHUNK_LINE = 16 * 1024
 MAX_FRAMING = 64 * 1024
-"""What chunk sizes, their extensions and trailers may add up to beyond the body itself: one in
-chunks of one byte, each of which costs as much as one of a megabyte, ends here."""
-
-SLOP = 8
-"""A status line that begins within so many bytes is one; what begins otherwise is not HTTP and is
-not waited for."""
+"""Bytes of chunk sizes, extensions and trailers beyond the size of the body: stops chunks of one
+byte, each of which costs as much as one of a megabyte."""
+MAX_BEFORE_STATUS = 8  # bytes within which the status line has to begin
+MAX_DIGITS = 18  # of a length
+BLANKS = " \t"
+"""Blanks around a value. `str.strip()` would also take U+00A0, which ends a UTF-8 `à`."""
+TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _END = re.compile(rb"\n\r?\n")
 _STATUS = re.compile(r"HTTP(?:/(\d+)(?:\.(\d+))?)? *(\d*)(.*)", re.IGNORECASE | re.DOTALL)
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_SIZE = re.compile(rb"0*[0-9A-Fa-f]{1,15}")
-BLANKS = " \t"
-"""What may stand around a value. `str.strip()` would take bytes that belong to it: a UTF-8 `à` ends
-with a blank of Latin-1."""
-MAX_DIGITS = 18
-"""Of a length."""
+_CHUNK_SIZE = re.compile(rb"0*[0-9A-Fa-f]{1,15}")
 _NO_BODY = frozenset({204, 205, 304})
+
+Headers = tuple[tuple[str, str], ...]
 
 
 def not_http(data: bytes | bytearray) -> FetchError:
-    """The error for an answer in another language."""
-    return FetchError(
-        "bad_response", f"the answer is not HTTP: it begins with {bytes(data[:40])!r}"
-    )
+    return bad_response(f"the answer is not HTTP: it begins with {bytes(data[:40])!r}")
+
+
+def bad_response(message: str) -> FetchError:
+    return FetchError("bad_response", message)
+
+
+def too_large_head() -> FetchError:
+    message = f"the answer's headers are larger than {MAX_HEAD:,} bytes"
+    return FetchError("headers_too_large", message)
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -48,48 +48,58 @@ class Head(msgspec.Struct, frozen=True):
 
     status: int
     reason: str
-    headers: tuple[tuple[str, str], ...]
-    persistent: bool
-    """Whether the server is going to keep the connection, as far as the head says."""
-    fields: dict[str, list[str]]
-    """The values of all headers of a name, which is in lower case."""
-    size: int = 0
-    """The bytes that came, with the lines that are no headers."""
+    headers: Headers
+    persistent: bool  # whether the server keeps the connection, as far as the head says
+    fields: dict[str, list[str]]  # all values of a header, by its name in lower case
+    size: int = 0  # bytes received, with lines that are no headers
 
     def list(self, name: str) -> "list[str]":
-        """The values of a header that is a list, in lower case."""
-        values = self.fields.get(name, ())
-        return [
-            text
-            for value in values
-            for part in value.split(",")
-            if (text := part.strip(BLANKS).lower())
-        ]
+        """Return the items of a comma-separated header in lower case."""
+        return _items(self.fields.get(name, []))
+
+
+def _items(values: list[str]) -> list[str]:
+    items = [item.strip(BLANKS).lower() for value in values for item in value.split(",")]
+    return [item for item in items if item]
 
 
 def end_of_head(data: bytes | bytearray, begin: int) -> int:
-    """Where the body begins, or -1 while the head is not complete."""
+    """Return where the body begins, or -1 while the head is incomplete."""
     found = _END.search(data, begin)
     return found.end() if found else -1
 
 
 def start_of_head(data: bytes | bytearray) -> int:
-    """Where the status line begins, or -1 while nothing says so: a few stray bytes may stand before
-    it."""
-    return data[:SLOP].lower().find(b"http")
+    """Return where the status line begins, or -1: a few stray bytes may come before it."""
+    return data[:MAX_BEFORE_STATUS].lower().find(b"http")
 
 
 def parse_head(data: bytes | bytearray) -> Head:
-    """Read a head as a browser does; raises `FetchError` where a browser would not either."""
+    """Parse a head as a browser does; raises `FetchError` if a browser would refuse it."""
     if b"\0" in data:
-        raise FetchError("bad_response", "the answer's head holds a zero byte")
-    first, *lines = [*filter(None, data.decode("latin-1").replace("\r", "\n").split("\n"))] or [""]
+        raise bad_response("the answer's head holds a zero byte")
+    text = data.decode("latin-1").replace("\r", "\n")
+    first, *lines = [*filter(None, text.split("\n"))] or [""]
     match = _STATUS.fullmatch(first)
     if not match:
         raise not_http(data)
     status = int(match[3][:9] or 200)  # browsers take a missing number for 200, too
     if not 100 <= status <= 999:
-        raise FetchError("bad_response", f"the answer's status is none: {first[:60]!r}")
+        raise bad_response(f"the answer's status is none: {first[:60]!r}")
+    headers = _parse_lines(lines)
+    fields: dict[str, list[str]] = {}
+    for name, value in headers:
+        fields.setdefault(name.lower(), []).append(value)
+    major, minor = match[1] or "1", match[2] or "0"
+    is_modern = major == minor == "1" or (int(major[:4]), int(minor[:4])) >= (1, 1)
+    persistent = is_modern
+    if "connection" in fields:
+        options = _items(fields["connection"])
+        persistent = "close" not in options and (is_modern or "keep-alive" in options)
+    return Head(status, match[4].strip(BLANKS), tuple(headers), persistent, fields, len(data))
+
+
+def _parse_lines(lines: list[str]) -> list[tuple[str, str]]:
     headers: list[tuple[str, str]] = []
     folded: list[str] = []
     for line in lines:
@@ -100,31 +110,25 @@ def parse_head(data: bytes | bytearray) -> Head:
             _unfold(headers, folded)
         name, colon, value = line.partition(":")
         name = name.rstrip(BLANKS)
-        if colon and _TOKEN.fullmatch(name):
+        if colon and TOKEN.fullmatch(name):
             headers.append((name, value.strip(BLANKS)))
     if folded:
         _unfold(headers, folded)
-    fields: dict[str, list[str]] = {}
-    for name, value in headers:
-        fields.setdefault(name.lower(), []).append(value)
-    modern = match[1] == match[2] == "1" or (
-        int((match[1] or "1")[:4]),
-        int((match[2] or "0")[:4]),
-    ) >= (1, 1)
-    words = [
-        word.strip(BLANKS).lower()
-        for text in fields.get("connection", ())
-        for word in text.split(",")
-    ]
-    persistent = "close" not in words and (modern or "keep-alive" in words)
-    return Head(status, match[4].strip(BLANKS), tuple(headers), persistent, fields, len(data))
+    return headers
 
 
-def stored_head(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The status line and the headers of a head that was stored: its lines end with CR LF, and with
-    nothing else.
+def _unfold(headers: list[tuple[str, str]], folded: list[str]) -> None:
+    """Append folded lines to the last header, all at once: one by one would be quadratic."""
+    if headers:
+        name, value = headers[-1]
+        headers[-1] = (name, " ".join(filter(None, (value, *folded))))
+    folded.clear()
 
-    `str.splitlines()` would cut within values, and make headers that the server never sent.
+
+def stored_head(text: str) -> tuple[str, Headers]:
+    """Return the status line and the headers of a stored head, whose lines end with CR LF only.
+
+    `str.splitlines()` would also cut within values, and make headers that the server never sent.
     """
     first, *lines = text.split("\r\n")
     parts = (line.partition(":") for line in lines)
@@ -132,35 +136,24 @@ def stored_head(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def stored_values(head: str, name: str) -> list[str]:
-    """The values of one header, named in small letters, of a head that was stored."""
+    """Return the values of a header of a stored head; `name` is in lower case."""
     return [value for known, value in stored_head(head)[1] if known.lower() == name]
 
 
-def media_type(declared: str) -> str:
-    """The type that a Content-Type names, without its parameters."""
-    return declared.partition(";")[0].strip(BLANKS).lower()
-
-
-def _unfold(headers: list[tuple[str, str]], folded: list[str]) -> None:
-    """Put lines that go on with a header behind its value, all at once: one by one they would copy
-    it each time."""
-    if headers:
-        name, value = headers[-1]
-        headers[-1] = (name, " ".join(filter(None, (value, *folded))))
-    folded.clear()
+def media_type(content_type: str) -> str:
+    """Return the media type of a Content-Type without its parameters."""
+    return content_type.partition(";")[0].strip(BLANKS).lower()
 
 
 class Framing(msgspec.Struct, frozen=True):
-    """How a body ends: after so many bytes, after its last chunk, or (neither) with the
-    connection."""
+    """How a body ends: by its length, with its last chunk, or (neither) with the connection."""
 
     length: int | None = None
     chunked: bool = False
 
 
 def framing(head: Head) -> Framing:
-    """How the body behind a head ends; raises `FetchError` where its headers contradict each
-    other."""
+    """Return how the body ends; raises `FetchError` if the headers contradict each other."""
     if head.status in _NO_BODY or head.status < 200:
         return Framing(length=0)
     if "transfer-encoding" in head.fields:
@@ -171,103 +164,79 @@ def framing(head: Head) -> Framing:
                 raise FetchError("unknown_encoding", f"cannot read Transfer-Encoding: {shown!r}")
             return Framing(chunked=True)
     lengths = head.fields.get("content-length", [])
-    if (
-        len(lengths) == 1
-        and lengths[0].isascii()
-        and lengths[0].isdigit()
-        and len(lengths[0]) <= MAX_DIGITS
-    ):
-        return Framing(length=int(lengths[0]))
-    lengths = list({*head.list("content-length")})
+    if len(lengths) > 1 or "," in "".join(lengths):
+        lengths = list({*head.list("content-length")})
     if len(lengths) > 1:
-        raise FetchError("bad_response", f"the answer has {len(lengths)} different lengths")
-    text = lengths.pop() if lengths else ""
-    # A length that is no number, or below zero, is none: the body ends with the connection, as in
-    # browsers.
-    return (
-        Framing(length=int(text))
-        if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
-        else Framing()
-    )
+        raise bad_response(f"the answer has {len(lengths)} different lengths")
+    for text in lengths:
+        if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS:
+            return Framing(length=int(text))
+    # As in browsers, a length that is no number or negative is none.
+    return Framing()
 
 
 class Chunks:
-    """A body in chunks, taken apart as it arrives."""
+    """Decodes a chunked body as it arrives."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._left = self._searched = 0
-        self._framing = self._held = 0
-        self._step: Callable[[], bytes | None] = self._size
+        self._decoded: list[bytes] = []
+        self._decoded_bytes = self._framing_bytes = 0
+        self._parser = self._parse()
         self.done = False
 
     def feed(self, data: bytes | bytearray) -> bytes:
-        """What the chunks hold; what follows the last one stays in `rest`."""
+        """Return the content of the chunks in `data`."""
         self._buffer += data
-        out: list[bytes] = []
-        while not self.done:
-            piece = self._step()
-            if piece is None:
-                break
-            if piece:
-                self._held += len(piece)
-                out.append(piece)
-        return b"".join(out)
+        next(self._parser, None)
+        decoded = b"".join(self._decoded)
+        self._decoded.clear()
+        return decoded
 
     @property
     def rest(self) -> bool:
-        """Whether more came than the body."""
+        """Whether bytes came after the body."""
         return self.done and bool(self._buffer)
 
-    def _line(self) -> bytes | None:
-        end = self._buffer.find(b"\n", self._searched)
-        self._searched = len(self._buffer) if end < 0 else 0
-        if end > MAX_CHUNK_LINE or (end < 0 and len(self._buffer) > MAX_CHUNK_LINE):
-            raise FetchError(
-                "bad_response", f"a line between chunks is longer than {MAX_CHUNK_LINE:,} bytes"
-            )
-        if end < 0:
-            return None
+    def _parse(self) -> Iterator[None]:
+        """Parse the body; yields whenever it needs more bytes."""
+        while left := _chunk_size((yield from self._line())):
+            while left:
+                if not self._buffer:
+                    yield
+                piece = bytes(self._buffer[:left])
+                del self._buffer[:left]
+                left -= len(piece)
+                self._decoded_bytes += len(piece)
+                self._decoded.append(piece)
+            if (yield from self._line()):
+                raise bad_response("a chunk is longer than its size")
+        while (yield from self._line()):
+            pass  # a trailer
+        self.done = True
+
+    def _line(self) -> Generator[None, None, bytes]:
+        searched = 0
+        while (end := self._buffer.find(b"\n", searched)) < 0:
+            searched = len(self._buffer)
+            _check_line(searched)
+            yield
+        _check_line(end)
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
-        self._framing += end + 1
-        if self._framing > MAX_FRAMING + self._held:
-            raise FetchError(
-                "bad_response", "more of the body are chunk sizes and trailers than what they hold"
-            )
+        self._framing_bytes += end + 1
+        if self._framing_bytes > MAX_FRAMING + self._decoded_bytes:
+            raise bad_response("more of the body are chunk sizes and trailers than what they hold")
         return line.removesuffix(b"\r")
 
-    def _size(self) -> bytes | None:
-        line = self._line()
-        if line is None:
-            return None
-        text = line.partition(b";")[0].strip(b" \t")
-        if not _SIZE.fullmatch(text):
-            raise FetchError("bad_response", f"the size of a chunk is no number: {text[:20]!r}")
-        self._left = int(text, 16)
-        self._step = self._data if self._left else self._trailer
-        return b""
 
-    def _data(self) -> bytes | None:
-        if not self._buffer:
-            return None
-        piece = bytes(self._buffer[: self._left])
-        del self._buffer[: self._left]
-        self._left -= len(piece)
-        if not self._left:
-            self._step = self._gap
-        return piece
+def _check_line(length: int) -> None:
+    if length > MAX_CHUNK_LINE:
+        raise bad_response(f"a line between chunks is longer than {MAX_CHUNK_LINE:,} bytes")
 
-    def _gap(self) -> bytes | None:
-        line = self._line()
-        if line:
-            raise FetchError("bad_response", "a chunk is longer than its size")
-        if line is not None:
-            self._step = self._size
-        return line
 
-    def _trailer(self) -> bytes | None:
-        line = self._line()
-        if line == b"":
-            self.done = True
-        return None if line is None else b""
+def _chunk_size(line: bytes) -> int:
+    text = line.partition(b";")[0].strip(b" \t")
+    if not _CHUNK_SIZE.fullmatch(text):
+        raise bad_response(f"the size of a chunk is no number: {text[:20]!r}")
+    return int(text, 16)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from crawler.errors import FetchError, NotNow, shortage_of
 from crawler.fetch import charset
 from crawler.fetch.budget import SMALL, Budget, check_free
-from crawler.fetch.http import USER_AGENT, Gate, Request
+from crawler.fetch.http import USER_AGENT, Request, RequestHook
 from crawler.fetch.robots import MAX_BYTES, Robots
 from crawler.fetch.session import LiveSession
 from crawler.fetch.wire import media_type
@@ -30,7 +30,7 @@ from crawler.sites.depth import parse
 
 charset.load()
 
-Fetch = Callable[[Request, Gate], Awaitable[Page]]
+Fetch = Callable[[Request, RequestHook], Awaitable[Page]]
 
 TIMES_BESIDE, MAX_BESIDE = 100, 64_000_000
 """What reading a page takes beside it, while it lasts: so many times its size, and no more than

@@ -11,8 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 import pytest
 
 from crawler.errors import FetchError, NotNow
-from crawler.fetch import proxy
-from crawler.fetch.egress import Egress
+from crawler.fetch.egress import Egress, Proxies
 from crawler.fetch.http import Client, Request
 from tests.support.serving import serving
 from tests.support.site import DRIPS, FAKE, FLOODS, HOSTILE, ODD, ROOT, SLOPPY, STALLS, Site, parcel
@@ -372,7 +371,7 @@ def test_no_step_before_the_request_outlasts_its_time(where: str, limit: str) ->
     async def work() -> None:
         async with serving(consent if where == "proxy tls" else silence) as port:
             through = f"http://127.0.0.1:{port}" if "proxy" in where else None
-            proxies = proxy.from_environment(through, through, None)
+            proxies = Proxies.from_environment(through, through, None)
             url = {"dns": "http://a.example/", "tls": f"https://127.0.0.1:{port}/"}.get(
                 where, "https://8.8.8.8/"
             )
@@ -414,7 +413,7 @@ def test_a_hostile_proxy_is_a_reason_too(answer: bytes, reason: str) -> None:
 
     async def work() -> None:
         async with serving(talk) as port:
-            through = proxy.from_environment(None, f"http://user:geheim@127.0.0.1:{port}", None)
+            through = Proxies.from_environment(None, f"http://user:geheim@127.0.0.1:{port}", None)
             async with Client(1000, through=through) as made:
                 with pytest.raises(FetchError) as caught:
                     await made.fetch(Request(url="https://8.8.8.8/", timeout_s=LONG_S))

@@ -15,8 +15,8 @@ import uvloop
 
 from crawler.errors import FetchError, GaveWay, OwnShortage
 from crawler.fetch.budget import (
-    GROWTH,
     MAX_IN_FLIGHT,
+    MIN_GROWTH,
     STALLED_S,
     STEPS_PER_LOOK,
     TURN_S,
@@ -396,17 +396,17 @@ def test_the_page_that_has_not_grown_for_longest_gives_way() -> None:
     assert (memory.is_full, memory.relieve()) == (True, False)
 
     clock.now += STALLED_S
-    third[0].hold(GROWTH)
+    third[0].hold(MIN_GROWTH)
     assert [memory.relieve(), memory.relieve()] == [True, False]
     assert [bool(left) for _, left in (first, second, third, fourth)] == [False, False, False, True]
     assert memory.used < memory.limit
     with pytest.raises(GaveWay):
         fourth[0].hold(1)
     fourth[0].release()
-    assert memory.used == MAX_IN_FLIGHT * 3 // 4 + GROWTH
+    assert memory.used == MAX_IN_FLIGHT * 3 // 4 + MIN_GROWTH
 
     clock.now += STALLED_S
-    third[0].hold(GROWTH // 2)  # a drip is no growth
+    third[0].hold(MIN_GROWTH // 2)  # a drip is no growth
     assert [memory.relieve(), memory.relieve()] == [True, False]
     assert third[1] == ["left"]
 

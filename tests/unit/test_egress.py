@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crawler.errors import FetchError, UrlError
-from crawler.fetch import egress, proxy
+from crawler.fetch import egress
 from crawler.fetch.egress import Egress, Reach
 from crawler.fetch.http import Client, Request
 from crawler.urls import parse
@@ -98,7 +98,7 @@ async def client(
     *allow: str, lookup: egress.Lookup | None = None, through: str = ""
 ) -> AsyncIterator[Client]:
     """A client that can resolve only what the test says."""
-    proxies = proxy.from_environment(through or None, through or None, None)
+    proxies = egress.Proxies.from_environment(through or None, through or None, None)
     async with Client(100_000, egress=Egress(allow, lookup or names()), through=proxies) as made:
         yield made
 

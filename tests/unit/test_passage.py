@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from crawler.errors import NotNow
 from crawler.fetch.budget import Budget
-from crawler.fetch.http import Gate, Request
+from crawler.fetch.http import Request, RequestHook
 from crawler.fetch.robots import Robots
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, Page, Rule, TaskStatus
@@ -435,7 +435,7 @@ def test_a_page_that_waits_for_its_permit_goes_at_its_time_where_the_limit_stays
     assert [at for at in until if at is not None]
 
 
-async def _walk(gate: Gate, *urls: str) -> Page:
+async def _walk(gate: RequestHook, *urls: str) -> Page:
     """Ask for one URL after the other."""
     for url in urls:
         async with gate(url):
@@ -457,7 +457,7 @@ def test_only_the_domain_that_asks_for_a_pause_is_paused(tmp_path: Path) -> None
         [task] = lpm.get_next_pending("owner", 1)
         lpm.close()
 
-        async def fetch(request: Request, gate: Gate) -> Page:
+        async def fetch(request: Request, gate: RequestHook) -> Page:
             if request.url.endswith("/robots.txt"):
                 status = 503 if "b.example" in request.url else 404
                 return replace(await _walk(gate, request.url), status=status)
@@ -493,7 +493,7 @@ def test_a_page_does_not_pay_for_the_robots_txt_that_another_asked_for(tmp_path:
     lpm.close()
     asked: list[str] = []
 
-    async def fetch(request: Request, gate: Gate) -> Page:
+    async def fetch(request: Request, gate: RequestHook) -> Page:
         page = await _walk(gate, request.url)
         asked.append(request.url)
         return replace(page, status=503)

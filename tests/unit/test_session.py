@@ -18,9 +18,9 @@ from click.testing import CliRunner
 from crawler.cli.session import session_options
 from crawler.config import Settings
 from crawler.errors import FetchError, InputError, StoreError, UsageError
-from crawler.fetch import cookies, proxy, session
+from crawler.fetch import cookies, session
 from crawler.fetch.cookies import Cookie, Jars
-from crawler.fetch.egress import Egress
+from crawler.fetch.egress import Egress, Proxies, Proxy, parse_proxy
 from crawler.fetch.http import Client, Request
 from crawler.fetch.session import LiveSession, Session, Sessions
 from tests.support import tls
@@ -31,7 +31,7 @@ NOW = 1_800_000_000.0
 SECRETS = Session(
     headers=(("Authorization", "Bearer geheim-1"), ("X-Key", "geheim-2"), ("Accept", "text/plain")),
     user_agent="geheim-3",
-    proxy=proxy.parse("http://user:geheim-4@127.0.0.1:3128"),
+    proxy=parse_proxy("http://user:geheim-4@127.0.0.1:3128"),
     cookies=(Cookie(name="sid", value="geheim-5", domain="a.example", given=True),),
     credentials={"https://a.example": "user:geheim-6"},
 )
@@ -447,7 +447,7 @@ def test_options_become_a_session(tmp_path: Path) -> None:
     )
     assert made.user_agent == "me/1.0"
     assert [(cookie.name, cookie.value) for cookie in made.cookies] == [("sid", "one")]
-    assert made.proxy == proxy.Proxy("proxy.example", 3128, "u:p@")
+    assert made.proxy == Proxy("proxy.example", 3128, "u:p@")
 
 
 @pytest.mark.parametrize(
@@ -728,27 +728,27 @@ def test_cookies_are_the_job_s_and_the_domain_s(site: Site) -> None:
 )
 def test_no_proxy(exempt: str, host: str, port: int, proxied: bool) -> None:
     """NO_PROXY means what it means elsewhere, and this machine is always reached without."""
-    chosen = proxy.from_environment("http://p.example:1", "http://q.example:2", exempt)
-    own = proxy.parse("http://own.example:3")
+    chosen = Proxies.from_environment("http://p.example:1", "http://q.example:2", exempt)
+    own = parse_proxy("http://own.example:3")
 
-    assert chosen.choose("http", host, port) == (proxy.Proxy("p.example", 1) if proxied else None)
-    assert chosen.choose("https", host, port) == (proxy.Proxy("q.example", 2) if proxied else None)
+    assert chosen.choose("http", host, port) == (Proxy("p.example", 1) if proxied else None)
+    assert chosen.choose("https", host, port) == (Proxy("q.example", 2) if proxied else None)
     assert chosen.choose("https", host, port, own) == (own if proxied else None)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("http://p.example:3128", proxy.Proxy("p.example", 3128)),
-        ("http://p.example", proxy.Proxy("p.example", 80)),
-        ("p.example:3128", proxy.Proxy("p.example", 3128)),
-        ("http://user:p%3A%40@[::1]:3128/", proxy.Proxy("[::1]", 3128, "user:p:@")),
-        ("http://user@127.1:1", proxy.Proxy("127.0.0.1", 1, "user:")),
+        ("http://p.example:3128", Proxy("p.example", 3128)),
+        ("http://p.example", Proxy("p.example", 80)),
+        ("p.example:3128", Proxy("p.example", 3128)),
+        ("http://user:p%3A%40@[::1]:3128/", Proxy("[::1]", 3128, "user:p:@")),
+        ("http://user@127.1:1", Proxy("127.0.0.1", 1, "user:")),
     ],
 )
-def test_proxies_are_read(text: str, expected: proxy.Proxy) -> None:
+def test_proxies_are_read(text: str, expected: Proxy) -> None:
     """Addresses of proxies in the forms that people write."""
-    assert proxy.parse(text) == expected
+    assert parse_proxy(text) == expected
 
 
 # TLS
@@ -862,7 +862,7 @@ def test_https_through_a_proxy(trusted: Path) -> None:
             serving(tunnel) as proxy_port,
             serving(greet, tls=tls.identity(trusted, name)) as port,
         ):
-            own = Session(proxy=proxy.parse(f"http://user:geheim@127.0.0.1:{proxy_port}"))
+            own = Session(proxy=parse_proxy(f"http://user:geheim@127.0.0.1:{proxy_port}"))
             async with Client(1000, egress=Egress(("127.0.0.0/8",), resolve)) as made:
                 page = None
                 for _ in range(2):

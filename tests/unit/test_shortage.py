@@ -18,10 +18,9 @@ import brotli
 import pytest
 
 from crawler.errors import FetchError, GaveWay, OwnShortage, shortage_of
-from crawler.fetch import proxy
 from crawler.fetch.budget import Budget, Memory
-from crawler.fetch.connection import _verified
-from crawler.fetch.egress import lack_of_descriptors, lack_of_ports
+from crawler.fetch.connection import _tls_context
+from crawler.fetch.egress import Proxies, shortage_of_descriptors, shortage_of_ports
 from crawler.fetch.http import Client, Request
 from crawler.fetch.robots import Robots
 from crawler.models import Page
@@ -105,7 +104,7 @@ def test_a_fetch_without_descriptors_is_no_failure(site: Site, url: str) -> None
     """Connecting, resolving, TLS and proxies: it is said that nothing was sent, and no page is
     blamed."""
     place = site.url.removeprefix("http://")
-    through = proxy.from_environment(f"http://{place}" if "8.8" in url else None, None, None)
+    through = Proxies.from_environment(f"http://{place}" if "8.8" in url else None, None, None)
 
     async def work() -> None:
         async with Client(10_000, through=through) as client:
@@ -162,9 +161,9 @@ def test_robots_without_descriptors_are_no_failure(tmp_path: Path) -> None:
 
 def test_few_descriptors_are_noticed() -> None:
     """What a failure leaves free does not hide that there are hardly any."""
-    assert lack_of_descriptors() == ""
+    assert shortage_of_descriptors() == ""
     with without_descriptors():
-        assert "descriptor" in lack_of_descriptors()
+        assert "descriptor" in shortage_of_descriptors()
 
 
 def test_ports_that_are_used_up_are_ours() -> None:
@@ -175,14 +174,16 @@ def test_ports_that_are_used_up_are_ours() -> None:
         (socket.AF_INET, 0, 0, "", ("255.255.255.255", 9)),
     )
 
-    assert "port" in lack_of_ports(
+    assert "port" in shortage_of_ports(
         OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"), [none, way]
     )
     assert (
-        lack_of_ports(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"), [none]) == ""
+        shortage_of_ports(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"), [none])
+        == ""
     )
     assert (
-        lack_of_ports(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), [way]) == ""
+        shortage_of_ports(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), [way])
+        == ""
     )
 
 
@@ -300,5 +301,7 @@ def test_no_server_chooses_what_a_handshake_costs() -> None:
     """DHE is not offered, as in browsers: with numbers of 10,000 bits it takes half a second that
     no page pays for."""
     assert not [
-        cipher["name"] for cipher in _verified().get_ciphers() if cipher["name"].startswith("DHE")
+        cipher["name"]
+        for cipher in _tls_context().get_ciphers()
+        if cipher["name"].startswith("DHE")
     ]

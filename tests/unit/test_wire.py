@@ -17,7 +17,7 @@ from crawler.fetch import cookies, wire
 from crawler.fetch.body import Body
 from crawler.fetch.budget import Budget
 from crawler.fetch.http import Client, Request
-from crawler.fetch.rules import RuleSet
+from crawler.fetch.robots import RuleSet
 from crawler.models import Raw
 from crawler.scraping.stored import page_of as stored_page
 from tests.support.serving import serving
