@@ -8,7 +8,8 @@
 --     busy                  how many askers were refused because all places were taken
 --     last, last_n, step    whose the last bookings are, how many in a row, and how far apart
 --     job, job_interval, job_tat
---                           whose limit the last bookings were made under, that limit, and when the first of them began
+--                           whose limit the last bookings were made under, that limit, and when
+--                           the first of them began
 --     interval, at_a_time   the rule that was asked with last
 --     held:$holder          "count expiry": requests in flight and the end of the lease on them
 --     state                 CLOSED (or absent), OPEN or HALF_OPEN
@@ -73,7 +74,8 @@ end
 -- A clock that is set back must not make the domain wait for the time to come round again.
 local back = number('seen', now) - now
 if back > 0 then
-  for _, name in ipairs({'tat', 'cursor', 'job_tat', 'opened_at', 'open_until', 'probe_until', 'not_before'}) do
+  local moments = {'tat', 'cursor', 'job_tat', 'opened_at', 'open_until', 'probe_until', 'not_before'}
+  for _, name in ipairs(moments) do
     if fields[name] then put(name, number(name) - back) end
   end
   for who, lease in pairs(leases) do
@@ -281,8 +283,8 @@ local function adapt(good, block, latency)
   put('slowed', slowed)
 end
 
-local function report(interval, fail_max, good, block, latency, retry_after, crawl_delay, ended, unused, again,
-    because)
+local function report(interval, fail_max, good, block, latency, retry_after, crawl_delay, ended,
+    unused, again, because)
   hold(held)
   local tat, step = number('tat', 0), number('step', 0)
   if unused > 0 and fields.last == holder and unused <= number('last_n', 0) and tat - unused * step >= now then
@@ -309,8 +311,8 @@ local function reset()
 end
 
 if verb == 'ask' then
-  return ask(tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9] == '1',
-    ARGV[10])
+  return ask(tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]),
+    ARGV[9] == '1', ARGV[10])
 elseif verb == 'report' then
   return report(tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]),
     tonumber(ARGV[11]), ARGV[12] == '1', tonumber(ARGV[13]), ARGV[14] == '1', ARGV[15])
