@@ -17,10 +17,10 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn, Self, TypeVar, cast
 
 import msgspec
 
-from crawler.bulk.jsontext import elements, loads
 from crawler.bulk.textfile import KEPT, MAX_LINE, Line, lines, opened, pieces, too_long
 from crawler.errors import InputError, UrlError, UsageError
 from crawler.files import sync_folder
+from crawler.json_reader import elements, loads
 from crawler.logs import printable
 from crawler.models import NewTask
 from crawler.sites.config import Sites, expand
@@ -534,11 +534,12 @@ def _jsonl_rows(_path: Path, texts: Iterator[str], form: _Form) -> _Items:
 
 def _json_rows(path: Path, texts: Iterator[str], form: _Form) -> _Items:
     line = item = 0
-    for element in elements(path, texts):
+    for element in elements(path, texts, MAX_LINE):
         item = item + 1 if element.line == line else 1
         line = element.line
-        if element.fault:
-            row: Row | Fields | Reject = _reject(line, element.fault, element.text)
+        if element.fault or element.size > MAX_LINE:
+            fault = element.fault or too_long(element.size)
+            row: Row | Fields | Reject = _reject(line, fault, element.text)
         else:
             row = _object_row(line, element.text, form)
         yield row if item == 1 else _with_item(row, item)
