@@ -50,7 +50,7 @@ class Element(msgspec.Struct, frozen=True):
 
 
 def loads(text: str) -> Any:
-    """Return the value of a JSON text; raise `ValueError` with a reason that fits a rejects file."""
+    """Return the value of a JSON text; raise `ValueError` with a reason for a rejects file."""
     if text.count("[") + text.count("{") > MAX_DEPTH and _depths(text)[0] > MAX_DEPTH:
         raise ValueError(_TOO_DEEP)
     try:
@@ -129,7 +129,7 @@ class _Nesting:
         self._quoted = False
 
     def marks(self, text: str, at: int) -> Iterator[re.Match[str]]:
-        """Yield brackets, commas and closing quotes from `at` on; `depth` is the one behind them."""
+        """Yield brackets, commas and closing quotes from `at` on; `depth` counts them."""
         for mark in _MARK.finditer(text, at):
             sign = mark[0]
             if sign == '"':
@@ -336,7 +336,7 @@ class _Array:
         return None
 
     def _next_related(self) -> int | None:
-        """The next object that shares most keys with the last good element; nested ones rarely do."""
+        """The next object with most keys of the last good element; nested ones rarely match."""
         end = self._base + len(self._window)
         if self._unrelated[0] != end:  # a longer window may show related ones
             self._unrelated = (end, set())

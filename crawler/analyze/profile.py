@@ -63,21 +63,21 @@ class Example(msgspec.Struct, frozen=True):
     url: str
 
 
-class Field(msgspec.Struct, frozen=True, kw_only=True):
+class Field(msgspec.Struct, kw_only=True):
     """One field of the records; objects in a list share their fields: `items[].price`."""
 
     path: str
-    records: int
+    records: int = 0
     """Records that have the field, empty or not."""
-    share: float
+    share: float = 0.0
     """… of all records, 0 to 1."""
-    empty: int
+    empty: int = 0
     """Records in which it is null, blank text, an empty list or an empty object."""
-    types: dict[str, int]
+    types: dict[str, int] = {}
     """How many values are null, boolean, number, text, list (empty) or object (empty, too deep)."""
-    examples: list[str]
+    examples: list[str] = []
     """The first different values, cut to 80 characters."""
-    numbers: Range | None
+    numbers: Range | None = None
     lacking: list[Example]
     """The first records without a value."""
 
@@ -110,13 +110,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     unreadable: int
     """Files, lines or elements that are no results."""
     unreadable_examples: list[str]
-    tasks: Books | None
+    tasks: Books | None = None
     results: int
     success_rate: float | None
     """Completed tasks of all accepted ones, 0 to 1; without a ledger, results with the verdict ok
     of all results."""
     verdicts: dict[str, int]
-    errors: list[ErrorClass] | None
+    errors: list[ErrorClass] | None = None
     fields: list[Field]
     """The most common first."""
     fields_capped: bool
@@ -125,11 +125,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     fetch_ms: Distribution | None
     parse_ms: Distribution | None
     domains: Groups
-    parsers: Groups
-    first: str | None
-    last: str | None
-    seconds: float | None
-    pages_per_s: float | None
+    parsers: dict[str, int]
+    first: str | None = None
+    last: str | None = None
+    seconds: float | None = None
+    pages_per_s: float | None = None
 
 
 class Numbers:
@@ -187,11 +187,14 @@ class _Tally:
         self._others = 0
 
     def add(self, name: object) -> None:
-        text = "none" if name is None or name == "" else str(name)[:200]
+        text = str(name or "none")[:200]
         if text in self.counts or len(self.counts) < _MAX_NAMES:
             self.counts[text] += 1
         else:
             self._others += 1
+
+    def by_name(self) -> dict[str, int]:
+        return dict(self.counts.most_common())
 
     def groups(self) -> Groups:
         return _groups(((name, count, None) for name, count in self.counts.items()), self._others)
@@ -214,38 +217,33 @@ def _groups(rows: Iterable[tuple[Any, ...]], others: int = 0) -> Groups:
 class _FieldCount:
     """One field while the records are read."""
 
-    def __init__(self, random: Random, lacking: list[Example]) -> None:
-        self.records = self.empty = 0
-        self.lacking = lacking
-        self._types: Counter[str] = Counter()
-        self._examples: list[str] = []
+    def __init__(self, path: str, lacking: list[Example], random: Random) -> None:
+        self.field = Field(path=path, lacking=lacking)
         self._numbers = Numbers(_MAX_NUMBERS_OF_FIELD, random)
 
     def add(self, value: Any) -> bool:
         """Count a value; False where it is empty."""
         kind = _type_of(value)
-        self._types[kind] += 1
+        self.field.types[kind] = self.field.types.get(kind, 0) + 1
         if kind == "number":
             self._numbers.add(value)
         if is_empty(value):
             return False
-        if len(self._examples) < MAX_EXAMPLES:
+        examples = self.field.examples
+        if len(examples) < MAX_EXAMPLES:
             example = shortened(str(value), MAX_VALUE)
-            if example not in self._examples:
-                self._examples.append(example)
+            if example not in examples:
+                examples.append(example)
         return True
 
-    def field(self, path: str, results: int) -> Field:
-        return Field(
-            path=path,
-            records=self.records,
-            share=self.records / results,
-            empty=self.empty,
-            types=dict(self._types.most_common()),
-            examples=self._examples,
-            numbers=self._numbers.range(),
-            lacking=self.lacking if self.records - self.empty < results else [],
-        )
+    def finished(self, results: int) -> Field:
+        field = self.field
+        field.share = field.records / results
+        field.types = dict(Counter(field.types).most_common())
+        field.numbers = self._numbers.range()
+        if field.records - field.empty == results:
+            field.lacking = []
+        return field
 
 
 def _type_of(value: object) -> str:
@@ -265,7 +263,9 @@ def _type_of(value: object) -> str:
 
 def is_empty(value: object) -> bool:
     """Whether there is nothing in it; 0 and false are values."""
-    return not value.strip() if isinstance(value, str) else value is None or value in ([], {})
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or value in ([], {})
 
 
 def leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -273,8 +273,9 @@ def leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, An
     if value and depth >= _MAX_DEPTH and isinstance(value, dict | list):
         value = _TOO_DEEP
     elif value and isinstance(value, dict):
+        prefix = f"{path}." if path else ""
         for name, part in value.items():
-            yield from leaves(part, f"{path}.{name[:100]}" if path else name[:100], depth + 1)
+            yield from leaves(part, prefix + name[:100], depth + 1)
         return
     elif isinstance(value, list):
         path += "[]"
@@ -292,7 +293,9 @@ def moment(text: object) -> datetime | None:
         return None
     try:
         at = datetime.fromisoformat(text)
-        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+        if at.tzinfo is None:
+            at = at.replace(tzinfo=UTC)
+        return at.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
 
@@ -333,19 +336,20 @@ class _Profiler:
         example = Example(shortened(str(result.get("task_id")), 200), result["url"])
         filled: dict[str, bool] = {}
         for path, value in leaves(result["data"]):
-            field = self._fields.get(path)
-            if field is None:
+            count = self._fields.get(path)
+            if count is None:
                 if len(self._fields) >= MAX_FIELDS:
                     self._fields_capped = True
                     continue
-                field = self._fields[path] = _FieldCount(self._random, self._first.copy())
+                count = self._fields[path] = _FieldCount(path, self._first.copy(), self._random)
                 self._lacking_examples.add(path)
-            filled[path] = field.add(value) or filled.get(path, False)
-        for path, has in filled.items():
-            self._fields[path].records += 1
-            self._fields[path].empty += not has
+            filled[path] = count.add(value) or filled.get(path, False)
+        for path, has_value in filled.items():
+            field = self._fields[path].field
+            field.records += 1
+            field.empty += not has_value
         for path in [path for path in self._lacking_examples if not filled.get(path)]:
-            lacking = self._fields[path].lacking
+            lacking = self._fields[path].field.lacking
             if len(lacking) < MAX_EXAMPLES:
                 lacking.append(example)
             else:
@@ -358,35 +362,42 @@ class _Profiler:
         for size, time_ms in source.pages():
             sizes.add(size)
             fetch_ms.add(time_ms)
+        ledger: dict[str, Any] = {"domains": self._domains.groups()}
+        if books:
+            domains = _groups(source.domains())
+            ledger = {"domains": domains, "tasks": books, "errors": source.errors()}
         good, of = self._verdicts.counts["ok"], self.results
         if books and (self.results or source.path is None):  # missing files are no success
             good, of = books.completed, books.accepted
-        times = self._times
-        seconds = round(times.max - times.min, 3) if times.count else None
-        fields = (field.field(path, self.results) for path, field in self._fields.items())
+        fields = (count.finished(self.results) for count in self._fields.values())
         return Profile(
             source=source.name,
-            job=source.job.name if source.job else None,
+            job=getattr(source.job, "name", None),
             notes=source.notes,
             unreadable=source.unreadable,
             unreadable_examples=source.unreadable_examples,
-            tasks=books,
             results=self.results,
             success_rate=good / of if of else None,
-            verdicts=dict(self._verdicts.counts.most_common()),
-            errors=source.errors() if books else None,
+            verdicts=self._verdicts.by_name(),
             fields=sorted(fields, key=lambda field: (field.empty - field.records, field.path)),
             fields_capped=self._fields_capped,
             page_bytes=sizes.distribution(),
             fetch_ms=fetch_ms.distribution(),
             parse_ms=self._parse_ms.distribution(),
-            domains=_groups(source.domains()) if books else self._domains.groups(),
-            parsers=self._parsers.groups(),
-            first=iso(times.min) if times.count else None,
-            last=iso(times.max) if times.count else None,
-            seconds=seconds,
-            pages_per_s=round(times.count / seconds, 3) if seconds else None,
+            parsers=self._parsers.by_name(),
+            **ledger,
+            **self._fetched(),
         )
+
+    def _fetched(self) -> dict[str, Any]:
+        """When the pages were fetched, and how fast."""
+        times = self._times
+        if not times.count:
+            return {}
+        seconds = round(times.max - times.min, 3)
+        rate = round(times.count / seconds, 3) if seconds else None
+        first, last = iso(times.min), iso(times.max)
+        return {"first": first, "last": last, "seconds": seconds, "pages_per_s": rate}
 
 
 def profile(

@@ -6,27 +6,28 @@ from typing import Any
 import msgspec
 
 from crawler.analyze.compare import Comparison
-from crawler.analyze.profile import Distribution, Example, Field, Groups, Profile
+from crawler.analyze.profile import Distribution, Example, Field, Profile
 
 UNKNOWN = "not known from files"
 COMMON = 0.5
 """A field that at least this share of the records has is reported as missing in the others."""
 
+_MAX_NAMES = 8
 _STATES = ("completed", "failed", "skipped", "expired", "pending", "processing")
 _PERCENTILES = ("p50", "p90", "p95", "p99", "max")
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """A title, then lines, a bar (HTML only) and a table."""
+class Section(msgspec.Struct, frozen=True):
+    """A title, lines, a table, and in HTML a bar."""
 
     title: str
     lines: Sequence[str] = ()
-    bar: Sequence[tuple[str, int]] = ()
-    """The parts of a whole: name and count."""
     heads: Sequence[str] = ()
     """A head that begins with `>` is a column of numbers, one with `…` of long texts."""
     rows: Sequence[Sequence[str | float]] = ()
     """A float is a share, 0 to 1."""
+    bar: Sequence[tuple[str, int]] = ()
+    """The parts of a whole: name and count."""
 
 
 class Missing(msgspec.Struct, frozen=True):
@@ -53,44 +54,37 @@ def sections(found: Profile | Comparison) -> list[Section]:
 
 
 def _profile(found: Profile) -> list[Section]:
+    too_many = "there are even more fields than these; they were not looked at"
+    error_heads = (">count", "state", "reason", "for example")
     errors = [(f"{e.count:,}", e.status, e.reason, e.url) for e in found.errors or []]
+    field_heads = ("field", ">records", ">empty", "type", "…values")
     fields = [
         (field.path, field.share, f"{field.empty:,}", ", ".join(field.types), values(field))
         for field in found.fields
     ]
-    more_fields = ["there are even more fields than these; they were not looked at"]
+    time_heads = ("", ">pages", *(f">{name}" for name in _PERCENTILES))
+    times = [
+        _distribution("fetch", found.fetch_ms, ms),
+        _distribution("parse", found.parse_ms, ms),
+        _distribution("page size", found.page_bytes, size),
+    ]
+    unreadable = f"{found.unreadable:,} could not be read as results"
     return [
         _summary(found),
-        Section(
-            title=f"{found.unreadable:,} could not be read as results",
-            lines=found.unreadable_examples,
-        ),
-        Section(
-            title="Tasks without a result",
-            heads=(">count", "state", "reason", "for example"),
-            rows=errors,
-        ),
-        Section(
-            title="Fields",
-            lines=more_fields if found.fields_capped else (),
-            heads=("field", ">records", ">empty", "type", "…values"),
-            rows=fields,
-        ),
-        Section(title="Records that lack what most have", lines=_lacking(found)),
-        Section(
-            title="Time and size", heads=("", ">pages", *(f">{p}" for p in _PERCENTILES)),
-            rows=[
-                _distribution("fetch", found.fetch_ms, ms),
-                _distribution("parse", found.parse_ms, ms),
-                _distribution("page size", found.page_bytes, size),
-            ],
-        ),
-        Section(title="Domains", heads=("name", ">results", ">no result"), rows=_groups(found)),
-    ]  # fmt: skip
+        Section(unreadable, found.unreadable_examples),
+        Section("Tasks without a result", (), error_heads, errors),
+        Section("Fields", [too_many] * found.fields_capped, field_heads, fields),
+        Section("Records that lack what most have", _lacking(found)),
+        Section("Time and size", (), time_heads, times),
+        Section("Domains", (), ("name", ">results", ">no result"), _groups(found)),
+    ]
 
 
 def _summary(found: Profile) -> Section:
-    of_what = "of all accepted tasks" if found.tasks else "of the results, by their verdict"
+    bar, of_what = list(found.verdicts.items()), "of the results, by their verdict"
+    if found.tasks:
+        bar = [(state, getattr(found.tasks, state)) for state in _STATES]
+        of_what = "of all accepted tasks"
     fetched = UNKNOWN
     if found.first and found.last:
         fetched = f"{found.first[:19]} to {found.last[:19]} UTC"
@@ -102,18 +96,18 @@ def _summary(found: Profile) -> Section:
         tasks(found),
         f"fetched  {fetched}",
         f"verdicts {_counts(found.verdicts)}",
-        f"parsers  {names(found.parsers)}",
+        f"parsers  {_counts(found.parsers)}",
     ]
-    bar = list(found.verdicts.items())
-    if found.tasks:
-        bar = [(state, getattr(found.tasks, state)) for state in _STATES]
-    return Section(title=title(found), lines=lines, bar=bar)
+    return Section(title(found), lines, bar=bar)
 
 
 def _lacking(found: Profile) -> list[str]:
     lines = []
     for lack in missing(found):
-        lines.append(f"{lack.records:,} lack {', '.join(lack.fields)}")
+        names = ", ".join(lack.fields[:_MAX_NAMES])
+        if len(lack.fields) > _MAX_NAMES:
+            names += f" and {len(lack.fields) - _MAX_NAMES:,} other fields"
+        lines.append(f"{lack.records:,} lack {names}")
         lines += [f"    {example.task_id}  {example.url}" for example in lack.examples]
     return lines
 
@@ -137,16 +131,19 @@ def _groups(found: Profile) -> Sequence[tuple[str, ...]]:
 
 def _comparison(found: Comparison) -> list[Section]:
     both = f"{found.both:,} pages in both, {found.same:,} of them the same"
-    lines = [f"{both}; {found.only_a:,} only in A, {found.only_b:,} only in B"]
-    lines += [f"    only in A: {url}" for url in found.only_a_examples]
-    lines += [f"    only in B: {url}" for url in found.only_b_examples]
+    pages = [f"{both}; {found.only_a:,} only in A, {found.only_b:,} only in B"]
+    pages += [f"    only in A: {url}" for url in found.only_a_examples]
+    pages += [f"    only in B: {url}" for url in found.only_b_examples]
     bar = [
         ("the same in both", found.same),
         ("in both, changed", found.both - found.same),
         ("only in A", found.only_a),
         ("only in B", found.only_b),
     ]
+    verdict_heads = (">pages", "from → to", "for example")
     verdicts = [(f"{v.count:,}", f"{v.a} → {v.b}", v.url) for v in found.verdicts]
+    counts = [f"{len(found.fields):,} fields changed, {found.fields_same:,} did not"]
+    field_heads = ("field", ">A", ">B", ">changed", ">appeared", ">vanished")
     fields = [
         (f.path, f.share_a, f.share_b, f"{f.changed:,}", f"{f.appeared:,}", f"{f.vanished:,}")
         for f in found.fields
@@ -157,20 +154,11 @@ def _comparison(found: Comparison) -> list[Section]:
             change = f"{value.old or '(nothing)'} → {value.new or '(nothing)'}"
             examples += [f"{field.path}: {change}", f"    {value.url}"]
     return [
-        Section(title="Two runs", heads=("", "A", "B"), rows=_side_by_side(found)),
-        Section(title="Pages", lines=lines, bar=bar),
-        Section(
-            title="Verdicts that changed",
-            heads=(">pages", "from → to", "for example"),
-            rows=verdicts,
-        ),
-        Section(
-            title="Fields that changed",
-            lines=[f"{len(fields):,} fields changed, {found.fields_same:,} did not"],
-            heads=("field", ">A", ">B", ">changed", ">appeared", ">vanished"),
-            rows=fields,
-        ),
-        Section(title="Values that changed", lines=examples),
+        Section("Two runs", (), ("", "A", "B"), _side_by_side(found)),
+        Section("Pages", pages, bar=bar),
+        Section("Verdicts that changed", (), verdict_heads, verdicts),
+        Section("Fields that changed", counts, field_heads, fields),
+        Section("Values that changed", examples),
     ]
 
 
@@ -186,7 +174,7 @@ def _side_by_side(found: Comparison) -> list[tuple[str, ...]]:
         "unreadable": lambda run: f"{run.unreadable:,}",
         "success": lambda run: percent(run.success_rate),
         "verdicts": lambda run: _counts(run.verdicts),
-        "parsers": lambda run: names(run.parsers),
+        "parsers": lambda run: _counts(run.parsers),
         "fetch, median": lambda run: median(run.fetch_ms, ms),
         "parse, median": lambda run: median(run.parse_ms, ms),
         "page size, median": lambda run: median(run.page_bytes, size),
@@ -212,14 +200,6 @@ def tasks(found: Profile) -> str:
     counts = {state: getattr(found.tasks, state) for state in _STATES}
     parts = [f"{count:,} {state}" for state, count in counts.items() if count]
     return f"{found.tasks.accepted:,} tasks accepted: {', '.join(parts) or 'none'}"
-
-
-def names(groups: Groups) -> str:
-    """Groups in one line."""
-    counts: dict[str, int] = {group.name: group.results for group in groups.top}
-    if groups.other_names:
-        counts[f"{groups.other_names:,} others"] = groups.other_results
-    return _counts(counts)
 
 
 def values(field: Field) -> str:

@@ -95,7 +95,7 @@ class Source:
             f"""SELECT coalesce(o.state <> 'synced' AND o.archived_at IS NULL, TRUE)
                 FROM tasks t LEFT JOIN outbox o ON o.task = t.id
                 WHERE {self._condition} AND t.task_id = ?""",
-            (file.name.removesuffix(".json") if file.suffix == ".json" else "",),
+            (file.name.removesuffix(".json"),),
         )
         if not found:
             self._count_unreadable(file, 1, "no task of this store has this name")
@@ -121,7 +121,9 @@ class Source:
     def _count_unreadable(self, file: Path, number: int, reason: str) -> None:
         self.unreadable += 1
         if len(self.unreadable_examples) < _MAX_NAMED:
-            where = file.name if number <= 1 else f"{file.name}, result {number}"
+            where = file.name
+            if number > 1:
+                where += f", result {number}"
             self.unreadable_examples.append(f"{where}: {reason[:200]}")
 
     # What only a ledger knows.

@@ -154,7 +154,7 @@ def test_totals_are_those_of_the_files(export: Path) -> None:
     assert (found.results, found.success_rate, found.verdicts) == (4, 0.75, {"ok": 3, "thin": 1})
     assert found.unreadable == 0
     assert (found.tasks, found.errors, found.fetch_ms, found.page_bytes) == (None, None, None, None)
-    assert report.names(found.parsers) == "default 1: 4"
+    assert found.parsers == {"default 1": 4}
     assert (found.first, found.seconds, found.pages_per_s) == (
         "2026-11-16T10:00:01.000Z",
         3.0,
@@ -512,10 +512,8 @@ def test_two_runs_field_by_field(tmp_path: Path) -> None:
     )
     assert next(f for f in found.fields if f.path == "new[]").examples[0].new == "1, 2"
     assert found.fields_same == 1
-    assert [report.names(run.parsers) for run in (found.a, found.b)] == [
-        "default 1: 4",
-        "default 1: 3, default 2: 1",
-    ]
+    assert found.a.parsers == {"default 1": 4}
+    assert found.b.parsers == {"default 1": 3, "default 2": 1}
 
 
 def test_the_newest_of_several_counts(tmp_path: Path) -> None:
