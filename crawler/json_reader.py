@@ -315,7 +315,9 @@ class _Array:
         if newline < 0 or indent.strip():
             return None
         found = self._window.find(f"\n{indent}{{", self._at)
-        return found + 1 + len(indent) if found >= 0 else None
+        if found < 0:
+            return None
+        return found + 1 + len(indent)
 
     def _matching_brace(self) -> int | None:
         """The brace that closes this element, if brackets and strings match up to it."""
@@ -387,8 +389,8 @@ class _Array:
             for mark in nesting.marks(self._window, self._at):
                 behind = mark.end()
                 if nesting.depth <= 0:
-                    ends_here = nesting.depth == 0 and mark[0] != ","
-                    size += len(self._take(mark.end() if ends_here else mark.start()))
+                    is_part = nesting.depth == 0 and mark[0] != ","
+                    size += len(self._take(mark.start() + is_part))
                     return Element(line, excerpt, size, fault)
             # A backslash at the end of the window belongs to the character that comes next.
             halved = self._window.endswith("\\") and behind < len(self._window)

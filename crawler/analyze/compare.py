@@ -3,7 +3,7 @@
 Both are indexed in a temporary database, so that memory does not grow with them.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -141,7 +141,7 @@ class _Differences:
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        self._counts: dict[str, Counter[str]] = {}
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._examples: dict[str, list[Value]] = {}
         self._both = self._same = 0
 
@@ -179,8 +179,7 @@ class _Differences:
                 continue
             before, after = old.get(path, []), new.get(path, [])
             kind = "changed" if before else "appeared"
-            counts = self._counts.setdefault(path, Counter())
-            counts[kind if after else "vanished"] += 1
+            self._counts[path][kind if after else "vanished"] += 1
             examples = self._examples.setdefault(path, [])
             if len(examples) < MAX_EXAMPLES:
                 examples.append(_example(url, before, after))
@@ -193,9 +192,9 @@ class _Differences:
                 path=path,
                 share_a=shares_a.get(path, 0.0),
                 share_b=shares_b.get(path, 0.0),
-                changed=self._counts.get(path, Counter())["changed"],
-                appeared=self._counts.get(path, Counter())["appeared"],
-                vanished=self._counts.get(path, Counter())["vanished"],
+                changed=self._counts[path]["changed"],
+                appeared=self._counts[path]["appeared"],
+                vanished=self._counts[path]["vanished"],
                 examples=self._examples.get(path, []),
             )
             for path in shares_a.keys() | shares_b.keys() | self._counts.keys()

@@ -29,6 +29,14 @@ _MAX_NUMBERS_OF_FIELD = 2_000
 _MAX_GROUPS = 20
 _MAX_NAMES = 10_000
 _MAX_DEPTH = 30
+_TYPES = {
+    type(None): "null",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    str: "text",
+    list: "list",
+}
 _TOO_DEEP = {"…": "nested deeper than was looked at"}
 
 
@@ -223,7 +231,7 @@ class _FieldCount:
 
     def add(self, value: Any) -> bool:
         """Count a value; False where it is empty."""
-        kind = _type_of(value)
+        kind = _TYPES.get(type(value), "object")
         self.field.types[kind] = self.field.types.get(kind, 0) + 1
         if kind == "number":
             self._numbers.add(value)
@@ -244,21 +252,6 @@ class _FieldCount:
         if field.records - field.empty == results:
             field.lacking = []
         return field
-
-
-def _type_of(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "text"
-        case list():
-            return "list"
-    return "object"
 
 
 def is_empty(value: object) -> bool:

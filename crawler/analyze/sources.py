@@ -133,7 +133,9 @@ class Source:
         if self.lpm is None:
             return None
         with self.lpm.errors():
-            return self.lpm.ledger.job_books(self.job) if self.job else self.lpm.ledger.books()
+            if self.job:
+                return self.lpm.ledger.job_books(self.job)
+            return self.lpm.ledger.books()
 
     def errors(self) -> list[ErrorClass]:
         """Why tasks ended without a result, the most frequent reason first."""
@@ -273,7 +275,8 @@ def _result(text: bytes | str | json_reader.Element) -> dict[str, Any]:
     try:
         result = msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise ValueError(f"not JSON ({error})" if text.strip() else "empty") from None
+        fault = f"not JSON ({error})" if text.strip() else "empty"
+        raise ValueError(fault) from None
     if not isinstance(result, dict):
         lacks = "JSON object"
     elif not isinstance(result.get("data"), dict):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -124,6 +124,15 @@ def import_(
     if dry_run:
         with tempfile.TemporaryDirectory() as scratch, input_file(file, Path(scratch)) as given:
             return _show(settings, given, queue, url_column, as_json)
+    options: dict[str, Any] = {
+        "queue": queue,
+        "batch_size": batch_size,
+        "strict": strict,
+        "fresh_for_s": fresh_for,
+        "job_name": job_name,
+        "deadline": deadline,
+        "how": how,
+    }
     job, seen = None, None
     with input_file(file, settings.data_dir / INPUT) as given:
         if kernel.is_other(settings.data_dir):
@@ -134,31 +143,10 @@ def import_(
                     "headers, cookies and a proxy cannot be handed over to a stack on another "
                     "kernel: import where that stack runs"
                 )
-            options = inbox.Options(
-                name=inbox.safe_name(given),
-                queue="urgent" if queue == "urgent" else "default",
-                batch_size=batch_size,
-                strict=strict,
-                fresh_for_s=fresh_for,
-                job_name=job_name,
-                deadline=deadline,
-                how=how,
-            )
-            summary = inbox.deliver(settings, given, options, say)
+            delivery = inbox.Options(name=inbox.safe_name(given), **options)
+            summary = inbox.deliver(settings, given, delivery, say)
         else:
-            summary, job = import_file(
-                settings,
-                given,
-                queue,
-                batch_size=batch_size,
-                strict=strict,
-                fresh_for_s=fresh_for,
-                job_name=job_name,
-                deadline=deadline,
-                how=how,
-                session=session,
-                progress=say,
-            )
+            summary, job = import_file(settings, given, **options, session=session, progress=say)
     if job:
         say_namesakes(settings, job)
         _fill_window(settings)
