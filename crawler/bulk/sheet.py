@@ -155,7 +155,7 @@ class _Workbook:
         epochs: list[str] = []
 
         def start(name: str, attributes: Names) -> None:
-            if name == "workbookPr":
+            if name == "workbookPr" and not epochs:
                 epochs.append(attributes.get("date1904", ""))
             elif name == "sheet":
                 ids = [value for key, value in attributes.items() if key.endswith(":id")]

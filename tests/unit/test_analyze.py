@@ -271,6 +271,18 @@ def test_an_array_is_read_whatever_its_size(tmp_path: Path) -> None:
     assert named(found, "n").numbers == Range(min=0, median=19.5, max=39)
 
 
+def test_a_broken_element_of_an_array_costs_one_result(tmp_path: Path) -> None:
+    """The results before and behind a broken element of an export count; the element is told."""
+    first, second, third = (json.dumps(result(n, {"n": n})) for n in range(3))
+    path = tmp_path / "x.json"
+    path.write_text(f"[{first},\n{second[:-1]},\n{third}]")
+
+    found = profiled(path)
+
+    assert (found.results, found.unreadable) == (2, 1)
+    assert found.unreadable_examples[0].startswith("x.json, result 2: not JSON: ")
+
+
 def test_a_folder_with_anything_in_it_is_read(tmp_path: Path) -> None:
     """What is no result is counted and the first are named; a file that is being written is
     neither."""
