@@ -1,8 +1,10 @@
-"""What changed between two runs: both are put into a temporary database, so that memory does not
-grow with them."""
+"""What changed between two runs.
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+Both are indexed in a temporary database, so that memory does not grow with them.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from tempfile import gettempdir
@@ -11,51 +13,119 @@ from typing import Any
 import msgspec
 
 from crawler import urls
-from crawler.analyze.facts import Comparison, Field, FieldChange, Profile, Value, VerdictChange
-from crawler.analyze.profile import is_empty, leaves, moment, profile, shorten
+from crawler.analyze.profile import (
+    MAX_EXAMPLES,
+    MAX_FIELDS,
+    MAX_VALUE,
+    Profile,
+    is_empty,
+    leaves,
+    moment,
+    profile,
+)
 from crawler.analyze.sources import Source
 from crawler.db.connection import Database, store_errors
 from crawler.errors import UrlError
+from crawler.logs import shortened
 
-_EXAMPLES = 3
-_FIELDS = 2_000
-_ABSENT = ("null", "list", "object")
+_MAX_VALUES = 80
+"""Values of a list that are shown."""
+
+# The structs' names are the keys of `analyze A B --json`.
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """A field's value in one page of both runs, cut to 80 characters."""
+
+    url: str
+    old: str
+    new: str
+
+
+class FieldChange(msgspec.Struct, frozen=True, kw_only=True):
+    """How a field changed; the counts are of pages in both runs."""
+
+    path: str
+    share_a: float
+    share_b: float
+    """The share of a run's records that have a value, 0 to 1."""
+    changed: int
+    appeared: int
+    vanished: int
+    examples: list[Value]
+
+    @property
+    def pages(self) -> int:
+        return self.changed + self.appeared + self.vanished
+
+    @property
+    def shift(self) -> float:
+        return round(abs(self.share_a - self.share_b), 3)
+
+
+class VerdictChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Pages with another verdict in B; for a task without a result, the reason counts as one."""
+
+    a: str
+    b: str
+    count: int
+    url: str
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What changed from run A to run B."""
+
+    a: Profile
+    b: Profile
+    both: int
+    """Pages (by URL and parcel) with results in both runs; of several results, the newest."""
+    same: int
+    """… with the same records."""
+    only_a: int
+    only_a_examples: list[str]
+    only_b: int
+    only_b_examples: list[str]
+    verdicts: list[VerdictChange]
+    """The most frequent first."""
+    fields: list[FieldChange]
+    """Those that changed, the most changed first."""
+    fields_same: int
 
 
 def compare(
     a: Source, b: Source, progress: Callable[[int], None] = lambda count: None
 ) -> Comparison:
-    """Read both runs, match their pages by URL and parcel, and say what is different."""
-    # An empty name is a database of its own that SQLite spills to a temporary file, and removes, as
-    # needed.
+    """Read both runs, and match their pages by URL and parcel."""
+    # An empty name is a private database that SQLite spills to a temporary file.
     with store_errors(Path(gettempdir()) / "comparison"), closing(Database("")) as db:
         db.execute("PRAGMA journal_mode=OFF; PRAGMA cache_size=-64000; BEGIN")
-        profiles = [_index(db, name, source, progress) for name, source in (("a", a), ("b", b))]
-        return _Differences(db).comparison(*profiles)
+        profile_a, profile_b = _index(db, "a", a, progress), _index(db, "b", b, progress)
+        return _Differences(db).comparison(profile_a, profile_b)
 
 
 def _index(db: Database, table: str, source: Source, progress: Callable[[int], None]) -> Profile:
-    """Profile a run, and keep the newest end of every page in a table: its data, or none where
-    there is no result."""
+    """Profile a run, and keep the newest result of every page in a table; `data` may be null."""
     db.execute(
-        f"""CREATE TABLE {table} (id INTEGER PRIMARY KEY, key BLOB, parcel TEXT, at REAL, url TEXT, verdict TEXT,
-                                  data BLOB, UNIQUE (key, parcel))"""
+        f"""CREATE TABLE {table} (
+                id INTEGER PRIMARY KEY, key BLOB, parcel TEXT, at REAL, url TEXT, verdict TEXT,
+                data BLOB, UNIQUE (key, parcel))"""
     )
-    insert = f"""INSERT INTO {table} (key, parcel, at, url, verdict, data) VALUES (?, ?, ?, ?, ?, ?)
-                 ON CONFLICT DO UPDATE SET at = excluded.at, url = excluded.url, verdict = excluded.verdict,
-                     data = excluded.data WHERE excluded.at >= at"""
+    insert = f"""INSERT INTO {table} (key, parcel, at, url, verdict, data)
+                 VALUES (?, ?, ?, ?, ?, ?)
+                 ON CONFLICT DO UPDATE SET at = excluded.at, url = excluded.url,
+                     verdict = excluded.verdict, data = excluded.data WHERE excluded.at >= at"""
 
     def keep(result: dict[str, Any]) -> None:
         at = moment(result.get("scraped_at"))
-        db.execute(
-            insert,
-            (_key(result["url"]), str(result.get("parcel_id") or ""), at.timestamp() if at else 0.0, result["url"],
-             str(result.get("verdict") or "none"), msgspec.json.encode(result["data"])),
-        )  # fmt: skip
+        parcel, verdict = result.get("parcel_id") or "", result.get("verdict") or "none"
+        seconds = at.timestamp() if at else 0.0
+        data = msgspec.json.encode(result["data"])
+        url = result["url"]
+        db.execute(insert, (_key(url), str(parcel), seconds, url, str(verdict), data))
 
     found = profile(source, progress, keep)
     for task in source.unfinished():
-        db.execute(insert, (task.key, task.parcel_id, task.at, task.url, task.reason, None))
+        db.execute(insert, (*task, None))
     return found
 
 
@@ -71,71 +141,75 @@ class _Differences:
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        self._changed: Counter[str] = Counter()
-        self._appeared: Counter[str] = Counter()
-        self._vanished: Counter[str] = Counter()
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._examples: dict[str, list[Value]] = {}
         self._both = self._same = 0
 
     def comparison(self, a: Profile, b: Profile) -> Comparison:
-        """All of it."""
         for url, old, new in self._db.execute(
-            "SELECT b.url, a.data, b.data FROM a JOIN b USING (key, parcel) WHERE a.data NOTNULL AND b.data NOTNULL"
+            """SELECT b.url, a.data, b.data FROM a JOIN b USING (key, parcel)
+               WHERE a.data NOTNULL AND b.data NOTNULL"""
         ):
-            self._pair(url, old, new)
-        fields = sorted(self._fields(a, b), key=_by_change)
-        changed = [field for field in fields if _has_changed(field)]
+            self._both += 1
+            self._same += old == new or not self._count_changes(url, old, new)
+        fields = self._fields(a, b)
+        changed = [field for field in fields if field.pages or field.shift]
         only_a, only_a_examples = self._only("a", "b")
         only_b, only_b_examples = self._only("b", "a")
         return Comparison(
-            a=a, b=b, both=self._both, same=self._same, only_a=only_a, only_a_examples=only_a_examples, only_b=only_b,
-            only_b_examples=only_b_examples, verdicts=self._verdicts(), fields=changed,
+            a=a,
+            b=b,
+            both=self._both,
+            same=self._same,
+            only_a=only_a,
+            only_a_examples=only_a_examples,
+            only_b=only_b,
+            only_b_examples=only_b_examples,
+            verdicts=self._verdicts(),
+            fields=sorted(changed, key=lambda field: (-field.pages, -field.shift, field.path)),
             fields_same=len(fields) - len(changed),
-        )  # fmt: skip
+        )
 
-    def _pair(self, url: str, old_data: bytes, new_data: bytes) -> None:
-        self._both += 1
-        if old_data == new_data:
-            self._same += 1
-            return
+    def _count_changes(self, url: str, old_data: bytes, new_data: bytes) -> bool:
+        """Count the fields of a page that differ; False if there are none."""
         old, new = _values(old_data), _values(new_data)
-        different = False
-        for path in old.keys() | new.keys():
+        changed = [path for path in old.keys() | new.keys() if old.get(path) != new.get(path)]
+        for path in changed:
+            if path not in self._counts and len(self._counts) >= MAX_FIELDS:
+                continue
             before, after = old.get(path, []), new.get(path, [])
-            if before == after:
-                continue
-            different = True
-            if path not in self._examples and len(self._examples) >= _FIELDS:
-                continue
-            counts = (
-                self._appeared if not before else self._vanished if not after else self._changed
-            )
-            counts[path] += 1
+            kind = "changed" if before else "appeared"
+            self._counts[path][kind if after else "vanished"] += 1
             examples = self._examples.setdefault(path, [])
-            if len(examples) < _EXAMPLES:
+            if len(examples) < MAX_EXAMPLES:
                 examples.append(_example(url, before, after))
-        self._same += not different
+        return bool(changed)
 
-    def _fields(self, a: Profile, b: Profile) -> Iterator[FieldChange]:
-        fields_a, fields_b = ({field.path: field for field in found.fields} for found in (a, b))
-        for path in fields_a.keys() | fields_b.keys() | self._examples.keys():
-            before, after = fields_a.get(path), fields_b.get(path)
-            yield FieldChange(
-                path=path, share_a=_share(before), share_b=_share(after), changed=self._changed[path],
-                appeared=self._appeared[path], vanished=self._vanished[path], types_a=_types(before),
-                types_b=_types(after), examples=self._examples.get(path, []),
-            )  # fmt: skip
+    def _fields(self, a: Profile, b: Profile) -> list[FieldChange]:
+        shares_a, shares_b = _shares(a), _shares(b)
+        return [
+            FieldChange(
+                path=path,
+                share_a=shares_a.get(path, 0.0),
+                share_b=shares_b.get(path, 0.0),
+                changed=self._counts[path]["changed"],
+                appeared=self._counts[path]["appeared"],
+                vanished=self._counts[path]["vanished"],
+                examples=self._examples.get(path, []),
+            )
+            for path in shares_a.keys() | shares_b.keys() | self._counts.keys()
+        ]
 
     def _only(self, this: str, other: str) -> tuple[int, list[str]]:
         rest = f"""FROM {this} WHERE data NOTNULL AND NOT EXISTS
-                   (SELECT 1 FROM {other} o WHERE o.key = {this}.key AND o.parcel = {this}.parcel AND o.data NOTNULL)"""
+                   (SELECT 1 FROM {other} o
+                    WHERE o.key = {this}.key AND o.parcel = {this}.parcel AND o.data NOTNULL)"""
         [(count,)] = self._db.all(f"SELECT count(*) {rest}")
-        return count, [
-            row[0] for row in self._db.execute(f"SELECT url {rest} ORDER BY url LIMIT {_EXAMPLES}")
-        ]
+        examples = self._db.all(f"SELECT url {rest} ORDER BY url LIMIT {MAX_EXAMPLES}")
+        return count, [url for (url,) in examples]
 
     def _verdicts(self) -> list[VerdictChange]:
-        rows = self._db.execute(
+        rows = self._db.all(
             """SELECT a.verdict, b.verdict, count(*), min(b.url) FROM a JOIN b USING (key, parcel)
                WHERE a.verdict <> b.verdict GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT 100"""
         )
@@ -143,7 +217,7 @@ class _Differences:
 
 
 def _values(data: bytes) -> dict[str, list[Any]]:
-    """A record's values by path; what is empty is not there."""
+    """A record's values by path, without empty ones."""
     values: dict[str, list[Any]] = {}
     for path, value in leaves(msgspec.json.decode(data)):
         if not is_empty(value):
@@ -152,37 +226,12 @@ def _values(data: bytes) -> dict[str, list[Any]]:
 
 
 def _example(url: str, before: list[Any], after: list[Any]) -> Value:
-    old, new = (", ".join(str(value) for value in values[:80]) for values in (before, after))
+    pair = before[:_MAX_VALUES], after[:_MAX_VALUES]
+    old, new = (", ".join(map(str, values)) for values in pair)
     if old == new:  # "1" is not 1
-        old, new = (msgspec.json.encode(values[:80]).decode()[1:-1] for values in (before, after))
-    return Value(url=url, old=shorten(old), new=shorten(new))
+        old, new = (msgspec.json.encode(values).decode()[1:-1] for values in pair)
+    return Value(url=url, old=shortened(old, MAX_VALUE), new=shortened(new, MAX_VALUE))
 
 
-def _share(field: Field | None) -> float:
-    return field.share * (field.records - field.empty) / field.records if field else 0.0
-
-
-def _types(field: Field | None) -> list[str]:
-    return sorted(kind for kind in field.types if kind not in _ABSENT) if field else []
-
-
-def _by_change(field: FieldChange) -> tuple[int, float, bool, str]:
-    """What changed most first."""
-    return -_count(field), -_shift(field), not retyped(field), field.path
-
-
-def _has_changed(field: FieldChange) -> bool:
-    return bool(_count(field) or _shift(field) or retyped(field))
-
-
-def _count(field: FieldChange) -> int:
-    return field.changed + field.appeared + field.vanished
-
-
-def _shift(field: FieldChange) -> float:
-    return round(abs(field.share_a - field.share_b), 3)
-
-
-def retyped(field: FieldChange) -> bool:
-    """Whether the values that are there have other types in B than in A."""
-    return bool(field.types_a and field.types_b and field.types_a != field.types_b)
+def _shares(found: Profile) -> dict[str, float]:
+    return {field.path: (field.records - field.empty) / found.results for field in found.fields}

@@ -1,41 +1,147 @@
-"""What results hold and lack: counted as they pass by, in memory that does not grow with their
-number."""
+"""What results hold and lack, counted in memory that does not grow with their number."""
 
 import heapq
 import math
-import re
 from array import array
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
+import msgspec
+
 from crawler import urls
-from crawler.analyze.facts import Bin, Distribution, Example, Field, Group, Groups, Profile, Range
-from crawler.analyze.sources import Source
+from crawler.analyze.sources import ErrorClass, Source
 from crawler.db.results import iso
 from crawler.errors import InputError, UrlError
+from crawler.logs import shortened
 from crawler.models import Books
 
-TOP = 20
+MAX_FIELDS = 2_000
+MAX_VALUE = 80
+"""Characters shown of a value."""
+MAX_EXAMPLES = 3
 
-_EXACT = 50_000
-_EXACT_OF_A_FIELD = 2_000
-_FIELDS = 2_000
-_NAMES = 10_000
-_DISTINCT = 1_000
-_DEPTH = 30
-_DEEP = {"…": "nested deeper than was looked at"}
-_EXAMPLES = 3
-_BINS = 30
-_EPOCH = datetime.fromtimestamp(0, UTC)
-_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d.*)?")
+_MAX_NUMBERS = 50_000
+_MAX_NUMBERS_OF_FIELD = 2_000
+_MAX_GROUPS = 20
+_MAX_NAMES = 10_000
+_MAX_DEPTH = 30
+_TYPES = {
+    type(None): "null",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    str: "text",
+    list: "list",
+}
+_TOO_DEEP = {"…": "nested deeper than was looked at"}
+
+
+# The structs' names are the keys of `analyze --json`.
+
+
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+    """How numbers are spread; beyond 50,000 of them, percentiles are those of a sample."""
+
+    count: int
+    min: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+    exact: bool
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True):
+    """The smallest, the middle and the largest number."""
+
+    min: float
+    median: float
+    max: float
+
+
+class Example(msgspec.Struct, frozen=True):
+    """One result."""
+
+    task_id: str
+    url: str
+
+
+class Field(msgspec.Struct, kw_only=True):
+    """One field of the records; objects in a list share their fields: `items[].price`."""
+
+    path: str
+    records: int = 0
+    """Records that have the field, empty or not."""
+    share: float = 0.0
+    """… of all records, 0 to 1."""
+    empty: int = 0
+    """Records in which it is null, blank text, an empty list or an empty object."""
+    types: dict[str, int] = {}
+    """How many values are null, boolean, number, text, list (empty) or object (empty, too deep)."""
+    examples: list[str] = []
+    """The first different values, cut to 80 characters."""
+    numbers: Range | None = None
+    lacking: list[Example]
+    """The first records without a value."""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Results that have a name in common."""
+
+    name: str
+    results: int
+    failed: int | None
+    """Tasks that ended without a result; null without a ledger."""
+
+
+class Groups(msgspec.Struct, frozen=True, kw_only=True):
+    """The 20 largest groups, and the sum of the others."""
+
+    top: list[Group]
+    other_names: int
+    """At most some 10,000 names are told apart without a ledger."""
+    other_results: int
+    other_failed: int | None
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What results hold and lack; null: not known without a ledger."""
+
+    source: str
+    job: str | None
+    notes: list[str]
+    unreadable: int
+    """Files, lines or elements that are no results."""
+    unreadable_examples: list[str]
+    tasks: Books | None = None
+    results: int
+    success_rate: float | None
+    """Completed tasks of all accepted ones, 0 to 1; without a ledger, results with the verdict ok
+    of all results."""
+    verdicts: dict[str, int]
+    errors: list[ErrorClass] | None = None
+    fields: list[Field]
+    """The most common first."""
+    fields_capped: bool
+    """Whether there are more than the 2,000 fields that are counted."""
+    page_bytes: Distribution | None
+    fetch_ms: Distribution | None
+    parse_ms: Distribution | None
+    domains: Groups
+    parsers: dict[str, int]
+    first: str | None = None
+    last: str | None = None
+    seconds: float | None = None
+    pages_per_s: float | None = None
 
 
 class Numbers:
-    """Numbers as they pass by: all of them up to a limit, beyond it a fair sample."""
+    """All numbers up to a limit; beyond it, a fair sample."""
 
     def __init__(self, room: int, random: Random) -> None:
         self.count, self.min, self.max = 0, math.inf, -math.inf
@@ -43,7 +149,7 @@ class Numbers:
         self._kept = array("d")
 
     def add(self, number: float) -> None:
-        """Take one in; what no float holds is left out."""
+        """Count a number, unless no float can hold it."""
         if abs(number) > 1e300:
             return
         self.count += 1
@@ -54,43 +160,25 @@ class Numbers:
             self._kept[place] = number
 
     def range(self) -> Range | None:
-        """Both ends and the middle."""
-        return (
-            Range(min=self.min, median=_quantile(sorted(self._kept), 0.5), max=self.max)
-            if self.count
-            else None
-        )
+        if not self.count:
+            return None
+        return Range(min=self.min, median=_quantile(sorted(self._kept), 0.5), max=self.max)
 
     def distribution(self) -> Distribution | None:
-        """Percentiles and histogram."""
         if not self.count:
             return None
         numbers = sorted(self._kept)
         p50, p90, p95, p99 = (_quantile(numbers, share) for share in (0.5, 0.9, 0.95, 0.99))
         return Distribution(
-            count=self.count, min=self.min, p50=p50, p90=p90, p95=p95, p99=p99, max=self.max,
-            exact=self.count <= self._room, histogram=self.histogram(),
-        )  # fmt: skip
-
-    def histogram(self) -> list[Bin]:
-        """All numbers in bins; those of a sample are scaled to the whole."""
-        if not self.count:
-            return []
-        low, high = self.min, self.max
-        if low == high:
-            return [Bin(low, high, self.count)]
-        steps = range(1, _BINS)
-        if low > 0 and high / low > 20:
-            edges = [low * (high / low) ** (step / _BINS) for step in steps]
-        else:
-            edges = [low + (high - low) * step / _BINS for step in steps]
-        counts = Counter(bisect_right(edges, number) for number in self._kept)
-        scale = self.count / len(self._kept)
-        limits = [low, *edges, high]
-        return [
-            Bin(limits[place], limits[place + 1], round(counts[place] * scale))
-            for place in range(_BINS)
-        ]
+            count=self.count,
+            min=self.min,
+            p50=p50,
+            p90=p90,
+            p95=p95,
+            p99=p99,
+            max=self.max,
+            exact=self.count <= self._room,
+        )
 
 
 def _quantile(numbers: list[float], share: float) -> float:
@@ -100,134 +188,113 @@ def _quantile(numbers: list[float], share: float) -> float:
 
 
 class _Tally:
-    """Counts by name, for as many names as there is room."""
+    """Counts by name, for a limited number of names."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.others = 0
+        self._others = 0
 
     def add(self, name: object) -> None:
-        text = "none" if name is None or name == "" else str(name)[:200]
-        if text in self.counts or len(self.counts) < _NAMES:
+        text = str(name or "none")[:200]
+        if text in self.counts or len(self.counts) < _MAX_NAMES:
             self.counts[text] += 1
         else:
-            self.others += 1
+            self._others += 1
+
+    def by_name(self) -> dict[str, int]:
+        return dict(self.counts.most_common())
 
     def groups(self) -> Groups:
-        return _groups(((name, count, None) for name, count in self.counts.items()), self.others)
+        return _groups(((name, count, None) for name, count in self.counts.items()), self._others)
 
 
-def _groups(rows: Iterable[tuple[str, int, int | None]], others: int = 0) -> Groups:
+def _groups(rows: Iterable[tuple[Any, ...]], others: int = 0) -> Groups:
     rows = list(rows)
-    top = heapq.nsmallest(TOP, rows, key=lambda row: (-row[1] - (row[2] or 0), row[0]))
-    failed = None if any(row[2] is None for row in rows) else sum(row[2] or 0 for row in rows)
+    top = heapq.nsmallest(_MAX_GROUPS, rows, key=lambda row: (-row[1] - (row[2] or 0), row[0]))
+    other_failed = None
+    if all(row[2] is not None for row in rows):
+        other_failed = sum(row[2] for row in rows) - sum(row[2] for row in top)
     return Groups(
-        top=[Group(name=name, results=results, failed=ended) for name, results, ended in top],
+        top=[Group(name=name, results=results, failed=failed) for name, results, failed in top],
         other_names=len(rows) - len(top) + (others > 0),
         other_results=sum(row[1] for row in rows) - sum(row[1] for row in top) + others,
-        other_failed=None if failed is None else failed - sum(row[2] or 0 for row in top),
+        other_failed=other_failed,
     )
 
 
 class _FieldCount:
-    """One field, as the records pass by."""
+    """One field while the records are read."""
 
-    def __init__(self, random: Random, lacking: list[Example]) -> None:
-        self.records = self.empty = 0
-        self.lacking = lacking
-        self._types: Counter[str] = Counter()
-        self._values: dict[int, list[Any]] = {}
-        self._capped = False
-        self._numbers = Numbers(_EXACT_OF_A_FIELD, random)
-        self._lengths = Numbers(_EXACT_OF_A_FIELD, random)
-        self._dates: list[tuple[datetime, str]] = []
+    def __init__(self, path: str, lacking: list[Example], random: Random) -> None:
+        self.field = Field(path=path, lacking=lacking)
+        self._numbers = Numbers(_MAX_NUMBERS_OF_FIELD, random)
 
     def add(self, value: Any) -> bool:
-        """Take a value in, and say whether there is something in it."""
-        kind = type_of(value)
-        self._types[kind] += 1
+        """Count a value; False where it is empty."""
+        kind = _TYPES.get(type(value), "object")
+        self.field.types[kind] = self.field.types.get(kind, 0) + 1
         if kind == "number":
             self._numbers.add(value)
-        elif kind in ("text", "date"):
-            self._lengths.add(len(value))
-            if kind == "date":
-                dates = [*self._dates, (moment(value) or _EPOCH, value)]
-                self._dates = [min(dates), max(dates)]
         if is_empty(value):
             return False
-        known = self._values.get(key := hash(str(value)))
-        if known:
-            known[0] += 1
-        elif len(self._values) < _DISTINCT:
-            self._values[key] = [1, shorten(value)]
-        else:
-            self._capped = True
+        examples = self.field.examples
+        if len(examples) < MAX_EXAMPLES:
+            example = shortened(str(value), MAX_VALUE)
+            if example not in examples:
+                examples.append(example)
         return True
 
-    def field(self, path: str, of: int) -> Field:
-        """What is known of the field in the end."""
-        common = sorted(self._values.values(), key=lambda value: -value[0])[:_EXAMPLES]
-        return Field(
-            path=path, records=self.records, share=self.records / of, empty=self.empty,
-            types=dict(self._types.most_common()), distinct=len(self._values), distinct_capped=self._capped,
-            examples=[text for _, text in common], numbers=self._numbers.range(), lengths=self._lengths.range(),
-            dates=(self._dates[0][1], self._dates[-1][1]) if self._dates else None,
-            lacking=self.lacking if self.records - self.empty < of else [],
-        )  # fmt: skip
-
-
-def type_of(value: object) -> str:
-    """The type of a JSON value, in a word."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "date" if _DATE.fullmatch(value) and moment(value) else "text"
-        case list():
-            return "list"
-    return "object"
+    def finished(self, results: int) -> Field:
+        field = self.field
+        field.share = field.records / results
+        field.types = dict(Counter(field.types).most_common())
+        field.numbers = self._numbers.range()
+        if field.records - field.empty == results:
+            field.lacking = []
+        return field
 
 
 def is_empty(value: object) -> bool:
-    """Whether there is nothing in it; 0 and false are something."""
-    return not value.strip() if isinstance(value, str) else value is None or value in ([], {})
-
-
-def shorten(value: object, limit: int = 80) -> str:
-    """A value as text of at most so many characters."""
-    text = str(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    """Whether there is nothing in it; 0 and false are values."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or value in ([], {})
 
 
 def leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """The values of a record with their paths; objects in a list have the same paths."""
-    if isinstance(value, dict) and value and depth < _DEPTH:
+    """Yield the values of a record with their paths; objects in a list have the same paths."""
+    if value and depth >= _MAX_DEPTH and isinstance(value, dict | list):
+        value = _TOO_DEEP
+    elif value and isinstance(value, dict):
+        prefix = f"{path}." if path else ""
         for name, part in value.items():
-            yield from leaves(part, f"{path}.{name[:100]}" if path else name[:100], depth + 1)
-    elif isinstance(value, list) and depth < _DEPTH:
+            yield from leaves(part, prefix + name[:100], depth + 1)
+        return
+    elif isinstance(value, list):
+        path += "[]"
         for part in value:
-            yield from leaves(part, f"{path}[]", depth + 1)
-        if not value:
-            yield f"{path}[]", value
-    elif path:
-        yield path, value if not value or not isinstance(value, dict | list) else _DEEP
+            yield from leaves(part, path, depth + 1)
+        if value:
+            return
+    if path:
+        yield path, value
 
 
 def moment(text: object) -> datetime | None:
-    """The moment that an ISO-8601 text names; one without a zone is in UTC."""
+    """The moment that an ISO-8601 text names; without a zone it is in UTC."""
+    if not isinstance(text, str):
+        return None
     try:
-        at = datetime.fromisoformat(text) if isinstance(text, str) else None
-        return at and (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+        at = datetime.fromisoformat(text)
+        if at.tzinfo is None:
+            at = at.replace(tzinfo=UTC)
+        return at.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
 
 
 class _Profiler:
-    """Everything that is counted while results pass by."""
+    """Everything that is counted while results are read."""
 
     def __init__(self) -> None:
         self.results = 0
@@ -235,103 +302,95 @@ class _Profiler:
         self._fields: dict[str, _FieldCount] = {}
         self._fields_capped = False
         self._first: list[Example] = []
-        self._wanted: set[str] = set()
-        self._verdicts, self._domains, self._sites, self._parsers = (
-            _Tally(),
-            _Tally(),
-            _Tally(),
-            _Tally(),
-        )
-        self._attempts: Counter[int] = Counter()
-        self._parse_ms, self._times = Numbers(_EXACT, self._random), Numbers(_EXACT, self._random)
+        self._lacking_examples: set[str] = set()
+        self._verdicts, self._domains, self._parsers = _Tally(), _Tally(), _Tally()
+        self._parse_ms, self._times = self._numbers(), self._numbers()
+
+    def _numbers(self) -> Numbers:
+        return Numbers(_MAX_NUMBERS, self._random)
 
     def add(self, result: dict[str, Any]) -> None:
-        """Take a result in."""
         self._add_record(result)
         self.results += 1
         self._verdicts.add(result.get("verdict"))
-        self._sites.add(result.get("platform"))
-        parser = result.get("parser")
-        self._parsers.add(
-            f"{parser.get('name')} {parser.get('version')}" if isinstance(parser, dict) else None
-        )
-        try:
-            self._domains.add(urls.parse(result["url"]).domain)
-        except UrlError:
-            self._domains.add(None)
-        if isinstance(attempts := result.get("attempts"), int):
-            self._attempts[min(attempts, 1000)] += 1
+        parser, domain = result.get("parser"), None
+        if isinstance(parser, dict):
+            parser = f"{parser.get('name')} {parser.get('version')}"
+        self._parsers.add(parser)
+        with suppress(UrlError):
+            domain = urls.parse(result["url"]).domain
+        self._domains.add(domain)
         if isinstance(parse_ms := result.get("parse_duration_ms"), int | float):
             self._parse_ms.add(parse_ms)
         if at := moment(result.get("scraped_at")):
             self._times.add(at.timestamp())
 
     def _add_record(self, result: dict[str, Any]) -> None:
-        example = Example(shorten(result.get("task_id"), 200), result["url"])
+        example = Example(shortened(str(result.get("task_id")), 200), result["url"])
         filled: dict[str, bool] = {}
         for path, value in leaves(result["data"]):
-            field = self._fields.get(path)
-            if field is None:
-                if len(self._fields) >= _FIELDS:
+            count = self._fields.get(path)
+            if count is None:
+                if len(self._fields) >= MAX_FIELDS:
                     self._fields_capped = True
                     continue
-                field = self._fields[path] = _FieldCount(self._random, self._first.copy())
-                self._wanted.add(path)
-            filled[path] = field.add(value) or filled.get(path, False)
-        for path, has in filled.items():
-            self._fields[path].records += 1
-            self._fields[path].empty += not has
-        for path in [path for path in self._wanted if not filled.get(path)]:
-            lacking = self._fields[path].lacking
-            if len(lacking) < _EXAMPLES:
+                count = self._fields[path] = _FieldCount(path, self._first.copy(), self._random)
+                self._lacking_examples.add(path)
+            filled[path] = count.add(value) or filled.get(path, False)
+        for path, has_value in filled.items():
+            field = self._fields[path].field
+            field.records += 1
+            field.empty += not has_value
+        for path in [path for path in self._lacking_examples if not filled.get(path)]:
+            lacking = self._fields[path].field.lacking
+            if len(lacking) < MAX_EXAMPLES:
                 lacking.append(example)
             else:
-                self._wanted.remove(path)
-        if len(self._first) < _EXAMPLES:
+                self._lacking_examples.remove(path)
+        if len(self._first) < MAX_EXAMPLES:
             self._first.append(example)
 
     def profile(self, source: Source, books: Books | None) -> Profile:
-        """All facts, with those of the ledger where there is one."""
-        sizes, fetch_ms = Numbers(_EXACT, self._random), Numbers(_EXACT, self._random)
+        sizes, fetch_ms = self._numbers(), self._numbers()
         for size, time_ms in source.pages():
             sizes.add(size)
             fetch_ms.add(time_ms)
-        if source.path and not self.results:
-            good = of = 0  # files that are not there are no success, whatever the ledger has
-        elif books:
+        ledger: dict[str, Any] = {"domains": self._domains.groups()}
+        if books:
+            domains = _groups(source.domains())
+            ledger = {"domains": domains, "tasks": books, "errors": source.errors()}
+        good, of = self._verdicts.counts["ok"], self.results
+        if books and (self.results or source.path is None):  # missing files are no success
             good, of = books.completed, books.accepted
-        else:
-            good, of = self._verdicts.counts["ok"], self.results
-        times = self._times
-        seconds = round(times.max - times.min, 3) if times.count else None
-        fields = (field.field(path, self.results) for path, field in self._fields.items())
+        fields = (count.finished(self.results) for count in self._fields.values())
         return Profile(
             source=source.name,
-            kind=source.kind,
-            job=source.job.name if source.job else None,
+            job=getattr(source.job, "name", None),
             notes=source.notes,
             unreadable=source.unreadable,
             unreadable_examples=source.unreadable_examples,
-            tasks=books,
             results=self.results,
             success_rate=good / of if of else None,
-            verdicts=dict(self._verdicts.counts.most_common()),
-            errors=source.errors() if books else None,
-            attempts=dict(sorted(self._attempts.items())),
+            verdicts=self._verdicts.by_name(),
             fields=sorted(fields, key=lambda field: (field.empty - field.records, field.path)),
             fields_capped=self._fields_capped,
             page_bytes=sizes.distribution(),
             fetch_ms=fetch_ms.distribution(),
             parse_ms=self._parse_ms.distribution(),
-            domains=_groups(source.domains()) if books else self._domains.groups(),
-            sites=self._sites.groups(),
-            parsers=self._parsers.groups(),
-            first=iso(times.min) if times.count else None,
-            last=iso(times.max) if times.count else None,
-            seconds=seconds,
-            pages_per_s=round(times.count / seconds, 3) if seconds else None,
-            over_time=times.histogram(),
+            parsers=self._parsers.by_name(),
+            **ledger,
+            **self._fetched(),
         )
+
+    def _fetched(self) -> dict[str, Any]:
+        """When the pages were fetched, and how fast."""
+        times = self._times
+        if not times.count:
+            return {}
+        seconds = round(times.max - times.min, 3)
+        rate = round(times.count / seconds, 3) if seconds else None
+        first, last = iso(times.min), iso(times.max)
+        return {"first": first, "last": last, "seconds": seconds, "pages_per_s": rate}
 
 
 def profile(
@@ -339,20 +398,18 @@ def profile(
     progress: Callable[[int], None] = lambda count: None,
     each: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> Profile:
-    """Read a source once, and say what is in it; `each` sees every result that passes by."""
-    counts = _Profiler()
-    books = (
-        source.books()
-    )  # before the results: what ends while they are read may not be among them
+    """Read a source once and count what is in it; `each` is called with every result."""
+    profiler = _Profiler()
+    books = source.books()  # before the results: a task may complete while they are read
     for result in source.results():
-        counts.add(result)
+        profiler.add(result)
         each(result)
-        progress(counts.results)
-    found = counts.profile(source, books)
-    if not found.results and not (found.tasks and found.tasks.accepted):
-        bad = "".join(
-            f"; {found.unreadable:,} could not be read, first {e}"
-            for e in found.unreadable_examples[:1]
-        )
-        raise InputError(source.name, f"there are no results in it{bad}")
+        progress(profiler.results)
+    found = profiler.profile(source, books)
+    if not found.results and not (books and books.accepted):
+        reason = "there are no results in it"
+        if found.unreadable:
+            first = found.unreadable_examples[0]
+            reason += f"; {found.unreadable:,} could not be read, first {first}"
+        raise InputError(source.name, reason)
     return found

@@ -1,17 +1,15 @@
-"""Where results come from: a folder of them, a file, a store, or one job of it."""
+"""Where results come from: a folder, a file, a store, or one job of a store."""
 
 import io
-import json
-import re
 import sys
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 
-from crawler.analyze.facts import ErrorClass
+from crawler import json_reader
 from crawler.db import results
 from crawler.errors import InputError, StoreError, StoreFull, UsageError
 from crawler.lpm import LocalPersistenceManager
@@ -22,30 +20,28 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-LIMIT = 64 << 20
-"""A result that is larger than this is none of ours."""
+MAX_RESULT = 64 << 20
+"""Bytes of a result; no larger one is ours."""
 ENDINGS = (".json", ".jsonl", ".jsonl.zst")
 
-_NAMED = 5
+_MAX_NAMED = 5
 _PIECE = 1 << 20
-_ROWS = 5000
-_GAP = re.compile(r"[\s,]*")
+_ROWS_PER_QUERY = 5000
 _ENDED = "t.status IN ('failed', 'skipped', 'expired')"
 
 
-class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that ended without a result."""
+class ErrorClass(msgspec.Struct, frozen=True):
+    """One reason why tasks ended without a result, with the first of these tasks."""
 
-    key: bytes
-    parcel_id: str
-    at: float
-    url: str
+    status: str
     reason: str
+    count: int
+    url: str
+    message: str
 
 
 class Source:
-    """Results, one after the other, and what a ledger knows beside them; `path` is None where the
-    store gives both."""
+    """Results, and what a ledger knows about them; `path` is None where the store has both."""
 
     def __init__(
         self,
@@ -60,132 +56,117 @@ class Source:
         self.notes: list[str] = []
         self._condition, self._values = results.matching(job, None)
 
-    @property
-    def kind(self) -> str:
-        """What it is, in a word."""
-        if self.path is None:
-            return "store"
-        return "folder" if self.path.is_dir() else "file"
-
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         if self.lpm:
             self.lpm.close()
 
-    # What files and the store both have
-
     def results(self) -> Iterator[dict[str, Any]]:
-        """Every result that can be read; what cannot is counted, and the first few are named."""
+        """Yield every result that can be read; count the others, and name the first few."""
         if self.path is None:
             assert self.lpm
             yield from self.lpm.results(self.job)
         elif self.path.is_dir():
-            due, read = self._due(), 0
-            # By name, so that the same folder always gives the same examples.
-            for file in sorted(self.path.iterdir()):
-                if file.name.startswith("."):  # one that is being written
-                    continue
-                if self.lpm:
-                    due_here = self._is_due(file)
-                    if due_here is None:
-                        self._set_aside(file, 1, "no task of this store has this name")
-                    if not due_here:
-                        continue
-                for result in self._read(file):
-                    read += 1
-                    yield result
-            lacking = min(due, self._due()) - read  # while it was read, some may have come or gone
-            if lacking > 0:
-                self.notes.append(
-                    f"{lacking:,} results that the ledger has for this folder were not in it"
-                )
+            yield from self._read_folder(self.path)
         else:
-            yield from self._read(self.path)
+            yield from self._read_file(self.path)
 
-    def _is_due(self, file: Path) -> bool | None:
-        """Whether the ledger has a result for a file of this name; None where it knows no such
-        task."""
-        # An archive that was killed leaves files of results that have left pending/: another source
-        # has those.
+    def _read_folder(self, folder: Path) -> Iterator[dict[str, Any]]:
+        expected, read = self._count_pending(), 0
+        # By name, so that the same folder always gives the same examples.
+        for file in sorted(folder.iterdir()):
+            if file.name.startswith(".") or not self._is_wanted(file):
+                continue
+            for result in self._read_file(file):
+                read += 1
+                yield result
+        # Results may have come or gone while the folder was read.
+        lacking = min(expected, self._count_pending()) - read
+        if lacking > 0:
+            what = f"{lacking:,} results that the ledger has for this folder were not in it"
+            self.notes.append(what)
+
+    def _is_wanted(self, file: Path) -> bool:
+        """Whether the ledger, if there is one, has a result for a file of this name."""
+        if self.lpm is None:
+            return True
+        # A killed archive leaves files of results that have left pending/: another source has them.
         found = self._rows(
             f"""SELECT coalesce(o.state <> 'synced' AND o.archived_at IS NULL, TRUE)
-                FROM tasks t LEFT JOIN outbox o ON o.task = t.id WHERE {self._condition} AND t.task_id = ?""",
-            (file.name.removesuffix(".json") if file.suffix == ".json" else "",),
+                FROM tasks t LEFT JOIN outbox o ON o.task = t.id
+                WHERE {self._condition} AND t.task_id = ?""",
+            (file.name.removesuffix(".json"),),
         )
-        return bool(found[0][0]) if found else None
+        if not found:
+            self._count_unreadable(file, 1, "no task of this store has this name")
+        return bool(found and found[0][0])
 
-    def _due(self) -> int:
-        """How many results the ledger has for pending/."""
+    def _count_pending(self) -> int:
         return self.lpm.ledger.delivery(None).pending if self.lpm else 0
 
-    def _read(self, file: Path) -> Iterator[dict[str, Any]]:
+    def _read_file(self, file: Path) -> Iterator[dict[str, Any]]:
         number = 0
         try:
             for number, text in enumerate(_texts(file), 1):
                 try:
-                    result = msgspec.json.decode(text)
-                    fault = _fault(result)
-                except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-                    fault = f"not JSON ({error})" if text.strip() else "empty"
-                if fault:
-                    self._set_aside(file, number, fault)
-                else:
-                    yield result
+                    yield _result(text)
+                except (ValueError, RecursionError) as error:
+                    self._count_unreadable(file, number, str(error))
         except FileNotFoundError:
-            return  # archived, or sent to the Gateway, since the folder was listed
-        except (OSError, EOFError, ValueError, RecursionError, zstd.ZstdError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            self._set_aside(file, number + 1, reason)
+            return  # archived or sent to the Gateway since the folder was listed
+        except (OSError, EOFError, ValueError, InputError, zstd.ZstdError) as error:
+            reason = getattr(error, "strerror", None) or getattr(error, "reason", None)
+            self._count_unreadable(file, number + 1, str(reason or error))
 
-    def _set_aside(self, file: Path, number: int, reason: str) -> None:
+    def _count_unreadable(self, file: Path, number: int, reason: str) -> None:
         self.unreadable += 1
-        if len(self.unreadable_examples) < _NAMED:
-            where = file.name if number <= 1 else f"{file.name}, result {number}"
+        if len(self.unreadable_examples) < _MAX_NAMED:
+            where = file.name
+            if number > 1:
+                where += f", result {number}"
             self.unreadable_examples.append(f"{where}: {reason[:200]}")
 
-    # What only a ledger knows
+    # What only a ledger knows.
 
     def books(self) -> Books | None:
-        """The counts of the ledger or of the job."""
+        """Count the tasks of the ledger or of the job by state."""
         if self.lpm is None:
             return None
         with self.lpm.errors():
-            return self.lpm.ledger.job_books(self.job) if self.job else self.lpm.ledger.books()
+            if self.job:
+                return self.lpm.ledger.job_books(self.job)
+            return self.lpm.ledger.books()
 
     def errors(self) -> list[ErrorClass]:
         """Why tasks ended without a result, the most frequent reason first."""
         # SQLite takes the columns beside min() from the row that has the minimum.
         rows = self._rows(
-            f"""SELECT t.status, coalesce(t.error_type, 'unknown'), count(*), t.url, coalesce(t.error_message, ''),
-                       min(t.id)
-                FROM tasks t WHERE {_ENDED} AND {self._condition} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2"""
+            f"""SELECT t.status, coalesce(t.error_type, 'unknown'), count(*), t.url,
+                       coalesce(t.error_message, ''), min(t.id)
+                FROM tasks t WHERE {_ENDED} AND {self._condition}
+                GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2"""
         )
-        return [
-            ErrorClass(status=s, reason=r, count=c, url=u, message=m) for s, r, c, u, m, _ in rows
-        ]
+        return [ErrorClass(*row[:-1]) for row in rows]
 
-    def domains(self) -> Iterator[tuple[str, int, int]]:
-        """Each domain with how many of its tasks are completed, and how many ended without a
-        result."""
-        rows = self._rows(
+    def domains(self) -> list[tuple[Any, ...]]:
+        """Each domain, its completed tasks, and those that ended without a result."""
+        return self._rows(
             f"""SELECT t.domain, sum(t.status = 'completed'), sum({_ENDED}) FROM tasks t
                 WHERE {self._condition} GROUP BY 1"""
         )
-        return ((domain, done, ended) for domain, done, ended in rows)
 
     def pages(self) -> Iterator[tuple[int, float]]:
-        """The size and the fetch time in milliseconds of every result's page."""
-        query = f"SELECT t.id, r.bytes, r.fetch_ms FROM results r JOIN tasks t ON t.id = r.task WHERE {self._condition}"
+        """Yield the size and the fetch time in milliseconds of every result's page."""
+        query = f"""SELECT t.id, r.bytes, r.fetch_ms FROM results r JOIN tasks t ON t.id = r.task
+                    WHERE {self._condition}"""
         return ((size, fetch_ms) for _, size, fetch_ms in self._paged(query))
 
-    def unfinished(self) -> Iterator[Unfinished]:
-        """Every task that ended without a result."""
-        query = f"""SELECT t.id, t.url_key, t.parcel_id, t.completed_at, t.url, t.error_type, t.status FROM tasks t
-                    WHERE {_ENDED} AND {self._condition}"""
-        for _, key, parcel_id, at, url, reason, status in self._paged(query):
-            yield Unfinished(
-                key=key, parcel_id=parcel_id, at=at or 0.0, url=url, reason=reason or status
-            )
+    def unfinished(self) -> Iterator[tuple[Any, ...]]:
+        """Yield key, parcel, time, URL and reason of every task that ended without a result."""
+        query = f"""SELECT t.id, t.url_key, t.parcel_id, coalesce(t.completed_at, 0.0), t.url,
+                           coalesce(t.error_type, t.status)
+                    FROM tasks t WHERE {_ENDED} AND {self._condition}"""
+        return (row[1:] for row in self._paged(query))
 
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if self.lpm is None:
@@ -194,109 +175,121 @@ class Source:
             return self.lpm.ledger.db.all(query, self._values + values)
 
     def _paged(self, query: str) -> Iterator[tuple[Any, ...]]:
-        """Some rows at a time: a reader that holds one moment of the database lets its log grow."""
+        """Read some rows at a time: a long transaction would let the write-ahead log grow."""
+        page = f"{query} AND t.id > ? ORDER BY t.id LIMIT {_ROWS_PER_QUERY}"
         last = 0
-        while rows := self._rows(f"{query} AND t.id > ? ORDER BY t.id LIMIT {_ROWS}", (last,)):
+        while rows := self._rows(page, (last,)):
             yield from rows
             last = rows[-1][0]
 
 
 def find(name: str, job: str | None, data_dir: Path) -> Source:
-    """What an operator means: a data folder, a folder or file of results, or a job of the store in
-    `data_dir`."""
+    """Open a data folder, a folder or file of results, or a job of the store in `data_dir`."""
     path = Path(name)
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
     except OSError as error:
         raise InputError(name, f"it cannot be opened: {error.strerror or error}") from None
     if is_folder:
-        return _folder(name, path, job)
+        return _open_folder(name, path, job)
     if job:
         raise UsageError(f"--job picks a job of a data folder; {name} is none")
     if is_file and name.lower().endswith(ENDINGS):
         return Source(name, path)
-    missing = (
-        f"this is no file that ends in {', '.join(ENDINGS)}"
-        if path.exists()
-        else "there is no such file or folder"
-    )
+    problem = "there is no such file or folder"
+    if path.exists():
+        problem = f"this is no file that ends in {', '.join(ENDINGS)}"
     if not LocalPersistenceManager.exists(data_dir):
-        raise InputError(
-            name,
-            f"{missing}, and no store in {data_dir.absolute()} that could have a job of that name",
-        )
+        no_store = f"no store in {data_dir.absolute()} that could have a job of that name"
+        raise InputError(name, f"{problem}, and {no_store}")
     lpm = LocalPersistenceManager(data_dir)
     try:
-        return _of_job(name, lpm, name)
+        return _open_job(name, lpm, name)
     except UsageError as error:
         lpm.close()
-        raise InputError(name, f"{missing}, and {error}") from None
+        raise InputError(name, f"{problem}, and {error}") from None
 
 
-def _of_job(name: str, lpm: LocalPersistenceManager, job_name: str) -> Source:
+def _open_job(name: str, lpm: LocalPersistenceManager, job_name: str) -> Source:
     job = lpm.find_job(job_name)
     source = Source(name, None, lpm, job)
     if later := lpm.ledger.later_namesakes(job):
-        source.notes.append(
-            f"this is the job {job.name}; the latest of a file of the same name is {later[-1].name}"
-        )
+        latest = f"the latest of a file of the same name is {later[-1].name}"
+        source.notes.append(f"this is the job {job.name}; {latest}")
     source.notes += _unaccounted(lpm, [job])
     return source
 
 
 def _unaccounted(lpm: LocalPersistenceManager, jobs: Sequence[Job]) -> list[str]:
-    """What is known to be missing of jobs, so that a report of what is there does not pass for one
-    of all."""
+    """What jobs are known to lack; without it, an incomplete report would pass for a whole one."""
     found = zip(jobs, lpm.unaccounted(jobs), strict=True)
     return [f"UNACCOUNTED: {job.name}: {what}" for job, missing in found for what in missing]
 
 
-def _folder(name: str, path: Path, job: str | None) -> Source:
-    whole = LocalPersistenceManager.exists(path)
-    place = path.resolve()
-    if not whole and not (place.name == "pending" and LocalPersistenceManager.exists(place.parent)):
-        if job:
-            raise UsageError(f"--job picks a job of a data folder; there is no lpm.db in {name}")
-        return Source(name, path)
-    lpm = LocalPersistenceManager(path if whole else place.parent)
+def _open_folder(name: str, path: Path, job: str | None) -> Source:
+    parent = path.resolve().parent
+    if LocalPersistenceManager.exists(path):
+        return _open_store(name, LocalPersistenceManager(path), None, job)
+    if path.resolve().name == "pending" and LocalPersistenceManager.exists(parent):
+        return _open_store(name, LocalPersistenceManager(parent), path, job)
+    if job:
+        raise UsageError(f"--job picks a job of a data folder; there is no lpm.db in {name}")
+    return Source(name, path)
+
+
+def _open_store(
+    name: str, lpm: LocalPersistenceManager, pending: Path | None, job: str | None
+) -> Source:
+    """Open a store, or its folder `pending`; the files there are readable without the store."""
     try:
         with lpm.errors():
+            if job:
+                return _open_job(name, lpm, job)
+            source = Source(name, pending, lpm)
             _ = lpm.ledger
-            source = _of_job(name, lpm, job) if job else Source(name, None if whole else path, lpm)
-            if source.path and (made := lpm.project_missing(read_all=True)):
-                source.notes.append(
-                    f"{made:,} files were missing or torn, and were made again from the ledger"
-                )
-            if not job:
-                lost = _unaccounted(lpm, lpm.ledger.jobs())
-                source.notes += lost or [f"UNACCOUNTED: {what}" for what in lpm.missing_pages()]
+            if pending and (made := lpm.project_missing(read_all=True)):
+                made_again = f"{made:,} files were missing or torn, and were made again"
+                source.notes.append(f"{made_again} from the ledger")
+            lost = _unaccounted(lpm, lpm.ledger.jobs())
+            source.notes += lost or [f"UNACCOUNTED: {what}" for what in lpm.missing_pages()]
             return source
     except (StoreError, UsageError) as error:
         lpm.close()
-        if whole or job:
+        if pending is None or job:
             raise
-        if isinstance(
-            error, StoreFull
-        ):  # a report of what happens to be there would pass for one of all results
+        if isinstance(error, StoreFull):  # a report on the rest would pass for one of all results
+            problem = f"files that {name} may lack cannot be made again: {error}"
             hint = "analyze a copy of this folder to see only what is there"
-            raise StoreFull(
-                f"files that {name} may lack cannot be made again: {error}; {hint}"
-            ) from error
-        source = Source(name, path)
+            raise StoreFull(f"{problem}; {hint}") from error
+        source = Source(name, pending)
         source.notes.append(f"the store beside it cannot be used, so only files were read: {error}")
         return source
 
 
-def _fault(result: object) -> str | None:
+def _result(text: bytes | str | json_reader.Element) -> dict[str, Any]:
+    """Decode a result; raise `ValueError` with the reason where it is none."""
+    if isinstance(text, json_reader.Element):
+        if text.fault or text.size > MAX_RESULT:
+            raise ValueError(text.fault or f"larger than {MAX_RESULT:,} bytes")
+        text = text.text
+    try:
+        result = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError) as error:
+        fault = f"not JSON ({error})" if text.strip() else "empty"
+        raise ValueError(fault) from None
     if not isinstance(result, dict):
-        return "not a result (no JSON object)"
-    if not isinstance(result.get("data"), dict):
-        return 'not a result (no "data" object)'
-    return None if isinstance(result.get("url"), str) else 'not a result (no "url")'
+        lacks = "JSON object"
+    elif not isinstance(result.get("data"), dict):
+        lacks = '"data" object'
+    elif not isinstance(result.get("url"), str):
+        lacks = '"url"'
+    else:
+        return result
+    raise ValueError(f"not a result (no {lacks})")
 
 
-def _texts(file: Path) -> Iterator[bytes | str]:
-    """The JSON texts in a file: one object, the elements of an array, or lines."""
+def _texts(file: Path) -> Iterator[bytes | str | json_reader.Element]:
+    """Yield the JSON texts of a file: one object, the elements of an array, or lines."""
     name = file.name.lower()
     if not file.is_file() and file.exists():  # opening a pipe would wait for its other end
         raise ValueError("not a file")
@@ -308,45 +301,18 @@ def _texts(file: Path) -> Iterator[bytes | str]:
             yield from _lines(lines)
     elif name.endswith(".json"):
         with file.open("rb") as data:
-            if data.peek(100).removeprefix(BOM_UTF8).lstrip().startswith(b"["):
-                with io.TextIOWrapper(data, "utf-8-sig") as text:
-                    yield from _elements(text)
-            else:
-                yield data.read(LIMIT).removeprefix(BOM_UTF8)
+            if not data.peek(100).removeprefix(BOM_UTF8).lstrip().startswith(b"["):
+                yield data.read(MAX_RESULT).removeprefix(BOM_UTF8)
+                return
+            with io.TextIOWrapper(data, "utf-8-sig") as text:
+                pieces = iter(lambda: text.read(_PIECE), "")
+                yield from json_reader.elements(file, pieces, MAX_RESULT)
     else:
         raise ValueError(f"none of {', '.join(ENDINGS)}")
 
 
-def _lines(file: Any) -> Iterator[bytes]:
-    """Lines that are not blank; one beyond the limit comes in pieces, which are no JSON."""
-    while line := file.readline(LIMIT):
+def _lines(file: io.BufferedIOBase) -> Iterator[bytes]:
+    """Yield lines that are not blank; one beyond the limit comes in pieces, which are no JSON."""
+    while line := file.readline(MAX_RESULT):
         if line.strip():
             yield line
-
-
-def _elements(stream: TextIO) -> Iterator[str]:
-    """The elements of an array as they are written, whatever the array's size."""
-    decoder = json.JSONDecoder(
-        parse_int=str, parse_float=str
-    )  # it only finds where an element ends
-    window = stream.read(_PIECE)
-    at = window.index("[") + 1
-    while True:
-        at = _GAP.match(window, at).end()  # type: ignore[union-attr] # it matches everywhere
-        if window.startswith("]", at):
-            return
-        try:
-            end = decoder.raw_decode(window, at)[1]
-        except json.JSONDecodeError as error:
-            end, fault = len(window), error.msg
-        else:
-            fault = "the file ends before the array does"
-        if end < len(window):
-            yield window[at:end]
-            at = end
-            continue
-        window = window[at:]  # perhaps it was only the window that ended here
-        more = stream.read(max(_PIECE, len(window))) if len(window) < LIMIT else ""
-        if not more:
-            raise ValueError(f"the rest of the array cannot be read ({fault})")
-        window, at = window + more, 0

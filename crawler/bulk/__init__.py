@@ -1,8 +1,10 @@
-"""A file's rows into a job of the ledger."""
+"""Imports the rows of a file into a job of the ledger."""
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -25,18 +27,15 @@ from crawler.sites import config as sites_config
 from crawler.sites.config import Sites
 
 INPUT = "input"
-"""The folder of the store with what came through a pipe, and with rejected rows that have no place
-elsewhere."""
+"""The store's folder for input from a pipe, and for rejects that cannot be beside their file."""
 COMMIT_ROWS = 5000
-"""Rows a commit: a kill in the middle costs at most these, and the same command brings them
-again."""
-
+"""Rows per commit: a kill costs at most these, and the same command brings them again."""
 
 _PIECE = 1 << 20
 
 
 class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a file's rows; the first is the sum of the next three."""
+    """What became of a file's rows; `rows` is the sum of the next three."""
 
     rows: int
     accepted: int
@@ -66,30 +65,28 @@ def import_file(
     commit_rows: int = COMMIT_ROWS,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Summary, Job]:
-    """Read a file into its job; the same file again, while that job is open, continues it.
+    """Read a file into its job; the same file again continues the job while it is open.
 
-    So does another state of the file where it `replaces` the one that was read from its path
-    before.
+    With `replaces`, so does a changed file at the path of the one that was read before.
     """
+    how = how or JobOptions()
     sites = sites_config.load(settings.config_dir, settings.rate)
-    column = how.url_column if how else None
     if strict:
-        _check_all(file, sites, column)
+        _check_all(file, sites, how.url_column)
     checksum = rows.checksum(file)
-    content = f"{checksum}:{queue}" + (f":{column}" if column else "")
-    key = f"name:{job_name}" if job_name else content
-    batches = rows.batches(rows.read(file, sites, column), commit_rows, _size)
-    first = next(batches)  # an unusable file is known before anything is written
+    key = ":".join(filter(None, (checksum, queue, how.url_column)))
+    if job_name:
+        key = f"name:{job_name}"
+    batches = rows.batches(rows.read(file, sites, how.url_column), commit_rows, _size)
+    first = next(batches)  # an unusable file is refused before anything is written
     other_sheets = rows.other_sheets(file)
     outputs.check_input(rows.RejectsFile(file).path, settings.data_dir)
-    lpm = LocalPersistenceManager(settings.data_dir)
     source_file = source_name(file)
-    accepted = known = rejected = 0
-    try:
+    counts: Counter[str] = Counter()
+    with closing(LocalPersistenceManager(settings.data_dir)) as lpm:
         with lpm.errors():
-            lpm.durable.db.execute(
-                "PRAGMA cache_size=-64000"
-            )  # rows go to random places of large indexes
+            # Rows go to random places of large indexes.
+            lpm.durable.db.execute("PRAGMA cache_size=-64000")
             lpm.durable.adopt(key, _tasks(first))
             job = lpm.durable.open_job(
                 key=key,
@@ -107,22 +104,18 @@ def import_file(
                 replaces=replaces,
             )
             number = lpm.durable.number_of(job, checksum)
-        batches = chain(
-            iter([first]), batches
-        )  # an iterator lets go of its rows, which may be large
+        # An exhausted iterator drops its rows, which may be large.
+        all_batches = chain(iter([first]), batches)
         del first
         secrets = Secrets(lpm.folder / "sessions", job.name, session)
         with lpm.importing(job), rows.RejectsFile(file, lpm.folder / INPUT) as rejects:
-            while batch := _kept(next(batches, []), secrets):
+            while batch := _without_conflicts(next(all_batches, []), secrets):
                 bad = [item for item in batch if isinstance(item, rows.Reject)]
                 for item in bad:
                     rejects.add(item)
-                rejected += len(bad)
                 if bad:
-                    rejected_rows = (
-                        RejectedRow(item.line, item.reason, item.text, item.item) for item in bad
-                    )
-                    lpm.persist_rejects(job, rejected_rows, number)
+                    found = (RejectedRow(row.line, row.reason, row.text, row.item) for row in bad)
+                    lpm.persist_rejects(job, found, number)
                 done = lpm.persist_tasks(
                     _tasks(batch),
                     job=job,
@@ -133,27 +126,31 @@ def import_file(
                     fresh_for_s=fresh_for_s,
                 )
                 failpoint("imported")
-                accepted, known = accepted + done.accepted, known + done.known
-                if accepted + known + rejected > commit_rows:
-                    progress(f"{accepted + known + rejected:,} rows read")
+                counts.update(accepted=done.accepted, known=done.known, rejected=len(bad))
+                if counts.total() > commit_rows:
+                    progress(f"{counts.total():,} rows read")
             if rows.checksum(file) != checksum:
-                # Read again, it is another file and another job: this one would wait for ever for
-                # what it was.
+                # Imported again, it makes another job: this one would wait for its rows for ever.
                 accept = f"{program()} job accept {shlex.quote(job.name)}"
-                reason = f"it was changed while it was read; import it again, and keep what came in of it with: {accept}"
-                raise InputError(str(file), reason)
+                hint = f"import it again, and keep what came in of it with: {accept}"
+                raise InputError(str(file), f"it was changed while it was read; {hint}")
             with lpm.errors():
-                lpm.durable.close_import(job, lpm.now(), checksum, accepted + known + rejected)
-    finally:
-        lpm.close()
-    total = accepted + known + rejected
-    path = str(rejects.path) if rejected else None
-    return Summary(total, accepted, known, rejected, path, job.name, queue, other_sheets), job
+                lpm.durable.close_import(job, lpm.now(), checksum, counts.total())
+    summary = Summary(
+        rows=counts.total(),
+        accepted=counts["accepted"],
+        known=counts["known"],
+        rejected=counts["rejected"],
+        rejects_file=str(rejects.path) if counts["rejected"] else None,
+        job=job.name,
+        queue=queue,
+        other_sheets=other_sheets,
+    )
+    return summary, job
 
 
 def spooled(source: BinaryIO, folder: Path) -> Path:
-    """Keep what comes through a pipe in a file named after its content: the same text again is the
-    same job."""
+    """Keep input from a pipe in a file named after its content: the same text is the same job."""
     piece = source.read(_PIECE)
     if not piece:
         raise InputError("-", "there is nothing in it")
@@ -176,21 +173,20 @@ def spooled(source: BinaryIO, folder: Path) -> Path:
         part.replace(target)
         sync_folder(folder)
     except OSError as error:
-        raise StoreFull(
-            f"what comes through the pipe cannot be kept in {folder} ({error.strerror})"
-        ) from error
+        problem = f"what comes through the pipe cannot be kept in {folder}"
+        raise StoreFull(f"{problem} ({error.strerror})") from error
     finally:
         part.unlink(missing_ok=True)
     return target
 
 
 def source_name(file: Path) -> str:
-    """A file's place as the ledger notes it: a name may be any bytes."""
+    """A file's path as the ledger notes it: a name may be any bytes."""
     return str(file.absolute()).encode("utf-8", "replace").decode()
 
 
 class Secrets:
-    """What the job sends along, kept in a file of its own before any task needs it."""
+    """A job's session with the user names and passwords of its URLs, in a file of its own."""
 
     def __init__(self, folder: Path, job: str, given: Session | None = None) -> None:
         self._folder, self._job = folder, job
@@ -202,7 +198,7 @@ class Secrets:
         self._found = dict(self._session.credentials)
 
     def take(self, secret: tuple[str, str] | None) -> bool:
-        """Take a URL's user name and password; False where its origin has others already."""
+        """Take a URL's user name and password; False if its origin has others already."""
         return secret is None or self._found.setdefault(secret[0], secret[1]) == secret[1]
 
     @property
@@ -211,7 +207,7 @@ class Secrets:
         return self._found != self._session.credentials
 
     def save(self) -> None:
-        """Keep what was taken."""
+        """Save what was taken, before any task needs it."""
         if self.unsaved:
             self._session = msgspec.structs.replace(self._session, credentials=dict(self._found))
             sessions.save(self._folder, self._job, self._session)
@@ -221,17 +217,16 @@ def _size(item: rows.Row | rows.Reject) -> int:
     return item.size if isinstance(item, rows.Row) else len(item.text)
 
 
-def _kept(items: list[rows.Row | rows.Reject], secrets: Secrets) -> list[rows.Row | rows.Reject]:
-    """The rows, once the user names and passwords of their URLs are kept; an origin has one of
-    them."""
+def _without_conflicts(
+    items: list[rows.Row | rows.Reject], secrets: Secrets
+) -> list[rows.Row | rows.Reject]:
+    """Save the credentials of the rows' URLs; reject rows with others for a known origin."""
     checked: list[rows.Row | rows.Reject] = []
     for item in items:
         if isinstance(item, rows.Row) and item.credentials and not secrets.take(item.credentials):
-            origin = item.credentials[0]
-            reason = f"another row names another user or password for {origin}; import it under another --job"
-            checked.append(
-                rows.Reject(item.task.line or 0, reason, item.task.address.url, item.task.item)
-            )
+            problem = f"another row names another user or password for {item.credentials[0]}"
+            reason, task = f"{problem}; import it under another --job", item.task
+            checked.append(rows.Reject(task.line or 0, reason, task.address.url, task.item))
         else:
             checked.append(item)
     secrets.save()
@@ -245,6 +240,5 @@ def _tasks(items: list[rows.Row | rows.Reject]) -> Iterator[NewTask]:
 def _check_all(file: Path, sites: Sites, url_column: str | None) -> None:
     for item in rows.read(file, sites, url_column):
         if isinstance(item, rows.Reject):
-            raise InputError(
-                str(file), f"{item.reason}; nothing was imported (--strict)", item.line, item.item
-            )
+            reason = f"{item.reason}; nothing was imported (--strict)"
+            raise InputError(str(file), reason, item.line, item.item)

@@ -1,5 +1,4 @@
-"""Rows of CSV, JSON, JSONL, TXT and XLSX files into new tasks, as a stream; a bad row never stops
-the good ones."""
+"""Reads rows of CSV, JSON, JSONL, TXT and XLSX files as a stream; a bad row costs no good one."""
 
 import csv
 import difflib
@@ -12,39 +11,39 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, NoReturn, Self, TypeVar, cast
 
 import msgspec
 
-from crawler.bulk.jsontext import elements, loads
-from crawler.bulk.textfile import KEPT, MAX_LINE, Line, lines, opened, pieces, too_long
+from crawler.bulk.textfile import EXCERPT, MAX_LINE, Line, lines, opened, pieces, too_long
 from crawler.errors import InputError, UrlError, UsageError
 from crawler.files import sync_folder
+from crawler.json_reader import elements, loads
 from crawler.logs import printable
 from crawler.models import NewTask
 from crawler.sites.config import Sites, expand
 from crawler.urls import credentials, parse, without_credentials, without_secrets
 
 MAX_QUOTED_LINES = 1000
-"""A quoted cell over more lines than this counts as a quote that was never closed."""
-
+"""A quoted cell over more lines than this counts as an unclosed quote."""
 MAX_BATCH = 4 << 20
-"""What rows that are committed together may take."""
+"""Approximate bytes of the rows that are committed together."""
 MAX_NAME = 1_000
 """Characters of a column's name: each row is stored with all of them."""
 MAX_CELLS = 100_000_000
-"""The cells of a workbook's rows, with the empty ones between and behind those that it holds."""
+"""Cells of a workbook's rows, with the empty ones between and behind them."""
 
-_PLAIN_ROW = 1 << 14
-_SHOWN = 8
+_MAX_CACHED_ROW = 1 << 14
+_MAX_SHOWN_SHEETS = 8
+_MAX_SHOWN_NAMES = 20
 _DELIMITERS = ",;\t|"
 _NO_DELIMITER = "\x1f"
-_PRIORITIES = {"": 5} | {str(number): number for number in range(1, 10)}
+_DEFAULT_PRIORITY = 5
+_PRIORITIES = {"": _DEFAULT_PRIORITY} | {str(number): number for number in range(1, 10)}
 _SECOND_URL = re.compile(r"\S\s+https?://", re.IGNORECASE)
-"""A parser for URLs takes a space for one in a path, and leaves line breaks out."""
+"""A URL parser takes a space as part of the path, and drops line breaks."""
 _URLS = re.compile("#|https?:", re.IGNORECASE)
-_WHOLE = re.compile(r"\+?0*([1-9])(?:\.0*)?")
+_WHOLE_NUMBER = re.compile(r"\+?0*([1-9])(?:\.0*)?")
 _MARKUP = re.compile(r"<(?:!doctype|!--|\?xml|html|head|body|script)", re.IGNORECASE)
 _ARRAY = re.compile(r"\[\s*(?:\{|\n|$)")
 _CUTS = re.compile(r"""(["\r\n,])""")
@@ -54,32 +53,30 @@ _URL_START = re.compile(
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row that can become a task; `credentials` are what its URL held of them, by origin: the
-    task has them not.
-
-    `size` is about what it takes in memory.
-    """
+    """A row that can become a task."""
 
     task: NewTask
     credentials: tuple[str, str] | None = None
+    """The user name and password of its URL, by origin; the task does not have them."""
     size: int = 0
+    """Approximate bytes in memory."""
 
     def __repr__(self) -> str:
         return f"Row({self.task})"
 
 
 class Reject(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A row that cannot, why, and its first kilobyte without secrets."""
+    """A row that cannot become a task, why, and its first kilobyte without secrets."""
 
     line: int
     reason: str
     text: str
     item: int = 1
-    """The how-many-eth row of its line it is."""
+    """The number of the row within its line."""
 
 
 class Fields(msgspec.Struct, frozen=True):
-    """A row as it is, for whoever makes something other than a crawler's task of it."""
+    """A row as it is, for callers that make something other than a crawler's task of it."""
 
     line: int
     fields: dict[str, Any]
@@ -88,37 +85,38 @@ class Fields(msgspec.Struct, frozen=True):
 
 
 class _Form(NamedTuple):
-    """What rows are read for: tasks, whose URL the sites' templates may give, or fields with these
-    known among them."""
+    """What rows are read for: tasks, or fields if `known` names some."""
 
     sites: Sites | None = None
+    """Their templates make URLs for rows without one."""
     known: frozenset[str] = frozenset()
     url: str = "url"
     """The column with the URLs."""
 
 
 T = TypeVar("T")
-Rows = Iterator[Row | Reject]
-_Items = Iterator[Row | Fields | Reject]
+_Item = Row | Fields | Reject
+_Items = Iterator[_Item]
 
 
-def read(path: Path, sites: Sites | None = None, url_column: str | None = None) -> Rows:
-    """Every row of a file, good or bad, in its order; raises `InputError` where the file as a whole
-    is unusable.
+def read(
+    path: Path, sites: Sites | None = None, url_column: str | None = None
+) -> Iterator[Row | Reject]:
+    """Yield every row of a file, good or bad; raise `InputError` where the file is unusable.
 
-    The URLs are in the column `url`, or in that one. A row without a URL gets it from the
-    `url_template` of the site that its `platform` names.
+    A row without a URL gets it from the `url_template` of the site that its `platform` names.
     """
     if sites is not None and not sites.templates:
         sites = None
-    return cast(Rows, _items(path, _Form(sites, url=_plain(url_column or "url"))))
+    form = _Form(sites, url=_plain(url_column or "url"))
+    return cast(Iterator[Row | Reject], _items(path, form))
 
 
 def read_fields(path: Path, known: frozenset[str]) -> Iterator[Fields | Reject]:
-    """Every row of a file as its fields, good or bad; as `read`, but no row needs a URL.
+    """Yield every row of a file as its fields, good or bad; no row needs a URL.
 
-    The known columns go by these names, however their case is in the file, and their numbers are
-    text as it is written there; a table must have one of them.
+    Known columns go by these names, whatever their case in the file, and their numbers are text
+    as written there. A table must have one of them.
     """
     return cast(Iterator[Fields | Reject], _items(path, _Form(known=known)))
 
@@ -134,43 +132,38 @@ def _items(path: Path, form: _Form) -> _Items:
         rows = _READERS[ending](path, chain((first,), texts), form)
     row = next(rows, None)
     if row is None:
-        raise InputError(
-            str(path), "there are no rows in it" + (", only a header" if ending in _TABLES else "")
-        )
+        reason = "there are no rows in it"
+        if ending in _TABLES:
+            reason += ", only a header"
+        raise InputError(str(path), reason)
     yield row
     yield from rows
 
 
 def batches(items: Iterator[T], rows: int, size: Callable[[T], int]) -> Iterator[list[T]]:
-    """The rows in lists, shorter where they are large: five thousand of a megabyte would take
-    gigabytes of memory.
+    """Yield rows in lists, shorter where rows are large, so that memory stays bounded.
 
-    Those that were read before an `InputError` come before it is raised.
+    Rows before an `InputError` are yielded before it is raised.
     """
     found: list[T] = []
     total = 0
-    broken: InputError | None = None
-    while broken is None:
-        try:
-            item = next(items)
-        except StopIteration:
-            break
-        except InputError as error:
-            broken = error
-            break
-        found.append(item)
-        total += size(item)
-        if len(found) == rows or total > MAX_BATCH:
+    try:
+        for item in items:
+            found.append(item)
+            total += size(item)
+            if len(found) == rows or total > MAX_BATCH:
+                yield found
+                found, total = [], 0
+    except InputError:
+        if found:
             yield found
-            found, total = [], 0
+        raise
     if found:
         yield found
-    if broken:
-        raise broken
 
 
 def other_sheets(path: Path) -> tuple[str, ...]:
-    """The sheets of a workbook that hold rows, but are not read: only the first one is."""
+    """The sheets of a workbook that hold rows but are not read: only the first one is."""
     if _ending(path)[0] != ".xlsx":
         return ()
     from crawler.bulk import sheet
@@ -179,82 +172,75 @@ def other_sheets(path: Path) -> tuple[str, ...]:
 
 
 def not_read(sheets: Sequence[str]) -> str:
-    """What to say of the sheets that are not read."""
-    names = ", ".join(repr(printable(name)) for name in sheets[:_SHOWN])
-    more = f" and {len(sheets) - _SHOWN:,} more" if len(sheets) > _SHOWN else ""
-    return f"only the first sheet was read, not {names}{more}: save each as a file of its own to import it"
+    """A sentence about the sheets that are not read."""
+    names = ", ".join(repr(printable(name)) for name in sheets[:_MAX_SHOWN_SHEETS])
+    if len(sheets) > _MAX_SHOWN_SHEETS:
+        names += f" and {len(sheets) - _MAX_SHOWN_SHEETS:,} more"
+    hint = "save each as a file of its own to import it"
+    return f"only the first sheet was read, not {names}: {hint}"
 
 
 def checksum(path: Path) -> str:
-    """The SHA-256 of a file as it lies there."""
+    """The SHA-256 of a file's bytes."""
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def rejected(row: Fields, reason: str) -> Reject:
-    """A row that its reader could make nothing of."""
-    return msgspec.structs.replace(_reject(row.line, reason, row.text), item=row.item)
-
-
 class RejectsFile:
-    """The rejected rows of one import; it appears whole on leaving, and only if there are any.
+    """The rejected rows of one import; the file appears whole at the end, if there are any.
 
-    It is beside the file that was read, or in the other folder where that one cannot be written.
+    It is beside the source, or in the fallback folder where that place cannot be written.
     """
 
-    def __init__(self, source: Path, instead: Path | None = None) -> None:
+    def __init__(self, source: Path, fallback: Path | None = None) -> None:
         self.path = source.with_name(f"{source.name}.rejects.jsonl")
-        place = hashlib.sha256(os.fsencode(source.absolute())).hexdigest()[
-            :8
-        ]  # a file of that name may be elsewhere
-        name = os.fsencode(source.name)[:100].decode("utf-8", "ignore")
-        self._instead = instead / f"{name}.{place}.rejects.jsonl" if instead else None
+        self._fallback: Path | None = None
+        if fallback:
+            # The hash tells it from files of the same name in other folders.
+            folder_hash = hashlib.sha256(os.fsencode(source.absolute())).hexdigest()[:8]
+            name = os.fsencode(source.name)[:100].decode("utf-8", "ignore")
+            self._fallback = fallback / f"{name}.{folder_hash}.rejects.jsonl"
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def add(self, reject: Reject) -> None:
-        """Write a rejected row down."""
+        """Write a rejected row."""
         try:
             if self._file is None:
-                self._file = self._opened()
+                self._file = self._open()
             self._file.write(msgspec.json.encode(reject) + b"\n")
         except OSError as error:
             self._fail(error)
 
     @property
     def _part(self) -> Path:
-        # With the process in its name: two imports of one file at a time must not write into one
-        # another's.
+        # The process id keeps two imports of one file from writing into the same part.
         return self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
 
-    def _opened(self) -> BinaryIO:
+    def _open(self) -> BinaryIO:
         try:
             return self._part.open("wb")
         except OSError:
-            if self._instead is None:
+            if self._fallback is None:
                 raise
-        self.path = self._instead
+        self.path = self._fallback
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self._part.open("wb")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and not issubclass(kind, InputError):
-            self._discard()  # broken off in the middle: half a list would look like all of it
+            self._discard()  # interrupted: half a list would look like all of it
         elif self._file is not None:
             self._publish(self._file)
         elif kind is None:
-            for path in filter(None, (self.path, self._instead)):
-                with suppress(
-                    OSError
-                ):  # a folder that cannot be written is no concern of an import without rejects
-                    path.unlink()
+            self._remove_old()
+
+    def _remove_old(self) -> None:
+        for path in filter(None, (self.path, self._fallback)):
+            with suppress(OSError):  # an import without rejects needs no writable folder
+                path.unlink()
 
     def _publish(self, file: BinaryIO) -> None:
         try:
@@ -275,28 +261,31 @@ class RejectsFile:
 
     def _fail(self, error: OSError) -> NoReturn:
         self._discard()
+        hint = (
+            "make room or give write permission there, "
+            "or import a copy of the file from another folder"
+        )
         raise UsageError(
-            f"rejected rows cannot be written to {self.path}: {error.strerror}; "
-            "make room or give write permission there, or import a copy of the file from another folder"
+            f"rejected rows cannot be written to {self.path}: {error.strerror}; {hint}"
         ) from None
 
 
-# What kind of file it is.
+# Kinds of files.
 
 
 def _ending(path: Path) -> tuple[str, bool]:
-    """The ending that says what a file is, and whether it is packed."""
+    """The ending that tells the kind of a file, and whether it is packed."""
     name = path.name.lower()
     ending, packed = Path(name.removesuffix(".gz")).suffix, name.endswith(".gz")
     if ending not in _READERS and (ending != ".xlsx" or packed):
-        opened(path).close()  # that it is missing, or a folder, would be the better reason
+        opened(path).close()  # a missing file or a folder is the better reason
         known = f"known are {', '.join(_READERS)}, each also with .gz, and .xlsx"
         raise InputError(str(path), f"the ending {ending!r} is not known; {known}")
     return ending, packed
 
 
 def ending_of(path: Path) -> str:
-    """The ending that a file should have by its content, for one that came without a name."""
+    """Guess the ending of a file from its content, for one that came without a name."""
     with opened(path) as file:
         head = file.read(4)
     if head == b"PK\x03\x04":
@@ -304,12 +293,14 @@ def ending_of(path: Path) -> str:
     packed = head.startswith(b"\x1f\x8b")
     start = next(pieces(path, packed=packed)).lstrip()
     first = start.partition("\n")[0]
-    if start.startswith("["):
+    if start.startswith("{") and _is_object(first):
+        ending = ".jsonl"
+    elif start.startswith(("{", "[")):
         ending = ".json"
-    elif start.startswith("{"):
-        ending = ".jsonl" if _is_object(first) else ".json"
+    elif _URLS.match(start) and not _is_header(first):
+        ending = ".txt"
     else:
-        ending = ".txt" if _URLS.match(start) and not _is_header(first) else ".csv"
+        ending = ".csv"
     return f"{ending}.gz" if packed else ending
 
 
@@ -319,10 +310,9 @@ def _is_object(line: str) -> bool:
     return False
 
 
-def _refuse_foreign(path: Path, reader: "Reader", text: str) -> None:
-    """Tell by its beginning a file that is not what its name says, before each of its rows is
-    rejected."""
-    start, found = text[:KEPT].lstrip(), None
+def _refuse_foreign(path: Path, reader: "_Reader", text: str) -> None:
+    """Refuse a file that is not what its name says, before each of its rows is rejected."""
+    start, found = text[:EXCERPT].lstrip(), None
     if _MARKUP.match(start):
         found = "HTML or XML"
     elif reader in (_csv_rows, _txt_rows) and start.startswith(("{", "[")):
@@ -348,7 +338,7 @@ class _BadRow(Exception):
 
 
 class _Columns(NamedTuple):
-    """What the columns that mean something are called in this file."""
+    """The names of the known columns in this file."""
 
     url: str = "url"
     priority: str = "priority"
@@ -372,34 +362,38 @@ def _columns(names: tuple[str, ...], url: str = "url") -> _Columns:
 
 
 def _row(
-    line: int, fields: dict[str, Any], columns: _Columns, text: str, form: _Form
-) -> Row | Fields | Reject:
+    line: int, fields: dict[str, Any], columns: _Columns, text: str, form: _Form, item: int = 1
+) -> _Item:
     if "\0" in text:
-        return _reject(line, "there is a NUL byte in this row", text)
+        return _reject(line, "there is a NUL byte in this row", text, item)
     try:
         if form.known:
-            return Fields(line, _known(fields, text, form.known), text)
-        return _good(line, fields, columns, text, form)
+            return Fields(line, _known(fields, text, form.known), text, item)
+        return _task_row(line, fields, columns, text, form, item)
     except (UrlError, _BadRow) as error:
-        return _reject(line, str(error), text)
+        return _reject(line, str(error), text, item)
 
 
 def _known(fields: dict[str, Any], text: str, known: frozenset[str]) -> dict[str, Any]:
-    """The fields, with the known ones under their own names and as text where they are numbers."""
+    """Give the known fields their own names, and turn their numbers into text."""
     found: dict[str, Any] = {}
     for name, value in fields.items():
         plain = _plain(name) if _plain(name) in known else name
         if plain in found:
             raise _BadRow(f"there are two fields {plain[:60]!r}")
         number = plain in known and isinstance(value, int | float) and not isinstance(value, bool)
-        found[plain] = _as_text(value, name, text) if number else value
+        found[plain] = value
+        if number:
+            found[plain] = _as_text(value, name, text)
     return found
 
 
-def _good(line: int, fields: dict[str, Any], columns: _Columns, text: str, form: _Form) -> Row:
+def _task_row(
+    line: int, fields: dict[str, Any], columns: _Columns, text: str, form: _Form, item: int
+) -> Row:
     url = fields.get(columns.url)
     if not url and form.sites is not None:
-        url = _made_url(fields, form.sites, text)
+        url = _templated_url(fields, form.sites, text)
     if url is None:
         raise _BadRow(_no_url(list(fields), form.url))
     if not isinstance(url, str):
@@ -407,17 +401,20 @@ def _good(line: int, fields: dict[str, Any], columns: _Columns, text: str, form:
     if _SECOND_URL.search(url):
         raise _BadRow("there are two URLs, and a row has one")
     address, secret = parse(url), credentials(url)
+    if secret:
+        fields = fields | {columns.url: address.url}
     task = NewTask(
         address=address,
         priority=_priority(fields.get(columns.priority)),
         parcel_id=without_secrets(_as_text(fields.get(columns.parcel_id), columns.parcel_id, text)),
         line=line,
-        input=fields | {columns.url: address.url} if secret else fields,
+        item=item,
+        input=fields,
     )
     return Row(task, secret, len(text) + 64 * len(fields))
 
 
-def _made_url(fields: dict[str, Any], sites: Sites, text: str) -> str:
+def _templated_url(fields: dict[str, Any], sites: Sites, text: str) -> str:
     """The URL by the template of the row's platform."""
     columns = {_plain(name): name for name in fields}
     meanings = Counter(map(_plain, fields))
@@ -425,7 +422,9 @@ def _made_url(fields: dict[str, Any], sites: Sites, text: str) -> str:
     def column(name: str) -> str | None:
         if meanings[name] > 1:
             raise ValueError(f"there are two fields {name[:60]!r}")
-        return _as_text(fields[columns[name]], columns[name], text) if name in columns else None
+        if name not in columns:
+            return None
+        return _as_text(fields[columns[name]], columns[name], text)
 
     if meanings["platform"] > 1:
         raise _BadRow("there are two fields 'platform'")
@@ -434,10 +433,8 @@ def _made_url(fields: dict[str, Any], sites: Sites, text: str) -> str:
         raise _BadRow("there is neither a url nor a platform whose url_template could give it")
     site = sites.named(str(platform))
     if site is None or site.url_template is None:
-        known = ", ".join(sites.templates)
-        raise _BadRow(
-            f"there is no url, and no site {str(platform)[:60]!r} with a url_template; there are: {known}"
-        )
+        problem = f"there is no url, and no site {str(platform)[:60]!r} with a url_template"
+        raise _BadRow(f"{problem}; there are: {', '.join(sites.templates)}")
     try:
         return expand(site.url_template, column)
     except ValueError as error:
@@ -445,10 +442,12 @@ def _made_url(fields: dict[str, Any], sites: Sites, text: str) -> str:
 
 
 def _priority(value: Any) -> int:
-    text = "" if value is None else str(value).strip()
+    if value is None:
+        return _DEFAULT_PRIORITY
+    text = str(value).strip()
     if text in _PRIORITIES:
         return _PRIORITIES[text]
-    if whole := _WHOLE.fullmatch(text):
+    if whole := _WHOLE_NUMBER.fullmatch(text):
         return int(whole[1])
     raise _BadRow(f"the priority {text[:50]!r} is not a whole number from 1 to 9")
 
@@ -468,42 +467,45 @@ def _as_text(value: Any, name: str, text: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    kinds = {
-        dict: "an object",
-        list: "a list",
-        str: "a text",
-        bool: "true or false",
-        type(None): "null",
-    }
+    if value is None:
+        return "null"
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
     return kinds.get(type(value), "a number")
 
 
 def _no_url(names: Sequence[str], url: str) -> str:
+    shown = ", ".join(repr(name[:60]) for name in names[:_MAX_SHOWN_NAMES]) or "nothing"
+    if len(names) > _MAX_SHOWN_NAMES:
+        shown += f" and {len(names) - _MAX_SHOWN_NAMES} more"
     plain = {_plain(name): name for name in names[:1_000]}
-    near = difflib.get_close_matches(url, plain, n=1, cutoff=0.4)
-    hint = f"; the nearest is {plain[near[0]][:60]!r}" if near else ""
-    shown = ", ".join(repr(name[:60]) for name in names[:20]) or "nothing"
-    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-    return _redacted(f"there is no column {url[:60]!r}; found: {shown}{more}{hint}")
+    for near in difflib.get_close_matches(url, plain, n=1, cutoff=0.4):
+        shown += f"; the nearest is {plain[near][:60]!r}"
+    return _redacted(f"there is no column {url[:60]!r}; found: {shown}")
 
 
-def _reject(line: int, reason: str, text: str) -> Reject:
-    return Reject(line, _redacted(reason), _redacted(text[:KEPT]).rstrip("\r\n")[:1024])
+def rejected(row: Fields, reason: str) -> Reject:
+    """Reject a row that its reader could not use."""
+    return _reject(row.line, reason, row.text, row.item)
+
+
+def _reject(line: int, reason: str, text: str, item: int = 1) -> Reject:
+    return Reject(line, _redacted(reason), _redacted(text[:EXCERPT]).rstrip("\r\n")[:1024], item)
 
 
 def _redacted(text: str) -> str:
-    """Without passwords; JSON may write `http:\\/\\/`, a browser takes `http:user@host`, a row may
-    hold many URLs."""
+    """Remove passwords from all URLs, also as JSON (`http:\\/\\/`) or browsers (`http:a@b`) write
+    them."""
     if "@" in text:
         text = "".join(_without_user_info(part) for part in _CUTS.split(text))
     return without_credentials(text)
 
 
 def _without_user_info(part: str) -> str:
-    """Without what stands between the start of a URL and the last `@`; a search for both at once
-    would be cubic."""
+    """Remove what is between the start of a URL and the last `@`; one regex would be cubic."""
     start, last = _URL_START.search(part), part.rfind("@")
-    return f"{part[: start.end()]}***{part[last:]}" if start and start.end() <= last else part
+    if start and start.end() <= last:
+        return f"{part[: start.end()]}***{part[last:]}"
+    return part
 
 
 # TXT and JSON.
@@ -534,43 +536,37 @@ def _jsonl_rows(_path: Path, texts: Iterator[str], form: _Form) -> _Items:
 
 def _json_rows(path: Path, texts: Iterator[str], form: _Form) -> _Items:
     line = item = 0
-    for element in elements(path, texts):
-        item = item + 1 if element.line == line else 1
-        line = element.line
-        if element.fault:
-            row: Row | Fields | Reject = _reject(line, element.fault, element.text)
+    for element in elements(path, texts, MAX_LINE):
+        if element.line != line:
+            line, item = element.line, 0
+        item += 1
+        if element.fault or element.size > MAX_LINE:
+            yield _reject(line, element.fault or too_long(element.size), element.text, item)
         else:
-            row = _object_row(line, element.text, form)
-        yield row if item == 1 else _with_item(row, item)
+            yield _object_row(line, element.text, form, item)
 
 
-def _with_item(row: Row | Fields | Reject, item: int) -> Row | Fields | Reject:
-    if isinstance(row, Row):
-        return msgspec.structs.replace(row, task=msgspec.structs.replace(row.task, item=item))
-    return msgspec.structs.replace(row, item=item)
-
-
-def _object_row(line: int, text: str, form: _Form) -> Row | Fields | Reject:
+def _object_row(line: int, text: str, form: _Form, item: int = 1) -> _Item:
     try:
         fields = loads(text)
     except ValueError as error:
-        return _reject(line, str(error), text)
+        return _reject(line, str(error), text, item)
     if not isinstance(fields, dict):
-        return _reject(line, f"not an object but {_kind(fields)}", text)
-    # Names of a megabyte in all, other ones in each row, are not to be held by a cache.
-    find_columns = _columns if len(text) < _PLAIN_ROW else _columns.__wrapped__
+        return _reject(line, f"not an object but {_kind(fields)}", text, item)
+    # A cache must not hold a megabyte of names, different ones in each row.
+    find_columns = _columns if len(text) < _MAX_CACHED_ROW else _columns.__wrapped__
     try:
         columns = find_columns(tuple(fields), form.url)
     except _BadRow as error:
-        return _reject(line, str(error), text)
-    return _row(line, fields, columns, text, form)
+        return _reject(line, str(error), text, item)
+    return _row(line, fields, columns, text, form, item)
 
 
 # CSV.
 
 
 def _csv_rows(path: Path, texts: Iterator[str], form: _Form) -> _Items:
-    # One limit for the whole process, 128 KB unless raised; what bounds our rows is `MAX_LINE`.
+    # Process-wide, 128 KB unless raised; `MAX_LINE` is what bounds our rows.
     csv.field_size_limit(max(csv.field_size_limit(), 2 * MAX_LINE))
     source = _Source(lines(texts))
     names, delimiter = _header(path, source, form)
@@ -578,8 +574,7 @@ def _csv_rows(path: Path, texts: Iterator[str], form: _Form) -> _Items:
 
 
 class _Source:
-    """Lines that can be put back, so that an unclosed quote costs the line it is in and no
-    other."""
+    """Lines that can be put back, so that an unclosed quote costs only its own line."""
 
     def __init__(self, source: Iterator[Line]) -> None:
         self._lines = source
@@ -597,17 +592,15 @@ class _Source:
         return next(self._lines)
 
     def put_back(self, taken: Sequence[Line]) -> None:
-        """Give these again, before all others."""
+        """Yield these lines again, before all others."""
         self._back.extendleft(reversed(taken))
 
     def record(self, first: Line, delimiter: str) -> tuple[list[str], list[Line]]:
-        """The cells that begin in this line, and all the lines they took; `csv.Error` if they have
-        no proper end."""
+        """The cells that begin in this line, and their lines; `csv.Error` if they never end."""
         taken: list[Line] = []
+        reader = csv.reader(self._quoted(first, taken), delimiter=delimiter, strict=True)
         try:
-            return next(
-                csv.reader(self._quoted(first, taken), delimiter=delimiter, strict=True)
-            ), taken
+            return next(reader), taken
         except csv.Error:
             self.put_back(taken[1:])
             raise
@@ -621,21 +614,16 @@ class _Source:
                 return
             taken.append(line)
             yield line.text
-            line = self._next_or_none()
-
-    def _next_or_none(self) -> Line | None:
-        try:
-            return next(self, None)
-        except (
-            InputError
-        ) as broken:  # raised later: the lines taken may be good rows behind an unclosed quote
-            self._broken = broken
-            return None
+            try:
+                line = next(self, None)
+            except InputError as broken:
+                # Raised later: the lines taken may be good rows behind an unclosed quote.
+                self._broken = broken
+                return
 
 
 def _header(path: Path, source: _Source, form: _Form) -> tuple[list[str], str]:
-    """The columns' names and the delimiter: one that yields a `url`, and of those the one that
-    yields most columns."""
+    """The names of the columns and the delimiter: one that gives a `url`, then most columns."""
     first = next((line for line in source if line.text.strip()), None)
     if first is None:
         raise InputError(str(path), "there is neither a header nor a row in it")
@@ -654,36 +642,33 @@ def _header(path: Path, source: _Source, form: _Form) -> tuple[list[str], str]:
 
 
 def _gives_urls(names: Sequence[str], form: _Form) -> bool:
-    plain = {_plain(name) for name in names}
-    return (
-        form.url in plain
-        or bool(plain & form.known)
-        or (form.sites is not None and "platform" in plain)
-    )
+    wanted = form.known | {form.url}
+    if form.sites is not None:
+        wanted |= {"platform"}
+    return not wanted.isdisjoint(map(_plain, names))
 
 
 def _names(path: Path, cells: list[str], line: int, form: _Form) -> list[str]:
-    """What the columns are called by the cells of a header."""
+    """The names of the columns by the cells of a header."""
     if not _gives_urls(cells, form):
-        instead = "; a 'platform' with any other column would do, too" if form.known else ""
-        raise InputError(str(path), _no_url(cells, form.url) + instead, line)
+        reason = _no_url(cells, form.url)
+        if form.known:
+            reason += "; a 'platform' with any other column would do, too"
+        raise InputError(str(path), reason, line)
     names = [
-        name.replace("\ufeff", "") if name.strip() else f"column {n}"
-        for n, name in enumerate(cells, 1)
+        name.replace("\ufeff", "") if name.strip() else f"column {number}"
+        for number, name in enumerate(cells, 1)
     ]
     longest = max(names, key=len)
     if len(longest) > MAX_NAME:
-        reason = f"the column {longest[:60]!r}… has a name of {len(longest):,} characters, more than {MAX_NAME:,}"
-        raise InputError(str(path), reason, line)
-    _refuse_twins(path, names, line, form.known.union(_Columns._fields, [form.url]))
-    return names
-
-
-def _refuse_twins(path: Path, names: list[str], line: int, known: frozenset[str]) -> None:
+        problem = f"the column {longest[:60]!r}… has a name of {len(longest):,} characters"
+        raise InputError(str(path), f"{problem}, more than {MAX_NAME:,}", line)
+    known = form.known.union(_Columns._fields, [form.url])
     meanings = Counter(_plain(name) if _plain(name) in known else name for name in names)
     name, count = meanings.most_common(1)[0]
     if count > 1:
         raise InputError(str(path), f"there are {count} columns {name[:60]!r}", line)
+    return names
 
 
 class _Table:
@@ -695,7 +680,7 @@ class _Table:
         self._url_at = names.index(self._columns.url) if self._columns.url in names else -1
 
     def rows(self) -> _Items:
-        """Every row, in its order; only those with quotes need the careful way."""
+        """Yield every row; only those with quotes need the csv module."""
         for line in self._source:
             if line.size > MAX_LINE:
                 yield _reject(line.number, too_long(line.size), line.text)
@@ -705,39 +690,36 @@ class _Table:
                 text = line.text.rstrip("\r\n")
                 yield self.row(line.number, text.split(self._delimiter), text)
 
-    def _quoted_row(self, line: Line) -> Row | Fields | Reject:
+    def _quoted_row(self, line: Line) -> _Item:
         try:
             cells, taken = self._source.record(line, self._delimiter)
         except csv.Error:
-            return _reject(
-                line.number,
-                "a quote is not closed, or something stands behind a closed one",
-                line.text,
-            )
+            reason = "a quote is not closed, or something stands behind a closed one"
+            return _reject(line.number, reason, line.text)
         if len(taken) > 1 and (len(cells) > len(self._names) or self._swallowed(cells, taken)):
             self._source.put_back(taken[1:])
             return _reject(line.number, "a quote is not closed", line.text)
         return self.row(line.number, cells, "".join(part.text for part in taken))
 
     def _swallowed(self, cells: Sequence[str], taken: Sequence[Line]) -> bool:
-        """Whether most lines inside a record look like other rows: then two stray quotes have met
-        across them."""
+        """Whether most lines of a record look like rows: then two stray quotes enclose them."""
         own, inner = self._url(cells), [line.text.split(self._delimiter) for line in taken[1:-1]]
         found = (self._url(parts) for parts in inner if len(parts) == len(self._names))
         return sum(url.startswith("http") and url != own for url in found) * 2 > len(inner)
 
     def _url(self, cells: Sequence[str]) -> str:
-        return cells[self._url_at].strip(' "\r\n') if 0 <= self._url_at < len(cells) else ""
+        if 0 <= self._url_at < len(cells):
+            return cells[self._url_at].strip(' "\r\n')
+        return ""
 
-    def row(self, line: int, cells: list[str], text: str) -> Row | Fields | Reject:
-        """A row by its cells."""
+    def row(self, line: int, cells: list[str], text: str) -> _Item:
+        """Make a row of its cells."""
         if len(cells) > len(self._names):
             return _reject(line, f"{len(cells)} cells, but the header has {len(self._names)}", text)
         if len(cells) <= self._url_at and not self._form.known:
             return _reject(line, f"the row ends after {len(cells)} cells, before its url", text)
-        return _row(
-            line, dict(zip(self._names, cells, strict=False)), self._columns, text, self._form
-        )
+        fields = dict(zip(self._names, cells, strict=False))
+        return _row(line, fields, self._columns, text, self._form)
 
 
 # XLSX.
@@ -759,9 +741,9 @@ def _sheet_rows(path: Path, form: _Form) -> _Items:
         row = _dense(cells)
         text = "\t".join(row)
         count += max(len(row), len(names))
-        if count > MAX_CELLS:  # a row of forty bytes may have a thousand of them
-            reason = f"there are more than {MAX_CELLS:,} cells in its rows; split it into smaller workbooks"
-            raise InputError(str(path), reason, number)
+        if count > MAX_CELLS:  # a row of forty bytes may have a thousand cells
+            problem = f"there are more than {MAX_CELLS:,} cells in its rows"
+            raise InputError(str(path), f"{problem}; split it into smaller workbooks", number)
         if fault or size > MAX_LINE:
             yield _reject(number, fault or too_long(size), text)
         else:
@@ -773,8 +755,8 @@ def _dense(cells: dict[int, str]) -> list[str]:
     return [cells.get(column, "") for column in range(1, max(cells, default=0) + 1)]
 
 
-Reader = Callable[[Path, Iterator[str], _Form], _Items]
-_READERS: dict[str, Reader] = {
+_Reader = Callable[[Path, Iterator[str], _Form], _Items]
+_READERS: dict[str, _Reader] = {
     ".csv": _csv_rows,
     ".tsv": _csv_rows,
     ".json": _json_rows,

@@ -1,5 +1,4 @@
-"""The text of a file as a stream: unpacked, decoded and cut into lines, whatever its size and its
-encoding."""
+"""Reads the text of a file of any size and encoding as a stream of pieces or lines."""
 
 import codecs
 import gzip
@@ -17,9 +16,9 @@ import msgspec
 from crawler.errors import InputError
 
 MAX_LINE = 1 << 20
-"""Of a longer line only the beginning is kept, so that a line of a gigabyte needs no gigabyte."""
-KEPT = 1 << 12
-"""How much of a line that is too long is kept."""
+"""Characters of a line; only the beginning of a longer one is kept, to bound memory."""
+EXCERPT = 1 << 12
+"""Characters kept of a line that is too long."""
 
 _PIECE = 1 << 18
 _SAMPLE = 1 << 20
@@ -49,8 +48,8 @@ _BOMS = {  # the longer first: the BOM of UTF-16 is how that of UTF-32 begins
     codecs.BOM_UTF16_BE: "utf-16",
 }
 _CODE_PAGES = {
-    # What the detector says, and how we read it. Its other guesses (ISO-8859-10, IBM852, …) are in
-    # short samples nearly always Western text, so they are read as cp1252.
+    # What the detector says, and how we read it. In short samples, its other guesses (ISO-8859-10,
+    # IBM852, …) are nearly always Western text, so they are read as cp1252.
     "WINDOWS-1250": "cp1250",
     "ISO-8859-2": "cp1250",
     "WINDOWS-1251": "cp1251",
@@ -82,30 +81,31 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
 
 def too_long(size: int) -> str:
-    """The reason to leave a row out that is longer than `MAX_LINE`."""
+    """Why a row that is longer than `MAX_LINE` is rejected."""
     return f"the row has {size:,} characters, more than {MAX_LINE:,}"
 
 
 def opened(path: Path) -> io.BufferedReader:
-    """Open a file for reading, or say in one line why that is impossible."""
+    """Open a file for reading; raise `InputError` with one line that says why it cannot be."""
     try:
         mode = path.stat().st_mode
+        if stat.S_ISREG(mode):
+            return path.open("rb")
+        # Opening a pipe would wait for its other end, perhaps for ever.
+        reason = "this is a device, a pipe or a socket, not a file"
         if stat.S_ISDIR(mode):
-            raise InputError(str(path), "this is a folder, not a file")
-        if not stat.S_ISREG(mode):  # opening a pipe would wait for its other end, perhaps for ever
-            raise InputError(str(path), "this is a device, a pipe or a socket, not a file")
-        return path.open("rb")
+            reason = "this is a folder, not a file"
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError(str(path), "there is no such file") from None
+        reason = "there is no such file"
     except PermissionError:
-        raise InputError(str(path), "there is no permission to read it") from None
+        reason = "there is no permission to read it"
     except (OSError, ValueError) as error:
-        raise InputError(str(path), f"it cannot be opened: {error}") from None
+        reason = f"it cannot be opened: {error}"
+    raise InputError(str(path), reason)
 
 
 def pieces(path: Path, *, packed: bool) -> Iterator[str]:
-    """The text of a file, in pieces that are cut anywhere; `packed` says that it should be gzip
-    data."""
+    """Yield the text of a file in pieces that are cut anywhere; `packed` means gzip data."""
     content = _content(path, packed)
     sample, broken = _sample(content)
     if not sample:
@@ -120,8 +120,7 @@ def pieces(path: Path, *, packed: bool) -> Iterator[str]:
 
 
 def lines(texts: Iterable[str]) -> Iterator[Line]:
-    """Lines that end in LF, CRLF or CR (`str.splitlines` would also cut at form feeds and the
-    like)."""
+    """Yield lines that end in LF, CRLF or CR; `str.splitlines` would cut at form feeds, too."""
     number, rest, dropped = 0, "", 0
     try:
         for text in texts:
@@ -131,9 +130,9 @@ def lines(texts: Iterable[str]) -> Iterator[Line]:
                 yield Line(number, line, len(line) + dropped)
                 dropped = 0
             if len(rest) > MAX_LINE and not rest.endswith("\r"):
-                dropped += len(rest) - KEPT
-                rest = rest[:KEPT]
-    except InputError as broken:  # what is left in `rest` is torn, and no row
+                dropped += len(rest) - EXCERPT
+                rest = rest[:EXCERPT]
+    except InputError as broken:  # `rest` is torn, and no row
         raise InputError(broken.path, broken.reason, number + 1) from None
     if rest:
         yield Line(number + 1, rest, len(rest) + dropped)
@@ -150,46 +149,41 @@ def _cut(text: str) -> list[str]:
 def _content(path: Path, packed: bool) -> Iterator[bytes]:
     size = 0
     with opened(path) as file:
-        stream: gzip.GzipFile | io.BufferedReader = gzip.GzipFile(fileobj=file) if packed else file
+        stream = gzip.GzipFile(fileobj=file) if packed else file
         try:
-            # Not `read`: it would lose what was unpacked before the break.
+            # Not `read`: it would lose what was unpacked before the damage.
             while piece := stream.read1(_PIECE):
                 size += len(piece)
                 yield piece
+            return
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            problem = f"the gzip data breaks off after {size:,} bytes of content"
+            reason = f"{problem}; only the rows before were read ({error})"
             if not size and isinstance(error, gzip.BadGzipFile):
-                raise InputError(
-                    str(path), "this is not gzip data, though its name ends in .gz"
-                ) from None
-            reason = f"the gzip data breaks off after {size:,} bytes of content; only the rows before were read ({error})"
-            raise InputError(str(path), reason) from None
+                reason = "this is not gzip data, though its name ends in .gz"
         except OSError as error:
-            raise InputError(str(path), f"reading failed after {size:,} bytes: {error}") from None
+            reason = f"reading failed after {size:,} bytes: {error}"
+    raise InputError(str(path), reason)
 
 
 def _sample(content: Iterator[bytes]) -> tuple[bytes, InputError | None]:
-    """The first megabyte, and the error that cut it short: the rows before the break are still to
-    be read."""
+    """Read the first megabyte, and the error that cut it short: its rows are still to be read."""
     sample = bytearray()
+    broken = None
     try:
-        for piece in content:
+        while len(sample) < _SAMPLE and (piece := next(content, b"")):
             sample += piece
-            if len(sample) >= _SAMPLE:
-                break
     except InputError as error:
-        return bytes(sample), error
-    return bytes(sample), None
+        broken = error
+    return bytes(sample), broken
 
 
 def _refuse_binary(path: Path, sample: bytes, encoding: str) -> None:
     kind = next((kind for start, kind in _SIGNATURES.items() if sample.startswith(start)), None)
     controls = len(sample) - len(sample.translate(None, _CONTROLS))
     # A few may be noise in single rows, and UTF-16 and UTF-32 are full of NULs.
-    if (
-        kind is None
-        and controls > max(8, len(sample) // 20)
-        and not encoding.startswith(("utf-16", "utf-32"))
-    ):
+    many = controls > max(8, len(sample) // 20)
+    if kind is None and many and not encoding.startswith(("utf-16", "utf-32")):
         kind = "binary data, not text"
     if kind:
         raise InputError(str(path), f"this is {kind}, not what its name says")
@@ -212,7 +206,7 @@ def _wide(sample: bytes) -> str | None:
 
 
 def _narrow(sample: bytes) -> str:
-    """UTF-8 wherever most of what is not ASCII reads as such, else a code page."""
+    """UTF-8 if most of what is not ASCII can be read so, else a code page."""
     text = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(sample)
     escaped = len(_ESCAPED.findall(text))
     foreign = len(text) - len(text.encode("ascii", "ignore"))
@@ -222,15 +216,15 @@ def _narrow(sample: bytes) -> str:
 
 
 def _decoded(content: Iterable[bytes], encoding: str) -> Iterator[str]:
-    utf8 = encoding.startswith("utf-8")
-    decoder = codecs.getincrementaldecoder(encoding)("surrogateescape" if utf8 else "replace")
+    errors = "surrogateescape" if encoding.startswith("utf-8") else "replace"
+    decoder = codecs.getincrementaldecoder(encoding)(errors)
     for piece in content:
         yield _mended(decoder.decode(piece))
     yield _mended(decoder.decode(b"", final=True))
 
 
 def _mended(text: str) -> str:
-    """Read what is not UTF-8 as cp1252, but only the line or the quoted text that it is in."""
+    """Read lines or quoted texts that are not UTF-8 as cp1252."""
     if text.isascii() or not _ESCAPED.search(text):
         return text
     return "".join(_western(part) if _ESCAPED.search(part) else part for part in _SEAMS.split(text))

@@ -6,13 +6,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from crawler import config, times
-from crawler.bulk import INPUT, import_file, rows, spooled
+from crawler.bulk import INPUT, Summary, import_file, rows, spooled
 from crawler.cli.output import data_dir_option, json_option, newest, print_json, say
 from crawler.cli.session import robots_option, session_options
 from crawler.cli.types import Deadline, Rate, Span
@@ -29,9 +29,8 @@ from crawler.standstill import Waits, endless_wait
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
 
-
-_SHOWN = 5
-"""Rows that a dry run shows, of the good and of the bad ones."""
+_MAX_SHOWN = 5
+"""Good and bad rows, each, that a dry run shows."""
 
 
 def _job_name(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -124,41 +123,29 @@ def import_(
     if dry_run:
         with tempfile.TemporaryDirectory() as scratch, input_file(file, Path(scratch)) as given:
             return _show(settings, given, queue, url_column, as_json)
+    options: dict[str, Any] = {
+        "queue": queue,
+        "batch_size": batch_size,
+        "strict": strict,
+        "fresh_for_s": fresh_for,
+        "job_name": job_name,
+        "deadline": deadline,
+        "how": how,
+    }
     job, seen = None, None
     with input_file(file, settings.data_dir / INPUT) as given:
         if kernel.is_other(settings.data_dir):
             from crawler import inbox
 
-            options = inbox.Options(
-                name=inbox.safe_name(given),
-                queue="urgent" if queue == "urgent" else "default",
-                batch_size=batch_size,
-                strict=strict,
-                fresh_for_s=fresh_for,
-                job_name=job_name,
-                deadline=deadline,
-                how=how,
-            )
             if session:
                 raise UsageError(
-                    "headers, cookies and a proxy cannot be handed over to a stack on another kernel: "
-                    "import where that stack runs"
+                    "headers, cookies and a proxy cannot be handed over to a stack on another "
+                    "kernel: import where that stack runs"
                 )
-            summary = inbox.deliver(settings, given, options, say)
+            delivery = inbox.Options(name=inbox.safe_name(given), **options)
+            summary = inbox.deliver(settings, given, delivery, say)
         else:
-            summary, job = import_file(
-                settings,
-                given,
-                queue,
-                batch_size=batch_size,
-                strict=strict,
-                fresh_for_s=fresh_for,
-                job_name=job_name,
-                deadline=deadline,
-                how=how,
-                session=session,
-                progress=say,
-            )
+            summary, job = import_file(settings, given, **options, session=session, progress=say)
     if job:
         say_namesakes(settings, job)
         _fill_window(settings)
@@ -166,21 +153,23 @@ def import_(
     if as_json:
         print_json(msgspec.structs.asdict(summary) | {"deadline": deadline, "forecast": seen})
     else:
-        say(f"job {printable(summary.job)}")
-        if summary.other_sheets:
-            say(rows.not_read(summary.other_sheets))
-        print(
-            f"{summary.rows:,} rows: {summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected"
-        )
-        if summary.rejects_file:
-            print(f"Rejected rows are in {summary.rejects_file}")
-        print(f"Imported {summary.accepted} tasks to queue '{queue}'")
-    return 1 if summary.rejected else 0
+        _show_summary(summary)
+    return int(summary.rejected > 0)
+
+
+def _show_summary(summary: Summary) -> None:
+    say(f"job {printable(summary.job)}")
+    if summary.other_sheets:
+        say(rows.not_read(summary.other_sheets))
+    counts = f"{summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected"
+    print(f"{summary.rows:,} rows: {counts}")
+    if summary.rejects_file:
+        print(f"Rejected rows are in {summary.rejects_file}")
+    print(f"Imported {summary.accepted} tasks to queue '{summary.queue}'")
 
 
 def say_namesakes(settings: Settings, job: Job) -> None:
-    """Tell of the jobs that came from files of this name before: commands take a job by its own
-    name."""
+    """Name earlier jobs from files of this name: commands take a job by its own name."""
     with contextlib.closing(LocalPersistenceManager(settings.data_dir)) as lpm, lpm.errors():
         before = [each for each in lpm.ledger.namesakes(job) if each.id < job.id]
     if before:
@@ -188,10 +177,9 @@ def say_namesakes(settings: Settings, job: Job) -> None:
 
 
 def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast | None:
-    """Tell when the job will be done and what will miss its deadline, or what keeps it from going
-    on.
+    """Say when the job will be done and what will miss its deadline, or what holds it up.
 
-    `starts` says that workers are about to.
+    `starts` means that workers are about to start.
     """
     now, tz = time.time(), times.zone(settings.timezone)
     lpm = LocalPersistenceManager(settings.data_dir)
@@ -214,8 +202,7 @@ def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast
 
 @contextlib.contextmanager
 def input_file(file: Path, folder: Path) -> Iterator[Path]:
-    """The file to read: for `-` one in that folder with what comes from stdin, unless no job is
-    made of it."""
+    """Yield the file to read; for `-`, stdin is kept in that folder if a job is made of it."""
     if str(file) != "-":
         yield file
         return
@@ -230,6 +217,7 @@ def input_file(file: Path, folder: Path) -> Iterator[Path]:
 
 
 def _show(settings: Settings, file: Path, queue: str, url_column: str | None, as_json: bool) -> int:
+    """Show what an import would do."""
     good = bad = 0
     pages = set[tuple[bytes, str | None]]()
     for item in rows.read(file, sites.load(settings.config_dir, settings.rate), url_column):
@@ -237,37 +225,30 @@ def _show(settings: Settings, file: Path, queue: str, url_column: str | None, as
             good += 1
             task = item.task
             pages.add((task.address.key, task.parcel_id))
-            if good <= _SHOWN and not as_json:
-                print(
-                    f"  {place(task.line or 0, task.item)}: {printable(task.address.url)} (priority {task.priority})"
-                )
+            if good <= _MAX_SHOWN and not as_json:
+                where, url = place(task.line or 0, task.item), printable(task.address.url)
+                print(f"  {where}: {url} (priority {task.priority})")
         else:
             bad += 1
-            if bad <= _SHOWN:
+            if bad <= _MAX_SHOWN:
                 say(f"{place(item.line, item.item)}: rejected: {item.reason}")
     if sheets := rows.other_sheets(file):
         say(rows.not_read(sheets))
-    if bad > _SHOWN:
-        say(f"… and {bad - _SHOWN:,} more rejected rows")
-    known = good - len(pages)
+    if bad > _MAX_SHOWN:
+        say(f"… and {bad - _MAX_SHOWN:,} more rejected rows")
+    new, known = len(pages), good - len(pages)
     if as_json:
-        facts = {
-            "rows": good + bad,
-            "good": good,
-            "new": len(pages),
-            "known": known,
-            "rejected": bad,
-        }
+        facts = {"rows": good + bad, "good": good, "new": new, "known": known, "rejected": bad}
         print_json(facts | {"queue": queue, "dry_run": True})
-    else:
-        if good > _SHOWN:
-            print(f"  … and {good - _SHOWN:,} more")
-        print(f"Would import {len(pages)} tasks to queue '{queue}' ({known} known, {bad} rejected)")
-    return 1 if bad else 0
+        return int(bad > 0)
+    if good > _MAX_SHOWN:
+        print(f"  … and {good - _MAX_SHOWN:,} more")
+    print(f"Would import {new} tasks to queue '{queue}' ({known} known, {bad} rejected)")
+    return int(bad > 0)
 
 
 def _fill_window(settings: Settings) -> None:
-    """Publish the first tasks where a Redis answers; else the next worker does."""
+    """Publish the first tasks if Redis answers; otherwise the next worker does."""
     import redis
 
     from crawler.process import redis_address
@@ -279,6 +260,5 @@ def _fill_window(settings: Settings) -> None:
 
         fill_window()
     except (redis.RedisError, ServiceError):
-        say(
-            f"Redis is not running: the tasks wait in the ledger for the next worker ({program()} up)"
-        )
+        waiting = f"the tasks wait in the ledger for the next worker ({program()} up)"
+        say(f"Redis is not running: {waiting}")

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from crawler.bulk.jsontext import loads
 from crawler.errors import GatewayRefused
 from crawler.gateway.reference import array
 from crawler.gateway.reference.bodies import MAX_RESULTS, Page, Result
 from crawler.gateway.reference.books import NewResult
+from crawler.json_reader import loads
 
 MAX_NAME = 200
 T = TypeVar("T")
