@@ -462,12 +462,13 @@ def _inline(tree: LexborHTMLParser, beside: _Beside, budget: Budget) -> tuple[li
             if pair.form and _is_plausible(pair.name, pair.value):
                 likely[pair.form] += 1
     # Most pages have none: only what can be a pair is asked where it lies.
-    found = [
-        (pair, label)
-        for pair, label in found
-        if (not pair.form or likely[pair.form] > 1) and not beside.holds(label)
-    ]
-    found = _without_noise(found)
+    inside: list[tuple[_Found, LexborNode]] = []
+    for pair, label in found:
+        budget.check()
+        if (not pair.form or likely[pair.form] > 1) and not beside.holds(label):
+            inside.append((pair, label))
+    found = _without_noise(inside)
+    budget.check(len(tree.raw_html))
     forms: dict[object, list[Pair]] = {}
     for pair, _ in found:
         if pair.form:
