@@ -37,6 +37,7 @@ _SOURCES = {
 }
 _UNREAD = ("script", "style")
 # The cells 3 and 250 of a row are not 3 250, which would be one number.
+_GROUP_SPACE = re.compile(r"(?<=\d)[\u00a0\u2007\u2009\u202f](?=\d{3}(?!\d))")
 _BETWEEN_DIGITS = re.compile(r"(?<=\d)\s*\0[\s\0]*(?=\d)")
 _VOID = frozenset(
     (
@@ -202,15 +203,17 @@ class _Page:
 
     def _text(self, node: LexborNode, field: Field) -> str:
         limit = MAX_STRING if field.all else MAX_TEXT
+        of_number = field.type in ("number", "integer") and not field.regex
         attribute = field.attr or (_SOURCES.get(node.tag or "", "") if field.type == "url" else "")
         if attribute:
             self._budget.spend(1)
-            return words.joined((node.attrs.get(attribute) or "")[:MAX_TEXT])[:limit]
+            value = (node.attrs.get(attribute) or "")[:MAX_TEXT]
+            return words.joined(_grouped(value) if of_number else value)[:limit]
         if field.type == "html":
             html = self._first_html(node, limit) if self._is_large else node.inner_html or ""
             self._budget.spend(1 + len(html) // 50)
             return html[:limit].strip()
-        return self._words(node, limit, field.type in ("number", "integer") and not field.regex)
+        return self._words(node, limit, of_number)
 
     def _first_html(self, node: LexborNode, limit: int) -> str:
         """The beginning of what is in an element, as lexbor writes it: that would write all of it
@@ -263,8 +266,8 @@ class _Page:
                 if size > 2 * limit:
                     break
         text = "\0".join(parts)
-        if of_number and len(parts) > 1:
-            text = _BETWEEN_DIGITS.sub(" | ", text)
+        if of_number:
+            text = _grouped(_BETWEEN_DIGITS.sub(" | ", text))
         return words.joined(text)[:limit]
 
     def _matched(self, compiled: Any, text: str) -> str:
@@ -274,6 +277,12 @@ class _Page:
         if not found:
             return ""
         return (found.group(1 if compiled.groups else 0) or "").strip()
+
+
+def _grouped(text: str) -> str:
+    """A text whose numbers keep their groups: folded, a no-break space would be like any other, and
+    part two numbers in some locales."""
+    return _GROUP_SPACE.sub("'", text)
 
 
 def _escaped(value: str) -> str:

@@ -138,6 +138,16 @@ def test_a_number_is_within_one_text(html: str, number: int) -> None:
     assert value(html, Field(css="div", type="integer", all=True)) == [number]
 
 
+@pytest.mark.parametrize("locale", ["", "en", "ja", "zh-HK", "de", "bg"])
+@pytest.mark.parametrize("space", ["&nbsp;", "&thinsp;", "&#8239;", "&#8199;"])
+def test_spaces_that_join_groups_do_so_on_pages_too(locale: str, space: str) -> None:
+    """White space is folded, but a no-break space between digits is no space between numbers."""
+    html = f"<div>1{space}085{space}000 m²</div><input value='85{space}000 sq ft'>"
+
+    assert value(html, Field(css="div", type="number", locale=locale)) == 1085000
+    assert value(html, Field(css="input", attr="value", type="integer", locale=locale)) == 85000
+
+
 @given(
     st.lists(
         st.sampled_from(
