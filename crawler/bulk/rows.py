@@ -301,7 +301,9 @@ def ending_of(path: Path) -> str:
         ending = ".txt"
     else:
         ending = ".csv"
-    return f"{ending}.gz" if packed else ending
+    if packed:
+        ending += ".gz"
+    return ending
 
 
 def _is_object(line: str) -> bool:
