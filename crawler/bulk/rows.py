@@ -351,12 +351,18 @@ def _plain(name: str) -> str:
     return name.replace("\ufeff", "").strip(' \t\r\n\xa0"').lower()
 
 
+def _meant(url: str) -> set[str]:
+    """The names of which a file may have one column each; with another column of URLs, `url` is
+    like any other."""
+    return {*_Columns._fields} - {"url"} | {url}
+
+
 @lru_cache(maxsize=16)
 def _columns(names: tuple[str, ...], url: str = "url") -> _Columns:
     found: dict[str, str] = {}
     for name in names:
         plain = _plain(name)
-        if plain in found and (plain == url or plain in _Columns._fields):
+        if plain in found and plain in _meant(url):
             raise _BadRow(f"there are two fields {plain!r}")
         found[plain] = name
     given = {field: found[field] for field in _Columns._fields if field in found}
@@ -665,7 +671,7 @@ def _names(path: Path, cells: list[str], line: int, form: _Form) -> list[str]:
     if len(longest) > MAX_NAME:
         problem = f"the column {longest[:60]!r}… has a name of {len(longest):,} characters"
         raise InputError(str(path), f"{problem}, more than {MAX_NAME:,}", line)
-    known = form.known.union(_Columns._fields, [form.url])
+    known = form.known | _meant(form.url)
     meanings = Counter(_plain(name) if _plain(name) in known else name for name in names)
     name, count = meanings.most_common(1)[0]
     if count > 1:

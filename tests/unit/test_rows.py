@@ -169,6 +169,24 @@ def test_the_url_column_is_found_whatever_its_case(write: Write, header: str) ->
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", f"Link,URL ,Url\n{A},x,y\n"),
+        ("a.jsonl", json.dumps({"Link": A, "URL ": "x", "Url": "y"})),
+    ],
+)
+def test_with_another_column_of_urls_those_named_url_are_like_any_other(
+    write: Write, name: str, text: str
+) -> None:
+    """Two of them make nothing ambiguous, and both are carried through."""
+    [row] = read(write(name, text), url_column="link")
+
+    assert isinstance(row, Row)
+    assert row.task.address.url == A
+    assert sorted(map(str, (row.task.input or {}).values())) == [A, "x", "y"]
+
+
+@pytest.mark.parametrize(
     ("value", "priority"),
     [
         ("1", 1),
