@@ -481,7 +481,7 @@ def spawn_supervisor(settings: Settings, workers: int | None, flower: bool) -> S
         if mark.find() is None:
             break
         time.sleep(0.05)
-    raise ServiceError(f"the stack did not start: {child.last_words()}")
+    raise ServiceError(f"the stack did not start: {child.last_words().removeprefix('Error: ')}")
 
 
 def _ping(url: str) -> None:

@@ -488,7 +488,8 @@ def _no_url(names: Sequence[str], url: str) -> str:
     plain = {_plain(name): name for name in names[:1_000]}
     for near in difflib.get_close_matches(url, plain, n=1, cutoff=0.4):
         shown += f"; the nearest is {plain[near][:60]!r}"
-    return _redacted(f"there is no column {url[:60]!r}; found: {shown}")
+    other = "; --url-column NAME takes another" if url == "url" and plain else ""
+    return _redacted(f"there is no column {url[:60]!r}; found: {shown}{other}")
 
 
 def rejected(row: Fields, reason: str) -> Reject:

@@ -54,7 +54,7 @@ def test_domains_shows_limits_and_troubles(folder: Folder, permit: RedisRateLimi
     assert lines[1].endswith("because captcha")
     assert "2/m, Crawl-delay 45 s" in lines[2]
     assert "Retry-After: until" in lines[2]
-    assert "slowed down 1.5 times" in lines[2]
+    assert "slowed down to 1/1.5 of its rate" in lines[2]
     assert "20/s, 8 at a time" in lines[3]
     assert lines[3].split()[-2:] == ["1", "well"]
     assert [known["domain"] for known in facts] == ["a.example", "b.example", "z.example"]

@@ -539,13 +539,14 @@ def test_twin_columns_are_refused(write: Write, header: str) -> None:
 def test_a_missing_url_column_names_what_was_found(
     write: Write, header: str, nearest: str | None
 ) -> None:
-    """Without a `url` column the message lists the columns and the nearest name."""
+    """Without a `url` column the message lists the columns, the nearest name, and the option."""
     path = write("a.csv", f"{header}\n1,{A},x\n")
 
     error = refusal(path)
 
     assert "there is no column 'url'; found: 'id', " in error.reason
-    assert error.reason.endswith(f"; the nearest is {nearest}") is (nearest is not None)
+    assert (f"; the nearest is {nearest}; " in error.reason) is (nearest is not None)
+    assert error.reason.endswith("; --url-column NAME takes another")
 
 
 def test_a_header_that_is_a_row_shows_no_password(write: Write) -> None:

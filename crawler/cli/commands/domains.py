@@ -11,7 +11,7 @@ from crawler import config, times
 from crawler.cli.output import data_dir_option, json_option, print_json
 from crawler.config import program
 from crawler.errors import UsageError
-from crawler.logs import printable
+from crawler.logs import counted, printable
 from crawler.standstill import limits_in_words, permit
 
 if TYPE_CHECKING:
@@ -115,10 +115,11 @@ def state_in_words(known: "Domain", now: float, tz: tzinfo | None) -> list[str]:
     elif known.state == "HALF_OPEN":
         parts.append(f"circuit half open: one probe at a time,{because}".rstrip(","))
     elif known.failures:
-        parts.append(f"{known.failures} blocks in a row, the last {printable(known.last_block)}")
+        blocks = counted(known.failures, "block")
+        parts.append(f"{blocks} in a row, the last {printable(known.last_block)}")
     if known.not_before is not None:
         why = printable(known.because) or "its server said Retry-After"
         parts.append(f"{why}: until {times.until(known.not_before, now, tz)}")
     if known.slowed > 1.005:
-        parts.append(f"slowed down {known.slowed:.2g} times")
+        parts.append(f"slowed down to 1/{known.slowed:.2g} of its rate")
     return parts or ["well"]
