@@ -13,7 +13,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 from crawler.errors import FetchError
 from crawler.fetch.budget import SMALL, Budget
 from crawler.sites import css, locales, structured, values, words
-from crawler.sites.config import MISSING, Field
+from crawler.sites.sitefile import MISSING, Field
 
 MAX_LOOKS = 2_000_000
 """Elements that may be looked at for all fields of one page, some 1 µs each."""
