@@ -1,9 +1,9 @@
-"""Labels and their values in a page, and its tables, by the shapes that pages give to them.
+"""Finds labels with their values, and tables, by the markup that pages use for them.
 
-A `th`, `dt` or `label`, a colon, or a class with that name marks a label. Others are labels by
-their place: every other cell of a row, bold before a value, the first of two elements. They must
-look like labels, and their values must not be prose; outside of tables, there must be two of the
-same form.
+A `th`, `dt` or `label`, a colon, or a class with such a name marks a label. Other elements are
+labels by position: every other cell of a row, bold text before a value, the first of two elements.
+They must look like labels, their values must not be prose, and outside of tables at least two must
+have the same form.
 """
 
 import re
@@ -14,120 +14,105 @@ from typing import NamedTuple
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.fetch.budget import Budget
-from crawler.sites.words import LARGE, MAX_STRING, excerpt, joined, own_text, words
+from crawler.sites.words import LARGE, MAX_STRING, excerpt, find, joined, own_text, words
 
 MAX_FIELDS, MAX_KEY = 2_000, 200
 MAX_TABLES, MAX_COLUMNS, MAX_ROWS, MAX_CELLS = 100, 50, 1_000, 20_000
-MAX_SIBLINGS, MAX_LINES = 20, 4
-"""Nodes behind a label that may be its value, and lines of an address."""
-MAX_LABEL, MAX_WORDS, MAX_WORDS_MARKED = 60, 6, 9
-"""Characters of a label, and words of one that is not marked, and of one that is."""
-MAX_UNMARKED = 500
-"""Characters of the value of a label that is not marked."""
+MAX_SIBLINGS, MAX_LINES = 20, 4  # nodes behind a label that may be its value; lines of an address
+MAX_LABEL, MAX_WORDS, MAX_WORDS_MARKED = 60, 6, 9  # characters; words of unmarked, marked labels
+MAX_UNMARKED = 500  # characters of an unmarked label's value
 
 Pair = tuple[str, str]
-Cell = tuple[str, str, LexborNode]
-"""Tag, words and node."""
-Grid = list[list[Cell]]
-Look = tuple[str | None, ...]
-"""What tells labels from values, of whatever kind it is."""
+Cell = tuple[str, str, LexborNode]  # tag, words and node
+Row = list[Cell]
+Grid = list[Row]
+Look = tuple[str | None, ...]  # what tells labels from values by sight
 
 _LABELLED = re.compile(r"([^:]{1,60}):\s+(\S.{0,499})")
 _LETTER = re.compile(r"[^\W\d_]")
 _DIGIT = re.compile(r"\d")
-_DAY = r"\d{1,4}[-./]\d{1,2}[-./]\d{2,4}|\d{1,2}\.? [^\W\d]{3,12}\.?,? \d{4}|[^\W\d]{3,12}\.? \d{1,2},? \d{4}"
+_DAY = (
+    r"\d{1,4}[-./]\d{1,2}[-./]\d{2,4}|\d{1,2}\.? [^\W\d]{3,12}\.?,? \d{4}"
+    r"|[^\W\d]{3,12}\.? \d{1,2},? \d{4}"
+)
 _DATE = re.compile(
     rf"(?:[^\W\d]{{2,12}}\.?,? )?(?:{_DAY})(?:,? ?\d{{1,2}}:\d{{2}}.{{0,10}}| ?[^\W\d]{{1,5}}\.)?"
 )
 _NAMED = re.compile(r"label|lbl|caption|field-?name|\bkey\b", re.IGNORECASE)
 _LABELS = (
-    "b, strong, label, [class*=label i], :first-child"
-    ":not(td, :only-child, th, li, tr, a, h1, h2, h3, dt, dd, legend, code, kbd, input, :has(div, ul, table))"
+    "b, strong, label, [class*=label i], :first-child:not(td, :only-child, th, li, tr, a, h1, h2,"
+    " h3, dt, dd, legend, code, kbd, input, :has(div, ul, table))"
 )
-"""Elements that may be labels: those that say so, and the first of several in an element.
-
-What most pages have is ruled out first, to save time."""
+"""Elements that may be labels; what most pages have many of is ruled out here, to save time."""
 _BOLD = frozenset({"b", "strong"})
-_WRAPPERS = frozenset({"div", "span", "p", "font", "label", "b", "strong", "u", "em"})
+_WRAPPERS = frozenset(("div", "span", "p", "font", "label", "b", "strong", "u", "em"))
 _BLOCKS = frozenset(
-    {
-        "table",
-        "ul",
-        "ol",
-        "dl",
-        "form",
-        "fieldset",
-        "h1",
-        "h2",
-        "h3",
-        "section",
-        "article",
-        "pre",
-        "hr",
-    }
+    "table ul ol dl form fieldset h1 h2 h3 section article pre hr".split()  # noqa: SIM905
 )
+_PARTS_OF_PAGES = frozenset(("div", "ul", "ol", "section", "form", "p", "table"))
 _ASIDE = re.compile(
-    r"(?:^|\s|(?<!has)(?<!with)(?<!no)[_-])(?:footer|nav|navbar|menu|breadcrumbs?|pagination|pager)(?:$|\s)|\bcookies?\b",
+    r"(?:^|\s|(?<!has)(?<!with)(?<!no)[_-])"
+    r"(?:footer|nav|navbar|menu|breadcrumbs?|pagination|pager)(?:$|\s)|\bcookies?\b",
     re.IGNORECASE,
 )
-"""Names of the parts beside a page's record; not `has-menu` or `menu-open`, which may be names of
-all of it."""
+"""Names of parts beside the record; `has-menu` and `menu-open` may name the whole page."""
 
 
 def read(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Pair], list[Grid]]:
-    """The pairs of label and value in tables, definition lists and elements; and the tables that
-    have a head."""
+    """Return the pairs of label and value, and the tables that have a head."""
     headed, plain = grids(tree, budget)
-    beside = _Beside()
-    inline, cells = _inline(tree, beside, budget)
+    aside = _Aside()
+    inline, cells = _inline(tree, aside, budget)
     found: list[Pair] = []
     for rows in plain:
         budget.check()
-        if not beside.holds(rows[0][0][2]):
+        if not aside.holds(rows[0][0][2]):
             found += _table_pairs(rows, cells)
     for rows in headed:
         budget.check()
-        if len(rows) == 2 and not beside.holds(rows[0][0][2]):
+        if len(rows) == 2 and not aside.holds(rows[0][0][2]):
             found += _zipped(rows[0], rows[1])
-    found += _list_pairs(tree, beside, budget)
+    found += _list_pairs(tree, aside, budget)
     return (found + inline)[:MAX_FIELDS], headed
 
 
-class _Beside:
-    """Knows which parts of a page are menus and small print; asks each element once."""
+class _Aside:
+    """Knows which parts of a page are menus and small print; looks at each element once."""
 
     def __init__(self) -> None:
         self._known: dict[int, bool] = {}
 
     def holds(self, node: LexborNode) -> bool:
-        """Whether a node lies in such a part."""
+        """Say whether a node lies in such a part."""
         path = []
         outer = node.parent
-        while outer is not None and (known := self._known.get(outer.mem_id)) is None:
+        inside = False
+        while outer is not None:
+            known = self._known.get(outer.mem_id)
+            if known is not None:
+                inside = known
+                break
             path.append(outer)
             outer = outer.parent
-        inside = bool(outer is not None and known)
         for element in reversed(path):
-            inside = inside or _is_beside(element)
+            inside = inside or _is_aside(element)
             self._known[element.mem_id] = inside
         return inside
 
 
-def _is_beside(node: LexborNode) -> bool:
+def _is_aside(node: LexborNode) -> bool:
     tag = node.tag
-    if tag in ("nav", "footer"):
-        return True
-    if tag not in ("div", "ul", "ol", "section", "form", "p", "table"):
-        return False
+    if tag not in _PARTS_OF_PAGES:
+        return tag in ("nav", "footer")
     attributes = node.attributes
-    names = f"{attributes.get('id') or ''} {attributes.get('class') or ''}"[:MAX_KEY]
-    return bool(_ASIDE.search(names))
+    names = f"{attributes.get('id') or ''} {attributes.get('class') or ''}"
+    return bool(_ASIDE.search(names[:MAX_KEY]))
 
 
-def is_label(text: str, most_words: int = MAX_WORDS) -> bool:
-    """Whether a text can be a label: short, with letters, no sentence, number or date."""
+def is_label(text: str, max_words: int = MAX_WORDS) -> bool:
+    """Say whether a text can be a label: short, with letters, no sentence, number or date."""
     name = text.rstrip(": ")
-    if not 0 < len(name) <= MAX_LABEL or name.count(" ") >= most_words or name[-1] in "!,;":
+    if not 0 < len(name) <= MAX_LABEL or name.count(" ") >= max_words or name[-1] in "!,;":
         return False
     if ": " in name or (name[-1] == "." and len(name) - name.rfind(" ") > 5):
         return False
@@ -139,7 +124,7 @@ def is_label(text: str, most_words: int = MAX_WORDS) -> bool:
 
 
 def _is_prose(text: str) -> bool:
-    """Whether a text is a sentence, not a value."""
+    """Say whether a text is a sentence, not a value."""
     parts = text.split()
     if len(parts) < 6 or not (text[-1] in ".!?…" or ". " in text):
         return False
@@ -147,49 +132,99 @@ def _is_prose(text: str) -> bool:
 
 
 def _is_plausible(name: str, value: str) -> bool:
-    """Whether two texts that nothing marks can be a label and its value."""
+    """Say whether two unmarked texts can be a label and its value."""
     if not value or len(value) > MAX_UNMARKED or value.endswith(":"):
         return False
     return is_label(name) and not _is_prose(value)
 
 
 def _are_news(pairs: list[Pair]) -> bool:
-    """Whether these are headlines, each with its day."""
+    """Say whether these are headlines, each with its date."""
     return len(pairs) > 1 and all(_DATE.fullmatch(value) for _, value in pairs if value)
 
 
-def grids(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Grid], list[Grid]]:
-    """The rows of all tables: first of those with a head, then of the others.
+def _has_digit(row: Row) -> bool:
+    return any(_DIGIT.search(text) for _, text, _ in row)
 
-    A row that holds a table only makes the layout. Where heads follow each other in a table, each
-    begins another.
+
+def _look(node: LexborNode) -> Look:
+    """Describe how an element looks, by its attributes and its first child."""
+    attributes = node.attributes
+    own = (attributes.get(name) for name in ("class", "bgcolor", "style", "align"))
+    inner = _past_space(node.child)
+    if inner is None:
+        return (node.tag, *own, None, None)
+    if inner.is_text_node:
+        return (node.tag, *own, inner.tag, None)
+    return (node.tag, *own, inner.tag, inner.attributes.get("class"))
+
+
+def _kind(node: LexborNode) -> Look:
+    tag = node.tag
+    if tag in _BOLD:
+        return ("b", None)
+    return (tag, node.attributes.get("class"))
+
+
+def _is_space(node: LexborNode) -> bool:
+    return node.is_comment_node or (node.is_text_node and node.is_empty_text_node)
+
+
+def _past_space(node: LexborNode | None) -> LexborNode | None:
+    """Return a node, or the first after it that is not white space or a comment."""
+    while node is not None and _is_space(node):
+        node = node.next
+    return node
+
+
+def _is_link(node: LexborNode) -> bool:
+    first = _past_space(node.child)
+    return first is not None and first.tag == "a" and _past_space(first.next) is None
+
+
+def _is_alone(node: LexborNode) -> bool:
+    """Say whether an element is all that its parent holds."""
+    if _past_space(node.next) is not None:
+        return False
+    before = node.prev
+    while before is not None and _is_space(before):
+        before = before.prev
+    return before is None
+
+
+def grids(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Grid], list[Grid]]:
+    """Return the rows of the tables with a head, and of the others.
+
+    A row that holds a table is layout. Where several heads follow in a table, each begins another.
     """
     headed: list[Grid] = []
     plain: list[Grid] = []
-    left, tables = MAX_CELLS, MAX_TABLES
-    budget.check(len(tree.raw_html))
-    found = tree.css("table")
-    layout = _around(found, budget)
-    for table in found:
+    cells_left, tables_left = MAX_CELLS, MAX_TABLES
+    tables = find(tree, "table", budget)
+    layout = _around(tables, budget)
+    for table in tables:
         budget.check()
         rows: Grid = []
         for row in islice(_rows(table, layout, budget), MAX_ROWS):
             if row:
                 rows.append(row)
-                left -= len(row)
-                if left <= 0:
+                cells_left -= len(row)
+                if cells_left <= 0:
                     break
         if rows:
-            tables -= 1
+            tables_left -= 1
             for part, has_head in _parts(rows):
-                (headed if has_head and len(part) > 1 else plain).append(part)
-        if left <= 0 or not tables:
+                if has_head and len(part) > 1:
+                    headed.append(part)
+                else:
+                    plain.append(part)
+        if cells_left <= 0 or not tables_left:
             break
     return headed, plain
 
 
 def _around(tables: list[LexborNode], budget: Budget) -> set[int]:
-    """The elements that hold a table."""
+    """Return the elements that hold a table."""
     known: set[int] = set()
     for table in tables:
         budget.check()
@@ -200,31 +235,29 @@ def _around(tables: list[LexborNode], budget: Budget) -> set[int]:
     return known
 
 
-def _rows(table: LexborNode, layout: set[int], budget: Budget) -> Iterator[list[Cell]]:
-    large = len(table.parser.raw_html) > LARGE
+def _rows(table: LexborNode, layout: set[int], budget: Budget) -> Iterator[Row]:
+    is_large = len(table.parser.raw_html) > LARGE
     for part in table.iter():
         budget.check()
         tag = part.tag
         if tag == "tr":
             if part.mem_id not in layout:
-                yield _cells(part, large, budget)
-        elif tag == "thead":
+                yield _cells(part, is_large, budget)
+        elif tag in ("thead", "tbody", "tfoot"):
             for row in part.iter():
                 budget.check()
-                yield [("th", text, cell) for _, text, cell in _cells(row, large, budget)]
-        elif tag in ("tbody", "tfoot"):
-            for row in part.iter():
-                budget.check()
-                if row.mem_id not in layout:
-                    yield _cells(row, large, budget)
+                if tag == "thead":
+                    yield [("th", text, cell) for _, text, cell in _cells(row, is_large, budget)]
+                elif row.mem_id not in layout:
+                    yield _cells(row, is_large, budget)
 
 
-def _cells(row: LexborNode, large: bool, budget: Budget) -> list[Cell]:
-    found: list[Cell] = []
+def _cells(row: LexborNode, is_large: bool, budget: Budget) -> Row:
+    found: Row = []
     for cell in islice(row.iter(), MAX_COLUMNS):
         tag = cell.tag
         if tag in ("td", "th"):
-            if large:
+            if is_large:
                 text = words(cell, budget)
             elif "\0" in (text := cell.text(separator="\0")):
                 text = joined(text)[:MAX_STRING]
@@ -235,15 +268,13 @@ def _cells(row: LexborNode, large: bool, budget: Budget) -> list[Cell]:
 
 
 def _parts(rows: Grid) -> Iterator[tuple[Grid, bool]]:
-    """The rows from each head to the next, or to where rows begin to have labels; and whether there
-    is a head."""
+    """Cut a table at each further head, and where rows begin to have labels of their own."""
     begin = next((at for at, row in enumerate(rows) if len(row) > 1), 0)
     headed = len(rows) > begin + 1 and _is_head(rows[begin], rows[begin + 1])
     if headed and rows[-1][-1][0] == "th":
         headed = any(tag == "td" for row in rows for tag, _, _ in row)
     by_looks = headed and rows[begin][0][0] == "td"
-    others = range(begin + 2, len(rows))
-    for at in others if by_looks else [at for at in others if rows[at][0][0] == "th"]:
+    for at in range(begin + 2, len(rows)):
         row = rows[at]
         is_marked = row[0][0] == "th" and rows[at - 1][0][0] == "td"
         if not is_marked and not by_looks:
@@ -257,51 +288,26 @@ def _parts(rows: Grid) -> Iterator[tuple[Grid, bool]]:
     yield rows[begin:], headed
 
 
-def _is_head(row: list[Cell], below: list[Cell]) -> bool:
-    """Whether a row has the names of columns: head cells, or labels that look alike, and unlike
-    what is below."""
+def _is_head(row: Row, below: Row) -> bool:
+    """Say whether a row names columns: head cells, or labels that look unlike the row below."""
     if len(row) < 2:
         return False
     if row[0][0] == "th":
         return all(tag == "th" for tag, _, _ in row)
     look = _look(row[0][2])
-    if (
-        len(row) != len(below)
-        or look == _look(below[0][2])
-        or any(_look(node) != look for _, _, node in row)
-    ):
+    if len(row) != len(below) or look == _look(below[0][2]):
         return False
-    # Two cells that only differ in colour from those below are striped rows.
-    if (len(row) == 2 and look[-2] not in _BOLD) or any(
-        _look(node) == look for _, _, node in below
-    ):
+    if any(_look(node) != look for _, _, node in row):
+        return False
+    # Two cells that differ only in colour from those below are striped rows.
+    if len(row) == 2 and look[-2] not in _BOLD:
+        return False
+    if any(_look(node) == look for _, _, node in below):
         return False
     return all(is_label(text) for _, text, _ in row)
 
 
-def _look(node: LexborNode) -> Look:
-    """How a cell or an element looks, by its attributes and its first child."""
-    attributes = node.attributes
-    inner = _past_space(node.child)
-    child = inner.attributes.get("class") if inner is not None and not inner.is_text_node else None
-    return (
-        node.tag,
-        *(attributes.get(name) for name in ("class", "bgcolor", "style", "align")),
-        inner.tag if inner is not None else None,
-        child,
-    )
-
-
-def _past_space(node: LexborNode | None) -> LexborNode | None:
-    """A node, or the first one behind it that is not only white space or a comment."""
-    while node is not None and (
-        node.is_comment_node or (node.is_text_node and node.is_empty_text_node)
-    ):
-        node = node.next
-    return node
-
-
-def _zipped(names: list[Cell], cells: list[Cell]) -> Iterator[Pair]:
+def _zipped(names: Row, cells: Row) -> Iterator[Pair]:
     for (_, name, _), (_, value, _) in zip(names, cells, strict=False):
         if value and is_label(name, MAX_WORDS_MARKED):
             yield name, value
@@ -322,22 +328,58 @@ def _table_pairs(rows: Grid, taken: set[int]) -> list[Pair]:
 
 
 def _without_gaps(rows: Grid) -> Grid:
-    """The rows without columns that only make room: those that are empty where a label is due."""
+    """Drop columns that only make room: those that are empty where a label is due."""
+    width = max(map(len, rows), default=0)
     used = {at for row in rows for at, (_, text, _) in enumerate(row) if text}
-    if rows and len(used) == max(map(len, rows)):
+    if len(used) == width:
         return rows
     kept: set[int] = set()
-    for at in range(max(map(len, rows), default=0)):
+    for at in range(width):
         if at in used or len(kept) % 2:
             kept.add(at)
-    return [found for row in rows if (found := [cell for at, cell in enumerate(row) if at in kept])]
+    narrow = ([cell for at, cell in enumerate(row) if at in kept] for row in rows)
+    return [row for row in narrow if row]
+
+
+def _marked_pairs(row: Row) -> list[Pair] | None:
+    """Return the pairs of a row whose labels have a head cell or a colon; None for other rows."""
+    filled = [cell for cell in row if cell[1]]
+    if len(row) % 2:
+        row = filled
+    inside = [match for _, text, _ in row if ": " in text and (match := _LABELLED.fullmatch(text))]
+    if inside and len(inside) == len(filled):
+        pairs = [(match[1], match[2]) for match in inside]
+        return [pair for pair in pairs if is_label(pair[0]) and not _is_prose(pair[1])]
+    labels = row[::2]
+    if len(row) % 2 or any(text and tag != "th" and text[-1] != ":" for tag, text, _ in labels):
+        return None
+    return list(_zipped(labels, row[1::2]))
+
+
+def _placed_pairs(rows: Grid) -> list[Pair]:
+    """Return the pairs of rows in which only a cell's position tells what it is."""
+    if not any(text for row in rows for _, text, _ in row):
+        return []
+    width = max(map(len, rows))
+    even = [row for row in rows if len(row) % 2 == 0]
+    if not _alternates(even, width):
+        if len(rows) == 2 and width > 2 and _is_plain_head(*rows):
+            return list(_zipped(*rows))
+        return []
+    pairs: list[Pair] = []
+    for row in even:
+        if not all(_is_link(node) for _, text, node in row if text):
+            texts = [text for _, text, _ in row]
+            pairs += zip(texts[::2], texts[1::2], strict=True)
+    if _are_news(pairs):
+        return []
+    return [pair for pair in pairs if _is_plausible(*pair)]
 
 
 def _alternates(rows: Grid, width: int) -> bool:
-    """Whether every other cell is a label, by what it says and how it looks."""
-    even = [row for row in rows if len(row) % 2 == 0]
-    labels = [cell for row in even for cell in row[::2] if cell[1]]
-    filled = [cell for row in even for cell in row[1::2] if cell[1]]
+    """Say whether every other cell is a label, by what it says and how it looks."""
+    labels = [cell for row in rows for cell in row[::2] if cell[1]]
+    filled = [cell for row in rows for cell in row[1::2] if cell[1]]
     if not labels or not filled:
         return False
     likely = sum(is_label(text, MAX_WORDS_MARKED) for _, text, _ in labels)
@@ -345,133 +387,82 @@ def _alternates(rows: Grid, width: int) -> bool:
         return 2 * likely > len(labels)
     if 5 * likely < 4 * len(labels):
         return False
-    columns = {at: {_look(row[at][2]) for row in even if at < len(row)} for at in range(width)}
-    if columns[0] == columns[2] and not columns[0] & columns[1]:
+    looks = [{_look(row[at][2]) for row in rows if at < len(row)} for at in range(3)]
+    if looks[0] == looks[2] and not looks[0] & looks[1]:
         return True
-    distinct = len({text for _, text, _ in labels}) == len(labels)
-    return distinct and any(_DIGIT.search(text) for _, text, _ in filled)
+    return len({text for _, text, _ in labels}) == len(labels) and _has_digit(filled)
 
 
-def _is_plain_head(head: list[Cell], below: list[Cell]) -> bool:
-    """Whether the first of two rows without marks has the names of what is in the second."""
-    if len(head) != len(below) or any(
-        _DIGIT.search(text) or not is_label(text) for _, text, _ in head
-    ):
+def _is_plain_head(head: Row, below: Row) -> bool:
+    """Say whether the first of two unmarked rows names what is in the second."""
+    if len(head) != len(below) or _has_digit(head) or not _has_digit(below):
         return False
-    return any(_DIGIT.search(text) for _, text, _ in below)
+    return all(is_label(text) for _, text, _ in head)
 
 
-def _marked_pairs(row: list[Cell]) -> list[Pair] | None:
-    """The pairs of a row with a head cell or a colon for each, or None."""
-    row = [cell for cell in row if cell[1]] if len(row) % 2 else row
-    inside = [match for _, text, _ in row if ": " in text and (match := _LABELLED.fullmatch(text))]
-    if inside and len(inside) == sum(bool(text) for _, text, _ in row):
-        return [
-            (match[1], match[2])
-            for match in inside
-            if is_label(match[1]) and not _is_prose(match[2])
-        ]
-    if len(row) % 2 or not all(
-        tag == "th" or text.endswith(":") or not text for tag, text, _ in row[::2]
-    ):
-        return None
-    return [pair for pair in _both(row) if pair[1] and is_label(pair[0], MAX_WORDS_MARKED)]
-
-
-def _placed_pairs(rows: Grid) -> list[Pair]:
-    """The pairs of rows in which only the place of a cell tells what it is."""
-    if not any(text for row in rows for _, text, _ in row):
-        return []
-    width = max(map(len, rows))
-    if _alternates(rows, width):
-        even = (row for row in rows if len(row) % 2 == 0)
-        pairs = [
-            pair
-            for row in even
-            if not all(_is_link(node) for _, text, node in row if text)
-            for pair in _both(row)
-        ]
-        return [] if _are_news(pairs) else [pair for pair in pairs if _is_plausible(*pair)]
-    return list(_zipped(*rows)) if len(rows) == 2 and width > 2 and _is_plain_head(*rows) else []
-
-
-def _both(row: list[Cell]) -> Iterator[Pair]:
-    return ((name, value) for (_, name, _), (_, value, _) in zip(row[::2], row[1::2], strict=True))
-
-
-def _is_link(node: LexborNode) -> bool:
-    first = _past_space(node.child)
-    return first is not None and first.tag == "a" and _past_space(first.next) is None
-
-
-def _list_pairs(tree: LexborHTMLParser, beside: _Beside, budget: Budget) -> Iterator[Pair]:
-    budget.check(len(tree.raw_html))
-    for terms in tree.css("dl:not(:has(dl))")[:MAX_TABLES]:
+def _list_pairs(tree: LexborHTMLParser, aside: _Aside, budget: Budget) -> Iterator[Pair]:
+    for terms in find(tree, "dl:not(:has(dl))", budget)[:MAX_TABLES]:
         budget.check(len(tree.raw_html))
-        name = ""
-        if beside.holds(terms):
+        if aside.holds(terms):
             continue
+        name = ""
         for node in terms.css("dt, dd")[:MAX_FIELDS]:
             budget.check()
+            text = excerpt(node)
             if node.tag == "dt":
-                name = excerpt(node)
+                name = text
                 continue
-            value = excerpt(node)
-            is_answer = name.endswith("?") and _is_prose(value)
-            if value and not is_answer and is_label(name, MAX_WORDS_MARKED):
-                yield name, value
+            is_answer = name.endswith("?") and _is_prose(text)
+            if text and not is_answer and is_label(name, MAX_WORDS_MARKED):
+                yield name, text
 
 
 class _Found(NamedTuple):
-    """A pair outside of the cells of tables; those that are not marked are pairs if there are more
-    of their form."""
+    """A pair outside of table cells; one with a `form` needs others of the same form."""
 
     name: str
     value: str
     form: tuple[object, ...] | None
 
 
-def _inline(tree: LexborHTMLParser, beside: _Beside, budget: Budget) -> tuple[list[Pair], set[int]]:
-    """The pairs such as `<b>Owner:</b> Jane Roe<br>`, and the cells of tables that hold some."""
-    found: list[_Found] = []
-    cells: list[int] = []
+def _inline(tree: LexborHTMLParser, aside: _Aside, budget: Budget) -> tuple[list[Pair], set[int]]:
+    """Return pairs such as `<b>Owner:</b> Jane Roe<br>`, and the table cells that hold some."""
+    if not tree.body:
+        return [], set()
+    found: list[tuple[_Found, int]] = []
+    forms: dict[object, list[Pair]] = {}
     seen: set[int] = set()
     budget.check(len(tree.raw_html))
-    for label in tree.body.css(_LABELS)[:MAX_FIELDS] if tree.body else ():
+    for label in tree.body.css(_LABELS)[:MAX_FIELDS]:
         budget.check()
         if label.mem_id in seen:
             continue
         pairs = list(_run(label, seen, budget))
-        if pairs and not beside.holds(label):
-            found += pairs
-            cells += [_cell_of(label)] * len(pairs)
-    forms: dict[object, list[Pair]] = {}
-    for pair in found:
-        if pair.form:
-            forms.setdefault(pair.form, []).append((pair.name, pair.value))
-    good = {form for form, pairs in forms.items() if _are_pairs(pairs)}
-    kept = [
-        (pair, cell)
-        for pair, cell in zip(found, cells, strict=True)
-        if not pair.form or pair.form in good
-    ]
-    taken = {cell for _, cell in kept if cell}
-    return [
-        (name, value)
-        for (name, value, form), _ in kept
-        if value and (not form or _is_plausible(name, value))
-    ], taken
+        if pairs and not aside.holds(label):
+            cell = _cell_of(label)
+            for pair in pairs:
+                found.append((pair, cell))
+                if pair.form:
+                    forms.setdefault(pair.form, []).append(pair[:2])
+    good = {form for form, same in forms.items() if _are_pairs(same)}
+    kept: list[Pair] = []
+    cells: set[int] = set()
+    for (name, value, form), cell in found:
+        if not form or form in good:
+            cells.add(cell)
+            if value and (not form or _is_plausible(name, value)):
+                kept.append((name, value))
+    return kept, cells - {0}
 
 
 def _are_pairs(pairs: list[Pair]) -> bool:
-    """Whether what has the same form is labels and values: several of them, and most of them
-    plausible."""
+    """Say whether texts of one form are labels and values: several, and most of them plausible."""
     likely = sum(_is_plausible(*pair) for pair in pairs)
     return likely > 1 and 2 * likely > len(pairs) and not _are_news(pairs)
 
 
 def _cell_of(node: LexborNode) -> int:
-    """The cell of a table that a label lies in, if it is near."""
+    """Return the table cell that a label lies in, if it is near, or 0."""
     outer = node.parent
     for _ in range(3):
         if outer is None:
@@ -482,16 +473,15 @@ def _cell_of(node: LexborNode) -> int:
     return 0
 
 
-def _run(first: LexborNode, seen: set[int], budget: Budget) -> Iterator[_Found]:
-    """The pairs that begin with a label and those beside it that look the same."""
-    inner = first
-    while _is_alone(first) and (outer := first.parent) and outer.tag in _WRAPPERS:
+def _run(inner: LexborNode, seen: set[int], budget: Budget) -> Iterator[_Found]:
+    """Return the pairs that begin with a label and with those beside it that look the same."""
+    first = inner
+    while is_alone := _is_alone(first):
+        outer = first.parent
+        if outer is None or outer.tag not in _WRAPPERS:
+            break
         first = outer
-    if (
-        first.tag in ("td", "th")
-        or _is_alone(first)
-        or (first is not inner and first.mem_id in seen)
-    ):
+    if is_alone or first.tag in ("td", "th") or (first is not inner and first.mem_id in seen):
         return
     names = inner.attributes.get("class")
     named = "label" in (first.tag, inner.tag) or bool(names and _NAMED.search(names[:MAX_KEY]))
@@ -508,7 +498,7 @@ def _run(first: LexborNode, seen: set[int], budget: Budget) -> Iterator[_Found]:
     while label is not None:
         budget.check()
         seen.add(label.mem_id)
-        name = excerpt(label)
+        name = excerpt(label, MAX_KEY)
         if not 0 < len(name) <= MAX_KEY:
             return
         value, following = _behind(label, kind, budget)
@@ -524,92 +514,66 @@ def _run(first: LexborNode, seen: set[int], budget: Budget) -> Iterator[_Found]:
 
 
 def _is_in_prose(first: LexborNode, inner: LexborNode) -> bool:
-    """Whether an element is a word of a sentence, such as `code` or a bold word, by the text around
-    it."""
+    """Say whether an element is part of a sentence, such as a bold word, by the text around it."""
+    before, after = _text_before(first), ""
     following = first.next
-    after = (
-        (following.text_content or "") if following is not None and following.is_text_node else ""
-    )
-    before = _text_before(first)
+    if following is not None and following.is_text_node:
+        after = (following.text_content or "").strip()
     if first.tag in _BOLD or inner.tag in _BOLD:
-        has_colon = (
-            before.endswith(":")
-            or after.lstrip().startswith(":")
-            or own_text(inner).rstrip().endswith(":")
-        )
-        return bool(before) and not has_colon
-    return bool(before) or (bool(after.strip()) and not excerpt(first).endswith(":"))
+        has_colon = before.endswith(":") or after.startswith(":")
+        return bool(before) and not has_colon and not own_text(inner).rstrip().endswith(":")
+    return bool(before) or (bool(after) and not excerpt(first).endswith(":"))
 
 
 def _text_before(node: LexborNode) -> str:
     before = node.prev
-    return (
-        (before.text_content or "").rstrip() if before is not None and before.is_text_node else ""
-    )
-
-
-def _kind(node: LexborNode) -> Look:
-    tag = node.tag
-    return ("b", None) if tag in _BOLD else (tag, node.attributes.get("class"))
-
-
-def _is_alone(node: LexborNode) -> bool:
-    """Whether an element is all that is in the one around it."""
-    if _past_space(node.next) is not None:
-        return False
-    before = node.prev
-    while before is not None and (
-        before.is_comment_node or (before.is_text_node and before.is_empty_text_node)
-    ):
-        before = before.prev
-    return before is None
+    if before is None or not before.is_text_node:
+        return ""
+    return (before.text_content or "").rstrip()
 
 
 def _twin(first: LexborNode, kind: Look) -> LexborNode | None:
-    """The second of two elements of one kind that are all that is in the one around them."""
+    """Return the second of two elements of one kind that are all their parent holds."""
     twin = _past_space(first.next)
-    if (
-        twin is None
-        or twin.is_text_node
-        or _past_space(twin.next) is not None
-        or _kind(twin) != kind
-    ):
+    if twin is None or twin.is_text_node or _past_space(twin.next) is not None:
         return None
-    return twin if first.parent and _past_space(first.parent.child) == first else None
+    if _kind(twin) != kind or not first.parent or _past_space(first.parent.child) != first:
+        return None
+    return twin
 
 
 def _behind(label: LexborNode, kind: Look, budget: Budget) -> tuple[str, LexborNode | None]:
-    """The words behind a label, and the next label of its kind, if it is not far."""
+    """Return the words behind a label, and the next label of its kind, if it is near."""
     lines: list[list[str]] = [[]]
     node = label.next
     for _ in range(MAX_SIBLINGS):
         budget.check()
         if node is None:
             break
-        tag = node.tag
         if node.is_text_node:
             lines[-1].append((node.text_content or "")[:MAX_STRING])
-        elif tag == "br":
+        elif node.tag == "br":
             lines.append([])
         elif not node.is_comment_node:
             if _kind(node) == kind:
-                return _value(lines), node
-            if tag in _BLOCKS:
+                return _first_lines(lines), node
+            if node.tag in _BLOCKS:
                 break
             lines[-1].append(excerpt(node))
         node = node.next
-    return _value(lines), None
+    return _first_lines(lines), None
 
 
-def _value(lines: list[list[str]]) -> str:
-    """The first lines of a text up to an empty one, such as an address."""
+def _first_lines(lines: list[list[str]]) -> str:
+    """Return the first lines of a text, up to an empty one: an address, for example."""
     found: list[str] = []
     for line in lines[: MAX_LINES + 2]:
         text = joined("\0".join(line))
-        if found and (
-            not text or len(found) == MAX_LINES or _LABELLED.fullmatch(text) or _is_prose(text)
-        ):
-            break
+        if found:
+            if not text or len(found) == MAX_LINES:
+                break
+            if _LABELLED.fullmatch(text) or _is_prose(text):
+                break
         if text:
             found.append(text)
     return joined("\0".join(found))
