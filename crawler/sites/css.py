@@ -278,9 +278,11 @@ def _nth(argument: str, of_type: bool, from_end: bool) -> Nth:
     elif only:
         step, first = 0, only
     else:
-        step = f"{step}1" if step in ("", "+", "-") else step
-        first = f"{sign}{first}" if first else 0
-    return Nth(int(step), int(first), of_type, from_end, _selector(among) if among else None)
+        first = f"{sign or ''}{first or 0}"
+        if step in ("", "+", "-"):
+            step += "1"
+    members = _selector(among) if among else None
+    return Nth(int(step), int(first), of_type, from_end, members)
 
 
 # Searching.
@@ -411,7 +413,9 @@ class Search:
             while other is not None and (key := other.mem_id) not in anchors:
                 anchors.add(key)
                 self._budget.spend(1)
-                other = onward(other) if combinator in " ~" else None
+                if combinator in ">+":
+                    break
+                other = onward(other)
         return anchors
 
     def _counting(self, nth: Nth) -> Callable[[LexborNode], bool]:

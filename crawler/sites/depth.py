@@ -57,7 +57,8 @@ _IN_TAGS = re.compile(rb"""(?:\A|[<"'])[^>]*+""")
 """All that may be inside a tag: after a `>` in a value there is a quote before the next one."""
 _PLAIN_ATTRIBUTES = (
     rf"(?:[{_SPACE}/]++[^{_SPACE}/=\"'<>]++"
-    rf"(?:[{_SPACE}]*+=[{_SPACE}]*+(?:\"[^\"<>]*+\"|'[^'<>]*+'|[^{_SPACE}=\"'<>]++))?+)*+[{_SPACE}/]*+"
+    rf"(?:[{_SPACE}]*+=[{_SPACE}]*+(?:\"[^\"<>]*+\"|'[^'<>]*+'|[^{_SPACE}=\"'<>]++))?+)*+"
+    rf"[{_SPACE}/]*+"
 )
 _CLOSED = re.compile(
     rf"<([a-z][a-z0-9]*+){_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+</\1[{_SPACE}]*+>"
@@ -71,7 +72,8 @@ _CLOSED = re.compile(
 _STRAY = re.compile(rb"<(?![a-z/!?])", re.I)  # a bracket that is text
 _VALUES = re.compile(rb"""=(?:"[^"]{%d,}+|'[^']{%d,}+)""" % (MAX_RUN, MAX_RUN))
 _RAW = re.compile(
-    rb"<(!--|!\[cdata\[|iframe|no(?:embed|frames|script)|plaintext|script|style|textarea|title|xmp)",
+    rb"<(!--|!\[cdata\[|iframe|no(?:embed|frames|script)|plaintext"
+    rb"|script|style|textarea|title|xmp)",
     re.I,
 )
 _RAW_ENDS = {b"!--": b"-->", b"![cdata[": b"]]>"}  # the others end with their end tag
@@ -407,7 +409,9 @@ def _check_depth(tree: LexborHTMLParser, limit: int, tags: int, budget: Budget) 
 
 def _tops(tree: LexborHTMLParser) -> Iterator[LexborNode]:
     """Return the root, and the contents of each <template>."""
-    tops = [tree.root] if tree.root else []
+    if not tree.root:
+        return
+    tops = [tree.root]
     for top in tops:
         yield top
         tops.extend(top.template_fragments())

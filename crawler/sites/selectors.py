@@ -93,7 +93,9 @@ def extract(
             held = size
         if field.required and value in (None, []):
             missing.append(name)
-    return record | {MISSING: missing} if missing else record
+    if missing:
+        record[MISSING] = missing
+    return record
 
 
 class _Page:
@@ -131,7 +133,9 @@ class _Page:
                 value = self._value(node, field)
             except css.TooMuch:
                 return None
-        return self.found(selector, field) if value is None else value
+        if value is None:
+            return self.found(selector, field)
+        return value
 
     def found(self, selector: css.Selector, field: Field) -> Any:
         """Return the first value of a field, or all of them; on a page too large, those found."""
@@ -143,7 +147,9 @@ class _Page:
                     found.append(value)
                     if not field.all:
                         return value
-        return found if field.all else None
+        if field.all:
+            return found
+        return None
 
     def _value(self, node: LexborNode, field: Field) -> Any:
         text = self._text(node, field)

@@ -177,8 +177,9 @@ def absolute(base: str, reference: str) -> str:
         url = ada_url.join_url(base, reference).partition("#")[0]
     except (UrlError, ValueError):
         return ""
-    is_usable = url.startswith(("http://", "https://")) and len(url) <= MAX_URL
-    return url if is_usable else ""
+    if len(url) > MAX_URL or not url.startswith(("http://", "https://")):
+        return ""
+    return url
 
 
 def _add(record: Record, name: str, value: object) -> None:
@@ -412,7 +413,9 @@ def _owned(
         while parent is not None and parent.mem_id not in owners:
             path.append(parent.mem_id)
             parent = parent.parent
-        known = owners[parent.mem_id] if parent is not None else ()
+        known: tuple[int, ...] = ()
+        if parent is not None:
+            known = owners[parent.mem_id]
         for element in reversed(path):
             if element in adopters:
                 known = (*adopters[element], *known)
@@ -464,7 +467,9 @@ def _main_text(tree: LexborHTMLParser, beside: list[LexborNode], budget: Budget)
         return text
     _remove(tree, "header, footer", budget)
     budget.check(len(tree.raw_html))
-    text = words(tree.body, budget, MAX_TEXT) if tree.body else ""
+    if not tree.body:
+        return ""
+    text = words(tree.body, budget, MAX_TEXT)
     dense = _densest(tree, budget)
     part = words(dense, budget, MAX_TEXT) if dense else ""
     return part if len(part) * 2 > len(text) else text
@@ -478,4 +483,6 @@ def _densest(tree: LexborHTMLParser, budget: Budget) -> LexborNode | None:
         if parent := node.parent:
             parents[parent.mem_id] = parent
             weights[parent.mem_id] += len(own_text(node))
-    return parents[weights.most_common(1)[0][0]] if weights else None
+    if not weights:
+        return None
+    return parents[weights.most_common(1)[0][0]]
