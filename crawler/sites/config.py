@@ -20,8 +20,7 @@ from crawler.sites import sitefile
 from crawler.sites.sitefile import PLACEHOLDER, Settings, host_of
 
 DEFAULTS, START_URLS = "scraping_defaults.yaml", "start_urls.yaml"
-DEFAULT = "default"
-"""The name of the site of all hosts that no file names."""
+DEFAULT = "default"  # the name of the site of all hosts that no file names
 BUILT_IN: dict[str, Any] = msgspec.to_builtins(Settings()) | {"headers": {}}
 """Every key of a file, and its value where no file sets it."""
 _CACHED_HOSTS = 10_000

@@ -8,6 +8,7 @@ elements only; their relations are checked here, with sets.
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from operator import attrgetter
 
 import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
@@ -288,6 +289,7 @@ def _nth(argument: str, of_type: bool, from_end: bool) -> Nth:
 # Searching.
 
 Nodes = dict[int, LexborNode]
+_parent: Callable[[LexborNode], LexborNode | None] = attrgetter("parent")
 
 
 class Search:
@@ -343,12 +345,12 @@ class Search:
         return found
 
     def _complex(self, steps: Complex) -> Nodes:
-        found = _by_id(self._matching(steps[0]))
+        found = {node.mem_id: node for node in self._matching(steps[0])}
         for step in steps[1:]:
             if not found:
                 break
             related = self._related(step.combinator, found)
-            found = _by_id(node for node in self._matching(step) if related(node))
+            found = {node.mem_id: node for node in self._matching(step) if related(node)}
         return found
 
     def _matching(self, step: Step) -> list[LexborNode]:
@@ -450,14 +452,6 @@ class Search:
             if members is None or key in members:
                 counts[tag] = counts.get(tag, 0) + 1
                 yield key, counts[tag]
-
-
-def _by_id(nodes: Iterable[LexborNode]) -> Nodes:
-    return {node.mem_id: node for node in nodes}
-
-
-def _parent(node: LexborNode) -> LexborNode | None:
-    return node.parent
 
 
 def _before(node: LexborNode) -> LexborNode | None:

@@ -77,8 +77,8 @@ _RAW = re.compile(
     re.I,
 )
 _RAW_ENDS = {b"!--": b"-->", b"![cdata[": b"]]>"}  # the others end with their end tag
-_LONGER = ((b"&nGt;", "≫⃒".encode()), (b"&nLt;", "≪⃒".encode()))
-"""References shorter than their text: lexbor writes 4,098 of them past the end of its buffer."""
+_REPLACED = ((b"\0", b""), (b"&nGt;", "≫⃒".encode()), (b"&nLt;", "≪⃒".encode()))
+"""The references are shorter than their text: lexbor writes past the end of its buffer."""
 _WIDE = re.compile(rb"[\xf0-\xf4]")
 _BLOCK = re.compile(rb"(?:[^<]*+<){%d}" % (BLOCK + 1))
 
@@ -94,7 +94,7 @@ def parse(html: str | bytes, budget: Budget | None = None, beside: int = 0) -> L
     Memory is not counted: the parser may take so much, less what is `beside` the page already.
     """
     page = html.encode("utf-8", "replace") if isinstance(html, str) else html
-    for written, meant in ((b"\0", b""), *_LONGER):
+    for written, meant in _REPLACED:
         if written in page:
             page = page.replace(written, meant)
     tags = page.count(b"<")

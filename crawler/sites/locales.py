@@ -10,10 +10,8 @@ class Locale(NamedTuple):
 
     decimal: str = ""
     """The decimal sign of `1.234` and `1,234`; if empty, the point is one, and the comma is not."""
-    day_first: bool = False
-    """Whether 03/04/2026 is in April."""
-    spaced: bool = True
-    """Whether spaces separate thousands."""
+    day_first: bool = False  # whether 03/04/2026 is in April
+    spaced: bool = True  # whether spaces separate thousands
 
 
 ANY = Locale()

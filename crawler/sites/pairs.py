@@ -76,6 +76,14 @@ def read(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Pair], list[Grid]
     return (found + inline)[:MAX_FIELDS], headed
 
 
+def add_ancestors(node: LexborNode, known: set[int]) -> None:
+    """Add the elements around a node, up to one that is known."""
+    outer = node.parent
+    while outer is not None and outer.mem_id not in known:
+        known.add(outer.mem_id)
+        outer = outer.parent
+
+
 class _Aside:
     """Knows which parts of a page are menus and small print; looks at each element once."""
 
@@ -201,7 +209,10 @@ def grids(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Grid], list[Grid
     plain: list[Grid] = []
     cells_left, tables_left = MAX_CELLS, MAX_TABLES
     tables = find(tree, "table", budget)
-    layout = _around(tables, budget)
+    layout: set[int] = set()
+    for table in tables:
+        budget.check()
+        add_ancestors(table, layout)
     for table in tables:
         budget.check()
         rows: Grid = []
@@ -221,18 +232,6 @@ def grids(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Grid], list[Grid
         if cells_left <= 0 or not tables_left:
             break
     return headed, plain
-
-
-def _around(tables: list[LexborNode], budget: Budget) -> set[int]:
-    """Return the elements that hold a table."""
-    known: set[int] = set()
-    for table in tables:
-        budget.check()
-        outer = table.parent
-        while outer is not None and outer.mem_id not in known:
-            known.add(outer.mem_id)
-            outer = outer.parent
-    return known
 
 
 def _rows(table: LexborNode, layout: set[int], budget: Budget) -> Iterator[Row]:

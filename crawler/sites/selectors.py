@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any
@@ -125,7 +124,7 @@ class _Page:
         if node is None:
             return None
         inner = node.child
-        is_text = not (field.attr or field.regex) and field.type == "text"
+        is_text = field.type == "text" and not field.attr and not field.regex
         if is_text and inner and inner.is_text_node and not inner.next:
             value: Any = " ".join((inner.text_content or "")[:MAX_TEXT].split()) or None
         else:
@@ -140,13 +139,15 @@ class _Page:
     def found(self, selector: css.Selector, field: Field) -> Any:
         """Return the first value of a field, or all of them; on a page too large, those found."""
         found: list[Any] = []
-        with suppress(css.TooMuch):
+        try:
             for node in islice(self._search.find(selector), MAX_VALUES):
                 value = self._value(node, field)
                 if value is not None:
                     found.append(value)
                     if not field.all:
                         return value
+        except css.TooMuch:
+            pass  # what was found counts
         if field.all:
             return found
         return None

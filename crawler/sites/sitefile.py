@@ -18,8 +18,7 @@ from crawler.errors import InputError, UrlError
 MAX_SIZE, MAX_DEPTH, MAX_VALUES = 1_000_000, 10, 50_000
 """Bytes of a file, levels of nesting, and values; what an alias repeats counts each time."""
 MAX_FIELDS, MAX_HOSTS, MAX_HEADERS, MAX_HEADER = 500, 10_000, 100, 8_000
-MISSING = "missing"
-"""The record's list of required fields without a value."""
+MISSING = "missing"  # the record's list of required fields without a value
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _FIELD_NAME = re.compile(r"\w[\w -]{0,99}")
 _ATTRIBUTE = re.compile(r"[^\s\"'<>/=\x00-\x1f]{1,100}")
@@ -56,15 +55,12 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     """One value, or a list of all values, that a selector finds in a page."""
 
     css: str
-    attr: str = ""
-    """The attribute that holds the value; without one it is the element's text."""
+    attr: str = ""  # the attribute that holds the value; without one it is the element's text
     all: Boolean = False
-    regex: str = ""
-    """What of the text counts: the first group, or the whole match."""
+    regex: str = ""  # what of the text counts: the first group, or the whole match
     type: Type = "text"
     locale: str = ""
-    required: Boolean = False
-    """Whether a record without the field names it in `missing`."""
+    required: Boolean = False  # whether a record without the field names it in `missing`
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     hosts: tuple[str, ...] = ()
     rate: str = DEFAULT_RATE
-    concurrency: int = 2
-    """Requests at a time; 0 is no limit."""
+    concurrency: int = 2  # requests at a time; 0 is no limit
     delay_s: Delay = 0.0
     limit_per: Literal["domain", "ip"] = "domain"
     timeout_s: Timeout = 60.0
@@ -83,8 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...] = ()
     fetcher: Literal["http"] = "http"
     url_template: str | None = None
-    encoding: str | None = None
-    """The charset of every page, whatever pages and their headers say."""
+    encoding: str | None = None  # the charset of every page, whatever pages and their headers say
     locale: str | None = None
     fields: dict[str, Field] = {}
     structured: Boolean | None = None
@@ -104,8 +98,7 @@ class Node(msgspec.Struct):
     """Values in it, with those that aliases repeat; while it is read, values before it."""
 
 
-Entries = dict[str, tuple[int, Node]]
-"""Line and value by key."""
+Entries = dict[str, tuple[int, Node]]  # line and value by key
 
 
 class _Wrong(Exception):

@@ -138,10 +138,7 @@ def _remove_beside(beside: list[LexborNode], budget: Budget) -> None:
                 inside = len(form.css("form")) - 1
                 form.decompose(recursive=False)
                 continue
-            outer = found.parent
-            while outer is not None and outer.mem_id not in kept:
-                kept.add(outer.mem_id)
-                outer = outer.parent
+            pairs.add_ancestors(found, kept)
 
 
 def _value(text: str) -> str:
