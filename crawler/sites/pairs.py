@@ -256,13 +256,8 @@ def _cells(row: LexborNode, is_large: bool, budget: Budget) -> Row:
     for cell in islice(row.iter(), MAX_COLUMNS):
         tag = cell.tag
         if tag in ("td", "th"):
-            if is_large:
-                text = words(cell, budget)
-            elif "\0" in (text := cell.text(separator="\0")):
-                text = joined(text)[:MAX_STRING]
-            else:
-                text = " ".join(text.split())[:MAX_STRING]
-            found.append((tag, text, cell))
+            text = words(cell, budget) if is_large else joined(cell.text(separator="\0"))
+            found.append((tag, text[:MAX_STRING], cell))
     return found
 
 

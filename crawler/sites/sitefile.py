@@ -130,9 +130,8 @@ def _top_entries(text: str, is_site: bool) -> Entries:
     entries = _entries(nodes[0])
     for key, (line, node) in entries.items():
         if key in _SITE_ONLY and not is_site and not node.is_null:
-            raise _Wrong(
-                f"{key} belongs into the file of a site (sites/<site>.yaml), not here", line
-            )
+            reason = f"{key} belongs into the file of a site (sites/<site>.yaml), not here"
+            raise _Wrong(reason, line)
         if key in _PLANNED:
             reason = f"{key} is not in force yet: this version has no {_PLANNED[key]}; take it out"
             raise _Wrong(reason, line)
@@ -170,8 +169,8 @@ def _events(text: str) -> Iterator[Any]:
         line = text.count("\n", 0, error.position) + 1
         raise _Wrong(f"the character {error.character:#x} is not allowed", line) from None
     except yaml.MarkedYAMLError as error:
-        mark: Any = error.problem_mark or error.context_mark
-        line = min(mark.line, text.count("\n")) + 1
+        mark, last = error.problem_mark or error.context_mark, text.count("\n")
+        line = min(getattr(mark, "line", last), last) + 1
         raise _Wrong(f"not YAML: {error.problem or error.context}", line) from None
 
 

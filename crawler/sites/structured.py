@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import ada_url
@@ -65,13 +65,14 @@ def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> R
         "language": _first_attribute(tree, "html[lang]", "lang")[:MAX_KEY],
         "headings": _headings(tree, budget),
         "json_ld": json_ld,
-        "opengraph": _opengraph(metas),
+        "opengraph": _grouped(pair for pair in metas if ":" in pair[0]),
         "microdata": _microdata(tree, base, budget),
     }
     beside = _remove_controls(tree, budget)
     found, tables = pairs.read(tree, budget)
+    fields = [(label.rstrip(": ")[:MAX_KEY], value) for label, value in found]
     record |= {
-        "fields": _fields(found),
+        "fields": _grouped(pair for pair in fields if pair[0]),
         "tables": _tables(tables, len(tree.raw_html), budget),
         "links": links,
         "text": _main_text(tree, beside, budget),
@@ -197,11 +198,11 @@ def _metas(tree: LexborHTMLParser) -> Iterator[Pair]:
             yield name.strip().lower()[:MAX_KEY], value
 
 
-def _opengraph(metas: list[Pair]) -> Record:
+def _grouped(found: Iterable[Pair]) -> Record:
+    """Return values by name; a name that comes again has a list."""
     record: Record = {}
-    for name, value in metas:
-        if ":" in name:
-            _add(record, name, value)
+    for name, value in found:
+        _add(record, name, value)
     return record
 
 
@@ -288,15 +289,6 @@ def _plain(value: object, depth: int = 0) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def _fields(found: list[Pair]) -> Record:
-    """Return values by label; a label that comes again has a list."""
-    fields: Record = {}
-    for label, value in found:
-        if name := label.rstrip(": ")[:MAX_KEY]:
-            _add(fields, name, value)
-    return fields
 
 
 def _tables(grids: list[pairs.Grid], page: int, budget: Budget) -> list[list[Record]]:
