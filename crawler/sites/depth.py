@@ -1,4 +1,4 @@
-"""Parses a page, unless no parser should see it: nested, attributed or formatted beyond reason."""
+"""Parses a page, unless it would take the parser too much time or memory."""
 
 import os
 import re
@@ -14,43 +14,26 @@ from crawler.errors import FetchError
 from crawler.fetch.budget import Budget, check_free
 
 MAX_TAGS, MAX_DEPTH, MAX_ATTRIBUTES, MAX_ROOTS = 360_000, 4_000, 1_000, 20
-MAX_STEPS = 200_000_000
-"""Looks at open elements and attributes that the parser may need, some 3 to 10 ns each."""
-FIRST_STEPS = 20_000_000
-"""The same for the first part of a page that may be too much; each that follows may need as many
-more."""
-MAX_NAMES = 20_000
-"""Different names of tags, and of attributes: the parser finds one by looking at a part of all
-others."""
-MAX_SEPARATORS = 60_000
-"""Places where an attribute may begin, in pages whose names need no counting: that is a second at
-most."""
-MAX_TREE = 54_000_000
-"""Bytes by which the process may grow while a tree is made."""
-FEW, FEW_PARAGRAPHS, LISTED = 120_000, 100_000, 1_000
-"""Elements, and paragraphs, of which lists may be made beside the largest tree; each more makes
-that smaller."""
-WIDE = 5
-"""Bytes for each of a text whose characters take four, when it is read."""
-MAX_RUN = 520_000
-"""Characters of one text that are kept: nothing that is read is longer, but it may be read by all
-around it."""
-TINY = 1_500_000
-"""Bytes times tags of a page that can be nothing of the kind: its attributes repeated by its tags
-are not many."""
-SMALL = 64_000
-"""Bytes in which there is no room for so many attributes that the parser would be busy for long:
-half a second."""
-BLOCK, SAMPLE = 200, 100
-"""Tags that are counted together, and elements of which one is looked at."""
-PART = 500_000
-MAX_PARSED, MAX_HEIGHT = 50, 20
-"""Steps in which a page may be parsed, and elements inside elements that are counted as closed."""
+MAX_STEPS = 200_000_000  # comparisons of open elements and attributes, some 3 to 10 ns each
+FIRST_STEPS = (
+    20_000_000  # those for the first part of a suspect page; each further part adds as many
+)
+MAX_NAMES = 20_000  # different names of tags, and of attributes, which the parser compares
+MAX_SEPARATORS = 60_000  # places where attributes may begin: above it, their names are counted
+MAX_TREE = 54_000_000  # bytes by which the process may grow for a tree
+FEW, FEW_PARAGRAPHS = 120_000, 100_000  # elements of which lists are made beside the largest tree
+LISTED = 1_000  # bytes by which each further one makes the tree smaller
+WIDE = 5  # bytes for each of a text whose characters take four
+MAX_RUN = 520_000  # characters kept of one text; nothing that is read is longer
+TINY = 1_500_000  # bytes times tags of a page that is always harmless
+SMALL = 64_000  # bytes with too few attributes to keep the parser busy for half a second
+BLOCK, SAMPLE = 200, 100  # tags counted together; elements of which one is looked at
+PART = 500_000  # bytes searched at a time
+MAX_PARSED, MAX_HEIGHT = 50, 20  # parts of a suspect page; levels of elements counted as closed
 
 _PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 _SIZES = "/proc/self/statm"
-_KNOWS_SIZE = Path(_SIZES).exists()
-"""False on macOS, where no limit holds."""
+_KNOWS_SIZE = Path(_SIZES).exists()  # not on macOS, where no limit holds
 _SPACE = r" \t\n\r\f"
 _SEPARATORS = b" \t\n\r\f/\"'"
 _ATTRIBUTE = (
@@ -61,24 +44,22 @@ _ATTRIBUTE_NAMES = re.compile(
     _ATTRIBUTE.replace("[^", "([^", 1).replace("=]*+", "=]*+)", 1).encode()
 )
 _TAG = re.compile(rf"</?+([^{_SPACE}/><]*+)(?=[{_SPACE}/])((?:{_ATTRIBUTE})++)".encode())
-"""A tag with attributes; one with a bracket in its name is found from the last of them on."""
+"""A tag with attributes; a name with brackets counts from the last of them on."""
 _TAG_NAMES = re.compile(rf"<([a-z][^{_SPACE}/>]*+)".encode(), re.I)
 _MANY_ATTRIBUTES = re.compile(rf"<[^{_SPACE}/><]*+[{_SPACE}/](?:{_ATTRIBUTE}){{64}}".encode())
 _CUT = _ATTRIBUTE.replace('*+"|', '*+(?:"|\\Z)|').replace("*+'|", "*+(?:'|\\Z)|")
 _MANY_OR_CUT = re.compile(
     rf"<[^{_SPACE}/><]*+(?:[{_SPACE}/]|\Z)(?:{_CUT}|[{_SPACE}/]*+\Z){{64}}".encode()
 )
-"""The same in a part of a page, and each tag that goes on behind the end of the part."""
+"""The same, and each tag that goes on behind the end of the part of a page."""
 _ROOTS = re.compile(rb"<(?:html|body)", re.I)
 _IN_TAGS = re.compile(rb"""(?:\A|[<"'])[^>]*+""")
-"""All that may be inside a tag: behind a `>` in an attribute's value there must be a quote first,
-and a part of a page may begin in one."""
+"""All that may be inside a tag: after a `>` in a value there is a quote before the next one."""
 _PLAIN_ATTRIBUTES = (
     rf"(?:[{_SPACE}/]++[^{_SPACE}/=\"'<>]++"
-    rf"(?:[{_SPACE}]*+=[{_SPACE}]*+(?:\"[^\"<>]*+\"|'[^'<>]*+'|[^{_SPACE}=\"'<>]++))?+)*+[{_SPACE}/]*+"
+    rf"(?:[{_SPACE}]*+=[{_SPACE}]*+(?:\"[^\"<>]*+\"|'[^'<>]*+'|[^{_SPACE}=\"'<>]++))?+)*+"
+    rf"[{_SPACE}/]*+"
 )
-_WHOLE = re.compile(f"[a-z]+{_PLAIN_ATTRIBUTES}".encode(), re.I)
-"""A tag that ends at its first bracket."""
 _CLOSED = re.compile(
     rf"<([a-z][a-z0-9]*+){_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+</\1[{_SPACE}]*+>"
     rf"|<(p|li|tr|option){_PLAIN_ATTRIBUTES}>[^<]*+(?:<>[^<]*+)*+(?=<\2[{_SPACE}/>])"
@@ -87,41 +68,33 @@ _CLOSED = re.compile(
     rf"|<(?:[bh]r|embed|img|meta){_PLAIN_ATTRIBUTES}>|<!--[^<>-]*+-->".encode(),
     re.I,
 )
-"""An element that its end tag or the next of its kind closes, with nothing in it but text and what
-was closed before, and those without contents."""
-_STRAY = re.compile(rb"<(?![a-z/!?])", re.I)
-"""A bracket that is text."""
+"""An element that holds only text and closed elements, and is closed itself."""
+_STRAY = re.compile(rb"<(?![a-z/!?])", re.I)  # a bracket that is text
 _VALUES = re.compile(rb"""=(?:"[^"]{%d,}+|'[^']{%d,}+)""" % (MAX_RUN, MAX_RUN))
 _RAW = re.compile(
-    rb"<(!--|!\[cdata\[|iframe|no(?:embed|frames|script)|plaintext|script|style|textarea|title|xmp)",
+    rb"<(!--|!\[cdata\[|iframe|no(?:embed|frames|script)|plaintext"
+    rb"|script|style|textarea|title|xmp)",
     re.I,
 )
-_RAW_ENDS = {b"!--": b"-->", b"![cdata[": b"]]>"}
-"""What holds text with brackets; for others than these it ends with the end tag."""
-_LONGER = ((b"&nGt;", "≫⃒".encode()), (b"&nLt;", "≪⃒".encode()))
-"""The references whose text is longer than they are: lexbor writes 4,098 of them behind the end of
-its buffer."""
+_RAW_ENDS = {b"!--": b"-->", b"![cdata[": b"]]>"}  # the others end with their end tag
+_REPLACED = ((b"\0", b""), (b"&nGt;", "≫⃒".encode()), (b"&nLt;", "≪⃒".encode()))
+"""The references are shorter than their text: lexbor writes past the end of its buffer."""
 _WIDE = re.compile(rb"[\xf0-\xf4]")
 _BLOCK = re.compile(rb"(?:[^<]*+<){%d}" % (BLOCK + 1))
 
 
 def parse(html: str | bytes, budget: Budget | None = None, beside: int = 0) -> LexborHTMLParser:
-    """The tree of a page, given as text or in UTF-8; `FetchError` for one that takes the parser
-    minutes, or the memory.
+    """Parse a page, given as text or in UTF-8; `FetchError` where that takes too much.
 
-    Lexbor looks through all open elements at nearly every tag, and compares every attribute of a
-    tag with all before it and every new name with others: time grows with the square of the page's
-    size. An ordinary page is too small for any of that, which is seen by counting. No count relies
-    on where tags begin for the parser: what it takes for a comment or a script, and when it closes
-    an element, is known to nobody else.
+    Lexbor looks through all open elements at nearly every tag, compares every attribute of a tag
+    with all before it, and every new name with others: time grows with the square of the page's
+    size. Counting shows that an ordinary page is too small for that. No count relies on where the
+    parser sees tags: only lexbor knows what it takes for a comment, and when it closes an element.
 
-    Memory needs no counting: the parser gets only so much, less what is there `beside` the page
-    already.
+    Memory is not counted: the parser may take so much, less what is `beside` the page already.
     """
-    page = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
-    if b"\0" in page:
-        page = page.replace(b"\0", b"")
-    for written, meant in _LONGER:
+    page = html.encode("utf-8", "replace") if isinstance(html, str) else html
+    for written, meant in _REPLACED:
         if written in page:
             page = page.replace(written, meant)
     tags = page.count(b"<")
@@ -165,12 +138,11 @@ def _parse(page: bytes, tags: int, room: int, budget: Budget) -> LexborHTMLParse
 
 
 def _tree(page: bytes, room: int | None = None) -> LexborHTMLParser:
-    """The tree of a page, if the process need not grow by more than `room` for it.
+    """Parse a page, if the process need not grow by more than `room`.
 
-    Lexbor joins texts around tags that it drops, opens formatting again in every block and notes
-    every error: a page of 5 MB took 6 GB. Within a limit of the kernel's it gives up at once, and
-    says so. The limit is that of all threads: where another one has taken the room meanwhile, a
-    second try has its own.
+    Lexbor joins texts around tags that it drops, repeats formatting in every block and notes every
+    error: a page of 5 MB took 6 GB. At a limit of the kernel it gives up at once. All threads
+    share that limit: where another one took the room meanwhile, a second try has its own.
     """
     tree = _within(page, room) or _within(page, room)
     if tree is None:
@@ -181,14 +153,16 @@ def _tree(page: bytes, room: int | None = None) -> LexborHTMLParser:
 
 def _within(page: bytes, room: int | None) -> LexborHTMLParser | None:
     before = getrlimit(RLIMIT_DATA)
-    most = _data_bytes() + max(0, room) if room is not None and _KNOWS_SIZE else RLIM_INFINITY
-    limited = most != RLIM_INFINITY and (before[0] == RLIM_INFINITY or most < before[0])
+    limited = False
+    if room is not None and _KNOWS_SIZE:
+        most = _data_bytes() + max(0, room)
+        limited = before[0] == RLIM_INFINITY or most < before[0]
     try:
         if limited:
             setrlimit(RLIMIT_DATA, (most, before[1]))
         # With mutation events, lexbor is quadratic in the options of a <select>.
         return LexborHTMLParser(page, options=LexborDocumentOptions.WO_EVENTS)
-    except SelectolaxError:  # it takes any bytes: nothing but memory can be wanting
+    except SelectolaxError:  # it parses any bytes: only memory can be lacking
         if not limited:
             raise MemoryError from None
         return None
@@ -198,7 +172,7 @@ def _within(page: bytes, room: int | None) -> LexborHTMLParser | None:
 
 
 def _data_bytes() -> int:
-    """What the kernel counts for the limit."""
+    """Return the bytes that the kernel counts for the limit."""
     descriptor = os.open(_SIZES, os.O_RDONLY)
     try:
         return int(os.read(descriptor, 200).split()[5]) * _PAGE_SIZE
@@ -207,14 +181,12 @@ def _data_bytes() -> int:
 
 
 def _too_deep(what: str) -> FetchError:
-    return FetchError(
-        "too_deep", f"The page is not parsed, because {what}; another try would not help."
-    )
+    reason = f"The page is not parsed, because {what}; another try would not help."
+    return FetchError("too_deep", reason)
 
 
 def _longest_wide(page: bytes, budget: Budget) -> int:
-    """The bytes of the longest text, value or name read as a whole, where a character of the page
-    takes four."""
+    """Return the bytes of the longest text, value or name, if the page has wide characters."""
     if not _WIDE.search(page):
         return 0
     texts, names = _long_runs(_STRAY.sub(b" ", page), b"<"), _long_runs(page, b" \t\n\r\f>")
@@ -227,8 +199,7 @@ def _longest_wide(page: bytes, budget: Budget) -> int:
 
 
 def _without_long_runs(page: bytes) -> bytes:
-    """The page without what nobody reads of a text, value or comment; no part of markup begins or
-    ends in that."""
+    """Drop the ends of long texts, values and comments, which nobody reads."""
     parts, begun = [], 0
     for begin, end in _long_runs(page, b"<>\"'"):
         cut = begin + MAX_RUN
@@ -236,19 +207,20 @@ def _without_long_runs(page: bytes) -> bytes:
             cut += 1
         parts.append(page[begun:cut])
         begun = end
-    return b"".join([*parts, page[begun:]]) if parts else page
+    if not parts:
+        return page
+    return b"".join([*parts, page[begun:]])
 
 
 def _long_runs(page: bytes, signs: bytes) -> Iterator[tuple[int, int]]:
-    """Where none of these signs comes for too long: such a run fills at least one of the blocks
-    that are searched."""
+    """Return the spans with none of these signs; a long one fills a block that is searched."""
     ends, block = re.compile(b"[%b]" % signs), MAX_RUN // 2
     at = 0
     while at + block <= len(page):
         if ends.search(page, at, at + block):
             at += block
             continue
-        begin = max(page.rfind(sign, max(0, at - block), at) for sign in signs) + 1 if at else 0
+        begin = max(page.rfind(sign, max(0, at - block), at) for sign in signs) + 1
         found = ends.search(page, at + block)
         end = found.start() if found else len(page)
         if end - begin > MAX_RUN:
@@ -257,23 +229,23 @@ def _long_runs(page: bytes, signs: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _raw_texts(page: bytes) -> Iterator[tuple[int, int]]:
-    """Comments, scripts and their like, wherever one may begin."""
+    """Return the spans of comments, scripts and the like, wherever one may begin."""
     ends: dict[bytes, int] = {}
     for match in _RAW.finditer(page):
         name, begin = match[1].lower(), match.start()
         if ends.get(name, 0) <= begin:
-            found = re.compile(re.escape(_RAW_ENDS.get(name, b"</" + name)), re.I).search(
-                page, begin
-            )
+            end = re.escape(_RAW_ENDS.get(name, b"</" + name))
+            found = re.compile(end, re.I).search(page, begin)
             ends[name] = found.start() if found else len(page)
             yield begin, ends[name]
 
 
 def _cut_texts(tree: LexborHTMLParser, budget: Budget) -> None:
-    """Cut every text that is too long, wherever its parts were: the parser joins what stands around
-    tags it ignores."""
+    """Cut every long text again: the parser joins texts around tags that it ignores."""
     long: list[LexborNode] = []
-    for node in tree.root.traverse(include_text=True) if tree.root else ():
+    if not tree.root:
+        return
+    for node in tree.root.traverse(include_text=True):
         budget.check()
         if node.is_text_node and len(node.text_content or "") > MAX_RUN:
             budget.look()
@@ -284,16 +256,17 @@ def _cut_texts(tree: LexborHTMLParser, budget: Budget) -> None:
 
 
 def _parts(page: bytes, budget: Budget) -> Iterator[bytes]:
-    """The page in parts, so that what is found in it need not be in memory all at once.
+    """Cut a page into parts, to save memory.
 
-    They begin with a tag, unless none comes for too long: then what was cut counts as left open.
+    They begin with a tag, unless none comes for too long: what was cut counts as left open.
     """
     begin = 0
     while begin < len(page):
         budget.look()
         end = page.find(b"<", begin + PART, begin + 2 * PART)
-        end = min(begin + 2 * PART, len(page)) if end < 0 else end
-        yield page[begin:end] if begin or end < len(page) else page
+        if end < 0:
+            end = min(begin + 2 * PART, len(page))
+        yield page[begin:end]
         begin = end
 
 
@@ -302,7 +275,7 @@ def _separators(page: bytes) -> int:
 
 
 def _check_attributes(page: bytes, budget: Budget) -> None:
-    """Refuse a page on which one tag has too many attributes, or they too many names."""
+    """Refuse a page where a tag has too many attributes, or attributes have too many names."""
     number = _separators(page)
     if number > MAX_SEPARATORS:
         number = sum(_separators(b"".join(_IN_TAGS.findall(part))) for part in _parts(page, budget))
@@ -317,23 +290,20 @@ def _check_attributes(page: bytes, budget: Budget) -> None:
         found = [match[1] for match in matches]
         names.update(found)
         number = len(found)
-        if tag.lower() in (b"body", b"html"):
-            # Those of a second <body> are added to the first.
+        if tag.lower() in (b"body", b"html"):  # a second <body> adds its attributes to the first
             number = collected = collected + number
         steps += number * number
         if number > MAX_ATTRIBUTES or steps > MAX_STEPS:
-            raise _too_deep(
-                f"a <{tag[:20].decode('latin-1')}> has more than {MAX_ATTRIBUTES:,} attributes"
-            )
+            name = tag[:20].decode("latin-1")
+            raise _too_deep(f"a <{name}> has more than {MAX_ATTRIBUTES:,} attributes")
         if len(names) > MAX_NAMES:
             raise _too_deep(f"its attributes have more than {MAX_NAMES:,} names")
 
 
 def _has_many_attributes(page: bytes, budget: Budget) -> bool:
-    """Whether a tag has so many attributes that they are to be counted.
+    """Say whether a tag has so many attributes that they must be counted.
 
-    Each of some sixty tags may be sought to the page's end: a single search would go through the
-    page as often.
+    The search goes part by part: otherwise each of some sixty tags may be read to the page's end.
     """
     begin = 0
     while begin < len(page):
@@ -347,8 +317,7 @@ def _has_many_attributes(page: bytes, budget: Budget) -> bool:
 
 
 def _tags(page: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Every tag with attributes wherever it may begin, also inside another: one of the two is none,
-    but which?"""
+    """Return every tag with attributes, also those inside others: either may be the real one."""
     left = 4 * len(page)
     for match in _TAG.finditer(page):
         yield match[1], match[2]
@@ -364,8 +333,10 @@ def _tags(page: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _check_names(page: bytes, starts: int, budget: Budget) -> None:
+    if starts <= MAX_NAMES:
+        return
     names: set[bytes] = set()
-    for part in _parts(page, budget) if starts > MAX_NAMES else ():
+    for part in _parts(page, budget):
         names.update(_TAG_NAMES.findall(part))
         if len(names) > MAX_NAMES:
             raise _too_deep(f"its tags have more than {MAX_NAMES:,} names")
@@ -376,32 +347,17 @@ def _starts(page: bytes) -> int:
 
 
 def _left_open(page: bytes, budget: Budget) -> bytes:
-    """The page with `<>` for every element that is surely closed, up to some height."""
+    """Write `<>` for every element that is surely closed; one in two parts of the page stays."""
     for _ in range(MAX_HEIGHT):
-        page, number = _without_closed(page, budget)
-        if not number:
+        replaced = [_CLOSED.subn(b"<>", part) for part in _parts(page, budget)]
+        page = b"".join([part for part, _ in replaced])
+        if not any(number for _, number in replaced):
             break
     return page
 
 
-def _without_closed(page: bytes, budget: Budget) -> tuple[bytes, int]:
-    """The same for those with nothing open inside; an element that two parts share stays as it
-    is."""
-    if len(page) <= PART:
-        return _CLOSED.subn(b"<>", page)
-    parts, total = [], 0
-    for part in _parts(page, budget):
-        left, number = _CLOSED.subn(b"<>", part)
-        parts.append(left)
-        total += number
-    return b"".join(parts), total
-
-
 def _parse_in_steps(page: bytes, tags: int, room: int, budget: Budget) -> LexborHTMLParser:
-    """The tree of a page that may be too much; `FetchError` where it is.
-
-    Ever longer beginnings are parsed: each adds too little to what was measured to take long.
-    """
+    """Parse ever longer beginnings of a suspect page: each adds too little to take long."""
     failpoint("parsing-in-steps")
     limit = min(MAX_DEPTH, MAX_STEPS // tags)
     end = 0
@@ -411,8 +367,7 @@ def _parse_in_steps(page: bytes, tags: int, room: int, budget: Budget) -> Lexbor
         if begin == end < len(page):
             break
         budget.look()
-        beginning = page[:end] if end < len(page) else page
-        tree = _tree(beginning, room - len(beginning))
+        tree = _tree(page[:end], room - end)
         budget.look()
         _check_depth(tree, limit, tags, budget)
         if end == len(page):
@@ -422,7 +377,7 @@ def _parse_in_steps(page: bytes, tags: int, room: int, budget: Budget) -> Lexbor
 
 
 def _step(page: bytes, begin: int, steps: int, budget: Budget) -> int:
-    """How far a page can be parsed when it was parsed so far."""
+    """Return how far a page can be parsed next."""
     end, nested, tags = begin, 0, 0
     while end < len(page):
         budget.look()
@@ -437,10 +392,10 @@ def _step(page: bytes, begin: int, steps: int, budget: Budget) -> int:
 
 
 def _check_depth(tree: LexborHTMLParser, limit: int, tags: int, budget: Budget) -> None:
-    """Refuse a tree that is nested deeper, give or take a few."""
+    """Refuse a tree that is nested much deeper."""
     depth = 0
     for top in _tops(tree):
-        # What is in a <template> is no part of the tree around it; one may lie in the other.
+        # The contents of a <template> are a tree of their own; templates can be nested.
         before, depth = depth, depth + 1
         for node in islice(top.traverse(), 0, None, SAMPLE):
             budget.check()
@@ -453,8 +408,10 @@ def _check_depth(tree: LexborHTMLParser, limit: int, tags: int, budget: Budget) 
 
 
 def _tops(tree: LexborHTMLParser) -> Iterator[LexborNode]:
-    """The root, and what each <template> holds."""
-    tops = [tree.root] if tree.root else []
+    """Return the root, and the contents of each <template>."""
+    if not tree.root:
+        return
+    tops = [tree.root]
     for top in tops:
         yield top
         tops.extend(top.template_fragments())

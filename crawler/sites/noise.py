@@ -1,10 +1,8 @@
-"""What stands on a page like labels and values and is neither: headlines, catalogues, scores,
-comments, switches of language, buttons."""
+"""Knows texts that look like labels and values but are headlines, prices, comments or buttons."""
 
 import re
 
-MAX_NAME = 60
-"""Characters of a name in which a known word is looked for."""
+MAX_NAME = 60  # characters of a name in which a known word is looked for
 
 _DAY = (
     r"\d{1,4}[-./]\d{1,2}[-./]\d{2,4}|\d{1,2}\.? [^\W\d]{3,12}\.?,? \d{4}"
@@ -20,7 +18,8 @@ _UNIT = (
     r"|(?:segundo|minuto|hora|día|dia|semana|mes|año|ano|ora|ore|giorn|settiman|ann)\w{0,3}"
     r"|(?:seconde|heure|jour|semaine|mois|an)s?|(?:uur|dag|dagen|week|weken|maanden?|jaar)"
     r"|(?:секунд|минут|час|де?н|дни|дня|седмиц|недел|месец|месяц|годин|год|лет)\w{0,3}"
-    r"|(?:sekund|minut|godzin|dni|dzień|tygodni|miesi)\w{0,3}|(?:saniye|dakika|saat|gün|hafta|ay|yıl)"
+    r"|(?:sekund|minut|godzin|dni|dzień|tygodni|miesi)\w{0,3}"
+    r"|(?:saniye|dakika|saat|gün|hafta|ay|yıl)"
 )
 _AGO = re.compile(
     rf"(?:(?:about |over )?(?:\d{{1,3}}|an?) ?(?:{_UNIT}) (?:ago|fa|geleden|temu|önce|назад|atrás)"
@@ -38,10 +37,10 @@ _PRICE = re.compile(
 _IS_MONEY = re.compile(r"[$€£¥₽₹₺円元]|[A-Z]{3}|лв|руб|zł|kr|TL|\d[.,]\d\d(?!\d)")
 _COUNT = re.compile(r"\(?\d{1,3}\)?(?: ?[-:–] ?\d{1,3})?")
 _MEASURED = re.compile(
-    r"""value|price|tax|total|amount|fee|cost|due|balance|assess|market|rent|deposit|paid|sale|charge
-    |credit|levy|exempt|income|land|improv|building|sum\b|rate|area|acre|size|width|depth|length
-    |height|front|weight|room|bed|bath|stor(?:y|ie|ey)|floor|unit|level|garage|parking|fireplace
-    |count|number|lot|block|section|township|range|book|page|year|age\b|school|ward
+    r"""value|price|tax|total|amount|fee|cost|due|balance|assess|market|rent|deposit|paid|sale
+    |charge|credit|levy|exempt|income|land|improv|building|sum\b|rate|area|acre|size|width|depth
+    |length|height|front|weight|room|bed|bath|stor(?:y|ie|ey)|floor|unit|level|garage|parking
+    |fireplace|count|number|lot|block|section|township|range|book|page|year|age\b|school|ward
     |wert|preis|steuer|betrag|kosten|summe|gebühr|miete|kauf|gesamt|fläche|zimmer|geschoss|etage
     |\bbad|bäder|stellpl|anzahl|jahr|flur|blatt|größe|grund
     |цен|стойност|оценк|данък|данъч|такс|сума|наем|площ|ста[ия]|спалн|бан[ия]|етаж|гараж|брой|годин
@@ -50,39 +49,40 @@ _MEASURED = re.compile(
     |garaje|número|gastos|prix|valeur|montant|loyer|surface|pièce|chambre|salle|étage|charges
     |prezzo|valore|affitto|superfic|camer|bagn|piano|piani|anno|spese|preço|área|quarto|banheiro
     |vaga|andar|aluguel|condom|iptu|prijs|waarde|huur|oppervl|kamer|verdieping|bouwjaar
-    |cena|wartość|czynsz|powierzch|poko|piętr|podatek|rok\b|fiyat|değer|kira|metrekare|oda|kat\b|banyo
-    |面積|価格|賃料|階|部屋|室|年|面积|价格|层""",
+    |cena|wartość|czynsz|powierzch|poko|piętr|podatek|rok\b|fiyat|değer|kira|metrekare|oda|kat\b
+    |banyo|面積|価格|賃料|階|部屋|室|年|面积|价格|层""",
     re.IGNORECASE | re.VERBOSE,
 )
 """Names of what is counted, measured or paid in a record."""
-_LANGUAGES = """english deutsch français francais español espanol italiano português portugues nederlands polski
-    русский български türkçe turkce 日本語 中文 简体中文 繁體中文 한국어 العربية ελληνικά čeština svenska
-    dansk norsk suomi magyar română українська hrvatski srpski српски slovenčina slovenščina català
-    eesti latviešu lietuvių עברית हिन्दी tiếng việt bahasa
-    en de fr es it pt nl pl ru bg tr ja zh"""
+_LANGUAGES = """english deutsch français francais español espanol italiano português portugues
+    nederlands polski русский български türkçe turkce 日本語 中文 简体中文 繁體中文 한국어 العربية ελληνικά
+    čeština svenska dansk norsk suomi magyar română українська hrvatski srpski српски slovenčina
+    slovenščina català eesti latviešu lietuvių עברית हिन्दी tiếng việt bahasa en de fr es it pt
+    nl pl ru bg tr ja zh"""
 _ACTIONS = """share|print|save|email|e-mail|log in|login|log out|logout|sign in|sign up|sign out
-    |register|download|upload|edit|delete|remove|reply|report|like|follow|subscribe|unsubscribe|search
-    |cancel|submit|close|back|next|previous|home|help|more|read more|show more|view|compare|add to cart
-    |buy now|favorite|bookmark|copy|copy link|send|tweet|pin|contact|map|menu|reset|clear|export|quote
-    |teilen|drucken|speichern|anmelden|abmelden|registrieren|herunterladen|merken|antworten|melden
-    |weiter|zurück|suchen|schließen|senden|löschen|bearbeiten|imprimir|compartir|guardar|entrar
-    |acceder|registrarse|descargar|enviar|volver|siguiente|anterior|buscar|cerrar|editar|eliminar
-    |imprimer|partager|enregistrer|connexion|inscription|télécharger|envoyer|retour|suivant|précédent
-    |сподели|принтирай|печат|запази|вход|изход|регистрация|изпрати|изтегли|назад|напред|търси|затвори
-    |поделиться|печать|сохранить|войти|выйти|скачать|отправить|далее|поиск|закрыть|condividi|stampa
-    |salva|accedi|registrati|scarica|invia|indietro|avanti|cerca|chiudi|partilhar|compartilhar|salvar
-    |cadastrar|baixar|voltar|delen|afdrukken|opslaan|inloggen|registreren|zoeken|udostępnij|drukuj
-    |zapisz|zaloguj|zarejestruj|pobierz|wyślij|szukaj|paylaş|yazdır|kaydet|giriş|kayıt ol|indir|gönder
-    |共有|印刷|保存|ログイン|登録|分享|打印|登录|注册"""
-_REMARKS = """note notes notice warning caution tip hint important attention disclaimer ps update hinweis achtung
-    wichtig nota aviso atención attention remarque важно внимание забележка примечание uwaga dikkat
-    nb source quelle fuente photo foto image bild снимка"""
+    |register|download|upload|edit|delete|remove|reply|report|like|follow|subscribe|unsubscribe
+    |search|cancel|submit|close|back|next|previous|home|help|more|read more|show more|view
+    |compare|add to cart|buy now|favorite|bookmark|copy|copy link|send|tweet|pin|contact|map|menu
+    |reset|clear|export|quote|teilen|drucken|speichern|anmelden|abmelden|registrieren
+    |herunterladen|merken|antworten|melden|weiter|zurück|suchen|schließen|senden|löschen
+    |bearbeiten|imprimir|compartir|guardar|entrar|acceder|registrarse|descargar|enviar|volver
+    |siguiente|anterior|buscar|cerrar|editar|eliminar|imprimer|partager|enregistrer|connexion
+    |inscription|télécharger|envoyer|retour|suivant|précédent|сподели|принтирай|печат|запази|вход
+    |изход|регистрация|изпрати|изтегли|назад|напред|търси|затвори|поделиться|печать|сохранить
+    |войти|выйти|скачать|отправить|далее|поиск|закрыть|condividi|stampa|salva|accedi|registrati
+    |scarica|invia|indietro|avanti|cerca|chiudi|partilhar|compartilhar|salvar|cadastrar|baixar
+    |voltar|delen|afdrukken|opslaan|inloggen|registreren|zoeken|udostępnij|drukuj|zapisz|zaloguj
+    |zarejestruj|pobierz|wyślij|szukaj|paylaş|yazdır|kaydet|giriş|kayıt ol|indir|gönder|共有|印刷|保存
+    |ログイン|登録|分享|打印|登录|注册"""
+_REMARKS = """note notes notice warning caution tip hint important attention disclaimer ps update
+    hinweis achtung wichtig nota aviso atención attention remarque важно внимание забележка
+    примечание uwaga dikkat nb source quelle fuente photo foto image bild снимка"""
 _IS_LANGUAGE, _IS_REMARK = frozenset(_LANGUAGES.split()), frozenset(_REMARKS.split())
 _IS_ACTION = frozenset(phrase.strip() for phrase in _ACTIONS.split("|"))
 
 
 def is_noise(name: str, value: str) -> bool:
-    """Whether two texts that nothing marks cannot be a label and its value, by what they say."""
+    """Say whether two unmarked texts cannot be a label and its value, by what they say."""
     label = name.rstrip(": ").casefold()
     if label in _IS_LANGUAGE:
         return True
@@ -90,13 +90,12 @@ def is_noise(name: str, value: str) -> bool:
 
 
 def is_remark(name: str) -> bool:
-    """Whether a word before a colon announces a sentence, such as `Note`."""
+    """Say whether a word before a colon announces a sentence, such as `Note`."""
     return name.casefold() in _IS_REMARK
 
 
 def are_noise(pairs: list[tuple[str, str]]) -> bool:
-    """Whether pairs of one form are no record: headlines, each with its day; names, each with its
-    price or its score; comments."""
+    """Say whether pairs of one form are no record: headlines, comments, prices or scores."""
     values = [value for _, value in pairs if value]
     if len(values) < 2:
         return False
@@ -108,7 +107,7 @@ def are_noise(pairs: list[tuple[str, str]]) -> bool:
 
 
 def _is_when(value: str) -> bool:
-    """Whether a text is a date, or begins with a time such as `2 hours ago`."""
+    """Say whether a text is a date, or begins with a time such as `2 hours ago`."""
     return bool(DATE.fullmatch(value) or _SHORT_DATE.fullmatch(value) or _AGO.match(value))
 
 

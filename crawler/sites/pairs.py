@@ -1,9 +1,9 @@
-"""Labels and their values in a page, and its tables, by the shapes that pages give to them.
+"""Finds labels with their values, and tables, by the markup that pages use for them.
 
-A `th`, `dt` or `label`, a colon, or a class with that name marks a label. Others are labels by
-their place: every other cell of a row, bold before a value, the first of two elements. They must
-look like labels, and their values must not be prose; outside of tables, there must be two of the
-same form.
+A `th`, `dt` or `label`, a colon, or a class with such a name marks a label. Other elements are
+labels by position: every other cell of a row, bold text before a value, the first of two elements.
+They must look like labels, their values must not be prose, and outside of tables at least two must
+have the same form.
 """
 
 import re
@@ -16,23 +16,28 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.fetch.budget import Budget
 from crawler.sites.noise import DATE, are_noise, is_noise, is_remark
-from crawler.sites.words import LARGE, MAX_STRING, MAX_TEXT, excerpt, joined, own_text, words
+from crawler.sites.words import (
+    LARGE,
+    MAX_STRING,
+    MAX_TEXT,
+    excerpt,
+    find,
+    joined,
+    own_text,
+    words,
+)
 
 MAX_FIELDS, MAX_KEY = 2_000, 200
 MAX_TABLES, MAX_COLUMNS, MAX_ROWS, MAX_CELLS = 100, 50, 1_000, 20_000
-MAX_SIBLINGS, MAX_LINES = 20, 4
-"""Nodes behind a label that may be its value, and lines of an address."""
-MAX_LABEL, MAX_WORDS, MAX_WORDS_MARKED = 60, 6, 9
-"""Characters of a label, and words of one that is not marked, and of one that is."""
-MAX_UNMARKED = 500
-"""Characters of the value of a label that is not marked."""
+MAX_SIBLINGS, MAX_LINES = 20, 4  # nodes behind a label that may be its value; lines of an address
+MAX_LABEL, MAX_WORDS, MAX_WORDS_MARKED = 60, 6, 9  # characters; words of unmarked, marked labels
+MAX_UNMARKED = 500  # characters of an unmarked label's value
 
 Pair = tuple[str, str]
-Cell = tuple[str, str, LexborNode]
-"""Tag, words and node."""
-Grid = list[list[Cell]]
-Look = tuple[str | None, ...]
-"""What tells labels from values, of whatever kind it is."""
+Cell = tuple[str, str, LexborNode]  # tag, words and node
+Row = list[Cell]
+Grid = list[Row]
+Look = tuple[str | None, ...]  # what tells labels from values by sight
 
 _LABELLED = re.compile(r"([^:：]{1,60})(?::\s+|：\s*)(\S.{0,499})")
 _LETTER = re.compile(r"[^\W\d_]")
@@ -41,101 +46,94 @@ _NAMED = re.compile(r"label|lbl|caption|field-?name|\bkey\b", re.IGNORECASE)
 _VALUED = re.compile(
     r"(?:^|[\s_-])(?:value|val|number|count|amount|figure|data)(?:$|\s)", re.IGNORECASE
 )
-_DASH = re.compile(r"[:：\s]*(?:[–—=|•·-](?:\s+|\Z))?")
-"""What stands between a label and its value and belongs to neither."""
+_DASH = re.compile(r"[:：\s]*(?:[–—=|•·-](?:\s+|\Z))?")  # between a label and its value
 _LABELS = (
-    ":not(a) > b, :not(a) > strong, label, [class*=label i], :first-child"
-    ":not(td, :only-child, th, li, tr, a, h1, h2, h3, dt, dd, legend, code, kbd, input, thead, tbody, br, wbr"
-    ", img, blockquote, :has(div, ul, table))"
+    ":not(a) > b, :not(a) > strong, label, [class*=label i], :first-child:not(td, :only-child, th,"
+    " li, tr, a, h1, h2, h3, dt, dd, legend, code, kbd, input, thead, tbody, br, wbr, img,"
+    " blockquote, :has(div, ul, table))"
 )
-"""Elements that may be labels: those that say so, and the first of several in an element.
-
-What most pages have is ruled out first, to save time."""
+"""Elements that may be labels; what most pages have many of is ruled out here, to save time."""
 _BOLD = frozenset({"b", "strong"})
-_WRAPPERS = frozenset({"div", "span", "p", "font", "label", "b", "strong", "u", "em"})
+_WRAPPERS = frozenset(("div", "span", "p", "font", "label", "b", "strong", "u", "em"))
 _BLOCKS = frozenset(
-    {
-        "table",
-        "ul",
-        "ol",
-        "dl",
-        "form",
-        "fieldset",
-        "h1",
-        "h2",
-        "h3",
-        "section",
-        "article",
-        "pre",
-        "hr",
-    }
+    "table ul ol dl form fieldset h1 h2 h3 section article pre hr".split()  # noqa: SIM905
 )
+_PARTS_OF_PAGES = frozenset(("div", "ul", "ol", "section", "form", "p", "table"))
 _ASIDE = re.compile(
-    r"(?:^|\s|(?<!has)(?<!with)(?<!no)[_-])(?:footer|nav|navbar|menu|breadcrumbs?|pagination|pager)(?:$|\s)|\bcookies?\b",
+    r"(?:^|\s|(?<!has)(?<!with)(?<!no)[_-])"
+    r"(?:footer|nav|navbar|menu|breadcrumbs?|pagination|pager)(?:$|\s)|\bcookies?\b",
     re.IGNORECASE,
 )
-"""Names of the parts beside a page's record; not `has-menu` or `menu-open`, which may be names of
-all of it."""
+"""Names of parts beside the record; `has-menu` and `menu-open` may name the whole page."""
 
 
 def read(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Pair], list[Grid]]:
-    """The pairs of label and value in tables, definition lists and elements; and the tables that
-    have a head."""
+    """Return the pairs of label and value, and the tables that have a head."""
     headed, plain = grids(tree, budget)
-    beside = _Beside()
-    inline, cells = _inline(tree, beside, budget)
+    aside = _Aside()
+    inline, cells = _inline(tree, aside, budget)
     found: list[Pair] = []
     for rows in plain:
         budget.check()
-        if not beside.holds(rows[0][0][2]):
+        if not aside.holds(rows[0][0][2]):
             found += _table_pairs(rows, cells)
     for rows in headed:
         budget.check()
-        if len(rows) == 2 and not beside.holds(rows[0][0][2]):
+        if len(rows) == 2 and not aside.holds(rows[0][0][2]):
             found += _zipped(rows[0], rows[1])
-    found += _list_pairs(tree, beside, budget)
+    found += _list_pairs(tree, aside, budget)
     found += inline
-    if plain_pairs := list(_plain_pairs(tree, beside, budget)):
+    if plain_pairs := list(_plain_pairs(tree, aside, budget)):
         known = {(name.rstrip(": "), value) for name, value in found}
         found += [pair for pair in plain_pairs if pair not in known]
     return found[:MAX_FIELDS], headed
 
 
-class _Beside:
-    """Knows which parts of a page are menus and small print; asks each element once."""
+def add_ancestors(node: LexborNode, known: set[int]) -> None:
+    """Add the elements around a node, up to one that is known."""
+    outer = node.parent
+    while outer is not None and outer.mem_id not in known:
+        known.add(outer.mem_id)
+        outer = outer.parent
+
+
+class _Aside:
+    """Knows which parts of a page are menus and small print; looks at each element once."""
 
     def __init__(self) -> None:
         self._known: dict[int, bool] = {}
 
     def holds(self, node: LexborNode) -> bool:
-        """Whether a node lies in such a part."""
+        """Say whether a node lies in such a part."""
         path = []
         outer = node.parent
-        while outer is not None and (known := self._known.get(outer.mem_id)) is None:
+        inside = False
+        while outer is not None:
+            known = self._known.get(outer.mem_id)
+            if known is not None:
+                inside = known
+                break
             path.append(outer)
             outer = outer.parent
-        inside = bool(outer is not None and known)
         for element in reversed(path):
-            inside = inside or _is_beside(element)
+            inside = inside or _is_aside(element)
             self._known[element.mem_id] = inside
         return inside
 
 
-def _is_beside(node: LexborNode) -> bool:
+def _is_aside(node: LexborNode) -> bool:
     tag = node.tag
-    if tag in ("nav", "footer"):
-        return True
-    if tag not in ("div", "ul", "ol", "section", "form", "p", "table"):
-        return False
+    if tag not in _PARTS_OF_PAGES:
+        return tag in ("nav", "footer")
     attributes = node.attributes
-    names = f"{attributes.get('id') or ''} {attributes.get('class') or ''}"[:MAX_KEY]
-    return bool(_ASIDE.search(names))
+    names = f"{attributes.get('id') or ''} {attributes.get('class') or ''}"
+    return bool(_ASIDE.search(names[:MAX_KEY]))
 
 
-def is_label(text: str, most_words: int = MAX_WORDS) -> bool:
-    """Whether a text can be a label: short, with letters, no sentence, number or date."""
+def is_label(text: str, max_words: int = MAX_WORDS) -> bool:
+    """Say whether a text can be a label: short, with letters, no sentence, number or date."""
     name = text.rstrip(": ")
-    if not 0 < len(name) <= MAX_LABEL or name.count(" ") >= most_words or name[-1] in "!,;":
+    if not 0 < len(name) <= MAX_LABEL or name.count(" ") >= max_words or name[-1] in "!,;":
         return False
     if ": " in name or (name[-1] == "." and len(name) - name.rfind(" ") > 5):
         return False
@@ -147,7 +145,7 @@ def is_label(text: str, most_words: int = MAX_WORDS) -> bool:
 
 
 def _is_prose(text: str) -> bool:
-    """Whether a text is a sentence, not a value."""
+    """Say whether a text is a sentence, not a value."""
     parts = text.split()
     if len(parts) < 6 or not (text[-1] in ".!?…" or ". " in text):
         return False
@@ -155,104 +153,140 @@ def _is_prose(text: str) -> bool:
 
 
 def _is_plausible(name: str, value: str) -> bool:
-    """Whether two texts that nothing marks can be a label and its value."""
+    """Say whether two unmarked texts can be a label and its value."""
     if not value or len(value) > MAX_UNMARKED or value.endswith(":"):
         return False
     if not is_label(name) or _is_prose(value) or is_noise(name, value):
         return False
-    inner = _LABELLED.fullmatch(value) if ":" in value else None  # a value with a label of its own
+    inner = ":" in value and _LABELLED.fullmatch(value)  # a value with a label of its own
     return not inner or not is_label(inner[1])
 
 
-def grids(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Grid], list[Grid]]:
-    """The rows of all tables: first of those with a head, then of the others.
+def _has_digit(row: Row) -> bool:
+    return any(_DIGIT.search(text) for _, text, _ in row)
 
-    A row that holds a table only makes the layout. Where heads follow each other in a table, each
-    begins another.
+
+def _look(node: LexborNode) -> Look:
+    """Describe how an element looks, by its attributes and its first child."""
+    attributes = node.attributes
+    own = (attributes.get(name) for name in ("class", "bgcolor", "style", "align"))
+    inner = _past_space(node.child)
+    if inner is None:
+        return (node.tag, *own, None, None)
+    if inner.is_text_node:
+        return (node.tag, *own, inner.tag, None)
+    return (node.tag, *own, inner.tag, inner.attributes.get("class"))
+
+
+def _kind(node: LexborNode) -> Look:
+    tag = node.tag
+    if tag in _BOLD:
+        return ("b", None)
+    return (tag, node.attributes.get("class"))
+
+
+def _is_space(node: LexborNode) -> bool:
+    return node.is_comment_node or (node.is_text_node and node.is_empty_text_node)
+
+
+def _past_space(node: LexborNode | None) -> LexborNode | None:
+    """Return a node, or the first after it that is not white space or a comment."""
+    while node is not None and _is_space(node):
+        node = node.next
+    return node
+
+
+def _is_link(node: LexborNode) -> bool:
+    first = _past_space(node.child)
+    return first is not None and first.tag == "a" and _past_space(first.next) is None
+
+
+def _before(node: LexborNode) -> LexborNode | None:
+    """Return the last node before another one that is not white space or a comment."""
+    before = node.prev
+    while before is not None and _is_space(before):
+        before = before.prev
+    return before
+
+
+def _is_alone(node: LexborNode) -> bool:
+    """Say whether an element is all that its parent holds."""
+    return _past_space(node.next) is None and _before(node) is None
+
+
+def grids(tree: LexborHTMLParser, budget: Budget) -> tuple[list[Grid], list[Grid]]:
+    """Return the rows of the tables with a head, and of the others.
+
+    A row that holds a table is layout. Where several heads follow in a table, each begins another.
     """
     headed: list[Grid] = []
     plain: list[Grid] = []
-    left, tables = MAX_CELLS, MAX_TABLES
-    budget.check(len(tree.raw_html))
-    found = tree.css("table")
-    layout = _around(found, budget)
-    for table in found:
+    cells_left, tables_left = MAX_CELLS, MAX_TABLES
+    tables = find(tree, "table", budget)
+    layout: set[int] = set()
+    for table in tables:
+        budget.check()
+        add_ancestors(table, layout)
+    for table in tables:
         budget.check()
         rows: Grid = []
         for row in islice(_rows(table, layout, budget), MAX_ROWS):
             if row:
                 rows.append(row)
-                left -= len(row)
-                if left <= 0:
+                cells_left -= len(row)
+                if cells_left <= 0:
                     break
         if rows:
-            tables -= 1
+            tables_left -= 1
             for part, has_head in _parts(rows):
-                (headed if has_head and len(part) > 1 else plain).append(part)
-        if left <= 0 or not tables:
+                if has_head and len(part) > 1:
+                    headed.append(part)
+                else:
+                    plain.append(part)
+        if cells_left <= 0 or not tables_left:
             break
     return headed, plain
 
 
-def _around(tables: list[LexborNode], budget: Budget) -> set[int]:
-    """The elements that hold a table."""
-    known: set[int] = set()
-    for table in tables:
-        budget.check()
-        outer = table.parent
-        while outer is not None and outer.mem_id not in known:
-            known.add(outer.mem_id)
-            outer = outer.parent
-    return known
-
-
-def _rows(table: LexborNode, layout: set[int], budget: Budget) -> Iterator[list[Cell]]:
-    large = len(table.parser.raw_html) > LARGE
+def _rows(table: LexborNode, layout: set[int], budget: Budget) -> Iterator[Row]:
+    is_large = len(table.parser.raw_html) > LARGE
     for part in table.iter():
         budget.check()
         tag = part.tag
         if tag == "tr":
             if part.mem_id not in layout:
-                yield _cells(part, large, budget)
-        elif tag == "thead":
+                yield _cells(part, is_large, budget)
+        elif tag in ("thead", "tbody", "tfoot"):
             for row in part.iter():
                 budget.check()
-                yield [("th", text, cell) for _, text, cell in _cells(row, large, budget)]
-        elif tag in ("tbody", "tfoot"):
-            for row in part.iter():
-                budget.check()
-                if row.mem_id not in layout:
-                    yield _cells(row, large, budget)
+                if tag == "thead":
+                    yield [("th", text, cell) for _, text, cell in _cells(row, is_large, budget)]
+                elif row.mem_id not in layout:
+                    yield _cells(row, is_large, budget)
 
 
-def _cells(row: LexborNode, large: bool, budget: Budget) -> list[Cell]:
-    found: list[Cell] = []
+def _cells(row: LexborNode, is_large: bool, budget: Budget) -> Row:
+    found: Row = []
     for cell in islice(row.iter(), MAX_COLUMNS):
         tag = cell.tag
         if tag in ("td", "th"):
-            if large:
-                text = words(cell, budget)
-            elif "\0" in (text := cell.text(separator="\0")):
-                text = joined(text)[:MAX_STRING]
+            text = words(cell, budget) if is_large else joined(cell.text(separator="\0"))
+            if text == ":" and found:
+                label_tag, label, node = found[-1]
+                found[-1] = (label_tag, f"{label}:", node)
             else:
-                text = " ".join(text.split())[:MAX_STRING]
-            if text == ":" and found:  # of the label before it
-                found[-1] = (found[-1][0], f"{found[-1][1]}:", found[-1][2])
-            else:
-                found.append((tag, text, cell))
+                found.append((tag, text[:MAX_STRING], cell))
     return found
 
 
 def _parts(rows: Grid) -> Iterator[tuple[Grid, bool]]:
-    """The rows from each head to the next, or to where rows begin to have labels; and whether there
-    is a head."""
+    """Cut a table at each further head, and where rows begin to have labels of their own."""
     begin = next((at for at, row in enumerate(rows) if len(row) > 1), 0)
     headed = len(rows) > begin + 1 and _is_head(rows[begin], rows[begin + 1])
     if headed and rows[-1][-1][0] == "th":
         headed = any(tag == "td" for row in rows for tag, _, _ in row)
     by_looks = headed and rows[begin][0][0] == "td"
-    others = range(begin + 2, len(rows))
-    for at in others if by_looks else [at for at in others if rows[at][0][0] == "th"]:
+    for at in range(begin + 2, len(rows)):
         row = rows[at]
         is_marked = row[0][0] == "th" and rows[at - 1][0][0] == "td"
         if not is_marked and not by_looks:
@@ -266,51 +300,26 @@ def _parts(rows: Grid) -> Iterator[tuple[Grid, bool]]:
     yield rows[begin:], headed
 
 
-def _is_head(row: list[Cell], below: list[Cell]) -> bool:
-    """Whether a row has the names of columns: head cells, or labels that look alike, and unlike
-    what is below."""
+def _is_head(row: Row, below: Row) -> bool:
+    """Say whether a row names columns: head cells, or labels that look unlike the row below."""
     if len(row) < 2:
         return False
     if row[0][0] == "th":
         return all(tag == "th" for tag, _, _ in row)
     look = _look(row[0][2])
-    if (
-        len(row) != len(below)
-        or look == _look(below[0][2])
-        or any(_look(node) != look for _, _, node in row)
-    ):
+    if len(row) != len(below) or look == _look(below[0][2]):
         return False
-    # Two cells that only differ in colour from those below are striped rows.
-    if (len(row) == 2 and look[-2] not in _BOLD) or any(
-        _look(node) == look for _, _, node in below
-    ):
+    if any(_look(node) != look for _, _, node in row):
+        return False
+    # Two cells that differ only in colour from those below are striped rows.
+    if len(row) == 2 and look[-2] not in _BOLD:
+        return False
+    if any(_look(node) == look for _, _, node in below):
         return False
     return all(is_label(text) for _, text, _ in row)
 
 
-def _look(node: LexborNode) -> Look:
-    """How a cell or an element looks, by its attributes and its first child."""
-    attributes = node.attributes
-    inner = _past_space(node.child)
-    child = inner.attributes.get("class") if inner is not None and not inner.is_text_node else None
-    return (
-        node.tag,
-        *(attributes.get(name) for name in ("class", "bgcolor", "style", "align")),
-        inner.tag if inner is not None else None,
-        child,
-    )
-
-
-def _past_space(node: LexborNode | None) -> LexborNode | None:
-    """A node, or the first one behind it that is not only white space or a comment."""
-    while node is not None and (
-        node.is_comment_node or (node.is_text_node and node.is_empty_text_node)
-    ):
-        node = node.next
-    return node
-
-
-def _zipped(names: list[Cell], cells: list[Cell]) -> Iterator[Pair]:
+def _zipped(names: Row, cells: Row) -> Iterator[Pair]:
     for (_, name, _), (_, value, _) in zip(names, cells, strict=False):
         if value and is_label(name, MAX_WORDS_MARKED):
             yield name, value
@@ -331,22 +340,70 @@ def _table_pairs(rows: Grid, taken: set[int]) -> list[Pair]:
 
 
 def _without_gaps(rows: Grid) -> Grid:
-    """The rows without columns that only make room: those that are empty where a label is due."""
+    """Drop columns that only make room: those that are empty where a label is due."""
+    width = max(map(len, rows), default=0)
     used = {at for row in rows for at, (_, text, _) in enumerate(row) if text}
-    if rows and len(used) == max(map(len, rows)):
+    if len(used) == width:
         return rows
     kept: set[int] = set()
-    for at in range(max(map(len, rows), default=0)):
+    for at in range(width):
         if at in used or len(kept) % 2:
             kept.add(at)
-    return [found for row in rows if (found := [cell for at, cell in enumerate(row) if at in kept])]
+    narrow = ([cell for at, cell in enumerate(row) if at in kept] for row in rows)
+    return [row for row in narrow if row]
+
+
+def _marked_pairs(row: Row) -> list[Pair] | None:
+    """Return the pairs of a row whose labels have a head cell or a colon; None for other rows."""
+    filled = [cell for cell in row if cell[1]]
+    if len(row) % 2:
+        row = filled
+    inside = [found for _, text, node in row if ": " in text and (found := _in_cell(text, node))]
+    if inside and len(inside) == len(filled):
+        return [pair for found in inside for pair in found if is_label(pair[0])]
+    labels = row[::2]
+    if len(row) % 2 or any(text and tag != "th" and text[-1] != ":" for tag, text, _ in labels):
+        return None
+    return list(_zipped(labels, row[1::2]))
+
+
+def _in_cell(text: str, cell: LexborNode) -> list[Pair]:
+    """Return the pairs of a cell that holds `Label: value`, or lines of them."""
+    first = _past_space(cell.child)
+    if text.count(": ") > 1 and first is not None and first.is_text_node:
+        _, pairs = _in_lines(cell, first)
+        if pairs:
+            return pairs
+    found = _LABELLED.fullmatch(text)
+    if not found or _is_prose(found[2]):
+        return []
+    return [(found[1], found[2])]
+
+
+def _placed_pairs(rows: Grid) -> list[Pair]:
+    """Return the pairs of rows in which only a cell's position tells what it is."""
+    if not any(text for row in rows for _, text, _ in row):
+        return []
+    width = max(map(len, rows))
+    even = [row for row in rows if len(row) % 2 == 0]
+    if not _alternates(even, width):
+        if len(rows) == 2 and width > 2 and _is_plain_head(*rows):
+            return list(_zipped(*rows))
+        return []
+    pairs: list[Pair] = []
+    for row in even:
+        if not all(_is_link(node) for _, text, node in row if text):
+            texts = [text for _, text, _ in row]
+            pairs += zip(texts[::2], texts[1::2], strict=True)
+    if are_noise(pairs):
+        return []
+    return [pair for pair in pairs if _is_plausible(*pair)]
 
 
 def _alternates(rows: Grid, width: int) -> bool:
-    """Whether every other cell is a label, by what it says and how it looks."""
-    even = [row for row in rows if len(row) % 2 == 0]
-    labels = [cell for row in even for cell in row[::2] if cell[1]]
-    filled = [cell for row in even for cell in row[1::2] if cell[1]]
+    """Say whether every other cell is a label, by what it says and how it looks."""
+    labels = [cell for row in rows for cell in row[::2] if cell[1]]
+    filled = [cell for row in rows for cell in row[1::2] if cell[1]]
     if not labels or not filled:
         return False
     likely = sum(is_label(text, MAX_WORDS_MARKED) for _, text, _ in labels)
@@ -354,106 +411,53 @@ def _alternates(rows: Grid, width: int) -> bool:
         return 2 * likely > len(labels)
     if 5 * likely < 4 * len(labels):
         return False
-    columns = {at: {_look(row[at][2]) for row in even if at < len(row)} for at in range(width)}
-    if columns[0] == columns[2] and not columns[0] & columns[1]:
+    looks = [{_look(row[at][2]) for row in rows if at < len(row)} for at in range(3)]
+    if looks[0] == looks[2] and not looks[0] & looks[1]:
         return True
-    distinct = len({text for _, text, _ in labels}) == len(labels)
-    return distinct and any(_DIGIT.search(text) for _, text, _ in filled)
+    return len({text for _, text, _ in labels}) == len(labels) and _has_digit(filled)
 
 
-def _is_plain_head(head: list[Cell], below: list[Cell]) -> bool:
-    """Whether the first of two rows without marks has the names of what is in the second."""
-    if len(head) != len(below) or any(
-        _DIGIT.search(text) or not is_label(text) for _, text, _ in head
-    ):
+def _is_plain_head(head: Row, below: Row) -> bool:
+    """Say whether the first of two unmarked rows names what is in the second."""
+    if len(head) != len(below) or _has_digit(head) or not _has_digit(below):
         return False
-    return any(_DIGIT.search(text) for _, text, _ in below)
+    return all(is_label(text) for _, text, _ in head)
 
 
-def _marked_pairs(row: list[Cell]) -> list[Pair] | None:
-    """The pairs of a row with a head cell or a colon for each, or None."""
-    row = [cell for cell in row if cell[1]] if len(row) % 2 else row
-    inside = [found for _, text, node in row if ": " in text and (found := _in_cell(text, node))]
-    if inside and len(inside) == sum(bool(text) for _, text, _ in row):
-        return [pair for found in inside for pair in found if is_label(pair[0])]
-    if len(row) % 2 or not all(
-        tag == "th" or text.endswith(":") or not text for tag, text, _ in row[::2]
-    ):
-        return None
-    return [pair for pair in _both(row) if pair[1] and is_label(pair[0], MAX_WORDS_MARKED)]
-
-
-def _in_cell(text: str, cell: LexborNode) -> list[Pair]:
-    """The pairs of a cell with `Label: value`, or with lines of them."""
-    first = _past_space(cell.child)
-    if text.count(": ") > 1 and first is not None and first.is_text_node:
-        _, pairs = _in_lines(cell, first)
-        if pairs:
-            return pairs
-    found = _LABELLED.fullmatch(text)
-    return [(found[1], found[2])] if found and not _is_prose(found[2]) else []
-
-
-def _placed_pairs(rows: Grid) -> list[Pair]:
-    """The pairs of rows in which only the place of a cell tells what it is."""
-    if not any(text for row in rows for _, text, _ in row):
-        return []
-    width = max(map(len, rows))
-    if _alternates(rows, width):
-        even = (row for row in rows if len(row) % 2 == 0)
-        pairs = [
-            pair
-            for row in even
-            if not all(_is_link(node) for _, text, node in row if text)
-            for pair in _both(row)
-        ]
-        return [] if are_noise(pairs) else [pair for pair in pairs if _is_plausible(*pair)]
-    return list(_zipped(*rows)) if len(rows) == 2 and width > 2 and _is_plain_head(*rows) else []
-
-
-def _both(row: list[Cell]) -> Iterator[Pair]:
-    return ((name, value) for (_, name, _), (_, value, _) in zip(row[::2], row[1::2], strict=True))
-
-
-def _is_link(node: LexborNode) -> bool:
-    first = _past_space(node.child)
-    return first is not None and first.tag == "a" and _past_space(first.next) is None
-
-
-def _list_pairs(tree: LexborHTMLParser, beside: _Beside, budget: Budget) -> Iterator[Pair]:
-    budget.check(len(tree.raw_html))
-    for terms in tree.css("dl:not(:has(dl))")[:MAX_TABLES]:
+def _list_pairs(tree: LexborHTMLParser, aside: _Aside, budget: Budget) -> Iterator[Pair]:
+    for terms in find(tree, "dl:not(:has(dl))", budget)[:MAX_TABLES]:
         budget.check(len(tree.raw_html))
-        name = ""
-        if beside.holds(terms):
+        if aside.holds(terms):
             continue
+        name = ""
         for node in terms.css("dt, dd")[:MAX_FIELDS]:
             budget.check()
+            text = excerpt(node)
             if node.tag == "dt":
-                name = excerpt(node)
+                name = text
                 continue
-            value = excerpt(node)
-            is_answer = name.endswith("?") and (name.count(" ") > 2 or _is_prose(value))
-            if value and not is_answer and is_label(name, MAX_WORDS_MARKED):
-                yield name, value
+            is_answer = name.endswith("?") and (name.count(" ") > 2 or _is_prose(text))
+            if text and not is_answer and is_label(name, MAX_WORDS_MARKED):
+                yield name, text
 
 
 class _Found(NamedTuple):
-    """A pair outside of the cells of tables; those that are not marked are pairs if there are more
-    of their form."""
+    """A pair outside of table cells; one with a `form` needs others of the same form."""
 
     name: str
     value: str
     form: tuple[object, ...] | None
 
 
-def _inline(tree: LexborHTMLParser, beside: _Beside, budget: Budget) -> tuple[list[Pair], set[int]]:
-    """The pairs such as `<b>Owner:</b> Jane Roe<br>`, and the cells of tables that hold some."""
+def _inline(tree: LexborHTMLParser, aside: _Aside, budget: Budget) -> tuple[list[Pair], set[int]]:
+    """Return pairs such as `<b>Owner:</b> Jane Roe<br>`, and the table cells that hold some."""
+    if not tree.body:
+        return [], set()
     found: list[tuple[_Found, LexborNode]] = []
     likely: Counter[object] = Counter()
     seen: set[int] = set()
     budget.check(len(tree.raw_html))
-    for label in tree.body.css(_LABELS)[:MAX_FIELDS] if tree.body else ():
+    for label in tree.body.css(_LABELS)[:MAX_FIELDS]:
         budget.check()
         if label.child is None or label.mem_id in seen:
             continue
@@ -461,51 +465,53 @@ def _inline(tree: LexborHTMLParser, beside: _Beside, budget: Budget) -> tuple[li
             found.append((pair, label))
             if pair.form and _is_plausible(pair.name, pair.value):
                 likely[pair.form] += 1
-    # Most pages have none: only what can be a pair is asked where it lies.
+    # Most pages have none: only for what can be a pair is it looked up where it lies.
     inside: list[tuple[_Found, LexborNode]] = []
     for pair, label in found:
         budget.check()
-        if (not pair.form or likely[pair.form] > 1) and not beside.holds(label):
+        if (not pair.form or likely[pair.form] > 1) and not aside.holds(label):
             inside.append((pair, label))
     found = _without_noise(inside)
     budget.check(len(tree.raw_html))
     forms: dict[object, list[Pair]] = {}
     for pair, _ in found:
         if pair.form:
-            forms.setdefault(pair.form, []).append((pair.name, pair.value))
-    good = {form for form, pairs in forms.items() if _are_pairs(pairs)}
-    kept = [(pair, label) for pair, label in found if not pair.form or pair.form in good]
-    taken = {cell for _, label in kept if (cell := _cell_of(label))}
-    return [
-        (name, value)
-        for (name, value, form), _ in kept
-        if value and (_is_plausible(name, value) if form else is_label(name, MAX_WORDS_MARKED))
-    ], taken
+            forms.setdefault(pair.form, []).append(pair[:2])
+    good = {form for form, same in forms.items() if _are_pairs(same)}
+    kept: list[Pair] = []
+    cells: set[int] = set()
+    for (name, value, form), label in found:
+        if form and form not in good:
+            continue
+        cells.add(_cell_of(label))
+        is_pair = _is_plausible(name, value) if form else is_label(name, MAX_WORDS_MARKED)
+        if value and is_pair:
+            kept.append((name, value))
+    return kept, cells - {0}
 
 
 def _without_noise(found: list[tuple[_Found, LexborNode]]) -> list[tuple[_Found, LexborNode]]:
-    """What is left without lists that are noise: another part of the page may have their form."""
+    """Drop lists that are noise; another part of the page may have pairs of the same form."""
     lists: dict[object, list[Pair]] = {}
     places: list[object] = []
     for (name, value, form), label in found:
         box = label.parent and label.parent.parent
-        places.append((form, box.mem_id if box else 0) if form else None)
-        lists.setdefault(places[-1], []).append((name, value))
-    noise = {
-        place for place, pairs in lists.items() if place and len(pairs) > 2 and are_noise(pairs)
-    }
+        place = form and (form, box.mem_id if box else 0)
+        places.append(place)
+        if place:
+            lists.setdefault(place, []).append((name, value))
+    noise = {place for place, pairs in lists.items() if len(pairs) > 2 and are_noise(pairs)}
     return [one for one, place in zip(found, places, strict=True) if place not in noise]
 
 
 def _are_pairs(pairs: list[Pair]) -> bool:
-    """Whether what has the same form is labels and values: several of them, and most of them
-    plausible."""
+    """Say whether texts of one form are labels and values: several, and most of them plausible."""
     likely = sum(_is_plausible(*pair) for pair in pairs)
     return likely > 1 and 2 * likely > len(pairs) and not are_noise(pairs)
 
 
 def _cell_of(node: LexborNode) -> int:
-    """The cell of a table that a label lies in, if it is near."""
+    """Return the table cell that a label lies in, if it is near, or 0."""
     outer = node.parent
     for _ in range(3):
         if outer is None:
@@ -516,9 +522,9 @@ def _cell_of(node: LexborNode) -> int:
     return 0
 
 
-def _run(first: LexborNode, seen: set[int], budget: Budget) -> Iterator[_Found]:
-    """The pairs that begin with a label and those beside it that look the same."""
-    inner = first
+def _run(inner: LexborNode, seen: set[int], budget: Budget) -> Iterator[_Found]:
+    """Return the pairs that begin with a label and with those beside it that look the same."""
+    first = inner
     while _is_alone(first):
         outer = first.parent
         if outer is None or outer.tag not in _WRAPPERS:
@@ -528,14 +534,17 @@ def _run(first: LexborNode, seen: set[int], budget: Budget) -> Iterator[_Found]:
         return
     names = (inner.attributes.get("class") or "")[:MAX_KEY]
     named = "label" in (first.tag, inner.tag) or bool(_NAMED.search(names))
-    is_value = not named and _VALUED.search(names)
-    below = _past_space(first.next) if is_value else first
-    if is_value and below is not None and below.tag == "br":
-        below = _past_space(below.next)
-    if (named or is_value) and below is not None and (above := _value_above(below)):
-        seen |= {first.mem_id, below.mem_id}
-        yield _Found(excerpt(below), above, None)
-        return
+    is_value = not named and bool(_VALUED.search(names))
+    if named or is_value:
+        below: LexborNode | None = first
+        if is_value:
+            below = _past_space(first.next)
+            if below is not None and below.tag == "br":
+                below = _past_space(below.next)
+        if below is not None and (above := _value_above(below)):
+            seen |= {first.mem_id, below.mem_id}
+            yield _Found(excerpt(below), above, None)
+            return
     if is_value or (not named and _is_in_prose(first, inner)):
         return
     kind = _kind(first)
@@ -561,7 +570,7 @@ def _labels(
     while label is not None:
         budget.check()
         seen.add(label.mem_id)
-        name = excerpt(label)
+        name = excerpt(label, MAX_KEY)
         if not 0 < len(name) <= MAX_KEY:
             return
         marked = named or name.endswith((":", "："))
@@ -581,111 +590,81 @@ def _labels(
 
 
 def _value_above(label: LexborNode) -> str:
-    """The value before the last element of a box, where their classes say which is which."""
+    """Return the value before the last element of a box, if their classes tell the two apart."""
     value = _before(label)
     if value is not None and value.tag == "br":
         value = _before(value)
     if value is None or not value.is_element_node or _past_space(label.next) is not None:
         return ""
-    names = [(node.attributes.get("class") or "")[:MAX_KEY] for node in (label, value)]
-    return excerpt(value) if _NAMED.search(names[0]) and _VALUED.search(names[1]) else ""
+    of_label, of_value = ((node.attributes.get("class") or "")[:MAX_KEY] for node in (label, value))
+    if not _NAMED.search(of_label) or not _VALUED.search(of_value):
+        return ""
+    return excerpt(value)
 
 
 def _is_in_prose(first: LexborNode, inner: LexborNode) -> bool:
-    """Whether an element is a word of a sentence, such as `code` or a bold word, by the text around
-    it."""
+    """Say whether an element is part of a sentence, such as a bold word, by the text around it."""
+    before, after = _text_before(first), ""
     following = first.next
-    after = (
-        (following.text_content or "") if following is not None and following.is_text_node else ""
-    )
-    before = _text_before(first)
+    if following is not None and following.is_text_node:
+        after = (following.text_content or "").strip()
     if first.tag in _BOLD or inner.tag in _BOLD:
-        if not before:
-            return False
-        has_colon = (
-            before.endswith(":")
-            or after.lstrip().startswith(":")
-            or own_text(inner).rstrip().endswith(":")
-        )
-        return not has_colon
-    has_words = after.strip() and not after.lstrip().startswith(":")
-    return bool(before) or (bool(has_words) and not excerpt(first).endswith(":"))
+        has_colon = before.endswith(":") or after.startswith(":")
+        return bool(before) and not has_colon and not own_text(inner).rstrip().endswith(":")
+    if before:
+        return True
+    return bool(after) and not after.startswith(":") and not excerpt(first).endswith(":")
 
 
 def _text_before(node: LexborNode) -> str:
     before = node.prev
-    return (
-        (before.text_content or "").rstrip() if before is not None and before.is_text_node else ""
-    )
-
-
-def _kind(node: LexborNode) -> Look:
-    tag = node.tag
-    return ("b", None) if tag in _BOLD else (tag, node.attributes.get("class"))
-
-
-def _is_alone(node: LexborNode) -> bool:
-    """Whether an element is all that is in the one around it."""
-    if _past_space(node.next) is not None:
-        return False
-    return _before(node) is None
-
-
-def _before(node: LexborNode) -> LexborNode | None:
-    """The node before another one that is not only white space or a comment."""
-    before = node.prev
-    while before is not None and (
-        before.is_comment_node or (before.is_text_node and before.is_empty_text_node)
-    ):
-        before = before.prev
-    return before
+    if before is None or not before.is_text_node:
+        return ""
+    return (before.text_content or "").rstrip()
 
 
 def _twin(first: LexborNode, kind: Look) -> LexborNode | None:
-    """The second of two elements of one kind that are all that is in the one around them."""
+    """Return the second of two elements of one kind that are all their parent holds."""
     twin = _past_space(first.next)
-    if (
-        twin is None
-        or twin.is_text_node
-        or _past_space(twin.next) is not None
-        or _kind(twin) != kind
-    ):
+    if twin is None or twin.is_text_node or _past_space(twin.next) is not None:
         return None
-    return twin if first.parent and _past_space(first.parent.child) == first else None
+    if _kind(twin) != kind or not first.parent or _past_space(first.parent.child) != first:
+        return None
+    return twin
 
 
 def _behind(label: LexborNode, kind: Look, budget: Budget) -> tuple[str, LexborNode | None]:
-    """The words behind a label, and the next label of its kind, if it is not far."""
+    """Return the words behind a label, and the next label of its kind, if it is near."""
     lines: list[list[str]] = [[]]
     node = label.next
     for _ in range(MAX_SIBLINGS):
         budget.check()
         if node is None:
             break
-        tag = node.tag
         if node.is_text_node:
             lines[-1].append((node.text_content or "")[:MAX_STRING])
-        elif tag == "br":
+        elif node.tag == "br":
             lines.append([])
         elif not node.is_comment_node:
             if _kind(node) == kind:
-                return _value(lines), node
-            if tag in _BLOCKS:
+                return _first_lines(lines), node
+            if node.tag in _BLOCKS:
                 break
             lines[-1].append(excerpt(node))
         node = node.next
-    return _value(lines), None
+    return _first_lines(lines), None
 
 
-def _value(lines: list[list[str]]) -> str:
-    """The first lines of a text up to an empty one, such as an address."""
+def _first_lines(lines: list[list[str]]) -> str:
+    """Return the first lines of a text, up to an empty one: an address, for example."""
     found: list[str] = []
     for line in lines[: MAX_LINES + 2]:
         text = joined("\0".join(line))
-        if found and (
-            not text or len(found) == MAX_LINES or _LABELLED.fullmatch(text) or _is_prose(text)
-        ):
-            break
+        if found:
+            if not text or len(found) == MAX_LINES:
+                break
+            if _LABELLED.fullmatch(text) or _is_prose(text):
+                break
         if text:
             found.append(text)
     return joined("\0".join(found))
@@ -694,28 +673,31 @@ def _value(lines: list[list[str]]) -> str:
 # Lines of plain text.
 
 _PLAIN = "p, li, pre, div:not(:has(div, p, ul, table, dl))"
-_INLINE = frozenset({"b", "strong", "span", "em", "i", "font", "a", "u", "small", "time", "bdi"})
-_DRESS = frozenset({"span", "font", "em", "i", "small", "u"})
+_INLINE = frozenset(("b", "strong", "span", "em", "i", "font", "a", "u", "small", "time", "bdi"))
+_DRESS = frozenset(("span", "font", "em", "i", "small", "u"))
 _LEADERS = re.compile(r"(?:\s?\.){2,}\s?\Z")
-_MAX_COLON = 70
-"""Characters of a line in which its colon is looked for."""
+_MAX_COLON = 70  # characters of a line in which its colon is looked for
 
 
-class _Lines:
-    """The pairs of elements that follow each other and are alike."""
+class _Run:
+    """Holds the pairs of similar elements that follow each other."""
 
     def __init__(self, first: LexborNode) -> None:
         self.pairs: list[Pair] = []
         self.first = self.last = first
 
 
-def _plain_pairs(tree: LexborHTMLParser, beside: _Beside, budget: Budget) -> Iterator[Pair]:
-    """The pairs such as `<li>Owner: Jane Roe</li>` and `<li>Owner <b>Jane Roe</b></li>`, where
-    several follow each other."""
-    runs: list[_Lines] = []
-    by_last: dict[tuple[int, object], _Lines] = {}
+def _plain_pairs(tree: LexborHTMLParser, aside: _Aside, budget: Budget) -> Iterator[Pair]:
+    """Return pairs such as `<li>Owner: Jane Roe</li>` and `<li>Owner <b>Jane Roe</b></li>`.
+
+    Several must follow each other.
+    """
+    if not tree.body:
+        return
+    runs: list[_Run] = []
+    by_last: dict[tuple[int, object], _Run] = {}
     budget.check(len(tree.raw_html))
-    for node in tree.body.css(_PLAIN)[:MAX_FIELDS] if tree.body else ():
+    for node in tree.body.css(_PLAIN)[:MAX_FIELDS]:
         first = node.child
         if first is None or (first.is_element_node and first.tag not in _DRESS):
             continue
@@ -737,27 +719,29 @@ def _plain_pairs(tree: LexborHTMLParser, beside: _Beside, budget: Budget) -> Ite
         before = _before(node)
         run = by_last.pop((before.mem_id, form), None) if before is not None else None
         if run is None:
-            run = _Lines(node)
+            run = _Run(node)
             runs.append(run)
         run.pairs += pairs
         run.last = node
         by_last[node.mem_id, form] = run
     for run in runs:
-        if _is_record(run) and not beside.holds(run.first):
+        if _is_record(run) and not aside.holds(run.first):
             yield from run.pairs
 
 
 def _dressed_label(first: LexborNode, budget: Budget) -> str:
-    """The text of an element with a colon behind it."""
+    """Return the text of an element with a colon behind it, or nothing."""
     budget.check()
     after = first.next
     if after is None or not after.is_text_node:
         return ""
-    return f"{excerpt(first)}:" if (after.text_content or "").lstrip().startswith(":") else ""
+    if not (after.text_content or "").lstrip().startswith(":"):
+        return ""
+    return f"{excerpt(first)}:"
 
 
-def _is_record(run: _Lines) -> bool:
-    """Whether lines are of a record: three or more, or all that is in a box, and each label once."""
+def _is_record(run: _Run) -> bool:
+    """Say whether lines are a record: three or more, or all of a box, and each label once."""
     names = {name for name, _ in run.pairs}
     if len(names) < 2 or 4 * len(names) < 3 * len(run.pairs) or are_noise(run.pairs):
         return False
@@ -765,15 +749,28 @@ def _is_record(run: _Lines) -> bool:
 
 
 def _in_lines(node: LexborNode, first: LexborNode) -> tuple[object | None, list[Pair]]:
-    """The form of an element's lines, if they have labels, and their pairs: a label may have no
-    value."""
-    tag = node.tag
-    if tag == "pre":
+    """Return the form of an element's lines and their pairs; no form if they have no labels.
+
+    A label may have no value, and then makes no pair.
+    """
+    if node.tag == "pre":
         if first.next is not None:
             return None, []
         text = (first.text_content or "")[:MAX_TEXT]
-        pairs = _labelled([" ".join(line.split()) for line in text.split("\n")])
-        return (None, []) if pairs is None else (tag, pairs)
+        texts = [" ".join(line.split()) for line in text.split("\n")]
+    else:
+        lines = _lines(first)
+        if lines is None:
+            return None, []
+        texts = [joined("\0".join(line)) for line in lines]
+    pairs = _labelled(texts)
+    if pairs is None:
+        return None, []
+    return node.tag, pairs
+
+
+def _lines(first: LexborNode) -> list[list[str]] | None:
+    """Return the texts of each line of an element; None if it holds more than text."""
     lines: list[list[str]] = [[]]
     part: LexborNode | None = first
     for _ in range(MAX_SIBLINGS * MAX_LINES):
@@ -781,21 +778,20 @@ def _in_lines(node: LexborNode, first: LexborNode) -> tuple[object | None, list[
             break
         if part.is_text_node:
             lines[-1].append((part.text_content or "")[:MAX_STRING])
-        elif (inner := part.tag) == "br":
+        elif part.tag == "br":
             lines.append([])
-        elif inner in _INLINE:
+        elif part.tag in _INLINE:
             lines[-1].append(excerpt(part))
         elif not part.is_comment_node:
-            return None, []
+            return None
         part = part.next
-    pairs = _labelled([joined("\0".join(line)) for line in lines])
-    return (None, []) if pairs is None else (tag, pairs)
+    return lines
 
 
 def _before_value(
     node: LexborNode, first: LexborNode, text: str
 ) -> tuple[object | None, list[Pair]]:
-    """The same of an element with a label as text, and its value in one element behind it."""
+    """Return the same of an element whose label is text, with its value in one element behind."""
     value = first.next
     if value is None or (tag := value.tag) not in _INLINE or _past_space(value.next) is not None:
         return None, []
@@ -806,8 +802,10 @@ def _before_value(
 
 
 def _labelled(lines: list[str]) -> list[Pair] | None:
-    """The pairs of lines such as `Owner: Jane Roe`, each with the lines below it up to the next; None
-    if there are others."""
+    """Return the pairs of lines such as `Owner: Jane Roe`; None if there are other lines.
+
+    Lines without a label belong to the value above them.
+    """
     pairs: list[tuple[str, list[str]]] = []
     is_open = False
     for line in lines:
@@ -828,7 +826,7 @@ def _labelled(lines: list[str]) -> list[Pair] | None:
 
 
 def _is_sentence(text: str) -> bool:
-    """Whether a text behind a colon is said, not a value."""
+    """Say whether a text behind a colon is a sentence, not a value."""
     parts = text.split()
     if len(parts) < 3 or text[-1] not in ".!?…":
         return _is_prose(text)

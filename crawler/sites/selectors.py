@@ -13,51 +13,26 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 from crawler.errors import FetchError
 from crawler.fetch.budget import SMALL, Budget
 from crawler.sites import css, locales, structured, values, words
-from crawler.sites.config import MISSING, Field
+from crawler.sites.sitefile import MISSING, Field
 
-MAX_LOOKS = 2_000_000
-"""Elements that may be looked at for all fields of one page, some 1 µs each."""
-MAX_VALUES = 1_000
-"""Values that a field with `all` may have, and elements that are tried for one without."""
-MAX_QUICK = 32
-"""Fields whose first element is looked for without counting looks: one search of a page takes less
-than parsing it."""
-MAX_BYTES, BYTES_PER_HOLD = 16_000_000, 1_000_000
-"""Bytes of memory that all values of a page may take, and after how many more the process counts
-them."""
+MAX_LOOKS = 2_000_000  # elements looked at for all fields of a page, some 1 µs each
+MAX_VALUES = 1_000  # values of a field with `all`, and elements tried for one without
+MAX_QUICK = 32  # fields found without counting: one search is cheaper than parsing the page
+MAX_BYTES = 16_000_000  # memory of all values of a page
+BYTES_PER_HOLD = 1_000_000  # growth after which the process counts that memory
 MAX_TEXT, MAX_STRING = words.MAX_TEXT, words.MAX_STRING
-MAX_MATCHED, MAX_PATTERN, MAX_PROGRAM = 10_000, 1_000, 10_000
-"""Characters that a regular expression sees, may have itself, and instructions that it may compile
-to."""
-_SOURCES = {
-    **dict.fromkeys(("a", "area", "link"), "href"),
-    **dict.fromkeys(("audio", "embed", "iframe", "img", "source", "track", "video"), "src"),
-    "form": "action",
-    "object": "data",
-}
+MAX_MATCHED = 10_000  # characters that a regular expression sees
+MAX_PATTERN, MAX_PROGRAM = 1_000, 10_000  # its characters and compiled instructions
+_SOURCES = {**structured.URL_ATTRIBUTES, "form": "action"}
 _UNREAD = ("script", "style")
-# The cells 3 and 250 of a row are not 3 250, which would be one number.
 _GROUP_SPACE = re.compile(r"(?<=\d)[\u00a0\u2007\u2009\u202f](?=\d{3}(?!\d))")
+# The cells 3 and 250 of a row are not 3 250, which would be one number.
 _BETWEEN_DIGITS = re.compile(r"(?<=\d)\s*\0[\s\0]*(?=\d)")
-_VOID = frozenset(
-    (
-        *(
-            "area",
-            "base",
-            "basefont",
-            "bgsound",
-            "br",
-            "col",
-            "embed",
-            "frame",
-            "hr",
-            "img",
-            "input",
-        ),
-        *("keygen", "link", "meta", "param", "source", "track", "wbr"),
-    )
+_VOID_NAMES = (
+    "area base basefont bgsound br col embed frame hr img input keygen link meta param source"
+    " track wbr"
 )
-"""Elements that have no end tag."""
+_VOID = frozenset(_VOID_NAMES.split())  # elements without an end tag
 _READERS: dict[str, Callable[[str, locales.Locale], Any]] = {
     "number": values.number,
     "integer": values.integer,
@@ -68,12 +43,10 @@ _READERS: dict[str, Callable[[str, locales.Locale], Any]] = {
 
 @lru_cache(maxsize=10_000)
 def pattern(text: str) -> Any:
-    """A regular expression of RE2, which needs time in proportion to the text whatever is in it; or
-    a `ValueError`."""
+    """Compile a regular expression with RE2, which is linear in the text; or `ValueError`."""
     if len(text) > MAX_PATTERN:
-        raise ValueError(
-            f"the regular expression has {len(text):,} characters, more than {MAX_PATTERN:,}"
-        )
+        found = f"{len(text):,} characters, more than {MAX_PATTERN:,}"
+        raise ValueError(f"the regular expression has {found}")
     options = re2.Options()
     options.log_errors = False
     try:
@@ -82,13 +55,11 @@ def pattern(text: str) -> Any:
         raise ValueError("the regular expression holds half of a character") from None
     except re2.error as error:
         reason = error.args[0]
-        reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
-        looks = (
-            "; look-around and back-references are not known to RE2"
-            if "invalid perl op" in reason
-            else ""
-        )
-        raise ValueError(f"not a regular expression: {reason}{looks}") from None
+        if isinstance(reason, bytes):
+            reason = reason.decode("utf-8", "replace")
+        if "invalid perl op" in reason:
+            reason += "; look-around and back-references are not known to RE2"
+        raise ValueError(f"not a regular expression: {reason}") from None
     if compiled.programsize > MAX_PROGRAM:
         raise ValueError("the regular expression repeats too much")
     return compiled
@@ -97,10 +68,10 @@ def pattern(text: str) -> Any:
 def extract(
     tree: LexborHTMLParser, fields: dict[str, Field], url: str, budget: Budget | None = None
 ) -> dict[str, Any]:
-    """Every field of a page by its name, null (or an empty list) where the page has none.
+    """Return every field of a page by name, null (or an empty list) where the page has none.
 
-    Raises `FetchError` where they take too much memory. It needs the whole tree, so it comes before
-    `structured.extract`.
+    Raises `FetchError` where they take too much memory. Comes before `structured.extract`, which
+    removes parts of the tree.
     """
     budget = budget or Budget()
     page = _Page(tree, url, budget)
@@ -109,31 +80,35 @@ def extract(
     missing: list[str] = []
     for number, (name, field) in enumerate(fields.items()):
         selector = css.compile(field.css)
-        quick = selector.direct and not field.all and number < MAX_QUICK
-        record[name] = value = page.first(selector, field) if quick else page.found(selector, field)
+        is_quick = selector.direct and not field.all and number < MAX_QUICK
+        find = page.first if is_quick else page.found
+        value = find(selector, field)
+        record[name] = value
         size += sum(map(sys.getsizeof, value)) if field.all else sys.getsizeof(value)
         if size > MAX_BYTES:
-            raise FetchError(
-                "too_large", f"the page's fields take more than {MAX_BYTES:,} bytes of memory"
-            )
+            reason = f"the page's fields take more than {MAX_BYTES:,} bytes of memory"
+            raise FetchError("too_large", reason)
         if size - held > BYTES_PER_HOLD:
             budget.hold(size - held)
             held = size
         if field.required and value in (None, []):
             missing.append(name)
-    return record | {MISSING: missing} if missing else record
+    if missing:
+        record[MISSING] = missing
+    return record
 
 
 def lacking(fields: dict[str, Field]) -> dict[str, Any]:
-    """The fields of a page that has no elements, and so none of them."""
+    """Return the fields of a page that has no elements, and so none of them."""
     record: dict[str, Any] = {name: [] if field.all else None for name, field in fields.items()}
     missing = [name for name, field in fields.items() if field.required]
-    return record | {MISSING: missing} if missing else record
+    if missing:
+        record[MISSING] = missing
+    return record
 
 
 class _Page:
-    """A page, and how much more may be looked at in it; what few pages need is made when it is
-    needed."""
+    """A page and its search, which is made only for pages that need it."""
 
     def __init__(self, tree: LexborHTMLParser, url: str, cost: Budget) -> None:
         self._tree, self._url, self._cost = tree, url, cost
@@ -152,30 +127,27 @@ class _Page:
         return structured.base_of(self._tree, self._url)
 
     def first(self, selector: css.Selector, field: Field) -> Any:
-        """The value of the first element that has one; a look through the page for the first
-        element mostly does."""
+        """Return the value of the first element, or else of the first that has one."""
         if self._is_large:
             self._cost.look()
         node = self._tree.css_first(selector.text)
         if node is None:
             return None
         inner = node.child
-        if (
-            inner
-            and inner.is_text_node
-            and not inner.next
-            and not (field.attr or field.regex or field.type != "text")
-        ):
+        is_text = field.type == "text" and not field.attr and not field.regex
+        if is_text and inner and inner.is_text_node and not inner.next:
             value: Any = " ".join((inner.text_content or "")[:MAX_TEXT].split()) or None
         else:
             try:
                 value = self._value(node, field)
             except css.TooMuch:
                 return None
-        return self.found(selector, field) if value is None else value
+        if value is None:
+            return self.found(selector, field)
+        return value
 
     def found(self, selector: css.Selector, field: Field) -> Any:
-        """The first value of a field, or all of them."""
+        """Return the first value of a field, or all of them; on a page too large, those found."""
         found: list[Any] = []
         try:
             for node in islice(self._search.find(selector), MAX_VALUES):
@@ -183,10 +155,12 @@ class _Page:
                 if value is not None:
                     found.append(value)
                     if not field.all:
-                        break
+                        return value
         except css.TooMuch:
-            pass  # what was found counts; the page is larger than any that is meant to be read
-        return found if field.all else (found[0] if found else None)
+            pass  # what was found counts
+        if field.all:
+            return found
+        return None
 
     def _value(self, node: LexborNode, field: Field) -> Any:
         text = self._text(node, field)
@@ -199,16 +173,20 @@ class _Page:
         read = _READERS.get(field.type)
         if not read:
             return text
-        return read(text[:MAX_STRING], locales.KNOWN[field.locale] if field.locale else locales.ANY)
+        return read(text[:MAX_STRING], locales.KNOWN.get(field.locale, locales.ANY))
 
     def _text(self, node: LexborNode, field: Field) -> str:
         limit = MAX_STRING if field.all else MAX_TEXT
         of_number = field.type in ("number", "integer") and not field.regex
-        attribute = field.attr or (_SOURCES.get(node.tag or "", "") if field.type == "url" else "")
+        attribute = field.attr
+        if field.type == "url" and not attribute:
+            attribute = _SOURCES.get(node.tag or "", "")
         if attribute:
             self._budget.spend(1)
             value = (node.attrs.get(attribute) or "")[:MAX_TEXT]
-            return words.joined(_grouped(value) if of_number else value)[:limit]
+            if of_number:
+                value = _grouped(value)
+            return words.joined(value)[:limit]
         if field.type == "html":
             html = self._first_html(node, limit) if self._is_large else node.inner_html or ""
             self._budget.spend(1 + len(html) // 50)
@@ -216,8 +194,7 @@ class _Page:
         return self._words(node, limit, of_number)
 
     def _first_html(self, node: LexborNode, limit: int) -> str:
-        """The beginning of what is in an element, as lexbor writes it: that would write all of it
-        first."""
+        """Write the beginning of an element's contents as lexbor would, which writes all of it."""
         pieces: list[str] = []
         left = limit
         opened: list[tuple[str, LexborNode | None]] = [("", node.child)]
@@ -241,8 +218,7 @@ class _Page:
         return "".join(pieces)
 
     def _start_tag(self, node: LexborNode, left: int) -> str:
-        """A start tag, or the beginning of it: escaped as a whole it could have a hundred
-        megabytes."""
+        """Write the beginning of a start tag; escaped as a whole it may have 100 MB."""
         tag = f"<{node.tag}"
         for name, value in node.attrs.items():
             self._budget.spend(1 + len(value or "") // 50)
@@ -252,15 +228,15 @@ class _Page:
         return f"{tag}>"
 
     def _words(self, node: LexborNode, limit: int, of_number: bool) -> str:
-        """The words in an element; those of scripts only where it is one itself."""
+        """Return the words of an element; those of scripts only where it is one itself."""
         parts, size = [], 0
         own = node.tag in _UNREAD
         for looks, inner in enumerate(node.traverse(include_text=True)):
             if looks % 100 == 0:
                 self._budget.spend(100)
-            if inner.is_text_node and (
-                own or (parent := inner.parent) is None or parent.tag not in _UNREAD
-            ):
+            if not inner.is_text_node:
+                continue
+            if own or (parent := inner.parent) is None or parent.tag not in _UNREAD:
                 parts.append((inner.text_content or "")[:limit])
                 size += len(parts[-1])
                 if size > 2 * limit:
@@ -280,8 +256,7 @@ class _Page:
 
 
 def _grouped(text: str) -> str:
-    """A text whose numbers keep their groups: folded, a no-break space would be like any other, and
-    part two numbers in some locales."""
+    """Join the groups of numbers by apostrophes; folded spaces separate numbers in some locales."""
     return _GROUP_SPACE.sub("'", text)
 
 

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import ada_url
@@ -15,53 +15,45 @@ from crawler.errors import UrlError
 from crawler.fetch.budget import Budget
 from crawler.sites import pairs
 from crawler.sites.pairs import MAX_KEY, Pair
-from crawler.sites.words import MAX_STRING, MAX_TEXT, excerpt, joined, own_text, words
+from crawler.sites.words import MAX_STRING, MAX_TEXT, excerpt, find, joined, own_text, words
 from crawler.urls import MAX_HOST, check_host
 from crawler.urls import MAX_LENGTH as MAX_URL
 
 NAME, VERSION = "default", "2"
 
-MAX_LINKS, MAX_ANCHORS, MAX_LINKED = 1_000, 10_000, 1_000_000
-"""Links, elements that are looked at for them, and characters of all links."""
+MAX_LINKS, MAX_ANCHORS, MAX_LINKED = 1_000, 10_000, 1_000_000  # links, elements, characters
 MAX_HEADINGS, MAX_METAS, MAX_PARAGRAPHS = 200, 500, 2_000
-MAX_TABLED, MAX_ESCAPE = 6_000_000, 6
-"""Bytes of all tables as they are written, where a name stands again in every row; and those of one
-character."""
+MAX_TABLED = 6_000_000  # bytes of all tables as JSON, where every row repeats the names
+MAX_ESCAPE = 6  # bytes of one character as JSON
 MAX_ITEMS, MAX_PROPERTIES, MAX_ITEM_DEPTH = 500, 2_000, 20
-MAX_ITEM_NAMES, MAX_NAMED, MAX_MICRODATA = 20, 20_000, 1_000_000
-"""Names of one value, names of all values, and characters of all items as they are written: a value
-is written once for each of its names, and again wherever the item around it is."""
+MAX_ITEM_NAMES, MAX_NAMED = 20, 20_000  # names of one value, and of all values
+MAX_MICRODATA = 1_000_000  # characters of all items; a value counts for each of its names
+MAX_OWNED, MAX_NAMES = 20_000, 10_000  # elements of items, and characters of a list of names
 MAX_JSON_BLOCKS, MAX_JSON_LENGTH, MAX_JSON_DEPTH = 50, 500_000, 50
-MAX_OWNED, MAX_NAMES = 20_000, 10_000
-"""Elements of items that are looked at, and characters of an attribute that is a list of names."""
-MAX_JSON_PARTS = 20_000
-"""Objects and lists in all blocks of JSON, some 300 bytes each."""
-MAX_ATTRIBUTE = 20_000
-"""Characters of an attribute that are looked at: a longer one is no name, URL or text that is
-kept."""
+MAX_JSON_PARTS = 20_000  # objects and lists in all blocks of JSON, some 300 bytes each
+MAX_ATTRIBUTE = 20_000  # characters of an attribute; a longer one is no name, URL or text
 
 Record = dict[str, object]
 
 _PLAIN_PATH = re.compile(
     r"/?[A-Za-z0-9_-][A-Za-z0-9_/-]*(?:\.[A-Za-z0-9_-]+)?(?:\?[A-Za-z0-9_=&.-]*)?"
 )
-"""References of which a URL is made by putting them behind its origin or its folder."""
+"""References that make a URL when appended to its origin or folder."""
 _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.?)*+(?:"|\Z))|,(?=\s*[}\]])', re.DOTALL)
-_VALUE_ATTRIBUTES = {
+URL_ATTRIBUTES = {
     **dict.fromkeys(("audio", "embed", "iframe", "img", "source", "track", "video"), "src"),
     **dict.fromkeys(("a", "area", "link"), "href"),
-    **dict.fromkeys(("data", "meter"), "value"),
     "object": "data",
-    "time": "datetime",
 }
+"""Attributes that hold the URL of an element."""
+_VALUE_ATTRIBUTES = {"data": "value", "meter": "value", "time": "datetime"}
+_CANONICAL = 'link[rel~="canonical" i][href]'
 _INVISIBLE = "script, style, noscript, template, svg"
-_TEXTUAL = frozenset({"", "text", "number", "date", "tel", "email", "url"})
-"""Types of inputs that show their value."""
+_SHOWN_INPUTS = frozenset(("", "text", "number", "date", "tel", "email", "url"))
 
 
 def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> Record:
-    """All that is found in a page, as values that JSON can hold; takes the invisible parts out of
-    the tree."""
+    """Return all that is found in a page, as JSON values; removes parts of the tree."""
     budget = budget or Budget()
     base = base_of(tree, url)
     metas, json_ld, links = list(_metas(tree)), _json_ld(tree, budget), _links(tree, base, budget)
@@ -69,19 +61,18 @@ def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> R
     record: Record = {
         "title": _first_words(tree, "head > title, body > title", budget),
         "description": next((value for name, value in metas if name == "description"), ""),
-        "canonical": absolute(
-            base, _first_attribute(tree, 'link[rel~="canonical" i][href]', "href")
-        ),
+        "canonical": absolute(base, _first_attribute(tree, _CANONICAL, "href")),
         "language": _first_attribute(tree, "html[lang]", "lang")[:MAX_KEY],
         "headings": _headings(tree, budget),
         "json_ld": json_ld,
-        "opengraph": _opengraph(metas),
+        "opengraph": _grouped(pair for pair in metas if ":" in pair[0]),
         "microdata": _microdata(tree, base, budget),
     }
     beside = _remove_controls(tree, budget)
     found, tables = pairs.read(tree, budget)
+    fields = [(label.rstrip(": ")[:MAX_KEY], value) for label, value in found]
     record |= {
-        "fields": _fields(found),
+        "fields": _grouped(pair for pair in fields if pair[0]),
         "tables": _tables(tables, len(tree.raw_html), budget),
         "links": links,
         "text": _main_text(tree, beside, budget),
@@ -90,14 +81,10 @@ def extract(tree: LexborHTMLParser, url: str, budget: Budget | None = None) -> R
 
 
 def extract_plain(body: bytes, is_json: bool, budget: Budget) -> Record:
-    """The data of a JSON text in UTF-8, or of another text, and of JSON that is too much or broken,
-    the beginning."""
+    """Return the data of a JSON text, or the beginning of any other text; both are UTF-8."""
     budget.check(len(body))
-    if (
-        is_json
-        and len(body) <= MAX_JSON_LENGTH
-        and body.count(b"{") + body.count(b"[") <= MAX_JSON_PARTS
-    ):
+    parts = body.count(b"{") + body.count(b"[")
+    if is_json and len(body) <= MAX_JSON_LENGTH and parts <= MAX_JSON_PARTS:
         value = _json(body.decode("utf-8", "replace"))
         budget.check(len(body))
         if value is not None:
@@ -107,46 +94,36 @@ def extract_plain(body: bytes, is_json: bool, budget: Budget) -> Record:
 
 
 def _remove(tree: LexborHTMLParser, query: str, budget: Budget) -> None:
-    budget.check(len(tree.raw_html))
-    for node in tree.css(query):
+    for node in find(tree, query, budget):
         budget.check()
         node.decompose(recursive=False)
 
 
 def _remove_controls(tree: LexborHTMLParser, budget: Budget) -> list[LexborNode]:
-    """Take menus and controls out of the tree; of inputs that only show a value, the value stays as
-    text.
+    """Remove menus and controls; an input that only shows a value becomes text.
 
-    Returns what may be beside the main part, but may have fields: it goes when they are read.
+    Returns what may lie beside the main part but may hold fields: it is removed later.
     """
     beside: list[LexborNode] = []
-    budget.check(len(tree.raw_html))
-    for node in tree.css("nav, select, button, textarea, input, aside, form"):
+    for node in find(tree, "nav, select, button, textarea, input, aside, form", budget):
         budget.check()
         tag = node.tag
         if tag in ("aside", "form"):
             beside.append(node)
-            continue
-        if tag != "input":
+        elif tag != "input":
             node.decompose(recursive=False)
-            continue
-        attributes = node.attributes
-        shows = "readonly" in attributes or "disabled" in attributes
-        if (
-            shows
-            and _attribute(node, "type").lower() in _TEXTUAL
-            and (text := _value(_attribute(node, "value")))
-        ):
-            node.replace_with(text)
+        elif "readonly" in node.attributes or "disabled" in node.attributes:
+            text = _value(_attribute(node, "value"))
+            if text and _attribute(node, "type").lower() in _SHOWN_INPUTS:
+                node.replace_with(text)
     return beside
 
 
 def _remove_beside(beside: list[LexborNode], budget: Budget) -> None:
-    """Take what is beside the page out of the tree, and forms unless they are the page itself, as
-    in ASP.NET.
+    """Remove asides, and forms unless they hold the page itself, as in ASP.NET.
 
-    Forms can lie in each other. Whatever is found in one is in all around it, so that no part of
-    the page is searched for each of them.
+    Forms can be nested. What is found in one is in all around it, so that no part of the page is
+    searched once for each form.
     """
     kept: set[int] = set()
     inside = 0
@@ -154,25 +131,18 @@ def _remove_beside(beside: list[LexborNode], budget: Budget) -> None:
         budget.check()
         if form.tag != "form":
             form.decompose(recursive=False)
-            continue
-        if inside:
+        elif inside:
             inside -= 1
-            continue
-        if form.mem_id in kept:
-            continue
-        found = form.css_first("h1, h2, h3, p, table")
-        if found is None:
-            inside = len(form.css("form")) - 1
-            form.decompose(recursive=False)
-            continue
-        outer = found.parent
-        while outer is not None and outer.mem_id not in kept:
-            kept.add(outer.mem_id)
-            outer = outer.parent
+        elif form.mem_id not in kept:
+            found = form.css_first("h1, h2, h3, p, table")
+            if found is None:
+                inside = len(form.css("form")) - 1
+                form.decompose(recursive=False)
+                continue
+            pairs.add_ancestors(found, kept)
 
 
 def _value(text: str) -> str:
-    """The beginning of an attribute's words."""
     return joined(text[: 10 * MAX_STRING])[:MAX_STRING]
 
 
@@ -191,12 +161,12 @@ def _first_words(tree: LexborHTMLParser, query: str, budget: Budget) -> str:
 
 
 def base_of(tree: LexborHTMLParser, url: str) -> str:
-    """What the references of a page are relative to."""
+    """Return the URL that the references of a page are relative to."""
     return absolute(url, _first_attribute(tree, "base[href]", "href")) or url
 
 
 def absolute(base: str, reference: str) -> str:
-    """The http(s) URL that a reference means on a page, without its fragment, or nothing."""
+    """Return the http(s) URL of a reference without its fragment, or an empty text."""
     if not reference or len(reference) > MAX_URL:
         return ""
     try:
@@ -205,7 +175,9 @@ def absolute(base: str, reference: str) -> str:
         url = ada_url.join_url(base, reference).partition("#")[0]
     except (UrlError, ValueError):
         return ""
-    return url if url.startswith(("http://", "https://")) and len(url) <= MAX_URL else ""
+    if len(url) > MAX_URL or not url.startswith(("http://", "https://")):
+        return ""
+    return url
 
 
 def _add(record: Record, name: str, value: object) -> None:
@@ -226,18 +198,17 @@ def _metas(tree: LexborHTMLParser) -> Iterator[Pair]:
             yield name.strip().lower()[:MAX_KEY], value
 
 
-def _opengraph(metas: list[Pair]) -> Record:
+def _grouped(found: Iterable[Pair]) -> Record:
+    """Return values by name; a name that comes again has a list."""
     record: Record = {}
-    for name, value in metas:
-        if ":" in name:
-            _add(record, name, value)
+    for name, value in found:
+        _add(record, name, value)
     return record
 
 
 def _headings(tree: LexborHTMLParser, budget: Budget) -> list[Record]:
     headings: list[Record] = []
-    budget.check(len(tree.raw_html))
-    for node in tree.css("h1, h2, h3, h4, h5, h6")[:MAX_HEADINGS]:
+    for node in find(tree, "h1, h2, h3, h4, h5, h6", budget)[:MAX_HEADINGS]:
         budget.check()
         if text := excerpt(node):
             headings.append({"level": int((node.tag or "h1")[1]), "text": text})
@@ -249,17 +220,20 @@ def _links(tree: LexborHTMLParser, base: str, budget: Budget) -> list[str]:
     left = MAX_LINKED
     seen: set[int] = set()
     root, folder = absolute(base, "/"), absolute(base, "./")
-    budget.check(len(tree.raw_html))
-    for node in tree.css("a[href], area[href]")[:MAX_ANCHORS]:
+    for node in find(tree, "a[href], area[href]", budget)[:MAX_ANCHORS]:
         reference = (node.attributes["href"] or "")[:MAX_ATTRIBUTE].strip()
         if (known := hash(reference)) in seen:
             continue
         seen.add(known)
-        if folder and _PLAIN_PATH.fullmatch(reference):
-            link = (root[:-1] if reference[0] == "/" else folder) + reference
-        else:
+        if reference.startswith("#"):
+            continue
+        if not folder or not _PLAIN_PATH.fullmatch(reference):
             budget.check()
-            link = "" if reference.startswith("#") else absolute(base, reference)
+            link = absolute(base, reference)
+        elif reference[0] == "/":
+            link = root[:-1] + reference
+        else:
+            link = folder + reference
         if link and len(link) <= MAX_URL and link not in links:
             left -= len(link)
             if left < 0:
@@ -281,24 +255,21 @@ def _json_ld(tree: LexborHTMLParser, budget: Budget) -> list[object]:
             break
         budget.check(len(text))
         value = _json(text)
-        found.extend(
-            item
-            for item in (value if isinstance(value, list) else [value])
-            if isinstance(item, dict)
-        )
+        items = value if isinstance(value, list) else [value]
+        found += [item for item in items if isinstance(item, dict)]
     return found
 
 
 def _json(text: str) -> object:
-    """The value of a JSON text with the flaws that search engines forgive, or None."""
+    """Return the value of a JSON text, or None; forgives the flaws that search engines do."""
     try:
         return _plain(msgspec.json.decode(text))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         pass
     if "<![CDATA[" in text:
         text = text.partition("<![CDATA[")[2].rpartition("]]>")[0]
-    begin = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=0)
-    text = text[begin : max(text.rfind("}"), text.rfind("]")) + 1]
+    starts = [at for at in (text.find("{"), text.find("[")) if at >= 0]
+    text = text[min(starts, default=0) : max(text.rfind("}"), text.rfind("]")) + 1]
     try:
         return _plain(json.loads(_TRAILING_COMMA.sub(r"\1", text), strict=False))
     except (ValueError, RecursionError):
@@ -306,8 +277,7 @@ def _json(text: str) -> object:
 
 
 def _plain(value: object, depth: int = 0) -> object:
-    """The value without what UTF-8 or JSON cannot hold; raises `ValueError` where it is nested
-    beyond reason."""
+    """Drop what UTF-8 or JSON cannot hold; raises `ValueError` for deep nesting."""
     if depth > MAX_JSON_DEPTH:
         raise ValueError("nested too deep")
     if isinstance(value, str):
@@ -321,18 +291,8 @@ def _plain(value: object, depth: int = 0) -> object:
     return value
 
 
-def _fields(found: list[Pair]) -> Record:
-    """Values by label; a label that comes again has a list of them."""
-    fields: Record = {}
-    for label, value in found:
-        if name := label.rstrip(": ")[:MAX_KEY]:
-            _add(fields, name, value)
-    return fields
-
-
 def _tables(grids: list[pairs.Grid], page: int, budget: Budget) -> list[list[Record]]:
-    """Each table as the records of its rows; of tables that would take too much to write, the first
-    rows."""
+    """Return each table as records; where they are too large as JSON, only the first rows."""
     tables = [_table(rows) for rows in grids]
     names = sum([len(rows) * len("".join(rows[0])) for rows in tables if rows])
     if MAX_ESCAPE * (names + page) <= MAX_TABLED:  # a value stands once in the page
@@ -354,74 +314,84 @@ def _table(rows: pairs.Grid) -> list[Record]:
     names: list[str] = []
     for number, (_, text, _) in enumerate(rows[0], 1):
         name = text[:MAX_KEY] or f"column {number}"
-        names.append(name if name not in names else f"{name} ({number})")
+        if name in names:
+            name = f"{name} ({number})"
+        names.append(name)
     return [{name: cell[1] for name, cell in zip(names, row, strict=False)} for row in rows[1:]]
 
 
 def _microdata(tree: LexborHTMLParser, base: str, budget: Budget) -> list[Record]:
-    budget.check(len(tree.raw_html))
-    scopes = {node.mem_id: node for node in tree.css("[itemscope]")[:MAX_ITEMS]}
+    scopes = {node.mem_id: node for node in find(tree, "[itemscope]", budget)[:MAX_ITEMS]}
     budget.check(len(tree.raw_html))
     if not scopes:
         return []
-    properties: dict[int, list[LexborNode]] = {scope: [] for scope in scopes}
+    items = _Items(scopes, base, budget)
     for scope, node in islice(_owned(tree, scopes, budget), MAX_PROPERTIES):
         budget.check()
-        properties[scope].append(node)
-    items_left, names_left = MAX_ITEMS, MAX_NAMED
-    names_of: dict[int, list[str]] = {}
-    value_of: dict[int, str] = {}
-
-    def item(scope: int, outer: frozenset[int]) -> tuple[Record, int]:
-        """An item, and how many characters it has when it is written."""
-        nonlocal items_left, names_left
-        items_left -= 1
-        kind, identity = (
-            _attribute(scopes[scope], name)[:MAX_STRING] for name in ("itemtype", "itemid")
-        )
-        values: Record = {}
-        size = len(kind) + len(identity) + 40
-        for node in properties[scope]:
-            budget.check()
-            inner = node.mem_id
-            if inner not in names_of:
-                names = dict.fromkeys(_attribute(node, "itemprop")[:MAX_NAMES].split())
-                names_of[inner] = [name[:MAX_KEY] for name in islice(names, MAX_ITEM_NAMES)]
-            if inner not in scopes:
-                if inner not in value_of:
-                    value_of[inner] = _item_value(node, base)
-                value: object = value_of[inner]
-                length = len(value_of[inner])
-            # `itemref` can make an item its own part, or part of many: neither may grow without
-            # end.
-            elif items_left > 0 and inner not in outer and len(outer) < MAX_ITEM_DEPTH:
-                value, length = item(inner, outer | {inner})
-            else:
-                continue
-            for name in names_of[inner]:
-                size += len(name) + length + 6
-                names_left -= 1
-                if size > MAX_MICRODATA or names_left < 0:
-                    size -= len(name) + length + 6
-                    break
-                _add(values, name, value)
-        return {"type": kind, **({"id": identity} if identity else {}), "properties": values}, size
-
-    items, left = [], MAX_MICRODATA
+        items.properties[scope].append(node)
+    found, left = [], MAX_MICRODATA
     for scope, node in scopes.items():
-        if items_left > 0 and "itemprop" not in node.attributes:
-            found, size = item(scope, frozenset({scope}))
+        if items.items_left > 0 and "itemprop" not in node.attributes:
+            item, size = items.read(scope, frozenset({scope}))
             left -= size
             if left < 0:
                 break
-            items.append(found)
-    return items
+            found.append(item)
+    return found
+
+
+class _Items:
+    """Reads items; `itemref` may make one part of itself or of many, so all of it is limited."""
+
+    def __init__(self, scopes: dict[int, LexborNode], base: str, budget: Budget) -> None:
+        self.properties: dict[int, list[LexborNode]] = {scope: [] for scope in scopes}
+        self.items_left, self._names_left = MAX_ITEMS, MAX_NAMED
+        self._scopes, self._base, self._budget = scopes, base, budget
+        self._names: dict[int, list[str]] = {}
+        self._values: dict[int, str] = {}
+
+    def read(self, scope: int, outer: frozenset[int]) -> tuple[Record, int]:
+        """Return an item, and its characters as JSON."""
+        self.items_left -= 1
+        node = self._scopes[scope]
+        record: Record = {"type": _attribute(node, "itemtype")[:MAX_STRING]}
+        if identity := _attribute(node, "itemid")[:MAX_STRING]:
+            record["id"] = identity
+        values: Record = {}
+        size = len(str(record["type"])) + len(identity) + 40
+        for inner in self.properties[scope]:
+            self._budget.check()
+            key = inner.mem_id
+            value: object
+            if key not in self._scopes:
+                if key not in self._values:
+                    self._values[key] = _item_value(inner, self._base)
+                value = self._values[key]
+                length = len(self._values[key])
+            elif self.items_left > 0 and key not in outer and len(outer) < MAX_ITEM_DEPTH:
+                value, length = self.read(key, outer | {key})
+            else:
+                continue
+            for name in self._names_of(inner):
+                self._names_left -= 1
+                if size + len(name) + length + 6 > MAX_MICRODATA or self._names_left < 0:
+                    break
+                size += len(name) + length + 6
+                _add(values, name, value)
+        record["properties"] = values
+        return record, size
+
+    def _names_of(self, node: LexborNode) -> list[str]:
+        if node.mem_id not in self._names:
+            names = dict.fromkeys(_attribute(node, "itemprop")[:MAX_NAMES].split())
+            self._names[node.mem_id] = [name[:MAX_KEY] for name in islice(names, MAX_ITEM_NAMES)]
+        return self._names[node.mem_id]
 
 
 def _owned(
     tree: LexborHTMLParser, scopes: dict[int, LexborNode], budget: Budget
 ) -> Iterator[tuple[int, LexborNode]]:
-    """Every element with `itemprop`, with each item that it describes."""
+    """Return every element with `itemprop`, once for each item that it describes."""
     adopters = _adopters(tree, scopes, budget)
     owners: dict[int, tuple[int, ...]] = {scope: (scope,) for scope in scopes}
     for node in tree.css("[itemprop]")[:MAX_OWNED]:
@@ -432,7 +402,9 @@ def _owned(
         while parent is not None and parent.mem_id not in owners:
             path.append(parent.mem_id)
             parent = parent.parent
-        known = owners[parent.mem_id] if parent is not None else ()
+        known: tuple[int, ...] = ()
+        if parent is not None:
+            known = owners[parent.mem_id]
         for element in reversed(path):
             if element in adopters:
                 known = (*adopters[element], *known)
@@ -444,41 +416,37 @@ def _owned(
 def _adopters(
     tree: LexborHTMLParser, scopes: dict[int, LexborNode], budget: Budget
 ) -> dict[int, list[int]]:
-    """Which items take in an element that lies elsewhere, through `itemref`."""
-    lists = (
-        (_attribute(node, "itemref")[:MAX_NAMES].split(), scope) for scope, node in scopes.items()
-    )
-    references = list(
-        islice(((name, scope) for names, scope in lists for name in names), MAX_ITEMS)
-    )
+    """Return the items that take in an element from elsewhere, through `itemref`."""
+    references: list[tuple[str, int]] = []
+    for scope, node in scopes.items():
+        references += [(name, scope) for name in _attribute(node, "itemref")[:MAX_NAMES].split()]
+        if len(references) >= MAX_ITEMS:
+            break
+    del references[MAX_ITEMS:]
+    if not references:
+        return {}
+    elements = {name: 0 for name, _ in references}
+    for node in find(tree, "[id]", budget):
+        budget.check()
+        if elements.get(node.id or "") == 0:
+            elements[node.id or ""] = node.mem_id
     adopters: dict[int, list[int]] = {}
-    if references:
-        wanted = {name for name, _ in references}
-        elements: dict[str, int] = {}
-        budget.check(len(tree.raw_html))
-        for node in tree.css("[id]"):
-            budget.check()
-            if (name := node.id or "") in wanted:
-                elements.setdefault(name, node.mem_id)
-        for name, scope in references:
-            if name in elements:
-                adopters.setdefault(elements[name], []).append(scope)
+    for name, scope in references:
+        adopters.setdefault(elements[name], []).append(scope)
     return adopters
 
 
 def _item_value(node: LexborNode, base: str) -> str:
     if content := node.attrs.get("content"):
         return _value(content)
-    source = _VALUE_ATTRIBUTES.get(node.tag or "")
-    if source and (value := _attribute(node, source)):
-        return (absolute(base, value) if source in ("src", "href", "data") else "") or value[
-            :MAX_STRING
-        ]
-    return excerpt(node)
+    tag = node.tag or ""
+    if url := _attribute(node, URL_ATTRIBUTES.get(tag, "")):
+        return absolute(base, url) or url[:MAX_STRING]
+    return _attribute(node, _VALUE_ATTRIBUTES.get(tag, ""))[:MAX_STRING] or excerpt(node)
 
 
 def _main_text(tree: LexborHTMLParser, beside: list[LexborNode], budget: Budget) -> str:
-    """The words of the page's main part; takes the rest out of the tree, so it comes last."""
+    """Return the words of the page's main part; removes the rest, so it comes last."""
     _remove_beside(beside, budget)
     budget.check(len(tree.raw_html))
     main = tree.css_first('main, [role="main"]')
@@ -488,19 +456,22 @@ def _main_text(tree: LexborHTMLParser, beside: list[LexborNode], budget: Budget)
         return text
     _remove(tree, "header, footer", budget)
     budget.check(len(tree.raw_html))
-    text = words(tree.body, budget, MAX_TEXT) if tree.body else ""
-    budget.check(len(tree.raw_html))
-    dense = _densest(tree)
+    if not tree.body:
+        return ""
+    text = words(tree.body, budget, MAX_TEXT)
+    dense = _densest(tree, budget)
     part = words(dense, budget, MAX_TEXT) if dense else ""
     return part if len(part) * 2 > len(text) else text
 
 
-def _densest(tree: LexborHTMLParser) -> LexborNode | None:
-    """The element with most words in paragraphs directly below it."""
+def _densest(tree: LexborHTMLParser, budget: Budget) -> LexborNode | None:
+    """Return the element with most text in paragraphs directly below it."""
     weights: Counter[int] = Counter()
     parents: dict[int, LexborNode] = {}
-    for node in tree.css("p")[:MAX_PARAGRAPHS]:
+    for node in find(tree, "p", budget)[:MAX_PARAGRAPHS]:
         if parent := node.parent:
             parents[parent.mem_id] = parent
             weights[parent.mem_id] += len(own_text(node))
-    return parents[weights.most_common(1)[0][0]] if weights else None
+    if not weights:
+        return None
+    return parents[weights.most_common(1)[0][0]]

@@ -1,7 +1,4 @@
-"""The text of a page as values: numbers, dates and answers as people write them.
-
-Whatever can be meant in one way only is read so; a locale decides the rest.
-"""
+"""Reads numbers, dates and answers as people write them; a locale decides where two are meant."""
 
 import re
 import unicodedata
@@ -10,10 +7,9 @@ from datetime import date
 from crawler.sites.locales import ANY, Locale, answers, month, plain, scales
 
 MAX_DIGITS, MAX_ANSWER = 30, 20
-MAX_SCALES, MAX_PARTS = 3, 8
-"""Words such as thousand in a row, and parts that add up to one amount."""
+MAX_SCALES, MAX_PARTS = 3, 8  # words such as thousand in a row; parts that add up to one amount
 
-# Signs that mean the same as an ASCII one, and marks that no reader sees.
+# Signs that mean the same as an ASCII one, and invisible marks.
 _NO_BREAK = "\u00a0"
 _SAME = str.maketrans(
     {
@@ -21,9 +17,8 @@ _SAME = str.maketrans(
         "\u3000": " ",
         **dict.fromkeys("’ʼ＇٬", "'"),
         **dict.fromkeys("\u2010\u2011\u2012\u2212\ufe63－", "-"),
-        **dict.fromkeys(
-            "\u00ad\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
-        ),
+        **dict.fromkeys("\u00ad\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e"),
+        **dict.fromkeys("\u2060\u2066\u2067\u2068\u2069\ufeff"),
         **dict(zip("，．٫／（）＄￥＋", ",../()$¥+", strict=True)),
     }
 )
@@ -52,8 +47,7 @@ _NUMBER, _SPACED = (
 _NO_GROUPS = str.maketrans(dict.fromkeys(f"'_ {_NO_BREAK}"))
 _COMMAS = re.compile(r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}")
 _DOTS = re.compile(r"[1-9]\d{0,2}(?:\.\d{3})+")
-_MAX_BEFORE = 12
-"""Characters before a number in which its sign is looked for."""
+_MAX_BEFORE = 12  # characters before a number that may hold its sign
 _POINT = re.compile(r"(?<![\w.,])[.,]\Z")
 # A dash behind a letter or a digit joins ("unit-2"), and one between spaces parts ("Price - 500").
 _MINUS = re.compile(
@@ -80,6 +74,7 @@ _LETTERS = re.compile(r"\s?(?:(k)|(m|mm|mn)|(b)|tn|(?-i:(?<=\d)T))\b", re.IGNORE
 _LETTERS_BEFORE = re.compile(
     rf"\s?(?:([Kkк])|(M|Mn)|(B|Mds?)|(T))\s?(?:[{_SIGNS}]|(?:{_CODES})\b|руб\b)"
 )
+_BEFORE_POWERS = (0, 3, 6, 9, 3)  # by the group of _LETTERS_BEFORE
 _RUPEES = re.compile(r"(?:₹|\bRs\.?|\bINR)\s?\Z")
 _RUPEES_BEHIND = re.compile(r"\s?(?:(L|lac)|(Cr))s?\b\.?", re.IGNORECASE)
 _WORD = re.compile(r"\s?([^\W\d_]{2,12})\b\.?")
@@ -91,16 +86,19 @@ _EAST_END = re.compile(r"(?=[円圓圆元원人名명戸户個个株坪余多台
 
 
 class _Unclear(Exception):
-    """A number of which nobody can tell how much it is."""
+    """Raised where a number may mean several amounts."""
 
 
 def number(text: str, locale: Locale = ANY) -> int | float | None:
-    """The first number in a text: `$1,234.50`, `1 234,50 €`, `(12)` for -12; `1,2 Mio. €` is
-    1200000."""
+    """Return the first number: `$1,234.50`, `1 234,50 €`, `(12)` for -12, `1,2 Mio. €`.
+
+    Returns None where the number may mean several amounts.
+    """
     text = _ascii(text)
+    pattern = _NUMBER
     if locale.spaced:
         text = text.replace(_NO_BREAK, " ")
-    pattern = _SPACED if locale.spaced else _NUMBER
+        pattern = _SPACED
     end = 0
     while found := pattern.search(text, end):
         begin = found.start()
@@ -110,7 +108,7 @@ def number(text: str, locale: Locale = ANY) -> int | float | None:
             if not _MORE_DIGITS.match(text, end) and (not unit[1] or len(found[0]) == 1):
                 continue  # of m2, which counts nothing
             if found[0][1:2] in (" ", _NO_BREAK):
-                return None  # of "m 2 500" nobody can tell what it counts
+                return None  # "m 2 500" may be 2500 or 500
         try:
             return _amount(text, found, left, locale)
         except _Unclear:
@@ -119,7 +117,7 @@ def number(text: str, locale: Locale = ANY) -> int | float | None:
 
 
 def _ascii(text: str) -> str:
-    """A text with digits, dashes and apostrophes of one kind each, and spaces of two."""
+    """Replace digits, dashes and apostrophes by the ASCII ones, and reduce spaces to two kinds."""
     if text.isascii():
         return text
     text = _ONE_SIGN_FRACTION.sub(lambda one: f" {unicodedata.normalize('NFKC', one[0])}", text)
@@ -127,12 +125,13 @@ def _ascii(text: str) -> str:
 
 
 def _amount(text: str, found: re.Match[str], left: int, locale: Locale) -> int | float:
-    """A number with what stands before and behind it: its sign, fractions and thousands."""
+    """Read a number with what stands before and behind it: its sign, fractions and thousands."""
     begin, end = found.span()
     if not locale.spaced and (longer := _SPACED.match(text, begin)):
-        # In English a space parts two numbers, but not those of one sum of money.
-        is_money = _MONEY_BEFORE.search(text, left, begin) or _MONEY.match(text, longer.end())
-        end = longer.end() if is_money else end
+        # In English a space separates two numbers, but not the groups of an amount of money.
+        behind = longer.end()
+        if _MONEY_BEFORE.search(text, left, begin) or _MONEY.match(text, behind):
+            end = behind
     if text[begin - 1 : begin] == "+" and _PHONE.match(text, begin):
         raise _Unclear
     written = text[begin:end]
@@ -148,11 +147,13 @@ def _amount(text: str, found: re.Match[str], left: int, locale: Locale) -> int |
             raise _Unclear
         return -value
     brackets = _OPEN.search(text, left, begin) and _CLOSE.match(text, end)
-    return -value if brackets or _MINUS.search(text, left, begin) else value
+    if brackets or _MINUS.search(text, left, begin):
+        return -value
+    return value
 
 
 def _part_of_one(fraction: re.Match[str], text: str) -> int | float:
-    """The value of ½ and of `1/2 acre`; of 4/5, as of other texts with two numbers, the first."""
+    """Return the value of ½ and `1/2 acre`; of 4/5, as of any text with two numbers, the first."""
     above, below = int(fraction[1]), int(fraction[3])
     if fraction[2] == "⁄" and below:
         return above / below
@@ -169,19 +170,19 @@ def _value(written: str, locale: Locale, without_cents: bool) -> int | float:
     if len(whole) - whole.count(".") - whole.count(",") > MAX_DIGITS:
         raise _Unclear
     comma, dot = whole.rfind(","), whole.rfind(".")
-    if comma >= 0 and dot >= 0:
-        groups, decimal = (",", ".") if dot > comma else (".", ",")
-        first, _, rest = whole.partition(decimal)
-        pattern = _COMMAS if groups == "," else _DOTS
-        if not pattern.fullmatch(first) or not rest.isdigit() or grouped:
-            raise _Unclear
-        return float(f"{first.replace(groups, '')}.{rest}")
     if comma < 0 and dot < 0:
         return int(whole)
-    separator, pattern, decimal = (",", _COMMAS, ".") if comma >= 0 else (".", _DOTS, ",")
+    by_comma, by_dot = (",", _COMMAS, "."), (".", _DOTS, ",")
+    if comma >= 0 and dot >= 0:
+        separator, pattern, decimal = by_comma if dot > comma else by_dot
+        first, _, rest = whole.partition(decimal)
+        if grouped or not rest.isdigit() or not pattern.fullmatch(first):
+            raise _Unclear
+        return float(f"{first.replace(separator, '')}.{rest}")
+    separator, pattern, decimal = by_comma if comma >= 0 else by_dot
     several = whole.count(separator) > 1
     by_locale = not grouped and (locale.decimal or ".") == decimal
-    # Where a dash stands for the cents, as in 1.200,- the sign before it parted thousands.
+    # Where a dash stands for the cents, as in 1.200,- the sign before it separates thousands.
     if (several or by_locale or without_cents) and pattern.fullmatch(whole):
         return int(whole.replace(separator, ""))
     if several:
@@ -192,7 +193,7 @@ def _value(written: str, locale: Locale, without_cents: bool) -> int | float:
 def _scaled(
     value: int | float, text: str, begin: int, end: int, locale: Locale
 ) -> tuple[int | float, int]:
-    """A number with its fraction, exponent, or thousands, millions and billions; and its end."""
+    """Apply a fraction, exponent, or words such as million; returns the number and its end."""
     if end == len(text):
         return value, end
     if _OTHER_POINT.match(text, end):
@@ -201,8 +202,7 @@ def _scaled(
         power = int(exponent[0][1:])
         if abs(power) > MAX_DIGITS:
             raise _Unclear
-        raised = float(f"{value}e{power}")
-        return int(raised) if raised == int(raised) else raised, exponent.end()
+        return _whole(float(f"{value}e{power}")), exponent.end()
     if fraction := _FRACTION_BEHIND.match(text, end):
         above, below = int(fraction[1]), int(fraction[3])
         if isinstance(value, int) and 0 < above < below and below in _PARTS_OF_ONE:
@@ -214,16 +214,15 @@ def _scaled(
         return _with_rest(value, power, text, end, locale)
     if between := _RANGE.match(text, end):  # 3 – 5 million are no 3
         other = _SPACED.match(text, between.end())
-        if other and (
-            _power(text, other.start(), other.end(), locale)[0]
-            or _east(1, text, other.end(), locale)
-        ):
+        if other and _power(text, other.start(), other.end(), locale)[0]:
+            raise _Unclear
+        if other and _east(1, text, other.end(), locale):
             raise _Unclear
     return value, end
 
 
 def _power(text: str, begin: int, end: int, locale: Locale) -> tuple[int, int]:
-    """The power of ten that the words and letters behind a number name, and their end."""
+    """Return the power of ten named by the words and letters behind a number, and their end."""
     total, unclear = 0, False
     for _ in range(MAX_SCALES):
         word = _WORD.match(text, end)
@@ -234,28 +233,28 @@ def _power(text: str, begin: int, end: int, locale: Locale) -> tuple[int, int]:
         elif letter := _LETTERS_BEFORE.match(text, end):
             if letter[4] and locale.language != "de":
                 raise _Unclear  # a thousand, or a million of millions
-            power = 3 if letter[1] or letter[4] else 6 if letter[2] else 9
-            return total + power, letter.end(letter.lastindex or 0)
+            group = letter.lastindex or 0
+            return total + _BEFORE_POWERS[group], letter.end(group)
         else:
             break
         if unclear and total > 3:
             unclear = False  # 2 mil millones are clear
     if unclear:
         raise _Unclear
-    if not total and _MONEY_BEFORE.search(text, max(0, begin - _MAX_BEFORE), begin):
-        before = max(0, begin - _MAX_BEFORE)
+    before = max(0, begin - _MAX_BEFORE)
+    if not total and _MONEY_BEFORE.search(text, before, begin):
         rupees = _RUPEES.search(text, before, begin) and _RUPEES_BEHIND.match(text, end)
         if rupees:
             return 5 if rupees[1] else 7, rupees.end()
         if letter := _LETTERS.match(text, end):
-            return 3 if letter[1] else 6 if letter[2] else 9 if letter[3] else 12, letter.end()
+            return 3 * (letter.lastindex or 4), letter.end()
     return total, end
 
 
 def _with_rest(
     value: int | float, power: int, text: str, end: int, locale: Locale
 ) -> tuple[int | float, int]:
-    """Add what follows: 2 млн 500 тыс., and 1 млн 250 000 руб., where it is one sum of money."""
+    """Add what follows in `2 млн 500 тыс.`, and in `1 млн 250 000 руб.`, one amount of money."""
     total = _times(value, power)
     for _ in range(MAX_PARTS):
         between = _AND.match(text, end)
@@ -275,15 +274,16 @@ def _with_rest(
 def _east(
     value: int | float, text: str, end: int, locale: Locale
 ) -> tuple[int | float, int] | None:
-    """The number of 3万5000, 1億2,000万 and 5千万, and its end; the parts are added."""
+    """Read 3万5000, 1億2,000万 and 5千万, whose parts are added; returns the number and its end."""
     total: int | float = 0
     part: int | float = 0
     below, ends = 10 ** (2 * MAX_DIGITS), 0
     for _ in range(MAX_PARTS):
         scale = _EAST.match(text, end)
-        tens = sum(_TENS[sign] for sign in scale[1]) if scale else 0
-        myriads = _MYRIADS.get(scale[2], 0) if scale else 0
-        if not scale or not tens + myriads:
+        if not scale:
+            break
+        tens, myriads = sum(_TENS[sign] for sign in scale[1]), _MYRIADS.get(scale[2], 0)
+        if not tens + myriads:
             break
         if (not myriads or myriads == 12) and not _EAST_END.match(text, scale.end()):
             break  # the beginning of a word
@@ -302,11 +302,13 @@ def _east(
         is_one = rest.start() == ends or end == len(text) or _MONEY.match(text, end)
         if is_last and is_one and value < below:
             part, ends = part + value, end
-    return (total + part, ends) if ends else None
+    if not ends:
+        return None
+    return total + part, ends
 
 
 def _rest(found: re.Match[str], locale: Locale) -> int | float | None:
-    """What a further number adds, if that is clear."""
+    """Return what a further number adds, if that is clear."""
     try:
         return _value(found[0], locale, without_cents=False)
     except _Unclear:
@@ -314,14 +316,19 @@ def _rest(found: re.Match[str], locale: Locale) -> int | float | None:
 
 
 def _times(value: int | float, power: int) -> int | float:
-    value = round(value * 10**power, 2)
+    return _whole(round(value * 10**power, 2))
+
+
+def _whole(value: int | float) -> int | float:
     return int(value) if value == int(value) else value
 
 
 def integer(text: str, locale: Locale = ANY) -> int | None:
-    """The first number in a text, if it is whole."""
+    """Return the first number in a text, if it is whole."""
     value = number(text, locale)
-    return int(value) if value is not None and value == int(value) else None
+    if value is None or value != int(value):
+        return None
+    return int(value)
 
 
 # Dates.
@@ -338,7 +345,8 @@ _DATES = (
     ),
     (
         re.compile(
-            rf"(?<!\d)(\d{{1,2}}){_ORDINAL}{_BETWEEN}(?:of\s|de\s|d')?{_NAME}{_BETWEEN}(?:del?\s)?(\d{{4}})(?!\d)"
+            rf"(?<!\d)(\d{{1,2}}){_ORDINAL}{_BETWEEN}(?:of\s|de\s|d')?{_NAME}{_BETWEEN}"
+            r"(?:del?\s)?(\d{4})(?!\d)"
         ),
         (3, 2, 1),
     ),
@@ -349,10 +357,7 @@ _SLASHED = re.compile(r"(?<!\d)(\d{1,2})([/-])(\d{1,2})\2(\d{4})(?!\d)")
 
 
 def day(text: str, locale: Locale = ANY) -> str | None:
-    """The first date in a text, as 2026-11-15.
-
-    Of 03/04/2026 the month is the first, unless it cannot be or the locale has it second.
-    """
+    """Return the first date in a text as 2026-11-15; the locale decides about 03/04/2026."""
     text = _ascii(text).replace("–", "-")
     found: list[tuple[int, str]] = []
     for pattern, places in _DATES:
@@ -361,15 +366,13 @@ def day(text: str, locale: Locale = ANY) -> str | None:
                 found.append((match.start(), written))
                 break
     for match in _SLASHED.finditer(text):
-        if written := _slashed(match[4], match[1], match[3], locale):
+        first, second = match[1], match[3]
+        if int(first) > 12 or (locale.day_first and int(second) <= 12):
+            first, second = second, first
+        if written := _written(match[4], first, second):
             found.append((match.start(), written))
             break
     return min(found)[1] if found else None
-
-
-def _slashed(year: str, first: str, second: str, locale: Locale) -> str | None:
-    day_first = int(first) > 12 or (locale.day_first and int(second) <= 12)
-    return _written(year, second, first) if day_first else _written(year, first, second)
 
 
 def _written(year: str, name: str, of_month: str) -> str | None:
@@ -381,6 +384,8 @@ def _written(year: str, name: str, of_month: str) -> str | None:
 
 
 def boolean(text: str) -> bool | None:
-    """Whether a text says yes or no, in whichever language."""
+    """Return whether a text says yes or no, in any language."""
     word = text.strip().rstrip(".!。！")
-    return answers().get(plain(word)) if len(word) <= MAX_ANSWER else None
+    if len(word) > MAX_ANSWER:
+        return None
+    return answers().get(plain(word))

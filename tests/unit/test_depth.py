@@ -8,8 +8,8 @@ import pytest
 from crawler.errors import FetchError
 from crawler.judge import judge
 from crawler.sites import depth, selectors, structured
-from crawler.sites.config import Field
 from crawler.sites.depth import MAX_RUN, parse
+from crawler.sites.sitefile import Field
 from tests.support.tasks import page
 
 

@@ -21,7 +21,7 @@ from crawler.logs import printable
 from crawler.resilience import retry
 from crawler.results import flat
 from crawler.sites import depth, pairs, selectors, structured, values, words
-from crawler.sites.config import Field
+from crawler.sites.sitefile import Field
 from tests.support.tasks import page
 
 URL = "https://county.example/records/1?a=b"

@@ -12,9 +12,9 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.fetch.budget import Budget
 from crawler.sites import css, selectors, values
-from crawler.sites.config import Field
 from crawler.sites.depth import parse
 from crawler.sites.selectors import MAX_LOOKS, extract, pattern
+from crawler.sites.sitefile import Field
 
 URL = "https://county.example/parcels/7"
 PLENTY = 10**9

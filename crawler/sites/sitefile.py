@@ -1,0 +1,551 @@
+"""The keys of a file in `config/`: their types, defaults and checks, and how a file is read."""
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from stat import S_ISREG
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from crawler.config import DEFAULT_RATE, interval
+from crawler.errors import InputError, UrlError
+
+MAX_SIZE, MAX_DEPTH, MAX_VALUES = 1_000_000, 10, 50_000
+"""Bytes of a file, levels of nesting, and values; what an alias repeats counts each time."""
+MAX_FIELDS, MAX_HOSTS, MAX_HEADERS, MAX_HEADER = 500, 10_000, 100, 8_000
+MISSING = "missing"  # the record's list of required fields without a value
+PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_FIELD_NAME = re.compile(r"\w[\w -]{0,99}")
+_ATTRIBUTE = re.compile(r"[^\s\"'<>/=\x00-\x1f]{1,100}")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
+_HEADER_VALUE = re.compile(r"[\t -~\xa0-\xff]*")
+_NOT_IN_HOSTS = re.compile(r"[/?#@\s*\\{}%]")
+_KINDS = {"scalar": "a single value", "sequence": "a list", "mapping": "a mapping"}
+_ANSWERS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_SITE_ONLY = ("hosts", "url_template")
+_PLANNED = {
+    "use_llm": "reading of pages by a language model",
+    "start_urls": "crawls of whole sites",
+}
+"""Keys of features that this version does not have."""
+
+Type = Literal["text", "number", "integer", "date", "url", "boolean", "html"]
+Boolean = Annotated[bool, Meta(description="true or false")]
+Attempts = Annotated[int, Meta(ge=1, le=20, description="a whole number from 1 to 20")]
+Requests = Annotated[int, Meta(ge=1, le=1000, description="a whole number from 1 to 1000, or none")]
+Delay = Annotated[float, Meta(ge=0, le=86400, description="a number from 0 to 86400 seconds")]
+Wait = Annotated[float, Meta(ge=0.1, le=86400, description="a number from 0.1 to 86400 seconds")]
+Timeout = Annotated[float, Meta(ge=0.1, le=3600, description="a number from 0.1 to 3600 seconds")]
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a page is tried, and the longest waits: after the first failure, and at all."""
+
+    attempts: Attempts = 3
+    base_s: Timeout = 1.0
+    cap_s: Wait = 600.0
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    """One value, or a list of all values, that a selector finds in a page."""
+
+    css: str
+    attr: str = ""  # the attribute that holds the value; without one it is the element's text
+    all: Boolean = False
+    regex: str = ""  # what of the text counts: the first group, or the whole match
+    type: Type = "text"
+    locale: str = ""
+    required: Boolean = False  # whether a record without the field names it in `missing`
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Every key of a file, with its value where no file sets it."""
+
+    hosts: tuple[str, ...] = ()
+    rate: str = DEFAULT_RATE
+    concurrency: int = 2  # requests at a time; 0 is no limit
+    delay_s: Delay = 0.0
+    limit_per: Literal["domain", "ip"] = "domain"
+    timeout_s: Timeout = 60.0
+    connect_timeout_s: Timeout = 10.0
+    retry: Retry = Retry()
+    respect_robots: Boolean = True
+    headers: tuple[tuple[str, str], ...] = ()
+    fetcher: Literal["http"] = "http"
+    url_template: str | None = None
+    encoding: str | None = None  # the charset of every page, whatever pages and their headers say
+    locale: str | None = None
+    fields: dict[str, Field] = {}
+    structured: Boolean | None = None
+    """Whether records hold what any page says about itself; if not set: where fields are not."""
+
+
+class Node(msgspec.Struct):
+    """A value of a file: a text, a list, or a mapping with keys and values in turn."""
+
+    kind: str
+    line: int
+    anchor: str
+    text: str = ""
+    is_null: bool = False
+    items: list["Node"] = []
+    size: int = 1
+    """Values in it, with those that aliases repeat; while it is read, values before it."""
+
+
+Entries = dict[str, tuple[int, Node]]  # line and value by key
+
+
+class _Wrong(Exception):
+    """Why a value cannot be used, and its line."""
+
+    def __init__(self, reason: str, line: int) -> None:
+        super().__init__(reason, line)
+        self.reason, self.line = reason, line
+
+
+def read(path: Path, is_site: bool) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the checked values of a file and the lines of its keys; nothing without a file."""
+    text = _text_of(path)
+    if text is None:
+        return {}, {}
+    try:
+        entries = _top_entries(text, is_site)
+        return _checked(entries, Settings), {key: line for key, (line, _) in entries.items()}
+    except _Wrong as wrong:
+        raise InputError(str(path), wrong.reason, wrong.line) from None
+
+
+def _top_entries(text: str, is_site: bool) -> Entries:
+    nodes = _compose(text)
+    if not nodes or nodes[0].is_null:
+        return {}
+    if nodes[0].kind != "mapping":
+        raise _Wrong("the file must consist of lines such as `key: value`", nodes[0].line)
+    entries = _entries(nodes[0])
+    for key, (line, node) in entries.items():
+        if key in _SITE_ONLY and not is_site and not node.is_null:
+            reason = f"{key} belongs into the file of a site (sites/<site>.yaml), not here"
+            raise _Wrong(reason, line)
+        if key in _PLANNED:
+            reason = f"{key} is not in force yet: this version has no {_PLANNED[key]}; take it out"
+            raise _Wrong(reason, line)
+    return entries
+
+
+# YAML.
+
+
+def _text_of(path: Path) -> str | None:
+    try:
+        status = path.stat()
+        if not S_ISREG(status.st_mode):
+            raise InputError(str(path), "this is not a file")
+        if status.st_size > MAX_SIZE:
+            reason = f"the file has {status.st_size:,} bytes, more than {MAX_SIZE:,}"
+            raise InputError(str(path), reason)
+        data = path.read_bytes()
+        return data.decode("utf-8-sig")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(str(path), f"the file cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(str(path), "the file is not UTF-8", line) from None
+
+
+def _events(text: str) -> Iterator[Any]:
+    import yaml
+
+    try:
+        yield from yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise _Wrong(f"the character {error.character:#x} is not allowed", line) from None
+    except yaml.MarkedYAMLError as error:
+        mark, last = error.problem_mark or error.context_mark, text.count("\n")
+        line = min(getattr(mark, "line", last), last) + 1
+        raise _Wrong(f"not YAML: {error.problem or error.context}", line) from None
+
+
+def _compose(text: str) -> list[Node]:
+    """Return the file's node, if there is one.
+
+    `yaml.compose` has no bounds: nesting would crash it, and aliases could fill the memory.
+    """
+    import yaml
+
+    top = Node("sequence", 1, "")
+    open_nodes = [top]
+    anchors: dict[str, Node] = {}
+    values = 0
+    for event in _events(text):
+        line = event.start_mark.line + 1
+        match event:
+            case yaml.DocumentStartEvent():
+                if top.items:
+                    raise _Wrong("a second document begins here (---); only one is read", line)
+            case yaml.CollectionEndEvent():
+                node = open_nodes.pop()
+                node.size = values - node.size
+                anchors[node.anchor] = node
+            case yaml.AliasEvent(anchor=name):
+                if name not in anchors:
+                    reason = f"*{name} stands for nothing: there is no &{name} before it"
+                    raise _Wrong(reason, line)
+                open_nodes[-1].items.append(anchors[name])
+                values += anchors[name].size
+            case yaml.ScalarEvent() | yaml.CollectionStartEvent():
+                if event.tag not in (None, "!"):
+                    raise _Wrong(f"tags such as {event.tag[:60]} are not allowed", line)
+                if len(open_nodes) > MAX_DEPTH + 1:
+                    raise _Wrong(f"nested more than {MAX_DEPTH} deep", line)
+                node = _node(event, line)
+                open_nodes[-1].items.append(node)
+                if node.kind == "scalar":
+                    anchors[node.anchor] = node
+                else:
+                    open_nodes.append(node)
+                    node.size = values
+                values += 1
+        if values > MAX_VALUES:
+            raise _Wrong(f"more than {MAX_VALUES:,} values, with what aliases repeat", line)
+    return top.items
+
+
+def _node(event: Any, line: int) -> Node:
+    kind = type(event).__name__.removesuffix("Event").removesuffix("Start").lower()
+    if kind != "scalar":
+        return Node(kind, line, event.anchor)
+    is_null = event.implicit[0] and event.value.lower() in ("", "~", "null")
+    return Node(kind, line, event.anchor, event.value, is_null)
+
+
+def _entries(mapping: Node) -> Entries:
+    entries: Entries = {}
+    for name, value in zip(mapping.items[::2], mapping.items[1::2], strict=True):
+        if name.kind != "scalar":
+            raise _Wrong("a key must be a single word", name.line)
+        if name.text in entries:
+            first = entries[name.text][0]
+            reason = f"the key {name.text[:60]!r} is here again; it was in line {first}"
+            raise _Wrong(reason, name.line)
+        entries[name.text] = name.line, value
+    return entries
+
+
+# Checks of any key.
+
+
+def _checked(entries: Entries, keys: type[msgspec.Struct], inside: str = "") -> dict[str, Any]:
+    """Check the values of a mapping; a null leaves its key unset."""
+    types = _types(keys)
+    given: dict[str, Any] = {}
+    for key, (line, node) in entries.items():
+        if key not in types:
+            reason = f"there is no key {key[:60]!r}{inside}; {_nearest(key, types)}"
+            raise _Wrong(reason, line)
+        if not node.is_null:
+            given[key] = _value(key, node, types[key])
+    return given
+
+
+@cache
+def _types(keys: type[msgspec.Struct]) -> dict[str, Any]:
+    return get_type_hints(keys, include_extras=True)
+
+
+def _value(key: str, node: Node, kind: Any) -> Any:
+    if key in _NODE_CHECKS:
+        return _NODE_CHECKS[key](node)
+    text = _text(key, node)
+    try:
+        if key in _TEXT_CHECKS:
+            return _TEXT_CHECKS[key](text)
+        return _converted(text, kind)
+    except ValueError as error:
+        separator = ":"
+        if str(error).startswith("must be "):
+            separator = ""
+        raise _Wrong(f"{key}{separator} {error}", node.line) from None
+
+
+def _converted(text: str, kind: Any) -> Any:
+    if text in get_args(kind):
+        return text  # msgspec takes ten times as long for a Literal
+    try:
+        return msgspec.convert(_typed(text), kind)
+    except msgspec.ValidationError:
+        raise ValueError(f"must be {_expected(kind, text)}") from None
+
+
+def _typed(text: str) -> object:
+    """Return what a plain word means: an answer, a number, or itself."""
+    if text.lower() in _ANSWERS:
+        return _ANSWERS[text.lower()]
+    if re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _expected(kind: Any, text: str) -> str:
+    found = f"not {text[:60]!r}"
+    if type(None) in get_args(kind):
+        kind = get_args(kind)[0]
+    if metadata := getattr(kind, "__metadata__", ()):
+        return f"{metadata[0].description}, {found}"
+    names = get_args(kind)
+    if len(names) == 1:
+        return f"{names[0]}, {found}"
+    near = difflib.get_close_matches(text.lower(), names, n=1)
+    hint = "".join(f"; did you mean {name}?" for name in near)
+    return f"one of {', '.join(names)}, {found}{hint}"
+
+
+def _nearest(word: str, names: Iterable[str]) -> str:
+    names = list(names)
+    if near := difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5):
+        return f"did you mean {near[0]}?"
+    return f"known are {', '.join(names)}"
+
+
+def _text(key: str, node: Node) -> str:
+    if node.kind != "scalar":
+        raise _Wrong(f"{key} must be a single value, not {_KINDS[node.kind]}", node.line)
+    text: str = node.text.strip()
+    if not text:
+        raise _Wrong(f"{key} is empty", node.line)
+    return text
+
+
+def _mapping(key: str, node: Node, limit: int = MAX_VALUES) -> Entries:
+    if node.kind != "mapping":
+        expected = "a mapping (lines such as `name: value`, further in)"
+        raise _Wrong(f"{key} must be {expected}, not {_KINDS[node.kind]}", node.line)
+    entries = _entries(node)
+    if len(entries) > limit:
+        raise _Wrong(f"{key} has {len(entries):,} entries, more than {limit}", node.line)
+    return entries
+
+
+# Checks of single keys. Those of a text raise `ValueError`.
+
+
+def _rate(text: str) -> str:
+    try:
+        interval(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, not {text[:60]!r}") from None
+    return text
+
+
+def _concurrency(text: str) -> int:
+    if text == "none":
+        return 0
+    return int(_converted(text, Requests))
+
+
+def _hosts(node: Node) -> tuple[str, ...]:
+    nodes = [node]
+    if node.kind == "sequence":
+        nodes = node.items
+    if len(nodes) > MAX_HOSTS:
+        raise _Wrong(f"hosts has {len(nodes):,} names, more than {MAX_HOSTS:,}", node.line)
+    hosts: dict[str, None] = {}
+    for item in nodes:
+        try:
+            host = _host_name(_text("hosts", item))
+        except ValueError as error:
+            raise _Wrong(f"hosts: {error}", item.line) from None
+        if host in hosts:
+            raise _Wrong(f"hosts names {host} twice", item.line)
+        hosts[host] = None
+    return tuple(hosts)
+
+
+def _host_name(text: str) -> str:
+    from crawler.urls import parse
+
+    name = text.removeprefix("*.")
+    star = text.removesuffix(name)
+    if name.count(":") > 1 and not name.startswith("["):
+        name = f"[{name}]"
+    has_port = ":" in name and not name.endswith("]")
+    if not has_port and not _NOT_IN_HOSTS.search(name):
+        try:
+            host = host_of(parse(f"http://{name}/").url)
+        except UrlError:
+            host = ""
+        is_address = ":" in host or host.replace(".", "").isdigit()
+        if host and not (star and is_address):
+            return star + host
+    hint = "without a port; *.example.org for all below it"
+    if "/" in text:
+        hint = "without https:// and without a path"
+    wanted = f"write it as county.example.org, {hint}"
+    raise ValueError(f"{text[:100]!r} is not a host name; {wanted}")
+
+
+def host_of(url: str) -> str:
+    """Return the host of a URL in lower case, without port, brackets and final dot."""
+    authority = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+    host, _, port = authority.rpartition(":")
+    if not host or not port.isdigit():
+        host = authority
+    return host.strip("[]").rstrip(".").lower()
+
+
+def _retry(node: Node) -> dict[str, Any]:
+    given = _checked(_mapping("retry", node), Retry, " in retry")
+    if given.get("base_s", 0.0) > given.get("cap_s", math.inf):
+        raise _Wrong("retry: base_s is more than cap_s", node.line)
+    return given
+
+
+def _headers(node: Node) -> dict[str, str | None]:
+    """Check headers; a null removes that of the defaults. No message may show a value."""
+    from crawler.fetch.session import RESERVED  # imports the client, which few commands need
+
+    headers: dict[str, str | None] = {}
+    lines: dict[str, int] = {}
+    for name, (line, value) in _mapping("headers", node, MAX_HEADERS).items():
+        folded = name.lower()
+        if not _HEADER_NAME.fullmatch(name):
+            raise _Wrong(f"headers: {name[:60]!r} is not a header's name", line)
+        if folded in lines:
+            reason = f"{name} is here again; it was in line {lines[folded]}"
+            raise _Wrong(f"headers: {reason}", line)
+        lines[folded] = line
+        if folded in RESERVED:
+            reason = f"{name} is set by the program itself, for each request"
+            raise _Wrong(f"headers: {reason}", line)
+        its = f"headers: the value of {name}"
+        if value.kind != "scalar":
+            raise _Wrong(f"{its} must be a single text, not {_KINDS[value.kind]}", value.line)
+        text = value.text.strip()
+        if not _HEADER_VALUE.fullmatch(text):
+            raise _Wrong(f"{its} holds a line break or another sign that no header may", line)
+        if len(text) > MAX_HEADER:
+            raise _Wrong(f"{its} has {len(text):,} characters, more than {MAX_HEADER:,}", line)
+        headers[name] = None if value.is_null else text
+    return headers
+
+
+def _template(text: str) -> str:
+    from crawler.urls import parse
+
+    names = PLACEHOLDER.findall(text)
+    sample = PLACEHOLDER.sub("0", text)
+    if "{" in sample or "}" in sample or not all(name.strip() for name in names):
+        raise ValueError("a brace is open or empty; placeholders are columns, as in {parcel_id}")
+    if not names:
+        reason = "it has no placeholder, such as {parcel_id}"
+        raise ValueError(f"{reason}: every row would get the same URL")
+    scheme, _, rest = text.partition("://")
+    authority = re.split(r"[/?#\\]", rest, maxsplit=1)[0]
+    if rest and "{" in scheme + authority:
+        raise ValueError("the host must be the same for all rows; placeholders stand behind it")
+    if "@" in authority:
+        raise ValueError("it holds a user name or a password; secrets have no place in it")
+    try:
+        url = parse(sample).url
+    except UrlError as error:
+        raise ValueError(str(error)) from None
+    # The host is written as a browser would: the one checked is the one dialled.
+    origin = "/".join(url.split("/")[:3])
+    return origin + rest.removeprefix(authority)
+
+
+def _encoding(text: str) -> str:
+    from crawler.fetch import charset  # imports detection, which few commands need
+
+    name = charset.named(text)
+    if not name:
+        raise ValueError(f"{text[:60]!r} is not a charset; {_nearest(text, charset.NAMES)}")
+    return name
+
+
+def _locale(text: str) -> str:
+    from crawler.sites import locales
+
+    try:
+        return locales.named(text)
+    except KeyError:
+        language = text.replace("_", "-").partition("-")[0].lower()
+    near = [name for name in locales.KNOWN if name.partition("-")[0] == language]
+    hint = f"did you mean one of {', '.join(near)}?"
+    if not near:
+        hint = _nearest(language, [name for name in locales.KNOWN if "-" not in name])
+    raise ValueError(f"{text[:60]!r} is not a known locale; {hint}")
+
+
+def _fields(node: Node) -> dict[str, Field]:
+    entries = _mapping("fields", node, MAX_FIELDS)
+    return {name: _field(name, line, value) for name, (line, value) in entries.items()}
+
+
+def _field(name: str, line: int, node: Node) -> Field:
+    if not _FIELD_NAME.fullmatch(name):
+        allowed = "letters, digits, spaces, - and _ make one"
+        raise _Wrong(f"fields: {name[:60]!r} is not a name; {allowed}", line)
+    if name == MISSING:
+        meaning = "the name of the list of required fields that a page lacks"
+        raise _Wrong(f"fields: {MISSING!r} is {meaning}", line)
+    if node.kind == "scalar":
+        return Field(css=_value("css", node, str))
+    entries = _mapping(f"the field {name}", node)
+    given = _checked(entries, Field, f" in the field {name}")
+    if "css" not in given:
+        raise _Wrong(f"the field {name} has no css, the selector that finds it", line)
+    if given.get("type") == "html" and "attr" in given:
+        reason = "an attribute has no html; leave out attr or the type"
+        raise _Wrong(f"the field {name}: {reason}", entries["type"][0])
+    return Field(**given)
+
+
+def _selector(text: str) -> str:
+    from crawler.sites import css
+
+    css.compile(text)
+    return text
+
+
+def _regex(text: str) -> str:
+    from crawler.sites.selectors import pattern
+
+    pattern(text)
+    return text
+
+
+def _attr(text: str) -> str:
+    text = text.lower()
+    if not _ATTRIBUTE.fullmatch(text):
+        raise ValueError(f"{text[:60]!r} is not an attribute's name")
+    return text
+
+
+_NODE_CHECKS: dict[str, Callable[[Node], Any]] = {
+    "hosts": _hosts,
+    "retry": _retry,
+    "headers": _headers,
+    "fields": _fields,
+}
+_TEXT_CHECKS: dict[str, Callable[[str], Any]] = {
+    "rate": _rate,
+    "concurrency": _concurrency,
+    "url_template": _template,
+    "encoding": _encoding,
+    "locale": _locale,
+    "css": _selector,
+    "regex": _regex,
+    "attr": _attr,
+}
