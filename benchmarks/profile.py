@@ -32,9 +32,9 @@ PEERS = WORK / "peers" / "bin" / "python"
 STAGES: dict[str, tuple[str, ...]] = {
     "claim": ("crawler.worker.Worker._claim_now",),
     "permit": (
-        "crawler.resilience.keeper.Keeper.book",
-        "crawler.resilience.keeper.Keeper.flush",
-        "crawler.resilience.keeper.Keeper.report",
+        "crawler.resilience.permit_client.PermitClient.reserve",
+        "crawler.resilience.permit_client.PermitClient.flush",
+        "crawler.resilience.permit_client.PermitClient.report",
         "crawler.scraping.passage.Passage.request",
         "crawler.scraping.passage.Passage.close",
     ),

@@ -32,9 +32,9 @@ from crawler.fetch.robots import Robots
 from crawler.fetch.session import LiveSession, Sessions
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import JobOptions, Outcome, Rule, Task, TaskStatus
-from crawler.resilience.keeper import Booking, Keeper
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import LEASE_S, Ask, Permit, Report
+from crawler.resilience.permit_client import PermitClient, Reservation
 from crawler.scraping import pipeline
 from crawler.scraping.passage import Passage
 from crawler.sites import config as sites
@@ -88,7 +88,7 @@ Watcher = Callable[[Task, Outcome | None], None]
 """Told of every page: once when it begins, and with its outcome when that is committed."""
 
 
-Claimed = tuple[Task, Booking | None]
+Claimed = tuple[Task, Reservation | None]
 
 
 class Errand(NamedTuple):
@@ -122,7 +122,7 @@ class Worker:
         )
         self._name = f"{kind}:{os.getpid()}"
         alone = MemoryPermit(self._owner.id, settings.circuit_breaker_fail_max, fresh=False)
-        self._keeper = Keeper(permit(self._owner.id) if permit else alone, self._shared_name)
+        self._permits = PermitClient(permit(self._owner.id) if permit else alone, self._shared_name)
         self._robots = Robots(self._lpm.run / "robots")
         self._sessions = Sessions(self._lpm.folder / "sessions")
         self._given = given or Errand(JobOptions(), None)
@@ -201,7 +201,7 @@ class Worker:
     def forget(self, domain: str, owner: str) -> None:
         """A process has died: what it had in flight at a domain has ended."""
         with contextlib.suppress(RuntimeError):  # stopping: then the lease does it
-            self._claims.submit(self._keeper.forget, domain, owner)
+            self._claims.submit(self._permits.forget, domain, owner)
 
     def watch_stop(self, descriptor: int) -> None:
         """Stop when the descriptor becomes readable."""
@@ -258,7 +258,7 @@ class Worker:
             await asyncio.gather(*self._calls, *self._pages, return_exceptions=True)
             await asyncio.to_thread(self._writer.stop, 5)
             await asyncio.sleep(0)  # so that the last group is heard of
-            await self._loop.run_in_executor(self._claims, self._keeper.flush)
+            await self._loop.run_in_executor(self._claims, self._permits.flush)
             for beat in beats:
                 beat.cancel()
         self._claims.shutdown()
@@ -286,7 +286,7 @@ class Worker:
     def _renew(self) -> None:
         """Keep the permits, and give back what this process holds without knowing: else it would
         stay so for ever."""
-        self._keeper.renew()
+        self._permits.renew()
         with contextlib.suppress(StoreError), self._lpm.errors():  # then the next time
             if given := self._lpm.ledger.give_back(self._owner.id, self._held, time.time()):
                 log.warning("%d tasks were leased and forgotten, and are pending again", given)
@@ -480,7 +480,7 @@ class Worker:
                     if unused:
                         count = len(unused)
                         about = unused[0]
-                        self._keeper.report(
+                        self._permits.report(
                             Report(domain=about.domain, rule=about.rule, slots=count, unused=count)
                         )
             self._held.update((task.id, task.fence) for task in tasks)
@@ -489,7 +489,7 @@ class Worker:
             self._last_domain = tasks[-1].domain
         # With all that is due at closed domains there is no need to look before the first of them
         # opens.
-        opens_s = self._keeper.opens_s()
+        opens_s = self._permits.opens_s()
         self._pause_s = (
             POLL_S if wanted or opens_s is None else min(max(opens_s, 0.005), CLOSED_POLL_S)
         )
@@ -499,7 +499,7 @@ class Worker:
         self,
         due: Due,
         rule: Rule,
-        booked: Sequence[Booking] | None,
+        booked: Sequence[Reservation] | None,
         room: int,
         queues: Sequence[str],
     ) -> Place:
@@ -508,7 +508,7 @@ class Worker:
             return Place(due, room, fits)
         # Bad pages stand together: one from elsewhere tells whether it is them or the domain,
         # before its circuit opens.
-        probes = booked[0].probe or self._keeper.is_refusing(due.domain)
+        probes = booked[0].probe or self._permits.is_refusing(due.domain)
         return Place(due, len(booked), fits, queues if probes else ())
 
     @property
@@ -540,7 +540,7 @@ class Worker:
     def _wanted(self, queues: Sequence[str], room: int) -> tuple[list[tuple[Due, Rule]], bool]:
         """Where tasks are due that may go as far as this process knows, in their order; says too if
         others are due."""
-        self._keeper.flush()
+        self._permits.flush()
         wanted: list[tuple[Due, Rule]] = []
         asked: set[str] = set()
         more = False
@@ -550,7 +550,7 @@ class Worker:
             if len(wanted) >= room:
                 return wanted, True
             rule = self._rule(due.domain, due.job_id)
-            if rule.limited and (due.domain in asked or self._keeper.closed_s(due.domain)):
+            if rule.limited and (due.domain in asked or self._permits.closed_s(due.domain)):
                 more = True  # what opens meanwhile belongs to what is more urgent there
                 continue
             if rule.limited:
@@ -558,13 +558,15 @@ class Worker:
             wanted.append((due, rule))
         return wanted, more
 
-    def _book_all(self, wanted: Sequence[tuple[Due, Rule]], room: int) -> dict[str, list[Booking]]:
+    def _book_all(
+        self, wanted: Sequence[tuple[Due, Rule]], room: int
+    ) -> dict[str, list[Reservation]]:
         asks = [
             Ask(domain=due.domain, rule=rule, wish=self._lpm.ledger.due_count(due, room))
             for due, rule in wanted
             if rule.limited
         ]
-        return {ask.domain: got for ask, got in zip(asks, self._keeper.book(asks), strict=True)}
+        return {ask.domain: got for ask, got in zip(asks, self._permits.reserve(asks), strict=True)}
 
     def _shared_name(self, domain: str) -> str:
         """What a domain's limits are shared under: a server that counts addresses counts each of
@@ -593,18 +595,18 @@ class Worker:
         self._jobs[job_id] = (errand, time.monotonic() + ERRAND_S)
         return errand
 
-    def _begin(self, task: Task, booking: Booking | None) -> None:
+    def _begin(self, task: Task, booking: Reservation | None) -> None:
         page = self._loop.create_task(self._page(task, booking))
         self._pages.add(page)
         page.add_done_callback(self._pages.discard)
 
-    async def _book(self, ask: Ask) -> Booking:
-        [booked] = await self._loop.run_in_executor(self._claims, self._keeper.book, [ask])
+    async def _book(self, ask: Ask) -> Reservation:
+        [booked] = await self._loop.run_in_executor(self._claims, self._permits.reserve, [ask])
         if not booked:
-            raise self._keeper.refusal(ask.domain)
+            raise self._permits.refusal(ask.domain)
         return booked[0]
 
-    async def _page(self, task: Task, booking: Booking | None) -> None:
+    async def _page(self, task: Task, booking: Reservation | None) -> None:
         outcome = Outcome(task=task, status=TaskStatus.PENDING, worker=self._name, charge=False)
         try:
             outcome = await self._attempt(outcome, booking)
@@ -642,7 +644,7 @@ class Worker:
             self._gave_way.popitem(last=False)
         return min(SHORT_S * (1 << min(times - 1, 10)), GIVE_WAY_MOST_S)
 
-    async def _attempt(self, begun: Outcome, booking: Booking | None) -> Outcome:
+    async def _attempt(self, begun: Outcome, booking: Reservation | None) -> Outcome:
         task = begun.task
 
         def begin() -> None:
@@ -667,7 +669,7 @@ class Worker:
             rule,
             rule_of,
             self._book,
-            self._keeper,
+            self._permits,
             begin,
             lambda: budget.waited_s,
         )
@@ -715,7 +717,7 @@ class Worker:
     def _report(self) -> None:
         self._reporting = False
         if not self.stopping:
-            self._claims.submit(self._keeper.flush)
+            self._claims.submit(self._permits.flush)
 
     def _hear_stored(self, outcomes: Sequence[Outcome]) -> None:
         """Called by the writer's thread."""
@@ -793,8 +795,8 @@ class Worker:
             claimed = await self._loop.run_in_executor(self._claims, self._claim_one, task)
         finally:
             if claimed is None and booking:
-                self._keeper.report(
-                    Report(domain=domain, rule=rule, unused=int(self._keeper.is_latest(booking)))
+                self._permits.report(
+                    Report(domain=domain, rule=rule, unused=int(self._permits.is_latest(booking)))
                 )
         return ((claimed, booking), 0.0) if claimed else (None, POLL_S)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 
 from crawler.models import RetryClass
-from crawler.resilience.permit import RETRY_AFTER_MOST_S
+from crawler.resilience.permit import MAX_RETRY_AFTER_S
 
 _S, _L, _D, _G = RetryClass.SOON, RetryClass.LATER, RetryClass.SLOW_DOWN, RetryClass.GIVE_UP
 CLASSES = {
@@ -57,7 +57,7 @@ def delay(
     in one wave.
     """
     if retry_after_s:
-        return min(retry_after_s, RETRY_AFTER_MOST_S) + jitter() * min(5.0, retry_after_s)
+        return min(retry_after_s, MAX_RETRY_AFTER_S) + jitter() * min(5.0, retry_after_s)
     bound: float = min(cap_s, base_s * _TIMES.get(kind, 0.0) * 2**failures)
     return jitter() * bound
 
@@ -67,9 +67,9 @@ def retry_after(header: str, now: float) -> float | None:
     where it means none."""
     text = header.strip()[:MAX_DATE]
     if text.isdecimal():
-        return min(float(text[:12]), RETRY_AFTER_MOST_S) or None
+        return min(float(text[:12]), MAX_RETRY_AFTER_S) or None
     try:
         wait_s: float = parsedate_to_datetime(text).timestamp() - now
     except (ValueError, TypeError, OverflowError):
         return None
-    return min(wait_s, RETRY_AFTER_MOST_S) if wait_s > 0 else None
+    return min(wait_s, MAX_RETRY_AFTER_S) if wait_s > 0 else None

@@ -8,8 +8,8 @@ from types import TracebackType
 from crawler import urls
 from crawler.errors import FetchError, NotNow, OwnShortage
 from crawler.models import Rule, Sent
-from crawler.resilience.keeper import Booking, Keeper
 from crawler.resilience.permit import LATE_S, Ask, Report
+from crawler.resilience.permit_client import PermitClient, Reservation
 
 HOP_AHEAD_S = 120.0
 """A page that has begun may wait so long for the permit of its next request; others wait in the
@@ -18,7 +18,7 @@ _BUSY = frozenset({"rate", "at a time", "just begun"})
 _NEVER_SENT = frozenset({"forbidden_address", "bad_request", "bad_url", "dns"})
 """Reasons for which nothing has reached the domain."""
 
-Book = Callable[[Ask], Awaitable[Booking]]
+Book = Callable[[Ask], Awaitable[Reservation]]
 """Books one request; raises `NotNow` where it cannot be had."""
 Check = Callable[[str], Awaitable[None]]
 """Raises where a URL must not be asked for."""
@@ -32,18 +32,18 @@ class Passage:
         self,
         domain: str,
         url: str,
-        booking: Booking | None,
+        booking: Reservation | None,
         rule: Rule,
         rule_of: Callable[[str], Rule],
         book: Book,
-        keeper: Keeper,
+        keeper: PermitClient,
         begin: Callable[[], None],
         waited_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._domain, self._url, self._booking = domain, url, booking
         self._holds = booking is not None
         self._rules, self._rule_of = {domain: rule}, rule_of
-        self._book, self._keeper = book, keeper
+        self._book, self._permits = book, keeper
         self.begin: Callable[[], None] | None = begin
         """To be called once, with the page's first request."""
         self.waited_s = waited_s
@@ -76,7 +76,7 @@ class Passage:
         """A request has ended; elsewhere its place is free again, the page's own is kept until the
         page's end."""
         if domain != self._domain and (rule := self.rule(domain)).limited:
-            self._keeper.report(Report(domain=domain, rule=rule))
+            self._permits.report(Report(domain=domain, rule=rule))
 
     def obey(self, url: str, crawl_delay_s: float) -> None:
         """Note what the robots.txt of a URL's host says about delays; none takes an earlier one
@@ -87,7 +87,7 @@ class Passage:
     async def wait(self, domain: str, rule: Rule) -> None:
         """Have a booking, and be there in time; elsewhere it comes with a place, which the request
         gives back."""
-        booking: Booking | None = None
+        booking: Reservation | None = None
         if self._booking is not None and self._booking.domain == domain:
             booking, self._booking = self._booking, None
         elsewhere, holds, late_s = domain != self._domain, False, LATE_S
@@ -108,10 +108,10 @@ class Passage:
                 booking, late_s = None, 2 * late_s
         except BaseException:
             if holds:
-                self._keeper.report(Report(domain=domain, rule=rule))
+                self._permits.report(Report(domain=domain, rule=rule))
             raise
 
-    async def _have(self, domain: str, rule: Rule, slots: bool) -> Booking:
+    async def _have(self, domain: str, rule: Rule, slots: bool) -> Reservation:
         """Book; where the domain is only busy, try again for a while: else the page would begin
         from the beginning."""
         ask = Ask(
@@ -136,8 +136,8 @@ class Passage:
                 continue
             own, told = domain == self._domain, last is not None and domain == last.domain
             answered = told or any(sent.domain == domain for sent in self.sent)
-            unused = own and self._booking is not None and self._keeper.is_latest(self._booking)
-            self._keeper.report(
+            unused = own and self._booking is not None and self._permits.is_latest(self._booking)
+            self._permits.report(
                 Report(
                     domain=domain,
                     rule=rule,

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from crawler.errors import NotNow
 from crawler.models import Rule
-from crawler.resilience.keeper import Booking, Keeper
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import Ask, Report
+from crawler.resilience.permit_client import PermitClient, Reservation
 from crawler.scraping.passage import Passage
 
 TEN_A_SECOND = Rule(interval_s=0.1, at_a_time=9)
@@ -33,44 +33,44 @@ def clock() -> Clock:
     return Clock()
 
 
-def keeper(clock: Callable[[], float]) -> tuple[Keeper, MemoryPermit]:
-    """A process's book, and the permit behind it."""
+def permit_client(clock: Callable[[], float]) -> tuple[PermitClient, MemoryPermit]:
+    """A process's client, and the permit behind it."""
     permit = MemoryPermit("me", 5, clock=clock, fresh=False)
-    return Keeper(permit, clock=clock), permit
+    return PermitClient(permit, clock=clock), permit
 
 
 def test_a_domain_that_refused_is_not_asked_before_its_time(clock: Clock) -> None:
     """Until then it is closed, and the soonest of all closed ones is known."""
-    book, _ = keeper(clock)
+    client, _ = permit_client(clock)
     asks = [
         Ask(domain="a.example", rule=Rule(interval_s=1), wish=5),
         Ask(domain="b.example", rule=Rule(interval_s=5), wish=2),
     ]
 
-    first, second = book.book(asks)
+    first, second = client.reserve(asks)
 
     assert (len(first), len(second)) == (1, 1)
-    assert 0 < book.closed_s("a.example") < book.closed_s("b.example")
-    assert book.opens_s() == pytest.approx(book.closed_s("a.example"))
+    assert 0 < client.closed_s("a.example") < client.closed_s("b.example")
+    assert client.opens_s() == pytest.approx(client.closed_s("a.example"))
     assert (
-        book.refusal("b.example").wait_s > 4 > book.closed_s("b.example")
+        client.refusal("b.example").wait_s > 4 > client.closed_s("b.example")
     )  # it is looked at now and then
     clock.now += 60
-    assert (book.closed_s("a.example"), book.opens_s()) == (0.0, None)
+    assert (client.closed_s("a.example"), client.opens_s()) == (0.0, None)
 
 
 def test_a_place_that_falls_free_opens_its_domain(clock: Clock) -> None:
     """Where requests at a time are what limits, the end of one is the time to ask again."""
-    book, permit = keeper(clock)
+    client, permit = permit_client(clock)
     rule = Rule(at_a_time=2)
-    [booked] = book.book([Ask(domain="a.example", rule=rule, wish=5)])
+    [booked] = client.reserve([Ask(domain="a.example", rule=rule, wish=5)])
     assert len(booked) == 2
-    assert book.closed_s("a.example") > 0
+    assert client.closed_s("a.example") > 0
 
-    book.report(Report(domain="a.example", rule=rule, good=True))
-    book.flush()
+    client.report(Report(domain="a.example", rule=rule, good=True))
+    client.flush()
 
-    assert book.closed_s("a.example") == 0
+    assert client.closed_s("a.example") == 0
     assert permit.domains()[0].in_flight == 1
 
 
@@ -87,21 +87,21 @@ def test_ordinary_answers_of_a_domain_are_reported_as_one(clock: Clock) -> None:
     """All places are given back; a block, a slow answer and another domain keep words of their own,
     in order."""
     permit = Heard("me", 5, clock=clock, fresh=False)
-    book, rule = Keeper(permit, clock=clock), Rule(at_a_time=20)
-    book.book(
+    client, rule = PermitClient(permit, clock=clock), Rule(at_a_time=20)
+    client.reserve(
         [Ask(domain="a.example", rule=rule, wish=8), Ask(domain="b.example", rule=rule, wish=1)]
     )
     good = Report(domain="a.example", rule=rule, good=True, latency_s=0.2)
 
-    book.report(good)
-    book.report(Report(domain="b.example", rule=rule, good=True))
-    book.report(replace(good, latency_s=0.4))
-    book.report(replace(good, block="captcha", good=False))
-    book.report(good)
-    book.report(replace(good, latency_s=9.0))
-    book.report(good)
-    book.report(good)
-    book.flush()
+    client.report(good)
+    client.report(Report(domain="b.example", rule=rule, good=True))
+    client.report(replace(good, latency_s=0.4))
+    client.report(replace(good, block="captcha", good=False))
+    client.report(good)
+    client.report(replace(good, latency_s=9.0))
+    client.report(good)
+    client.report(good)
+    client.flush()
 
     told = [
         (each.domain, each.slots, each.block, round(each.latency_s, 3)) for each in permit.heard
@@ -123,23 +123,23 @@ def test_ordinary_answers_of_a_domain_are_reported_as_one(clock: Clock) -> None:
 def test_limits_by_address_have_a_name_of_their_own(clock: Clock) -> None:
     """Two addresses of a fleet do not count for each other."""
     permit = MemoryPermit("me", 5, clock=clock, fresh=False)
-    book = Keeper(permit, key=lambda domain: f"{domain}@10.0.0.1", clock=clock)
+    client = PermitClient(permit, key=lambda domain: f"{domain}@10.0.0.1", clock=clock)
 
-    [[booking]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND)])
-    book.report(Report(domain="a.example", rule=TEN_A_SECOND))
-    book.flush()
+    [[booking]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    client.report(Report(domain="a.example", rule=TEN_A_SECOND))
+    client.flush()
 
     assert booking.domain == "a.example"
     assert [domain.domain for domain in permit.domains()] == ["a.example@10.0.0.1"]
 
 
-def passage(book: Keeper, booking: Booking | None, begun: list[str]) -> Passage:
+def passage(client: PermitClient, booking: Reservation | None, begun: list[str]) -> Passage:
     """A page of a.example, whose hops are booked as they come."""
 
-    async def more(ask: Ask) -> Booking:
-        [booked] = book.book([ask])
+    async def more(ask: Ask) -> Reservation:
+        [booked] = client.reserve([ask])
         if not booked:
-            raise book.refusal(ask.domain)
+            raise client.refusal(ask.domain)
         return booked[0]
 
     return Passage(
@@ -149,7 +149,7 @@ def passage(book: Keeper, booking: Booking | None, begun: list[str]) -> Passage:
         TEN_A_SECOND,
         lambda domain: TEN_A_SECOND,
         more,
-        book,
+        client,
         lambda: begun.append("begun"),
     )
 
@@ -157,10 +157,10 @@ def passage(book: Keeper, booking: Booking | None, begun: list[str]) -> Passage:
 def test_every_request_is_booked_and_noted() -> None:
     """The first uses what was booked for the page; a redirect takes its own, at another domain a
     place, too."""
-    book, permit = keeper(time.monotonic)
-    [[booking]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    client, permit = permit_client(time.monotonic)
+    [[booking]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
     begun: list[str] = []
-    page = passage(book, booking, begun)
+    page = passage(client, booking, begun)
 
     async def go() -> None:
         for url in ("http://a.example/", "http://a.example/2", "http://b.example/"):
@@ -171,7 +171,7 @@ def test_every_request_is_booked_and_noted() -> None:
     asyncio.run(go())
     page.good = True
     page.close()
-    book.flush()
+    client.flush()
 
     assert [sent.domain for sent in page.sent] == ["a.example", "a.example", "b.example"]
     assert page.sent[1].began - page.sent[0].began >= 0.09
@@ -185,14 +185,14 @@ def test_a_page_that_was_never_asked_for_gives_its_booking_back() -> None:
     can be given back."""
     ask = Ask(domain="a.example", rule=TEN_A_SECOND, ahead_s=10)
     for latest in (True, False):
-        book, permit = keeper(Clock())
-        book.book([ask])
-        [[booking]] = book.book([ask])
+        client, permit = permit_client(Clock())
+        client.reserve([ask])
+        [[booking]] = client.reserve([ask])
         if not latest:
-            book.book([ask])
-        passage(book, booking, []).close()
-        book.flush()
-        [[again]] = book.book([ask])
+            client.reserve([ask])
+        passage(client, booking, []).close()
+        client.flush()
+        [[again]] = client.reserve([ask])
 
         assert (again.at == pytest.approx(booking.at)) is latest
         assert permit.domains()[0].in_flight == 2 + (not latest)
@@ -201,9 +201,9 @@ def test_a_page_that_was_never_asked_for_gives_its_booking_back() -> None:
 def test_a_request_that_is_late_is_booked_anew() -> None:
     """What was booked for a moment that has passed does not go out together with those behind
     it."""
-    book, _ = keeper(time.monotonic)
-    [[booking]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND)])
-    page = passage(book, booking, [])
+    client, _ = permit_client(time.monotonic)
+    [[booking]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    page = passage(client, booking, [])
 
     async def go() -> None:
         time.sleep(0.05)  # noqa: ASYNC251 - the loop is to stand still
@@ -212,7 +212,7 @@ def test_a_request_that_is_late_is_booked_anew() -> None:
 
     asyncio.run(go())
     assert page.sent[0].began > 0
-    [[following]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND, ahead_s=5)])
+    [[following]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND, ahead_s=5)])
     assert following.at - booking.at > 0.2
 
 
@@ -220,15 +220,22 @@ def test_a_late_request_goes_where_few_can_be_late_together() -> None:
     """At a rate that gives more in the time of grace than may be under way at all, nothing is
     booked anew."""
     fast = Rule(interval_s=0.0001, at_a_time=10)
-    book, _ = keeper(time.monotonic)
-    [[booking]] = book.book([Ask(domain="a.example", rule=fast)])
+    client, _ = permit_client(time.monotonic)
+    [[booking]] = client.reserve([Ask(domain="a.example", rule=fast)])
     late = replace(booking, at=booking.at - 1)
 
-    async def more(ask: Ask) -> Booking:
+    async def more(ask: Ask) -> Reservation:
         raise AssertionError("it was booked anew")
 
     page = Passage(
-        "a.example", "https://a.example/", late, fast, lambda domain: fast, more, book, lambda: None
+        "a.example",
+        "https://a.example/",
+        late,
+        fast,
+        lambda domain: fast,
+        more,
+        client,
+        lambda: None,
     )
 
     async def ask() -> None:
@@ -241,9 +248,9 @@ def test_a_late_request_goes_where_few_can_be_late_together() -> None:
 
 def test_a_hop_that_cannot_be_had_is_not_a_failure() -> None:
     """The domain's own word is passed on."""
-    book, permit = keeper(time.monotonic)
+    client, permit = permit_client(time.monotonic)
     permit.report([Report(domain="b.example", rule=TEN_A_SECOND, slots=0, retry_after_s=600)])
-    page = passage(book, None, [])
+    page = passage(client, None, [])
 
     async def go() -> None:
         async with page.request("http://b.example/"):
@@ -259,14 +266,14 @@ def test_a_hop_that_cannot_be_had_is_not_a_failure() -> None:
 def test_a_late_request_elsewhere_keeps_one_place_and_gives_it_back(refused: bool) -> None:
     """However often it must be booked anew, and also where that is refused in the end, no place is
     left behind."""
-    book, permit = keeper(time.monotonic)
+    client, permit = permit_client(time.monotonic)
     asks: list[Ask] = []
 
-    async def more(ask: Ask) -> Booking:
+    async def more(ask: Ask) -> Reservation:
         asks.append(ask)
         if refused and len(asks) == 2:
             raise NotNow(ask.domain, "open", 30.0)
-        [booked] = book.book([ask])
+        [booked] = client.reserve([ask])
         if len(asks) == 1:
             time.sleep(0.05)  # noqa: ASYNC251 - the loop is to stand still
         return booked[0]
@@ -278,7 +285,7 @@ def test_a_late_request_elsewhere_keeps_one_place_and_gives_it_back(refused: boo
         TEN_A_SECOND,
         lambda domain: TEN_A_SECOND,
         more,
-        book,
+        client,
         lambda: None,
     )
 
@@ -291,7 +298,7 @@ def test_a_late_request_elsewhere_keeps_one_place_and_gives_it_back(refused: boo
             asyncio.run(go())
     else:
         asyncio.run(go())
-    book.flush()
+    client.flush()
 
     assert len(asks) == 2
     assert permit.domains()[0].in_flight == 0
@@ -299,10 +306,10 @@ def test_a_late_request_elsewhere_keeps_one_place_and_gives_it_back(refused: boo
 
 def test_each_domain_hears_of_its_own_delay_and_answer() -> None:
     """A Crawl-delay is its host's, and a domain that answered with a redirect has answered."""
-    book, permit = keeper(time.monotonic)
+    client, permit = permit_client(time.monotonic)
     permit.report([Report(domain="a.example", rule=TEN_A_SECOND, slots=0, block="http_503")] * 2)
-    [[booking]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND)])
-    page = passage(book, booking, [])
+    [[booking]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    page = passage(client, booking, [])
 
     async def go() -> None:
         page.obey("http://a.example/", 0.0)
@@ -315,7 +322,7 @@ def test_each_domain_hears_of_its_own_delay_and_answer() -> None:
     asyncio.run(go())
     page.good, page.block = False, "captcha"
     page.close()
-    book.flush()
+    client.flush()
 
     known = {domain.domain: domain for domain in permit.domains()}
     assert (known["a.example"].failures, known["a.example"].crawl_delay_s) == (0, 0.0)
@@ -326,10 +333,10 @@ def test_a_domain_is_not_told_that_this_process_kept_the_page_waiting(clock: Clo
     """What a request took is noted without the wait of its page for a turn: that slows no domain
     down."""
     waited = [0.0]
-    book, _ = keeper(clock)
+    client, _ = permit_client(clock)
     rule = Rule()
     about = ("a.example", "https://a.example/", None, rule, lambda domain: rule)
-    passage = Passage(*about, _no_booking, book, lambda: None, lambda: waited[0])
+    passage = Passage(*about, _no_booking, client, lambda: None, lambda: waited[0])
 
     async def work() -> None:
         async with passage.request("https://a.example/"):
@@ -339,5 +346,5 @@ def test_a_domain_is_not_told_that_this_process_kept_the_page_waiting(clock: Clo
     assert passage.sent[0].seconds < 0
 
 
-async def _no_booking(ask: Ask) -> Booking:
+async def _no_booking(ask: Ask) -> Reservation:
     raise AssertionError(f"nothing is to be booked, and {ask} was")
