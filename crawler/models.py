@@ -204,6 +204,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     retry: RetryClass | None = None
     """What was decided about a failure."""
     not_before: float = 0.0
+    block: str = ""
+    """The kind of block that the domain's circuit breaker counts, if any."""
+    retry_after_s: float = 0.0
+    """How long the server asks to be left alone."""
     charge: bool = True
     """False where no failure is to be counted: a stop broke it off, or the domain must wait."""
     shortage: bool = False

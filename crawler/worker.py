@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import uvloop
@@ -29,14 +29,14 @@ from crawler.errors import GaveWay, NotNow, StoreError, shortage_of
 from crawler.fetch.budget import Budget, Memory, Turns
 from crawler.fetch.http import Client
 from crawler.fetch.robots import Robots
-from crawler.fetch.session import LiveSession, Sessions
+from crawler.fetch.session import Sessions
 from crawler.lpm import LocalPersistenceManager, low_on_disk
-from crawler.models import JobOptions, Outcome, Rule, Task, TaskStatus
+from crawler.models import Outcome, Rule, Task, TaskStatus
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import LEASE_S, Ask, Permit, Report
 from crawler.resilience.permit_client import PermitClient, Reservation
-from crawler.scraping import pipeline
-from crawler.scraping.passage import Passage
+from crawler.scraping.pipeline import Attempt, FetchOptions
+from crawler.scraping.request_gate import RequestGate
 from crawler.sites import config as sites
 from crawler.writer import SHORT_S, Writer, given_back, internal_failure
 
@@ -61,7 +61,7 @@ REPORT_S = 0.02
 POLL_S, CLOSED_POLL_S = 0.03, 0.25
 """How often to look again for more urgent work, and how often at least while all domains with work
 are closed."""
-ERRAND_S = 5.0
+OPTIONS_S = 5.0
 SLOW_S, SLOW_TIMES = 2.0, 4
 """A page that takes longer than this makes room for another, up to so many times the pages of a
 process: servers that hang must not keep it from those that answer."""
@@ -91,13 +91,6 @@ Watcher = Callable[[Task, Outcome | None], None]
 Claimed = tuple[Task, Reservation | None]
 
 
-class Errand(NamedTuple):
-    """How the pages of a job are asked for."""
-
-    options: JobOptions
-    session: LiveSession | None
-
-
 class Worker:
     """The loop outlives the messages: a page in flight stays with it when its time slice is
     over."""
@@ -108,7 +101,7 @@ class Worker:
         kind: str = "worker",
         watch: Watcher = lambda task, outcome: None,
         permit: Callable[[str], Permit] | None = None,
-        given: Errand | None = None,
+        given: FetchOptions | None = None,
     ) -> None:
         gc.freeze()  # what is there now stays: no collection need look at it again
         gc.set_threshold(*GARBAGE)
@@ -125,10 +118,10 @@ class Worker:
         self._permits = PermitClient(permit(self._owner.id) if permit else alone, self._shared_name)
         self._robots = Robots(self._lpm.run / "robots")
         self._sessions = Sessions(self._lpm.folder / "sessions")
-        self._given = given or Errand(JobOptions(), None)
+        self._given = given or FetchOptions()
         self._alone = given is not None
         self._resumes = self._rearm_at = 0.0
-        self._jobs: dict[int | None, tuple[Errand, float]] = {}
+        self._jobs: dict[int | None, tuple[FetchOptions, float]] = {}
         self._claims = ThreadPoolExecutor(1, "claims")
         self._memory, self._turns = Memory(settings.max_body), Turns()
         self._budgets: dict[tuple[int, int], Budget] = {}
@@ -312,8 +305,8 @@ class Worker:
         while not self.stopping and time.monotonic() < end:
             self._page_ended.clear()
             claimed, more = await self._claim(queues)
-            for task, booking in claimed:
-                self._begin(task, booking)
+            for task, reservation in claimed:
+                self._begin(task, reservation)
             begun += len(claimed)
             if self._suspect and self._idle:
                 begun += await self._try_alone(self._suspect)
@@ -457,15 +450,15 @@ class Worker:
             if not self._lpm.ledger.has_due(queues):
                 return [], self._suspect is not None
             wanted, more = self._wanted(queues, room)
-            booked = self._book_all(wanted, room)
+            reserved = self._reserve_all(wanted, room)
             claimed: list[Claimed] = []
             try:
                 places = [
                     self._place(
-                        due, rule, booked[due.domain] if rule.limited else None, room, queues
+                        due, rule, reserved[due.domain] if rule.limited else None, room, queues
                     )
                     for due, rule in wanted
-                    if not rule.limited or booked[due.domain]
+                    if not rule.limited or reserved[due.domain]
                 ]
                 tasks, left = self._lpm.ledger.claim(self._owner.id, places, room, now)
                 limited = {(due.domain, due.job_id): rule.limited for due, rule in wanted}
@@ -473,10 +466,10 @@ class Worker:
                     job = (task.domain, task.job_id)
                     if job not in limited:
                         limited[job] = self._rule(*job).limited
-                    mine = booked.get(task.domain) if limited[job] else None
+                    mine = reserved.get(task.domain) if limited[job] else None
                     claimed.append((task, mine.pop(0) if mine else None))
             finally:
-                for unused in booked.values():
+                for unused in reserved.values():
                     if unused:
                         count = len(unused)
                         about = unused[0]
@@ -499,17 +492,17 @@ class Worker:
         self,
         due: Due,
         rule: Rule,
-        booked: Sequence[Reservation] | None,
+        reserved: Sequence[Reservation] | None,
         room: int,
         queues: Sequence[str],
     ) -> Place:
         fits = partial(self._fits, due.domain, rule)
-        if booked is None:
+        if reserved is None:
             return Place(due, room, fits)
         # Bad pages stand together: one from elsewhere tells whether it is them or the domain,
         # before its circuit opens.
-        probes = booked[0].probe or self._permits.is_refusing(due.domain)
-        return Place(due, len(booked), fits, queues if probes else ())
+        probes = reserved[0].probe or self._permits.is_refusing(due.domain)
+        return Place(due, len(reserved), fits, queues if probes else ())
 
     @property
     def _idle(self) -> bool:
@@ -558,7 +551,7 @@ class Worker:
             wanted.append((due, rule))
         return wanted, more
 
-    def _book_all(
+    def _reserve_all(
         self, wanted: Sequence[tuple[Due, Rule]], room: int
     ) -> dict[str, list[Reservation]]:
         asks = [
@@ -574,12 +567,12 @@ class Worker:
         return domain if self._sites.limit_per(domain) == "domain" else f"{domain}@{_own_address()}"
 
     def _rule(self, domain: str, job_id: int | None) -> Rule:
-        return self._sites.rule(domain, self._errand(job_id).options.rate)
+        return self._sites.rule(domain, self._fetch_options(job_id).options.rate)
 
     def _fits(self, domain: str, rule: Rule, job_id: int | None) -> bool:
         return self._rule(domain, job_id) == rule
 
-    def _errand(self, job_id: int | None) -> Errand:
+    def _fetch_options(self, job_id: int | None) -> FetchOptions:
         """How a job's pages are asked for; looked up anew from time to time, because a job can be
         continued otherwise.
 
@@ -588,28 +581,28 @@ class Worker:
         known = self._jobs.get(job_id)
         if known and known[1] > time.monotonic():
             return known[0]
-        errand = self._given
+        how = self._given
         if job_id is not None:
             job = self._lpm.ledger.job_by_id(job_id)
-            errand = Errand(job.options, self._sessions.of(job.name))
-        self._jobs[job_id] = (errand, time.monotonic() + ERRAND_S)
-        return errand
+            how = FetchOptions(job.options, self._sessions.of(job.name))
+        self._jobs[job_id] = (how, time.monotonic() + OPTIONS_S)
+        return how
 
-    def _begin(self, task: Task, booking: Reservation | None) -> None:
-        page = self._loop.create_task(self._page(task, booking))
+    def _begin(self, task: Task, reservation: Reservation | None) -> None:
+        page = self._loop.create_task(self._page(task, reservation))
         self._pages.add(page)
         page.add_done_callback(self._pages.discard)
 
-    async def _book(self, ask: Ask) -> Reservation:
-        [booked] = await self._loop.run_in_executor(self._claims, self._permits.reserve, [ask])
-        if not booked:
+    async def _reserve(self, ask: Ask) -> Reservation:
+        [reserved] = await self._loop.run_in_executor(self._claims, self._permits.reserve, [ask])
+        if not reserved:
             raise self._permits.refusal(ask.domain)
-        return booked[0]
+        return reserved[0]
 
-    async def _page(self, task: Task, booking: Reservation | None) -> None:
+    async def _page(self, task: Task, reservation: Reservation | None) -> None:
         outcome = Outcome(task=task, status=TaskStatus.PENDING, worker=self._name, charge=False)
         try:
-            outcome = await self._attempt(outcome, booking)
+            outcome = await self._attempt(outcome, reservation)
         except (
             Exception
         ) as error:  # whatever it is, no task may stay leased to a process that has forgotten it
@@ -644,16 +637,16 @@ class Worker:
             self._gave_way.popitem(last=False)
         return min(SHORT_S * (1 << min(times - 1, 10)), GIVE_WAY_MOST_S)
 
-    async def _attempt(self, begun: Outcome, booking: Reservation | None) -> Outcome:
+    async def _attempt(self, begun: Outcome, reservation: Reservation | None) -> Outcome:
         task = begun.task
 
         def begin() -> None:
             self._slots[task.id] = self._owner.begin(task.id)
             self._watch(task, None)
 
-        errand = self._jobs[task.job_id][0]
+        how = self._jobs[task.job_id][0]
         site = self._sites.of(task.url, task.platform)
-        rule_of = partial(self._sites.rule, rate=errand.options.rate)
+        rule_of = partial(self._sites.rule, rate=how.options.rate)
         rule = rule_of(task.domain)
         budget = self._budgets[task.id, task.fence] = Budget(
             self._settings.stall_s * CPU_SHARE,
@@ -662,42 +655,45 @@ class Worker:
             turns=self._turns,
         )
         budget.times = self._gave_way.get(task.id, 0)
-        passage = Passage(
+        gate = RequestGate(
             task.domain,
             task.url,
-            booking,
+            reservation,
             rule,
             rule_of,
-            self._book,
+            self._reserve,
             self._permits,
             begin,
             lambda: budget.waited_s,
         )
-        order = pipeline.Order(
-            task=task,
-            site=site,
-            rule=rule,
-            session=errand.session,
-            respect_robots=site.respect_robots and not errand.options.ignore_robots,
+        attempt = Attempt(
+            task,
+            site,
+            how,
+            fetch=self._client.fetch,
+            gate=gate,
+            robots=self._robots,
+            budget=budget,
+            worker=self._name,
         )
         self._fetching[task.id] = time.monotonic()
+        outcome = begun
         try:
-            return await pipeline.scrape(
-                order, self._client.fetch, passage, self._robots, worker=self._name, budget=budget
-            )
+            outcome = await attempt.run()
         except asyncio.CancelledError:
-            return msgspec.structs.replace(begun, sent=tuple(passage.sent))
+            outcome = msgspec.structs.replace(begun, sent=tuple(gate.sent))
         except Exception as error:
             budget.release()  # nothing of the page is kept
-            return self._broken_off(
-                msgspec.structs.replace(begun, sent=tuple(passage.sent), rule=rule), error
+            outcome = self._broken_off(
+                msgspec.structs.replace(begun, sent=tuple(gate.sent), rule=rule), error
             )
         finally:
             self._fetching.pop(task.id, None)
-            passage.close()
+            gate.close(outcome)
             self._make_room()
-            if order.rule.limited:
+            if rule.limited:
                 self._report_soon()
+        return outcome
 
     def _mark(self, task: int, working: bool) -> None:
         """The crash marker: if this process dies or stands still over a page's bytes, that page
@@ -782,23 +778,25 @@ class Worker:
         """Book a request for one task and lease it; else in how many seconds to ask again."""
         if self._is_short and not (self._memory.is_full and self._memory.relieve()):
             return None, POLL_S
-        errand = await self._loop.run_in_executor(self._claims, self._errand, job_id)
-        rule = self._sites.rule(domain, errand.options.rate)
-        booking = None
+        how = await self._loop.run_in_executor(self._claims, self._fetch_options, job_id)
+        rule = self._sites.rule(domain, how.options.rate)
+        reservation = None
         if rule.limited:
             try:
-                booking = await self._book(Ask(domain=domain, rule=rule))
+                reservation = await self._reserve(Ask(domain=domain, rule=rule))
             except NotNow as error:
                 return None, error.wait_s
         claimed = None
         try:
             claimed = await self._loop.run_in_executor(self._claims, self._claim_one, task)
         finally:
-            if claimed is None and booking:
+            if claimed is None and reservation:
                 self._permits.report(
-                    Report(domain=domain, rule=rule, unused=int(self._permits.is_latest(booking)))
+                    Report(
+                        domain=domain, rule=rule, unused=int(self._permits.is_latest(reservation))
+                    )
                 )
-        return ((claimed, booking), 0.0) if claimed else (None, POLL_S)
+        return ((claimed, reservation), 0.0) if claimed else (None, POLL_S)
 
     def _stand(self, task: int) -> tuple[TaskStatus, float, str, int | None]:
         with self._lpm.errors():

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crawler.judge import decided
 from crawler.models import RetryClass
 from crawler.resilience.permit import MAX_RETRY_AFTER_S
-from crawler.resilience.retry import class_of, delay, retry_after
+from crawler.resilience.retry import delay, retry_after
 
 NOW = 1_794_812_400.0
 
@@ -37,7 +38,7 @@ NOW = 1_794_812_400.0
 )
 def test_each_reason_has_a_class(reason: str, kind: RetryClass) -> None:
     """One table decides; what it does not know is given up."""
-    assert class_of(reason) is kind
+    assert decided(reason).retry is kind
 
 
 @given(failures=st.integers(0, 50), chance=st.floats(0, 1))

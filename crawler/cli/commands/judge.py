@@ -145,15 +145,16 @@ def _judged(settings: Settings, page: Page, path: str) -> Verdict:
 
 
 def _decides(verdict: Verdict) -> dict[str, Any]:
-    """What follows from it: `retry` of a plain status comes from the table of reasons, as in the
-    pipeline."""
-    from crawler.resilience.retry import class_of
-
-    retry = verdict.retry or (None if verdict.completed else class_of(verdict.name))
+    """What follows from it."""
+    state = "failed"
+    if verdict.completed:
+        state = "completed"
+    elif verdict.retry in _AGAIN:
+        state = "pending"
     return {
-        "state": "completed" if verdict.completed else "pending" if retry in _AGAIN else "failed",
+        "state": state,
         "quarantine": verdict.quarantine,
-        "retry": retry,
+        "retry": verdict.retry,
         "breaker": verdict.block,
         "proxy_score": verdict.proxy_score,
     }

@@ -1,4 +1,4 @@
-"""The requests of one page, each with its permit, and a process's own book about permits."""
+"""The requests of one page, each with its permit, and a process's own permits."""
 
 import asyncio
 import time
@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from crawler.errors import NotNow
-from crawler.models import Rule
+from crawler.models import Outcome, Page, Rule, Task, TaskStatus
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import Ask, Report
 from crawler.resilience.permit_client import PermitClient, Reservation
-from crawler.scraping.passage import Passage
+from crawler.scraping.request_gate import RequestGate
 
 TEN_A_SECOND = Rule(interval_s=0.1, at_a_time=9)
 
@@ -125,15 +125,15 @@ def test_limits_by_address_have_a_name_of_their_own(clock: Clock) -> None:
     permit = MemoryPermit("me", 5, clock=clock, fresh=False)
     client = PermitClient(permit, key=lambda domain: f"{domain}@10.0.0.1", clock=clock)
 
-    [[booking]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    [[reservation]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
     client.report(Report(domain="a.example", rule=TEN_A_SECOND))
     client.flush()
 
-    assert booking.domain == "a.example"
+    assert reservation.domain == "a.example"
     assert [domain.domain for domain in permit.domains()] == ["a.example@10.0.0.1"]
 
 
-def passage(client: PermitClient, booking: Reservation | None, begun: list[str]) -> Passage:
+def gate(client: PermitClient, reservation: Reservation | None, begun: list[str]) -> RequestGate:
     """A page of a.example, whose hops are booked as they come."""
 
     async def more(ask: Ask) -> Reservation:
@@ -142,10 +142,10 @@ def passage(client: PermitClient, booking: Reservation | None, begun: list[str])
             raise client.refusal(ask.domain)
         return booked[0]
 
-    return Passage(
+    return RequestGate(
         "a.example",
         "https://a.example/",
-        booking,
+        reservation,
         TEN_A_SECOND,
         lambda domain: TEN_A_SECOND,
         more,
@@ -154,13 +154,29 @@ def passage(client: PermitClient, booking: Reservation | None, begun: list[str])
     )
 
 
+def outcome(status: int | None = None, block: str = "") -> Outcome:
+    """How a page of a.example ended: with an answer of that status, or with none."""
+    url = "https://a.example/"
+    task = Task(
+        id=1, task_id="t", url=url, domain="a.example", queue="default", priority=5, fence=1,
+        attempts=0, failures=0, loopback=False, job_id=None, job_size=None,
+    )  # fmt: skip
+    page = None
+    if status:
+        page = Page(
+            url=url, final_url=url, status=status, reason="", headers=(), body=b"", raw=b"",
+            fetched_at=0.0, fetch_s=0.0,
+        )  # fmt: skip
+    return Outcome(task=task, status=TaskStatus.FAILED, worker="me", page=page, block=block)
+
+
 def test_every_request_is_booked_and_noted() -> None:
     """The first uses what was booked for the page; a redirect takes its own, at another domain a
     place, too."""
     client, permit = permit_client(time.monotonic)
-    [[booking]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    [[reservation]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
     begun: list[str] = []
-    page = passage(client, booking, begun)
+    page = gate(client, reservation, begun)
 
     async def go() -> None:
         for url in ("http://a.example/", "http://a.example/2", "http://b.example/"):
@@ -169,8 +185,7 @@ def test_every_request_is_booked_and_noted() -> None:
 
     began = time.monotonic()
     asyncio.run(go())
-    page.good = True
-    page.close()
+    page.close(outcome(200))
     client.flush()
 
     assert [sent.domain for sent in page.sent] == ["a.example", "a.example", "b.example"]
@@ -187,14 +202,14 @@ def test_a_page_that_was_never_asked_for_gives_its_booking_back() -> None:
     for latest in (True, False):
         client, permit = permit_client(Clock())
         client.reserve([ask])
-        [[booking]] = client.reserve([ask])
+        [[reservation]] = client.reserve([ask])
         if not latest:
             client.reserve([ask])
-        passage(client, booking, []).close()
+        gate(client, reservation, []).close(outcome())
         client.flush()
         [[again]] = client.reserve([ask])
 
-        assert (again.at == pytest.approx(booking.at)) is latest
+        assert (again.at == pytest.approx(reservation.at)) is latest
         assert permit.domains()[0].in_flight == 2 + (not latest)
 
 
@@ -202,8 +217,8 @@ def test_a_request_that_is_late_is_booked_anew() -> None:
     """What was booked for a moment that has passed does not go out together with those behind
     it."""
     client, _ = permit_client(time.monotonic)
-    [[booking]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
-    page = passage(client, booking, [])
+    [[reservation]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    page = gate(client, reservation, [])
 
     async def go() -> None:
         time.sleep(0.05)  # noqa: ASYNC251 - the loop is to stand still
@@ -213,7 +228,7 @@ def test_a_request_that_is_late_is_booked_anew() -> None:
     asyncio.run(go())
     assert page.sent[0].began > 0
     [[following]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND, ahead_s=5)])
-    assert following.at - booking.at > 0.2
+    assert following.at - reservation.at > 0.2
 
 
 def test_a_late_request_goes_where_few_can_be_late_together() -> None:
@@ -221,13 +236,13 @@ def test_a_late_request_goes_where_few_can_be_late_together() -> None:
     booked anew."""
     fast = Rule(interval_s=0.0001, at_a_time=10)
     client, _ = permit_client(time.monotonic)
-    [[booking]] = client.reserve([Ask(domain="a.example", rule=fast)])
-    late = replace(booking, at=booking.at - 1)
+    [[reservation]] = client.reserve([Ask(domain="a.example", rule=fast)])
+    late = replace(reservation, at=reservation.at - 1)
 
     async def more(ask: Ask) -> Reservation:
         raise AssertionError("it was booked anew")
 
-    page = Passage(
+    page = RequestGate(
         "a.example",
         "https://a.example/",
         late,
@@ -250,7 +265,7 @@ def test_a_hop_that_cannot_be_had_is_not_a_failure() -> None:
     """The domain's own word is passed on."""
     client, permit = permit_client(time.monotonic)
     permit.report([Report(domain="b.example", rule=TEN_A_SECOND, slots=0, retry_after_s=600)])
-    page = passage(client, None, [])
+    page = gate(client, None, [])
 
     async def go() -> None:
         async with page.request("http://b.example/"):
@@ -278,7 +293,7 @@ def test_a_late_request_elsewhere_keeps_one_place_and_gives_it_back(refused: boo
             time.sleep(0.05)  # noqa: ASYNC251 - the loop is to stand still
         return booked[0]
 
-    page = Passage(
+    page = RequestGate(
         "a.example",
         "https://a.example/",
         None,
@@ -308,8 +323,8 @@ def test_each_domain_hears_of_its_own_delay_and_answer() -> None:
     """A Crawl-delay is its host's, and a domain that answered with a redirect has answered."""
     client, permit = permit_client(time.monotonic)
     permit.report([Report(domain="a.example", rule=TEN_A_SECOND, slots=0, block="http_503")] * 2)
-    [[booking]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
-    page = passage(client, booking, [])
+    [[reservation]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    page = gate(client, reservation, [])
 
     async def go() -> None:
         page.obey("http://a.example/", 0.0)
@@ -320,8 +335,7 @@ def test_each_domain_hears_of_its_own_delay_and_answer() -> None:
             pass
 
     asyncio.run(go())
-    page.good, page.block = False, "captcha"
-    page.close()
+    page.close(outcome(503, block="captcha"))
     client.flush()
 
     known = {domain.domain: domain for domain in permit.domains()}
@@ -336,14 +350,14 @@ def test_a_domain_is_not_told_that_this_process_kept_the_page_waiting(clock: Clo
     client, _ = permit_client(clock)
     rule = Rule()
     about = ("a.example", "https://a.example/", None, rule, lambda domain: rule)
-    passage = Passage(*about, _no_booking, client, lambda: None, lambda: waited[0])
+    page = RequestGate(*about, _no_booking, client, lambda: None, lambda: waited[0])
 
     async def work() -> None:
-        async with passage.request("https://a.example/"):
+        async with page.request("https://a.example/"):
             waited[0] += 100.0
 
     asyncio.run(work())
-    assert passage.sent[0].seconds < 0
+    assert page.sent[0].seconds < 0
 
 
 async def _no_booking(ask: Ask) -> Reservation:
