@@ -1,6 +1,7 @@
 """Permits for the whole fleet, in Redis. While Redis is away, each process keeps to its share."""
 
 import contextlib
+import hashlib
 import logging
 import math
 import secrets
@@ -71,7 +72,10 @@ class ClockOffset:
 
 
 class _Script:
-    """`permit.lua` in one Redis; all calls of a batch take one round trip."""
+    """`permit.lua` in one Redis; all calls of a batch take one round trip.
+
+    A Redis that does not know the script gets it, in one more round trip.
+    """
 
     def __init__(self, client: redis.Redis, monotonic: _Clock) -> None:
         self._client, self._monotonic = client, monotonic
@@ -79,16 +83,14 @@ class _Script:
         values = ", ".join(map(repr, constants.values()))
         text = resources.files(__package__).joinpath("permit.lua").read_text()
         self._text = f"local {', '.join(constants)} = {values} {text}"
-        self._sha = ""
+        self._sha = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
         self.sent = self.received = 0.0
         """When the last batch was sent and answered."""
 
     def run(self, calls: Sequence[tuple[str, ...]]) -> list[Any]:
-        """Run the script for each call; a Redis that has forgotten the script gets it again."""
+        """Run the script for each call, and return its replies."""
         if not calls:
             return []
-        if not self._sha:
-            self._sha = _text(self._client.script_load(self._text))
         replies = self._send(calls)
         unknown = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
@@ -138,7 +140,7 @@ class _OwnShare:
         return self._monotonic() < self._quiet_until
 
     def begin(self, error: Exception) -> None:
-        """Redis does not answer."""
+        """Take over, because Redis does not answer."""
         self._tried = self._monotonic()
         self._quiet_until = self._tried + QUIET_S
         self.twin = self._make_twin()
