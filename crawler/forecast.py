@@ -18,7 +18,7 @@ from crawler.models import HEADROOM, Job, Rule, Wait
 PAGE_COST_S = 0.003
 """CPU time of a page beside its parsing: client, ledger, disk."""
 PAUSE_S, PAUSE_INTERVALS = 5.0, 5.0
-"""Without a page for PAUSE_S and for PAUSE_INTERVALS times the usual interval, work stands still."""
+"""Work stands still after PAUSE_S without a page, and after PAUSE_INTERVALS usual intervals."""
 STILL_S = 3.0
 """After this time without a page, commands say why."""
 MEASURED_S = 15.0

@@ -45,6 +45,11 @@ class RetryClass(StrEnum):
     GIVE_UP = "give up"
     POISON = "poison"
 
+    @property
+    def tries_again(self) -> bool:
+        """Whether the page is tried again while attempts are left."""
+        return self not in (RetryClass.GIVE_UP, RetryClass.POISON)
+
 
 HEADROOM = 0.97
 """The share of a rate that is used, so that late packets never exceed the rate in any window."""

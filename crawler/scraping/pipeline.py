@@ -34,8 +34,6 @@ Fetch = Callable[[Request, Gate], Awaitable[Page]]
 
 MEMORY_PER_BYTE, MAX_MEMORY = 100, 64_000_000
 """Memory for parsing a page: this many times its size, up to the maximum."""
-AGAIN = frozenset({RetryClass.SOON, RetryClass.LATER, RetryClass.SLOW_DOWN})
-"""Failures that are tried again while attempts are left."""
 _encode = msgspec.json.Encoder().encode
 MIN_FREE = 10_000_000
 """Bytes of free memory that even the smallest page needs."""
@@ -101,7 +99,7 @@ class Attempt:
                 parsed = await self._budget.work(examine, page, self._site, self._budget)
                 self._apply(page, parsed, (time.perf_counter() - began) * 1000)
         except NotNow as error:
-            if self._gate.sent:  # else the same requests would be made again and again
+            if self._gate.sent:  # a postponed page would make the same requests again and again
                 message = f"the page leads to where nothing may go now: {error}"
                 self._fail(decided("refused_on_the_way"), message, error.wait_s)
             else:
@@ -169,18 +167,16 @@ class Attempt:
 
     def _apply(self, page: Page, parsed: ParsedPage, parse_ms: float) -> None:
         verdict = parsed.verdict
-        facts: dict[str, Any] = {
-            "parse_ms": parse_ms,
-            "verdict": verdict.name,
-            "quarantine": verdict.quarantine,
-        }
-        if verdict.name != "ok":
-            facts["evidence"] = verdict.evidence
+        self._note(
+            parse_ms=parse_ms,
+            verdict=verdict.name,
+            evidence=verdict.evidence * (verdict.name != "ok"),
+            quarantine=verdict.quarantine,
+        )
         if verdict.completed:
             made = {"record": parsed.encoded, "parser": parsed.parser}
-            self._note(status=TaskStatus.COMPLETED, **facts, **made)
+            self._note(status=TaskStatus.COMPLETED, **made)
             return
-        self._note(**facts)
         message = f"the server answered {page.status} {printable(page.reason[:100])[:100]}".rstrip()
         if not verdict.name.startswith("http_"):
             message += f", and the page is: {verdict.name.replace('_', ' ')}"
@@ -200,7 +196,7 @@ class Attempt:
             block=verdict.block,
             retry_after_s=retry_after_s or 0.0,
         )
-        if kind in AGAIN and failures + 1 < policy.attempts:
+        if kind.tries_again and failures + 1 < policy.attempts:
             wait_s = retry.delay(
                 kind, failures, retry_after_s, policy.base_s, policy.cap_s, self._jitter
             )

@@ -71,7 +71,7 @@ class RequestGate:
         return urls.parse(url).domain
 
     def end_request(self, domain: str) -> None:
-        """Free the place of a request that has ended; the page's own domain keeps it till `close`."""
+        """Free the place of a request that has ended; the page's own is kept till `close`."""
         if domain != self._domain and (rule := self.rule(domain)).limited:
             self._permits.report(Report(domain=domain, rule=rule))
 

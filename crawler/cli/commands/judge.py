@@ -15,9 +15,7 @@ from crawler.errors import FetchError, InputError
 from crawler.judge import Verdict
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Page, RetryClass
-
-_AGAIN = (RetryClass.SOON, RetryClass.LATER, RetryClass.SLOW_DOWN)
+from crawler.models import Page
 
 
 @click.command()
@@ -149,7 +147,7 @@ def _decides(verdict: Verdict) -> dict[str, Any]:
     state = "failed"
     if verdict.completed:
         state = "completed"
-    elif verdict.retry in _AGAIN:
+    elif verdict.retry and verdict.retry.tries_again:
         state = "pending"
     return {
         "state": state,
