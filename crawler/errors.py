@@ -106,8 +106,8 @@ class UrlError(UsageError):
 
 
 class FetchError(CrawlerError):
-    """One fetch ended without a page; `reason` is a short code, which `resilience.retry` knows what
-    to do about."""
+    """One fetch ended without a page; `reason` is a short code, and `judge.decided` says what to do
+    about it."""
 
     def __init__(self, reason: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(reason, message, retry_after_s)

@@ -1,5 +1,4 @@
-"""When work will be done: from what waits at each domain, what limits apply there and how fast
-pages came so far."""
+"""When work will be done, by the open tasks, limits and pace of each domain."""
 
 import math
 import os
@@ -17,16 +16,15 @@ from crawler.db.books import Bookkeeping
 from crawler.models import HEADROOM, Job, Rule, Wait
 
 PAGE_COST_S = 0.003
-"""What a page takes of a process beside its parsing: client, ledger, disk."""
+"""CPU time of a page beside its parsing: client, ledger, disk."""
 PAUSE_S, PAUSE_INTERVALS = 5.0, 5.0
-"""Nothing for so long, and for so many times as long as a page usually takes to come, is a
-standstill and no rate."""
+"""Work stands still after PAUSE_S without a page, and after PAUSE_INTERVALS usual intervals."""
 STILL_S = 3.0
 """After how long without a page people are told why."""
-NAMED = 3
-"""So many domains are named at most that are too slow."""
+MAX_NAMED = 3
+"""How many domains that are too slow are named."""
 TINY = 1e-9
-"""A rate times a time that falls short of a page by this little gives that page."""
+"""Rounding: a product that falls short of a page by this little gives that page."""
 MEASURED_S = 15.0
 """How long a rate is measured before a deadline is judged by it."""
 
@@ -39,17 +37,17 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What waits at a domain: tasks of the job asked about, and those of others that go first."""
+    """The tasks of a job at a domain, and those of other jobs that go first."""
 
     domain: str
     tasks: int
     ahead: int = 0
     closed_s: float = 0.0
-    """For how long nothing goes there."""
+    """How long the domain stays closed."""
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What may happen: at each domain, at a time in a process, and how many processes there are."""
+    """The limits at each domain, the pages at a time of a process, and the processes."""
 
     rule: Callable[[str], Rule]
     pages: int
@@ -58,7 +56,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Late(msgspec.Struct, frozen=True):
-    """A domain that does not give all its pages in time."""
+    """A domain whose limits make tasks miss the deadline."""
 
     domain: str
     misses: int
@@ -72,61 +70,62 @@ class Forecast(msgspec.Struct, frozen=True):
     seconds: float
     misses: int
     bottleneck: str
-    """The domain that takes longest; empty where the number of processes is what limits."""
+    """The domain that takes longest; empty if the number of processes limits."""
     bottleneck_tasks: int
     measured: bool
     """Whether pages of these domains came before; else the pace is assumed."""
     late: tuple[Late, ...] = ()
-    """The domains whose limits make tasks miss, the most misses first; what the processes make
-    miss beside these is of no domain."""
+    """The domains that make tasks miss, the most misses first. Other misses are due to too few
+    processes."""
 
 
 def forecast(
     loads: Sequence[Load], paces: Mapping[str, Pace], limits: Limits, until_s: float = math.inf
 ) -> Forecast:
-    """Each domain at its limit, all of them together at what the processes can do."""
+    """Each domain works at its limit, and all together at what the processes can do."""
     usual = _mean(list(paces.values()))
-    rates = {
-        load.domain: _rate(limits, load.domain, paces.get(load.domain, usual)) for load in loads
-    }
-    pace = _mean([paces.get(load.domain, usual) for load in loads])
-    most = min(
-        limits.processes * limits.pages / pace.fetch_s,
-        limits.processes / (pace.parse_s + PAGE_COST_S),
-    )
+    known = {load.domain: paces.get(load.domain, usual) for load in loads}
+    rates = {domain: _rate(limits, domain, pace) for domain, pace in known.items()}
+    pace = _mean([known[load.domain] for load in loads])
+    by_fetching = limits.processes * limits.pages / pace.fetch_s
+    most = min(by_fetching, limits.processes / (pace.parse_s + PAGE_COST_S))
     tasks = sum(load.tasks for load in loads)
     ahead = sum(load.ahead for load in loads)
-    times = {
-        load.domain: load.closed_s + (load.ahead + load.tasks) / rates[load.domain]
-        for load in loads
-    }
-    slowest = max(loads, key=lambda load: times[load.domain], default=Load("", 0))
     together = min((load.closed_s for load in loads), default=0.0) + (ahead + tasks) / most
-    seconds = max([together, *times.values()]) if tasks else 0.0
+
+    def takes_s(load: Load) -> float:
+        return load.closed_s + (load.ahead + load.tasks) / rates[load.domain]
+
+    slowest, longest_s = Load("", 0), 0.0
+    if loads:
+        slowest = max(loads, key=takes_s)
+        longest_s = takes_s(slowest)
+    seconds = max(together, longest_s) * (tasks > 0)
     late = [
         Late(load.domain, load.tasks - fits, load.tasks)
         for load in loads
-        if (fits := _fits(load, limits, paces.get(load.domain, usual), until_s)) < load.tasks
+        if (fits := _fits(load, limits, known[load.domain], until_s)) < load.tasks
     ]
     late.sort(key=lambda each: (-each.misses, each.domain))
     misses = 0
     if seconds > until_s:
         by_processes = tasks - max(0, math.floor(most * until_s - ahead + TINY))
         misses = max(sum(each.misses for each in late), by_processes)
-    alone = bool(loads) and times[slowest.domain] >= together
+    if longest_s < together:
+        slowest = Load("", 0)
     return Forecast(
         tasks=tasks,
         seconds=seconds,
         misses=misses,
-        bottleneck=slowest.domain if alone else "",
-        bottleneck_tasks=slowest.tasks if alone else 0,
+        bottleneck=slowest.domain,
+        bottleneck_tasks=slowest.tasks,
         measured=any(load.domain in paces for load in loads),
         late=tuple(late),
     )
 
 
 def _fits(load: Load, limits: Limits, pace: Pace, until_s: float) -> int:
-    """How many of the tasks at a domain its own limits let end in time."""
+    """Return how many tasks at a domain its own limits let end in time."""
     if until_s == math.inf:
         return load.tasks
     if until_s <= load.closed_s:
@@ -138,20 +137,26 @@ def _fits(load: Load, limits: Limits, pace: Pace, until_s: float) -> int:
 
 
 def _rate(limits: Limits, domain: str, pace: Pace) -> float:
-    """How many pages a second a domain gives at most."""
+    """Return how many pages a second a domain allows at most."""
     rule = limits.rule(domain)
-    at_once = math.inf if rule.at_a_time else limits.processes * limits.pages / pace.fetch_s
-    return min(_allowed(rule, pace), at_once)
+    rate = _allowed(rule, pace)
+    if not rule.at_a_time:
+        rate = min(rate, limits.processes * limits.pages / pace.fetch_s)
+    return rate
 
 
 def _allowed(rule: Rule, pace: Pace) -> float:
-    """How many pages a second the limits of a domain allow."""
-    by_time = HEADROOM / rule.interval_s if rule.interval_s else math.inf
-    return min(by_time, rule.at_a_time / pace.fetch_s if rule.at_a_time else math.inf)
+    """Return how many pages a second the limits of a domain allow."""
+    rate = math.inf
+    if rule.interval_s:
+        rate = HEADROOM / rule.interval_s
+    if rule.at_a_time:
+        rate = min(rate, rule.at_a_time / pace.fetch_s)
+    return rate
 
 
 def limits_of(settings: Settings, owners_folder: Path, rule: Callable[[str], Rule]) -> Limits:
-    """The limits of the workers that run here, or of those that a start would bring."""
+    """Return the limits of the running workers, or of those that a start would bring."""
     running = sum(len(children) for children in owners.workers(owners_folder).values())
     return Limits(rule, settings.pages, running or os.cpu_count() or 1, running > 0)
 
@@ -159,62 +164,60 @@ def limits_of(settings: Settings, owners_folder: Path, rule: Callable[[str], Rul
 def of_job(
     ledger: Bookkeeping, job: Job, limits: Limits, now: float, waits: Sequence[Wait] = ()
 ) -> Forecast:
-    """The forecast for what is open of a job, with what it waits for; that of a wait without an end
-    is not told."""
-    closed = {
-        wait.domain: wait.until - now
-        for wait in waits
-        if wait.until is not None and wait.until > now
-    }
+    """Return the forecast for a job's open tasks, with their waits that have an end."""
+    ends = {wait.domain: wait.until for wait in waits if wait.until and wait.until > now}
+    closed = {domain: until - now for domain, until in ends.items()}
     loads = [Load(*row, closed.get(row[0], 0.0)) for row in ledger.loads(job)]
     paces = {domain: Pace(*row) for domain, row in ledger.paces(job).items()}
-    return forecast(
-        loads, paces, limits, math.inf if job.deadline is None else max(0.0, job.deadline - now)
-    )
+    until_s = math.inf
+    if job.deadline is not None:
+        until_s = max(0.0, job.deadline - now)
+    return forecast(loads, paces, limits, until_s)
 
 
 def sentence(seen: Forecast, job: Job, limits: Limits, now: float, tz: tzinfo | None) -> str:
-    """What the forecast means: when it is done and what is to spare, or what will miss and what
-    helps."""
-    basis = "" if seen.measured else " (no page of these domains came yet: 0.5 s each is assumed)"
-    basis += "" if limits.running else f"; no worker runs now: {program()} up starts some"
+    """Say when a job is done and what is to spare, or what misses the deadline and what helps."""
+    basis = ""
+    if not seen.measured:
+        basis += " (no page of these domains came yet: 0.5 s each is assumed)"
+    if not limits.running:
+        basis += f"; no worker runs now: {program()} up starts some"
     done = times.show(now + seen.seconds, now, tz)
-    rule = limits.rule(seen.bottleneck)
+    place, count = seen.bottleneck, seen.bottleneck_tasks
+    rule = limits.rule(place)
     if job.deadline is None:
-        limited = bool(seen.bottleneck) and rule.limited
-        where = (
-            f" ({seen.bottleneck_tasks:,} of them at {seen.bottleneck}: {rule})" if limited else ""
-        )
-        return f"about {times.duration(seen.seconds)} for {seen.tasks:,} tasks{where}, done by {done}{basis}"
+        tasks = f"{seen.tasks:,} tasks"
+        if place and rule.limited:
+            tasks += f" ({count:,} of them at {place}: {rule})"
+        return f"about {times.duration(seen.seconds)} for {tasks}, done by {done}{basis}"
     if not seen.misses:
-        return (
-            f"done by {done}, {times.duration(job.deadline - now - seen.seconds)} to spare{basis}"
-        )
-    share = f"{seen.misses:,} of {seen.tasks:,} will miss the deadline {times.show(job.deadline, now, tz)}"
+        spare_s = job.deadline - now - seen.seconds
+        return f"done by {done}, {times.duration(spare_s)} to spare{basis}"
+    deadline = times.show(job.deadline, now, tz)
+    share = f"{seen.misses:,} of {seen.tasks:,} will miss the deadline {deadline}"
     ways = [*_by_domain(seen, limits), *_by_processes(seen, limits)]
     return f"{share}: {'; '.join(ways)}, or move the deadline to {done}{basis}"
 
 
 def _by_domain(seen: Forecast, limits: Limits) -> list[str]:
-    """Which domains are too slow, and how many tasks of each to drop; of many the worst are
-    named."""
+    """Name the domains that are too slow, of many the worst, and how many tasks to drop."""
     if not seen.late:
         return []
     if len(seen.late) == 1:
         [one] = seen.late
-        return [
-            f"{one.domain} takes {_takes(one, limits)}; drop {one.misses:,} "
-            f"of its {one.tasks:,} tasks"
-        ]
-    named = seen.late if len(seen.late) <= NAMED else seen.late[: NAMED - 1]
-    parts = [
-        f"{each.domain} ({_takes(each, limits)}; drop {each.misses:,} of its {each.tasks:,} tasks)"
-        for each in named
-    ]
+        return [f"{one.domain} takes {_takes(one, limits)}; {_drop(one)}"]
+    named = seen.late
+    if len(named) > MAX_NAMED:
+        named = named[: MAX_NAMED - 1]
+    parts = [f"{each.domain} ({_takes(each, limits)}; {_drop(each)})" for each in named]
     if others := seen.late[len(named) :]:
         misses, tasks = sum(each.misses for each in others), sum(each.tasks for each in others)
         parts.append(f"{len(others):,} other domains (drop {misses:,} of their {tasks:,} tasks)")
     return [f"too slow are {', '.join(parts[:-1])} and {parts[-1]}"]
+
+
+def _drop(late: Late) -> str:
+    return f"drop {late.misses:,} of its {late.tasks:,} tasks"
 
 
 def _takes(late: Late, limits: Limits) -> str:
@@ -223,14 +226,16 @@ def _takes(late: Late, limits: Limits) -> str:
 
 
 def _by_processes(seen: Forecast, limits: Limits) -> list[str]:
-    """What helps where the processes are too few even without what the domains make miss."""
+    """Say what helps if the processes are too few for what the domains allow in time."""
     left = seen.misses - sum(each.misses for each in seen.late)
-    more = " more" if seen.late else ""
-    return [f"raise --workers (now {limits.processes}), drop {left:,}{more} tasks"] if left else []
+    if not left:
+        return []
+    more = " more" * bool(seen.late)
+    return [f"raise --workers (now {limits.processes}), drop {left:,}{more} tasks"]
 
 
 class Trend:
-    """How fast work gets done of late; after a standstill the measure begins anew."""
+    """How fast tasks end of late; after a standstill the measurement starts again."""
 
     def __init__(self, over_s: float = 30.0) -> None:
         self._over_s = over_s
@@ -238,51 +243,58 @@ class Trend:
         self._moved = -math.inf
 
     def add(self, now: float, done: int) -> None:
-        """So much was done at that time."""
+        """Note how many tasks were done at a time."""
         if self._points and done != self._points[-1][1]:
             self._moved = now
-        elif self.still_s(now) > max(PAUSE_S, PAUSE_INTERVALS / self.rate if self.rate else 0.0):
+        elif self.still_s(now) > self._longest_pause_s():
             self._points.clear()
         self._points.append((now, done))
         while len(self._points) > 2 and self._points[1][0] < now - self._over_s:
             self._points.popleft()
 
+    def _longest_pause_s(self) -> float:
+        rate = self.rate
+        if not rate:
+            return PAUSE_S
+        return max(PAUSE_S, PAUSE_INTERVALS / rate)
+
     def still_s(self, now: float) -> float:
-        """For how long nothing has come."""
+        """Return the time since the last progress."""
         return now - self._moved
 
     @property
     def rate(self) -> float:
-        """Tasks a second; 0 while nothing is known, or nothing comes."""
-        if not self._points:
+        """Tasks a second; 0 while nothing is known or nothing moves."""
+        if self._span_s <= 0.2:
             return 0.0
-        (first, before), (last, done) = self._points[0], self._points[-1]
-        return max(0.0, done - before) / (last - first) if last - first > 0.2 else 0.0
+        return max(0.0, self._points[-1][1] - self._points[0][1]) / self._span_s
 
     @property
     def measured(self) -> float:
-        """The rate where it was measured for long enough to judge a deadline by it, else 0."""
-        long_enough = self._points and self._points[-1][0] - self._points[0][0] >= MEASURED_S
-        return self.rate if long_enough else 0.0
+        """The rate, if it was measured for long enough to judge a deadline by it, else 0."""
+        return self.rate * (self._span_s >= MEASURED_S)
+
+    @property
+    def _span_s(self) -> float:
+        if not self._points:
+            return 0.0
+        return self._points[-1][0] - self._points[0][0]
 
 
 def slip(job: Job, open_: int, rate: float, now: float, tz: tzinfo | None) -> str | None:
-    """What to say of a job that will not be done by its deadline at this rate; None where it will,
-    or none is set."""
+    """Say what will miss the deadline of a job at this rate; None if nothing will."""
     if job.deadline is None or not open_ or not rate or now + open_ / rate <= job.deadline:
         return None
     misses = min(open_, math.ceil(open_ - rate * max(0.0, job.deadline - now)))
+    deadline, end = times.show(job.deadline, now, tz), times.show(now + open_ / rate, now, tz)
     return (
-        f"at {rate:.1f}/s {misses:,} of {open_:,} open tasks will miss the deadline "
-        f"{times.show(job.deadline, now, tz)}; all would be done by {times.show(now + open_ / rate, now, tz)}"
+        f"at {rate:.1f}/s {misses:,} of {open_:,} open tasks will miss the deadline {deadline}; "
+        f"all would be done by {end}"
     )
 
 
 def _mean(paces: Sequence[Pace]) -> Pace:
     if not paces:
         return Pace()
-    count = len(paces)
-    return Pace(
-        max(0.001, sum(pace.fetch_s for pace in paces) / count),
-        sum(pace.parse_s for pace in paces) / count,
-    )
+    fetch_s = sum(pace.fetch_s for pace in paces) / len(paces)
+    return Pace(max(0.001, fetch_s), sum(pace.parse_s for pace in paces) / len(paces))

@@ -49,7 +49,6 @@ from crawler.models import (
     Outcome,
     Raw,
     Receipt,
-    RetryClass,
     Task,
     TaskStatus,
 )
@@ -552,7 +551,7 @@ class LocalPersistenceManager:
         if outcome.evidence:
             detail["evidence"] = [_storable(text) for text in outcome.evidence]
         if outcome.retry:
-            spent = final and outcome.retry not in (RetryClass.GIVE_UP, RetryClass.POISON)
+            spent = final and outcome.retry.tries_again
             detail["decision"] = (
                 f"{outcome.retry}, but no attempt is left" if spent else outcome.retry
             )

@@ -1,4 +1,4 @@
-"""The nouns, as frozen values."""
+"""The values that travel between the parts: tasks, pages, outcomes, jobs, counts."""
 
 from enum import StrEnum
 from typing import Any
@@ -8,10 +8,10 @@ import msgspec
 from crawler.urls import Address, without_secrets
 
 NO_DEADLINE = 9e15
-"""Stored for a task without one, so that ordering by deadline needs no special case."""
+"""Stored for a task without a deadline, so that ordering needs no special case."""
 
 UNCHANGED = "unchanged"
-"""The verdict on a page that the server says is the one that came last time."""
+"""The verdict on a page that has not changed since last time, by its server's word."""
 
 QUEUES = ("urgent", "default")
 """The queues, the more urgent one first."""
@@ -29,8 +29,7 @@ class TaskStatus(StrEnum):
 
 
 class JobStatus(StrEnum):
-    """Where a job stands; it is `importing` while its file is being read, so that it cannot end too
-    early."""
+    """Where a job stands; `importing` keeps it from ending while its file is read."""
 
     IMPORTING = "importing"
     OPEN = "open"
@@ -46,60 +45,67 @@ class RetryClass(StrEnum):
     GIVE_UP = "give up"
     POISON = "poison"
 
+    @property
+    def tries_again(self) -> bool:
+        """Whether the page is tried again while attempts are left."""
+        return self not in (RetryClass.GIVE_UP, RetryClass.POISON)
+
 
 HEADROOM = 0.97
-"""The share of a rate that is given out, so that late packets do not add up to more than the rate
-in any window."""
+"""The share of a rate that is used, so that late packets never exceed the rate in any window."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits on a domain: seconds between requests, and requests at a time; 0 means no
-    limit."""
+    """The limits on a domain: seconds between requests and requests at a time; 0 is no limit."""
 
     interval_s: float = 0.0
     at_a_time: int = 0
 
     @property
     def limited(self) -> bool:
-        """Whether there is any limit, and so any need to ask for a permit."""
+        """Whether requests need a permit."""
         return bool(self.interval_s or self.at_a_time)
 
     @property
     def window_s(self) -> float:
-        """The window in which the rate is counted: a second, or for slow ones a minute or an
-        hour."""
+        """The window in which the rate is counted: a second, a minute or an hour."""
         return next((each for each in (1.0, 60.0) if self.interval_s <= each), 3600.0)
 
     def __str__(self) -> str:
-        unit = {1.0: "s", 60.0: "m", 3600.0: "h"}[self.window_s]
-        said = [f"{self.window_s / self.interval_s:g}/{unit}"] if self.interval_s else []
-        said += [f"{self.at_a_time} at a time"] if self.at_a_time else []
-        return ", ".join(said) or "no limit"
+        parts = []
+        if self.interval_s:
+            unit = {1.0: "s", 60.0: "m", 3600.0: "h"}[self.window_s]
+            parts.append(f"{self.window_s / self.interval_s:g}/{unit}")
+        if self.at_a_time:
+            parts.append(f"{self.at_a_time} at a time")
+        return ", ".join(parts) or "no limit"
 
 
 class NewTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What a door hands in: one URL and all that came with it."""
+    """A URL to import, with all that came with it."""
 
     address: Address
     priority: int = 5
     parcel_id: str = ""
     line: int | None = None
     item: int = 1
-    """The how-many-eth row of its line it is: a JSON array may have all of them on one."""
+    """Its number on its line: a JSON array may have all rows on one."""
     input: dict[str, Any] = {}
     external_id: str | None = None
 
 
 def encoded_input(given: dict[str, Any]) -> str | None:
-    """What came with a URL as the ledger keeps it: no user name or password of any URL in it."""
+    """Encode the other columns of a row, without user names and passwords in URLs."""
+    if not given:
+        return None
     encoded = msgspec.json.encode(given)
     if b"@" in encoded:
         encoded = msgspec.json.encode(without_secrets(given))
-    return encoded.decode() if given else None
+    return encoded.decode()
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What the last page of a URL said about itself, and what its record was made with."""
+    """The last page of a URL: its validators, and what made its record."""
 
     etag: str | None
     last_modified: str | None
@@ -110,16 +116,16 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job's pages are asked for, beside its secrets."""
+    """How a job's pages are fetched, apart from its secrets."""
 
     rate: str | None = None
     ignore_robots: bool = False
     url_column: str | None = None
-    """The column of its files that has the URLs, where that is not `url`."""
+    """The column with the URLs, if it is not `url`."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """A task as its worker holds it: `fence` is the number of this claim."""
+    """A task that a worker has claimed; `fence` is the number of the claim."""
 
     id: int
     task_id: str
@@ -131,7 +137,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     failures: int
     loopback: bool
-    """Given on this machine's command line: its URL may name loopback."""
+    """Whether its URL may name loopback: it came from this machine's command line."""
     job_id: int | None
     job_size: int | None
     platform: str | None = None
@@ -142,8 +148,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """What came back: `body` is decoded (no content coding), `raw` is as received, without transfer
-    coding."""
+    """An answer: `body` has no content coding, `raw` is as received, without transfer coding."""
 
     url: str
     final_url: str
@@ -156,7 +161,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     fetch_s: float
 
     def header(self, name: str) -> str:
-        """The first header of that name, which is given in lower case, or an empty string."""
+        """Return the first header of that lower-case name, or an empty string."""
         for key, value in self.headers:
             if key.lower() == name:
                 return value
@@ -164,7 +169,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True):
-    """One request that was made: where to, when it began, how long it took."""
+    """A request that was made: its domain, start and duration."""
 
     domain: str
     began: float
@@ -172,7 +177,7 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Raw(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a page's raw record lies."""
+    """Where a page is stored in `raw/`."""
 
     segment: str
     offset: int
@@ -180,49 +185,53 @@ class Raw(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How one attempt at one task ended; the store applies it only to the claim it belongs to."""
+    """How one attempt at a task ended; the store applies it only to the claim it belongs to."""
 
     task: Task
     status: TaskStatus
-    """`pending` means: try again, not before `not_before`."""
+    """`pending` means: try again at `not_before`."""
     worker: str
     page: Page | None = None
     record: bytes = b"{}"
-    """The record as JSON: it is made where the page is worked on, within the page's budget."""
+    """The record as JSON, made within the page's budget."""
     parse_ms: float = 0.0
     parser: tuple[str, str] = ("none", "1")
     """Name and version of what made the record."""
     site: tuple[str, str] = ("default", "")
-    """Name and version of the configuration it was made with."""
+    """Name and version of its configuration."""
     verdict: str | None = None
     evidence: tuple[str, ...] = ()
     """What the verdict rests on."""
     quarantine: bool = False
-    """Whether the page is set apart from the good ones."""
+    """Whether the page is kept apart from the good ones."""
     error_type: str | None = None
     error_message: str | None = None
     retry: RetryClass | None = None
-    """What was decided about a failure."""
+    """What to do about a failure."""
     not_before: float = 0.0
+    block: str = ""
+    """The kind of block that the domain's circuit breaker counts, if any."""
+    retry_after_s: float = 0.0
+    """How long the server asks to be left alone."""
     charge: bool = True
-    """False where no failure is to be counted: a stop broke it off, or the domain must wait."""
+    """Whether a failure counts; not if a stop interrupted it or its domain must wait."""
     shortage: bool = False
-    """Whether this process or machine lacked something: then not even an attempt is counted."""
+    """Whether this process or machine lacked something: then no attempt is counted."""
     sent: tuple[Sent, ...] = ()
-    """The requests that it took; none where it never began, which costs no attempt."""
+    """The requests that were made; without any, no attempt is counted."""
     rule: Rule = Rule()
     """The limits that these requests kept."""
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """What became of a batch of new tasks."""
+    """How many tasks of a batch were new, and how many known."""
 
     accepted: int
     known: int
 
 
 class Books(msgspec.Struct, frozen=True):
-    """The counts of a job or of the whole ledger; `accepted` is the sum of the six states."""
+    """The counts of a job or the whole ledger; `accepted` is the sum of the six states."""
 
     accepted: int = 0
     pending: int = 0
@@ -237,7 +246,7 @@ class Books(msgspec.Struct, frozen=True):
 
     @property
     def open(self) -> int:
-        """How many tasks are not in a final state yet."""
+        """Tasks that are not in a final state yet."""
         return self.pending + self.processing
 
 
@@ -253,25 +262,24 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     completed_at: float | None
     deadline: float | None = None
     hold: str | None = None
-    """`paused` or `cancelled`: nothing more of it is claimed; `resuming`: it is being let go on."""
+    """`paused` or `cancelled`: nothing more is claimed; `resuming`: it is about to go on."""
     source: str = "file"
-    """The door that its tasks came through."""
+    """Where its tasks came from."""
     options: JobOptions = JobOptions()
 
     @property
     def of_gateway(self) -> bool:
-        """Whether it holds a Gateway's tasks: then it has no end of its own, and is open while an
-        agent runs."""
+        """Whether it holds a Gateway's tasks: then it stays open while an agent runs."""
         return self.source == "gateway"
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was given up: its file, imported again, is another job."""
+        """Whether it was cancelled: its file, imported again, is another job."""
         return self.hold == "cancelled"
 
     @property
     def incomplete(self) -> bool:
-        """Whether its input is not all in: it is being read, or that was broken off."""
+        """Whether its input is still being read, or reading was interrupted."""
         return self.status is JobStatus.IMPORTING and not self.of_gateway
 
     @property
@@ -279,8 +287,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """Its status, or what holds it up."""
         if self.cancelled or (self.hold and self.status is not JobStatus.DONE):
             return str(self.hold)
-        endless = self.of_gateway and self.status is JobStatus.IMPORTING
-        return JobStatus.OPEN if endless else self.status
+        if self.of_gateway and self.status is JobStatus.IMPORTING:
+            return JobStatus.OPEN
+        return self.status
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,19 +300,19 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     rate, retry, page."""
     what: str
     until: float | None = None
-    """When it ends, where one can tell."""
+    """When it ends, if known."""
     command: str = ""
-    """What is typed to change it; empty where there is nothing to do."""
+    """The command that changes it, if any."""
     effect: str = ""
     """What the command does, or what happens by itself."""
     tasks: int = 0
     domain: str = ""
     stops: bool = True
-    """Whether nothing of what was asked about goes on; else only a part waits."""
+    """Whether it stops everything that was asked about, or only a part."""
 
 
 class MissingField(msgspec.Struct, frozen=True):
-    """A required field that pages lack: how many of how many that were read for it."""
+    """A required field that some of the parsed pages lack."""
 
     name: str
     pages: int
@@ -311,22 +320,20 @@ class MissingField(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of every row of a job; `problems` says what does not add up, and is empty."""
+    """What became of every row of a job; `problems` lists what does not add up."""
 
     job: str
     status: str
     rows: int
-    """Of the input: those that made a task, those that meant one that was known already, and the
-    rejected."""
+    """All rows of the input: new tasks, known tasks and rejected rows."""
     known: int
     rejected: int
     books: Books
     reasons: dict[str, dict[str, int]]
     problems: list[str]
     accepted: list[str]
-    """What is missing, and was accepted by an explicit command."""
+    """Missing rows that were accepted by an explicit command."""
     missing_fields: list[MissingField]
-    """The required fields that pages lack, the one that most of them lack first."""
+    """Required fields that pages lack, most often missing first."""
     checksum: str
-    """sha256 over URL, parcel, state, page's hash and record of every task, in the order of
-    import."""
+    """sha256 over URL, parcel, state, page hash and record of every task, in import order."""

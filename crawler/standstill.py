@@ -1,5 +1,4 @@
-"""What keeps tasks from going on, until when, and the command that changes it: what every command
-and the log say."""
+"""What keeps tasks from going on, until when, and the command that changes it."""
 
 import contextlib
 import shlex
@@ -29,23 +28,23 @@ if TYPE_CHECKING:
     from crawler.sites.config import Sites
 
 SLOW_S = 10.0
-"""Pages on their way are waited for a little longer."""
+"""After this time without an ended page, pages in flight count as waits, too."""
 LOOK_S, COUNT_S = 2.0, 60.0
-"""How often what Redis knows is asked for, and how often all tasks are counted to check an
-index."""
-COST = 10.0
-"""After a look, so many times as long as it took pass until the next."""
+"""How often Redis is asked, and how often all tasks are counted to check an index."""
+MIN_PAUSE_TIMES = 10.0
+"""After a look, this many times its duration passes until the next."""
 MAX_JOBS = 20
-"""Jobs that are looked at one by one."""
+"""How many jobs are looked at one by one."""
+MAX_NAMED = 3
+"""If at most this many pages are in flight, the oldest is named."""
+SHOWN_SLOWDOWN = 1.005
+"""A smaller slowdown is not worth mentioning."""
 _BY_ITSELF = "it goes on by itself"
 _UNTRIED = ("", 0)
-FEW = 3
-"""Of so many pages on their way the oldest is named."""
 
 
 class Waits:
-    """Looks at the ledger, the processes, the disk and Redis; nothing is asked of them that need
-    not be."""
+    """Finds what keeps tasks waiting in the ledger, the processes, the disk and Redis."""
 
     def __init__(self, settings: Settings, lpm: LocalPersistenceManager) -> None:
         self._settings, self._lpm = settings, lpm
@@ -57,20 +56,17 @@ class Waits:
         self._sites: Sites | None = None
 
     def of(self, job: Job | None, books: Books, still_s: float | None = None) -> list[Wait]:
-        """What keeps a job, or any task, from going on, the weightiest first; empty where all goes
-        on.
+        """Return what keeps a job, or any task, from going on; what stops all comes first.
 
-        `still_s` says for how long nothing has ended; without it, the age of the pages in flight
-        tells.
+        `still_s` is the time since a task ended. Without it, the age of the pages in flight counts.
         """
         if not books.open:
             return []
         found = self.plain(job)
-        workers = [
-            note for note in owners.living(self._lpm.owners) if note.about.get("kind") == "worker"
-        ]
+        living = owners.living(self._lpm.owners)
+        workers = [note for note in living if note.about.get("kind") == "worker"]
         if not workers:
-            return found + self._nobody(books)
+            return found + self._no_worker(books)
         found += self._of_clock() + self._of_processes(workers)
         self._ask_redis()
         pages = self._pages(job)
@@ -84,73 +80,64 @@ class Waits:
         return sorted(found, key=lambda wait: not wait.stops)
 
     def plain(self, job: Job | None) -> list[Wait]:
-        """What can be seen at once, without asking Redis or counting tasks."""
-        found = [] if job is None else self._paused(job)
-        if full := no_room(self._lpm.folder, self._settings):
-            command = f"{program()} prune --raw --older-than 30d"
-            found.append(
-                Wait(kind="disk", what=full, command=command, effect="deletes old raw pages")
-            )
+        """Return what can be seen at once, without asking Redis or counting tasks."""
+        found = []
+        if job is not None and self._lpm.ledger.job(job.name).hold == "paused":
+            found.append(_paused("it is paused", _resume(job)))
+        full = no_room(self._lpm.folder, self._settings) or ""
+        if full:
+            command, effect = f"{program()} prune --raw --older-than 30d", "deletes old raw pages"
+            found.append(Wait(kind="disk", what=full, command=command, effect=effect))
         # Workers note that the disk is full, too.
-        return found + [
-            each
-            for each in self._troubles()
-            if without_figures(each.what) not in without_figures(full or "")
-        ]
+        told = without_figures(full)
+        return found + [each for each in self._troubles() if without_figures(each.what) not in told]
 
     def line(self, wait: Wait) -> str:
-        """A wait as one line: what, until when, and what changes it."""
+        """Return a wait as one line: what, until when, and what changes it."""
         return in_words(wait, time.time(), self._tz)
 
-    def _paused(self, job: Job) -> list[Wait]:
-        if self._lpm.ledger.job(job.name).hold != "paused":
-            return []
-        return [Wait(kind="paused", what="it is paused", command=_resume(job), effect="goes on")]
+    def _stack(self) -> "Stack":
+        from crawler.process import read_stack
+
+        return read_stack(self._lpm.folder)
 
     def _troubles(self) -> list[Wait]:
         """What processes have noted about themselves, and a supervisor about its restarts."""
-        from crawler.process import read_stack
-
         living = owners.living(self._lpm.owners)
         whole = all(note.trouble for note in living)
         found = {note.trouble: whole for note in living if note.trouble}
-        stack = read_stack(self._lpm.folder)
+        stack = self._stack()
         if stack.up and stack.trouble:
             found[stack.trouble] = True
         return [
             Wait(kind="trouble", what=what, stops=stops) for what, stops in sorted(found.items())
         ]
 
-    def _nobody(self, books: Books) -> list[Wait]:
-        """That no worker is there for what is open, and what helps; a command may work on its own
-        page."""
-        from crawler.process import read_stack
-
-        open_ = books.pending if owners.living(self._lpm.owners) else books.open
-        stack = read_stack(self._lpm.folder)
+    def _no_worker(self, books: Books) -> list[Wait]:
+        """That no worker runs, and what helps. A command may work on a page of its own."""
+        open_ = books.open
+        if owners.living(self._lpm.owners):
+            open_ = books.pending
+        stack = self._stack()
         if not open_ or stack.container:
             return []
         away: list[Wait] = []
         if stack.up or self._settings.redis_url:
             self._ask_redis()
-            away = [self._silent] if self._silent else []
+            if self._silent:
+                away = [self._silent]
         if stack.up:
-            by_itself = "the supervisor starts one by itself"
-            nobody = Wait(kind="worker", what="no worker runs", effect=by_itself)
+            effect = "the supervisor starts one by itself"
+            nobody = Wait(kind="worker", what="no worker runs", effect=effect)
             return [*away, _stopped_supervisor(stack) or nobody]
         if held := self._all_held(None):
             return held
-        nothing = f"nothing works on {counted(open_, 'open task')}: no worker runs"
+        what = f"nothing works on {counted(open_, 'open task')}: no worker runs"
+        command = f"{program()} resume"
         effect = f"goes on, or {program()} up does in the background"
         if away:
             effect = "goes on, once Redis answers"
-        start = Wait(
-            kind="worker",
-            what=nothing,
-            command=f"{program()} resume",
-            effect=effect,
-            tasks=open_,
-        )
+        start = Wait(kind="worker", what=what, command=command, effect=effect, tasks=open_)
         return [*away, start, *self._of_holds(None, False)]
 
     def _of_clock(self) -> list[Wait]:
@@ -161,57 +148,50 @@ class Waits:
         return [Wait(kind="clock", what=what, effect="a worker does it by itself", stops=False)]
 
     def _of_processes(self, workers: Sequence[owners.Note]) -> list[Wait]:
-        """Workers that were stopped or do nothing; where some still work, they stop nothing."""
+        """Workers that were stopped or do nothing; while others work, they stop nothing."""
         stopped = {note.pid for note in standing_still(workers, self._settings.stall_s)}
         parents = owners.workers(self._lpm.owners)  # they hand out the work of their children
         asleep = {pid for pid in parents if _is_stopped(pid)}
         if stopped or asleep:
-            pids = sorted(stopped | asleep)
-            all_, many = " ".join(map(str, pids)), len(pids) > 1
-            what = f"processes {all_} stand still" if many else f"process {all_} stands still"
-            effect = (
-                f"wakes {'them' if many else 'it'}, kill -9 {all_} ends {'them' if many else 'it'}"
-            )
-            whole = len(stopped) == len(workers) or len(asleep) == len(parents)
-            return [
-                Wait(
-                    kind="stopped",
-                    what=what,
-                    command=f"kill -CONT {all_}",
-                    effect=effect,
-                    stops=whole,
-                )
-            ]
+            pids = " ".join(map(str, sorted(stopped | asleep)))
+            what, them = f"process {pids} stands still", "it"
+            if len(stopped | asleep) > 1:
+                what, them = f"processes {pids} stand still", "them"
+            command, effect = f"kill -CONT {pids}", f"wakes {them}, kill -9 {pids} ends {them}"
+            stops = len(stopped) == len(workers) or len(asleep) == len(parents)
+            return [Wait(kind="stopped", what=what, command=command, effect=effect, stops=stops)]
         now = time.monotonic()
-        if (silent_s := min(note.still_s(now) for note in workers)) > SLOW_S:
-            what = f"no worker process has moved for {silent_s:.0f} s"
-            effect = f"one that stands still for {self._settings.stall_s:g} s is ended by itself"
-            return [Wait(kind="stopped", what=what, effect=effect)]
-        return []
+        silent_s = min(note.still_s(now) for note in workers)
+        if silent_s <= SLOW_S:
+            return []
+        what = f"no worker process has moved for {silent_s:.0f} s"
+        effect = f"one that stands still for {self._settings.stall_s:g} s is ended by itself"
+        return [Wait(kind="stopped", what=what, effect=effect)]
 
     def _of_indexes(self, still_s: float | None) -> list[Wait]:
-        """That open tasks exist which no worker finds; every task is looked at for this, so not at
-        every look."""
+        """Open tasks that no worker finds. This reads every task, so it is not done each time."""
         if (still_s is not None and still_s < SLOW_S) or time.monotonic() < self._next_count:
             return self._damage
         faults = self._lpm.ledger.index_faults()
         self._next_count = time.monotonic() + COUNT_S
-        what = (
-            f"{faults[0]}, so workers do not find them all; stop, then {mend()}" if faults else ""
-        )
-        self._damage = [Wait(kind="damage", what=what)] if what else []
+        self._damage = []
+        if faults:
+            what = f"{faults[0]}, so workers do not find them all; stop, then {mend()}"
+            self._damage = [Wait(kind="damage", what=what)]
         return self._damage
 
     def _of_tasks(
         self, job: Job | None, books: Books, pages: Sequence["_Page"], idle: bool
     ) -> list[Wait]:
-        """What the tasks wait for whose requests are not on their way: Redis, their domains, their
-        next attempt, an operator."""
+        """What tasks without a request in flight wait for: Redis, their domains, their next
+        attempt, an operator."""
         if self._silent:
             return [replace(self._silent, tasks=books.pending, stops=idle)]
         now = time.time()
         slow = {domain: about for domain, about in self._known.items() if _holds(about, now)}
-        due = self._lpm.ledger.due_domains(job) if slow or idle else {}
+        due: dict[str, int] = {}
+        if slow or idle:
+            due = self._lpm.ledger.due_domains(job)
         turns: dict[str, float] = {}
         for page in pages:
             if page.waits:
@@ -228,21 +208,17 @@ class Waits:
         return waits + self._of_retries(job, stops) + self._of_holds(job, stops and not due)
 
     def _ask_redis(self) -> None:
-        """What all workers share of each domain; or that Redis, which would know, does not
-        answer."""
-        from crawler.process import read_stack
-
+        """Read what all workers share of each domain, or note that Redis does not answer."""
         if time.monotonic() - self._asked < LOOK_S and self._asked:
             return
         self._known, self._silent = {}, None
-        stack = read_stack(self._lpm.folder)
+        stack = self._stack()
         if stack.container:
             return  # its Redis answers only to the containers
         try:
-            with contextlib.closing(_shared(self._settings)) as asked:
-                self._known = {
-                    each.domain.partition("@")[0]: each for each in asked.domains(time.time())
-                }
+            with contextlib.closing(_shared(self._settings)) as shared:
+                found = shared.domains(time.time())
+            self._known = {each.domain.partition("@")[0]: each for each in found}
         except ServiceError as error:
             self._silent = _redis_is_away(str(error), stack, self._settings)
         self._asked = time.monotonic()
@@ -256,68 +232,71 @@ class Waits:
         stops: bool,
         turn: float | None = None,
     ) -> Wait:
-        """What keeps a domain shut, or so slow that it looks like that; `turn` is when the first
-        page may go that waits for its permit there."""
+        """What keeps a domain shut, or so slow that it looks shut; `turn` is when the first page
+        may go that waits for its permit there."""
         name = printable(domain)
-        held = f"{counted(tasks, 'task')} wait{'s' if tasks == 1 else ''}"
-        reset, sooner = f"{program()} domains reset {name}", "opens it sooner"
-        because = f" because {printable(about.last_block)}" if about.last_block else ""
+        held = f"{counted(tasks, 'task')} {_waits(tasks)}"
+        because = ""
+        if about.last_block:
+            because = f" because {printable(about.last_block)}"
+        command, effect = f"{program()} domains reset {name}", "opens it sooner"
         until: float | None = None
         if about.not_before is not None and about.because:
             kind, what, until = "robots", printable(about.because), about.not_before
-            sooner = "asks for it again at once"
+            effect = "asks for it again at once"
         elif about.not_before is not None:
             kind, what, until = "retry_after", "its server said Retry-After", about.not_before
         elif about.state == "OPEN":
             kind, what, until = "circuit", f"circuit open{because}", about.open_until
         elif about.state == "HALF_OPEN":
-            kind, what, until = (
-                "circuit",
-                f"circuit half open{because}, one probe at a time",
-                self._latest(domain),
-            )
+            kind, what = "circuit", f"circuit half open{because}, one probe at a time"
+            until = self._latest_end(domain)
         elif turn is None and _is_booked(about, time.time()):
             kind, what = "rate", f"its limit is {limits_in_words(about)}, what is booked goes first"
-            reset, sooner = "", "it goes on by itself"
+            command, effect = "", _BY_ITSELF
         elif about.crawl_delay_s > about.interval_s * about.slowed:
-            kind, what = (
-                "robots",
-                f"its robots.txt asks for {about.crawl_delay_s:g} s between pages",
-            )
-            sooner = "goes on without asking robots.txt"
-            reset, sooner = self._again(job, domain, "--ignore-robots", sooner)
+            kind = "robots"
+            what = f"its robots.txt asks for {about.crawl_delay_s:g} s between pages"
+            effect = "goes on without asking robots.txt"
+            command, effect = self._again(job, domain, "--ignore-robots", effect)
         else:
-            slowed = f", slowed down {about.slowed:.2g} times" if about.slowed > 1.005 else ""
-            kind, what = "rate", f"its limit is {limits_in_words(about)}{slowed}"
-            sooner = "goes faster, where you may"
-            reset, sooner = self._again(job, domain, "--rate 10/s", sooner)
+            kind, what = "rate", f"its limit is {limits_in_words(about)}"
+            if about.slowed > SHOWN_SLOWDOWN:
+                what += f", slowed down {about.slowed:.2g} times"
+            effect = "goes faster, where you may"
+            command, effect = self._again(job, domain, "--rate 10/s", effect)
         return Wait(
             kind=kind,
             what=f"{name}: {what}, {held}",
             until=until or turn or about.next_at,
-            command=reset,
-            effect=sooner,
+            command=command,
+            effect=effect,
             tasks=tasks,
             domain=domain,
             stops=stops,
         )
 
     def _again(self, job: Job | None, domain: str, option: str, effect: str) -> tuple[str, str]:
-        """The command that continues a job, or the first that has tasks at a domain, with another
-        option, and what that does; where no file is known to continue, a look at the limits."""
-        open_ = [each for each in self._lpm.ledger.jobs() if each.status is JobStatus.OPEN]
-        for each in [job] if job else open_[:MAX_JOBS]:
+        """Return the command that continues a job, or the first with tasks at a domain, with an
+        option, and its effect. Without a file to continue, it shows the limits."""
+        jobs = [job] if job else self._open_jobs()[:MAX_JOBS]
+        for each in jobs:
             if each.source_file and (job or domain in self._lpm.ledger.due_domains(each)):
                 return f"{program()} bulk import {shlex.quote(each.source_file)} {option}", effect
         return f"{program()} domains", "shows the limits"
 
-    def _latest(self, domain: str) -> float | None:
-        """When the page that is in flight at a domain is given up, at the latest."""
-        there = [page for page in self._pages(None) if page.domain == domain and not page.waits]
-        return there[0].since + self._timeout_s(there[0].url) if there else None
+    def _open_jobs(self) -> list[Job]:
+        return [each for each in self._lpm.ledger.jobs() if each.status is JobStatus.OPEN]
+
+    def _latest_end(self, domain: str) -> float | None:
+        """When the page in flight at a domain is given up, at the latest."""
+        for page in self._pages(None):
+            if page.domain == domain and not page.waits:
+                return page.since + self._timeout_s(page.url)
+        return None
 
     def limits(self, job: Job) -> Limits:
-        """The limits on a job's domains and of the workers, for a forecast."""
+        """Return the limits on a job's domains and of the workers, for a forecast."""
         rule = partial(self._load_sites().rule, rate=job.options.rate)
         return limits_of(self._settings, self._lpm.owners, rule)
 
@@ -331,53 +310,58 @@ class Waits:
         return self._sites
 
     def _of_retries(self, job: Job | None, stops: bool) -> list[Wait]:
-        """That tasks wait for their next attempt."""
+        """Tasks that wait for their next attempt."""
         groups = self._lpm.ledger.waits(job)
         if self._lpm.ledger.waits_for_siblings(job):
             groups = [group for group in groups if group[2:] != _UNTRIED]
         if not groups:
             return []
-        count, reason = sum(group[0] for group in groups), groups[0][2]
-        because = f" ({printable(reason)})" if reason else ""
-        what = f"{_wait_for(count)} the next attempt{because}"
+        tasks, reason = sum(group[0] for group in groups), groups[0][2]
+        what = f"{counted(tasks, 'task')} {_waits(tasks)} for the next attempt"
+        if reason:
+            what += f" ({printable(reason)})"
         first = min(group[1] for group in groups)
-        wait = Wait(kind="retry", what=what, until=first, effect=_BY_ITSELF, tasks=count)
+        wait = Wait(kind="retry", what=what, until=first, effect=_BY_ITSELF, tasks=tasks)
         return [replace(wait, stops=stops)]
 
     def _of_siblings(self, job: Job | None) -> list[Wait]:
-        """That tasks wait for the page of another row with the same URL."""
+        """Tasks that wait for the page of another row with the same URL."""
         if not self._lpm.ledger.waits_for_siblings(job):
             return []
-        count = sum(group[0] for group in self._lpm.ledger.waits(job) if group[2:] == _UNTRIED)
-        what = f"{_wait_for(count)} a page that is fetched for another row of the same URL"
-        return [Wait(kind="page", what=what, effect=_BY_ITSELF, tasks=count, stops=False)]
+        tasks = sum(group[0] for group in self._lpm.ledger.waits(job) if group[2:] == _UNTRIED)
+        page = "a page that is fetched for another row of the same URL"
+        what = f"{counted(tasks, 'task')} {_waits(tasks)} for {page}"
+        return [Wait(kind="page", what=what, effect=_BY_ITSELF, tasks=tasks, stops=False)]
 
     def _of_holds(self, job: Job | None, stops: bool) -> list[Wait]:
-        """That tasks are of paused jobs; of the job in question it is known already."""
+        """Tasks of paused jobs; that of the job in question is known already."""
         if job is not None:
             return []
         if stops and (held := self._all_held(job)):
             return held
-        paused = [each for each in self._lpm.ledger.jobs() if each.state == "paused"]
         return [
-            Wait(kind="paused", what=f"{printable(each.name)} is paused", command=_resume(each), effect="goes on",
-                 stops=False)
-            for each in paused
-        ]  # fmt: skip
+            replace(_paused(f"{printable(each.name)} is paused", _resume(each)), stops=False)
+            for each in self._paused_jobs()
+        ]
+
+    def _paused_jobs(self) -> list[Job]:
+        return [each for each in self._lpm.ledger.jobs() if each.state == "paused"]
 
     def _all_held(self, job: Job | None) -> list[Wait]:
-        """That all tasks are of paused jobs."""
-        count = self._lpm.ledger.held(job)
-        if not count or self._lpm.ledger.waits(job) or self._lpm.ledger.due_domains(job):
+        """That all open tasks are of paused jobs."""
+        tasks = self._lpm.ledger.held(job)
+        if not tasks or self._lpm.ledger.waits(job) or self._lpm.ledger.due_domains(job):
             return []
-        what = f"all that is open is paused: {counted(count, 'task')} ({program()} job list)"
-        paused = [each for each in self._lpm.ledger.jobs() if each.state == "paused"]
-        command = _resume(paused[0]) if len(paused) == 1 else f"{program()} job resume NAME"
-        return [Wait(kind="paused", what=what, command=command, effect="goes on", tasks=count)]
+        command = f"{program()} job resume NAME"
+        paused = self._paused_jobs()
+        if len(paused) == 1:
+            command = _resume(paused[0])
+        what = f"all that is open is paused: {counted(tasks, 'task')} ({program()} job list)"
+        return [replace(_paused(what, command), tasks=tasks)]
 
     def _pages(self, job: Job | None) -> list["_Page"]:
-        """The pages that are being worked on, those first whose request went out first; what Redis
-        knows has been asked for."""
+        """Return the pages that are being worked on, by the time of their request; `_ask_redis`
+        comes first."""
         now, clock = time.time(), time.monotonic()
         requests: dict[int, float] = {}
         for note in owners.living(self._lpm.owners):
@@ -396,7 +380,7 @@ class Waits:
         return sorted(pages, key=lambda page: page.since)
 
     def of_page(self, job: Job | None, task: int) -> list[Wait]:
-        """What a page waits for that is being worked on: its permit, or its server."""
+        """Return what a page that is being worked on waits for: its permit, or its server."""
         self._ask_redis()
         for page in self._pages(job):
             if page.task == task and not page.waits:
@@ -408,32 +392,37 @@ class Waits:
     def _in_flight(
         self, pages: Sequence["_Page"], books: Books, still_s: float | None
     ) -> list[Wait]:
-        """For which page one waits, or for whose."""
+        """The page, or the domain, whose answer is waited for."""
         first = pages[0]
-        if (time.time() - first.since if still_s is None else still_s) < SLOW_S:
+        if still_s is None:
+            still_s = time.time() - first.since
+        if still_s < SLOW_S:
             return []
         stops = not books.pending
-        if len(pages) <= FEW:
+        if len(pages) <= MAX_NAMED:
             return [self._for_page(first, len(pages), stops)]
         domain = printable(first.domain)
-        count = sum(page.domain == first.domain for page in pages)
-        new = books.open == books.accepted and first.domain not in self._lpm.ledger.paces()
-        silent = f"no page of {domain} has come yet: " if new else f"waiting for {domain}: "
+        tasks = sum(page.domain == first.domain for page in pages)
+        what = f"waiting for {domain}"
+        if books.open == books.accepted and first.domain not in self._lpm.ledger.paces():
+            what = f"no page of {domain} has come yet"
         since = times.clock(first.since, self._tz)
-        what = f"{silent}{counted(count, 'page')} in flight, the first since {since}"
-        wait = self._for_page(first, count, stops)
+        what += f": {counted(tasks, 'page')} in flight, the first since {since}"
+        wait = self._for_page(first, tasks, stops)
         return [replace(wait, what=what, domain=first.domain)]
 
-    def _for_page(self, page: "_Page", count: int, stops: bool) -> Wait:
-        """A page whose request went out, and how many others did."""
-        others = f" (and {counted(count - 1, 'other page')})" if count > 1 else ""
+    def _for_page(self, page: "_Page", tasks: int, stops: bool) -> Wait:
+        """A page in flight, of so many."""
         since = times.clock(page.since, self._tz)
+        what = f"waiting for {shortened(printable(page.url))} since {since}"
+        if tasks > 1:
+            what += f" (and {counted(tasks - 1, 'other page')})"
         return Wait(
             kind="page",
-            what=f"waiting for {shortened(printable(page.url))} since {since}{others}",
+            what=what,
             until=page.since + self._timeout_s(page.url),
             effect="it is given up then, at the latest",
-            tasks=count,
+            tasks=tasks,
             stops=stops,
         )
 
@@ -449,13 +438,13 @@ class _Page(NamedTuple):
     waits: bool
     """Whether its next request waits for its permit."""
     turn: float | None = None
-    """When that may go, where it is known."""
+    """When that may go, if known."""
 
 
 class Standstill:
-    """Tells over time what a job, or with none all, waits for.
+    """Tells over time what a job, or with none all work, waits for.
 
-    With `still_s` only why it does not move, and not before it has stood still for so long.
+    With `still_s` it says and checks nothing until nothing has moved for that long.
     """
 
     def __init__(self, waits: Waits, job: Job | None, still_s: float | None = None) -> None:
@@ -468,26 +457,29 @@ class Standstill:
         self._found: list[Wait] = []
 
     def reasons(self, books: Books) -> list[Wait]:
-        """What tasks wait for, the weightiest first."""
+        """Return what tasks wait for, the weightiest first."""
         now = time.monotonic()
-        if books.accepted - books.open != self._done:
-            self._done, self._since = books.accepted - books.open, now
+        done = books.accepted - books.open
+        if done != self._done:
+            self._done, self._since = done, now
         still_s = now - self._since
         is_still = still_s >= self._still_s
         if not self._at_once and not is_still:
             self._found, self._next_look = [], 0.0
         elif now - self._began < self._still_s:
-            self._found = self._waits.plain(self._job) if books.open else []
+            self._found = []
+            if books.open:
+                self._found = self._waits.plain(self._job)
         elif now >= self._next_look:
             found = self._waits.of(self._job, books, still_s)
             passing = ("retry", "page")  # while others go on, these are nothing to speak of
             self._found = [wait for wait in found if is_still or wait.kind not in passing]
             took_s = time.monotonic() - now
-            self._next_look = now + max(self._look_s, COST * took_s)
+            self._next_look = now + max(self._look_s, MIN_PAUSE_TIMES * took_s)
         return self._found
 
     def reason(self, books: Books) -> str:
-        """The weightiest as a line, with how many more there are."""
+        """Return the weightiest as a line, with the number of others."""
         found = self.reasons(books)
         if not found:
             return ""
@@ -499,31 +491,29 @@ class Standstill:
 
 
 def in_words(wait: Wait, now: float, tz: tzinfo | None) -> str:
-    """A wait as one line: what, until when, and what changes it."""
-    until = (
-        f" until {times.until(wait.until, now, tz)}"
-        if wait.until is not None and wait.until > now
-        else ""
-    )
-    remedy = " ".join(filter(None, (wait.command, wait.effect)))
-    return f"{wait.what}{until}" + (f"; {remedy}" if remedy else "")
+    """Return a wait as one line: what, until when, and what changes it."""
+    line = wait.what
+    if wait.until is not None and wait.until > now:
+        line += f" until {times.until(wait.until, now, tz)}"
+    if wait.command or wait.effect:
+        line += f"; {_remedy(wait)}"
+    return line
+
+
+def _remedy(wait: Wait) -> str:
+    return " ".join(filter(None, (wait.command, wait.effect)))
 
 
 def endless_wait(waits: Sequence[Wait]) -> Wait | None:
-    """What stops all for a time that nobody can tell: then there is no forecast."""
-    return next(
-        (
-            wait
-            for wait in waits
-            if wait.stops and wait.until is None and wait.kind not in ("rate", "robots")
-        ),
-        None,
-    )
+    """Return what stops everything for an unknown time: then there is no forecast."""
+    for wait in waits:
+        if wait.stops and wait.until is None and wait.kind not in ("rate", "robots"):
+            return wait
+    return None
 
 
 def no_room(folder: Path, settings: Settings) -> str | None:
-    """What to say, and what helps, where the disk has too little room for anything to be
-    fetched."""
+    """Return what to say, and what helps, if the disk is too full to fetch anything."""
     from crawler.process import disk_full
 
     # The workers' own limit counts: a command may have been given another one.
@@ -538,8 +528,7 @@ def no_room(folder: Path, settings: Settings) -> str | None:
 
 
 def standing_still(notes: Sequence[owners.Note], stall_s: float) -> list[owners.Note]:
-    """Those of the living who do nothing: stopped, or silent for longer than their own watchdog
-    would allow."""
+    """Return the processes that are stopped, or silent for longer than their watchdog allows."""
     now = time.monotonic()
     return [
         note
@@ -550,8 +539,7 @@ def standing_still(notes: Sequence[owners.Note], stall_s: float) -> list[owners.
 
 @contextlib.contextmanager
 def permit(settings: Settings) -> Iterator["RedisRateLimiter"]:
-    """The permit that the fleet shares, to be looked at; where Redis does not answer, the error
-    says what helps."""
+    """Open the fleet's permits. If Redis does not answer, the error says what helps."""
     from crawler.process import read_stack
 
     try:
@@ -559,28 +547,26 @@ def permit(settings: Settings) -> Iterator["RedisRateLimiter"]:
             yield shared
     except ServiceError as error:
         away = _redis_is_away(str(error), read_stack(settings.data_dir), settings)
-        raise ServiceError(
-            f"{error}; {' '.join(filter(None, (away.command, away.effect)))}"
-        ) from None
+        raise ServiceError(f"{error}; {_remedy(away)}") from None
 
 
 def _shared(settings: Settings) -> "RedisRateLimiter":
     from crawler.process import redis_address
     from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 
-    return RedisRateLimiter(
-        redis_address(settings),
-        settings.redis_rate_limiter_db,
-        "command",
-        settings.circuit_breaker_fail_max,
-    )
+    db, fail_max = settings.redis_rate_limiter_db, settings.circuit_breaker_fail_max
+    return RedisRateLimiter(redis_address(settings), db, "command", fail_max)
 
 
 def limits_in_words(known: "Domain") -> str:
-    """The limits of a domain in words."""
-    parts = [_pace(known.interval_s)] if known.interval_s else []
-    parts += [f"{known.at_a_time} at a time"] if known.at_a_time else []
-    parts += [f"Crawl-delay {known.crawl_delay_s:g} s"] if known.crawl_delay_s else []
+    """Return the limits of a domain in words."""
+    parts = []
+    if known.interval_s:
+        parts.append(_pace(known.interval_s))
+    if known.at_a_time:
+        parts.append(f"{known.at_a_time} at a time")
+    if known.crawl_delay_s:
+        parts.append(f"Crawl-delay {known.crawl_delay_s:g} s")
     return ", ".join(parts) or "none"
 
 
@@ -592,14 +578,14 @@ def _pace(interval_s: float) -> str:
 
 
 def _holds(about: "Domain", now: float) -> bool:
-    """Whether a domain lets nothing go, or so seldom that it looks like that."""
+    """Whether a domain lets nothing pass, or so seldom that it looks like that."""
     shut = about.state != "CLOSED" or about.not_before is not None
     return shut or _spacing_s(about) > STILL_S or _is_booked(about, now)
 
 
 def _is_booked(about: "Domain", now: float) -> bool:
-    """Whether requests are booked there further ahead than its present limits would do."""
-    ahead_s = about.next_at - now if about.next_at is not None else 0.0
+    """Whether requests are reserved there further ahead than its present limits would do."""
+    ahead_s = (about.next_at or now) - now
     return ahead_s > 3 * _spacing_s(about) + STILL_S
 
 
@@ -610,16 +596,15 @@ def _spacing_s(about: "Domain") -> float:
 def _redis_is_away(error: str, stack: "Stack", settings: Settings) -> Wait:
     from crawler.process import SILENT
 
-    command = ""
+    command, effect = f"{program()} up", "starts one"
     if stack.up and stack.redis and (asleep := _stopped_supervisor(stack)):
         command, effect = asleep.command, "wakes the supervisor, which starts it again"
     elif stack.up and stack.redis:
         limit_s = SILENT * settings.stall_s
-        effect = f"the supervisor starts it again by itself, after {limit_s:g} s of silence"
+        by_itself = f"the supervisor starts it again by itself, after {limit_s:g} s of silence"
+        command, effect = "", by_itself
     elif settings.redis_url or stack.up:
-        effect = "it is the one of REDIS_URL, which this program does not start"
-    else:
-        command, effect = f"{program()} up", "starts one"
+        command, effect = "", "it is the one of REDIS_URL, which this program does not start"
     return Wait(kind="redis", what=error, command=command, effect=f"{effect}; nothing is lost")
 
 
@@ -632,8 +617,12 @@ def _stopped_supervisor(stack: "Stack") -> Wait | None:
     return Wait(kind="stopped", what=what, command=f"kill -CONT {mark.pid}", effect="wakes it")
 
 
-def _wait_for(count: int) -> str:
-    return f"{counted(count, 'task')} {'waits' if count == 1 else 'wait'} for"
+def _paused(what: str, command: str) -> Wait:
+    return Wait(kind="paused", what=what, command=command, effect="goes on")
+
+
+def _waits(tasks: int) -> str:
+    return "waits" if tasks == 1 else "wait"
 
 
 def _resume(job: Job) -> str:

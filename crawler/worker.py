@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import uvloop
@@ -29,14 +29,14 @@ from crawler.errors import GaveWay, NotNow, StoreError, shortage_of
 from crawler.fetch.budget import Budget, Memory, Turns
 from crawler.fetch.http import Client
 from crawler.fetch.robots import Robots
-from crawler.fetch.session import LiveSession, Sessions
+from crawler.fetch.session import Sessions
 from crawler.lpm import LocalPersistenceManager, low_on_disk
-from crawler.models import JobOptions, Outcome, Rule, Task, TaskStatus
-from crawler.resilience.keeper import Booking, Keeper
+from crawler.models import Outcome, Rule, Task, TaskStatus
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import LEASE_S, Ask, Permit, Report
-from crawler.scraping import pipeline
-from crawler.scraping.passage import Passage
+from crawler.resilience.permit_client import PermitClient, Reservation
+from crawler.scraping.pipeline import Attempt, FetchOptions
+from crawler.scraping.request_gate import RequestGate
 from crawler.sites import config as sites
 from crawler.writer import SHORT_S, Writer, given_back, internal_failure
 
@@ -61,7 +61,7 @@ REPORT_S = 0.02
 POLL_S, CLOSED_POLL_S = 0.03, 0.25
 """How often to look again for more urgent work, and how often at least while all domains with work
 are closed."""
-ERRAND_S = 5.0
+OPTIONS_S = 5.0
 SLOW_S, SLOW_TIMES = 2.0, 4
 """A page that takes longer than this makes room for another, up to so many times the pages of a
 process: servers that hang must not keep it from those that answer."""
@@ -88,14 +88,7 @@ Watcher = Callable[[Task, Outcome | None], None]
 """Told of every page: once when it begins, and with its outcome when that is committed."""
 
 
-Claimed = tuple[Task, Booking | None]
-
-
-class Errand(NamedTuple):
-    """How the pages of a job are asked for."""
-
-    options: JobOptions
-    session: LiveSession | None
+Claimed = tuple[Task, Reservation | None]
 
 
 class Worker:
@@ -108,7 +101,7 @@ class Worker:
         kind: str = "worker",
         watch: Watcher = lambda task, outcome: None,
         permit: Callable[[str], Permit] | None = None,
-        given: Errand | None = None,
+        given: FetchOptions | None = None,
     ) -> None:
         gc.freeze()  # what is there now stays: no collection need look at it again
         gc.set_threshold(*GARBAGE)
@@ -125,13 +118,13 @@ class Worker:
         )
         self._name = f"{kind}:{os.getpid()}"
         alone = MemoryPermit(self._owner.id, settings.circuit_breaker_fail_max, fresh=False)
-        self._keeper = Keeper(permit(self._owner.id) if permit else alone, self._shared_name)
+        self._permits = PermitClient(permit(self._owner.id) if permit else alone, self._shared_name)
         self._robots = Robots(self._lpm.run / "robots")
         self._sessions = Sessions(self._lpm.folder / "sessions")
-        self._given = given or Errand(JobOptions(), None)
+        self._given = given or FetchOptions()
         self._alone = given is not None
         self._resumes = self._rearm_at = 0.0
-        self._jobs: dict[int | None, tuple[Errand, float]] = {}
+        self._jobs: dict[int | None, tuple[FetchOptions, float]] = {}
         self._claims = ThreadPoolExecutor(1, "claims")
         self._memory, self._turns = Memory(settings.max_body), Turns()
         self._budgets: dict[tuple[int, int], Budget] = {}
@@ -204,7 +197,7 @@ class Worker:
     def forget(self, domain: str, owner: str) -> None:
         """A process has died: what it had in flight at a domain has ended."""
         with contextlib.suppress(RuntimeError):  # stopping: then the lease does it
-            self._claims.submit(self._keeper.forget, domain, owner)
+            self._claims.submit(self._permits.forget, domain, owner)
 
     def watch_stop(self, descriptor: int) -> None:
         """Stop when the descriptor becomes readable."""
@@ -261,7 +254,7 @@ class Worker:
             await asyncio.gather(*self._calls, *self._pages, return_exceptions=True)
             await asyncio.to_thread(self._writer.stop, 5)
             await asyncio.sleep(0)  # so that the last group is heard of
-            await self._loop.run_in_executor(self._claims, self._keeper.flush)
+            await self._loop.run_in_executor(self._claims, self._permits.flush)
             for beat in beats:
                 beat.cancel()
         self._claims.shutdown()
@@ -289,7 +282,7 @@ class Worker:
     def _renew(self) -> None:
         """Keep the permits, and give back what this process holds without knowing: else it would
         stay so for ever."""
-        self._keeper.renew()
+        self._permits.renew()
         with contextlib.suppress(StoreError), self._lpm.errors():  # then the next time
             if given := self._lpm.ledger.give_back(self._owner.id, self._held, time.time()):
                 log.warning("%d tasks were leased and forgotten, and are pending again", given)
@@ -315,8 +308,8 @@ class Worker:
         while not self.stopping and time.monotonic() < end:
             self._page_ended.clear()
             claimed, more = await self._claim(queues)
-            for task, booking in claimed:
-                self._begin(task, booking)
+            for task, reservation in claimed:
+                self._begin(task, reservation)
             begun += len(claimed)
             if self._suspect and self._idle:
                 begun += await self._try_alone(self._suspect)
@@ -460,15 +453,15 @@ class Worker:
             if not self._lpm.ledger.has_due(queues):
                 return [], self._suspect is not None
             wanted, more = self._wanted(queues, room)
-            booked = self._book_all(wanted, room)
+            reserved = self._reserve_all(wanted, room)
             claimed: list[Claimed] = []
             try:
                 places = [
                     self._place(
-                        due, rule, booked[due.domain] if rule.limited else None, room, queues
+                        due, rule, reserved[due.domain] if rule.limited else None, room, queues
                     )
                     for due, rule in wanted
-                    if not rule.limited or booked[due.domain]
+                    if not rule.limited or reserved[due.domain]
                 ]
                 tasks, left = self._lpm.ledger.claim(self._owner.id, places, room, now)
                 limited = {(due.domain, due.job_id): rule.limited for due, rule in wanted}
@@ -476,14 +469,14 @@ class Worker:
                     job = (task.domain, task.job_id)
                     if job not in limited:
                         limited[job] = self._rule(*job).limited
-                    mine = booked.get(task.domain) if limited[job] else None
+                    mine = reserved.get(task.domain) if limited[job] else None
                     claimed.append((task, mine.pop(0) if mine else None))
             finally:
-                for unused in booked.values():
+                for unused in reserved.values():
                     if unused:
                         count = len(unused)
                         about = unused[0]
-                        self._keeper.report(
+                        self._permits.report(
                             Report(domain=about.domain, rule=about.rule, slots=count, unused=count)
                         )
             self._held.update((task.id, task.fence) for task in tasks)
@@ -492,7 +485,7 @@ class Worker:
             self._last_domain = tasks[-1].domain
         # With all that is due at closed domains there is no need to look before the first of them
         # opens.
-        opens_s = self._keeper.opens_s()
+        opens_s = self._permits.opens_s()
         self._pause_s = (
             POLL_S if wanted or opens_s is None else min(max(opens_s, 0.005), CLOSED_POLL_S)
         )
@@ -502,17 +495,17 @@ class Worker:
         self,
         due: Due,
         rule: Rule,
-        booked: Sequence[Booking] | None,
+        reserved: Sequence[Reservation] | None,
         room: int,
         queues: Sequence[str],
     ) -> Place:
         fits = partial(self._fits, due.domain, rule)
-        if booked is None:
+        if reserved is None:
             return Place(due, room, fits)
         # Bad pages stand together: one from elsewhere tells whether it is them or the domain,
         # before its circuit opens.
-        probes = booked[0].probe or self._keeper.is_refusing(due.domain)
-        return Place(due, len(booked), fits, queues if probes else ())
+        probes = reserved[0].probe or self._permits.is_refusing(due.domain)
+        return Place(due, len(reserved), fits, queues if probes else ())
 
     @property
     def _idle(self) -> bool:
@@ -543,7 +536,7 @@ class Worker:
     def _wanted(self, queues: Sequence[str], room: int) -> tuple[list[tuple[Due, Rule]], bool]:
         """Where tasks are due that may go as far as this process knows, in their order; says too if
         others are due."""
-        self._keeper.flush()
+        self._permits.flush()
         wanted: list[tuple[Due, Rule]] = []
         asked: set[str] = set()
         more = False
@@ -553,7 +546,7 @@ class Worker:
             if len(wanted) >= room:
                 return wanted, True
             rule = self._rule(due.domain, due.job_id)
-            if rule.limited and (due.domain in asked or self._keeper.closed_s(due.domain)):
+            if rule.limited and (due.domain in asked or self._permits.closed_s(due.domain)):
                 more = True  # what opens meanwhile belongs to what is more urgent there
                 continue
             if rule.limited:
@@ -561,7 +554,9 @@ class Worker:
             wanted.append((due, rule))
         return wanted, more
 
-    def _book_all(self, wanted: Sequence[tuple[Due, Rule]], room: int) -> dict[str, list[Booking]]:
+    def _reserve_all(
+        self, wanted: Sequence[tuple[Due, Rule]], room: int
+    ) -> dict[str, list[Reservation]]:
         asks = [
             Ask(
                 domain=due.domain,
@@ -572,7 +567,7 @@ class Worker:
             for due, rule in wanted
             if rule.limited
         ]
-        return {ask.domain: got for ask, got in zip(asks, self._keeper.book(asks), strict=True)}
+        return {ask.domain: got for ask, got in zip(asks, self._permits.reserve(asks), strict=True)}
 
     def _shared_name(self, domain: str) -> str:
         """What a domain's limits are shared under: a server that counts addresses counts each of
@@ -580,28 +575,30 @@ class Worker:
         return domain if self._sites.limit_per(domain) == "domain" else f"{domain}@{_own_address()}"
 
     def _rule(self, domain: str, job_id: int | None) -> Rule:
-        return self._sites.rule(domain, self._errand(job_id).options.rate)
+        return self._sites.rule(domain, self._fetch_options(job_id).options.rate)
 
     def _limit_of(self, job_id: int | None) -> str:
-        """What a job's own limit is known by to all who share the permit; empty where there is no
+        """Return the name of a job's own limit for all who share the permit; empty without a
         job."""
-        return f"{self.ledger_id}/{job_id}" if job_id is not None else ""
+        if job_id is None:
+            return ""
+        return f"{self.ledger_id}/{job_id}"
 
     async def _rule_now(self, job_id: int | None, domain: str) -> Rule:
-        """The limits as they are now: a job's may have been raised since its page began."""
+        """Return the limits as they are now: a job's may have been raised since its page began."""
         return await self._loop.run_in_executor(self._claims, self._rule_anew, domain, job_id)
 
     def _rule_anew(self, domain: str, job_id: int | None) -> Rule:
-        errand, _ = self._jobs[job_id]
-        self._jobs[job_id] = (errand, 0.0)
+        how, _ = self._jobs[job_id]
+        self._jobs[job_id] = (how, 0.0)
         with contextlib.suppress(StoreError), self._lpm.errors():
             return self._rule(domain, job_id)
-        return self._sites.rule(domain, errand.options.rate)  # then the next time
+        return self._sites.rule(domain, how.options.rate)  # then the next time
 
     def _fits(self, domain: str, rule: Rule, job_id: int | None) -> bool:
         return self._rule(domain, job_id) == rule
 
-    def _errand(self, job_id: int | None) -> Errand:
+    def _fetch_options(self, job_id: int | None) -> FetchOptions:
         """How a job's pages are asked for; looked up anew from time to time, because a job can be
         continued otherwise.
 
@@ -610,29 +607,29 @@ class Worker:
         known = self._jobs.get(job_id)
         if known and known[1] > time.monotonic():
             return known[0]
-        errand = self._given
+        how = self._given
         if job_id is not None:
             job = self._lpm.ledger.job_by_id(job_id)
-            errand = Errand(job.options, self._sessions.of(job.name))
-        self._jobs[job_id] = (errand, time.monotonic() + ERRAND_S)
-        return errand
+            how = FetchOptions(job.options, self._sessions.of(job.name))
+        self._jobs[job_id] = (how, time.monotonic() + OPTIONS_S)
+        return how
 
-    def _begin(self, task: Task, booking: Booking | None) -> None:
-        page = self._loop.create_task(self._page(task, booking))
+    def _begin(self, task: Task, reservation: Reservation | None) -> None:
+        page = self._loop.create_task(self._page(task, reservation))
         self._pages.add(page)
         page.add_done_callback(self._pages.discard)
 
-    async def _book(self, job_id: int | None, ask: Ask) -> Booking:
+    async def _reserve(self, job_id: int | None, ask: Ask) -> Reservation:
         ask = msgspec.structs.replace(ask, job=self._limit_of(job_id))
-        [booked] = await self._loop.run_in_executor(self._claims, self._keeper.book, [ask])
-        if not booked:
-            raise self._keeper.refusal(ask.domain)
-        return booked[0]
+        [reserved] = await self._loop.run_in_executor(self._claims, self._permits.reserve, [ask])
+        if not reserved:
+            raise self._permits.refusal(ask.domain)
+        return reserved[0]
 
-    async def _page(self, task: Task, booking: Booking | None) -> None:
+    async def _page(self, task: Task, reservation: Reservation | None) -> None:
         outcome = Outcome(task=task, status=TaskStatus.PENDING, worker=self._name, charge=False)
         try:
-            outcome = await self._attempt(outcome, booking)
+            outcome = await self._attempt(outcome, reservation)
         except (
             Exception
         ) as error:  # whatever it is, no task may stay leased to a process that has forgotten it
@@ -667,16 +664,16 @@ class Worker:
             self._gave_way.popitem(last=False)
         return min(SHORT_S * (1 << min(times - 1, 10)), GIVE_WAY_MOST_S)
 
-    async def _attempt(self, begun: Outcome, booking: Booking | None) -> Outcome:
+    async def _attempt(self, begun: Outcome, reservation: Reservation | None) -> Outcome:
         task = begun.task
 
         def begin() -> None:
             self._slots[task.id] = self._owner.begin(task.id)
             self._watch(task, None)
 
-        errand = self._jobs[task.job_id][0]
+        how = self._jobs[task.job_id][0]
         site = self._sites.of(task.url, task.platform)
-        rule_of = partial(self._sites.rule, rate=errand.options.rate)
+        rule_of = partial(self._sites.rule, rate=how.options.rate)
         rule = rule_of(task.domain)
         budget = self._budgets[task.id, task.fence] = Budget(
             self._settings.stall_s * CPU_SHARE,
@@ -685,44 +682,47 @@ class Worker:
             turns=self._turns,
         )
         budget.times = self._gave_way.get(task.id, 0)
-        passage = Passage(
+        gate = RequestGate(
             task.domain,
             task.url,
-            booking,
+            reservation,
             rule,
             rule_of,
-            partial(self._book, task.job_id),
-            self._keeper,
+            partial(self._reserve, task.job_id),
+            self._permits,
             begin,
             lambda: budget.waited_s,
             rule_now=partial(self._rule_now, task.job_id),
             waits=partial(self._note_wait, task.id),
         )
-        order = pipeline.Order(
-            task=task,
-            site=site,
-            rule=rule,
-            session=errand.session,
-            respect_robots=site.respect_robots and not errand.options.ignore_robots,
+        attempt = Attempt(
+            task,
+            site,
+            how,
+            fetch=self._client.fetch,
+            gate=gate,
+            robots=self._robots,
+            budget=budget,
+            worker=self._name,
         )
         self._fetching[task.id] = time.monotonic()
+        outcome = begun
         try:
-            return await pipeline.scrape(
-                order, self._client.fetch, passage, self._robots, worker=self._name, budget=budget
-            )
+            outcome = await attempt.run()
         except asyncio.CancelledError:
-            return msgspec.structs.replace(begun, sent=tuple(passage.sent))
+            outcome = msgspec.structs.replace(begun, sent=tuple(gate.sent))
         except Exception as error:
             budget.release()  # nothing of the page is kept
-            return self._broken_off(
-                msgspec.structs.replace(begun, sent=tuple(passage.sent), rule=rule), error
+            outcome = self._broken_off(
+                msgspec.structs.replace(begun, sent=tuple(gate.sent), rule=rule), error
             )
         finally:
             self._fetching.pop(task.id, None)
-            passage.close()
+            gate.close(outcome)
             self._make_room()
-            if order.rule.limited:
+            if rule.limited:
                 self._report_soon()
+        return outcome
 
     def _note_wait(self, task: int, until: float | None) -> None:
         """Let others see until when a page waits for its permit; None: its request goes out."""
@@ -747,7 +747,7 @@ class Worker:
     def _report(self) -> None:
         self._reporting = False
         if not self.stopping:
-            self._claims.submit(self._keeper.flush)
+            self._claims.submit(self._permits.flush)
 
     def _hear_stored(self, outcomes: Sequence[Outcome]) -> None:
         """Called by the writer's thread."""
@@ -812,23 +812,25 @@ class Worker:
         """Book a request for one task and lease it; else in how many seconds to ask again."""
         if self._is_short and not (self._memory.is_full and self._memory.relieve()):
             return None, POLL_S
-        errand = await self._loop.run_in_executor(self._claims, self._errand, job_id)
-        rule = self._sites.rule(domain, errand.options.rate)
-        booking = None
+        how = await self._loop.run_in_executor(self._claims, self._fetch_options, job_id)
+        rule = self._sites.rule(domain, how.options.rate)
+        reservation = None
         if rule.limited:
             try:
-                booking = await self._book(job_id, Ask(domain=domain, rule=rule))
+                reservation = await self._reserve(job_id, Ask(domain=domain, rule=rule))
             except NotNow as error:
                 return None, error.wait_s
         claimed = None
         try:
             claimed = await self._loop.run_in_executor(self._claims, self._claim_one, task)
         finally:
-            if claimed is None and booking:
-                self._keeper.report(
-                    Report(domain=domain, rule=rule, unused=int(self._keeper.is_latest(booking)))
+            if claimed is None and reservation:
+                self._permits.report(
+                    Report(
+                        domain=domain, rule=rule, unused=int(self._permits.is_latest(reservation))
+                    )
                 )
-        return ((claimed, booking), 0.0) if claimed else (None, POLL_S)
+        return ((claimed, reservation), 0.0) if claimed else (None, POLL_S)
 
     def _stand(self, task: int) -> tuple[TaskStatus, float, str, int | None]:
         with self._lpm.errors():

@@ -1,22 +1,23 @@
 """Verdicts: what a page really is (pure functions).
 
-A good page is told by its text and an innocent title, which is cheap; all others are looked at
-closely. No single word makes a wall: a rule asks for marks that nothing else has, or for several
-weak signs and hardly anything else to read.
+A good page is told by its amount of text and an innocent title, which is cheap. All others are
+examined closely. No single word makes a wall: a rule needs marks that only walls have, or several
+weak signs on a page with hardly any text.
 """
 
+from msgspec.structs import replace
 from selectolax.lexbor import LexborHTMLParser
 
 from crawler.fetch.budget import Budget
 from crawler.judge import phrases, rules, vendors
 from crawler.judge.sight import RICH, glance, look
-from crawler.judge.verdict import DECISIONS, Decision, Verdict, decided
+from crawler.judge.verdict import DECISIONS, Verdict, decided, speaks_against_domain
 from crawler.models import Page
 
-__all__ = ["DECISIONS", "Decision", "Verdict", "decided", "judge"]
+__all__ = ["DECISIONS", "Verdict", "decided", "judge", "speaks_against_domain"]
 
 _GONE = frozenset({404, 410})
-_GOOD = decided("ok", evidence=("much to read under an innocent title",))
+_GOOD = decided("ok", "much to read under an innocent title")
 
 
 def judge(
@@ -27,55 +28,53 @@ def judge(
     `html` is the page in UTF-8, empty for what is not HTML; `tree` is its tree, or None, and is not
     changed.
     """
-    budget = budget or Budget()
     status = page.status
-    good = 200 <= status < 300
     headers = {name.lower(): value for name, value in page.headers}
-    by_header = None if vendors.HEADER_NAMES.isdisjoint(headers) else rules.by_header(headers)
-    if by_header and status not in _GONE:
-        return _verdict(by_header, status)
+    if status not in _GONE and not vendors.HEADER_NAMES.isdisjoint(headers):
+        found = rules.by_header(headers)
+        if found:
+            return _with_status(found, status)
     if not page.body or page.body.isspace():
-        return _without_body(status)
+        if 200 <= status < 300:
+            return decided("empty", f"status {status} with nothing in it")
+        return _plain(status)
     if status in _GONE or 300 <= status < 400:
         return _plain(status)
+    found = _found(page, headers, html, tree, budget or Budget())
+    if found is None:
+        return _plain(status)
+    return _with_status(found, status)
+
+
+def _found(
+    page: Page, headers: dict[str, str], html: bytes, tree: LexborHTMLParser | None, budget: Budget
+) -> Verdict | None:
     if tree is None:
-        return (
-            _verdict(rules.of_text(page, headers), status)
-            if _is_short_text(page, headers)
-            else _plain(status)
-        )
+        return rules.of_text(page, headers)
     sight = glance(tree, budget)
-    # What is rich only because of its links may still be a form to log in.
+    # A page that is rich only because of its links may still be a login form.
     innocent = sight.own >= RICH or b"password" not in html
-    if good and sight.rich and innocent and not phrases.is_odd(" | ".join(sight.lines)):
+    good = 200 <= page.status < 300 and sight.rich and innocent
+    if good and not phrases.is_odd(" | ".join(sight.lines)):
         return _GOOD
     case = rules.Case.of(page, headers, html, tree, look(tree, sight, budget), budget)
-    return _verdict(rules.of_page(case, budget), status)
-
-
-def _is_short_text(page: Page, headers: dict[str, str]) -> bool:
-    kind = headers.get("content-type", "")
-    return len(page.body) <= rules.SHORT_BODY and ("text/" in kind or "json" in kind or not kind)
-
-
-def _without_body(status: int) -> Verdict:
-    if status == 429:
-        return decided("rate_limited", evidence=("status 429",), status=status)
-    if 200 <= status < 300:
-        return decided("empty", evidence=(f"status {status} with nothing in it",))
-    return _plain(status)
+    return rules.of_page(case, budget)
 
 
 def _plain(status: int) -> Verdict:
+    """The verdict on a page of which nothing but its status counts."""
     if 200 <= status < 300:
-        return decided("ok", evidence=("not HTML",))
+        return decided("ok", "not HTML")
     if status == 429:
-        return decided("rate_limited", evidence=("status 429",), status=status)
-    return decided(f"http_{status}", evidence=(f"status {status}",))
+        return _with_status(decided("rate_limited"), status)
+    return _with_status(decided(f"http_{status}"), status)
 
 
-def _verdict(found: rules.Found | None, status: int) -> Verdict:
-    if found is None:
-        return _plain(status)
-    evidence = found.evidence if 200 <= status < 300 else (f"status {status}", *found.evidence)
-    return decided(found.name, found.vendor, evidence, status)
+def _with_status(verdict: Verdict, status: int) -> Verdict:
+    """Add the status to the evidence, unless it is a success."""
+    if 200 <= status < 300:
+        return verdict
+    block = verdict.block
+    if verdict.name == "rate_limited" and status == 429:
+        block = "http_429"
+    return replace(verdict, evidence=(f"status {status}", *verdict.evidence), block=block)

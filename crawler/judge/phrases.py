@@ -4,793 +4,189 @@ import re
 
 import re2
 
-ROBOT = (
-    # titles and sentences of challenges
-    *(
-        "just a moment",
-        "are you a robot",
-        "robot check",
-        "not a robot",
-        "you are human",
-        "you're human",
-    ),
-    *(
-        "you are not a bot",
-        "human verification",
-        "security check",
-        "robot or human",
-        "unusual traffic",
-    ),
-    *(
-        "unusual activity",
-        "one more step",
-        "you are a human",
-        "verify your browser",
-        "checking your browser",
-    ),
-    *(
-        "security verification",
-        "bot verification",
-        "complete the captcha",
-        "characters you see",
-        "automated access",
-    ),
-    *(
-        "nur einen moment",
-        "kein roboter",
-        "ein mensch sind",
-        "sicherheitsabfrage",
-        "sicherheitsüberprüfung",
-    ),
-    *(
-        "zeichen aus dem bild",
-        "ungewöhnlichen datenverkehr",
-        "un instant",
-        "pas un robot",
-        "êtes humain",
-    ),
-    *(
-        "vérification de sécurité",
-        "contrôle de sécurité",
-        "trafic inhabituel",
-        "un momento",
-        "no eres un robot",
-    ),
-    *(
-        "no es un robot",
-        "eres humano",
-        "verificación de seguridad",
-        "tráfico inusual",
-        "один момент",
-        "не робот",
-    ),
-    *(
-        "подтвердите, что",
-        "вы человек",
-        "проверка безопасности",
-        "подозрительная активность",
-        "един момент",
-    ),
-    *(
-        "не сте робот",
-        "сте човек",
-        "проверка за сигурност",
-        "um momento",
-        "não é um robô",
-        "você é humano",
-    ),
-    *("verificação de segurança", "tráfego incomum", "even geduld", "geen robot"),
-)
-REFUSED = (
-    *(
-        "access denied",
-        "access blocked",
-        "access to this page has been denied",
-        "request rejected",
-        "request blocked",
-    ),
-    *(
-        "you have been blocked",
-        "access forbidden",
-        "forbidden",
-        "attention required",
-        "zugriff verweigert",
-    ),
-    *(
-        "zugriff gesperrt",
-        "accès refusé",
-        "accès bloqué",
-        "votre accès a été bloqué",
-        "acceso denegado",
-    ),
-    *(
-        "acceso bloqueado",
-        "доступ запрещен",
-        "доступ запрещён",
-        "доступ заблокирован",
-        "достъпът е отказан",
-    ),
-    *("отказан достъп", "acesso negado", "acesso bloqueado", "blocked"),
-)
-REFUSED_WHY = (
-    *(
-        "your ip address has been",
-        "your ip has been",
-        "ip address has been blocked",
-        "automated access",
-    ),
-    *(
-        "identified as a bot",
-        "bot or scraper",
-        "suspicious activity",
-        "detected unusual",
-        "flagged as a bot",
-    ),
-    *("blocked by the site", "blocked for security", "ihre ip-adresse", "automatisierte zugriffe"),
-    *(
-        "votre adresse ip",
-        "activité suspecte",
-        "su dirección ip",
-        "actividad sospechosa",
-        "ваш ip",
-        "ip-адрес",
-    ),
-    *(
-        "вашият ip",
-        "ip адрес",
-        "seu endereço ip",
-        "atividade suspeita",
-        "has been banned",
-        "scraping is not",
-    ),
-)
-RATE_LIMITED = (
-    *(
-        "too many requests",
-        "rate limit exceeded",
-        "rate limit reached",
-        "rate limited",
-        "request limit exceeded",
-    ),
-    *(
-        "exceeded the maximum number of",
-        "exceeded your quota",
-        "too many searches",
-        "too many queries",
-    ),
-    *(
-        "exceeded the number of",
-        "exceeded the limit of",
-        "requests per minute exceeded",
-        "slow down",
-    ),
-    *("zu viele anfragen", "anzahl der anfragen überschritten", "abfragelimit", "trop de requêtes"),
-    *(
-        "trop grand nombre de requêtes",
-        "limite de requêtes",
-        "demasiadas solicitudes",
-        "demasiadas peticiones",
-    ),
-    *(
-        "número máximo de consultas",
-        "límite de solicitudes",
-        "слишком много запросов",
-        "превышен лимит запросов",
-    ),
-    *(
-        "твърде много заявки",
-        "превишен лимит",
-        "muitas solicitações",
-        "muitas requisições",
-        "demasiados pedidos",
-    ),
-    *("limite de solicitações", "limite de requisições"),
-)
-MAINTENANCE = (
-    *(
-        "under maintenance",
-        "scheduled maintenance",
-        "site maintenance",
-        "maintenance mode",
-        "down for maintenance",
-    ),
-    *(
-        "undergoing maintenance",
-        "maintenance in progress",
-        "we'll be back soon",
-        "we will be back soon",
-    ),
-    *(
-        "be right back",
-        "temporarily unavailable",
-        "temporarily offline",
-        "system maintenance",
-        "maintenance",
-    ),
-    *(
-        "planned maintenance",
-        "offline",
-        "wartungsarbeiten",
-        "wartungsmodus",
-        "wegen wartung",
-        "im wartung",
-    ),
-    *("wir sind gleich zurück", "wir sind bald zurück", "vorübergehend nicht verfügbar", "wartung"),
-    *(
-        "en maintenance",
-        "cours de maintenance",
-        "maintenance en cours",
-        "site indisponible",
-        "de retour bientôt",
-    ),
-    *(
-        "temporairement indisponible",
-        "en mantenimiento",
-        "tareas de mantenimiento",
-        "volveremos pronto",
-    ),
-    *(
-        "temporalmente no disponible",
-        "por mantenimiento",
-        "технические работы",
-        "технических работ",
-    ),
-    *(
-        "техническое обслуживание",
-        "техническом обслуживании",
-        "временно недоступен",
-        "профилактика",
-    ),
-    *(
-        "профилактические работы",
-        "сайтът е в процес на поддръжка",
-        "в процес на поддръжка",
-        "техническа поддръжка",
-    ),
-    *(
-        "технически причини",
-        "временно недостъпен",
-        "em manutenção",
-        "manutenção programada",
-        "voltamos em breve",
-    ),
-    *("voltaremos em breve", "temporariamente indisponível", "site em manutenção"),
-)
-MAINTENANCE_SAYS = (
-    *(
-        "check back",
-        "back soon",
-        "back online",
-        "be back",
-        "scheduled maintenance",
-        "performing some",
-        "try again",
-    ),
-    *(
-        "unavailable for",
-        "currently unavailable",
-        "sorry for the inconvenience",
-        "apologize for",
-        "apologise for",
-    ),
-    *(
-        "come back later",
-        "will return",
-        "will be available",
-        "nicht zur verfügung",
-        "nicht verfügbar",
-    ),
-    *(
-        "nicht erreichbar",
-        "wir bitten um verständnis",
-        "in kürze wieder",
-        "später erneut",
-        "später noch einmal",
-    ),
-    *(
-        "indisponible",
-        "revenir un peu plus tard",
-        "de retour",
-        "gêne occasionnée",
-        "réessayer plus tard",
-    ),
-    *(
-        "volverá a estar",
-        "disculpe las molestias",
-        "disculpen las molestias",
-        "más tarde",
-        "no está disponible",
-    ),
-    *(
-        "приносим извинения",
-        "будет доступен",
-        "ведутся",
-        "попробуйте позже",
-        "зайдите позже",
-        "опитайте по-късно",
-    ),
-    *(
-        "извиняваме се",
-        "в момента се извършва",
-        "voltamos",
-        "volte mais tarde",
-        "pedimos desculpa",
-        "em breve",
-    ),
-    *("down for", "under maintenance", "we are working", "we're working"),
-)
-LOGIN = (
-    *(
-        "log in",
-        "login",
-        "sign in",
-        "sign-in",
-        "log on",
-        "logon",
-        "signin",
-        "authentication required",
-    ),
-    *(
-        "member login",
-        "anmelden",
-        "anmeldung",
-        "einloggen",
-        "melden sie sich an",
-        "connexion",
-        "se connecter",
-    ),
-    *(
-        "identifiez-vous",
-        "connectez-vous",
-        "iniciar sesión",
-        "inicio de sesión",
-        "inicia sesión",
-        "acceder",
-    ),
-    *(
-        "вход",
-        "войти",
-        "авторизация",
-        "авторизуйтесь",
-        "влез",
-        "entrar",
-        "iniciar sessão",
-        "fazer login",
-        "acessar",
-    ),
-    *("inloggen", "accedi"),
-)
-LOGIN_SAYS = (
-    *("you must be logged in", "you must log in", "you need to log in", "you need to be logged in"),
-    *(
-        "please log in to",
-        "please login to",
-        "please sign in to",
-        "sign in to continue",
-        "log in to continue",
-    ),
-    *(
-        "please log in again",
-        "session has expired",
-        "session expired",
-        "sitzung ist abgelaufen",
-        "session a expiré",
-    ),
-    *("sesión ha expirado", "sessão expirou", "сессия истекла", "сесията е изтекла"),
-    *("you must sign in", "login is required", "login required", "only available to registered"),
-    *(
-        "only available to members",
-        "sie müssen angemeldet sein",
-        "sie müssen sich anmelden",
-        "bitte melden sie sich an",
-    ),
-    *(
-        "nur für registrierte",
-        "nur für angemeldete",
-        "vous devez être connecté",
-        "vous devez vous connecter",
-    ),
-    *(
-        "veuillez vous connecter",
-        "réservé aux abonnés connectés",
-        "debe iniciar sesión",
-        "debes iniciar sesión",
-    ),
-    *(
-        "inicie sesión para",
-        "necesitas iniciar sesión",
-        "необходимо войти",
-        "необходимо авторизоваться",
-    ),
-    *(
-        "войдите, чтобы",
-        "авторизуйтесь, чтобы",
-        "требуется авторизация",
-        "трябва да влезете",
-        "моля, влезте",
-    ),
-    *(
-        "трябва да се регистрирате",
-        "você precisa fazer login",
-        "faça login para",
-        "é necessário fazer login",
-    ),
-    *("precisa estar conectado", "tem de iniciar sessão"),
-)
-CONSENT = (
-    *(
-        "before you continue",
-        "disclaimer",
-        "terms of use",
-        "terms and conditions",
-        "your privacy",
-        "privacy settings",
-    ),
-    *(
-        "privacy choices",
-        "cookie consent",
-        "cookies",
-        "family of brands",
-        "age verification",
-        "legal drinking age",
-    ),
-    *(
-        "are you over 18",
-        "are you over 21",
-        "adults only",
-        "we value your privacy",
-        "user agreement",
-        "acceptable use",
-    ),
-    *(
-        "zustimmung",
-        "datenschutzeinstellungen",
-        "pur-abo",
-        "mit werbung",
-        "haftungsausschluss",
-        "nutzungsbedingungen",
-    ),
-    *(
-        "bevor sie fortfahren",
-        "vie privée",
-        "avant de continuer",
-        "avant d'accéder",
-        "conditions d'utilisation",
-    ),
-    *(
-        "antes de continuar",
-        "su privacidad",
-        "tu privacidad",
-        "aviso legal",
-        "términos de uso",
-        "condiciones de uso",
-    ),
-    *(
-        "согласие",
-        "прежде чем продолжить",
-        "условия использования",
-        "съгласие",
-        "условия за ползване",
-    ),
-    *("преди да продължите", "sua privacidade", "termos de uso", "toestemming"),
-)
-CONSENT_SAYS = (
-    *(
-        "we use cookies",
-        "we and our",
-        "our partners",
-        "use cookies and data",
-        "by clicking",
-        "accept these terms",
-    ),
-    *(
-        "accept the terms",
-        "agree to the terms",
-        "agree to these terms",
-        "must be 18",
-        "must be 21",
-        "over 18",
-    ),
-    *(
-        "18 or over",
-        "legal age",
-        "you must accept",
-        "ihre zustimmung",
-        "unsere partner",
-        "und bis zu",
-        "tracking",
-    ),
-    *(
-        "wir verwenden cookies",
-        "stimmen sie",
-        "mit der nutzung",
-        "avec votre accord",
-        "nos partenaires",
-    ),
-    *(
-        "des cookies",
-        "acceptez les",
-        "en cliquant",
-        "utilizamos cookies",
-        "usamos cookies",
-        "nuestros socios",
-    ),
-    *(
-        "al hacer clic",
-        "acepta los",
-        "мы используем",
-        "нажимая",
-        "используем файлы cookie",
-        "използваме бисквитки",
-    ),
-    *(
-        "с натискането",
-        "nossos parceiros",
-        "ao clicar",
-        "cookies met uw toestemming",
-        "makes no warranty",
-    ),
-    *("no warranty", "not the official record", "at their own risk", "assumes no liability"),
-)
-CONSENT_BUTTONS = (
-    *(
-        "accept",
-        "i agree",
-        "agree",
-        "accept all",
-        "consent",
-        "i understand",
-        "allow all",
-        "reject all",
-        "yes, i",
-    ),
-    *(
-        "akzeptieren",
-        "zustimmen",
-        "einverstanden",
-        "accepter",
-        "j'accepte",
-        "aceptar",
-        "acepto",
-        "принять",
-    ),
-    *(
-        "согласен",
-        "принимаю",
-        "приемам",
-        "съгласен",
-        "aceitar",
-        "aceito",
-        "concordo",
-        "akkoord",
-        "over 18",
-        "enter",
-    ),
-)
-TERMS = (
-    *(
-        "disclaimer",
-        "terms of use",
-        "terms and conditions",
-        "user agreement",
-        "acceptable use",
-        "haftungsausschluss",
-    ),
-    *(
-        "nutzungsbedingungen",
-        "conditions d'utilisation",
-        "aviso legal",
-        "términos de uso",
-        "condiciones de uso",
-    ),
-    *("условия использования", "условия за ползване", "termos de uso"),
-)
-COOKIE_BUTTONS = (
-    *(
-        "cookie",
-        "accept all",
-        "reject all",
-        "allow all",
-        "alle akzeptieren",
-        "alles akzeptieren",
-        "tout accepter",
-    ),
-    *(
-        "accepter tout",
-        "aceptar todo",
-        "принять все",
-        "приемам всички",
-        "aceitar tudo",
-        "aceitar todos",
-    ),
-)
-"""On the buttons of banners that many good pages have."""
-CONSENT_LINKS = (
-    *(
-        "accept",
-        "i accept",
-        "i agree",
-        "agree",
-        "akzeptieren",
-        "zustimmen",
-        "accepter",
-        "j'accepte",
-        "aceptar",
-    ),
-    *(
-        "acepto",
-        "принять",
-        "принимаю",
-        "приемам",
-        "aceitar",
-        "aceito",
-        "concordo",
-        "akkoord",
-        "yes, i",
-    ),
-)
-CONSENT_PLACES = (
-    "consent",
-    "disclaimer",
-    "zustimmung",
-    "collectconsent",
-    "privacy-gate",
-    "agegate",
-    "age-gate",
-    "terms",
-)
-LOGIN_PLACES = (
-    *(
-        "login",
-        "log-in",
-        "signin",
-        "sign_in",
-        "sign-in",
-        "logon",
-        "/auth",
-        "/sso",
-        "/saml",
-        "oauth",
-        "/cas/",
-    ),
-    *("anmelden", "connexion", "account/begin"),
-)
-ABOUT = (
-    *(
-        "policy",
-        "how to",
-        "guide",
-        "tutorial",
-        "richtlinie",
-        "erklärung",
-        "politique de",
-        "política de",
-        "политика",
-    ),
-    *("examples", "recipe", "review", "history"),
-)
+
+def _list(text: str) -> tuple[str, ...]:
+    """Split a text at its semicolons; line breaks count as spaces."""
+    return tuple(" ".join(phrase.split()) for phrase in text.split(";"))
+
+
+ROBOT = _list("""
+    just a moment; are you a robot; robot check; not a robot; you are human; you're human;
+    you are not a bot; human verification; security check; robot or human; unusual traffic;
+    unusual activity; one more step; you are a human; verify your browser; checking your browser;
+    security verification; bot verification; complete the captcha; characters you see;
+    automated access; nur einen moment; kein roboter; ein mensch sind; sicherheitsabfrage;
+    sicherheitsüberprüfung; zeichen aus dem bild; ungewöhnlichen datenverkehr; un instant;
+    pas un robot; êtes humain; vérification de sécurité; contrôle de sécurité; trafic inhabituel;
+    un momento; no eres un robot; no es un robot; eres humano; verificación de seguridad;
+    tráfico inusual; один момент; не робот; подтвердите, что; вы человек; проверка безопасности;
+    подозрительная активность; един момент; не сте робот; сте човек; проверка за сигурност;
+    um momento; não é um robô; você é humano; verificação de segurança; tráfego incomum;
+    even geduld; geen robot
+""")
+"""Titles and sentences of challenges."""
+REFUSED = _list("""
+    access denied; access blocked; access to this page has been denied; request rejected;
+    request blocked; you have been blocked; access forbidden; forbidden; attention required;
+    zugriff verweigert; zugriff gesperrt; accès refusé; accès bloqué; votre accès a été bloqué;
+    acceso denegado; acceso bloqueado; доступ запрещен; доступ запрещён; доступ заблокирован;
+    достъпът е отказан; отказан достъп; acesso negado; acesso bloqueado; blocked
+""")
+"""Titles of refusals."""
+REFUSED_WHY = _list("""
+    your ip address has been; your ip has been; ip address has been blocked; automated access;
+    identified as a bot; bot or scraper; suspicious activity; detected unusual; flagged as a bot;
+    blocked by the site; blocked for security; ihre ip-adresse; automatisierte zugriffe;
+    votre adresse ip; activité suspecte; su dirección ip; actividad sospechosa; ваш ip; ip-адрес;
+    вашият ip; ip адрес; seu endereço ip; atividade suspeita; has been banned; scraping is not
+""")
+"""Reasons that refusals give."""
+RATE_LIMITED = _list("""
+    too many requests; rate limit exceeded; rate limit reached; rate limited;
+    request limit exceeded; exceeded the maximum number of; exceeded your quota;
+    too many searches; too many queries; exceeded the number of; exceeded the limit of;
+    requests per minute exceeded; slow down; zu viele anfragen; anzahl der anfragen überschritten;
+    abfragelimit; trop de requêtes; trop grand nombre de requêtes; limite de requêtes;
+    demasiadas solicitudes; demasiadas peticiones; número máximo de consultas;
+    límite de solicitudes; слишком много запросов; превышен лимит запросов; твърде много заявки;
+    превишен лимит; muitas solicitações; muitas requisições; demasiados pedidos;
+    limite de solicitações; limite de requisições
+""")
+MAINTENANCE = _list("""
+    under maintenance; scheduled maintenance; site maintenance; maintenance mode;
+    down for maintenance; undergoing maintenance; maintenance in progress; we'll be back soon;
+    we will be back soon; be right back; temporarily unavailable; temporarily offline;
+    system maintenance; maintenance; planned maintenance; offline; wartungsarbeiten;
+    wartungsmodus; wegen wartung; im wartung; wir sind gleich zurück; wir sind bald zurück;
+    vorübergehend nicht verfügbar; wartung; en maintenance; cours de maintenance;
+    maintenance en cours; site indisponible; de retour bientôt; temporairement indisponible;
+    en mantenimiento; tareas de mantenimiento; volveremos pronto; temporalmente no disponible;
+    por mantenimiento; технические работы; технических работ; техническое обслуживание;
+    техническом обслуживании; временно недоступен; профилактика; профилактические работы;
+    сайтът е в процес на поддръжка; в процес на поддръжка; техническа поддръжка;
+    технически причини; временно недостъпен; em manutenção; manutenção programada;
+    voltamos em breve; voltaremos em breve; temporariamente indisponível; site em manutenção
+""")
+"""Titles of maintenance pages."""
+MAINTENANCE_SAYS = _list("""
+    check back; back soon; back online; be back; scheduled maintenance; performing some;
+    try again; unavailable for; currently unavailable; sorry for the inconvenience; apologize for;
+    apologise for; come back later; will return; will be available; nicht zur verfügung;
+    nicht verfügbar; nicht erreichbar; wir bitten um verständnis; in kürze wieder; später erneut;
+    später noch einmal; indisponible; revenir un peu plus tard; de retour; gêne occasionnée;
+    réessayer plus tard; volverá a estar; disculpe las molestias; disculpen las molestias;
+    más tarde; no está disponible; приносим извинения; будет доступен; ведутся; попробуйте позже;
+    зайдите позже; опитайте по-късно; извиняваме се; в момента се извършва; voltamos;
+    volte mais tarde; pedimos desculpa; em breve; down for; under maintenance; we are working;
+    we're working
+""")
+"""What maintenance pages say below their title."""
+LOGIN = _list("""
+    log in; login; sign in; sign-in; log on; logon; signin; authentication required; member login;
+    anmelden; anmeldung; einloggen; melden sie sich an; connexion; se connecter; identifiez-vous;
+    connectez-vous; iniciar sesión; inicio de sesión; inicia sesión; acceder; вход; войти;
+    авторизация; авторизуйтесь; влез; entrar; iniciar sessão; fazer login; acessar; inloggen;
+    accedi
+""")
+"""Titles of login pages."""
+LOGIN_SAYS = _list("""
+    you must be logged in; you must log in; you need to log in; you need to be logged in;
+    please log in to; please login to; please sign in to; sign in to continue; log in to continue;
+    please log in again; session has expired; session expired; sitzung ist abgelaufen;
+    session a expiré; sesión ha expirado; sessão expirou; сессия истекла; сесията е изтекла;
+    you must sign in; login is required; login required; only available to registered;
+    only available to members; sie müssen angemeldet sein; sie müssen sich anmelden;
+    bitte melden sie sich an; nur für registrierte; nur für angemeldete; vous devez être connecté;
+    vous devez vous connecter; veuillez vous connecter; réservé aux abonnés connectés;
+    debe iniciar sesión; debes iniciar sesión; inicie sesión para; necesitas iniciar sesión;
+    необходимо войти; необходимо авторизоваться; войдите, чтобы; авторизуйтесь, чтобы;
+    требуется авторизация; трябва да влезете; моля, влезте; трябва да се регистрирате;
+    você precisa fazer login; faça login para; é necessário fazer login; precisa estar conectado;
+    tem de iniciar sessão
+""")
+"""Sentences that ask for a login."""
+CONSENT = _list("""
+    before you continue; disclaimer; terms of use; terms and conditions; your privacy;
+    privacy settings; privacy choices; cookie consent; cookies; family of brands;
+    age verification; legal drinking age; are you over 18; are you over 21; adults only;
+    we value your privacy; user agreement; acceptable use; zustimmung; datenschutzeinstellungen;
+    pur-abo; mit werbung; haftungsausschluss; nutzungsbedingungen; bevor sie fortfahren;
+    vie privée; avant de continuer; avant d'accéder; conditions d'utilisation; antes de continuar;
+    su privacidad; tu privacidad; aviso legal; términos de uso; condiciones de uso; согласие;
+    прежде чем продолжить; условия использования; съгласие; условия за ползване;
+    преди да продължите; sua privacidade; termos de uso; toestemming
+""")
+"""Titles of pages that ask for consent."""
+CONSENT_SAYS = _list("""
+    we use cookies; we and our; our partners; use cookies and data; by clicking;
+    accept these terms; accept the terms; agree to the terms; agree to these terms; must be 18;
+    must be 21; over 18; 18 or over; legal age; you must accept; ihre zustimmung; unsere partner;
+    und bis zu; tracking; wir verwenden cookies; stimmen sie; mit der nutzung; avec votre accord;
+    nos partenaires; des cookies; acceptez les; en cliquant; utilizamos cookies; usamos cookies;
+    nuestros socios; al hacer clic; acepta los; мы используем; нажимая; используем файлы cookie;
+    използваме бисквитки; с натискането; nossos parceiros; ao clicar; cookies met uw toestemming;
+    makes no warranty; no warranty; not the official record; at their own risk;
+    assumes no liability
+""")
+CONSENT_BUTTONS = _list("""
+    accept; i agree; agree; accept all; consent; i understand; allow all; reject all; yes, i;
+    akzeptieren; zustimmen; einverstanden; accepter; j'accepte; aceptar; acepto; принять;
+    согласен; принимаю; приемам; съгласен; aceitar; aceito; concordo; akkoord; over 18; enter
+""")
+TERMS = _list("""
+    disclaimer; terms of use; terms and conditions; user agreement; acceptable use;
+    haftungsausschluss; nutzungsbedingungen; conditions d'utilisation; aviso legal;
+    términos de uso; condiciones de uso; условия использования; условия за ползване; termos de uso
+""")
+COOKIE_BUTTONS = _list("""
+    cookie; accept all; reject all; allow all; alle akzeptieren; alles akzeptieren; tout accepter;
+    accepter tout; aceptar todo; принять все; приемам всички; aceitar tudo; aceitar todos
+""")
+"""Buttons of cookie banners, which many good pages have."""
+CONSENT_LINKS = _list("""
+    accept; i accept; i agree; agree; akzeptieren; zustimmen; accepter; j'accepte; aceptar;
+    acepto; принять; принимаю; приемам; aceitar; aceito; concordo; akkoord; yes, i
+""")
+"""How links begin that are consent buttons."""
+CONSENT_PLACES = _list("""
+    consent; disclaimer; zustimmung; collectconsent; privacy-gate; agegate; age-gate; terms
+""")
+"""Hosts and paths of consent pages."""
+LOGIN_PLACES = _list("""
+    login; log-in; signin; sign_in; sign-in; logon; /auth; /sso; /saml; oauth; /cas/; anmelden;
+    connexion; account/begin
+""")
+"""Hosts and paths of login pages."""
+ABOUT = _list("""
+    policy; how to; guide; tutorial; richtlinie; erklärung; politique de; política de; политика;
+    examples; recipe; review; history
+""")
 """Words of titles that speak about walls."""
-ERROR = (
-    *(
-        "internal server error",
-        "server error",
-        "something went wrong",
-        "an error has occurred",
-        "an error occurred",
-    ),
-    *(
-        "application error",
-        "unexpected error",
-        "bad gateway",
-        "gateway timeout",
-        "service unavailable",
-    ),
-    *(
-        "error establishing a database connection",
-        "database error",
-        "runtime error",
-        "fatal error",
-        "system error",
-    ),
-    *(
-        "unhandled exception",
-        "critical error on this website",
-        "http status 500",
-        "http error 500",
-        "error 500",
-    ),
-    *(
-        "500 error",
-        "website error",
-        "wordpress › error",
-        "exception report",
-        "server error in",
-        "error occurred while processing",
-    ),
-    *(
-        "we're having trouble",
-        "technical difficulties",
-        "could not process your request",
-        "oops",
-        "502",
-        "500",
-        "504",
-    ),
-    *(
-        "ein fehler aufgetreten",
-        "fehler aufgetreten",
-        "interner serverfehler",
-        "technischer fehler",
-        "fehler",
-    ),
-    *(
-        "une erreur est survenue",
-        "une erreur s'est produite",
-        "erreur interne",
-        "erreur serveur",
-        "erreur",
-    ),
-    *(
-        "ha ocurrido un error",
-        "se ha producido un error",
-        "error interno",
-        "algo salió mal",
-        "algo ha ido mal",
-    ),
-    *("произошла ошибка", "внутренняя ошибка", "ошибка сервера", "что-то пошло не так", "ошибка"),
-    *("възникна грешка", "вътрешна грешка", "грешка в сървъра", "нещо се обърка", "грешка"),
-    *("ocorreu um erro", "erro interno", "algo deu errado", "erro inesperado", "erro", "error"),
-)
-ERROR_SAYS = (
-    *(
-        "please try again",
-        "try again later",
-        "has been notified",
-        "unexpected condition",
-        "error has occurred",
-    ),
-    *(
-        "error occurred",
-        "critical error",
-        "contact the administrator",
-        "contact support",
-        "unable to process",
-        "contact the website",
-    ),
-    *(
-        "could not be processed",
-        "database connection",
-        "stack trace",
-        "exception",
-        "konnte",
-        "versuchen sie es",
-    ),
-    *(
-        "technischen fehlers",
-        "réessayer",
-        "veuillez réessayer",
-        "inténtelo de nuevo",
-        "inténtalo de nuevo",
-    ),
-    *(
-        "más tarde",
-        "попробуйте",
-        "повторите",
-        "опитайте",
-        "свържете се",
-        "tente novamente",
-        "mais tarde",
-    ),
-    *(
-        "não foi possível",
-        "nginx",
-        "apache",
-        "openresty",
-        "internal server error",
-        "internal error",
-        "cloudflare",
-    ),
-)
+ERROR = _list("""
+    internal server error; server error; something went wrong; an error has occurred;
+    an error occurred; application error; unexpected error; bad gateway; gateway timeout;
+    service unavailable; error establishing a database connection; database error; runtime error;
+    fatal error; system error; unhandled exception; critical error on this website;
+    http status 500; http error 500; error 500; 500 error; website error; wordpress › error;
+    exception report; server error in; error occurred while processing; we're having trouble;
+    technical difficulties; could not process your request; oops; 502; 500; 504;
+    ein fehler aufgetreten; fehler aufgetreten; interner serverfehler; technischer fehler; fehler;
+    une erreur est survenue; une erreur s'est produite; erreur interne; erreur serveur; erreur;
+    ha ocurrido un error; se ha producido un error; error interno; algo salió mal;
+    algo ha ido mal; произошла ошибка; внутренняя ошибка; ошибка сервера; что-то пошло не так;
+    ошибка; възникна грешка; вътрешна грешка; грешка в сървъра; нещо се обърка; грешка;
+    ocorreu um erro; erro interno; algo deu errado; erro inesperado; erro; error
+""")
+"""Titles of error pages."""
+ERROR_SAYS = _list("""
+    please try again; try again later; has been notified; unexpected condition;
+    error has occurred; error occurred; critical error; contact the administrator;
+    contact support; unable to process; contact the website; could not be processed;
+    database connection; stack trace; exception; konnte; versuchen sie es; technischen fehlers;
+    réessayer; veuillez réessayer; inténtelo de nuevo; inténtalo de nuevo; más tarde; попробуйте;
+    повторите; опитайте; свържете се; tente novamente; mais tarde; não foi possível; nginx;
+    apache; openresty; internal server error; internal error; cloudflare
+""")
 TRACES = (
     ("server error in '", "stack trace"),
     ("server error in '", "runtime error"),
@@ -811,388 +207,108 @@ TRACES = (
     ("application error: a client-side exception has occurred", ""),
     ("application error: a server-side exception has occurred", ""),
     (
-        "the web application you are attempting to access on this web server is currently unavailable",
+        "the web application you are attempting to access on this web server "
+        "is currently unavailable",
         "",
     ),
 )
-"""What only a program that failed says, with what must be there too."""
-GONE = (
-    *(
-        "page not found",
-        "page cannot be found",
-        "page could not be found",
-        "page can't be found",
-        "can't find that page",
-    ),
-    *(
-        "page you requested was not found",
-        "page doesn't exist",
-        "page does not exist",
-        "page isn't available",
-    ),
-    *(
-        "we couldn't find that page",
-        "we couldn't find the page",
-        "we can't find the page",
-        "file not found",
-    ),
-    *(
-        "404 not found",
-        "not found",
-        "error 404",
-        "404 error",
-        "http 404",
-        "404",
-        "nothing found",
-        "no longer available",
-    ),
-    *(
-        "no longer exists",
-        "has been removed",
-        "listing unavailable",
-        "does not exist",
-        "page unavailable",
-    ),
-    *(
-        "seite nicht gefunden",
-        "seite wurde nicht gefunden",
-        "seite existiert nicht",
-        "nicht gefunden",
-        "fehler 404",
-    ),
-    *(
-        "page introuvable",
-        "page non trouvée",
-        "introuvable",
-        "n'existe pas",
-        "erreur 404",
-        "n'est plus disponible",
-    ),
-    *(
-        "página no encontrada",
-        "no encontrado",
-        "no encontrada",
-        "la página que buscas no existe",
-        "no existe",
-    ),
-    *(
-        "ya no está disponible",
-        "страница не найдена",
-        "не найдена",
-        "не найден",
-        "ошибка 404",
-        "не существует",
-    ),
-    *(
-        "страницата не е намерена",
-        "страницата не съществува",
-        "не е намерен",
-        "не съществува",
-        "грешка 404",
-    ),
-    *(
-        "página não encontrada",
-        "não encontrada",
-        "não encontrado",
-        "não existe",
-        "erro 404",
-        "não está mais disponível",
-    ),
-    *("pagina niet gevonden", "pagina non trovata", "nicht mehr verfügbar"),
-    *("nicht mehr online", "existiert nicht mehr"),
-    *(
-        "n'est plus en ligne",
-        "n'existe plus",
-        "ya no existe",
-        "больше не доступн",
-        "снято с публикации",
-        "удалено",
-    ),
-    *(
-        "вече не е активна",
-        "вече не съществува",
-        "não está disponível",
-        "já não existe",
-        "is no longer active",
-    ),
-    *(
-        "listing has expired",
-        "has been deleted",
-        "page has moved",
-        "page removed",
-        "record not available",
-    ),
-)
-GONE_SAYS = (
-    *(
-        "page you are looking for",
-        "page you're looking for",
-        "page you requested",
-        "may have been moved",
-    ),
-    *(
-        "been moved or",
-        "does not exist",
-        "doesn't exist",
-        "was not found",
-        "could not be found",
-        "has been removed",
-    ),
-    *(
-        "no longer available",
-        "no longer exists",
-        "not find",
-        "has expired",
-        "existiert nicht",
-        "wurde verschoben",
-    ),
-    *(
-        "nicht gefunden",
-        "n'existe",
-        "a été supprimée",
-        "a été déplacée",
-        "no existe",
-        "sido eliminado",
-    ),
-    *(
-        "ha sido movida",
-        "не существует",
-        "неправильно набран",
-        "была удалена",
-        "не съществува",
-        "била преместена",
-    ),
-    *(
-        "não existe",
-        "foi removida",
-        "verifique o link",
-        "nicht mehr",
-        "back to home",
-        "home page",
-        "homepage",
-    ),
-    *(
-        "entfernt",
-        "gelöscht",
-        "ne correspond",
-        "n'est plus",
-        "ya no",
-        "удален",
-        "удалён",
-        "снят",
-        "вече не",
-        "já não",
-    ),
-    *(
-        "no longer active",
-        "been deleted",
-        "been taken down",
-        "expired",
-        "check the address",
-        "check the url",
-    ),
-)
-GONE_ENDS = (
-    *(
-        " not found",
-        " not available",
-        " no longer available",
-        " does not exist",
-        " nicht gefunden",
-        " introuvable",
-    ),
-    *(
-        " no encontrado",
-        " no encontrada",
-        " не найден",
-        " не найдена",
-        " не найдено",
-        " не е намерен",
-    ),
-    *(
-        " не е намерена",
-        " не е намерено",
-        " não encontrado",
-        " não encontrada",
-        " non trovata",
-        " niet gevonden",
-    ),
+"""What only a failed program says, with what must be there too."""
+GONE = _list("""
+    page not found; page cannot be found; page could not be found; page can't be found;
+    can't find that page; page you requested was not found; page doesn't exist;
+    page does not exist; page isn't available; we couldn't find that page;
+    we couldn't find the page; we can't find the page; file not found; 404 not found; not found;
+    error 404; 404 error; http 404; 404; nothing found; no longer available; no longer exists;
+    has been removed; listing unavailable; does not exist; page unavailable; seite nicht gefunden;
+    seite wurde nicht gefunden; seite existiert nicht; nicht gefunden; fehler 404;
+    page introuvable; page non trouvée; introuvable; n'existe pas; erreur 404;
+    n'est plus disponible; página no encontrada; no encontrado; no encontrada;
+    la página que buscas no existe; no existe; ya no está disponible; страница не найдена;
+    не найдена; не найден; ошибка 404; не существует; страницата не е намерена;
+    страницата не съществува; не е намерен; не съществува; грешка 404; página não encontrada;
+    não encontrada; não encontrado; não existe; erro 404; não está mais disponível;
+    pagina niet gevonden; pagina non trovata; nicht mehr verfügbar; nicht mehr online;
+    existiert nicht mehr; n'est plus en ligne; n'existe plus; ya no existe; больше не доступн;
+    снято с публикации; удалено; вече не е активна; вече не съществува; não está disponível;
+    já não existe; is no longer active; listing has expired; has been deleted; page has moved;
+    page removed; record not available
+""")
+"""Titles of pages that are not there."""
+GONE_SAYS = _list("""
+    page you are looking for; page you're looking for; page you requested; may have been moved;
+    been moved or; does not exist; doesn't exist; was not found; could not be found;
+    has been removed; no longer available; no longer exists; not find; has expired;
+    existiert nicht; wurde verschoben; nicht gefunden; n'existe; a été supprimée; a été déplacée;
+    no existe; sido eliminado; ha sido movida; не существует; неправильно набран; была удалена;
+    не съществува; била преместена; não existe; foi removida; verifique o link; nicht mehr;
+    back to home; home page; homepage; entfernt; gelöscht; ne correspond; n'est plus; ya no;
+    удален; удалён; снят; вече не; já não; no longer active; been deleted; been taken down;
+    expired; check the address; check the url
+""")
+GONE_ENDS = tuple(
+    f" {end}"
+    for end in _list("""
+        not found; not available; no longer available; does not exist; nicht gefunden;
+        introuvable; no encontrado; no encontrada; не найден; не найдена; не найдено;
+        не е намерен; не е намерена; не е намерено; não encontrado; não encontrada; non trovata;
+        niet gevonden
+    """)
 )
 """How a heading ends that says that a parcel, a listing or a case is not there."""
-PARKED = (
-    *(
-        "domain is for sale",
-        "domain for sale",
-        "website is for sale",
-        "this site is for sale",
-        "domain may be for sale",
-    ),
-    *(
-        "buy this domain",
-        "own this domain",
-        "domain is parked",
-        "parked domain",
-        "domain name is for sale",
-    ),
-    *(
-        "domain has expired",
-        "domain is registered",
-        "future home of",
-        "is for sale | hugedomains",
-        "account suspended",
-    ),
-    *(
-        "account has been suspended",
-        "welcome to nginx",
-        "apache2 ubuntu default page",
-        "apache2 debian default page",
-    ),
-    *(
-        "iis windows server",
-        "default web site page",
-        "default plesk page",
-        "web server's default page",
-    ),
-    *(
-        "test page for the",
-        "domain steht zum verkauf",
-        "domain ist geparkt",
-        "domain zu verkaufen",
-        "domain geparkt",
-    ),
-    *(
-        "nom de domaine",
-        "domaine est à vendre",
-        "domaine à vendre",
-        "dominio está en venta",
-        "dominio en venta",
-    ),
-    *(
-        "dominio aparcado",
-        "домен продается",
-        "домен продаётся",
-        "домен припаркован",
-        "домейнът се продава",
-    ),
-    *(
-        "домейнът е паркиран",
-        "домейн за продажба",
-        "domínio está à venda",
-        "domínio à venda",
-        "domínio estacionado",
-    ),
-    *("is for sale", "default page"),
+PARKED = _list("""
+    domain is for sale; domain for sale; website is for sale; this site is for sale;
+    domain may be for sale; buy this domain; own this domain; domain is parked; parked domain;
+    domain name is for sale; domain has expired; domain is registered; future home of;
+    is for sale | hugedomains; account suspended; account has been suspended; welcome to nginx;
+    apache2 ubuntu default page; apache2 debian default page; iis windows server;
+    default web site page; default plesk page; web server's default page; test page for the;
+    domain steht zum verkauf; domain ist geparkt; domain zu verkaufen; domain geparkt;
+    nom de domaine; domaine est à vendre; domaine à vendre; dominio está en venta;
+    dominio en venta; dominio aparcado; домен продается; домен продаётся; домен припаркован;
+    домейнът се продава; домейнът е паркиран; домейн за продажба; domínio está à venda;
+    domínio à venda; domínio estacionado; is for sale; default page
+""")
+"""Titles of parked domains."""
+PARKED_SAYS = _list("""
+    domain is for sale; may be for sale by its owner; buy this domain; sponsored listings;
+    related searches; related links; domain parking; parked free; parked with; registered at;
+    make an offer; domain expert; hosting provider; web server is successfully installed;
+    further configuration; replace this file; operating correctly; kann über unseren marktplatz;
+    angebot abgeben; est parqué; domaine vient d'être; aucun site n'est; hacer una oferta;
+    oferta por este dominio; сделать предложение; направи оферта; fazer uma oferta; zum verkauf;
+    contact the owner; renew
+""")
+PARKED_MARKUP = _list("""
+    sedoparking.com; parkingcrew.net; adsense/domains/caf.js; window.lander_system;
+    parking-lander; data-adblockkey; d38psrni17bvxu.cloudfront.net; bodis.com; cdn.dan.com;
+    afternic.com/forsale; hugedomains.com; parklogic.com; above.com/park;
+    /cgi-sys/suspendedpage.cgi; uniregistry.com/park
+""")
+WAITING = _list("""
+    javascript; java script; loading; wird geladen; chargement; cargando; загрузка; зареждане;
+    carregando; please wait; bitte warten; laden
+""")
+"""What pages say before a script has filled them."""
+_ODD_ELSEWHERE = _list("""
+    pardon our interruption; access to this site has been limited; vercel security checkpoint
+""")
+_ALL = frozenset(ROBOT + REFUSED + RATE_LIMITED + MAINTENANCE + LOGIN + CONSENT + ERROR).union(
+    GONE, GONE_ENDS, PARKED, _ODD_ELSEWHERE
 )
-PARKED_SAYS = (
-    *(
-        "domain is for sale",
-        "may be for sale by its owner",
-        "buy this domain",
-        "sponsored listings",
-        "related searches",
-    ),
-    *(
-        "related links",
-        "domain parking",
-        "parked free",
-        "parked with",
-        "registered at",
-        "make an offer",
-    ),
-    *(
-        "domain expert",
-        "hosting provider",
-        "web server is successfully installed",
-        "further configuration",
-    ),
-    *(
-        "replace this file",
-        "operating correctly",
-        "kann über unseren marktplatz",
-        "angebot abgeben",
-    ),
-    *(
-        "est parqué",
-        "domaine vient d'être",
-        "aucun site n'est",
-        "hacer una oferta",
-        "oferta por este dominio",
-    ),
-    *(
-        "сделать предложение",
-        "направи оферта",
-        "fazer uma oferta",
-        "zum verkauf",
-        "contact the owner",
-        "renew",
-    ),
-)
-PARKED_MARKUP = (
-    *(
-        "sedoparking.com",
-        "parkingcrew.net",
-        "adsense/domains/caf.js",
-        "window.lander_system",
-        "parking-lander",
-    ),
-    *(
-        "data-adblockkey",
-        "d38psrni17bvxu.cloudfront.net",
-        "bodis.com",
-        "cdn.dan.com",
-        "afternic.com/forsale",
-    ),
-    *(
-        "hugedomains.com",
-        "parklogic.com",
-        "above.com/park",
-        "/cgi-sys/suspendedpage.cgi",
-        "uniregistry.com/park",
-    ),
-)
-WAITING = (
-    *(
-        "javascript",
-        "java script",
-        "loading",
-        "wird geladen",
-        "chargement",
-        "cargando",
-        "загрузка",
-        "зареждане",
-    ),
-    *("carregando", "please wait", "bitte warten", "laden"),
-)
-_EVERY = frozenset(
-    (
-        *(
-            *ROBOT,
-            *REFUSED,
-            *RATE_LIMITED,
-            *MAINTENANCE,
-            *LOGIN,
-            *CONSENT,
-            *ERROR,
-            *GONE,
-            *GONE_ENDS,
-            *PARKED,
-        ),
-        *(
-            "pardon our interruption",
-            "access to this site has been limited",
-            "vercel security checkpoint",
-        ),
-    )
-)
-ODD = tuple(
-    sorted(one for one in _EVERY if not any(other in one for other in _EVERY if other != one))
-)
-"""A title or heading with any of these gets a page a close look."""
-
-
+ODD = tuple(sorted(one for one in _ALL if not any(other in one for other in _ALL if other != one)))
+"""A page whose title or heading has one of these is examined closely."""
 _ODD = re2.compile("|".join(map(re2.escape, ODD)))
-"""All of them at once, by a machine that reads the text a single time; made when the process
-starts."""
+"""All of them in one pass over the text; compiled when the process starts."""
+_FILLERS = _list("""
+    we're sorry; we are sorry; sorry; oops; http; status; error; lo sentimos; désolé; the; this;
+    leider; erreur; fehler; ошибка; грешка; erro; please; bitte; website; site; page; our;
+    we can't; we couldn't; извините; съжаляваме; desculpe; désolés; members; area; portal; your
+""")
+"""Words that a title may have beside a phrase."""
+MAX_OTHER_LETTERS = 0.3
+"""The share of other letters that a title may have and still say only the phrase."""
+_SEGMENTS = re.compile(r" [|–—·•‹›»:-] | ?[|‹›»·] ?")
+_SIGNS = " .,:;!?¡¿…-–—'\"“”«»()[]#/0123456789"
 
 
 def is_odd(text: str) -> bool:
@@ -1200,71 +316,24 @@ def is_odd(text: str) -> bool:
     return _ODD.search(text) is not None
 
 
-_FILLERS = (
-    *(
-        "we're sorry",
-        "we are sorry",
-        "sorry",
-        "oops",
-        "http",
-        "status",
-        "error",
-        "lo sentimos",
-        "désolé",
-        "the",
-        "this",
-    ),
-    *(
-        "leider",
-        "erreur",
-        "fehler",
-        "ошибка",
-        "грешка",
-        "erro",
-        "please",
-        "bitte",
-        "website",
-        "site",
-        "page",
-        "our",
-    ),
-    *(
-        "we can't",
-        "we couldn't",
-        "извините",
-        "съжаляваме",
-        "desculpe",
-        "désolés",
-        "members",
-        "area",
-        "portal",
-        "your",
-    ),
-)
-MOST_ELSE = 0.3
-"""The share of letters that a title may have beside a phrase and still say only that."""
-_SEGMENTS = re.compile(r" [|–—·•‹›»:-] | ?[|‹›»·] ?")
-_SIGNS = " .,:;!?¡¿…-–—'\"“”«»()[]#/0123456789"
-
-
 def holds(text: str, phrases: tuple[str, ...]) -> str:
-    """The first of the phrases that the text holds, or nothing."""
+    """Return the first of the phrases that the text holds, or an empty string."""
     return next((phrase for phrase in phrases if phrase in text), "")
 
 
 def says_only(line: str, phrases: tuple[str, ...]) -> str:
-    """The part of a title or heading that says one of the phrases and hardly anything else, or
-    nothing."""
+    """Return the part of a title or heading that says one of the phrases and hardly anything
+    else, or an empty string."""
     for segment in _SEGMENTS.split(line):
         found = [phrase for phrase in phrases if phrase in segment]
-        if found:
-            rest = segment
-            for phrase in sorted(found, key=len, reverse=True):
-                rest = rest.replace(phrase, " ")
-            for filler in _FILLERS:
-                rest = rest.replace(filler, " ")
-            if len("".join(rest.split()).strip(_SIGNS)) <= MOST_ELSE * len(
-                "".join(segment.split())
-            ):
-                return segment
+        if not found:
+            continue
+        rest = segment
+        for phrase in sorted(found, key=len, reverse=True):
+            rest = rest.replace(phrase, " ")
+        for filler in _FILLERS:
+            rest = rest.replace(filler, " ")
+        others = len("".join(rest.split()).strip(_SIGNS))
+        if others <= MAX_OTHER_LETTERS * len("".join(segment.split())):
+            return segment
     return ""

@@ -1,5 +1,4 @@
-"""What a visitor would see of a page: its title and headings, its own words, its forms; all of it
-bounded."""
+"""What a visitor sees of a page: its title and headings, its own words, its forms; all bounded."""
 
 from itertools import islice
 
@@ -9,103 +8,67 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 from crawler.fetch.budget import Budget
 
 RICH = 1_200
-"""So many characters of own text make a page that is looked at no further, unless its title or a
-heading is odd."""
+"""Characters of own text that make a page good, unless its title or a heading is odd."""
 FULL = 2_400
-"""The same for text and links together."""
-MOST_NODES = 20_000
-MOST_TEXT, MOST_PIECE, MOST_HEADING, MOST_LISTED = 6_000, 2_000, 300, 60
-MOST_HEADINGS, MOST_SECOND_HEADINGS = 4, 2
-MOST_INSIDE, MOST_WAITING_WORDS, MOST_LABEL = 100, 60, 30
+"""The same for own text and links together."""
+MAX_NODES = 20_000
+MAX_TEXT, MAX_PIECE, MAX_HEADING, MAX_LISTED = 6_000, 2_000, 300, 60
+MAX_HEADINGS, MAX_SECOND_HEADINGS = 4, 2
+MAX_INSIDE, MAX_WAITING_WORDS, MAX_LABEL = 100, 60, 30
 LARGE = 64_000
-"""Bytes of a page of which no element's whole text is copied: it may be all of the page, for each
-of many elements."""
+"""Bytes from which on no element's whole text is copied: it may be the whole page, for each of
+many elements."""
 
 _OWN, _FRAME, _CONTROL = range(3)
-_ZONES = {
-    "header": _FRAME,
-    **dict.fromkeys(("label", "button", "select", "option", "textarea", "legend"), _CONTROL),
-}
+_CONTROLS = ("label", "button", "select", "option", "textarea", "legend")
+_ZONES = {"header": _FRAME, **dict.fromkeys(_CONTROLS, _CONTROL)}
 _UNSEEN = frozenset({"script", "style", "noscript", "template", "svg", "math"})
-_SKIPPED = _UNSEEN | {
-    "nav",
-    "footer",
-    "aside",
-    "menu",
-    "iframe",
-    "object",
-    "canvas",
-    "video",
-    "audio",
-}
+_SKIPPED = _UNSEEN.union(
+    ("nav", "footer", "aside", "menu", "iframe", "object", "canvas", "video", "audio")
+)
 _APART = _SKIPPED | {"a", *_ZONES}
 _CELLS = frozenset({"td", "dd", "dt"})
-# Servers that stream put what comes late into hidden parts (S:0, S:1 …), which a script then moves
-# to their places.
+# Servers that stream put late parts into hidden elements (S:0, S:1 …); a script then moves them.
 _HIDDEN = '[hidden]:not([id^="S:"]), [style*="display:none" i], [style*="display: none" i]'
 _BUTTON_TYPES = frozenset({"submit", "button", "image"})
 _SILENT_TYPES = frozenset({"hidden", "checkbox", "radio", "reset", "search"})
-_MOUNTS = ", ".join(
-    [
-        f"#{name}"
-        for name in (
-            "root",
-            "app",
-            "__next",
-            "__nuxt",
-            "___gatsby",
-            "svelte",
-            "react-root",
-            "app-root",
-        )
-    ]
-    + [
-        f"#{name}"
-        for name in (
-            "application",
-            "main-app",
-            "q-app",
-            "ember-app",
-            "viewDiv",
-            "jimu-layout-manager",
-        )
-    ]
-    + [f"#{name}" for name in ("app-container", "react-app", "vue-app", "contentMain", "main")]
-    + ["app-root", "app-component", "ion-app", "my-app"]
+_MOUNTS = (
+    "#root, #app, #__next, #__nuxt, #___gatsby, #svelte, #react-root, #app-root, #application, "
+    "#main-app, #q-app, #ember-app, #viewDiv, #jimu-layout-manager, #app-container, #react-app, "
+    "#vue-app, #contentMain, #main, app-root, app-component, ion-app, my-app"
 )
+"""Elements that frameworks fill by script."""
 
 
 class Sight(msgspec.Struct):
-    """What is seen, growing while the page is walked; texts are in lower case with single
-    spaces."""
+    """What is seen of a page; texts are in lower case with single spaces."""
 
     title: str = ""
     headings: list[str] = []
-    """Those that speak for the whole page: the highest, and a second order of which there are
-    few."""
+    """Those that speak for the whole page: the highest, and second ones if they are few."""
     pieces: list[str] = []
     """The page's own words, outside menus, links and controls."""
     own: int = 0
-    """Their number of characters."""
+    """Characters of own words."""
     parts: int = 0
-    """In how many pieces of text they are."""
+    """Pieces of own words."""
     framed: list[str] = []
-    """What stands in headers, but in no link."""
+    """Words in headers, outside links."""
     linked: int = 0
     links: int = 0
-    """Those outside headers, footers and menus."""
+    """Links outside headers, footers and menus."""
     labels: list[str] = []
-    """The short ones of their texts, as they are."""
+    """Short texts of links, unchanged."""
     cells: int = 0
     images: bool = False
     frames: int = 0
     buttons: list[str] = []
     fields: int = 0
-    """What a visitor can fill in, passwords and searches apart."""
+    """Fields to fill in, except passwords and searches."""
     passwords: int = 0
     hidden_fields: list[str] = []
     mounts: int = 0
-    """Elements that a script is to fill, and that are empty."""
+    """Empty elements for a script to fill."""
 
     @property
     def lines(self) -> list[str]:
@@ -115,7 +78,7 @@ class Sight(msgspec.Struct):
     @property
     def text(self) -> str:
         """The beginning of the page's own words."""
-        return squashed(" ".join(self.pieces))[:MOST_TEXT]
+        return squashed(" ".join(self.pieces))[:MAX_TEXT]
 
     @property
     def rich(self) -> bool:
@@ -129,10 +92,11 @@ def squashed(text: str) -> str:
 
 
 def glance(tree: LexborHTMLParser, budget: Budget) -> Sight:
-    """A look that ends as soon as the page has shown enough to read."""
+    """Read a page until it has shown enough text."""
     title = tree.css_first("head > title, body > title")
-    sight = Sight(title=squashed(beginning(title, MOST_HEADING)) if title else "")
-    sight.headings = _headings(tree, frozenset(), budget)
+    sight = Sight(headings=_headings(tree, frozenset(), budget))
+    if title:
+        sight.title = squashed(beginning(title, MAX_HEADING))
     sight.own = _prose(tree.tags("p"))
     if sight.own < RICH:
         _walk(sight, tree.body, True, frozenset(), budget)
@@ -140,9 +104,9 @@ def glance(tree: LexborHTMLParser, budget: Budget) -> Sight:
 
 
 def look(tree: LexborHTMLParser, glanced: Sight, budget: Budget) -> Sight:
-    """A look at the whole page, hidden parts left out."""
+    """Read a whole page, without its hidden parts."""
     budget.check(len(tree.raw_html))
-    hidden = frozenset(node.mem_id for node in tree.css(_HIDDEN)[:MOST_NODES])
+    hidden = frozenset(node.mem_id for node in tree.css(_HIDDEN)[:MAX_NODES])
     budget.check(len(tree.raw_html))
     sight = glanced
     if hidden or glanced.rich:
@@ -153,14 +117,14 @@ def look(tree: LexborHTMLParser, glanced: Sight, budget: Budget) -> Sight:
 
 
 def beginning(node: LexborNode, most: int, deep: bool = True) -> str:
-    """The first characters of an element's text, or of that which is in no other element inside
-    it."""
+    """Return the first characters of an element's text, or of its own text nodes only."""
     if len(node.parser.raw_html) <= LARGE:
         return node.text(deep=deep)[:most]
     pieces, left = [], most
-    for inner in islice(
-        node.traverse(include_text=True) if deep else node.iter(include_text=True), MOST_NODES
-    ):
+    nodes = node.iter(include_text=True)
+    if deep:
+        nodes = node.traverse(include_text=True)
+    for inner in islice(nodes, MAX_NODES):
         if inner.is_text_node:
             pieces.append((inner.text_content or "")[:left])
             left -= len(pieces[-1])
@@ -170,35 +134,30 @@ def beginning(node: LexborNode, most: int, deep: bool = True) -> str:
 
 
 def _headings(tree: LexborHTMLParser, hidden: frozenset[int], budget: Budget) -> list[str]:
-    first, second = tree.tags("h1")[:MOST_HEADINGS], tree.tags("h2")
-    nodes = (
-        first + (second if len(second) <= MOST_SECOND_HEADINGS or not first else [])[:MOST_HEADINGS]
-    )
-    nodes = nodes or tree.css("h3, h4, h5")[:MOST_HEADINGS]
+    nodes, second = tree.tags("h1")[:MAX_HEADINGS], tree.tags("h2")
+    if len(second) <= MAX_SECOND_HEADINGS or not nodes:
+        nodes = nodes + second[:MAX_HEADINGS]
+    nodes = nodes or tree.css("h3, h4, h5")[:MAX_HEADINGS]
     budget.check(len(tree.raw_html))
-    return [
-        squashed(beginning(node, MOST_HEADING))
-        for node in nodes
-        if not (hidden and _is_within(node, hidden))
-    ]
+    seen = [node for node in nodes if not _is_within(node, hidden)]
+    return [squashed(beginning(node, MAX_HEADING)) for node in seen]
 
 
 def _prose(paragraphs: list[LexborNode]) -> int:
-    """How many letters the first paragraphs of the page's own text have at least, up to what makes
-    it rich."""
+    """Count letters of the first paragraphs of own text, up to what makes a page rich."""
     size = 0
     own: dict[int, bool] = {}
-    for node in paragraphs[:MOST_LISTED]:
+    for node in paragraphs[:MAX_LISTED]:
         outer = node.parent
         place = outer.mem_id if outer else 0
         if place not in own:
-            for _ in range(MOST_INSIDE):
+            for _ in range(MAX_INSIDE):
                 if outer is None or outer.tag in _APART:
                     break
                 outer = outer.parent
             own[place] = outer is None
         if own[place]:
-            size += len("".join(beginning(node, MOST_TEXT, deep=False).split()))
+            size += len("".join(beginning(node, MAX_TEXT, deep=False).split()))
             if size >= RICH:
                 break
     return size
@@ -209,9 +168,9 @@ def _walk(
 ) -> None:
     """Read the body's text, piece by piece."""
     stack: list[tuple[LexborNode, int]] = []
-    node, zone = top.child if top else None, _OWN
+    node, zone = top and top.child, _OWN
     own = parts = linked = links = cells = 0
-    for _ in range(MOST_NODES):
+    for _ in range(MAX_NODES):
         while node is None and stack:
             node, zone = stack.pop()
         if node is None:
@@ -219,45 +178,38 @@ def _walk(
         budget.check()
         tag, after = node.tag or "", node.next
         if tag == "-text":
-            words = " ".join((node.text_content or "")[:MOST_PIECE].split())
+            words = " ".join((node.text_content or "")[:MAX_PIECE].split())
             if words and zone == _OWN:
                 own += len(words)
                 parts += 1
-                if own < MOST_TEXT or parts < MOST_LISTED:
+                if own < MAX_TEXT or parts < MAX_LISTED:
                     sight.pieces.append(words)
-            elif words and zone == _FRAME and len(sight.framed) < MOST_LISTED:
-                sight.framed.append(words[:MOST_HEADING])
+            elif words and zone == _FRAME and len(sight.framed) < MAX_LISTED:
+                sight.framed.append(words[:MAX_HEADING])
             if in_haste and (own >= RICH or own + linked >= FULL):
                 break
         elif tag == "a":
             links += zone == _OWN
-            words = beginning(node, MOST_TEXT).strip()
+            words = beginning(node, MAX_TEXT).strip()
             linked += len(words)
-            if len(words) <= MOST_LABEL and len(sight.labels) < MOST_LISTED:
+            if len(words) <= MAX_LABEL and len(sight.labels) < MAX_LISTED:
                 sight.labels.append(words)
-        elif (
-            tag not in _SKIPPED and not (hidden and node.mem_id in hidden) and (inner := node.child)
-        ):
+        elif tag not in _SKIPPED and node.mem_id not in hidden and (inner := node.child):
             if after is not None:
                 stack.append((after, zone))
             cells += tag in _CELLS
             zone = _ZONES.get(tag, zone) if zone <= _FRAME else zone
             after = inner
         node = after
-    sight.own, sight.parts, sight.linked, sight.links, sight.cells = (
-        own,
-        parts,
-        linked,
-        links,
-        cells,
-    )
+    sight.own, sight.parts, sight.cells = own, parts, cells
+    sight.linked, sight.links = linked, links
 
 
 def _note_controls(
     sight: Sight, tree: LexborHTMLParser, hidden: frozenset[int], budget: Budget
 ) -> None:
-    """Take down what a visitor can fill in, press or look at."""
-    for node in tree.css("input, button, textarea, select")[:MOST_LISTED]:
+    """Note what a visitor can fill in, press or look at."""
+    for node in tree.css("input, button, textarea, select")[:MAX_LISTED]:
         budget.check()
         if node.tag == "input" and _attribute(node, "type") == "hidden":
             sight.hidden_fields.append(_attribute(node, "name"))
@@ -265,21 +217,21 @@ def _note_controls(
             _note_control(sight, node)
     budget.check(len(tree.raw_html))
     sight.images = tree.css_first("img") is not None
-    frames = tree.css("iframe, frame, object, embed")[:MOST_LISTED]
+    frames = tree.css("iframe, frame, object, embed")[:MAX_LISTED]
     sight.frames = sum(not (frame.parent and frame.parent.tag == "noscript") for frame in frames)
     budget.check(len(tree.raw_html))
-    sight.mounts = sum(map(_is_empty, tree.css(_MOUNTS)[:MOST_HEADINGS]))
+    sight.mounts = sum(map(_is_empty, tree.css(_MOUNTS)[:MAX_HEADINGS]))
     budget.check(len(tree.raw_html))
 
 
 def _attribute(node: LexborNode, name: str) -> str:
-    return (node.attrs.get(name) or "")[:MOST_HEADING].lower()
+    return (node.attrs.get(name) or "")[:MAX_HEADING].lower()
 
 
 def _note_control(sight: Sight, node: LexborNode) -> None:
     kind = _attribute(node, "type") or "text"
     if node.tag == "button":
-        sight.buttons.append(squashed(beginning(node, MOST_HEADING)))
+        sight.buttons.append(squashed(beginning(node, MAX_HEADING)))
     elif node.tag != "input":
         sight.fields += 1
     elif kind == "password":
@@ -291,12 +243,10 @@ def _note_control(sight: Sight, node: LexborNode) -> None:
 
 
 def _is_within(node: LexborNode, hidden: frozenset[int]) -> bool:
-    """Whether an element lies in one of these."""
-    if not hidden:
-        return False
+    """Whether an element lies in one of the hidden ones."""
     outer: LexborNode | None = node
-    for _ in range(MOST_INSIDE):
-        if outer is None:
+    for _ in range(MAX_INSIDE):
+        if outer is None or not hidden:
             return False
         if outer.mem_id in hidden:
             return True
@@ -305,9 +255,9 @@ def _is_within(node: LexborNode, hidden: frozenset[int]) -> bool:
 
 
 def _is_empty(node: LexborNode) -> bool:
-    """Whether there is nothing in it but perhaps a word or two, such as “Loading”."""
+    """Whether an element has no text, or only a word or two such as “Loading”."""
     size = 0
-    for inner in islice(node.traverse(include_text=True), MOST_INSIDE):
+    for inner in islice(node.traverse(include_text=True), MAX_INSIDE):
         if inner.is_text_node and not ((parent := inner.parent) and parent.tag in _UNSEEN):
             size += len((inner.text_content or "").strip())
-    return size <= MOST_WAITING_WORDS
+    return size <= MAX_WAITING_WORDS

@@ -1,5 +1,4 @@
-"""The walls of the vendors: what only their refusals and challenges hold, in headers, markup and
-words."""
+"""Walls of vendors: what only their refusals and challenges hold, in headers, markup and words."""
 
 from collections.abc import Iterator
 
@@ -7,7 +6,7 @@ import msgspec
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Something by which a wall is known."""
+    """A sign by which a wall is known."""
 
     sign: str
     name: str
@@ -16,93 +15,76 @@ class Mark(msgspec.Struct, frozen=True):
     """What must be there too."""
 
 
-HEADERS = (
-    Mark("cf-mitigated", "captcha", "cloudflare", "challenge"),
-    Mark("x-amzn-waf-action", "captcha", "aws waf", "challenge"),
-    Mark("x-amzn-waf-action", "captcha", "aws waf", "captcha"),
-    Mark("x-vercel-mitigated", "captcha", "vercel", "challenge"),
-    Mark("x-vercel-mitigated", "blocked", "vercel", "deny"),
-    Mark("x-sucuri-block", "blocked", "sucuri"),
-)
-"""Headers that no good page carries, with what is in their values."""
+def _marks(table: str) -> tuple[Mark, ...]:
+    """Read a table with lines of verdict, vendor and signs; `+` joins a sign and its `also`."""
+    marks = []
+    for line in table.strip().splitlines():
+        name, vendor, signs = line.strip().split(" | ")
+        for each in signs.split("; "):
+            sign, _, also = each.partition(" + ")
+            marks.append(Mark(sign.strip(), name, vendor.strip("-"), also))
+    return tuple(marks)
+
+
+HEADERS = _marks("""
+    captcha | cloudflare | cf-mitigated + challenge
+    captcha | aws waf | x-amzn-waf-action + challenge; x-amzn-waf-action + captcha
+    captcha | vercel | x-vercel-mitigated + challenge
+    blocked | vercel | x-vercel-mitigated + deny
+    blocked | sucuri | x-sucuri-block
+""")
+"""Headers that no good page has, with what is in their values."""
 HEADER_NAMES = frozenset(mark.sign for mark in HEADERS)
-
-MARKUP = (
-    Mark("_cf_chl_opt", "captcha", "cloudflare"),
-    Mark("/orchestrate/chl_page", "captcha", "cloudflare"),
-    Mark("cf-captcha-container", "captcha", "cloudflare"),
-    Mark("__cf_chl_", "captcha", "cloudflare"),
-    Mark("jschl-answer", "captcha", "cloudflare"),
-    Mark("jschl_vc", "captcha", "cloudflare"),
-    Mark("captcha-delivery.com", "captcha", "datadome"),
-    Mark("px-captcha", "captcha", "perimeterx"),
-    Mark("captcha.px-cdn.net", "captcha", "perimeterx"),
-    Mark("sec-if-cpt-container", "captcha", "akamai"),
-    Mark("/_sec/cp_challenge", "captcha", "akamai"),
-    Mark("triggerinterstitialchallenge", "captcha", "akamai"),
-    Mark("bm-verify", "captcha", "akamai", "/_sec/verify"),
-    Mark("gokuprops", "captcha", "aws waf"),
-    Mark("captchascript.rendercaptcha", "captcha", "aws waf"),
-    Mark("ips.js?", "captcha", "kasada", "kpsdk"),
-    Mark("_incapsula_resource?swudnsai", "captcha", "imperva"),
-    Mark("distil_r_captcha", "captcha", "imperva"),
-    Mark("_incapsula_resource?cwudnsai", "blocked", "imperva"),
-    Mark("/.well-known/vercel/security/", "captcha", "vercel"),
-    Mark("anubis_challenge", "captcha", "anubis"),
-    Mark("sucuri_cloudproxy_js", "captcha", "sucuri"),
-    Mark("check.ddos-guard.net", "captcha", "ddos-guard"),
-    Mark("/.well-known/ddos-guard/", "captcha", "ddos-guard"),
-    Mark("captcha.perfdrive.com", "captcha", "radware"),
-    Mark("validate.perfdrive.com", "captcha", "radware"),
-    Mark("/errors/validatecaptcha", "captcha", "amazon"),
-    Mark("/checkcaptcha", "captcha", "yandex"),
-    Mark("/showcaptcha", "captcha", "yandex"),
-    Mark("wl_captcha_form", "captcha", "qrator"),
-    Mark("/__qrator/", "captcha", "qrator"),
-)
-"""Found in the markup, not in the words, of a page with little to read; sensors on good pages have
-none of these."""
-
-WORDS = (
-    Mark("you are being rate limited", "rate_limited", "cloudflare", "1015"),
-    Mark("error code: 1015", "rate_limited", "cloudflare"),
-    Mark("pardon our interruption", "captcha", "imperva"),
-    Mark("press & hold to confirm you are a human", "captcha", "perimeterx"),
-    Mark("vercel security checkpoint", "captcha", "vercel"),
-    Mark("making sure you're not a bot", "captcha", "anubis"),
-    Mark("checking your browser before accessing", "captcha", "cloudflare", "ddos protection by"),
-    Mark(
-        "needs to review the security of your connection before proceeding", "captcha", "cloudflare"
-    ),
-    Mark("sorry, you have been blocked", "blocked", "cloudflare", "ray id"),
-    Mark("used cloudflare to restrict access", "blocked", "cloudflare"),
-    Mark("error code: 10", "blocked", "cloudflare"),
-    Mark("errors.edgesuite.net", "blocked", "akamai", "reference #"),
-    Mark("you don't have permission to access", "blocked", "akamai", "reference #"),
-    Mark("incapsula incident id", "blocked", "imperva"),
-    Mark("powered by imperva", "blocked", "imperva", "blocked"),
-    Mark(
-        "the requested url was rejected. please consult with your administrator",
-        "blocked",
-        "f5",
-        "support id",
-    ),
-    Mark("the request could not be satisfied", "blocked", "cloudfront", "request blocked"),
-    Mark("sucuri website firewall", "blocked", "sucuri", "access denied"),
-    Mark("generated by wordfence", "blocked", "wordfence"),
-    Mark("your access to this site has been limited", "blocked", "wordfence", "wordfence"),
-    Mark("not acceptable", "blocked", "modsecurity", "mod_security"),
-    Mark("web page blocked", "blocked", "fortinet", "attack id"),
-    Mark("fortiguard", "blocked", "fortinet", "blocked"),
-    Mark("you have been blocked", "blocked", "barracuda", "barracuda"),
-    Mark("access denied by datadome", "blocked", "datadome"),
-    Mark("blocked by network security", "blocked", ""),
-    Mark("this request was blocked by the security rules", "blocked", "imperva"),
-    Mark("request blocked by azure", "blocked", "azure"),
-    Mark("the request is blocked", "blocked", "azure", "azure"),
-    Mark("stackpath", "blocked", "stackpath", "blocked"),
-)
-"""Found in the title and words of a page with little else to read."""
+MARKUP = _marks("""
+    captcha | cloudflare | _cf_chl_opt; /orchestrate/chl_page; cf-captcha-container; __cf_chl_
+    captcha | cloudflare | jschl-answer; jschl_vc
+    captcha | datadome | captcha-delivery.com
+    captcha | perimeterx | px-captcha; captcha.px-cdn.net
+    captcha | akamai | sec-if-cpt-container; /_sec/cp_challenge; triggerinterstitialchallenge
+    captcha | akamai | bm-verify + /_sec/verify
+    captcha | aws waf | gokuprops; captchascript.rendercaptcha
+    captcha | kasada | ips.js? + kpsdk
+    captcha | imperva | _incapsula_resource?swudnsai; distil_r_captcha
+    blocked | imperva | _incapsula_resource?cwudnsai
+    captcha | vercel | /.well-known/vercel/security/
+    captcha | anubis | anubis_challenge
+    captcha | sucuri | sucuri_cloudproxy_js
+    captcha | ddos-guard | check.ddos-guard.net; /.well-known/ddos-guard/
+    captcha | radware | captcha.perfdrive.com; validate.perfdrive.com
+    captcha | amazon | /errors/validatecaptcha
+    captcha | yandex | /checkcaptcha; /showcaptcha
+    captcha | qrator | wl_captcha_form; /__qrator/
+""")
+"""Found in the markup, not in the words, of a page with little text. No good page has these."""
+WORDS = _marks("""
+    rate_limited | cloudflare | you are being rate limited + 1015; error code: 1015
+    captcha | imperva | pardon our interruption
+    captcha | perimeterx | press & hold to confirm you are a human
+    captcha | vercel | vercel security checkpoint
+    captcha | anubis | making sure you're not a bot
+    captcha | cloudflare | checking your browser before accessing + ddos protection by
+    captcha | cloudflare | needs to review the security of your connection before proceeding
+    blocked | cloudflare | sorry, you have been blocked + ray id
+    blocked | cloudflare | used cloudflare to restrict access; error code: 10
+    blocked | akamai | errors.edgesuite.net + reference #
+    blocked | akamai | you don't have permission to access + reference #
+    blocked | imperva | incapsula incident id; powered by imperva + blocked
+    blocked | f5 | the requested url was rejected. please consult with your administrator \
+        + support id
+    blocked | cloudfront | the request could not be satisfied + request blocked
+    blocked | sucuri | sucuri website firewall + access denied
+    blocked | wordfence | generated by wordfence
+    blocked | wordfence | your access to this site has been limited + wordfence
+    blocked | modsecurity | not acceptable + mod_security
+    blocked | fortinet | web page blocked + attack id; fortiguard + blocked
+    blocked | barracuda | you have been blocked + barracuda
+    blocked | datadome | access denied by datadome
+    blocked | - | blocked by network security
+    blocked | imperva | this request was blocked by the security rules
+    blocked | azure | request blocked by azure; the request is blocked + azure
+    blocked | stackpath | stackpath + blocked
+""")
+"""Found in the title and words of a page with little other text."""
 
 WIDGETS = (
     ("g-recaptcha", "recaptcha"),
@@ -122,12 +104,11 @@ WIDGETS = (
     ("captcha_code", ""),
     ("/captcha", ""),
 )
-"""Captchas that a visitor sees; good pages have them in their forms too, and many load a script for
-one everywhere."""
+"""Captchas that a visitor sees, and their vendors. Good pages have them in their forms, too."""
 
 
 def by_header(headers: dict[str, str]) -> Iterator[tuple[Mark, str]]:
-    """The marks in the headers of an answer, given by lower-case name, with what was read."""
+    """Find marks in headers, given by lower-case name; with the evidence."""
     for mark in HEADERS:
         value = headers.get(mark.sign)
         if value is not None and mark.also in value.lower():
@@ -135,19 +116,19 @@ def by_header(headers: dict[str, str]) -> Iterator[tuple[Mark, str]]:
 
 
 def by_markup(markup: str, words: str) -> Iterator[tuple[Mark, str]]:
-    """The marks in lower-case markup that are not merely spoken of in its words."""
+    """Find marks in lower-case markup that the words do not merely mention; with the evidence."""
     for mark in MARKUP:
         if mark.sign in markup and mark.also in markup and mark.sign not in words:
             yield mark, f"{mark.sign} in the markup, which only a wall of {mark.vendor} has"
 
 
 def by_words(words: str) -> Iterator[tuple[Mark, str]]:
-    """The marks in lower-case words."""
+    """Find marks in lower-case words; with the evidence."""
     for mark in WORDS:
         if mark.sign in words and mark.also in words:
             yield mark, f"it says “{mark.sign}”"
 
 
 def widget(markup: str) -> tuple[str, str]:
-    """The first captcha in lower-case markup and its vendor, or nothing."""
+    """Return the first captcha in lower-case markup and its vendor, or empty strings."""
     return next(((sign, vendor) for sign, vendor in WIDGETS if sign in markup), ("", ""))

@@ -1,4 +1,4 @@
-"""What a verdict is, and the one table of what each of them decides."""
+"""What a verdict is, and the one table of what each verdict or failure decides."""
 
 import msgspec
 
@@ -6,75 +6,81 @@ from crawler.models import RetryClass
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a page really is, by what one can tell, and what follows from it."""
+    """What a page really is, or how a fetch failed, and what follows from that."""
 
-    name: str
+    name: str = ""
     vendor: str = ""
-    """Whose wall it is, where one can tell."""
+    """Whose wall it is, if known."""
     evidence: tuple[str, ...] = ()
-    completed: bool
+    completed: bool = False
     """Whether the task is done with this page."""
-    quarantine: bool
-    """Whether the page is set apart from the good ones."""
-    retry: RetryClass | None
-    """None where nothing is to be tried again, and for a plain status: those have a table of their
-    own."""
-    block: str
-    """What the circuit breaker is told: nothing, or the kind of block."""
-    proxy_score: int
+    quarantine: bool = True
+    """Whether the page is kept apart from the good ones."""
+    retry: RetryClass | None = RetryClass.GIVE_UP
+    """None where the task is done."""
+    block: str = ""
+    """The kind of block that the domain's circuit breaker counts, if any."""
+    proxy_score: int = 0
     """What it says of the proxy that it came through."""
 
 
-class Decision(msgspec.Struct, frozen=True):
-    """One row of the table."""
-
-    completed: bool = False
-    quarantine: bool = True
-    retry: RetryClass | None = None
-    blocks: bool = False
-    proxy_score: int = 0
-
+_GOOD = Verdict(completed=True, quarantine=False, retry=None, proxy_score=1)
+_SOON, _LATER = Verdict(retry=RetryClass.SOON), Verdict(retry=RetryClass.LATER)
+_GIVE_UP = Verdict()
 
 DECISIONS = {
-    "ok": Decision(completed=True, quarantine=False, proxy_score=1),
-    "thin": Decision(completed=True, quarantine=False, proxy_score=1),
-    # There is no body to set apart.
-    "empty": Decision(quarantine=False, retry=RetryClass.GIVE_UP),
+    "ok": _GOOD,
+    "thin": _GOOD,
+    # There is no body to quarantine.
+    "empty": Verdict(quarantine=False),
     # Only a browser gets more out of it.
-    "empty_shell": Decision(retry=RetryClass.GIVE_UP),
-    "captcha": Decision(retry=RetryClass.LATER, blocks=True, proxy_score=-5),
-    "blocked": Decision(retry=RetryClass.LATER, blocks=True, proxy_score=-5),
-    "rate_limited": Decision(retry=RetryClass.SLOW_DOWN, blocks=True, proxy_score=-3),
-    "login_wall": Decision(retry=RetryClass.GIVE_UP),
-    "consent_wall": Decision(retry=RetryClass.GIVE_UP),
-    "error_page": Decision(retry=RetryClass.SOON),
-    "soft_404": Decision(retry=RetryClass.GIVE_UP),
-    "parked": Decision(retry=RetryClass.GIVE_UP),
-    # Nothing is wrong with us, but a domain that says so again and again is to be left alone for a
-    # while.
-    "maintenance": Decision(retry=RetryClass.LATER, blocks=True),
-    # A refusal without a reason, and a server that cannot any more: in a row they mean the domain,
-    # not the page.
-    "http_403": Decision(blocks=True, proxy_score=-2),
-    "http_503": Decision(blocks=True),
+    "empty_shell": _GIVE_UP,
+    "captcha": Verdict(retry=RetryClass.LATER, block="captcha", proxy_score=-5),
+    "blocked": Verdict(retry=RetryClass.LATER, block="blocked", proxy_score=-5),
+    "rate_limited": Verdict(retry=RetryClass.SLOW_DOWN, block="rate_limited", proxy_score=-3),
+    "login_wall": _GIVE_UP,
+    "consent_wall": _GIVE_UP,
+    "error_page": _SOON,
+    "soft_404": _GIVE_UP,
+    "parked": _GIVE_UP,
+    # No fault of ours, but a domain that says so again and again is left alone for a while.
+    "maintenance": Verdict(retry=RetryClass.LATER, block="maintenance"),
+    # A refusal without a reason, and an overloaded server: in a row they mean the domain.
+    "http_403": Verdict(block="http_403", proxy_score=-2),
+    "http_503": Verdict(retry=RetryClass.SLOW_DOWN, block="http_503"),
 }
-PLAIN_STATUS = Decision()
-"""For every other `http_NNN`."""
+"""What each verdict on a page decides."""
+
+FAILURES = {
+    "connection": _SOON,
+    "timeout": _SOON,
+    "truncated": _SOON,
+    "bad_response": _SOON,
+    "bad_encoding": _SOON,
+    "tls_broken_off": _SOON,
+    "http_408": _SOON,
+    "http_425": _SOON,
+    "dns": _LATER,
+    "robots_unreachable": _LATER,
+    "refused_on_the_way": _LATER,
+    "http_429": Verdict(retry=RetryClass.SLOW_DOWN, block="http_429"),
+    "poison": Verdict(retry=RetryClass.POISON),
+}
+"""The same for other statuses and for fetches without a page. Other 5xx statuses are tried again
+soon, and every other failure is given up."""
 
 
-def decided(
-    name: str, vendor: str = "", evidence: tuple[str, ...] = (), status: int = 200
-) -> Verdict:
-    """The verdict of that name with all that it decides."""
-    row = DECISIONS.get(name, PLAIN_STATUS)
-    block = ("http_429" if name == "rate_limited" and status == 429 else name) if row.blocks else ""
-    return Verdict(
-        name=name,
-        vendor=vendor,
-        evidence=evidence,
-        completed=row.completed,
-        quarantine=row.quarantine,
-        retry=row.retry,
-        block=block,
-        proxy_score=row.proxy_score,
-    )
+def decided(name: str, *evidence: str, vendor: str = "") -> Verdict:
+    """Return the verdict of that name, with all that it decides."""
+    row = DECISIONS.get(name) or FAILURES.get(name) or _GIVE_UP
+    if row is _GIVE_UP and name.startswith("http_5"):
+        row = _SOON
+    shown = tuple(filter(None, evidence))
+    return msgspec.structs.replace(row, name=name, vendor=vendor, evidence=shown)
+
+
+def speaks_against_domain(reason: str | None) -> bool:
+    """Whether a page that ended for this reason speaks against its whole domain."""
+    if not reason:
+        return False
+    return bool(decided(reason).block) or reason.startswith("http_5")

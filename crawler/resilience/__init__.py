@@ -1,1 +1,1 @@
-"""Resilience: limits on what is asked of a domain."""
+"""Limits on the requests to each domain, and waits before a page is tried again."""

@@ -1,4 +1,4 @@
-"""The permit without Redis, for one process: the same answers as `permit.lua` gives."""
+"""Permits without Redis, for one process: the same answers as `permit.lua` gives."""
 
 import math
 import threading
@@ -6,37 +6,40 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from crawler.resilience.book import Known, book, catch_up, describe, hold, learn, sane
+from crawler.resilience.domain_state import DomainState, sane
 from crawler.resilience.permit import KEEP_S, LEASE_S, Answer, Ask, Domain, Report
 
 
-class Book:
-    """What is known of all domains, shared by all holders of a process."""
+class DomainTable:
+    """The states of all domains, shared by all holders of a process."""
 
     def __init__(self, epoch: float | None) -> None:
-        self.domains: dict[str, Known] = {}
+        self.states: dict[str, DomainState] = {}
         self.epoch = epoch
-        """None where nothing can be on its way that is not in here."""
-        self.guard = threading.Lock()
+        """When this table began; None if no request from before can still be in flight."""
+        self.lock = threading.Lock()
         self._swept = -math.inf
 
-    def known(self, domain: str, now: float) -> Known:
-        """What is known of a domain, as of now."""
+    def state(self, domain: str, now: float) -> DomainState:
+        """Return the state of a domain, as of now."""
         self._sweep(now)
-        known = self.domains.setdefault(domain, Known(seen=now))
-        catch_up(known, now)
-        return known
+        state = self.states.get(domain)
+        if state is None:
+            state = self.states[domain] = DomainState(seen=now)
+        state.catch_up(now)
+        return state
 
     def _sweep(self, now: float) -> None:
-        if not self._swept <= now < self._swept + KEEP_S / 10:
-            self._swept = now
-            for domain, known in list(self.domains.items()):
-                if max(known.seen, known.tat or 0.0) + KEEP_S < now:
-                    del self.domains[domain]
+        if self._swept <= now < self._swept + KEEP_S / 10:
+            return
+        self._swept = now
+        for domain, state in list(self.states.items()):
+            if max(state.seen, state.tat or 0.0) + KEEP_S < now:
+                del self.states[domain]
 
 
 class MemoryPermit:
-    """Implements `Permit` in memory; all that it needs to know of time is its clock."""
+    """Implements `Permit` in memory."""
 
     def __init__(
         self,
@@ -45,109 +48,97 @@ class MemoryPermit:
         *,
         clock: Callable[[], float] = time.monotonic,
         fresh: bool = True,
-        book: Book | None = None,
+        table: DomainTable | None = None,
         held: Counter[str] | None = None,
     ) -> None:
-        """`fresh=False`: nothing has been booked by anybody before; `book` is shared with another
-        holder's permit."""
+        """`fresh=False`: nobody has reserved anything before. `table` is shared with the permits
+        of other holders, `held` with the caller."""
         self._holder, self._fail_max, self._clock = holder, fail_max, clock
-        self._book = book or Book(clock() if fresh else None)
+        self._table = table or DomainTable(clock() if fresh else None)
         self._held: Counter[str] = Counter() if held is None else held
-        self._guard = self._book.guard
-
-    @property
-    def book(self) -> Book:
-        """What is known, for another holder of this process."""
-        return self._book
+        self._lock = self._table.lock
 
     def ask(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Book requests; what is granted counts as in flight until it is reported."""
-        with self._guard:
+        """Reserve requests. Granted ones count as in flight until they are reported."""
+        with self._lock:
             return [self._ask(each) for each in asks]
 
     def report(self, reports: Sequence[Report]) -> None:
-        """Say what became of requests."""
-        with self._guard:
+        """Say how requests ended."""
+        with self._lock:
             for each in reports:
                 end(self._held, each)
-                self._report(each)
+                self._learn(each)
 
     def learn(self, reports: Sequence[Report]) -> None:
-        """The same, where what is no longer in flight has been noted already."""
-        with self._guard:
+        """The same, where the caller has already updated `held`."""
+        with self._lock:
             for each in reports:
-                self._report(each)
+                self._learn(each)
 
     def renew(self, domains: Sequence[str]) -> None:
-        """This holder's requests at these domains are still in flight."""
-        with self._guard:
+        """Say that this holder's requests to these domains are still in flight."""
+        with self._lock:
             now = self._clock()
             for domain in domains:
                 if self._held[domain]:
-                    known = self._book.known(domain, now)
-                    hold(known, self._holder, self._held[domain], now)
-                    if known.probe == self._holder:
-                        known.probe_until = now + LEASE_S
+                    state = self._table.state(domain, now)
+                    state.hold(self._holder, self._held[domain], now)
+                    if state.probe == self._holder:
+                        state.probe_until = now + LEASE_S
 
     def forget(self, domain: str, holder: str) -> None:
-        """A holder has died: what it had in flight at a domain has ended."""
-        with self._guard:
+        """Drop the requests in flight of a holder that has died."""
+        with self._lock:
             now = self._clock()
-            if domain in self._book.domains:
-                known = self._book.known(domain, now)
-                hold(known, holder, 0, now)
-                if known.probe == holder:
-                    known.probe = ""
+            if domain in self._table.states:
+                state = self._table.state(domain, now)
+                state.hold(holder, 0, now)
+                if state.probe == holder:
+                    state.probe = ""
 
     def domains(self) -> list[Domain]:
-        """What is known of every domain."""
-        with self._guard:
+        """Return the state of every known domain."""
+        with self._lock:
             now = self._clock()
             return [
-                describe(domain, known, now) for domain, known in sorted(self._book.domains.items())
+                state.shown(domain, now) for domain, state in sorted(self._table.states.items())
             ]
 
     def reset(self, domain: str) -> bool:
-        """Forget what is known of a domain, but neither what is in flight nor what is booked."""
-        with self._guard:
+        """Forget what was learned of a domain, but neither requests in flight nor reservations."""
+        with self._lock:
             now = self._clock()
-            if domain not in self._book.domains:
+            if domain not in self._table.states:
                 return False
-            known = self._book.known(domain, now)
-            if not known.leases and (known.tat or 0.0) <= now:
-                del self._book.domains[domain]
-                return True
-            kept = (
-                *("tat", "cursor", "busy", "last", "last_n", "step", "rule", "leases"),
-                *("job", "job_interval", "job_tat"),
-            )
-            self._book.domains[domain] = Known(
-                seen=now, **{name: getattr(known, name) for name in kept}
-            )
+            state = self._table.state(domain, now)
+            state.reset()
+            if not state.leases and (state.tat or 0.0) <= now:
+                del self._table.states[domain]
             return True
 
     def _ask(self, ask: Ask) -> Answer:
         now = self._clock()
-        epoch = self._book.epoch
+        epoch = self._table.epoch
         if epoch is not None and epoch > now:
-            self._book.epoch = epoch = now
-        known = self._book.known(ask.domain, now)
-        answer = book(known, sane(ask), self._holder, self._held[ask.domain], epoch, now)
+            self._table.epoch = epoch = now
+        state = self._table.state(ask.domain, now)
+        answer = state.grant(sane(ask), self._holder, self._held[ask.domain], epoch, now)
         if ask.slots and answer.starts_s:
             self._held[ask.domain] += len(answer.starts_s)
-        hold(known, self._holder, self._held[ask.domain], now)
-        known.rule = ask.rule
+        state.hold(self._holder, self._held[ask.domain], now)
+        state.interval, state.at_a_time = ask.rule.interval_s, ask.rule.at_a_time
         return answer
 
-    def _report(self, report: Report) -> None:
+    def _learn(self, report: Report) -> None:
         now = self._clock()
-        known = self._book.known(report.domain, now)
-        hold(known, self._holder, self._held[report.domain], now)
-        learn(known, report, self._holder, self._fail_max, now)
+        state = self._table.state(report.domain, now)
+        state.hold(self._holder, self._held[report.domain], now)
+        state.learn(report, self._holder, self._fail_max, now)
 
 
 def end(held: Counter[str], report: Report) -> None:
-    """Note that some requests are no longer in flight."""
+    """Note that requests are no longer in flight."""
     held[report.domain] = max(0, held[report.domain] - max(0, report.slots))
     if not held[report.domain]:
         del held[report.domain]

@@ -1,36 +1,38 @@
--- One permit, asked for or reported, in one atomic step; `memory.py` is its twin, step by step.
+-- Permits: asks for requests to a domain and reports on them, each in one atomic step.
+-- `domain_state.py` is the twin of this script, step by step.
 --
 -- circuit:$domain
---   A hash with all that the fleet shares about a domain. Times are seconds since 1970 by the server's own clock.
---     seen                  when the hash was touched last; a clock that was set back is noticed by it
---     tat                   when the next request may be booked for, at the earliest
---     cursor                the turn that the next refused asker is told
---     busy                  how many askers were refused because all places were taken
---     last, last_n, step    whose the last bookings are, how many in a row, and how far apart
+--   A hash with all that the fleet shares about a domain. Times are Unix times by the clock of
+--   this server.
+--     seen                  last access; shows when the clock was set back
+--     tat                   earliest time for which the next request may be reserved
+--     cursor                the next turn for a holder that was refused
+--     busy                  counts holders that were refused because all places were taken
+--     last, last_n, step    holder, number and spacing of the latest reservations in a row
 --     job, job_interval, job_tat
---                           whose limit the last bookings were made under, that limit, and when
---                           the first of them began
---     interval, at_a_time   the rule that was asked with last
+--                           the job whose limit the latest reservations were made under, that
+--                           limit, and when the first of them began
+--     interval, at_a_time   the last rule that was asked with
 --     held:$holder          "count expiry": requests in flight and the end of the lease on them
 --     state                 CLOSED (or absent), OPEN or HALF_OPEN
 --     failures, last_block  blocks in a row, and the kind of the last
 --     opened_at, open_until, open_for
---                           when the circuit opened, when it lets a probe through, how long that takes this time
---     probe, probe_until    who has the only probe, and until when it is believed to be alive
---     slowed, baseline      the factor of adaptive slowing, and the moving average of latencies
+--                           when the circuit opened, until when, and for how many seconds
+--     probe, probe_until    holder of the only probe, and the end of the lease on it
+--     slowed, baseline      factor of the adaptive slowdown, and moving average of latencies
 --     crawl_delay           seconds between requests that robots.txt asks for
---     not_before, because   the end of a Retry-After, or of another pause, and why there is that
+--     not_before, because   end of a Retry-After, or of another pause, and the reason for that
 --
 -- permit-epoch
---   When this database was first asked for a permit. While it is young, requests may be on their way that were
---   booked before Redis was emptied.
+--   When this database was first asked for a permit. Right after that, requests may be in flight
+--   that were reserved before Redis was emptied.
 --
--- ARGV: verb, holder, requests of the holder in flight, now (empty: the server's clock), then by verb
---   ask     interval, at_a_time, wish, ahead, 1 if places are taken else 0, job
---   report  interval, fail_max, good (1, 0 or empty), block, latency, retry_after, crawl_delay, ended (1 or 0), unused,
---           again (1 or 0), because
---   renew, reset, forget (the holder in question is `holder`)
--- Names in capitals are the constants of `permit.py`; they are put before this text.
+-- ARGV: verb, holder, requests of the holder in flight, now (empty: the server's clock); then
+--   ask     interval, at_a_time, wish, ahead, whether places are taken, job
+--   report  interval, fail_max, good (1, 0 or empty), block, latency, retry_after, crawl_delay,
+--           ended, unused, again, because
+--   renew, reset, forget (`holder` is the one to forget)
+-- Flags are 1 or 0. Names in capitals are the constants of `permit.py`, put before this text.
 
 local key, epoch_key = KEYS[1], KEYS[2]
 local verb, holder, held, given = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
@@ -71,11 +73,12 @@ for name, value in pairs(fields) do
   end
 end
 
--- A clock that is set back must not make the domain wait for the time to come round again.
+-- If the clock was set back, move all times with it.
 local back = number('seen', now) - now
 if back > 0 then
-  local moments = {'tat', 'cursor', 'job_tat', 'opened_at', 'open_until', 'probe_until', 'not_before'}
-  for _, name in ipairs(moments) do
+  local times = {'tat', 'cursor', 'job_tat', 'opened_at', 'open_until', 'probe_until',
+    'not_before'}
+  for _, name in ipairs(times) do
     if fields[name] then put(name, number(name) - back) end
   end
   for who, lease in pairs(leases) do
@@ -108,7 +111,8 @@ local function write()
   end
   if #gone > 0 then redis.call('HDEL', key, unpack(gone)) end
   redis.call('HSET', key, unpack(set))
-  redis.call('PEXPIRE', key, string.format('%.0f', (KEEP_S + math.max(0, number('tat', now) - now)) * 1000))
+  local keep = KEEP_S + math.max(0, number('tat', now) - now)
+  redis.call('PEXPIRE', key, string.format('%.0f', keep * 1000))
 end
 
 local function spacing(interval)
@@ -117,7 +121,7 @@ local function spacing(interval)
   return seconds
 end
 
--- When the database began, as far as anyone knows.
+-- When this database was first asked, as far as is known.
 local function epoch()
   local began = tonumber(redis.call('GET', epoch_key))
   if not began or began > now then
@@ -127,10 +131,11 @@ local function epoch()
   return began
 end
 
--- Where a job has raised its own limit, what it has booked last under the lower one is dropped.
+-- If a job has raised its own limit, drops its latest reservations under the lower one.
 local function raise_limit(job, interval, step)
   if job == '' or fields.job ~= job or interval >= number('job_interval', 0) then return end
-  put('tat', math.min(number('tat', 0), math.max(number('job_tat', 0), now + NOTICE_S + step)))
+  local begun = math.max(number('job_tat', 0), now + NOTICE_S + step)
+  put('tat', math.min(number('tat', 0), begun))
   put('job_interval', interval)
   put('last_n', 0)
 end
@@ -174,7 +179,7 @@ local function ask(interval, at_a_time, wish, ahead, takes, job)
   local tat, just_begun = number('tat'), false
   if step > 0 then
     if not tat then
-      -- What was booked before Redis was emptied ends by then.
+      -- Reservations from before Redis was emptied end by then.
       tat = began + AHEAD_S + step
       just_begun = tat > now
     end
@@ -218,7 +223,7 @@ local function ask(interval, at_a_time, wish, ahead, takes, job)
     put('busy', (busy + 1) % BUSY_STEPS)
     return answer(why, BUSY_S * (busy + 1))
   end
-  -- Each refused asker gets a turn of its own, so that they do not all come for the one request that gets free.
+  -- Each refused holder gets its own turn, so that they do not all come for one free request.
   local free = math.max(now, tat - ahead)
   local wanted = math.min(wish - #starts, math.max(1, math.floor(BATCH_S / step)))
   local last, told = free + SPREAD_S, number('cursor', 0)
@@ -229,6 +234,11 @@ local function ask(interval, at_a_time, wish, ahead, takes, job)
   return answer(why, turn - now)
 end
 
+local function drop_circuit()
+  drop('state', 'failures', 'last_block', 'opened_at', 'open_until', 'open_for')
+  drop('probe', 'probe_until')
+end
+
 local function open(seconds)
   put('state', 'OPEN')
   put('opened_at', now)
@@ -237,7 +247,8 @@ local function open(seconds)
   drop('probe', 'probe_until')
 end
 
--- Whether the report counts: one of a request that ended after the circuit opened says nothing new.
+-- Moves the circuit. Says whether the report counts: one that comes after the circuit has opened
+-- says nothing new.
 local function judge(fail_max, good, block, ended, again)
   local state = fields.state or 'CLOSED'
   local failures = number('failures', 0)
@@ -257,9 +268,9 @@ local function judge(fail_max, good, block, ended, again)
     put('failures', failures + 1)
     if block ~= '' then put('last_block', block) end
     local before = number('open_for', OPEN_S)
-    open(again and before or math.min(before * 2, OPEN_MOST_S))
+    open(again and before or math.min(before * 2, MAX_OPEN_S))
   elseif good == '1' then
-    drop('state', 'failures', 'last_block', 'opened_at', 'open_until', 'open_for', 'probe', 'probe_until')
+    drop_circuit()
   elseif ended then
     drop('probe', 'probe_until')
   end
@@ -269,10 +280,10 @@ end
 local function adapt(good, block, latency)
   local slowed, baseline = number('slowed', 1), number('baseline', 0)
   if block ~= '' or good == '0' then
-    slowed = math.min(SLOWED_MOST, slowed * SLOWED_BY_BLOCK)
+    slowed = math.min(MAX_SLOWDOWN, slowed * SLOWDOWN_PER_BLOCK)
   elseif good == '1' then
     if baseline > 0 and latency > math.max(SLOW_S, SLOW_TIMES * baseline) then
-      slowed = math.min(SLOWED_MOST, slowed * SLOWED_BY_LATENCY)
+      slowed = math.min(MAX_SLOWDOWN, slowed * SLOWDOWN_PER_SLOW_ANSWER)
     else
       slowed = math.max(1, slowed * RECOVERY)
     end
@@ -286,36 +297,46 @@ end
 local function report(interval, fail_max, good, block, latency, retry_after, crawl_delay, ended,
     unused, again, because)
   hold(held)
-  local tat, step = number('tat', 0), number('step', 0)
-  if unused > 0 and fields.last == holder and unused <= number('last_n', 0) and tat - unused * step >= now then
-    put('tat', tat - unused * step)
-    put('last_n', number('last_n') - unused)
+  if 0 < unused and unused <= number('last_n', 0) and fields.last == holder then
+    local tat = number('tat', 0) - unused * number('step', 0)
+    if tat >= now then
+      put('tat', tat)
+      put('last_n', number('last_n') - unused)
+    end
   end
-  if judge(fail_max, good, block, ended, again) and interval > 0 then adapt(good, block, latency) end
+  if judge(fail_max, good, block, ended, again) and interval > 0 then
+    adapt(good, block, latency)
+  end
   if retry_after > 0 and now + retry_after > number('not_before', 0) then
     put('not_before', now + retry_after)
     if because ~= '' then put('because', because) else drop('because') end
   end
-  if crawl_delay > 0 then put('crawl_delay', crawl_delay) elseif crawl_delay < 0 then drop('crawl_delay') end
+  if crawl_delay > 0 then
+    put('crawl_delay', crawl_delay)
+  elseif crawl_delay < 0 then
+    drop('crawl_delay')
+  end
   write()
   return 1
 end
 
--- Forgets what is known, but neither what is in flight nor what is booked: the limits hold during a reset too.
+-- Forgets what was learned, but neither requests in flight nor reservations: limits still hold.
 local function reset()
   if not known then return 0 end
-  drop('state', 'failures', 'last_block', 'opened_at', 'open_until', 'open_for', 'probe', 'probe_until')
+  drop_circuit()
   drop('slowed', 'baseline', 'crawl_delay', 'not_before', 'because')
   if next(leases) == nil and number('tat', 0) <= now then redis.call('DEL', key) else write() end
   return 1
 end
 
 if verb == 'ask' then
-  return ask(tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]),
-    ARGV[9] == '1', ARGV[10])
+  local interval, at_a_time = tonumber(ARGV[5]), tonumber(ARGV[6])
+  local wish, ahead = tonumber(ARGV[7]), tonumber(ARGV[8])
+  return ask(interval, at_a_time, wish, ahead, ARGV[9] == '1', ARGV[10])
 elseif verb == 'report' then
-  return report(tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]),
-    tonumber(ARGV[11]), ARGV[12] == '1', tonumber(ARGV[13]), ARGV[14] == '1', ARGV[15])
+  return report(tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9]),
+    tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12] == '1', tonumber(ARGV[13]), ARGV[14] == '1',
+    ARGV[15])
 elseif verb == 'reset' then
   return reset()
 elseif verb == 'forget' then

@@ -1,5 +1,4 @@
-"""The circuit breaker alone, for who asks nothing else; it is the same hash per domain that the
-permit uses."""
+"""The circuit breaker alone, without a rate; it shares its hash per domain with the permits."""
 
 from collections.abc import Callable
 
@@ -10,7 +9,7 @@ _NO_RATE = Rule()
 
 
 class RedisCircuitBreaker:
-    """CLOSED, OPEN after so many blocks in a row, then HALF_OPEN with exactly one probe, for all
+    """CLOSED, OPEN after too many blocks in a row, then HALF_OPEN with one probe, for all
     processes alike."""
 
     def __init__(
@@ -26,23 +25,22 @@ class RedisCircuitBreaker:
         self._permit = RedisRateLimiter(url, db, holder, fail_max, clock=clock)
 
     def can_request(self, domain: str) -> bool:
-        """Whether a request may be made; in HALF_OPEN only one asker hears yes, and is to record
-        how it went."""
+        """Whether a request may be made. In HALF_OPEN only one caller gets True; it must record
+        how the request went."""
         return self._permit.can_request(domain, _NO_RATE)
 
     def record_success(self, domain: str) -> None:
-        """A request went well."""
+        """Say that a request went well."""
         self._permit.record_success(domain, _NO_RATE)
 
     def record_failure(self, domain: str, block_type: str) -> None:
-        """A request met a block of this kind, such as `captcha`."""
+        """Say that a request met a block of this kind, such as `captcha`."""
         self._permit.record_failure(domain, block_type, _NO_RATE)
 
     def state(self, domain: str) -> str:
-        """CLOSED, OPEN or HALF_OPEN."""
-        return next(
-            (known.state for known in self._permit.domains() if known.domain == domain), "CLOSED"
-        )
+        """Return CLOSED, OPEN or HALF_OPEN."""
+        states = {known.domain: known.state for known in self._permit.domains()}
+        return states.get(domain, "CLOSED")
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,1 +1,1 @@
-"""Scraping: the way of one page."""
+"""One attempt at one page: its requests, its verdict and its record."""

@@ -1,4 +1,4 @@
-"""The way of one page: permit, fetch, judge, parse. What comes out is stored by whoever called."""
+"""One attempt at a page: permit, fetch, judge, parse."""
 
 import random
 import time
@@ -21,9 +21,9 @@ from crawler.fetch.session import LiveSession
 from crawler.fetch.wire import media_type
 from crawler.judge import Verdict, decided, judge
 from crawler.logs import printable
-from crawler.models import UNCHANGED, Outcome, Page, RetryClass, Rule, Task, TaskStatus
+from crawler.models import UNCHANGED, JobOptions, Outcome, Page, RetryClass, Task, TaskStatus
 from crawler.resilience import retry
-from crawler.scraping.passage import Passage
+from crawler.scraping.request_gate import RequestGate
 from crawler.sites import selectors, structured
 from crawler.sites.config import Site
 from crawler.sites.depth import parse
@@ -32,254 +32,225 @@ charset.load()
 
 Fetch = Callable[[Request, RequestHook], Awaitable[Page]]
 
-TIMES_BESIDE, MAX_BESIDE = 100, 64_000_000
-"""What reading a page takes beside it, while it lasts: so many times its size, and no more than
-this."""
+MEMORY_PER_BYTE, MAX_MEMORY = 100, 64_000_000
+"""Memory for parsing a page: this many times its size, up to the maximum."""
 _encode = msgspec.json.Encoder().encode
 MIN_FREE = 10_000_000
-"""The same for the smallest page: bytes of memory without which none is read."""
-SOON_S = 1.0
+"""Bytes of free memory that even the smallest page needs."""
+MAX_PAUSE_S = 1.0
+"""How long a page waits outside the permit for a robots.txt that another page could not get."""
 MAX_RECORD = 8_000_000
 """Bytes of a record as JSON."""
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """A claimed task, and how its page is to be asked for."""
+class FetchOptions(msgspec.Struct, frozen=True):
+    """How the pages of a job are fetched."""
 
-    task: Task
-    site: Site
-    rule: Rule = Rule()
+    options: JobOptions = JobOptions()
     session: LiveSession | None = None
-    respect_robots: bool = True
 
-    @property
-    def user_agent(self) -> str:
-        """The name that this program goes by there."""
-        named = next(
-            (value for name, value in self.site.headers if name.lower() == "user-agent"), ""
+
+class ParsedPage(msgspec.Struct, frozen=True, kw_only=True):
+    """What was made of a page."""
+
+    verdict: Verdict
+    record: dict[str, Any] = {}
+    encoded: bytes = b"{}"
+    """The record as JSON."""
+    parser: tuple[str, str] = ("none", structured.VERSION)
+
+
+class Attempt:
+    """One attempt at one task. All work on what servers send is done within the page's budget."""
+
+    def __init__(
+        self,
+        task: Task,
+        site: Site,
+        how: FetchOptions,
+        *,
+        fetch: Fetch,
+        gate: RequestGate,
+        robots: Robots,
+        budget: Budget,
+        worker: str,
+        clock: Callable[[], float] = time.time,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._task, self._site, self._how = task, site, how
+        self._fetch, self._gate, self._robots, self._budget = fetch, gate, robots, budget
+        self._clock, self._jitter = clock, jitter
+        self._outcome = Outcome(
+            task=task,
+            status=TaskStatus.FAILED,
+            worker=worker,
+            site=(site.name, site.version),
+            rule=gate.rule(task.domain),
         )
-        return (self.session and self.session.user_agent) or named or USER_AGENT
 
-    @property
-    def conditional(self) -> tuple[tuple[str, str], ...]:
-        """The headers that ask whether the page has changed, where its last record would be made
-        the same way today."""
-        known = self.task.known
-        if known is None or (known.site_version, known.parser_version) != (
-            self.site.version,
-            _parser(self.site)[1],
-        ):
+    async def run(self) -> Outcome:
+        """Fetch, judge and parse the page; the caller stores the outcome."""
+        conditional = self._conditional_headers()
+        try:
+            page = await self._fetch_page(conditional)
+            self._note(page=page)
+            if page.status == 304 and conditional:
+                self._note(status=TaskStatus.COMPLETED, verdict=UNCHANGED)
+            else:
+                began = time.perf_counter()
+                parsed = await self._budget.work(examine, page, self._site, self._budget)
+                self._apply(page, parsed, (time.perf_counter() - began) * 1000)
+        except NotNow as error:
+            if self._gate.sent:  # a postponed page would make the same requests again and again
+                message = f"the page leads to where nothing may go now: {error}"
+                self._fail(decided("refused_on_the_way"), message, error.wait_s)
+            else:
+                self._postpone(error)
+        except FetchError as error:
+            if error.reason == "robots_unreachable" and not self._gate.sent:
+                # Another page has asked, and pays with an attempt; this one has not been tried.
+                self._postpone(self._pause(error))
+            else:
+                self._fail(decided(error.reason), error.message, error.retry_after_s)
+        return replace(self._outcome, sent=tuple(self._gate.sent))
+
+    def _note(self, **facts: Any) -> None:
+        self._outcome = replace(self._outcome, **facts)
+
+    def _user_agent(self) -> str:
+        if self._how.session and self._how.session.user_agent:
+            return self._how.session.user_agent
+        headers = {name.lower(): value for name, value in reversed(self._site.headers)}
+        return headers.get("user-agent") or USER_AGENT
+
+    def _conditional_headers(self) -> tuple[tuple[str, str], ...]:
+        """Return the headers that ask whether the page has changed, if its last record would be
+        made the same way today."""
+        known, site = self._task.known, self._site
+        made_with = (site.version, _parser(site)[1])
+        if known is None or (known.site_version, known.parser_version) != made_with:
             return ()
         asked = (("If-None-Match", known.etag), ("If-Modified-Since", known.last_modified))
         return tuple((name, value) for name, value in asked if value)
 
+    async def _fetch_page(self, conditional: tuple[tuple[str, str], ...]) -> Page:
+        """Fetch the page; its domain and robots.txt must permit every request on the way."""
+        site, gate = self._site, self._gate
+        plain = Request(
+            url=self._task.url,
+            loopback=self._task.loopback,
+            timeout_s=site.timeout_s,
+            connect_timeout_s=site.connect_timeout_s,
+            headers=site.headers,
+            session=self._how.session,
+            budget=self._budget,
+            unlimited=not self._outcome.rule.limited,
+        )
 
-class Read(msgspec.Struct, frozen=True, kw_only=True):
-    """What was made of a page."""
+        async def robots_txt(url: str) -> Page:
+            # A redirect's robots.txt belongs to another origin: it gets no secrets, and may not be
+            # on this machine.
+            home = "{0.scheme}://{0.netloc}".format(urlsplit(plain.url))
+            named = plain.loopback and url.startswith(f"{home}/")
+            about = replace(plain, url=url, home=home, loopback=named, max_body=MAX_BYTES, cut=True)
+            return await self._fetch(about, gate.request)
 
-    verdict: Verdict
-    record: dict[str, Any]
-    encoded: bytes = b"{}"
-    """The record as JSON."""
-    parser: tuple[str, str]
+        since = None
+        if self._outcome.rule.limited:
+            since = self._robots.clock()
 
+        async def check(url: str) -> None:
+            before, agent = len(gate.sent), self._user_agent()
+            try:
+                delay_s = await self._robots.check(url, agent, robots_txt, self._budget, since)
+            except FetchError as error:
+                if error.reason == "robots_unreachable" and len(gate.sent) > before:
+                    gate.pause(url, error.retry_after_s or 0.0, error.message)
+                raise
+            gate.obey(url, delay_s)
 
-async def scrape(
-    order: Order,
-    fetch: Fetch,
-    passage: Passage,
-    robots: Robots,
-    *,
-    worker: str,
-    budget: Budget,
-    clock: Callable[[], float] = time.time,
-    jitter: Callable[[], float] = random.random,
-) -> Outcome:
-    """One attempt at one task; all work on what servers send for it is done within its budget."""
-    site = order.site
-    passage.again = _was_refused(order.task)
-    begun = Outcome(
-        task=order.task,
-        status=TaskStatus.FAILED,
-        worker=worker,
-        site=(site.name, site.version),
-        rule=order.rule,
-    )
-    page: Page | None = None
-    try:
-        page = await _fetched(order, fetch, passage, robots, budget)
-        begun = replace(begun, page=page)
-        if page.status == 304 and order.conditional:
-            passage.good = True
-            ended = replace(begun, status=TaskStatus.COMPLETED, verdict=UNCHANGED)
-        else:
-            began = time.perf_counter()
-            read = await budget.work(examine, page, site, budget)
-            begun = replace(begun, parse_ms=(time.perf_counter() - began) * 1000)
-            ended = _judged(begun, page, read, order, passage, clock, jitter)
-    except NotNow as error:
-        if passage.sent:  # what was asked for already would be asked for again and again
-            refused = FetchError(
-                "refused_on_the_way",
-                f"the page leads to where nothing may go now: {error}",
-                error.wait_s,
+        pass_gate: RequestHook = gate.request
+        if site.respect_robots and not self._how.options.ignore_robots:
+            pass_gate = partial(gate.request, check=check)
+        request = plain
+        if conditional:
+            request = replace(plain, headers=(*site.headers, *conditional))
+        page = await self._fetch(request, pass_gate)
+        known = self._task.known
+        if page.status == 304 and conditional and known and page.final_url != known.final_url:
+            page = await self._fetch(plain, pass_gate)  # this is not the page that is known
+        return replace(page, fetch_s=sum([sent.seconds for sent in gate.sent]))
+
+    def _apply(self, page: Page, parsed: ParsedPage, parse_ms: float) -> None:
+        verdict = parsed.verdict
+        self._note(
+            parse_ms=parse_ms,
+            verdict=verdict.name,
+            evidence=verdict.evidence * (verdict.name != "ok"),
+            quarantine=verdict.quarantine,
+        )
+        if verdict.completed:
+            made = {"record": parsed.encoded, "parser": parsed.parser}
+            self._note(status=TaskStatus.COMPLETED, **made)
+            return
+        message = f"the server answered {page.status} {printable(page.reason[:100])[:100]}".rstrip()
+        if not verdict.name.startswith("http_"):
+            message += f", and the page is: {verdict.name.replace('_', ' ')}"
+            if verdict.vendor:
+                message += f" ({verdict.vendor})"
+        wait_s = retry.retry_after(page.header("retry-after"), self._clock())
+        self._note(retry_after_s=wait_s or 0.0)
+        self._fail(verdict, message, wait_s)
+
+    def _fail(self, verdict: Verdict, message: str, retry_after_s: float | None) -> None:
+        """Decide about a failure: by its class, the attempts left, and the server's wish."""
+        policy, failures = self._site.retry, self._task.failures
+        kind = verdict.retry or RetryClass.GIVE_UP
+        self._note(
+            error_type=verdict.name,
+            error_message=message,
+            retry=kind,
+            block=verdict.block,
+        )
+        if kind.tries_again and failures + 1 < policy.attempts:
+            wait_s = retry.delay(
+                kind, failures, retry_after_s, policy.base_s, policy.cap_s, self._jitter
             )
-            ended = _failed(begun, refused, RetryClass.LATER, order, passage, clock, jitter)
-        else:
-            ended = _postponed(begun, error, clock)
-    except FetchError as error:
-        passage.good = None if page is None else page.status < 500
-        if error.reason == "robots_unreachable" and not passage.sent:
-            # Another page has asked, and pays with an attempt; this one has not been tried.
-            return _postponed(begun, _pause(order, error), clock)
-        ended = _failed(begun, error, retry.class_of(error.reason), order, passage, clock, jitter)
-    return replace(ended, sent=tuple(passage.sent))
+            self._note(status=TaskStatus.PENDING, not_before=self._clock() + wait_s)
+        elif verdict.name == "robots":
+            self._note(status=TaskStatus.SKIPPED)
+
+    def _pause(self, error: FetchError) -> NotNow:
+        """Return the pause of a host whose robots.txt another page could not get. If the domain's
+        permit keeps it, the page soon waits there, and a reset wakes it."""
+        wait_s = error.retry_after_s or 0.0
+        if self._outcome.rule.limited:
+            wait_s = min(wait_s, MAX_PAUSE_S)
+        return NotNow(self._task.domain, error.message, wait_s)
+
+    def _postpone(self, error: NotNow) -> None:
+        self._note(
+            status=TaskStatus.PENDING,
+            error_message=str(error),
+            not_before=self._clock() + error.wait_s,
+            charge=False,
+        )
 
 
-def _was_refused(task: Task) -> bool:
-    """Whether the last attempt at a task spoke against its domain."""
-    reason = task.error_type
-    if not reason:
-        return False
-    return bool(decided(reason).block) or reason in retry.BLOCKS or reason.startswith("http_5")
+def examine(page: Page, site: Site, budget: Budget | None = None) -> ParsedPage:
+    """Judge and parse a page; needs nothing but the page, so that a stored one can be read again.
 
-
-async def _fetched(
-    order: Order, fetch: Fetch, passage: Passage, robots: Robots, budget: Budget
-) -> Page:
-    """The page, with every request on the way to it permitted by its domain and by robots.txt."""
-    site = order.site
-    about = Request(
-        url=order.task.url,
-        loopback=order.task.loopback,
-        timeout_s=site.timeout_s,
-        connect_timeout_s=site.connect_timeout_s,
-        headers=site.headers,
-        session=order.session,
-        budget=budget,
-        unlimited=not order.rule.limited,
-    )
-
-    async def robots_txt(url: str) -> Page:
-        # A redirect's robots.txt is another origin's: it gets no secrets, and is not to be found on
-        # this machine.
-        home = "{0.scheme}://{0.netloc}".format(urlsplit(about.url))
-        named = about.loopback and url.startswith(f"{home}/")
-        request = replace(about, url=url, home=home, loopback=named, max_body=MAX_BYTES, cut=True)
-        return await fetch(request, passage.request)
-
-    since = robots.clock() if order.rule.limited else None
-
-    async def check(url: str) -> None:
-        before = len(passage.sent)
-        try:
-            delay_s = await robots.check(url, order.user_agent, robots_txt, budget, since)
-        except FetchError as error:
-            if error.reason == "robots_unreachable" and len(passage.sent) > before:
-                passage.pause(url, error.retry_after_s or 0.0, error.message)
-            raise
-        passage.obey(url, delay_s)
-
-    gate = partial(passage.request, check=check if order.respect_robots else None)
-    conditional = order.conditional
-    page = await fetch(
-        replace(about, headers=(*site.headers, *conditional)) if conditional else about, gate
-    )
-    known = order.task.known
-    if page.status == 304 and conditional and known and page.final_url != known.final_url:
-        page = await fetch(about, gate)  # another page than the one that is known has not changed
-    return replace(page, fetch_s=sum([sent.seconds for sent in passage.sent]))
-
-
-def _judged(
-    begun: Outcome,
-    page: Page,
-    read: Read,
-    order: Order,
-    passage: Passage,
-    clock: Callable[[], float],
-    jitter: Callable[[], float],
-) -> Outcome:
-    verdict = read.verdict
-    evidence = () if verdict.name == "ok" else verdict.evidence
-    begun = replace(begun, verdict=verdict.name, evidence=evidence, quarantine=verdict.quarantine)
-    passage.good, passage.block = page.status < 500, verdict.block
-    if verdict.completed:
-        return replace(begun, status=TaskStatus.COMPLETED, record=read.encoded, parser=read.parser)
-    message = f"the server answered {page.status} {printable(page.reason[:100])[:100]}".rstrip()
-    if not verdict.name.startswith("http_"):
-        message += f", and the page is: {verdict.name.replace('_', ' ')}"
-        message += f" ({verdict.vendor})" if verdict.vendor else ""
-    wait_s = retry.retry_after(page.header("retry-after"), clock())
-    passage.retry_after_s = wait_s or 0.0
-    error = FetchError(verdict.name, message, wait_s)
-    return _failed(
-        begun, error, verdict.retry or retry.class_of(verdict.name), order, passage, clock, jitter
-    )
-
-
-def _failed(
-    begun: Outcome,
-    error: FetchError,
-    kind: RetryClass,
-    order: Order,
-    passage: Passage,
-    clock: Callable[[], float],
-    jitter: Callable[[], float],
-) -> Outcome:
-    """What is done about a failure: by its class, by the attempts that are left, and by what the
-    server asked for."""
-    passage.block = passage.block or (error.reason if error.reason in retry.BLOCKS else "")
-    policy, failures = order.site.retry, order.task.failures
-    again = kind not in (RetryClass.GIVE_UP, RetryClass.POISON) and failures + 1 < policy.attempts
-    wait_s = (
-        retry.delay(kind, failures, error.retry_after_s, policy.base_s, policy.cap_s, jitter)
-        if again
-        else 0.0
-    )
-    ended = TaskStatus.SKIPPED if error.reason == "robots" else TaskStatus.FAILED
-    return replace(
-        begun,
-        status=TaskStatus.PENDING if again else ended,
-        error_type=error.reason,
-        error_message=error.message,
-        retry=kind,
-        not_before=clock() + wait_s if again else 0.0,
-    )
-
-
-def _pause(order: Order, error: FetchError) -> NotNow:
-    """The pause of a host whose robots.txt another page has asked for in vain; where the domain's
-    permit keeps to it, the page soon waits there, and a reset wakes it."""
-    left_s = error.retry_after_s or 0.0
-    wait_s = min(left_s, SOON_S) if order.rule.limited else left_s
-    return NotNow(order.task.domain, error.message, wait_s)
-
-
-def _postponed(begun: Outcome, error: NotNow, clock: Callable[[], float]) -> Outcome:
-    return replace(
-        begun,
-        status=TaskStatus.PENDING,
-        error_message=str(error),
-        not_before=clock() + error.wait_s,
-        charge=False,
-    )
-
-
-def examine(page: Page, site: Site, budget: Budget | None = None) -> Read:
-    """What a page is and what it says; needs nothing but the page, so that a stored one can be read
-    again.
-
-    The record is counted for the page from here on, because it waits for the store like the body.
+    From here on the record's memory counts for the page, because it waits for the store like the
+    body.
     """
     budget = budget or Budget()
-    beside = min(TIMES_BESIDE * len(page.body), MAX_BESIDE)
+    needed = min(MEMORY_PER_BYTE * len(page.body), MAX_MEMORY)
     before = budget.held
-    budget.hold(beside)
+    budget.hold(needed)
     try:
         if any(getrlimit(limit)[0] != RLIM_INFINITY for limit in (RLIMIT_AS, RLIMIT_DATA)):
-            # Is there so much? Libraries crash, or blame the page, where memory ends in their work.
-            check_free(beside + MIN_FREE)
+            # Libraries crash, or blame the page, if memory runs out while they work.
+            check_free(needed + MIN_FREE)
         read = _examined(page, site, budget)
     finally:
         budget.release(budget.held - before)
@@ -287,36 +258,17 @@ def examine(page: Page, site: Site, budget: Budget | None = None) -> Read:
     return read
 
 
-def _examined(page: Page, site: Site, budget: Budget) -> Read:
+def _examined(page: Page, site: Site, budget: Budget) -> ParsedPage:
     declared = page.header("content-type")
     if not page.body:
         return _unread(page)
     try:
         if not is_html(declared, page.body):
-            return _plainly_read(page, declared, site, budget)
+            return _parsed_text(page, declared, site, budget)
         html = charset.utf8(page.body, declared, budget, site.encoding)
         if not html:
             return _unread(page)
-        tree = parse(html, budget, 0 if html is page.body else len(html))
-        large = len(html) > SMALL
-        if large:
-            budget.look()
-        verdict = judge(page, html, tree, budget)
-        record: dict[str, Any] = {}
-        encoded = b"{}"
-        if verdict.completed:
-            if large:
-                budget.look()
-            fields = selectors.extract(tree, site.fields, page.final_url, budget)
-            record = (
-                structured.extract(tree, page.final_url, budget) | fields
-                if site.structured
-                else fields
-            )
-            if large:
-                budget.look()
-            encoded = _encoded(record, fields, budget)
-        return Read(verdict=verdict, record=record, encoded=encoded, parser=_parser(site))
+        return _parsed_html(page, html, site, budget)
     except FetchError:
         if 200 <= page.status < 300:
             raise
@@ -324,14 +276,34 @@ def _examined(page: Page, site: Site, budget: Budget) -> Read:
     except Exception as error:
         if shortage_of(error):
             raise
-        raise FetchError(
-            "parse_error", f"the parser failed ({type(error).__name__}: {error})"
-        ) from error
+        what = f"the parser failed ({type(error).__name__}: {error})"
+        raise FetchError("parse_error", what) from error
 
 
-def _plainly_read(page: Page, declared: str, site: Site, budget: Budget) -> Read:
-    """What is not HTML: data of JSON, and text, are a record; all else has none but the site's
-    fields, which nothing but HTML has."""
+def _parsed_html(page: Page, html: bytes, site: Site, budget: Budget) -> ParsedPage:
+    copied = len(html) * (html is not page.body)
+    tree = parse(html, budget, copied)
+    look = budget.look if len(html) > SMALL else _do_nothing
+    look()
+    verdict = judge(page, html, tree, budget)
+    if not verdict.completed:
+        return ParsedPage(verdict=verdict, parser=_parser(site))
+    look()
+    fields = record = selectors.extract(tree, site.fields, page.final_url, budget)
+    if site.structured:
+        record = structured.extract(tree, page.final_url, budget) | fields
+    look()
+    encoded = _encoded(record, fields, budget)
+    return ParsedPage(verdict=verdict, record=record, encoded=encoded, parser=_parser(site))
+
+
+def _do_nothing() -> None:
+    return
+
+
+def _parsed_text(page: Page, declared: str, site: Site, budget: Budget) -> ParsedPage:
+    """Parse what is not HTML: JSON and plain text give a record, all else none but the site's
+    fields, which only HTML has."""
     unread = _unread(page)
     if not unread.verdict.completed:
         return unread
@@ -345,21 +317,16 @@ def _plainly_read(page: Page, declared: str, site: Site, budget: Budget) -> Read
     elif not fields:
         return unread
     record |= fields
-    return replace(
-        unread, record=record, encoded=_encoded(record, fields, budget), parser=_parser(site)
-    )
+    encoded = _encoded(record, fields, budget)
+    return replace(unread, record=record, encoded=encoded, parser=_parser(site))
 
 
 def _encoded(record: dict[str, Any], fields: Collection[str], budget: Budget) -> bytes:
-    """A record as JSON; of one that is too large the largest parts are cut, but never the fields of
-    a site."""
+    """Encode a record; if it is too large, cut the largest parts, but never a site's fields."""
     pieces: list[bytes] = []
     sizes: dict[str, int] = {}
     total = 1
-    for (
-        name,
-        value,
-    ) in record.items():  # one at a time: all of them together may be many times what is kept
+    for name, value in record.items():  # one at a time: all together may be far too large
         piece = b"%b:%b" % (_encode(name), _encode(value))
         sizes[name] = len(piece) + 1
         total += sizes[name]
@@ -389,8 +356,8 @@ def _first_half(value: Any) -> Any:
     return value[: len(value) // 2]
 
 
-def _unread(page: Page) -> Read:
-    return Read(verdict=judge(page, b"", None), record={}, parser=("none", structured.VERSION))
+def _unread(page: Page) -> ParsedPage:
+    return ParsedPage(verdict=judge(page, b"", None))
 
 
 def _parser(site: Site) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""A page that was stored, to be read again, and what that changes."""
+"""Stored pages, to be parsed again, and the difference that makes."""
 
 import shlex
 from typing import Any
@@ -13,22 +13,21 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Page
 
 MAX_BODY = 1 << 30
-"""What was stored was within the limits of its day: those of today do not matter."""
+"""Today's limits do not matter: a stored page was within those of its day."""
 NOT_MODIFIED = 304
 
 
-class Found(msgspec.Struct, frozen=True):
-    """A stored page, and what became of it then."""
+class StoredPage(msgspec.Struct, frozen=True):
+    """A stored page, and what became of it."""
 
     page: Page
     task_id: str
     result: dict[str, Any] | None
-    """None where the task failed: its page was kept, and no record was made."""
+    """None if the task failed: its page was kept, but no record was made."""
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """What another reading of a page changes, by the names of fields; those inside others as
-    `outer.inner`."""
+    """What parsing a page again changes, by field; inner fields are named `outer.inner`."""
 
     added: dict[str, Any] = {}
     removed: dict[str, Any] = {}
@@ -40,16 +39,15 @@ class Difference(msgspec.Struct, frozen=True):
         return bool(self.added or self.removed or self.changed)
 
 
-def find(lpm: LocalPersistenceManager, url: str, key: bytes) -> Found:
-    """The newest page of a URL that gave a result, else the newest that did not; raises
-    `UsageError` with the reason.
+def find(lpm: LocalPersistenceManager, url: str, key: bytes) -> StoredPage:
+    """Return the newest page of a URL with a result, else the newest without.
 
-    An answer "not modified" has no page: then it is the one before.
+    An answer "not modified" has no page. Raises `UsageError` with the reason if there is none.
     """
     tasks = lpm.ledger.tasks_of(key)
     if not tasks:
         raise UsageError(f"{url} was never fetched: no task is known for it")
-    failed: Found | None = None
+    failed: StoredPage | None = None
     gone: str | None = None
     collected = False
     for task in tasks:
@@ -63,16 +61,15 @@ def find(lpm: LocalPersistenceManager, url: str, key: bytes) -> Found:
         page = page_of(*stored, report["url"], report.get("final_url"))
         if page.status == NOT_MODIFIED:
             continue
-        found = Found(page, report["task_id"], result)
+        found = StoredPage(page, report["task_id"], result)
         if result is not None:
             return found
         failed = failed or found
     if failed:
         return failed
     if gone:
-        raise UsageError(
-            f"the page of {url} {gone}; {program()} scrape {shlex.quote(url)} fetches it again"
-        )
+        again = f"{program()} scrape {shlex.quote(url)}"
+        raise UsageError(f"the page of {url} {gone}; {again} fetches it again")
     if collected:
         raise UsageError(f"there is a result for {url}, but its page was not kept (CRAWLER_RAW)")
     raise UsageError(f"no page is stored for {url}: {_why_not(lpm, tasks[0])}")
@@ -80,13 +77,14 @@ def find(lpm: LocalPersistenceManager, url: str, key: bytes) -> Found:
 
 def _why_not(lpm: LocalPersistenceManager, task: int) -> str:
     report = lpm.report(task)
-    return f"its task is {report['status']}" + (
-        f" ({report['error_type']})" if report["error_type"] else ""
-    )
+    status, reason = report["status"], report["error_type"]
+    if reason:
+        status += f" ({reason})"
+    return f"its task is {status}"
 
 
 def page_of(head: str, raw: bytes, url: str, final_url: str | None = None) -> Page:
-    """The page that a stored header block and body were; raises `FetchError` where the body cannot
+    """Rebuild a page from its stored header block and body; raises `FetchError` if the body cannot
     be decoded."""
     first, headers = stored_head(head)
     _, _, rest = first.partition(" ")
@@ -105,7 +103,7 @@ def page_of(head: str, raw: bytes, url: str, final_url: str | None = None) -> Pa
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> Difference:
-    """What is new, gone and other; as JSON has it, in which both are kept."""
+    """Compare two records as JSON, in which both are kept."""
     found = Difference({}, {}, {})
     _compare(old, msgspec.json.decode(msgspec.json.encode(new)), "", found)
     return found

@@ -6,7 +6,7 @@ import redis
 
 from crawler.models import Rule
 from crawler.redis_address import RedisAddress
-from crawler.resilience.memory import Book, MemoryPermit
+from crawler.resilience.memory import DomainTable, MemoryPermit
 from crawler.resilience.permit import Answer, Ask, Domain, Permit, Report
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 
@@ -20,7 +20,7 @@ class Fleet:
     def __init__(self, redis_url: str | None, fail_max: int = 3) -> None:
         self.now = BEGIN
         self._url, self._fail_max = redis_url, fail_max
-        self._book = Book(BEGIN)
+        self._table = DomainTable(BEGIN)
         self._members: dict[str, Permit] = {}
         self.client: redis.Redis | None = None
         if redis_url:
@@ -36,7 +36,7 @@ class Fleet:
     def _permit(self, holder: str) -> Permit:
         if self._url:
             return RedisRateLimiter(self._url, 2, holder, self._fail_max, clock=lambda: self.now)
-        return MemoryPermit(holder, self._fail_max, clock=lambda: self.now, book=self._book)
+        return MemoryPermit(holder, self._fail_max, clock=lambda: self.now, table=self._table)
 
     def die(self, holder: str) -> None:
         """What the holder knew of itself is gone; a new one takes its name."""

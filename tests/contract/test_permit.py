@@ -21,13 +21,13 @@ from crawler.models import Rule
 from crawler.resilience.permit import (
     AHEAD_S,
     BATCH_S,
-    CRAWL_DELAY_MOST_S,
     HEADROOM,
     LEASE_S,
-    OPEN_MOST_S,
+    MAX_CRAWL_DELAY_S,
+    MAX_OPEN_S,
+    MAX_RETRY_AFTER_S,
+    MAX_SLOWDOWN,
     OPEN_S,
-    RETRY_AFTER_MOST_S,
-    SLOWED_MOST,
     Answer,
     Ask,
 )
@@ -253,7 +253,7 @@ def test_failures_that_are_no_blocks_do_not_open_it(fleet: Fleet) -> None:
         fleet.report(slots=0, good=False)
 
     assert fleet.domain().state == "CLOSED"
-    assert fleet.domain().slowed == SLOWED_MOST
+    assert fleet.domain().slowed == MAX_SLOWDOWN
 
 
 def test_what_ended_after_the_circuit_opened_changes_nothing(fleet: Fleet) -> None:
@@ -314,7 +314,7 @@ def test_a_probe_that_fails_opens_the_circuit_for_twice_as_long(fleet: Fleet) ->
     fleet.report("p", good=True)
     fleet.open()
 
-    assert lasts == [30, 60, 120, 240, 480, OPEN_MOST_S, OPEN_MOST_S]
+    assert lasts == [30, 60, 120, 240, 480, MAX_OPEN_S, MAX_OPEN_S]
     assert (fleet.domain().open_until or 0) - fleet.now == OPEN_S
 
 
@@ -390,7 +390,7 @@ def test_retry_after_holds_for_the_whole_domain_within_reason(fleet: Fleet) -> N
 
     assert (refused.starts_s, refused.why, refused.wait_s) == ((), "retry after", 60)
     assert granted.starts_s == (0.0,)
-    assert fleet.domain().not_before == fleet.now + RETRY_AFTER_MOST_S
+    assert fleet.domain().not_before == fleet.now + MAX_RETRY_AFTER_S
 
 
 def test_crawl_delay_holds_for_all_until_it_is_taken_back(fleet: Fleet) -> None:
@@ -402,7 +402,7 @@ def test_crawl_delay_holds_for_all_until_it_is_taken_back(fleet: Fleet) -> None:
     fleet.report("b", slots=0, crawl_delay_s=-1)
 
     assert starts[1] - starts[0] == starts[2] - starts[1] == pytest.approx(2 / HEADROOM, abs=1e-6)
-    assert capped == CRAWL_DELAY_MOST_S
+    assert capped == MAX_CRAWL_DELAY_S
     assert fleet.domain().crawl_delay_s == 0
 
 

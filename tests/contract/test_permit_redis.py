@@ -23,7 +23,7 @@ from crawler.resilience.redis_rate_limiter import (
     QUIET_S,
     RETRY_S,
     RETURN_S,
-    Offset,
+    ClockOffset,
     RedisRateLimiter,
 )
 from tests.contract.fleet import BEGIN, FAST, Fleet
@@ -390,7 +390,7 @@ def test_facts_need_redis(server: Server) -> None:
 def test_an_answer_that_was_long_on_its_way_does_not_make_requests_late() -> None:
     """Once the distance of the clocks is known from a quick answer, a slow one is seen to be
     old."""
-    offset = Offset()
+    offset = ClockOffset()
     quick = offset.behind(1000.001, 0.0, 0.002)
     slow_back = offset.behind(1000.011, 0.010, 0.310)
     slow_there = offset.behind(1000.700, 0.400, 0.701)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crawler.judge import DECISIONS, Verdict, judge
+from crawler.judge import DECISIONS, Verdict, decided, judge
 from crawler.judge.phrases import says_only
 from crawler.models import Page, RetryClass
 from crawler.sites.depth import parse
@@ -180,12 +180,11 @@ def test_only_good_pages_complete_a_task() -> None:
     ],
 )
 def test_plain_statuses_keep_their_number(status: int, body: str, name: str) -> None:
-    """A status that is no wall is called by its number, and its retry class is left to the table of
-    reasons."""
+    """A status that is no wall is called by its number, and decides what the table says of it."""
     verdict = judged(page(body, status))
 
     assert verdict.name == name
-    assert verdict.retry is None or not name.startswith("http_")
+    assert verdict.retry is decided(name).retry
     assert not verdict.completed
 
 

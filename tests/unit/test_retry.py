@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crawler.judge import decided
 from crawler.models import RetryClass
-from crawler.resilience.permit import RETRY_AFTER_MOST_S
-from crawler.resilience.retry import class_of, delay, retry_after
+from crawler.resilience.permit import MAX_RETRY_AFTER_S
+from crawler.resilience.retry import delay, retry_after
 
 NOW = 1_794_812_400.0
 
@@ -37,7 +38,7 @@ NOW = 1_794_812_400.0
 )
 def test_each_reason_has_a_class(reason: str, kind: RetryClass) -> None:
     """One table decides; what it does not know is given up."""
-    assert class_of(reason) is kind
+    assert decided(reason).retry is kind
 
 
 @given(failures=st.integers(0, 50), chance=st.floats(0, 1))
@@ -54,7 +55,7 @@ def test_what_a_server_asks_for_is_kept_and_capped(asked_s: float, chance: float
     """Never earlier than it says, unless it says more than an hour."""
     wait_s = delay(RetryClass.SLOW_DOWN, 0, asked_s, 1.0, 60.0, lambda: chance)
 
-    assert min(asked_s, RETRY_AFTER_MOST_S) <= wait_s <= RETRY_AFTER_MOST_S + 5
+    assert min(asked_s, MAX_RETRY_AFTER_S) <= wait_s <= MAX_RETRY_AFTER_S + 5
 
 
 @pytest.mark.parametrize(
@@ -63,10 +64,10 @@ def test_what_a_server_asks_for_is_kept_and_capped(asked_s: float, chance: float
         ("120", 120.0),
         (" 7 ", 7.0),
         ("0", None),
-        ("99999999999999999999", RETRY_AFTER_MOST_S),
+        ("99999999999999999999", MAX_RETRY_AFTER_S),
         (formatdate(NOW + 90, usegmt=True), 90.0),
         (formatdate(NOW - 90, usegmt=True), None),
-        ("Fri, 31 Dec 9999 23:59:59 GMT", RETRY_AFTER_MOST_S),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", MAX_RETRY_AFTER_S),
         ("soon", None),
         ("", None),
         ("-5", None),

@@ -15,9 +15,7 @@ from crawler.errors import FetchError, InputError
 from crawler.judge import Verdict
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Page, RetryClass
-
-_AGAIN = (RetryClass.SOON, RetryClass.LATER, RetryClass.SLOW_DOWN)
+from crawler.models import Page
 
 
 @click.command()
@@ -145,15 +143,16 @@ def _judged(settings: Settings, page: Page, path: str) -> Verdict:
 
 
 def _decides(verdict: Verdict) -> dict[str, Any]:
-    """What follows from it: `retry` of a plain status comes from the table of reasons, as in the
-    pipeline."""
-    from crawler.resilience.retry import class_of
-
-    retry = verdict.retry or (None if verdict.completed else class_of(verdict.name))
+    """What follows from it."""
+    state = "failed"
+    if verdict.completed:
+        state = "completed"
+    elif verdict.retry and verdict.retry.tries_again:
+        state = "pending"
     return {
-        "state": "completed" if verdict.completed else "pending" if retry in _AGAIN else "failed",
+        "state": state,
         "quarantine": verdict.quarantine,
-        "retry": retry,
+        "retry": verdict.retry,
         "breaker": verdict.block,
         "proxy_score": verdict.proxy_score,
     }

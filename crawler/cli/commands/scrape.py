@@ -112,7 +112,8 @@ def _in_this_process(
     from crawler.orchestrator import terminated_by_signal
     from crawler.process import read_stack, redis_address
     from crawler.resilience.permit import Permit
-    from crawler.worker import Errand, Worker
+    from crawler.scraping.pipeline import FetchOptions
+    from crawler.worker import Worker
 
     def fleet(holder: str) -> Permit:
         from crawler.resilience.redis_rate_limiter import RedisRateLimiter
@@ -124,7 +125,10 @@ def _in_this_process(
     lpm.bury()
     shared = settings.redis_url or read_stack(settings.data_dir).up
     worker = Worker(
-        settings, "cli", permit=fleet if shared else None, given=Errand(how, LiveSession(session))
+        settings,
+        "cli",
+        permit=fleet if shared else None,
+        given=FetchOptions(how, LiveSession(session)),
     )
     with terminated_by_signal():
         try:

@@ -1,4 +1,4 @@
-"""The requests of one page, each with its permit, and a process's own book about permits."""
+"""The requests of one page, each with its permit, and a process's own permits."""
 
 import asyncio
 import time
@@ -13,12 +13,12 @@ from crawler.fetch.budget import Budget
 from crawler.fetch.http import Request, RequestHook
 from crawler.fetch.robots import Robots
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import Outcome, Page, Rule, TaskStatus
-from crawler.resilience.keeper import Booking, Keeper
+from crawler.models import Outcome, Page, Rule, Task, TaskStatus
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import Ask, Report
-from crawler.scraping import pipeline
-from crawler.scraping.passage import Passage
+from crawler.resilience.permit_client import PermitClient, Reservation
+from crawler.scraping.pipeline import Attempt, FetchOptions
+from crawler.scraping.request_gate import RequestGate
 from crawler.sites.config import Site
 from tests.support.tasks import new, open_job
 from tests.support.tasks import page as answer
@@ -43,44 +43,44 @@ def clock() -> Clock:
     return Clock()
 
 
-def keeper(clock: Callable[[], float]) -> tuple[Keeper, MemoryPermit]:
-    """A process's book, and the permit behind it."""
+def permit_client(clock: Callable[[], float]) -> tuple[PermitClient, MemoryPermit]:
+    """A process's client, and the permit behind it."""
     permit = MemoryPermit("me", 5, clock=clock, fresh=False)
-    return Keeper(permit, clock=clock), permit
+    return PermitClient(permit, clock=clock), permit
 
 
 def test_a_domain_that_refused_is_not_asked_before_its_time(clock: Clock) -> None:
     """Until then it is closed, and the soonest of all closed ones is known."""
-    book, _ = keeper(clock)
+    client, _ = permit_client(clock)
     asks = [
         Ask(domain="a.example", rule=Rule(interval_s=1), wish=5),
         Ask(domain="b.example", rule=Rule(interval_s=5), wish=2),
     ]
 
-    first, second = book.book(asks)
+    first, second = client.reserve(asks)
 
     assert (len(first), len(second)) == (1, 1)
-    assert 0 < book.closed_s("a.example") < book.closed_s("b.example")
-    assert book.opens_s() == pytest.approx(book.closed_s("a.example"))
+    assert 0 < client.closed_s("a.example") < client.closed_s("b.example")
+    assert client.opens_s() == pytest.approx(client.closed_s("a.example"))
     assert (
-        book.refusal("b.example").wait_s > 4 > book.closed_s("b.example")
+        client.refusal("b.example").wait_s > 4 > client.closed_s("b.example")
     )  # it is looked at now and then
     clock.now += 60
-    assert (book.closed_s("a.example"), book.opens_s()) == (0.0, None)
+    assert (client.closed_s("a.example"), client.opens_s()) == (0.0, None)
 
 
 def test_a_place_that_falls_free_opens_its_domain(clock: Clock) -> None:
     """Where requests at a time are what limits, the end of one is the time to ask again."""
-    book, permit = keeper(clock)
+    client, permit = permit_client(clock)
     rule = Rule(at_a_time=2)
-    [booked] = book.book([Ask(domain="a.example", rule=rule, wish=5)])
+    [booked] = client.reserve([Ask(domain="a.example", rule=rule, wish=5)])
     assert len(booked) == 2
-    assert book.closed_s("a.example") > 0
+    assert client.closed_s("a.example") > 0
 
-    book.report(Report(domain="a.example", rule=rule, good=True))
-    book.flush()
+    client.report(Report(domain="a.example", rule=rule, good=True))
+    client.flush()
 
-    assert book.closed_s("a.example") == 0
+    assert client.closed_s("a.example") == 0
     assert permit.domains()[0].in_flight == 1
 
 
@@ -97,21 +97,21 @@ def test_ordinary_answers_of_a_domain_are_reported_as_one(clock: Clock) -> None:
     """All places are given back; a block, a slow answer and another domain keep words of their own,
     in order."""
     permit = Heard("me", 5, clock=clock, fresh=False)
-    book, rule = Keeper(permit, clock=clock), Rule(at_a_time=20)
-    book.book(
+    client, rule = PermitClient(permit, clock=clock), Rule(at_a_time=20)
+    client.reserve(
         [Ask(domain="a.example", rule=rule, wish=8), Ask(domain="b.example", rule=rule, wish=1)]
     )
     good = Report(domain="a.example", rule=rule, good=True, latency_s=0.2)
 
-    book.report(good)
-    book.report(Report(domain="b.example", rule=rule, good=True))
-    book.report(replace(good, latency_s=0.4))
-    book.report(replace(good, block="captcha", good=False))
-    book.report(good)
-    book.report(replace(good, latency_s=9.0))
-    book.report(good)
-    book.report(good)
-    book.flush()
+    client.report(good)
+    client.report(Report(domain="b.example", rule=rule, good=True))
+    client.report(replace(good, latency_s=0.4))
+    client.report(replace(good, block="captcha", good=False))
+    client.report(good)
+    client.report(replace(good, latency_s=9.0))
+    client.report(good)
+    client.report(good)
+    client.flush()
 
     told = [
         (each.domain, each.slots, each.block, round(each.latency_s, 3)) for each in permit.heard
@@ -133,44 +133,60 @@ def test_ordinary_answers_of_a_domain_are_reported_as_one(clock: Clock) -> None:
 def test_limits_by_address_have_a_name_of_their_own(clock: Clock) -> None:
     """Two addresses of a fleet do not count for each other."""
     permit = MemoryPermit("me", 5, clock=clock, fresh=False)
-    book = Keeper(permit, key=lambda domain: f"{domain}@10.0.0.1", clock=clock)
+    client = PermitClient(permit, key=lambda domain: f"{domain}@10.0.0.1", clock=clock)
 
-    [[booking]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND)])
-    book.report(Report(domain="a.example", rule=TEN_A_SECOND))
-    book.flush()
+    [[reservation]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    client.report(Report(domain="a.example", rule=TEN_A_SECOND))
+    client.flush()
 
-    assert booking.domain == "a.example"
+    assert reservation.domain == "a.example"
     assert [domain.domain for domain in permit.domains()] == ["a.example@10.0.0.1"]
 
 
-def passage(book: Keeper, booking: Booking | None, begun: list[str]) -> Passage:
+def gate(client: PermitClient, reservation: Reservation | None, begun: list[str]) -> RequestGate:
     """A page of a.example, whose hops are booked as they come."""
 
-    async def more(ask: Ask) -> Booking:
-        [booked] = book.book([ask])
+    async def more(ask: Ask) -> Reservation:
+        [booked] = client.reserve([ask])
         if not booked:
-            raise book.refusal(ask.domain)
+            raise client.refusal(ask.domain)
         return booked[0]
 
-    return Passage(
+    return RequestGate(
         "a.example",
         "https://a.example/",
-        booking,
+        reservation,
         TEN_A_SECOND,
         lambda domain: TEN_A_SECOND,
         more,
-        book,
+        client,
         lambda: begun.append("begun"),
     )
+
+
+def outcome(status: int | None = None, block: str = "") -> Outcome:
+    """How a page of a.example ended: with an answer of that status, or with none."""
+    url = "https://a.example/"
+    task = Task(
+        id=1, task_id="t", url=url, domain="a.example", queue="default", priority=5, fence=1,
+        attempts=0, failures=0, loopback=False, job_id=None, job_size=None,
+    )  # fmt: skip
+    page = None
+    if status:
+        page = Page(
+            url=url, final_url=url, status=status, reason="", headers=(), body=b"", raw=b"",
+            fetched_at=0.0, fetch_s=0.0,
+        )  # fmt: skip
+    return Outcome(task=task, status=TaskStatus.FAILED, worker="me", page=page, block=block)
 
 
 def test_every_request_is_booked_and_noted() -> None:
     """The first uses what was booked for the page; a redirect takes its own, at another domain a
     place, too."""
-    book, permit = keeper(time.monotonic)
-    [[booking]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    client, permit = permit_client(time.monotonic)
+    [[reservation]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
     begun: list[str] = []
-    page = passage(book, booking, begun)
+    page = gate(client, reservation, begun)
 
     async def go() -> None:
         for url in ("http://a.example/", "http://a.example/2", "http://b.example/"):
@@ -179,9 +195,8 @@ def test_every_request_is_booked_and_noted() -> None:
 
     began = time.monotonic()
     asyncio.run(go())
-    page.good = True
-    page.close()
-    book.flush()
+    page.close(outcome(200))
+    client.flush()
 
     assert [sent.domain for sent in page.sent] == ["a.example", "a.example", "b.example"]
     assert page.sent[1].began - page.sent[0].began >= 0.09
@@ -195,25 +210,25 @@ def test_a_page_that_was_never_asked_for_gives_its_booking_back() -> None:
     can be given back."""
     ask = Ask(domain="a.example", rule=TEN_A_SECOND, ahead_s=10)
     for latest in (True, False):
-        book, permit = keeper(Clock())
-        book.book([ask])
-        [[booking]] = book.book([ask])
+        client, permit = permit_client(Clock())
+        client.reserve([ask])
+        [[reservation]] = client.reserve([ask])
         if not latest:
-            book.book([ask])
-        passage(book, booking, []).close()
-        book.flush()
-        [[again]] = book.book([ask])
+            client.reserve([ask])
+        gate(client, reservation, []).close(outcome())
+        client.flush()
+        [[again]] = client.reserve([ask])
 
-        assert (again.at == pytest.approx(booking.at)) is latest
+        assert (again.at == pytest.approx(reservation.at)) is latest
         assert permit.domains()[0].in_flight == 2 + (not latest)
 
 
 def test_a_request_that_is_late_is_booked_anew() -> None:
     """What was booked for a moment that has passed does not go out together with those behind
     it."""
-    book, _ = keeper(time.monotonic)
-    [[booking]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND)])
-    page = passage(book, booking, [])
+    client, _ = permit_client(time.monotonic)
+    [[reservation]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    page = gate(client, reservation, [])
 
     async def go() -> None:
         time.sleep(0.05)  # noqa: ASYNC251 - the loop is to stand still
@@ -222,23 +237,30 @@ def test_a_request_that_is_late_is_booked_anew() -> None:
 
     asyncio.run(go())
     assert page.sent[0].began > 0
-    [[following]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND, ahead_s=5)])
-    assert following.at - booking.at > 0.2
+    [[following]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND, ahead_s=5)])
+    assert following.at - reservation.at > 0.2
 
 
 def test_a_late_request_goes_where_few_can_be_late_together() -> None:
     """At a rate that gives more in the time of grace than may be under way at all, nothing is
     booked anew."""
     fast = Rule(interval_s=0.0001, at_a_time=10)
-    book, _ = keeper(time.monotonic)
-    [[booking]] = book.book([Ask(domain="a.example", rule=fast)])
-    late = replace(booking, at=booking.at - 1)
+    client, _ = permit_client(time.monotonic)
+    [[reservation]] = client.reserve([Ask(domain="a.example", rule=fast)])
+    late = replace(reservation, at=reservation.at - 1)
 
-    async def more(ask: Ask) -> Booking:
+    async def more(ask: Ask) -> Reservation:
         raise AssertionError("it was booked anew")
 
-    page = Passage(
-        "a.example", "https://a.example/", late, fast, lambda domain: fast, more, book, lambda: None
+    page = RequestGate(
+        "a.example",
+        "https://a.example/",
+        late,
+        fast,
+        lambda domain: fast,
+        more,
+        client,
+        lambda: None,
     )
 
     async def ask() -> None:
@@ -251,9 +273,9 @@ def test_a_late_request_goes_where_few_can_be_late_together() -> None:
 
 def test_a_hop_that_cannot_be_had_is_not_a_failure() -> None:
     """The domain's own word is passed on."""
-    book, permit = keeper(time.monotonic)
+    client, permit = permit_client(time.monotonic)
     permit.report([Report(domain="b.example", rule=TEN_A_SECOND, slots=0, retry_after_s=600)])
-    page = passage(book, None, [])
+    page = gate(client, None, [])
 
     async def go() -> None:
         async with page.request("http://b.example/"):
@@ -269,26 +291,26 @@ def test_a_hop_that_cannot_be_had_is_not_a_failure() -> None:
 def test_a_late_request_elsewhere_keeps_one_place_and_gives_it_back(refused: bool) -> None:
     """However often it must be booked anew, and also where that is refused in the end, no place is
     left behind."""
-    book, permit = keeper(time.monotonic)
+    client, permit = permit_client(time.monotonic)
     asks: list[Ask] = []
 
-    async def more(ask: Ask) -> Booking:
+    async def more(ask: Ask) -> Reservation:
         asks.append(ask)
         if refused and len(asks) == 2:
             raise NotNow(ask.domain, "open", 30.0)
-        [booked] = book.book([ask])
+        [booked] = client.reserve([ask])
         if len(asks) == 1:
             time.sleep(0.05)  # noqa: ASYNC251 - the loop is to stand still
         return booked[0]
 
-    page = Passage(
+    page = RequestGate(
         "a.example",
         "https://a.example/",
         None,
         TEN_A_SECOND,
         lambda domain: TEN_A_SECOND,
         more,
-        book,
+        client,
         lambda: None,
     )
 
@@ -301,7 +323,7 @@ def test_a_late_request_elsewhere_keeps_one_place_and_gives_it_back(refused: boo
             asyncio.run(go())
     else:
         asyncio.run(go())
-    book.flush()
+    client.flush()
 
     assert len(asks) == 2
     assert permit.domains()[0].in_flight == 0
@@ -309,10 +331,10 @@ def test_a_late_request_elsewhere_keeps_one_place_and_gives_it_back(refused: boo
 
 def test_each_domain_hears_of_its_own_delay_and_answer() -> None:
     """A Crawl-delay is its host's, and a domain that answered with a redirect has answered."""
-    book, permit = keeper(time.monotonic)
+    client, permit = permit_client(time.monotonic)
     permit.report([Report(domain="a.example", rule=TEN_A_SECOND, slots=0, block="http_503")] * 2)
-    [[booking]] = book.book([Ask(domain="a.example", rule=TEN_A_SECOND)])
-    page = passage(book, booking, [])
+    [[reservation]] = client.reserve([Ask(domain="a.example", rule=TEN_A_SECOND)])
+    page = gate(client, reservation, [])
 
     async def go() -> None:
         page.obey("http://a.example/", 0.0)
@@ -323,9 +345,8 @@ def test_each_domain_hears_of_its_own_delay_and_answer() -> None:
             pass
 
     asyncio.run(go())
-    page.good, page.block = False, "captcha"
-    page.close()
-    book.flush()
+    page.close(outcome(503, block="captcha"))
+    client.flush()
 
     known = {domain.domain: domain for domain in permit.domains()}
     assert (known["a.example"].failures, known["a.example"].crawl_delay_s) == (0, 0.0)
@@ -336,20 +357,20 @@ def test_a_domain_is_not_told_that_this_process_kept_the_page_waiting(clock: Clo
     """What a request took is noted without the wait of its page for a turn: that slows no domain
     down."""
     waited = [0.0]
-    book, _ = keeper(clock)
+    client, _ = permit_client(clock)
     rule = Rule()
     about = ("a.example", "https://a.example/", None, rule, lambda domain: rule)
-    passage = Passage(*about, _no_booking, book, lambda: None, lambda: waited[0])
+    page = RequestGate(*about, _no_booking, client, lambda: None, lambda: waited[0])
 
     async def work() -> None:
-        async with passage.request("https://a.example/"):
+        async with page.request("https://a.example/"):
             waited[0] += 100.0
 
     asyncio.run(work())
-    assert passage.sent[0].seconds < 0
+    assert page.sent[0].seconds < 0
 
 
-async def _no_booking(ask: Ask) -> Booking:
+async def _no_booking(ask: Ask) -> Reservation:
     raise AssertionError(f"nothing is to be booked, and {ask} was")
 
 
@@ -363,29 +384,31 @@ def test_a_page_that_waits_for_its_permit_hears_of_a_raised_limit(
 ) -> None:
     """What was booked for a minute later is dropped, the page goes on under the new limit, and no
     place is left behind."""
-    book, permit = keeper(time.monotonic)
+    client, permit = permit_client(time.monotonic)
     domain = "b.example" if elsewhere else "a.example"
     for _ in range(2):
-        book.book([Ask(domain=domain, rule=ONE_A_MINUTE, ahead_s=180, slots=False, job="mine")])
+        client.reserve(
+            [Ask(domain=domain, rule=ONE_A_MINUTE, ahead_s=180, slots=False, job="mine")]
+        )
     until: list[float | None] = []
 
-    async def more(ask: Ask) -> Booking:
-        [booked] = book.book([replace(ask, job="mine")])
+    async def more(ask: Ask) -> Reservation:
+        [booked] = client.reserve([replace(ask, job="mine")])
         if not booked:
-            raise book.refusal(ask.domain)
+            raise client.refusal(ask.domain)
         return booked[0]
 
     async def now(domain: str) -> Rule:
         return raised
 
-    page = Passage(
+    page = RequestGate(
         "a.example",
         "https://a.example/",
         None,
         ONE_A_MINUTE,
         lambda domain: ONE_A_MINUTE,
         more,
-        book,
+        client,
         lambda: None,
         rule_now=now,
         waits=until.append,
@@ -397,8 +420,8 @@ def test_a_page_that_waits_for_its_permit_hears_of_a_raised_limit(
 
     began = time.monotonic()
     asyncio.run(asyncio.wait_for(go(), 60))
-    page.close()
-    book.flush()
+    page.close(outcome())
+    client.flush()
 
     assert until[0] is not None
     assert until[0] - began > 100, "it was booked behind the others"
@@ -408,20 +431,20 @@ def test_a_page_that_waits_for_its_permit_hears_of_a_raised_limit(
 
 def test_a_page_that_waits_for_its_permit_goes_at_its_time_where_the_limit_stays() -> None:
     """Looking at the limit costs no booking, and others see that it waits."""
-    book, _ = keeper(time.monotonic)
+    client, _ = permit_client(time.monotonic)
     rule = Rule(interval_s=3.0)
-    book.book([Ask(domain="a.example", rule=rule)])
+    client.reserve([Ask(domain="a.example", rule=rule)])
     until: list[float | None] = []
 
-    async def more(ask: Ask) -> Booking:
-        [[booked]] = book.book([ask])
+    async def more(ask: Ask) -> Reservation:
+        [[booked]] = client.reserve([ask])
         return booked
 
     async def now(domain: str) -> Rule:
         return rule
 
-    about = ("a.example", "https://a.example/", None, rule, lambda domain: rule, more, book)
-    page = Passage(*about, lambda: None, rule_now=now, waits=until.append)
+    about = ("a.example", "https://a.example/", None, rule, lambda domain: rule, more, client)
+    page = RequestGate(*about, lambda: None, rule_now=now, waits=until.append)
 
     async def go() -> None:
         for path in ("robots.txt", "page"):
@@ -435,10 +458,10 @@ def test_a_page_that_waits_for_its_permit_goes_at_its_time_where_the_limit_stays
     assert [at for at in until if at is not None]
 
 
-async def _walk(gate: RequestHook, *urls: str) -> Page:
+async def _walk(hook: RequestHook, *urls: str) -> Page:
     """Ask for one URL after the other."""
     for url in urls:
-        async with gate(url):
+        async with hook(url):
             pass
     return answer()
 
@@ -447,34 +470,36 @@ def test_only_the_domain_that_asks_for_a_pause_is_paused(tmp_path: Path) -> None
     """Where a page leads to a closed domain, or to one whose robots.txt is in trouble, its own
     domain has said nothing, and goes on."""
     for closed in (True, False):
-        book, permit = keeper(time.monotonic)
+        client, permit = permit_client(time.monotonic)
         if closed:
             pause = Report(domain="b.example", rule=TEN_A_SECOND, slots=0, retry_after_s=600)
             permit.report([pause])
-        page = passage(book, None, [])
+        page = gate(client, None, [])
         lpm = LocalPersistenceManager(tmp_path / str(closed))
         lpm.persist_tasks([new("https://a.example/")], job=open_job(lpm))
         [task] = lpm.get_next_pending("owner", 1)
         lpm.close()
 
-        async def fetch(request: Request, gate: RequestHook) -> Page:
+        async def fetch(request: Request, hook: RequestHook) -> Page:
             if request.url.endswith("/robots.txt"):
                 status = 503 if "b.example" in request.url else 404
-                return replace(await _walk(gate, request.url), status=status)
-            return await _walk(gate, "https://a.example/", "https://b.example/")
+                return replace(await _walk(hook, request.url), status=status)
+            return await _walk(hook, "https://a.example/", "https://b.example/")
 
         ended = asyncio.run(
-            pipeline.scrape(
-                pipeline.Order(task=task, site=SITE, rule=TEN_A_SECOND),
-                fetch,
-                page,
-                Robots(tmp_path / f"robots-{closed}"),
+            Attempt(
+                task,
+                SITE,
+                FetchOptions(),
+                fetch=fetch,
+                gate=page,
+                robots=Robots(tmp_path / f"robots-{closed}"),
                 worker="me",
                 budget=Budget(),
-            )
+            ).run()
         )
-        page.close()
-        book.flush()
+        page.close(ended)
+        client.flush()
 
         known = {each.domain: each for each in permit.domains()}
         assert ended.error_type == ("refused_on_the_way" if closed else "robots_unreachable")
@@ -493,22 +518,24 @@ def test_a_page_does_not_pay_for_the_robots_txt_that_another_asked_for(tmp_path:
     lpm.close()
     asked: list[str] = []
 
-    async def fetch(request: Request, gate: RequestHook) -> Page:
-        page = await _walk(gate, request.url)
+    async def fetch(request: Request, hook: RequestHook) -> Page:
+        page = await _walk(hook, request.url)
         asked.append(request.url)
         return replace(page, status=503)
 
     async def both() -> list[Outcome]:
-        book, _ = keeper(time.monotonic)
+        client, _ = permit_client(time.monotonic)
         return [
-            await pipeline.scrape(
-                pipeline.Order(task=task, site=SITE, rule=TEN_A_SECOND),
-                fetch,
-                passage(book, None, []),
-                robots,
+            await Attempt(
+                task,
+                SITE,
+                FetchOptions(),
+                fetch=fetch,
+                gate=gate(client, None, []),
+                robots=robots,
                 worker="me",
                 budget=Budget(),
-            )
+            ).run()
             for task in tasks
         ]
 

@@ -1,0 +1,232 @@
+"""The requests of one page: each waits for its own permit, and each is noted."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any
+
+from crawler import urls
+from crawler.errors import FetchError, NotNow, OwnShortage
+from crawler.judge import speaks_against_domain
+from crawler.models import Outcome, Rule, Sent
+from crawler.resilience.permit import LATE_S, NOTICE_S, Ask, Report
+from crawler.resilience.permit_client import PermitClient, Reservation
+
+MAX_HOP_WAIT_S = 120.0
+"""How long a page that has begun may wait for its next permit. Other pages wait in the ledger."""
+LOOK_S = 2.0
+"""How often a page that waits for its permit looks whether its job's limit was raised."""
+_BUSY = frozenset({"rate", "at a time", "just begun"})
+_NEVER_SENT = frozenset({"forbidden_address", "bad_request", "bad_url", "dns"})
+"""Reasons for which nothing has reached the domain."""
+
+Reserve = Callable[[Ask], Awaitable[Reservation]]
+"""Reserves one request; raises `NotNow` if the domain refuses."""
+Check = Callable[[str], Awaitable[None]]
+"""Raises if a URL must not be fetched."""
+
+
+class RequestGate:
+    """Lets the requests of one page pass, beginning with the one that was reserved for it.
+
+    It is closed once, with the outcome of the page.
+    """
+
+    def __init__(
+        self,
+        domain: str,
+        url: str,
+        reservation: Reservation | None,
+        rule: Rule,
+        rule_of: Callable[[str], Rule],
+        reserve: Reserve,
+        permits: PermitClient,
+        begin: Callable[[], None],
+        waited_s: Callable[[], float] = lambda: 0.0,
+        rule_now: Callable[[str], Awaitable[Rule]] | None = None,
+        waits: Callable[[float | None], None] = lambda until: None,
+    ) -> None:
+        self._domain, self._url, self._reservation = domain, url, reservation
+        self._holds_place = reservation is not None
+        self._rules, self._rule_of = {domain: rule}, rule_of
+        self._reserve, self._permits = reserve, permits
+        self.begin: Callable[[], None] | None = begin
+        """Called once, with the page's first request."""
+        self.waited_s = waited_s
+        """How long this process kept the page waiting: no domain is slowed down for that."""
+        self._rule_now = rule_now
+        self.waits = waits
+        """Told until when the next request waits for its permit, and None when it goes out; times
+        are those of `time.monotonic`."""
+        self.sent: list[Sent] = []
+        self._delays: dict[str, float] = {}
+        self._pauses: dict[str, tuple[float, str]] = {}
+
+    def request(self, url: str, check: Check | None = None) -> "_Request":
+        """Run `check`, wait for a permit, and note the request. It is a `RequestHook`."""
+        return _Request(self, url, check)
+
+    def rule(self, domain: str) -> Rule:
+        """Return the limits on a domain."""
+        if domain not in self._rules:
+            self._rules[domain] = self._rule_of(domain)
+        return self._rules[domain]
+
+    def domain_of(self, url: str) -> str:
+        """Return the domain whose limits apply to a URL."""
+        if url == self._url:
+            return self._domain
+        return urls.parse(url).domain
+
+    def end_request(self, domain: str) -> None:
+        """Free the place of a request that has ended; the page's own is kept till `close`."""
+        if domain != self._domain and (rule := self.rule(domain)).limited:
+            self._permits.report(Report(domain=domain, rule=rule))
+
+    def obey(self, url: str, crawl_delay_s: float) -> None:
+        """Note the Crawl-delay of a URL's host, or that it has none."""
+        domain = self.domain_of(url)
+        self._delays[domain] = max(self._delays.get(domain, -1.0), crawl_delay_s or -1.0)
+
+    def pause(self, url: str, seconds: float, because: str) -> None:
+        """Note that nothing may go to a URL's domain for so long, and why."""
+        self._pauses[self.domain_of(url)] = (seconds, because)
+
+    async def wait(self, domain: str, rule: Rule) -> None:
+        """Reserve a request and wait for its start. At another domain it takes a place, which
+        `end_request` frees."""
+        reservation = None
+        if self._reservation is not None and self._reservation.domain == domain:
+            reservation, self._reservation = self._reservation, None
+        elsewhere, holds_place, late_s = domain != self._domain, False, LATE_S
+        if rule.at_a_time and rule.at_a_time * rule.interval_s <= LATE_S:
+            # All that can be late together are no more than what the rate allows in that time.
+            late_s = MAX_HOP_WAIT_S
+        try:
+            while True:
+                if reservation is None:
+                    slots = elsewhere and not holds_place
+                    reservation = await self._reserve_patiently(domain, rule, slots)
+                    holds_place = elsewhere
+                raised = await self._sleep_until(reservation)
+                if raised is not None:
+                    if not raised.limited:
+                        return
+                    rule = self._rules[domain] = raised
+                    reservation = None
+                    continue
+                if time.monotonic() - reservation.at <= late_s:
+                    return
+                # A late request could go out together with those behind it. Where this process is
+                # always late, it may go in the end.
+                reservation, late_s = None, 2 * late_s
+        except BaseException:
+            if holds_place:
+                self._permits.report(Report(domain=domain, rule=rule))
+            raise
+
+    async def _sleep_until(self, reservation: Reservation) -> Rule | None:
+        """Wait for a reservation's start. If the job's limit was raised meanwhile, return the new
+        one: the reservation is dropped."""
+        while self._rule_now and (ahead_s := reservation.at - time.monotonic()) > NOTICE_S:
+            self.waits(reservation.at)
+            await asyncio.sleep(min(ahead_s - NOTICE_S / 2, LOOK_S))
+            rule = await self._rule_now(reservation.domain)
+            if rule.interval_s < reservation.rule.interval_s:
+                return rule
+        if (ahead_s := reservation.at - time.monotonic()) > 0:
+            await asyncio.sleep(ahead_s)
+        return None
+
+    async def _reserve_patiently(self, domain: str, rule: Rule, slots: bool) -> Reservation:
+        """Reserve. If the domain is only busy, try for a while: else the page would start over."""
+        ahead_s = max(MAX_HOP_WAIT_S, 3 * rule.interval_s)
+        ask = Ask(domain=domain, rule=rule, ahead_s=ahead_s, slots=slots)
+        end = time.monotonic() + MAX_HOP_WAIT_S
+        while True:
+            try:
+                return await self._reserve(ask)
+            except NotNow as refusal:
+                if refusal.why not in _BUSY or time.monotonic() + refusal.wait_s > end:
+                    raise
+                await asyncio.sleep(refusal.wait_s)
+
+    def close(self, outcome: Outcome) -> None:
+        """Report the outcome to the domain of the last request; the others have answered."""
+        asked = {sent.domain: sent for sent in self.sent}
+        for domain in {self._domain, *self._delays, *self._pauses, *asked}:
+            rule = self.rule(domain)
+            if not rule.limited:
+                continue
+            told: dict[str, Any] = {}
+            if domain in asked and asked[domain] is self.sent[-1]:
+                told = _told(outcome, asked[domain])
+            elif domain in asked:
+                told = {"good": True}
+            if domain in self._pauses:
+                told["retry_after_s"], told["because"] = self._pauses[domain]
+            own, reserved = domain == self._domain, self._reservation
+            unused = own and reserved is not None and self._permits.is_latest(reserved)
+            report = Report(
+                domain=domain,
+                rule=rule,
+                slots=int(own and self._holds_place),
+                crawl_delay_s=self._delays.get(domain, 0.0),
+                unused=int(unused),
+                **told,
+            )
+            self._permits.report(report)
+
+
+def _told(outcome: Outcome, last: Sent) -> dict[str, Any]:
+    """What the outcome of a page says about the domain of its last request."""
+    return {
+        "good": outcome.page and outcome.page.status < 500,
+        "block": outcome.block,
+        "again": speaks_against_domain(outcome.task.error_type),
+        "latency_s": last.seconds,
+        "retry_after_s": outcome.retry_after_s,
+    }
+
+
+class _Request:
+    """One request in flight; not a generator, for speed."""
+
+    def __init__(self, gate: RequestGate, url: str, check: Check | None) -> None:
+        self._gate, self._url, self._check = gate, url, check
+        self._number, self._since, self._waited_s = 0, 0.0, 0.0
+
+    async def __aenter__(self) -> None:
+        gate = self._gate
+        if self._check:
+            await self._check(self._url)
+        domain = gate.domain_of(self._url)
+        rule = gate.rule(domain)
+        if rule.limited:
+            await gate.wait(domain, rule)
+        if begin := gate.begin:
+            gate.begin = None
+            begin()
+        else:
+            gate.waits(None)
+        self._number, self._waited_s = len(gate.sent), gate.waited_s()
+        self._since = time.monotonic()
+        gate.sent.append(Sent(domain, time.time(), 0.0))
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Note how long it took, or that it was never sent."""
+        gate, sent = self._gate, self._gate.sent[self._number]
+        never_sent = isinstance(error, FetchError) and error.reason in _NEVER_SENT
+        if never_sent or (isinstance(error, OwnShortage) and error.unsent):
+            del gate.sent[self._number]
+        else:
+            waited_s = gate.waited_s() - self._waited_s
+            seconds = round(time.monotonic() - self._since - waited_s, 4)
+            gate.sent[self._number] = Sent(sent.domain, round(sent.began, 4), seconds)
+        gate.end_request(sent.domain)
