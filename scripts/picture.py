@@ -13,9 +13,10 @@ from pathlib import Path
 
 COLUMNS, ROWS, LIMIT_S = 110, 40, 600
 CHARACTER_WIDTH, LINE_HEIGHT, MARGIN = 8.4, 19, 16
-STYLE = "font: 14px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; white-space: pre"
+STYLE = "font: 14px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 BACKGROUND, FOREGROUND = "#14181f", "#d7dde5"
 PALETTE = {31: "#e06c75", 32: "#98c379", 33: "#e5c07b", 34: "#61afef", 36: "#56b6c2", 70: "#98c379"}
+NO_BREAK = "\xa0"  # renderers fold spaces
 ESCAPE = re.compile(r"\x1b\[([\d;]*)m")
 
 
@@ -39,7 +40,7 @@ def drawn(line: str) -> str:
     for match in [*ESCAPE.finditer(line), None]:
         text = line[at : match.start() if match else None]
         if text:
-            spans.append(f'<tspan fill="{colour}">{escape(text)}</tspan>')
+            spans.append(f'<tspan fill="{colour}">{escape(text).replace(" ", NO_BREAK)}</tspan>')
         if match:
             codes = [int(code or 0) for code in match[1].split(";")]
             colour = PALETTE.get(codes[-1], FOREGROUND)
@@ -55,7 +56,9 @@ def picture(lines: list[str]) -> str:
         f'<text x="{MARGIN}" y="{MARGIN + LINE_HEIGHT * (at + 0.75):g}">{drawn(line)}</text>'
         for at, line in enumerate(lines)
     ]
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" xml:space="preserve" viewBox="0 0 {width} {height}" width="{width}">'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">'
+    )
     board = f'<rect width="{width}" height="{height}" rx="8" fill="{BACKGROUND}"/>'
     return "\n".join([head, board, f'<g style="{STYLE}">', *texts, "</g></svg>", ""])
 
