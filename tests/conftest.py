@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from tests.support import browser
 from tests.support.pages import Pages
@@ -61,8 +62,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 
 @pytest.fixture(scope="session")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A private Valkey for the whole run; each test that uses it empties it first."""
+def _redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from crawler.config import Settings
     from crawler.orchestrator import Orchestrator
     from crawler.process import read_stack
@@ -71,3 +71,11 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with Orchestrator(Settings(data_dir=data)) as stack:
         stack.start_redis()
         yield str(read_stack(data).redis_url)
+
+
+@pytest.fixture
+def redis_url(_redis_url: str) -> str:
+    """A private Valkey for the whole run, emptied for each test."""
+    with redis.Redis.from_url(_redis_url) as client:
+        client.flushall()
+    return _redis_url
