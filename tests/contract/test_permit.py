@@ -40,9 +40,9 @@ Fleets = Callable[[], Fleet]
 
 
 @pytest.fixture(scope="session", params=["redis", "memory"])
-def fleets(request: pytest.FixtureRequest, redis_url: str) -> Fleets:
+def fleets(request: pytest.FixtureRequest, _redis_url: str) -> Fleets:
     """A maker of fleets whose books are empty."""
-    url = redis_url if request.param == "redis" else None
+    url = _redis_url if request.param == "redis" else None
     return lambda: Fleet(url)
 
 
