@@ -70,17 +70,19 @@ def hold(db: Database, ids: Sequence[int], now: float) -> list[int]:
     page_of = dict(db.all(f"SELECT t.id, {_PAGE} {_AMONG}", (_json(candidates),)))
     in_flight = {page for (page,) in db.all(f"SELECT {_PAGE} FROM tasks t WHERE {_IN_FLIGHT}")}
     until = now + WAIT_S
+    due = f"x.not_before < {until!r} AND {_NO_OTHER_WAIT}"
     chosen: list[int] = []
+    others: list[int] = []
     for id_ in ids:
         page = page_of.get(id_)
-        if page is None:
-            chosen.append(id_)
-        elif page in in_flight:
-            _wait(db, [id_], until)
-        else:
+        if page in in_flight:
+            others.append(id_)
+            continue
+        chosen.append(id_)
+        if page is not None:
             in_flight.add(page)
-            chosen.append(id_)
-            _wait(db, _pending(db, id_, f"x.not_before < {until!r} AND {_NO_OTHER_WAIT}"), until)
+            others += _pending(db, id_, due)
+    _wait(db, others, until)
     return chosen
 
 
@@ -149,11 +151,11 @@ def _pending(db: Database, id_: int, condition: str, limit: int = MAX_HELD) -> l
     ]
 
 
-def _wait(db: Database, ids: Sequence[int] | set[int], until: float) -> None:
+def _wait(db: Database, ids: Sequence[int], until: float) -> None:
     if ids:
         db.execute(
             "UPDATE tasks SET not_before = ? WHERE id IN (SELECT value FROM json_each(?)) AND status = 'pending'",
-            (until, _json(list(ids))),
+            (until, _json(ids)),
         )
 
 

@@ -3,6 +3,7 @@
 import re
 import sys
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ _STEP = 1 << 16  # output of a decoder per step: the most by which a bomb oversh
 _ZSTD_WINDOW_LOG = 23  # as RFC 9659 allows
 
 
-class _Decoder:
+class _Decoder(ABC):
     """Undoes one content coding."""
 
     window = 1 << 15  # maximum bytes of its own output that it keeps
@@ -34,11 +35,13 @@ class _Decoder:
         self._inner = self._new()
         self._pieces = 1
 
+    @abstractmethod
     def _new(self) -> Any:
-        raise NotImplementedError
+        """Return a decompressor for the next piece."""
 
+    @abstractmethod
     def decode(self, data: bytes) -> Iterator[bytes]:
-        raise NotImplementedError
+        """Yield what the next bytes stand for, in steps."""
 
     def is_complete(self) -> bool:
         return bool(self._inner.eof)
