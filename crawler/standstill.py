@@ -464,19 +464,18 @@ class Standstill:
             self._done, self._since = done, now
         still_s = now - self._since
         is_still = still_s >= self._still_s
-        if not self._at_once and not is_still:
+        if not books.open or not (self._at_once or is_still):
             self._found, self._next_look = [], 0.0
         elif now - self._began < self._still_s:
-            self._found = []
-            if books.open:
-                self._found = self._waits.plain(self._job)
+            self._found = self._waits.plain(self._job)
         elif now >= self._next_look:
-            found = self._waits.of(self._job, books, still_s)
-            passing = ("retry", "page")  # while others go on, these are nothing to speak of
-            self._found = [wait for wait in found if is_still or wait.kind not in passing]
+            self._found = self._waits.of(self._job, books, still_s)
             took_s = time.monotonic() - now
             self._next_look = now + max(self._look_s, MIN_PAUSE_TIMES * took_s)
-        return self._found
+        if is_still:
+            return self._found
+        # While tasks end, single retries and pages in flight are nothing to speak of.
+        return [wait for wait in self._found if wait.kind not in ("retry", "page")]
 
     def reason(self, books: Books) -> str:
         """Return the weightiest as a line, with the number of others."""

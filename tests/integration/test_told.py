@@ -147,6 +147,8 @@ def test_what_is_still_so_is_not_called_over_because_pages_come(tmp_path: Path) 
     before = waiting.asked
     wait_for(lambda: moving() and waiting.asked > before, 20, "another look")
     assert moving() == "Redis does not answer"
+    ended = Books(accepted=10**6, completed=10**6)
+    assert standstill.reason(ended) == ""
     waiting.found = []
     wait_for(lambda: not moving(), 20, "its end")
 
