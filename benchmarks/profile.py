@@ -32,9 +32,9 @@ PEERS = WORK / "peers" / "bin" / "python"
 STAGES: dict[str, tuple[str, ...]] = {
     "claim": ("crawler.worker.Worker._claim_now",),
     "permit": (
-        "crawler.resilience.permit_client.PermitClient.reserve",
-        "crawler.resilience.permit_client.PermitClient.flush",
-        "crawler.resilience.permit_client.PermitClient.report",
+        "crawler.resilience.permit.PermitClient.reserve",
+        "crawler.resilience.permit.PermitClient.flush",
+        "crawler.resilience.permit.PermitClient.report",
         "crawler.scraping.request_gate.RequestGate.request",
         "crawler.scraping.request_gate.RequestGate.close",
     ),

@@ -33,8 +33,7 @@ from crawler.fetch.session import Sessions
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import Outcome, Rule, Task, TaskStatus
 from crawler.resilience.memory import MemoryPermit
-from crawler.resilience.permit import LEASE_S, Ask, Permit, Report
-from crawler.resilience.permit_client import PermitClient, Reservation
+from crawler.resilience.permit import LEASE_S, Ask, Permit, PermitClient, Report, Reservation
 from crawler.scraping.pipeline import Attempt, FetchOptions
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites import config as sites

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from selectolax.lexbor import LexborHTMLParser
 
 from crawler.fetch.budget import Budget
-from crawler.judge import phrases, rules, vendors
+from crawler.judge import marks, rules
 from crawler.judge.sight import RICH, glance, look
 from crawler.judge.verdict import DECISIONS, Verdict, decided, speaks_against_domain
 from crawler.models import Page
@@ -30,7 +30,7 @@ def judge(
     """
     status = page.status
     headers = {name.lower(): value for name, value in page.headers}
-    if status not in _GONE and not vendors.HEADER_NAMES.isdisjoint(headers):
+    if status not in _GONE and not marks.HEADER_NAMES.isdisjoint(headers):
         found = rules.by_header(headers)
         if found:
             return _with_status(found, status)
@@ -55,7 +55,7 @@ def _found(
     # A page that is rich only because of its links may still be a login form.
     innocent = sight.own >= RICH or b"password" not in html
     good = 200 <= page.status < 300 and sight.rich and innocent
-    if good and not phrases.is_odd(" | ".join(sight.lines)):
+    if good and not marks.is_odd(" | ".join(sight.lines)):
         return _GOOD
     case = rules.Case.of(page, headers, html, tree, look(tree, sight, budget), budget)
     return rules.of_page(case, budget)

@@ -8,8 +8,8 @@ import msgspec
 from selectolax.lexbor import LexborHTMLParser
 
 from crawler.fetch.budget import Budget
-from crawler.judge import phrases, vendors
-from crawler.judge.phrases import holds, says_only
+from crawler.judge import marks
+from crawler.judge.marks import holds, says_only
 from crawler.judge.sight import Sight, beginning, squashed
 from crawler.judge.verdict import Verdict, decided
 from crawler.models import Page
@@ -146,7 +146,7 @@ def _quoted(what: str, text: str) -> str:
 
 def by_header(headers: dict[str, str]) -> Verdict | None:
     """Return what the headers alone decide."""
-    for mark, evidence in vendors.by_header(headers):
+    for mark, evidence in marks.by_header(headers):
         return decided(mark.name, evidence, vendor=mark.vendor)
     return None
 
@@ -159,19 +159,19 @@ def of_text(page: Page, headers: dict[str, str]) -> Verdict | None:
         return None
     words = squashed(page.body.decode("utf-8", "replace"))
     good = 200 <= page.status < 300
-    for mark, evidence in (*vendors.by_markup(words, ""), *vendors.by_words(words)):
+    for mark, evidence in (*marks.by_markup(words, ""), *marks.by_words(words)):
         if not good or mark.name == "captcha":
             return decided(mark.name, evidence, vendor=mark.vendor)
     if page.status == 429:
         return decided("rate_limited")
     if good and "json" not in kind and len(words) <= BRIEF:
-        for name, wanted in (("rate_limited", phrases.RATE_LIMITED), ("error_page", _TRACE_SIGNS)):
+        for name, wanted in (("rate_limited", marks.RATE_LIMITED), ("error_page", _TRACE_SIGNS)):
             if holds(words[:60], wanted):
                 return decided(name, _quoted("its whole text begins with", words))
     return None
 
 
-_TRACE_SIGNS = tuple(sign for sign, _ in phrases.TRACES)
+_TRACE_SIGNS = tuple(sign for sign, _ in marks.TRACES)
 
 
 def of_page(case: Case, budget: Budget) -> Verdict | None:
@@ -190,7 +190,7 @@ def of_page(case: Case, budget: Budget) -> Verdict | None:
 def _vendor_markup(case: Case) -> Verdict | None:
     if not case.little(CHALLENGE):
         return None
-    for mark, evidence in vendors.by_markup(case.markup, case.words):
+    for mark, evidence in marks.by_markup(case.markup, case.words):
         return decided(mark.name, evidence, case.amount(), vendor=mark.vendor)
     return None
 
@@ -199,8 +199,8 @@ def _vendor_words(case: Case) -> Verdict | None:
     if not case.little(CHALLENGE):
         return None
     # A good page may quote a vendor's words: then it has more text, and another title.
-    sure = not case.good or case.little(BRIEF) or case.lead(phrases.REFUSED)
-    for mark, evidence in vendors.by_words(case.words):
+    sure = not case.good or case.little(BRIEF) or case.lead(marks.REFUSED)
+    for mark, evidence in marks.by_words(case.words):
         if sure or mark.sign in case.heads:
             return decided(mark.name, evidence, case.amount(), vendor=mark.vendor)
     return None
@@ -211,9 +211,9 @@ def _captcha(case: Case) -> Verdict | None:
     sight, amount = case.sight, case.amount()
     if case.is_record or not case.little(SHORT):
         return None
-    said = case.lead(phrases.ROBOT)
-    spoken = holds(case.words, phrases.ROBOT)
-    sign, vendor = vendors.widget(case.markup)
+    said = case.lead(marks.ROBOT)
+    spoken = holds(case.words, marks.ROBOT)
+    sign, vendor = marks.widget(case.markup)
     sure = said or case.little(BRIEF) or not case.good
     if sign and spoken and sight.fields <= 1 and sure:
         spoken = _quoted("it says", spoken)
@@ -232,7 +232,7 @@ def _captcha(case: Case) -> Verdict | None:
 def _refused(case: Case) -> Verdict | None:
     if not case.little(SHORT) or (case.is_record and case.good):
         return None
-    said, why = case.lead(phrases.REFUSED), holds(case.words, phrases.REFUSED_WHY)
+    said, why = case.lead(marks.REFUSED), holds(case.words, marks.REFUSED_WHY)
     if why and (said or (not case.good and case.little(BRIEF))):
         title = _quoted("title or heading", said)
         return decided("blocked", title, _quoted("it says", why), case.amount())
@@ -242,11 +242,11 @@ def _refused(case: Case) -> Verdict | None:
 def _rate_limited(case: Case) -> Verdict | None:
     if case.status == 429:
         return decided("rate_limited")
-    spoken = holds(case.words, phrases.RATE_LIMITED)
+    spoken = holds(case.words, marks.RATE_LIMITED)
     if not spoken or case.is_record or not case.little(BRIEF):
         return None
-    sight, said = case.sight, case.lead(phrases.RATE_LIMITED)
-    opens_with = holds(sight.text[:160], phrases.RATE_LIMITED) and sight.parts <= 5
+    sight, said = case.sight, case.lead(marks.RATE_LIMITED)
+    opens_with = holds(sight.text[:160], marks.RATE_LIMITED) and sight.parts <= 5
     if said or (opens_with and not sight.cells):
         return decided("rate_limited", _quoted("it says", said or spoken), case.amount())
     return None
@@ -255,8 +255,8 @@ def _rate_limited(case: Case) -> Verdict | None:
 def _maintenance(case: Case) -> Verdict | None:
     if case.is_record or not case.little(SHORT) or 400 <= case.status < 500:
         return None
-    said = case.lead(phrases.MAINTENANCE) or case.near_lead(phrases.MAINTENANCE)
-    says = [phrase for phrase in phrases.MAINTENANCE_SAYS if phrase in case.sight.text]
+    said = case.lead(marks.MAINTENANCE) or case.near_lead(marks.MAINTENANCE)
+    says = [phrase for phrase in marks.MAINTENANCE_SAYS if phrase in case.sight.text]
     sure = bool(said) or "maintenance" in case.words
     if case.good:
         enough = len(says) >= 3 or (len(says) >= 1 and case.little(BRIEF))
@@ -270,10 +270,10 @@ def _maintenance(case: Case) -> Verdict | None:
 def _parked(case: Case) -> Verdict | None:
     if not case.little(CHALLENGE) or case.is_record:
         return None
-    mark = holds(case.markup, phrases.PARKED_MARKUP)
+    mark = holds(case.markup, marks.PARKED_MARKUP)
     signs = [
-        _quoted("title or heading", holds(case.heads, phrases.PARKED)),
-        _quoted("it says", holds(case.sight.text, phrases.PARKED_SAYS + phrases.PARKED)),
+        _quoted("title or heading", holds(case.heads, marks.PARKED)),
+        _quoted("it says", holds(case.sight.text, marks.PARKED_SAYS + marks.PARKED)),
     ]
     marked = mark and mark not in case.words
     if marked:
@@ -297,8 +297,8 @@ def _login(case: Case) -> Verdict | None:
         return None
     if "samlrequest" in sight.hidden_fields and case.little(BRIEF):
         return decided("login_wall", "a form with SAMLRequest", amount)
-    place = holds(case.place, phrases.LOGIN_PLACES)
-    said, says = case.lead(phrases.LOGIN), holds(case.words, phrases.LOGIN_SAYS)
+    place = holds(case.place, marks.LOGIN_PLACES)
+    said, says = case.lead(marks.LOGIN), holds(case.words, marks.LOGIN_SAYS)
     title = _quoted("title or heading", said)
     if sight.passwords:
         if not case.little(_most_beside_password(case, bool(place), bool(said or says))):
@@ -315,7 +315,7 @@ def _login(case: Case) -> Verdict | None:
 def _most_beside_password(case: Case, at_login: bool, said: bool) -> int:
     """How many characters of own text a login wall with a password field may have."""
     sight = case.sight
-    if (case.moved and at_login) or case.both_lead(phrases.LOGIN):
+    if (case.moved and at_login) or case.both_lead(marks.LOGIN):
         return CHALLENGE
     if said:
         return BRIEF
@@ -327,13 +327,13 @@ def _most_beside_password(case: Case, at_login: bool, said: bool) -> int:
 
 def _consent(case: Case) -> Verdict | None:
     sight = case.sight
-    if case.is_record or not case.little(LONG) or holds(sight.title, phrases.ABOUT):
+    if case.is_record or not case.little(LONG) or holds(sight.title, marks.ABOUT):
         return None
-    place = holds(case.place, phrases.CONSENT_PLACES)
-    said = next((line for line in sight.lines[:2] if holds(line, phrases.CONSENT)), "")
-    says = holds(case.words, phrases.CONSENT_SAYS)
+    place = holds(case.place, marks.CONSENT_PLACES)
+    said = next((line for line in sight.lines[:2] if holds(line, marks.CONSENT)), "")
+    says = holds(case.words, marks.CONSENT_SAYS)
     button = _consent_button(sight)
-    banner, terms = holds(button, phrases.COOKIE_BUTTONS), holds(said, phrases.TERMS)
+    banner, terms = holds(button, marks.COOKIE_BUTTONS), holds(said, marks.TERMS)
     # The banner of a page about terms is not the button that accepts them, and a page about
     # cookies is longer.
     if not place and ((banner and terms) or not (terms or case.little(SHORT))):
@@ -353,36 +353,36 @@ def _consent_button(sight: Sight) -> str:
     """The button that gives consent: if there is one, not that of a cookie banner."""
     # Links that are buttons begin with the word; many others have it somewhere.
     labels = map(squashed, sight.labels)
-    links = [label for label in labels if label.startswith(phrases.CONSENT_LINKS)]
-    buttons = [label for label in sight.buttons + links if holds(label, phrases.CONSENT_BUTTONS)]
-    others = [label for label in buttons if not holds(label, phrases.COOKIE_BUTTONS)]
+    links = [label for label in labels if label.startswith(marks.CONSENT_LINKS)]
+    buttons = [label for label in sight.buttons + links if holds(label, marks.CONSENT_BUTTONS)]
+    others = [label for label in buttons if not holds(label, marks.COOKIE_BUTTONS)]
     return next(iter(others + buttons), "")
 
 
 def _error(case: Case) -> Verdict | None:
     beginning = f"{case.heads} | {case.sight.text[:BEGINNING]}"
-    for sign, also in phrases.TRACES:
+    for sign, also in marks.TRACES:
         if sign in beginning and also in case.words:
             return decided("error_page", _quoted("it begins with", sign), case.amount())
     if case.is_record or not case.little(SHORT):
         return None
-    said = case.lead(phrases.ERROR) or case.near_lead(phrases.ERROR)
-    sure = case.little(80) or holds(case.words, phrases.ERROR_SAYS)
-    if said and sure and not case.lead(phrases.GONE):
+    said = case.lead(marks.ERROR) or case.near_lead(marks.ERROR)
+    sure = case.little(80) or holds(case.words, marks.ERROR_SAYS)
+    if said and sure and not case.lead(marks.GONE):
         return decided("error_page", _quoted("title or heading", said), case.amount())
     return None
 
 
 def _soft_404(case: Case) -> Verdict | None:
     most = SHORT
-    if case.both_lead(phrases.GONE):
+    if case.both_lead(marks.GONE):
         most = LONG
     if case.is_record or not case.little(most):
         return None
-    said = case.lead(phrases.GONE) or case.near_lead(phrases.GONE)
+    said = case.lead(marks.GONE) or case.near_lead(marks.GONE)
     if not said and case.little(BRIEF):
         said = _missing(case)
-    if said and (case.little(100) or holds(case.sight.text, phrases.GONE_SAYS)):
+    if said and (case.little(100) or holds(case.sight.text, marks.GONE_SAYS)):
         return decided("soft_404", _quoted("title or heading", said), case.amount())
     return None
 
@@ -390,7 +390,7 @@ def _soft_404(case: Case) -> Verdict | None:
 def _missing(case: Case) -> str:
     """A short heading such as “Parcel not found”."""
     lines = [line.rstrip(" .!") for line in case.sight.lines if len(line) <= SHORT_HEADING]
-    return next((line for line in lines if line.endswith(phrases.GONE_ENDS)), "")
+    return next((line for line in lines if line.endswith(marks.GONE_ENDS)), "")
 
 
 def _shell(case: Case) -> Verdict | None:
@@ -400,7 +400,7 @@ def _shell(case: Case) -> Verdict | None:
     if not case.little(SHELL) or sight.parts >= RECORD_PARTS:
         return None
     asks = "javascript" in case.noscript
-    waits = sight.parts <= 3 or bool(holds(case.words, phrases.WAITING)) or not sight.headings
+    waits = sight.parts <= 3 or bool(holds(case.words, marks.WAITING)) or not sight.headings
     bare = not sight.own and sight.linked < 30 and not sight.images and not sight.frames
     if not ((sight.mounts and (waits or asks)) or (asks and case.little(80)) or bare):
         return None

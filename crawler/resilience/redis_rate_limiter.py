@@ -24,8 +24,7 @@ from crawler.models import Rule
 from crawler.process import redis_address
 from crawler.redis_address import RedisAddress
 from crawler.resilience import permit
-from crawler.resilience.domain_state import DomainState, bounded, sane
-from crawler.resilience.memory import MemoryPermit, end
+from crawler.resilience.memory import DomainState, MemoryPermit, bounded, end, sane
 from crawler.resilience.permit import AHEAD_S, HEADROOM, LATE_S, Answer, Ask, Domain, Report
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from crawler.resilience import retry
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites import selectors, structured
 from crawler.sites.config import Site
-from crawler.sites.depth import parse
+from crawler.sites.parser import parse
 
 charset.load()
 

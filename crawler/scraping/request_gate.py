@@ -10,8 +10,7 @@ from crawler import urls
 from crawler.errors import FetchError, NotNow, OwnShortage
 from crawler.judge import speaks_against_domain
 from crawler.models import Outcome, Rule, Sent
-from crawler.resilience.permit import LATE_S, NOTICE_S, Ask, Report
-from crawler.resilience.permit_client import PermitClient, Reservation
+from crawler.resilience.permit import LATE_S, NOTICE_S, Ask, PermitClient, Report, Reservation
 
 MAX_HOP_WAIT_S = 120.0
 """How long a page that has begun may wait for its next permit. Other pages wait in the ledger."""

@@ -15,13 +15,16 @@ from typing import NamedTuple
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.fetch.budget import Budget
-from crawler.sites.noise import DATE, are_noise, is_noise, is_remark
-from crawler.sites.words import (
+from crawler.sites.text import (
+    DATE,
     LARGE,
     MAX_STRING,
     MAX_TEXT,
+    are_noise,
     excerpt,
     find,
+    is_noise,
+    is_remark,
     joined,
     own_text,
     words,

@@ -12,15 +12,15 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.errors import FetchError
 from crawler.fetch.budget import SMALL, Budget
-from crawler.sites import css, locales, structured, values, words
+from crawler.sites import css, structured, values
 from crawler.sites.sitefile import MISSING, Field
+from crawler.sites.text import MAX_STRING, MAX_TEXT, joined
 
 MAX_LOOKS = 2_000_000  # elements looked at for all fields of a page, some 1 µs each
 MAX_VALUES = 1_000  # values of a field with `all`, and elements tried for one without
 MAX_QUICK = 32  # fields found without counting: one search is cheaper than parsing the page
 MAX_BYTES = 16_000_000  # memory of all values of a page
 BYTES_PER_HOLD = 1_000_000  # growth after which the process counts that memory
-MAX_TEXT, MAX_STRING = words.MAX_TEXT, words.MAX_STRING
 MAX_MATCHED = 10_000  # characters that a regular expression sees
 MAX_PATTERN, MAX_PROGRAM = 1_000, 10_000  # its characters and compiled instructions
 _SOURCES = {**structured.URL_ATTRIBUTES, "form": "action"}
@@ -33,7 +33,7 @@ _VOID_NAMES = (
     " track wbr"
 )
 _VOID = frozenset(_VOID_NAMES.split())  # elements without an end tag
-_READERS: dict[str, Callable[[str, locales.Locale], Any]] = {
+_READERS: dict[str, Callable[[str, values.Locale], Any]] = {
     "number": values.number,
     "integer": values.integer,
     "date": values.day,
@@ -173,7 +173,7 @@ class _Page:
         read = _READERS.get(field.type)
         if not read:
             return text
-        return read(text[:MAX_STRING], locales.KNOWN.get(field.locale, locales.ANY))
+        return read(text[:MAX_STRING], values.LOCALES.get(field.locale, values.ANY_LOCALE))
 
     def _text(self, node: LexborNode, field: Field) -> str:
         limit = MAX_STRING if field.all else MAX_TEXT
@@ -186,7 +186,7 @@ class _Page:
             value = (node.attrs.get(attribute) or "")[:MAX_TEXT]
             if of_number:
                 value = _grouped(value)
-            return words.joined(value)[:limit]
+            return joined(value)[:limit]
         if field.type == "html":
             html = self._first_html(node, limit) if self._is_large else node.inner_html or ""
             self._budget.spend(1 + len(html) // 50)
@@ -244,7 +244,7 @@ class _Page:
         text = "\0".join(parts)
         if of_number:
             text = _grouped(_BETWEEN_DIGITS.sub(" | ", text))
-        return words.joined(text)[:limit]
+        return joined(text)[:limit]
 
     def _matched(self, compiled: Any, text: str) -> str:
         text = text[:MAX_MATCHED]

@@ -475,16 +475,16 @@ def _encoding(text: str) -> str:
 
 
 def _locale(text: str) -> str:
-    from crawler.sites import locales
+    from crawler.sites import values
 
     try:
-        return locales.named(text)
+        return values.locale_name(text)
     except KeyError:
         language = text.replace("_", "-").partition("-")[0].lower()
-    near = [name for name in locales.KNOWN if name.partition("-")[0] == language]
+    near = [name for name in values.LOCALES if name.partition("-")[0] == language]
     hint = f"did you mean one of {', '.join(near)}?"
     if not near:
-        hint = _nearest(language, [name for name in locales.KNOWN if "-" not in name])
+        hint = _nearest(language, [name for name in values.LOCALES if "-" not in name])
     raise ValueError(f"{text[:60]!r} is not a known locale; {hint}")
 
 

@@ -15,7 +15,7 @@ from crawler.errors import UrlError
 from crawler.fetch.budget import Budget
 from crawler.sites import pairs
 from crawler.sites.pairs import MAX_KEY, Pair
-from crawler.sites.words import MAX_STRING, MAX_TEXT, excerpt, find, joined, own_text, words
+from crawler.sites.text import MAX_STRING, MAX_TEXT, excerpt, find, joined, own_text, words
 from crawler.urls import MAX_HOST, check_host
 from crawler.urls import MAX_LENGTH as MAX_URL
 

@@ -74,7 +74,7 @@ def test_a_page_that_hangs_the_parser_is_set_aside(
     ]
     lpm.close()
     assert (url, reason, strikes) == (bad, "poison", 2)
-    assert "depth.py" in str(evidence)
+    assert "parser.py" in str(evidence)
     assert sorted(result["url"] for result in folder.results()) == sorted(pages)
     assert worker.poll() is None
 

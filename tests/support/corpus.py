@@ -8,7 +8,7 @@ from crawler.fetch import charset
 from crawler.judge import Verdict, judge
 from crawler.models import Page
 from crawler.scraping.pipeline import is_html
-from crawler.sites.depth import parse
+from crawler.sites.parser import parse
 
 FOLDER = Path(__file__).parents[1] / "corpus"
 

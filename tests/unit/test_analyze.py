@@ -15,8 +15,8 @@ import pytest
 
 from crawler.analyze import report
 from crawler.analyze.compare import Comparison, Value, VerdictChange, compare
-from crawler.analyze.html_page import page
 from crawler.analyze.profile import Field, Numbers, Profile, Range, profile
+from crawler.analyze.report import html_page
 from crawler.analyze.sources import find
 from crawler.errors import InputError, StoreFull, UsageError
 from crawler.lpm import LocalPersistenceManager
@@ -589,7 +589,7 @@ def test_scraped_text_is_only_text_on_the_page(tmp_path: Path, runs: int) -> Non
             tmp_path / f"{len(word)}b.jsonl",
             [result(9, data, verdict=word), result(8, data, **fields)],
         )
-        return page(profiled(a) if runs == 1 else compared(a, b))
+        return html_page(profiled(a) if runs == 1 else compared(a, b))
 
     hostile, harmless = made(HOSTILE), made("harmless")
 
@@ -607,8 +607,8 @@ def test_scraped_text_is_only_text_on_the_page(tmp_path: Path, runs: int) -> Non
 
 def test_the_page_shows_what_was_found(store: LocalPersistenceManager, export: Path) -> None:
     """The numbers, reasons, fields and bars of a profile are on its page."""
-    shown = page(profiled(store.folder))
-    from_files = page(profiled(export))
+    shown = html_page(profiled(store.folder))
+    from_files = html_page(profiled(export))
 
     for text in (
         "4 tasks",

@@ -14,7 +14,7 @@ from crawler.fetch.budget import SMALL, Budget, Memory
 from crawler.models import Page
 from crawler.scraping.pipeline import MAX_RECORD, examine
 from crawler.sites.config import Site, load
-from crawler.sites.words import MAX_TEXT
+from crawler.sites.text import MAX_TEXT
 from tests.support.tasks import page
 
 BODY = b"<title>Parcel 7</title><h1>Parcel 12-3</h1><table><tr><th>Owner</th><td>Jane Roe</td></tr></table>"

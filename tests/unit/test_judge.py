@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crawler.judge import DECISIONS, Verdict, decided, judge
-from crawler.judge.phrases import says_only
+from crawler.judge.marks import says_only
 from crawler.models import Page, RetryClass
-from crawler.sites.depth import parse
+from crawler.sites.parser import parse
 from tests.support.corpus import Sample, answer, judged, samples
 
 WALLS = {

@@ -20,7 +20,7 @@ from crawler.judge import judge, sight
 from crawler.logs import printable
 from crawler.resilience import retry
 from crawler.results import flat
-from crawler.sites import depth, pairs, selectors, structured, values, words
+from crawler.sites import pairs, parser, selectors, structured, text, values
 from crawler.sites.sitefile import Field
 from tests.support.tasks import page
 
@@ -341,11 +341,11 @@ OF_TEXT: dict[str, Callable[[str], object]] = {
     "number": values.number,
     "day": values.day,
     "boolean": values.boolean,
-    "joined": words.joined,
+    "joined": text.joined,
 }
 CHARSETS = ("utf-8", "utf-16le", "gb18030", "big5", "iso-2022-jp", "shift_jis", "windows-1252")
 OF_BYTES: dict[str, Callable[[bytes], object]] = {
-    "parse": depth.parse,
+    "parse": parser.parse,
     "end of head": end_of_head,
     "head": headed,
     "framing": valued,
@@ -419,7 +419,7 @@ def test_trees_are_read_in_linear_time(shape: str) -> None:
     """Every function that sees a page's tree, where there is one."""
 
     def parsed() -> tuple[LexborHTMLParser, LexborHTMLParser]:
-        return depth.parse(SHAPES[shape](SMALL)), depth.parse(SHAPES[shape](TIMES * SMALL))
+        return parser.parse(SHAPES[shape](SMALL)), parser.parse(SHAPES[shape](TIMES * SMALL))
 
     try:
         small, large = parsed()

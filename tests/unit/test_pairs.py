@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from crawler.sites import structured
-from crawler.sites.depth import parse
 from crawler.sites.pairs import is_label
+from crawler.sites.parser import parse
 from tests.support.records import HELD_OUT, LAYOUTS, STRANGERS, Layout, made
 
 URL = "https://county.example/parcels/12-34"

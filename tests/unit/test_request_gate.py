@@ -15,8 +15,7 @@ from crawler.fetch.robots import Robots
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, Page, Rule, Task, TaskStatus
 from crawler.resilience.memory import MemoryPermit
-from crawler.resilience.permit import Ask, Report
-from crawler.resilience.permit_client import PermitClient, Reservation
+from crawler.resilience.permit import Ask, PermitClient, Report, Reservation
 from crawler.scraping.pipeline import Attempt, FetchOptions
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites.config import Site

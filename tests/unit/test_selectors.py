@@ -12,9 +12,10 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from crawler.fetch.budget import Budget
 from crawler.sites import css, selectors, values
-from crawler.sites.depth import parse
+from crawler.sites.parser import parse
 from crawler.sites.selectors import MAX_LOOKS, extract, pattern
 from crawler.sites.sitefile import Field
+from crawler.sites.text import MAX_STRING, MAX_TEXT
 
 URL = "https://county.example/parcels/7"
 PLENTY = 10**9
@@ -561,14 +562,14 @@ def test_elements_in_elements_are_not_read_over_and_over(kind: Any) -> None:
     found = record(page, x=Field(css="div", all=True, type=kind))["x"]
 
     assert len(found) <= selectors.MAX_VALUES
-    assert all(len(str(text)) <= selectors.MAX_STRING for text in found)
+    assert all(len(str(text)) <= MAX_STRING for text in found)
 
 
 def test_values_are_bounded() -> None:
     """One value has 100,000 characters at most, each of many 2,000, and there are 1,000."""
-    assert len(value(f"<p>{'x' * 300_000}</p>", "p")) == selectors.MAX_TEXT
+    assert len(value(f"<p>{'x' * 300_000}</p>", "p")) == MAX_TEXT
     many = value("<p>" + "x" * 3_000 + "</p>" + "<b>y</b>" * 2_000, Field(css="p, b", all=True))
-    assert (len(many), len(many[0])) == (selectors.MAX_VALUES, selectors.MAX_STRING)
+    assert (len(many), len(many[0])) == (selectors.MAX_VALUES, MAX_STRING)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crawler.sites import pairs, structured
-from crawler.sites.depth import parse
+from crawler.sites.parser import parse
 from crawler.sites.structured import MAX_LINKS, NAME, VERSION
-from crawler.sites.words import MAX_TEXT
+from crawler.sites.text import MAX_TEXT
 
 URL = "https://county.example/parcels/12-34?tab=1"
 

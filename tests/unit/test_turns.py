@@ -13,7 +13,7 @@ from crawler.errors import FetchError
 from crawler.fetch.budget import Budget
 from crawler.scraping.pipeline import examine
 from crawler.sites.config import Site
-from crawler.sites.depth import parse
+from crawler.sites.parser import parse
 from crawler.sites.sitefile import Field
 from tests.support.tasks import page
 from tests.unit import test_memory

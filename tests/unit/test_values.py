@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crawler.sites import locales
-from crawler.sites.locales import ANY, KNOWN
-from crawler.sites.values import boolean, day, integer, number
+from crawler.sites import values
+from crawler.sites.values import ANY_LOCALE, LOCALES, boolean, day, integer, number
 
 NO_BREAK, NARROW, THIN = "\u00a0", "\u202f", "\u2009"
 
@@ -191,7 +190,7 @@ def test_a_locale_decides_what_is_ambiguous(
     """Of `1.234` and `1,234` the locale tells the decimal sign; what has one meaning only keeps
     it."""
     assert number(text) == without
-    assert {name: number(text, KNOWN[name]) for name in by_locale} == by_locale
+    assert {name: number(text, LOCALES[name]) for name in by_locale} == by_locale
 
 
 @pytest.mark.parametrize(
@@ -309,14 +308,14 @@ def test_a_locale_tells_what_words_and_spaces_mean(
 ) -> None:
     """A billion is what the language says; spaces within a sum of money part thousands
     everywhere."""
-    assert {name: number(text, KNOWN[name]) for name in by_locale} == by_locale
+    assert {name: number(text, LOCALES[name]) for name in by_locale} == by_locale
 
 
 @given(
     st.integers(1_000, 10**13),
     st.sampled_from(["{}", "{} EUR", "ca. {} m²", "-{}"]),
     st.sampled_from(["french", "russian", "si"]),
-    st.sampled_from(sorted(KNOWN)),
+    st.sampled_from(sorted(LOCALES)),
 )
 def test_spaces_that_do_not_break_join_in_every_locale(
     whole: int, around: str, style: str, name: str
@@ -324,15 +323,15 @@ def test_spaces_that_do_not_break_join_in_every_locale(
     """A no-break or thin space between groups of three has one meaning."""
     text = around.format(formatted(whole, None, style))
 
-    assert number(text, KNOWN[name]) == (-whole if text.startswith("-") else whole)
+    assert number(text, LOCALES[name]) == (-whole if text.startswith("-") else whole)
 
 
-@pytest.mark.parametrize("language", ["", *locales._SCALES])
+@pytest.mark.parametrize("language", ["", *values._SCALES])
 def test_every_word_for_thousands_is_read(language: str) -> None:
     """Each word, in any case and with the point of an abbreviation, multiplies; what is unclear
     gives none."""
-    locale = KNOWN.get(language, ANY)
-    for word, power in locales.scales(language).items():
+    locale = LOCALES.get(language, ANY_LOCALE)
+    for word, power in values.scales(language).items():
         for text in (f"3 {word}", f"3 {word.upper()}.", f"{word}: 3 {word} EUR"):
             assert number(text, locale) == (3 * 10**power if power else None), text
 
@@ -395,14 +394,16 @@ def test_what_is_written_in_any_style_is_read_back(
     # One point or comma before three digits is ambiguous, and only the locale can tell.
     name = {"german": "de", "english": "en", "indian": "en-IN"}.get(style, "")
 
-    assert number(text, KNOWN[name] if name else ANY) == (-expected if negative else expected)
+    assert number(text, LOCALES[name] if name else ANY_LOCALE) == (
+        -expected if negative else expected
+    )
 
 
 @given(
     st.text(max_size=50) | st.text("0123456789 .,'-()€m2kM万", max_size=50),
-    st.sampled_from([ANY, *KNOWN.values()]),
+    st.sampled_from([ANY_LOCALE, *LOCALES.values()]),
 )
-def test_no_text_raises(text: str, locale: locales.Locale) -> None:
+def test_no_text_raises(text: str, locale: values.Locale) -> None:
     """Any text is a number, a date, an answer or none."""
     number(text, locale)
     day(text, locale)
@@ -560,18 +561,18 @@ def test_a_locale_tells_the_order_of_day_and_month(
     """Without a locale the month of 03/04/2024 is first; a date that has one meaning only keeps
     it."""
     assert day(text) == without
-    assert {name: day(text, KNOWN[name]) for name in by_locale} == by_locale
+    assert {name: day(text, LOCALES[name]) for name in by_locale} == by_locale
 
 
 def test_no_name_means_two_months() -> None:
     """What is January in one language is not another month in the next."""
     seen: dict[str, int] = {}
-    for months in locales._MONTHS.values():
+    for months in values._MONTHS.values():
         assert months.count("|") == 11
         for number_, names in enumerate(months.split("|"), 1):
             for name in names.split():
                 assert (
-                    seen.setdefault(locales.plain(name), number_) == number_ == locales.month(name)
+                    seen.setdefault(values.plain(name), number_) == number_ == values.month(name)
                 ), name
 
 
@@ -585,7 +586,7 @@ FORMS: list[Callable[[str], str]] = [
 
 @given(
     st.dates(date(1000, 1, 1)),
-    st.sampled_from(sorted(locales._MONTHS)),
+    st.sampled_from(sorted(values._MONTHS)),
     st.integers(0, 5),
     st.sampled_from(FORMS),
 )
@@ -593,7 +594,7 @@ def test_dates_with_a_name_are_read_back(
     when: date, language: str, at: int, form: Callable[[str], str]
 ) -> None:
     """Every name of every month, in any case and form of Unicode, between its day and its year."""
-    names = locales._MONTHS[language].split("|")[when.month - 1].split()
+    names = values._MONTHS[language].split("|")[when.month - 1].split()
     name = form(names[at % len(names)])
 
     for text in (
@@ -604,14 +605,14 @@ def test_dates_with_a_name_are_read_back(
         assert day(text) == when.isoformat()
 
 
-@given(st.dates(date(1000, 1, 1)), st.sampled_from(sorted(KNOWN)))
+@given(st.dates(date(1000, 1, 1)), st.sampled_from(sorted(LOCALES)))
 def test_dates_of_a_locale_are_read_back(when: date, name: str) -> None:
     """Day and month in the locale's own order."""
-    order = "{0:%d}/{0:%m}/{0.year:04}" if KNOWN[name].day_first else "{0:%m}/{0:%d}/{0.year:04}"
+    order = "{0:%d}/{0:%m}/{0.year:04}" if LOCALES[name].day_first else "{0:%m}/{0:%d}/{0.year:04}"
 
-    assert day(order.format(when), KNOWN[name]) == when.isoformat()
-    assert day(f"{when.year}年{when.month}月{when.day}日", KNOWN[name]) == when.isoformat()
-    assert day(when.isoformat(), KNOWN[name]) == when.isoformat()
+    assert day(order.format(when), LOCALES[name]) == when.isoformat()
+    assert day(f"{when.year}年{when.month}月{when.day}日", LOCALES[name]) == when.isoformat()
+    assert day(when.isoformat(), LOCALES[name]) == when.isoformat()
 
 
 # Answers.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from crawler import config
-from crawler.analyze import compare, html_page, profile, report, sources
+from crawler.analyze import compare, profile, report, sources
 from crawler.analyze.compare import Comparison
 from crawler.analyze.profile import Profile
 from crawler.cli.output import data_dir_option, json_option, print_json, say
@@ -57,7 +57,7 @@ def analyze(
     found = _gather(names, job)
     if html:
         with whole_file(html) as out:
-            out.write(html_page.page(found).encode("utf-8", "replace"))
+            out.write(report.html_page(found).encode("utf-8", "replace"))
     if html and str(html) == "-":
         return
     if as_json:

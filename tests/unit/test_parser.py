@@ -7,8 +7,8 @@ import pytest
 
 from crawler.errors import FetchError
 from crawler.judge import judge
-from crawler.sites import depth, selectors, structured
-from crawler.sites.depth import MAX_RUN, parse
+from crawler.sites import parser, selectors, structured
+from crawler.sites.parser import MAX_RUN, parse
 from crawler.sites.sitefile import Field
 from tests.support.tasks import page
 
@@ -154,8 +154,8 @@ def test_a_small_page_has_no_room_for_too_many_attributes() -> None:
     """Up to a size nothing is counted, because the parser cannot take long; beyond it, too many are
     refused."""
     names = [f"/{one}{two}{three}" for one in SIGNS for two in SIGNS for three in ("", *SIGNS)]
-    most = "<p" + "".join(names)[: depth.SMALL - 3] + ">"
-    roots = _numbered("<body a{}>", depth.SMALL)[: depth.SMALL]
+    most = "<p" + "".join(names)[: parser.SMALL - 3] + ">"
+    roots = _numbered("<body a{}>", parser.SMALL)[: parser.SMALL]
 
     for html in (most, roots):
         began = time.process_time()
@@ -194,7 +194,7 @@ def test_few_large_tags_are_not_repeated_either() -> None:
     """Formatting with many attributes takes much memory in few blocks, even on a small page."""
     large = "".join("<b" + _numbered(f" a{number}x{{}}", 60) + ">" for number in range(90))
 
-    assert len(large) < depth.SMALL
+    assert len(large) < parser.SMALL
     assert refused(f"<div>{large}</div>" + "<p>x" * 500)
 
 
