@@ -23,8 +23,8 @@ from crawler.errors import StackIsUp
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, JobOptions
 from crawler.orchestrator import Orchestrator, stop_stale, terminated_by_signal
-from crawler.process import read_stack
 from crawler.redis_client import connect
+from crawler.stack import read_stack
 
 KINDS = ("child", "child", "worker", "redis", "flushall")
 """What strikes hit: each of these once in every five, children twice."""

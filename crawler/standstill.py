@@ -22,10 +22,10 @@ from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import Books, Job, Wait
 
 if TYPE_CHECKING:
-    from crawler.process import Stack
     from crawler.resilience.permit import Domain
     from crawler.resilience.redis_rate_limiter import RedisRateLimiter
     from crawler.sites.config import Sites
+    from crawler.stack import Stack
 
 SLOW_S = 10.0
 """Pages on their way are waited for a little longer."""
@@ -101,7 +101,7 @@ class Waits:
 
     def _troubles(self) -> list[Wait]:
         """What processes have noted about themselves, and a supervisor about its restarts."""
-        from crawler.process import read_stack
+        from crawler.stack import read_stack
 
         living = owners.living(self._lpm.owners)
         whole = all(note.trouble for note in living)
@@ -116,7 +116,7 @@ class Waits:
     def _nobody(self, books: Books) -> list[Wait]:
         """That no worker is there for what is open, and what helps; a command may work on its own
         page."""
-        from crawler.process import read_stack
+        from crawler.stack import read_stack
 
         open_ = books.pending if owners.living(self._lpm.owners) else books.open
         stack = read_stack(self._lpm.folder)
@@ -212,7 +212,7 @@ class Waits:
     def _ask_redis(self) -> None:
         """What all workers share of each domain; or that Redis, which would know, does not
         answer."""
-        from crawler.process import read_stack
+        from crawler.stack import read_stack
 
         if time.monotonic() - self._asked < LOOK_S and self._asked:
             return
@@ -449,7 +449,7 @@ def standing_still(notes: Sequence[owners.Note], stall_s: float) -> list[owners.
 def permit(settings: Settings) -> Iterator["RedisRateLimiter"]:
     """The permit that the fleet shares, to be looked at; where Redis does not answer, the error
     says what helps."""
-    from crawler.process import read_stack
+    from crawler.stack import read_stack
 
     try:
         with contextlib.closing(_shared(settings)) as shared:
@@ -462,8 +462,8 @@ def permit(settings: Settings) -> Iterator["RedisRateLimiter"]:
 
 
 def _shared(settings: Settings) -> "RedisRateLimiter":
-    from crawler.process import redis_address
     from crawler.resilience.redis_rate_limiter import RedisRateLimiter
+    from crawler.stack import redis_address
 
     return RedisRateLimiter(
         redis_address(settings),
@@ -495,7 +495,7 @@ def _holds(about: "Domain") -> bool:
 
 
 def _redis_is_away(error: str, stack: "Stack", settings: Settings) -> Wait:
-    from crawler.process import SILENT
+    from crawler.stack import SILENT
 
     command = ""
     if settings.redis_url:

@@ -65,7 +65,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A private Valkey for the whole run; each test that uses it empties it first."""
     from crawler.config import Settings
     from crawler.orchestrator import Orchestrator
-    from crawler.process import read_stack
+    from crawler.stack import read_stack
 
     data = tmp_path_factory.mktemp("valkey")
     with Orchestrator(Settings(data_dir=data)) as stack:

@@ -20,7 +20,7 @@ from crawler.db.connection import Database, open_to_read
 from crawler.errors import ConfigError, CrawlerError, StoreError
 from crawler.files import set_aside
 from crawler.lpm import LocalPersistenceManager
-from crawler.process import read_stack
+from crawler.stack import read_stack
 
 State = Literal["ok", "note", "wrong", "mended"]
 

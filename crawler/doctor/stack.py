@@ -12,8 +12,8 @@ from crawler.db import owners
 from crawler.doctor import Context, Seen, awaken, down, repair
 from crawler.errors import ServiceError
 from crawler.models import QUEUES
-from crawler.process import Stack, read_stack, redis_address
 from crawler.redis_client import check_redis, connect
+from crawler.stack import Stack, read_stack, redis_address
 from crawler.urls import without_credentials
 
 _OURS = ("_kombu.binding", "unacked", "scrape:", "celery-task-meta-", "_flower")
