@@ -1,7 +1,6 @@
 """robots.txt as RFC 9309 has it: asked for once per host and machine, kept for a while, obeyed."""
 
 import asyncio
-import fcntl
 import logging
 import math
 import os
@@ -15,11 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from crawler import times
+from crawler import files, times
 from crawler.errors import FetchError
 from crawler.fetch import charset
 from crawler.fetch.budget import SMALL, Budget
 from crawler.fetch.rules import RuleSet
+from crawler.locks import open_lock, try_lock
 from crawler.models import Page
 
 MAX_BYTES = 500_000
@@ -158,9 +158,8 @@ class Robots:
         lock = _open_lock(path)
         try:
             while True:
-                mine = _try_lock(
-                    lock
-                )  # one process of the machine asks, and the kernel frees the lock of a killed one
+                # One process of the machine asks, and the kernel frees the lock of a killed one.
+                mine = try_lock(lock)
                 if (
                     mine and not os.fstat(lock).st_nlink
                 ):  # swept away: the next process would lock another file
@@ -261,7 +260,7 @@ def _remove(path: Path, at: float) -> bool:
     """Remove a host's files unless it is being asked, or was since `at`."""
     lock = _open_lock(path)
     try:
-        if not _try_lock(lock) or (path.exists() and path.stat().st_mtime > at + 0.001):
+        if not try_lock(lock) or (path.exists() and path.stat().st_mtime > at + 0.001):
             return False
         path.unlink(missing_ok=True)
         path.with_suffix(".part").unlink(missing_ok=True)
@@ -272,15 +271,7 @@ def _remove(path: Path, at: float) -> bool:
 
 
 def _open_lock(path: Path) -> int:
-    return os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return open_lock(path.with_suffix(".lock"))
 
 
 def _read(path: Path, origin: str) -> Answer | None:
@@ -292,7 +283,6 @@ def _read(path: Path, origin: str) -> Answer | None:
 
 
 def _write(path: Path, answer: Answer) -> None:
-    hidden = path.with_suffix(".part")  # whoever writes holds the lock
-    hidden.write_bytes(msgspec.json.encode(answer))
-    os.utime(hidden, (answer.at, answer.at))  # by which it is swept
-    hidden.rename(path)
+    part = path.with_suffix(".part")  # one name for all processes: the writer holds the lock
+    files.replace_file(path, msgspec.json.encode(answer), part=part)
+    os.utime(path, (answer.at, answer.at))  # by which it is swept

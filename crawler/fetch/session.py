@@ -3,13 +3,11 @@ owner can read."""
 
 import base64
 import hashlib
-import os
 import re
 import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -17,7 +15,7 @@ import msgspec
 from crawler.errors import StoreError, StoreFull, UsageError
 from crawler.fetch.cookies import MAX_HEADER, Cookie, Jars
 from crawler.fetch.proxy import Proxy
-from crawler.files import sync_folder
+from crawler.files import replacing
 
 MAX_HEADERS, MAX_VALUE = 100, 8192
 MAX_LIVE = 100
@@ -123,18 +121,8 @@ def save(folder: Path, name: str, session: Session) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(Stored(job=name, session=session)))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(path)
-            sync_folder(folder)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+        with replacing(path, mode=0o600, part=temporary) as file:
+            file.write(msgspec.json.encode(Stored(job=name, session=session)))
     except OSError as error:
         raise StoreFull(
             f"the session of job {name!r} cannot be kept in {folder} ({error.strerror})"
