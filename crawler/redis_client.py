@@ -1,4 +1,4 @@
-"""How Redis is reached: its address as Celery and redis-py spell it, and a client with deadlines."""
+"""How Redis is reached: its address as Celery and redis-py spell it, and clients with deadlines."""
 
 from typing import TYPE_CHECKING, Literal, Self, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit

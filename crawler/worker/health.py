@@ -122,24 +122,21 @@ class Watchdog:
 
     def __init__(self, stall_s: float, trace: IO[Any]) -> None:
         self.stall_s, self._trace = stall_s, trace
-        self._rearm_at = 0.0
+        self.rearm_at = 0.0
+        """When it is to be rearmed, by the monotonic clock."""
 
     async def run(self) -> None:
-        """Show that the loop runs, until cancelled."""
+        """Rearm it in time, until cancelled."""
         faulthandler.enable(self._trace)
         try:
             while True:
-                self._rearm()
+                self.rearm()
                 await asyncio.sleep(self.stall_s / 4)
         finally:
             faulthandler.cancel_dump_traceback_later()
             faulthandler.disable()
 
-    def rearm_if_due(self) -> None:
-        """Show that the loop does one piece of work after the other."""
-        if time.monotonic() > self._rearm_at:
-            self._rearm()
-
-    def _rearm(self) -> None:
-        self._rearm_at = time.monotonic() + self.stall_s / 4
+    def rearm(self) -> None:
+        """Show that the loop runs."""
+        self.rearm_at = time.monotonic() + self.stall_s / 4
         faulthandler.dump_traceback_later(self.stall_s, exit=True, file=self._trace)

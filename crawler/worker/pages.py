@@ -112,7 +112,8 @@ class Budgets:
             self._owner.mark(0)
             return
         self._owner.mark(task)
-        self._watchdog.rearm_if_due()  # many short steps in a row are no standstill
+        if time.monotonic() > self._watchdog.rearm_at:
+            self._watchdog.rearm()  # many short steps in a row are no standstill
 
     def give_way(self, task: int) -> float:
         """Note that a page gave way to others; returns how long it waits."""
