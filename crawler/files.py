@@ -41,7 +41,12 @@ def replacing(target: Path, mode: int = 0o666, part: Path | None = None) -> Iter
 def commit(file: BinaryIO, part: Path, target: Path) -> None:
     """Have the content of a written file on the disk, then give it its name."""
     file.flush()
-    os.fsync(file.fileno())
+    sync_and_rename(file.fileno(), part, target)
+
+
+def sync_and_rename(descriptor: int, part: Path, target: Path) -> None:
+    """The same for a descriptor."""
+    os.fsync(descriptor)
     part.replace(target)
     sync_folder(target.parent)
 

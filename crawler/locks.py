@@ -20,6 +20,11 @@ def try_lock(descriptor: int, shared: bool = False) -> bool:
     return True
 
 
+def wait_lock(descriptor: int, shared: bool = False) -> None:
+    """Take the lock, and wait for it however long that takes."""
+    fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+
 def unlock(descriptor: int) -> None:
     """Give up the lock, and keep the file open."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
