@@ -115,7 +115,7 @@ def fleet_permit(owners_folder: Path, holder: str) -> RedisRateLimiter:
     )
 
 
-class Child:
+class WorkerChild:
     """What a prefork child has beside Celery: a worker, page events, and a maintainer and an inbox
     that stand by."""
 
@@ -160,7 +160,7 @@ class ConsumptionWatch:
     connections.
     """
 
-    def __init__(self, child: Child, url: str, limit_s: float) -> None:
+    def __init__(self, child: WorkerChild, url: str, limit_s: float) -> None:
         self._child, self._limit_s = child, limit_s
         self._redis = connect(url)
         self._parent = os.getppid()
@@ -190,7 +190,7 @@ class ConsumptionWatch:
             return False
 
 
-_children: dict[int, Child] = {}
+_children: dict[int, WorkerChild] = {}
 """By pid: after a fork the parent's entry must not be taken for the child's own."""
 _stop_pipe = os.pipe()
 """Written to once when the worker is told to stop, and never read: every child sees it readable."""
@@ -198,10 +198,10 @@ _stops: list[float] = []
 _NOHUP = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-def this_child() -> Child:
+def this_child() -> WorkerChild:
     """What this process has; made now where no worker has made it."""
     if os.getpid() not in _children:
-        _children[os.getpid()] = Child("crawler@inline")
+        _children[os.getpid()] = WorkerChild("crawler@inline")
     return _children[os.getpid()]
 
 
@@ -251,7 +251,7 @@ def _end_with_terminal(**_: Any) -> None:
 def _begin_child(sender: Any, **_: Any) -> None:
     # A closed terminal tells the parent, too, and that stops its children.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    child = Child(str(sender), lambda: os.kill(os.getppid(), signal.SIGTERM))
+    child = WorkerChild(str(sender), lambda: os.kill(os.getppid(), signal.SIGTERM))
     _children[os.getpid()] = child
     ConsumptionWatch(child, broker_url, 2 * settings.stall_s)
 

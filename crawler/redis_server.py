@@ -7,6 +7,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import redis
@@ -136,10 +137,9 @@ def redis_program() -> str:
 def check_given(url: str) -> None:
     """Refuse a Redis of REDIS_URL that does not answer, or is unfit."""
     try:
-        client = connect(url)
-        client.ping()
-        check_redis(client)
-        client.close()
+        with closing(connect(url)) as client:
+            client.ping()
+            check_redis(client)
     except redis.RedisError as error:
         message = f"Redis does not answer at the address of REDIS_URL ({error})"
         raise ServiceError(message) from error
@@ -148,12 +148,10 @@ def check_given(url: str) -> None:
 def answers(url: str) -> bool:
     """Whether a Redis answers there."""
     try:
-        client = connect(url)
-        answer = bool(client.ping())
-        client.close()
+        with closing(connect(url)) as client:
+            return bool(client.ping())
     except redis.RedisError:
         return False
-    return answer
 
 
 def free_port() -> int:
