@@ -40,6 +40,7 @@ from crawler.db.books import NOTED_FILE
 from crawler.db.ledger import Ledger, Place, RejectedRow
 from crawler.errors import StoreError, UsageError
 from crawler.files import read_regular, set_aside, sync_file_system
+from crawler.locks import is_locked, open_lock, try_lock
 from crawler.models import (
     NO_DEADLINE,
     UNCHANGED,
@@ -277,9 +278,9 @@ class LocalPersistenceManager:
                 if not is_locked(left):
                     left.unlink(missing_ok=True)
             path = folder / f"{job.id}.{os.getpid()}"
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = open_lock(path)
         try:
-            owners.try_lock(lock)
+            try_lock(lock)
             yield
         finally:
             path.unlink(missing_ok=True)
@@ -1106,18 +1107,6 @@ def _checksum(path: Path) -> str:
             with path.open("rb") as file:
                 return file_digest(file, "sha256").hexdigest()
     return ""
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a living process holds the lock that this file is for."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        return not owners.try_lock(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _size(path: Path) -> int:

@@ -21,11 +21,11 @@ from redis.retry import Retry
 from crawler.config import DEFAULT_RATE, interval, load
 from crawler.errors import ServiceError
 from crawler.models import Rule
-from crawler.process import redis_address
-from crawler.redis_address import RedisAddress
+from crawler.redis_client import RedisAddress
 from crawler.resilience import permit
 from crawler.resilience.memory import DomainState, MemoryPermit, bounded, end, sane
 from crawler.resilience.permit import AHEAD_S, HEADROOM, LATE_S, Answer, Ask, Domain, Report
+from crawler.stack import redis_address
 
 log = logging.getLogger(__name__)
 
