@@ -1,4 +1,4 @@
-"""Settings, read once from the environment; no other module reads it."""
+"""Settings from environment variables. No other module reads the environment."""
 
 import difflib
 import ipaddress
@@ -24,82 +24,74 @@ _KINDS = {"int": "a whole number", "float": "a number"}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the environment says; each field is the variable `CRAWLER_<FIELD>` unless `_OTHER_NAMES`
-    says otherwise."""
+    """All settings. A field is read from `CRAWLER_<FIELD>`, or from its name in `_OTHER_NAMES`."""
 
     data_dir: Path = Path("data")
     """The whole store: lpm.db, pending/, raw/, redis/, run/."""
     redis_url: str | None = None
-    """The broker's address; without it the running stack's own, else 127.0.0.1:6379."""
+    """The Redis to use. Default: that of the running stack, else 127.0.0.1:6379."""
     standalone: bool = False
-    """No word to any Gateway, whatever else is set."""
+    """Never connect to a Gateway, whatever else is set."""
     gateway_sync: Literal["enabled", "disabled"] = "enabled"
-    """`disabled` says the same as STANDALONE=true."""
+    """`disabled` has the same effect as STANDALONE=true."""
     gateway_url: str | None = None
-    """The Gateway's address; https, unless it is on this machine."""
+    """The address of the Gateway. It must be https, unless the Gateway is on this machine."""
     gateway_token: str | None = None
-    """The Gateway's secret."""
+    """The secret that the Gateway expects."""
     gateway_token_file: Path | None = None
-    """A file that holds it, for where GATEWAY_TOKEN is not set; it may be replaced while work goes
-    on."""
+    """A file with the secret, used if GATEWAY_TOKEN is not set. It may be replaced at any time."""
     gateway_dialect: Literal["plain", "typed"] = "plain"
-    """`typed` for a Gateway with /internal/parcel/… and /internal/party/… and with times that name
-    no zone."""
+    """`typed`: the Gateway has the paths /internal/parcel/… and /internal/party/…, and its times
+    have no zone."""
     window: int = 2000
-    """How many tasks are in Redis at a time; the ledger holds all of them."""
+    """Maximum number of tasks in Redis at a time. All tasks are in the ledger."""
     raw: Literal["all", "failed", "none"] = "all"
     """Which raw pages are kept."""
     timezone: str | None = None
-    """The zone of the times that people type and read; the system's by default."""
+    """The time zone of times on the command line and in output. Default: that of the system."""
     config_dir: Path = Path("config")
-    """Where scraping_defaults.yaml and sites/ are."""
+    """The folder with scraping_defaults.yaml and sites/."""
     rate: str | None = None
-    """Requests per second and domain where no site's file says otherwise, as `50/s`, `30/m` or
-    `none`."""
+    """The request rate per domain, such as `50/s`, `30/m` or `none`. A site's file overrides it."""
     circuit_breaker_fail_max: int = 5
-    """After so many blocks in a row a domain is left alone for a while."""
+    """Blocks in a row that open the circuit of a domain."""
     redis_circuit_breaker_db: int = 2
-    """The number of the Redis database that holds what is known about domains."""
+    """The Redis database that holds the state of domains."""
     redis_rate_limiter_db: int = 2
-    """The same number: both live in one hash per domain."""
+    """Must be the same number: both are kept in one hash per domain."""
     allow_nets: tuple[str, ...] = ()
-    """Networks that are not global and may be fetched from all the same, as
-    10.0.0.0/8,192.168.1.0/24."""
+    """Private networks that may be fetched from, such as 10.0.0.0/8,192.168.1.0/24."""
     http_proxy: str | None = None
     """The proxy for http pages."""
     https_proxy: str | None = None
     """The proxy for https pages."""
     no_proxy: str | None = None
-    """Hosts that are reached without a proxy, separated by commas; this machine always is."""
+    """Hosts to reach without a proxy, separated by commas. This machine is always one of them."""
     min_free: int = 500_000_000
-    """With fewer free bytes than this on the disk nothing more is fetched, until there are."""
+    """Free bytes on the disk below which fetching pauses."""
     pages: int = 256
-    """How many pages a worker process has in flight at most; how many it really has depends on how
-    fast they come."""
+    """Maximum number of pages in flight per worker process. It uses as many as it can handle."""
     max_body: int = 10_000_000
-    """How many bytes of a page are read, after decompression."""
+    """Maximum size of a page in bytes, after decompression."""
     stall_s: float = 20.0
-    """How long a worker process may stand still before it is ended, even inside a parser's C
-    code."""
+    """Seconds after which a worker process that hangs is killed, even inside a parser's C code."""
     slice_s: float = 30.0
-    """How long a worker process goes on with one message."""
+    """Seconds for which a worker process works on one message."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """How much is logged."""
+    """The least severe level that is logged."""
     failpoint: str | None = None
-    """`name:n` kills the process at the n-th passage of a named step, `name:n:hang` has it hang
-    there; for tests."""
+    """For tests: `name:n` kills the process when it reaches a named step for the n-th time, and
+    `name:n:hang` makes it hang there."""
 
     def __repr__(self) -> str:
-        """Without what may hold a secret."""
-        shown = {
-            name: "***" if value and name in _SECRETS else value
-            for name, value in msgspec.structs.asdict(self).items()
-        }
+        """Hide what may be a secret."""
+        shown = msgspec.structs.asdict(self)
+        shown |= {name: "***" for name in _SECRETS if shown[name]}
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @property
     def gateway_enabled(self) -> bool:
-        """Whether anything may speak to a Gateway at all."""
+        """Whether a Gateway may be contacted at all."""
         return not self.standalone and self.gateway_sync != "disabled"
 
 
@@ -130,8 +122,7 @@ NOT_YET = {
     "PARALLEL_SCRAPING_ENABLED": _WHOLE_SITES,
     "MIN_PROXIES": "a pool of proxies",
 }
-"""Variables of features that are still missing: who sets one must not believe that it is in
-force."""
+"""Variables of features that are still missing. They are refused, so that nobody relies on them."""
 _MINIMUM = {
     "window": 1,
     "circuit_breaker_fail_max": 1,
@@ -147,14 +138,15 @@ _LOWER_CASE_TOO = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
 def program(data_dir: Path | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    """How a proposed command begins, so that it acts on the same store, or that one, when it is
-    typed as it stands."""
+    """Return how a suggested command begins, so that it acts on the same store as typed."""
     store = str(data_dir or environ.get("CRAWLER_DATA_DIR", "").strip())
-    return f"python -m crawler --data-dir {shlex.quote(store)}" if store else "python -m crawler"
+    if not store:
+        return "python -m crawler"
+    return f"python -m crawler --data-dir {shlex.quote(store)}"
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read the settings; unknown names and bad values are errors that name the nearest valid
+    """Read the settings. An unknown name or a bad value is an error that names the nearest valid
     one."""
     for name in environ:
         if name.startswith("CRAWLER_") and name not in VARIABLES:
@@ -165,9 +157,8 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             raise ConfigError(
                 f"{name} is not in force yet: this version has no {feature}; unset it"
             )
-    environ = {
-        name: environ[name.lower()] for name in _LOWER_CASE_TOO if name.lower() in environ
-    } | dict(environ)
+    lower = {name: environ[name.lower()] for name in _LOWER_CASE_TOO if name.lower() in environ}
+    environ = lower | dict(environ)
     given: dict[str, Any] = {
         field.name: _read(name, environ[name], field)
         for name, field in VARIABLES.items()
@@ -189,11 +180,8 @@ def _read(name: str, text: str, field: msgspec.structs.FieldInfo) -> object:
     text = text.strip()
     try:
         if field.name == "allow_nets":
-            return tuple(
-                str(ipaddress.ip_network(part.strip(), strict=False))
-                for part in text.split(",")
-                if part.strip()
-            )
+            nets = filter(None, map(str.strip, text.split(",")))
+            return tuple(str(ipaddress.ip_network(net, strict=False)) for net in nets)
         if field.type is bool:
             return _boolean(text)
         value: object = msgspec.convert(
@@ -206,42 +194,34 @@ def _read(name: str, text: str, field: msgspec.structs.FieldInfo) -> object:
         raise ConfigError(f"{name}={text}: must be at least {minimum}")
     check = _CHECKS.get(field.name)
     if check and (problem := check(text)):
-        shown = (
-            name if field.name in _SECRETS else f"{name}={text}"
-        )  # an address may hold a password
-        raise ConfigError(f"{shown}: {problem}")
+        if field.name in _SECRETS:  # an address may hold a password
+            raise ConfigError(f"{name}: {problem}")
+        raise ConfigError(f"{name}={text}: {problem}")
     return value
 
 
 def _boolean(text: str) -> bool:
-    words = {
-        "true": True,
-        "1": True,
-        "yes": True,
-        "on": True,
-        "false": False,
-        "0": False,
-        "no": False,
-        "off": False,
-    }
-    if text.lower() not in words:
-        raise ValueError("must be true or false")
-    return words[text.lower()]
+    if text.lower() in ("true", "1", "yes", "on"):
+        return True
+    if text.lower() in ("false", "0", "no", "off"):
+        return False
+    raise ValueError("must be true or false")
 
 
 def _explain(error: Exception, text: str, field: msgspec.structs.FieldInfo) -> str:
     choices = getattr(field.type, "__args__", ())
     if choices and all(isinstance(choice, str) for choice in choices):
-        near = difflib.get_close_matches(text.lower(), choices, n=1)
-        return f"must be one of {', '.join(choices)}" + (
-            f"; did you mean {near[0]}?" if near else ""
-        )
-    name = _KINDS.get(getattr(field.type, "__name__", ""))
-    return f"must be {name}" if name else str(error)
+        hint = ""
+        if near := difflib.get_close_matches(text.lower(), choices, n=1):
+            hint = f"; did you mean {near[0]}?"
+        return f"must be one of {', '.join(choices)}{hint}"
+    if name := _KINDS.get(getattr(field.type, "__name__", "")):
+        return f"must be {name}"
+    return str(error)
 
 
 def interval(text: str) -> float:
-    """The seconds between requests that a rate such as `50/s` means, 0 for `none`; or a
+    """Return the seconds between requests of a rate such as `50/s`, 0 for `none`; raises
     `ValueError`."""
     if text == "none":
         return 0.0
@@ -285,13 +265,15 @@ def _bad_gateway(text: str) -> str | None:
         return "is not an address; write https://host or https://host/path"
     if parts.username or parts.password:
         return "must hold no user name or password; the secret is GATEWAY_TOKEN"
-    return "must have neither a query nor a fragment" if parts.query or parts.fragment else None
+    if parts.query or parts.fragment:
+        return "must have neither a query nor a fragment"
+    return None
 
 
 def _bad_token(text: str) -> str | None:
-    return (
-        None if re.fullmatch(r"[!-~]{1,4096}", text) else "must be printable ASCII without spaces"
-    )
+    if re.fullmatch(r"[!-~]{1,4096}", text):
+        return None
+    return "must be printable ASCII without spaces"
 
 
 def _bad_proxy(text: str) -> str | None:
@@ -300,12 +282,15 @@ def _bad_proxy(text: str) -> str | None:
         good = parts.scheme == "http" and parts.hostname and parts.port != 0
     except ValueError:
         good = None
-    return None if good else "is not a proxy's address; write http://host:port"
+    if good:
+        return None
+    return "is not a proxy's address; write http://host:port"
 
 
 def _bad_failpoint(text: str) -> str | None:
-    good = re.fullmatch(r"[a-z-]+:[1-9]\d*(:hang)?", text)
-    return None if good else "must be name:n or name:n:hang, such as committed:3"
+    if re.fullmatch(r"[a-z-]+:[1-9]\d*(:hang)?", text):
+        return None
+    return "must be name:n or name:n:hang, such as committed:3"
 
 
 _CHECKS = {
@@ -324,11 +309,10 @@ _failpoint = os.environ.get("CRAWLER_FAILPOINT", "").split(":")
 
 
 def failpoint(name: str) -> None:
-    """End this process without a word, or hang, if CRAWLER_FAILPOINT names this step and its count
-    is reached."""
+    """Kill this process, or hang, if CRAWLER_FAILPOINT names this step and its count is reached."""
     if _failpoint[0] == name:
         _passages[name] += 1
         if _passages[name] == int(_failpoint[1]):
             if _failpoint[2:]:
-                re.match("(a+)+b", "a" * 100)  # for ages inside C code, like a parser that hangs
+                re.match("(a+)+b", "a" * 100)  # hangs inside C code, as a parser may
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,39 +1,41 @@
 """Every error of the package, as one tree.
 
 CrawlerError
-├── UsageError              what was typed, configured or given cannot be used
+├── UsageError              an argument, a setting or a file cannot be used
 │   ├── ConfigError         an environment variable
 │   ├── InputError          an input file, by name, line and reason
-│   └── StackIsUp           somebody else has a stack in this data folder
+│   └── StackIsUp           another stack runs in this data folder
 ├── ServiceError            Redis does not answer, or is not fit for use
-│   └── GatewayError        the Gateway does not answer as it should; what was to be said is said again later
+│   └── GatewayError        the Gateway does not answer as it should; the call is repeated later
 │       └── GatewayDenied   … because it does not accept our token
-├── GatewayRefused          what the Gateway will not take, however often it is sent
+├── GatewayRefused          the Gateway refused a call for good
 ├── StoreError              the data folder cannot be used
 │   └── StoreFull           … because there is no room, or no permission to write
 ├── UrlError                not a URL that may be fetched
 ├── FetchError              one fetch of one page ended without a page
-├── NotNow                  a domain may be asked again only later; no failure
-└── OwnShortage             this process or machine lacks memory, descriptors or the like; no page's fault
-    └── GaveWay             … namely memory for this page, which others need more
+├── NotNow                  a domain grants no request now; not a failure
+└── OwnShortage             this process or machine lacks memory, descriptors or the like
+    └── GaveWay             … because other pages need the memory more
 """
 
 import errno
 
 
 def place(line: int, item: int = 1) -> str:
-    """Where a row stands in its file: `item` is the how-many-eth it is on its line."""
-    return f"line {line}" if item == 1 else f"line {line}, item {item}"
+    """Name the position of a row in its file. `item` counts the rows on its line."""
+    if item == 1:
+        return f"line {line}"
+    return f"line {line}, item {item}"
 
 
 class CrawlerError(Exception):
-    """The root; `exit_code` is what a command ends with."""
+    """The base class. `exit_code` is the exit code of a command that ends with it."""
 
     exit_code = 1
 
 
 class UsageError(CrawlerError):
-    """What was typed, configured or given cannot be used."""
+    """An argument, a setting or a file cannot be used."""
 
     exit_code = 2
 
@@ -43,19 +45,20 @@ class ConfigError(UsageError):
 
 
 class InputError(UsageError):
-    """An input file cannot be used at all (a single bad row is only rejected)."""
+    """An input file cannot be used at all. (A single bad row is only rejected.)"""
 
     def __init__(self, path: str, reason: str, line: int | None = None, item: int = 1) -> None:
         super().__init__(path, reason, line, item)
         self.path, self.reason, self.line, self.item = path, reason, line, item
 
     def __str__(self) -> str:
-        where = self.path if self.line is None else f"{self.path}, {place(self.line, self.item)}"
-        return f"{where}: {self.reason}"
+        if self.line is None:
+            return f"{self.path}: {self.reason}"
+        return f"{self.path}, {place(self.line, self.item)}: {self.reason}"
 
 
 class StackIsUp(UsageError):
-    """Somebody else has a stack in this data folder, or is just starting or stopping it."""
+    """Another stack runs in this data folder, or is just starting or stopping."""
 
 
 class ServiceError(CrawlerError):
@@ -65,8 +68,7 @@ class ServiceError(CrawlerError):
 
 
 class GatewayError(ServiceError):
-    """The Gateway did not answer as it should; `retry_after_s` is how long it asked to be left
-    alone."""
+    """The Gateway did not answer as it should. `retry_after_s` is the wait that it asked for."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s)
@@ -77,11 +79,11 @@ class GatewayError(ServiceError):
 
 
 class GatewayDenied(GatewayError):
-    """The Gateway does not accept our token; nothing is wrong with what was sent."""
+    """The Gateway does not accept our token. The data that was sent is fine."""
 
 
 class GatewayRefused(CrawlerError):
-    """The Gateway will not take this, however often it is sent; `status` is that of its answer."""
+    """The Gateway refused a call for good. `status` is the HTTP status of its answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(status, message)
@@ -98,7 +100,7 @@ class StoreError(CrawlerError):
 
 
 class StoreFull(StoreError):
-    """There is no room in the data folder, or it cannot be written."""
+    """The disk of the data folder is full, or the folder cannot be written."""
 
 
 class UrlError(UsageError):
@@ -106,8 +108,8 @@ class UrlError(UsageError):
 
 
 class FetchError(CrawlerError):
-    """One fetch ended without a page; `reason` is a short code, and `judge.decided` says what to do
-    about it."""
+    """One fetch ended without a page. `judge.decided` says what its `reason`, a short code, means
+    for the task."""
 
     def __init__(self, reason: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(reason, message, retry_after_s)
@@ -118,7 +120,7 @@ class FetchError(CrawlerError):
 
 
 class NotNow(CrawlerError):
-    """A domain may be asked again in `wait_s` seconds; what waited for it has not failed."""
+    """A domain grants no request for `wait_s` seconds. The page that asked has not failed."""
 
     def __init__(self, domain: str, why: str, wait_s: float) -> None:
         super().__init__(domain, why, wait_s)
@@ -129,10 +131,9 @@ class NotNow(CrawlerError):
 
 
 class OwnShortage(CrawlerError):
-    """This process or machine lacks something; what it was needed for is tried again, and nothing
-    else is to blame.
+    """This process or machine lacks a resource. No page is to blame; the work is tried again.
 
-    `unsent` says that it was a request, and that nothing of it has gone out.
+    `unsent`: it was a request, and no byte of it was sent.
     """
 
     def __init__(self, message: str, unsent: bool = False) -> None:
@@ -144,8 +145,7 @@ class OwnShortage(CrawlerError):
 
 
 class GaveWay(OwnShortage):
-    """A page had to give way to others in the memory of its process; it is fetched again when it is
-    their turn."""
+    """A page freed its memory for others in its process. It is fetched again later."""
 
 
 _LACKS = {
@@ -162,26 +162,27 @@ _PARSER_LACKS = ("Can't initialize", "Can't parse CSS selector", "Can't create a
 
 
 def shortage_of(error: BaseException | None) -> str:
-    """What this process or machine lacked when an error occurred; empty where it lacked nothing.
+    """Name the resource whose lack caused an error, or return an empty text.
 
-    Libraries wrap errors in others, so causes are looked at too.
+    Libraries wrap errors in others, so the causes are examined too.
     """
     for _ in range(10):
         if error is None:
             break
         if isinstance(error, OwnShortage):
             return str(error)
-        if (
-            isinstance(error, MemoryError) or type(error).__name__ == "NoMemError"
-        ):  # SQLite's, through apsw
+        kind = type(error).__name__
+        if isinstance(error, MemoryError) or kind == "NoMemError":  # SQLite's, through apsw
             return _LACKS[errno.ENOMEM]
         if isinstance(error, OSError) and error.errno in _LACKS:
             return _LACKS[error.errno]
-        # The parser says so, for want of memory, of any selector: all were tried when the process
-        # started.
-        if type(error).__name__ == "SelectolaxError" and str(error).startswith(_PARSER_LACKS):
+        # Every selector was tried at start, so the parser fails for lack of memory only.
+        if kind == "SelectolaxError" and str(error).startswith(_PARSER_LACKS):
             return _LACKS[errno.ENOMEM]
         if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
             return "no thread can be started (ulimit -u, or memory)"
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if error.__cause__ or error.__suppress_context__:
+            error = error.__cause__
+        else:
+            error = error.__context__
     return ""
