@@ -13,7 +13,7 @@ import msgspec
 from crawler import times
 from crawler.config import Settings, program
 from crawler.db import owners
-from crawler.db.books import Bookkeeping
+from crawler.db.counts import Counts
 from crawler.models import HEADROOM, Job, Rule, Wait
 
 PAGE_COST_S = 0.003
@@ -123,7 +123,7 @@ def limits_of(settings: Settings, owners_folder: Path, rule: Callable[[str], Rul
 
 
 def of_job(
-    ledger: Bookkeeping, job: Job, limits: Limits, now: float, waits: Sequence[Wait] = ()
+    counts: Counts, job: Job, limits: Limits, now: float, waits: Sequence[Wait] = ()
 ) -> Forecast:
     """The forecast for what is open of a job, with what it waits for; that of a wait without an end
     is not told."""
@@ -132,8 +132,8 @@ def of_job(
         for wait in waits
         if wait.until is not None and wait.until > now
     }
-    loads = [Load(*row, closed.get(row[0], 0.0)) for row in ledger.loads(job)]
-    paces = {domain: Pace(*row) for domain, row in ledger.paces(job).items()}
+    loads = [Load(*row, closed.get(row[0], 0.0)) for row in counts.loads(job)]
+    paces = {domain: Pace(*row) for domain, row in counts.paces(job).items()}
     return forecast(
         loads, paces, limits, math.inf if job.deadline is None else max(0.0, job.deadline - now)
     )

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from crawler import times
 from crawler.config import Settings, program
 from crawler.db import owners
-from crawler.db.books import mend
+from crawler.db.jobs import mend
 from crawler.errors import ServiceError
 from crawler.forecast import STILL_S
 from crawler.logs import counted, printable, shortened, without_figures
@@ -95,7 +95,7 @@ class Waits:
         return in_words(wait, time.time(), self._tz)
 
     def _paused(self, job: Job) -> list[Wait]:
-        if self._lpm.ledger.job(job.name).hold != "paused":
+        if self._lpm.jobs.named(job.name).hold != "paused":
             return []
         return [Wait(kind="paused", what="it is paused", command=_resume(job), effect="goes on")]
 
@@ -145,7 +145,7 @@ class Waits:
         ]
 
     def _of_clock(self) -> list[Wait]:
-        moved = self._lpm.ledger.clock_step(time.time(), times.uptime(), times.boot_id())
+        moved = self._lpm.tasks.clock_step(time.time(), times.uptime(), times.boot_id())
         if not moved:
             return []
         what = f"the clock was set by {moved:+.0f} s: waits are about to be moved by as much"
@@ -183,7 +183,7 @@ class Waits:
         every look."""
         if (still_s is not None and still_s < SLOW_S) or time.monotonic() < self._next_count:
             return self._damage
-        faults = self._lpm.ledger.index_faults()
+        faults = self._lpm.jobs.index_faults()
         self._next_count = time.monotonic() + COUNT_S
         what = (
             f"{faults[0]}, so workers do not find them all; stop, then {mend()}" if faults else ""
@@ -199,7 +199,7 @@ class Waits:
         if self._silent:
             return [replace(self._silent, tasks=books.pending, stops=idle)]
         slow = {domain: about for domain, about in self._known.items() if _holds(about)}
-        due = self._lpm.ledger.due_domains(job) if slow or idle else {}
+        due = self._lpm.counts.due_by_domain(job) if slow or idle else {}
         shut = {domain: about for domain, about in slow.items() if domain in due}
         stops = idle and len(shut) == len(due)
         waits = [
@@ -271,7 +271,7 @@ class Waits:
 
     def _latest(self, domain: str) -> float | None:
         """When the page that is in flight at a domain is given up, at the latest."""
-        rows = self._lpm.ledger.oldest_in_flight(1, domain=domain)
+        rows = self._lpm.counts.oldest_in_flight(1, domain=domain)
         return rows[0][1] + self._timeout_s(rows[0][0]) if rows else None
 
     def _timeout_s(self, url: str) -> float:
@@ -282,7 +282,7 @@ class Waits:
 
     def _of_retries(self, job: Job | None, stops: bool) -> list[Wait]:
         """That tasks wait for their next attempt."""
-        count, first, reason = self._lpm.ledger.waits(job)
+        count, first, reason = self._lpm.counts.waiting(job)
         if not count:
             return []
         because = f" ({printable(reason)})" if reason else ""
@@ -304,7 +304,7 @@ class Waits:
             return []
         if stops and (held := self._all_held(job)):
             return held
-        paused = [each for each in self._lpm.ledger.jobs() if each.state == "paused"]
+        paused = [each for each in self._lpm.jobs.all() if each.state == "paused"]
         return [
             Wait(kind="paused", what=f"{printable(each.name)} is paused", command=_resume(each), effect="goes on",
                  stops=False)
@@ -313,17 +313,17 @@ class Waits:
 
     def _all_held(self, job: Job | None) -> list[Wait]:
         """That all tasks are of paused jobs."""
-        count = self._lpm.ledger.held(job)
-        if not count or self._lpm.ledger.waits(job)[0] or self._lpm.ledger.due_domains(job):
+        count = self._lpm.counts.held(job)
+        if not count or self._lpm.counts.waiting(job)[0] or self._lpm.counts.due_by_domain(job):
             return []
         what = f"all that is open is paused: {counted(count, 'task')} ({program()} job list)"
-        paused = [each for each in self._lpm.ledger.jobs() if each.state == "paused"]
+        paused = [each for each in self._lpm.jobs.all() if each.state == "paused"]
         command = _resume(paused[0]) if len(paused) == 1 else f"{program()} job resume NAME"
         return [Wait(kind="paused", what=what, command=command, effect="goes on", tasks=count)]
 
     def _in_flight(self, job: Job | None, books: Books, still_s: float | None) -> list[Wait]:
         """For which page one waits, or for whose."""
-        rows = self._lpm.ledger.oldest_in_flight(FEW + 1, job)
+        rows = self._lpm.counts.oldest_in_flight(FEW + 1, job)
         if not rows:
             return []
         url, leased_at = rows[0]
@@ -345,8 +345,8 @@ class Waits:
                     stops=not books.pending,
                 )
             ]
-        domain, count = next(iter(self._lpm.ledger.in_flight(job).items()))
-        new = books.open == books.accepted and domain not in self._lpm.ledger.paces()
+        domain, count = next(iter(self._lpm.counts.in_flight(job).items()))
+        new = books.open == books.accepted and domain not in self._lpm.counts.paces()
         silent = (
             f"{printable(domain)} has not answered yet: "
             if new

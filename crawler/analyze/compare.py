@@ -14,7 +14,7 @@ from crawler import urls
 from crawler.analyze.facts import Comparison, Field, FieldChange, Profile, Value, VerdictChange
 from crawler.analyze.profile import is_empty, leaves, moment, profile, shorten
 from crawler.analyze.sources import Source
-from crawler.db.connection import Database, store_errors
+from crawler.db.connection import Database
 from crawler.errors import UrlError
 
 _EXAMPLES = 3
@@ -28,7 +28,7 @@ def compare(
     """Read both runs, match their pages by URL and parcel, and say what is different."""
     # An empty name is a database of its own that SQLite spills to a temporary file, and removes, as
     # needed.
-    with store_errors(Path(gettempdir()) / "comparison"), closing(Database("")) as db:
+    with closing(Database("", path=Path(gettempdir()) / "comparison")) as db:
         db.execute("PRAGMA journal_mode=OFF; PRAGMA cache_size=-64000; BEGIN")
         profiles = [_index(db, name, source, progress) for name, source in (("a", a), ("b", b))]
         return _Differences(db).comparison(*profiles)

@@ -12,7 +12,6 @@ from typing import Any, TextIO
 import msgspec
 
 from crawler.analyze.facts import ErrorClass
-from crawler.db import results
 from crawler.errors import InputError, StoreError, StoreFull, UsageError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job
@@ -28,9 +27,7 @@ ENDINGS = (".json", ".jsonl", ".jsonl.zst")
 
 _NAMED = 5
 _PIECE = 1 << 20
-_ROWS = 5000
 _GAP = re.compile(r"[\s,]*")
-_ENDED = "t.status IN ('failed', 'skipped', 'expired')"
 
 
 class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +55,6 @@ class Source:
         self.unreadable = 0
         self.unreadable_examples: list[str] = []
         self.notes: list[str] = []
-        self._condition, self._values = results.matching(job, None)
 
     @property
     def kind(self) -> str:
@@ -78,7 +74,7 @@ class Source:
         """Every result that can be read; what cannot is counted, and the first few are named."""
         if self.path is None:
             assert self.lpm
-            yield from self.lpm.results(self.job)
+            yield from self.lpm.results.read(self.job)
         elif self.path.is_dir():
             due, read = self._due(), 0
             # By name, so that the same folder always gives the same examples.
@@ -107,16 +103,12 @@ class Source:
         task."""
         # An archive that was killed leaves files of results that have left pending/: another source
         # has those.
-        found = self._rows(
-            f"""SELECT coalesce(o.state <> 'synced' AND o.archived_at IS NULL, TRUE)
-                FROM tasks t LEFT JOIN outbox o ON o.task = t.id WHERE {self._condition} AND t.task_id = ?""",
-            (file.name.removesuffix(".json") if file.suffix == ".json" else "",),
-        )
-        return bool(found[0][0]) if found else None
+        name = file.name.removesuffix(".json") if file.suffix == ".json" else ""
+        return self.lpm.outbox.is_due(name, self.job) if self.lpm else None
 
     def _due(self) -> int:
         """How many results the ledger has for pending/."""
-        return self.lpm.ledger.delivery(None).pending if self.lpm else 0
+        return self.lpm.outbox.delivery(None).pending if self.lpm else 0
 
     def _read(self, file: Path) -> Iterator[dict[str, Any]]:
         number = 0
@@ -149,56 +141,27 @@ class Source:
         """The counts of the ledger or of the job."""
         if self.lpm is None:
             return None
-        with self.lpm.errors():
-            return self.lpm.ledger.job_books(self.job) if self.job else self.lpm.ledger.books()
+        return self.lpm.counts.of_job(self.job) if self.job else self.lpm.counts.totals()
 
     def errors(self) -> list[ErrorClass]:
         """Why tasks ended without a result, the most frequent reason first."""
-        # SQLite takes the columns beside min() from the row that has the minimum.
-        rows = self._rows(
-            f"""SELECT t.status, coalesce(t.error_type, 'unknown'), count(*), t.url, coalesce(t.error_message, ''),
-                       min(t.id)
-                FROM tasks t WHERE {_ENDED} AND {self._condition} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2"""
-        )
-        return [
-            ErrorClass(status=s, reason=r, count=c, url=u, message=m) for s, r, c, u, m, _ in rows
-        ]
+        rows = self.lpm.counts.errors(self.job) if self.lpm else []
+        return [ErrorClass(status=s, reason=r, count=c, url=u, message=m) for s, r, c, u, m in rows]
 
     def domains(self) -> Iterator[tuple[str, int, int]]:
         """Each domain with how many of its tasks are completed, and how many ended without a
         result."""
-        rows = self._rows(
-            f"""SELECT t.domain, sum(t.status = 'completed'), sum({_ENDED}) FROM tasks t
-                WHERE {self._condition} GROUP BY 1"""
-        )
-        return ((domain, done, ended) for domain, done, ended in rows)
+        return iter(self.lpm.counts.ends_by_domain(self.job) if self.lpm else [])
 
     def pages(self) -> Iterator[tuple[int, float]]:
         """The size and the fetch time in milliseconds of every result's page."""
-        query = f"SELECT t.id, r.bytes, r.fetch_ms FROM results r JOIN tasks t ON t.id = r.task WHERE {self._condition}"
-        return ((size, fetch_ms) for _, size, fetch_ms in self._paged(query))
+        return self.lpm.results.sizes(self.job) if self.lpm else iter([])
 
     def unfinished(self) -> Iterator[Unfinished]:
         """Every task that ended without a result."""
-        query = f"""SELECT t.id, t.url_key, t.parcel_id, t.completed_at, t.url, t.error_type, t.status FROM tasks t
-                    WHERE {_ENDED} AND {self._condition}"""
-        for _, key, parcel_id, at, url, reason, status in self._paged(query):
-            yield Unfinished(
-                key=key, parcel_id=parcel_id, at=at or 0.0, url=url, reason=reason or status
-            )
-
-    def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        if self.lpm is None:
-            return []
-        with self.lpm.errors():
-            return self.lpm.ledger.db.all(query, self._values + values)
-
-    def _paged(self, query: str) -> Iterator[tuple[Any, ...]]:
-        """Some rows at a time: a reader that holds one moment of the database lets its log grow."""
-        last = 0
-        while rows := self._rows(f"{query} AND t.id > ? ORDER BY t.id LIMIT {_ROWS}", (last,)):
-            yield from rows
-            last = rows[-1][0]
+        rows = self.lpm.counts.unfinished(self.job) if self.lpm else iter([])
+        for key, parcel_id, at, url, reason in rows:
+            yield Unfinished(key=key, parcel_id=parcel_id, at=at, url=url, reason=reason)
 
 
 def find(name: str, job: str | None, data_dir: Path) -> Source:
@@ -236,7 +199,7 @@ def find(name: str, job: str | None, data_dir: Path) -> Source:
 def _of_job(name: str, lpm: LocalPersistenceManager, job_name: str) -> Source:
     job = lpm.find_job(job_name)
     source = Source(name, None, lpm, job)
-    if later := lpm.ledger.later_namesakes(job):
+    if later := lpm.jobs.later_namesakes(job):
         source.notes.append(
             f"this is the job {job.name}; the latest of a file of the same name is {later[-1].name}"
         )
@@ -260,17 +223,16 @@ def _folder(name: str, path: Path, job: str | None) -> Source:
         return Source(name, path)
     lpm = LocalPersistenceManager(path if whole else place.parent)
     try:
-        with lpm.errors():
-            _ = lpm.ledger
-            source = _of_job(name, lpm, job) if job else Source(name, None if whole else path, lpm)
-            if source.path and (made := lpm.project_missing(read_all=True)):
-                source.notes.append(
-                    f"{made:,} files were missing or torn, and were made again from the ledger"
-                )
-            if not job:
-                lost = _unaccounted(lpm, lpm.ledger.jobs())
-                source.notes += lost or [f"UNACCOUNTED: {what}" for what in lpm.missing_pages()]
-            return source
+        _ = lpm.store.db
+        source = _of_job(name, lpm, job) if job else Source(name, None if whole else path, lpm)
+        if source.path and (made := lpm.files.restore(read_all=True)):
+            source.notes.append(
+                f"{made:,} files were missing or torn, and were made again from the ledger"
+            )
+        if not job:
+            lost = _unaccounted(lpm, lpm.jobs.all())
+            source.notes += lost or [f"UNACCOUNTED: {what}" for what in lpm.pages.missing()]
+        return source
     except (StoreError, UsageError) as error:
         lpm.close()
         if whole or job:

@@ -13,7 +13,7 @@ import msgspec
 from crawler.bulk import rows
 from crawler.config import Settings, failpoint, program
 from crawler.db import outputs, owners
-from crawler.db.ledger import RejectedRow
+from crawler.db.imports import RejectedRow
 from crawler.errors import InputError, StoreFull
 from crawler.fetch import session as sessions
 from crawler.fetch.session import Session
@@ -86,27 +86,23 @@ def import_file(
     source_file = source_name(file)
     accepted = known = rejected = 0
     try:
-        with lpm.errors():
-            lpm.durable.db.execute(
-                "PRAGMA cache_size=-64000"
-            )  # rows go to random places of large indexes
-            lpm.durable.adopt(key, _tasks(first))
-            job = lpm.durable.open_job(
-                key=key,
-                name=job_name or printable(file.name)[:100],
-                queue=queue,
-                source="file",
-                source_file=source_file,
-                batch_size=batch_size,
-                now=lpm.now(),
-                watched=watched,
-                deadline=deadline,
-                options=how if how != JobOptions() else None,
-                checksum=checksum,
-                rows=_tasks(first),
-                replaces=replaces,
-            )
-            number = lpm.durable.number_of(job, checksum)
+        lpm.imports.adopt(key, _tasks(first))
+        job = lpm.imports.open_job(
+            key=key,
+            name=job_name or printable(file.name)[:100],
+            queue=queue,
+            source="file",
+            source_file=source_file,
+            batch_size=batch_size,
+            now=lpm.now(),
+            watched=watched,
+            deadline=deadline,
+            options=how if how != JobOptions() else None,
+            checksum=checksum,
+            rows=_tasks(first),
+            replaces=replaces,
+        )
+        number = lpm.imports.number_of(job, checksum)
         batches = chain(
             iter([first]), batches
         )  # an iterator lets go of its rows, which may be large
@@ -122,7 +118,7 @@ def import_file(
                     rejected_rows = (
                         RejectedRow(item.line, item.reason, item.text, item.item) for item in bad
                     )
-                    lpm.persist_rejects(job, rejected_rows, number)
+                    lpm.imports.reject(job, rejected_rows, number)
                 done = lpm.persist_tasks(
                     _tasks(batch),
                     job=job,
@@ -142,8 +138,7 @@ def import_file(
                 accept = f"{program()} job accept {shlex.quote(job.name)}"
                 reason = f"it was changed while it was read; import it again, and keep what came in of it with: {accept}"
                 raise InputError(str(file), reason)
-            with lpm.errors():
-                lpm.durable.close_import(job, lpm.now(), checksum, accepted + known + rejected)
+            lpm.imports.close(job, lpm.now(), checksum, accepted + known + rejected)
     finally:
         lpm.close()
     total = accepted + known + rejected
