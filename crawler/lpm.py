@@ -98,9 +98,9 @@ class LocalPersistenceManager(Layout):
         """Turn a failing disk into a `StoreError`, and close the store where one is raised."""
         return self.store.errors()
 
-    def open(self) -> None:
-        """Open the store for writing now, to see whether it can be used."""
-        _ = self.store.durable
+    def open(self, to_read: bool = False) -> None:
+        """Open the store now, to see whether it can be used."""
+        _ = self.store.db if to_read else self.store.durable
 
     def close(self) -> None:
         """Close the store; it is opened again when it is used again."""

@@ -223,7 +223,7 @@ def _folder(name: str, path: Path, job: str | None) -> Source:
         return Source(name, path)
     lpm = LocalPersistenceManager(path if whole else place.parent)
     try:
-        _ = lpm.store.db
+        lpm.open(to_read=True)
         source = _of_job(name, lpm, job) if job else Source(name, None if whole else path, lpm)
         if source.path and (made := lpm.files.restore(read_all=True)):
             source.notes.append(
