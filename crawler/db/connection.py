@@ -81,11 +81,10 @@ class Database(apsw.Connection):
         except (apsw.Error, UnicodeDecodeError) as error:
             self._fail(error)
 
-    def value(self, sql: str, values: Sequence[Any] = ()) -> Any:
-        """The single value of a statement that always has one row."""
+    def value(self, sql: str, values: Sequence[Any] = (), default: Any = None) -> Any:
+        """The first value of a statement's first row; the default where there is no row."""
         row = self.one(sql, values)
-        assert row is not None
-        return row[0]
+        return default if row is None else row[0]
 
     def column(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
         """The first column of every row."""

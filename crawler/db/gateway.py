@@ -59,8 +59,9 @@ class GatewayTasks(Part):
 
     def note(self, name: str) -> str | None:
         """What was noted under this name about the Gateway."""
-        row = self._db.one("SELECT value FROM meta WHERE key = ?", (f"gateway_{name}",))
-        return str(row[0]) if row else None
+        key = f"gateway_{name}"
+        value: str | None = self._db.value("SELECT value FROM meta WHERE key = ?", (key,))
+        return value
 
     def set_note(self, name: str, value: str | None) -> None:
         """Note something about the Gateway, or (with None) that it holds no more."""

@@ -157,16 +157,15 @@ class Outbox(Part):
         Those of a request that was begun come first, except the requests in `later`.
         """
         known = f"{_DUE} AND o.raw_sent_at IS NOT NULL"
-        begun = self._db.one(
+        begun = self._db.value(
             f"""SELECT batch FROM outbox o
                 WHERE {known} AND batch IS NOT NULL AND batch {_NOT_LATER}
                 ORDER BY created_at, task LIMIT 1""",
             (now, as_json(list(later))),
         )
-        which = "o.batch = ?2" if begun else "o.batch IS NULL AND ?2 IS NULL"
         rows = self._db.all(
-            f"{_RESULT} WHERE {known} AND {which} ORDER BY o.created_at, o.task LIMIT ?3",
-            (now, begun and begun[0], limit),
+            f"{_RESULT} WHERE {known} AND o.batch IS ?2 ORDER BY o.created_at, o.task LIMIT ?3",
+            (now, begun, limit),
         )
         return [_parcel(row) for row in rows]
 
@@ -407,12 +406,12 @@ class Outbox(Part):
     def is_due(self, task_id: str, job: Job | None) -> bool | None:
         """Whether a task's result is to lie in pending/; None where there is no such task."""
         condition, values = matching(job, None)
-        row = self._db.one(
+        due: bool | None = self._db.value(
             f"""SELECT coalesce({IN_PENDING}, TRUE) FROM tasks t LEFT JOIN outbox o ON o.task = t.id
                 WHERE {condition} AND t.task_id = ?""",
             (*values, task_id),
         )
-        return bool(row[0]) if row else None
+        return due
 
     def those_gone(self, task_ids: Collection[str]) -> list[str]:
         """Of these tasks the ids of those whose results have left pending/."""
@@ -433,8 +432,8 @@ class Outbox(Part):
 
     def unfinished_archive(self) -> str | None:
         """The note of an archive whose results are not all marked yet."""
-        row = self._db.one("SELECT value FROM meta WHERE key = 'archiving'")
-        return row[0] if row else None
+        note: str | None = self._db.value("SELECT value FROM meta WHERE key = 'archiving'")
+        return note
 
     def note_archive(self, note: str | None) -> None:
         """Note an archive before its file appears; None once its results are marked."""

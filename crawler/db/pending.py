@@ -159,10 +159,11 @@ class PendingFiles(Part):
         return later_results(self._db, self._folder)
 
     def _look(self, read_all: bool = False) -> _Look:
-        row = self._db.one("SELECT value FROM meta WHERE key = 'pending_secured'")
-        horizon, _, at = (row[0] if row else "").partition(" ")
-        # A clock that was set back since says nothing about what came later.
-        before = float(at) if at and float(at) <= time.time() else 0.0
+        secured = self._db.value("SELECT value FROM meta WHERE key = 'pending_secured'", (), "")
+        horizon, _, at = secured.partition(" ")
+        before = float(at or 0)
+        if before > time.time():
+            before = 0.0  # a clock that was set back since says nothing about what came later
         return _Look(None if read_all else self._unsecured(int(horizon or 0)), before)
 
     def _unsecured(self, horizon: int) -> set[str]:

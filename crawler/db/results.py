@@ -44,7 +44,8 @@ _INPUT_ROWS = """
     SELECT file_number AS file, source_line AS line, source_item AS item, id AS task, 0 AS linked
     FROM tasks WHERE job_id = ?1
     UNION ALL SELECT file_number, source_line, source_item, task, 1 FROM job_links WHERE job_id = ?1
-    UNION ALL SELECT file_number, source_line, source_item, NULL, 0 FROM rejected_rows WHERE job_id = ?1
+    UNION ALL SELECT file_number, source_line, source_item, NULL, 0
+    FROM rejected_rows WHERE job_id = ?1
     ORDER BY file, line, item, task"""
 _INPUT_ROW = f"""
     SELECT r.task, t.task_id, t.parcel_id, iif(i.linked, l.input, t.input), {_FIELDS},
@@ -211,8 +212,8 @@ class Results(Part):
 
     def segment_end(self, name: str) -> int:
         """Up to which byte a segment is committed; 0 where it is not known."""
-        row = self._db.one("SELECT end FROM raw_segments WHERE name = ?", (name,))
-        return row[0] if row else 0
+        end = self._db.value("SELECT end FROM raw_segments WHERE name = ?", (name,), 0)
+        return int(end)
 
     def segment_ends(self) -> list[tuple[str, int]]:
         """Every segment, and up to which byte it is committed."""
@@ -235,12 +236,13 @@ class Results(Part):
 
     def page_url_at(self, task: int, place: Raw) -> str:
         """The URL that the page at this place came from; empty where the result does not say."""
-        row = self._db.one(
+        url = self._db.value(
             """SELECT final_url FROM results
                WHERE task = ? AND raw_segment = ? AND raw_offset = ? AND verdict <> ?""",
             (task, place.segment, place.offset, UNCHANGED),
+            default="",
         )
-        return row[0] if row else ""
+        return str(url)
 
     def segments_used(self, job: Job | None, wanted: str) -> list[tuple[str, int, int]]:
         """For each segment: the end of the last wanted page there, and the number of pages."""
@@ -396,8 +398,8 @@ def insert_carried(
         task = {**task, "external_id": None}
     number = _insert_row(db, "tasks", task)
     digest = result["body_sha256"]
-    same = db.one(_SAME_CONTENT, (digest[:12], digest))
-    _insert_row(db, "results", {**result, "task": number, "same_as": same and same[0]})
+    same_as = db.value(_SAME_CONTENT, (digest[:12], digest))
+    _insert_row(db, "results", {**result, "task": number, "same_as": same_as})
     _insert_row(db, "outbox", {"task": number, "state": "held", "created_at": now})
     timeline.note(db, number, "unbundled", detail, now)
     return number
@@ -492,8 +494,8 @@ def _as_dict(row: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _shaped(row: tuple[Any, ...], record: object) -> dict[str, Any]:
-    (_, task_id, parcel_id, row_input, _, scraped_at, parse_ms, digest, url, final_url, status, verdict,
-     job, queue, priority, attempts, parser, parser_version, segment, offset, length,
+    (_, task_id, parcel_id, row_input, _, scraped_at, parse_ms, digest, url, final_url, status,
+     verdict, job, queue, priority, attempts, parser, parser_version, segment, offset, length,
      site, site_version, same_as) = row  # fmt: skip
     given = _decoded(task_id, row_input) if row_input else {}
     return {

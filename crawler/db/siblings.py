@@ -43,7 +43,8 @@ _SHARED = " OR ".join(
     for side in _SIDES
 )
 _PENDING = " UNION ALL ".join(
-    f"""SELECT x.id FROM tasks t CROSS JOIN tasks x ON x.url_key = t.url_key AND x.parcel_id {side} t.parcel_id
+    f"""SELECT x.id FROM tasks t
+        CROSS JOIN tasks x ON x.url_key = t.url_key AND x.parcel_id {side} t.parcel_id
         WHERE t.id = ?1 AND x.is_open = 1 AND x.status = 'pending' AND x.job_id = t.job_id
         AND x.source <> 'gateway' AND x.loopback = t.loopback AND {{condition}}"""
     for side in _SIDES

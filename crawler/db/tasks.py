@@ -366,16 +366,13 @@ class Tasks(Part):
 
         What a reboot has done to the clock shows only where events lie in the future by now.
         """
-        row = self._db.one("SELECT value FROM meta WHERE key = 'clock'")
-        if row:
-            before, _, its_boot = row[0].partition(" ")
-            if its_boot == boot:
-                moved = offset - float(before)
-                return moved if abs(moved) > CLOCK_STEP_S else None
-        last = self._db.one("SELECT at FROM events ORDER BY id DESC LIMIT 1")
-        if last and last[0] > now + CLOCK_STEP_S:
-            return float(now - last[0])
-        return 0.0
+        noted = self._db.value("SELECT value FROM meta WHERE key = 'clock'", (), "")
+        before, _, its_boot = noted.partition(" ")
+        if noted and its_boot == boot:
+            moved = offset - float(before)
+            return moved if abs(moved) > CLOCK_STEP_S else None
+        last: float = self._db.value("SELECT at FROM events ORDER BY id DESC LIMIT 1", (), now)
+        return now - last if last > now + CLOCK_STEP_S else 0.0
 
     # Claims
 
