@@ -296,13 +296,13 @@ class LocalPersistenceManager(Layout):
         """Whether some process reads a job's input now, or that of any job."""
         return is_importing(self.run, job)
 
-    def unaccounted(self, jobs: Iterable[Job]) -> list[list[str]]:
+    def unaccounted(self, jobs: Sequence[Job]) -> list[list[str]]:
         """What is known to be missing of each job, with the way out."""
-        complete = self.pages.has_all()
-        return [
-            unaccounted(self.jobs, self.run, job) + ([] if complete else self._missing_of(job))
-            for job in jobs
-        ]
+        found = {job.id: unaccounted(self.jobs, self.run, job) for job in jobs}
+        if not self.pages.has_all():
+            for job in jobs:
+                found[job.id] += self._missing_of(job)
+        return list(found.values())
 
     def _missing_of(self, job: Job) -> list[str]:
         accept = f"bring it back, or {_accept(job)}"
@@ -418,7 +418,8 @@ def _serve_siblings(
 
 def is_importing(run: Path, job: Job | None) -> bool:
     """Whether some process reads a job's input now, or that of any job."""
-    return any(is_locked(path) for path in (run / "imports").glob(f"{job.id if job else '*'}.*"))
+    pattern = f"{job.id}.*" if job else "*"
+    return any(is_locked(path) for path in (run / "imports").glob(pattern))
 
 
 def unaccounted(jobs: Jobs, run: Path, job: Job) -> list[str]:

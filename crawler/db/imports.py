@@ -373,8 +373,10 @@ def _note_import(
     db: Database, job_id: int, key: str, checksum: str, file: str | None, rows: Iterable[NewTask]
 ) -> None:
     """Note that a file is being read into a job, under the number that it has there."""
-    row = db.one("SELECT number FROM imports WHERE job_id = ? AND checksum = ?", (job_id, checksum))
-    number = row[0] if row else _number_for(db, job_id, key, file, rows)
+    known = "SELECT number FROM imports WHERE job_id = ? AND checksum = ?"
+    number = db.value(known, (job_id, checksum))
+    if number is None:
+        number = _number_for(db, job_id, key, file, rows)
     db.execute(
         """INSERT INTO imports (job_id, key, checksum, file, number) VALUES (?, ?, ?, ?, ?)
            ON CONFLICT DO UPDATE

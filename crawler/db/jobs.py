@@ -157,7 +157,8 @@ class Jobs(Part):
                 (how, job.id),
             )
         aside = last = 0
-        while ids := self._pending_ids(job, "not_before < 9e15" if how == "paused" else "1", last):
+        condition = "not_before < 9e15" if how == "paused" else "1"
+        while ids := self._pending_ids(job, condition, last):
             with writing(db):
                 aside += len(ids) - len(put_aside_held(db, ids, now))
             last = ids[-1]

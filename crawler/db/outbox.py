@@ -319,8 +319,9 @@ class Outbox(Part):
     def delivery(self, job: Job | None) -> Delivery:
         """Where the results of a job or of all tasks are, and what a Gateway has of them."""
         db = self._db
-        where = f"task IN ({members(db, job)})" if job else "1"
-        which = (job.id,) if job else ()
+        where, which = "1", tuple[int, ...]()
+        if job:
+            where, which = f"task IN ({members(db, job)})", (job.id,)
         kept = db.all(
             f"""SELECT state, archived_at IS NULL, count(*) FROM outbox WHERE {where}
                 GROUP BY 1, 2""",

@@ -53,8 +53,11 @@ class RawPages(Part):
         for at, outcome in enumerate(outcomes):
             page = outcome.page
             if page and self._keeps(outcome):
-                digest = digests[at] if page.raw is page.body else sha256(page.raw).hexdigest()
-                (walls if outcome.quarantine else good)[at] = segments.packed(page, digest)
+                digest = digests[at]
+                if page.raw is not page.body:
+                    digest = sha256(page.raw).hexdigest()
+                members = walls if outcome.quarantine else good
+                members[at] = segments.packed(page, digest)
         places = zip(self.append(good), self.append(walls, quarantine=True), strict=True)
         return [place or wall for place, wall in places]
 

@@ -186,14 +186,16 @@ class PendingFiles(Part):
             return _TORN
         if not stat.S_ISREG(about.st_mode):  # a folder, a pipe: no result, whatever its name
             return _TORN
-        if look.suspects is None or task_id in look.suspects:
-            return _WHOLE if is_whole(Path(name)) else _TORN
-        if about.st_size and max(about.st_ctime, about.st_mtime) < look.before:
+        suspected = look.suspects is None or task_id in look.suspects
+        unchanged = about.st_size and max(about.st_ctime, about.st_mtime) < look.before
+        if unchanged and not suspected:
             return _WHOLE
         file = _read_result(Path(name))
         if file is None:
             return _TORN
-        return _WHOLE if results.agrees(self._db, task_id, file) else _OTHER
+        if suspected or results.agrees(self._db, task_id, file):
+            return _WHOLE
+        return _OTHER
 
 
 def later_results(db: Database, pending: Path) -> Iterator[str]:

@@ -140,7 +140,8 @@ class Timeline(Part):
             )
             for _, domain, kind, detail in rows:
                 yield domain, kind, detail
-            last = rows[-1][0] if rows else last
+            if rows:
+                last = rows[-1][0]
 
     def note_export(
         self, file: str, form: str, job: Job | None, since: float | None, results: int, horizon: int
