@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from crawler import times
 from crawler.config import Settings
 from crawler.db import owners
-from crawler.db.ledger import Chunk
+from crawler.db.tasks import Chunk
 from crawler.errors import CrawlerError
 from crawler.forecast import Trend, slip
 from crawler.logs import without_figures
@@ -127,7 +127,7 @@ class Maintainer:
     def _project(self) -> None:
         lpm = LocalPersistenceManager(self._lpm.folder)
         try:
-            made = lpm.secure_pending()
+            made = lpm.files.secure()
         except CrawlerError as error:
             log.warning("pending/ could not be looked through: %s", error)
         else:
@@ -168,16 +168,16 @@ class Maintainer:
 
     def tick(self) -> float | None:
         """Bring broker and ledger together once; returns when the next waiting task is due."""
-        self._lpm.ledger.follow_clock(self._clock(), self._uptime(), times.boot_id())
+        self._lpm.tasks.follow_clock(self._clock(), self._uptime(), times.boot_id())
         freed = self._lpm.bury(self._forget)
         if freed:
             log.warning("%d tasks of dead workers are pending again", freed)
-        next_due = self._lpm.ledger.wake(self._clock())
-        self._lpm.ledger.go_on_with_holds(self._clock())
+        next_due = self._lpm.tasks.wake(self._clock())
+        self._lpm.jobs.complete_holds(self._clock())
         self._finalise()
         living = self._moving(owners.living(self._lpm.owners))
         if not any(note.about.get("kind") == "cli" for note in living):
-            self._lpm.ledger.release_calls()
+            self._lpm.tasks.release_calls()
         self._find_missing({note.message_id for note in living})
         self.fill(sum(note.about.get("kind") == "worker" for note in living))
         return next_due
@@ -191,10 +191,10 @@ class Maintainer:
         now = time.monotonic()
         slept, self._ticked = now - self._ticked > self._still_s, now
         still = [] if slept else [note for note in living if note.still_s(now) > self._still_s]
-        holders = self._lpm.ledger.owners() if still else set()
+        holders = self._lpm.tasks.owners() if still else set()
         for note in still:
             if note.id in holders:
-                domains = self._lpm.durable.take_back(note, self._clock())
+                domains = self._lpm.tasks.take_back(note, self._clock())
                 for domain in set(domains):
                     self._forget(domain, note.id)
                 log.warning(
@@ -206,12 +206,12 @@ class Maintainer:
 
     def fill(self, slots: int = 0) -> int:
         """Publish the next chunks; returns how many tasks they hold."""
-        chunks = self._lpm.ledger.fill(self._window, slots or os.cpu_count() or 1, self._clock())
+        chunks = self._lpm.tasks.fill(self._window, slots or os.cpu_count() or 1, self._clock())
         if chunks:
             try:
-                self._broker.publish(self._lpm.ledger.id, chunks)
+                self._broker.publish(self._lpm.store.id, chunks)
             except Exception:
-                self._lpm.ledger.unpublish([chunk.message_id for chunk in chunks])
+                self._lpm.tasks.unpublish([chunk.message_id for chunk in chunks])
                 raise
         return sum(len(chunk.task_ids) for chunk in chunks)
 
@@ -222,12 +222,12 @@ class Maintainer:
         are done before anybody takes them: they would fill Redis.
         """
         gone: set[str] = set()
-        if self._lpm.ledger.published():
+        if self._lpm.tasks.published():
             queued = self._broker.queued()
             published = (
-                self._lpm.ledger.published()
+                self._lpm.tasks.published()
             )  # looked up last: what was published meanwhile is not done
-            ours = self._lpm.ledger.id
+            ours = self._lpm.store.id
             if done := [
                 each for each in queued if each.ledger_id == ours and each.id not in published
             ]:
@@ -240,19 +240,19 @@ class Maintainer:
             log.warning(
                 "%d messages were lost on the way; their tasks are published again", len(lost)
             )
-            self._lpm.ledger.unpublish(lost)
+            self._lpm.tasks.unpublish(lost)
 
     def _finalise(self) -> None:
-        ledger, now = self._lpm.ledger, self._clock()
-        ended = ledger.finalise(now) if ledger.jobs(JobStatus.OPEN) else []
+        jobs, now = self._lpm.jobs, self._clock()
+        ended = jobs.finalise(now) if jobs.all(JobStatus.OPEN) else []
         for job in ended:
             log.info("job %s has ended", job.name, extra={"job": job.name})
         if ended or self._uptime() - self._mirrored > MIRROR_S:
             self._mirrored = self._uptime()
-            for job in ledger.jobs():
+            for job in jobs.all():
                 # Just ended ones too: another process may have ended them, or Redis was away.
                 if job.status is JobStatus.OPEN or (job.completed_at or 0) > now - 10 * MIRROR_S:
-                    books = ledger.progress(job)
+                    books = self._lpm.counts.progress(job)
                     self._watch_deadline(job, books, now)
                     self._watch_standstill(job, books)
                     self._broker.mirror(job, books)

@@ -298,7 +298,7 @@ class Orchestrator:
     def _free_leases(self) -> None:
         """What had to be killed must not look busy until the next start."""
         lpm = LocalPersistenceManager(self._data)
-        with contextlib.suppress(CrawlerError), contextlib.closing(lpm):
+        with contextlib.suppress(CrawlerError), lpm:
             lpm.bury()
 
     def kill_all(self) -> None:

@@ -24,7 +24,7 @@ from crawler import logs, urls
 from crawler.celery_app import app, broker_url, settings
 from crawler.config import failpoint
 from crawler.db import owners
-from crawler.db.ledger import Chunk
+from crawler.db.tasks import Chunk
 from crawler.errors import CrawlerError, ServiceError
 from crawler.inbox import Inbox
 from crawler.lpm import LocalPersistenceManager
@@ -71,10 +71,10 @@ def scrape_url(worker: Worker, url: str, call_id: str, given: dict[str, Any]) ->
     lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
     try:
         task = NewTask(address=urls.parse(url), priority=1, external_id=call_id, input=given)
-        id_ = lpm.persist_call(task, loopback=False)
+        id_ = lpm.tasks.add_call(task, loopback=False)
         status = worker.scrape(id_, SINGLE_LIMIT_S, call_id)
         failpoint("committed-call")
-        return lpm.report(id_) | {"status": status}
+        return lpm.results.report(id_) | {"status": status}
     finally:
         lpm.close()
 

@@ -22,9 +22,9 @@ import uvloop
 
 from crawler import times
 from crawler.config import Settings, failpoint
-from crawler.db.acts import HELD
-from crawler.db.ledger import Due, Place, Suspect
 from crawler.db.owners import Owner
+from crawler.db.sql import HELD
+from crawler.db.tasks import Due, Place, Suspect
 from crawler.errors import GaveWay, NotNow, StoreError, shortage_of
 from crawler.fetch.budget import Budget, Memory, Turns
 from crawler.fetch.http import Client
@@ -109,7 +109,7 @@ class Worker:
         self._watch = watch
         self._sites = sites.load(settings.config_dir, settings.rate)
         self._lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
-        self.ledger_id = self._lpm.ledger.id
+        self.ledger_id = self._lpm.store.id
         self._owner = Owner(
             self._lpm.owners,
             kind,
@@ -283,8 +283,8 @@ class Worker:
         """Keep the permits, and give back what this process holds without knowing: else it would
         stay so for ever."""
         self._permits.renew()
-        with contextlib.suppress(StoreError), self._lpm.errors():  # then the next time
-            if given := self._lpm.ledger.give_back(self._owner.id, self._held, time.time()):
+        with contextlib.suppress(StoreError):  # then the next time
+            if given := self._lpm.tasks.give_back(self._owner.id, self._held, time.time()):
                 log.warning("%d tasks were leased and forgotten, and are pending again", given)
 
     async def _adapt(self) -> None:
@@ -324,8 +324,7 @@ class Worker:
         return begun
 
     def _unpublish(self, message_id: str) -> None:
-        with self._lpm.errors():
-            self._lpm.ledger.unpublish([message_id])
+        self._lpm.tasks.unpublish([message_id])
 
     async def _claim(self, queues: Sequence[str]) -> tuple[list[Claimed], bool]:
         """Lease only what can begin now: nothing waits in a worker, so urgent work overtakes all
@@ -366,8 +365,7 @@ class Worker:
         return is_due and self._memory.relieve() and not self._memory.is_full
 
     def _has_due(self, queues: Sequence[str]) -> bool:
-        with self._lpm.errors():
-            return self._lpm.ledger.has_due(queues)
+        return self._lpm.tasks.has_due(queues)
 
     @property
     def _is_short(self) -> bool:
@@ -444,42 +442,39 @@ class Worker:
         now = time.time()
         if not self._has_room():
             return [], True
-        with self._lpm.errors():
-            self._lpm.ledger.follow_clock(now, times.uptime(), times.boot_id())
-            self._lpm.ledger.wake(now)
-            self._suspect = self._due_suspect(queues)
-            if self._suspect and (self._idle or now - self._suspect.leased_at > SUSPECT_WAIT_S):
-                return [], True
-            if not self._lpm.ledger.has_due(queues):
-                return [], self._suspect is not None
-            wanted, more = self._wanted(queues, room)
-            reserved = self._reserve_all(wanted, room)
-            claimed: list[Claimed] = []
-            try:
-                places = [
-                    self._place(
-                        due, rule, reserved[due.domain] if rule.limited else None, room, queues
+        self._lpm.tasks.follow_clock(now, times.uptime(), times.boot_id())
+        self._lpm.tasks.wake(now)
+        self._suspect = self._due_suspect(queues)
+        if self._suspect and (self._idle or now - self._suspect.leased_at > SUSPECT_WAIT_S):
+            return [], True
+        if not self._lpm.tasks.has_due(queues):
+            return [], self._suspect is not None
+        wanted, more = self._wanted(queues, room)
+        reserved = self._reserve_all(wanted, room)
+        claimed: list[Claimed] = []
+        try:
+            places = [
+                self._place(due, rule, reserved[due.domain] if rule.limited else None, room, queues)
+                for due, rule in wanted
+                if not rule.limited or reserved[due.domain]
+            ]
+            tasks, left = self._lpm.tasks.claim(self._owner.id, places, room, now)
+            limited = {(due.domain, due.job_id): rule.limited for due, rule in wanted}
+            for task in tasks:
+                job = (task.domain, task.job_id)
+                if job not in limited:
+                    limited[job] = self._rule(*job).limited
+                mine = reserved.get(task.domain) if limited[job] else None
+                claimed.append((task, mine.pop(0) if mine else None))
+        finally:
+            for unused in reserved.values():
+                if unused:
+                    count = len(unused)
+                    about = unused[0]
+                    self._permits.report(
+                        Report(domain=about.domain, rule=about.rule, slots=count, unused=count)
                     )
-                    for due, rule in wanted
-                    if not rule.limited or reserved[due.domain]
-                ]
-                tasks, left = self._lpm.ledger.claim(self._owner.id, places, room, now)
-                limited = {(due.domain, due.job_id): rule.limited for due, rule in wanted}
-                for task in tasks:
-                    job = (task.domain, task.job_id)
-                    if job not in limited:
-                        limited[job] = self._rule(*job).limited
-                    mine = reserved.get(task.domain) if limited[job] else None
-                    claimed.append((task, mine.pop(0) if mine else None))
-            finally:
-                for unused in reserved.values():
-                    if unused:
-                        count = len(unused)
-                        about = unused[0]
-                        self._permits.report(
-                            Report(domain=about.domain, rule=about.rule, slots=count, unused=count)
-                        )
-            self._held.update((task.id, task.fence) for task in tasks)
+        self._held.update((task.id, task.fence) for task in tasks)
         failpoint("claimed")
         if tasks:
             self._last_domain = tasks[-1].domain
@@ -515,7 +510,7 @@ class Worker:
     def _due_suspect(self, queues: Sequence[str]) -> Suspect | None:
         if time.monotonic() < self._suspect_not_before:
             return None
-        return self._lpm.ledger.suspect(queues)
+        return self._lpm.tasks.suspect(queues)
 
     async def _try_alone(self, suspect: Suspect) -> bool:
         """Begin with a suspect, if its domain lets it go; nothing else is claimed until it has
@@ -541,7 +536,7 @@ class Worker:
         asked: set[str] = set()
         more = False
         for due in chain.from_iterable(
-            self._lpm.ledger.due(name, self._last_domain) for name in queues
+            self._lpm.tasks.due(name, self._last_domain) for name in queues
         ):
             if len(wanted) >= room:
                 return wanted, True
@@ -561,7 +556,7 @@ class Worker:
             Ask(
                 domain=due.domain,
                 rule=rule,
-                wish=self._lpm.ledger.due_count(due, room),
+                wish=self._lpm.tasks.due_count(due, room),
                 job=self._limit_of(due.job_id),
             )
             for due, rule in wanted
@@ -591,7 +586,7 @@ class Worker:
     def _rule_anew(self, domain: str, job_id: int | None) -> Rule:
         how, _ = self._jobs[job_id]
         self._jobs[job_id] = (how, 0.0)
-        with contextlib.suppress(StoreError), self._lpm.errors():
+        with contextlib.suppress(StoreError):
             return self._rule(domain, job_id)
         return self._sites.rule(domain, how.options.rate)  # then the next time
 
@@ -609,7 +604,7 @@ class Worker:
             return known[0]
         how = self._given
         if job_id is not None:
-            job = self._lpm.ledger.job_by_id(job_id)
+            job = self._lpm.jobs.get(job_id)
             how = FetchOptions(job.options, self._sessions.of(job.name))
         self._jobs[job_id] = (how, time.monotonic() + OPTIONS_S)
         return how
@@ -833,15 +828,13 @@ class Worker:
         return ((claimed, reservation), 0.0) if claimed else (None, POLL_S)
 
     def _stand(self, task: int) -> tuple[TaskStatus, float, str, int | None]:
-        with self._lpm.errors():
-            return self._lpm.ledger.stand(task)
+        return self._lpm.tasks.state_of(task)
 
     def _claim_one(self, task: int) -> Task | None:
-        with self._lpm.errors():
-            claimed = self._lpm.ledger.claim_one(self._owner.id, task, time.time())
-            if claimed:
-                self._held.add((claimed.id, claimed.fence))
-            return claimed
+        claimed = self._lpm.tasks.claim_one(self._owner.id, task, time.time())
+        if claimed:
+            self._held.add((claimed.id, claimed.fence))
+        return claimed
 
 
 @cache
