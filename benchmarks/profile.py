@@ -30,7 +30,7 @@ RUNS = WORK / "profile"
 PEERS = WORK / "peers" / "bin" / "python"
 
 STAGES: dict[str, tuple[str, ...]] = {
-    "claim": ("crawler.worker.Worker._claim_now",),
+    "claim": ("crawler.worker.claims.Claims.claim",),
     "permit": (
         "crawler.resilience.permit_client.PermitClient.reserve",
         "crawler.resilience.permit_client.PermitClient.flush",
@@ -39,7 +39,7 @@ STAGES: dict[str, tuple[str, ...]] = {
         "crawler.scraping.request_gate.RequestGate.close",
     ),
     "robots.txt": ("crawler.fetch.robots.Robots.check",),
-    "worker: a page's begin and end": ("crawler.worker.Worker._page",),
+    "worker: a page's begin and end": ("crawler.worker.pages.Pages._fetch",),
     "pipeline: attempt and outcome": ("crawler.scraping.pipeline.Attempt.run",),
     "client: request and answer": ("crawler.fetch.http.Client.fetch",),
     "charset": ("crawler.fetch.charset.decode",),
@@ -55,7 +55,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "SQLite: the task's timeline": ("crawler.db.timeline.note",),
     "SQLite: begin, commit": ("crawler.lpm.LocalPersistenceManager.save_result",),
     "pending/": ("crawler.db.pending.PendingFiles.write",),
-    "events for Flower: noted": ("crawler.tasks.PageEvents.__call__",),
+    "events for Flower: noted": ("crawler.flower.PageEvents.__call__",),
 }
 """The functions of each stage, by the name under which their callers find them."""
 
@@ -246,7 +246,7 @@ def corridor(
     from crawler.bulk import import_file
     from crawler.lpm import LocalPersistenceManager
     from crawler.models import QUEUES
-    from crawler.worker import Worker
+    from crawler.worker import Worker, tune_garbage_collection
 
     def collect(urls: Sequence[str]) -> None:
         file = folder / f"{len(urls)}.txt"
@@ -262,16 +262,17 @@ def corridor(
         redis_url = ends.enter_context(contextmanager(own_redis)(folder)) if way == "stack" else ""
         settings = settings_of(Order([], folder, {"env": {"REDIS_URL": redis_url}}))
         prepare()
+        tune_garbage_collection()
         lpm = ends.enter_context(closing(LocalPersistenceManager(settings.data_dir)))
         if way == "stack":
-            from crawler import tasks
+            from crawler import celery_app, child, flower
 
-            with closing(tasks.fleet_permit(lpm.owners, "profile")) as permit:
+            with closing(child.fleet_permit(lpm.owners, "profile")) as permit:
                 permit.nothing_booked()
-            events = tasks.PageEvents("profile")
+            events = flower.PageEvents(celery_app.app, "profile")
             ends.callback(events.stop)
             worker = Worker(
-                settings, watch=events, permit=functools.partial(tasks.fleet_permit, lpm.owners)
+                settings, watch=events, permit=functools.partial(child.fleet_permit, lpm.owners)
             )
         else:
             worker = Worker(settings, kind="cli")

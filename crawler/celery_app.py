@@ -11,29 +11,30 @@ import click
 from celery import Celery, signals
 from kombu import Exchange, Queue
 
-from crawler import config, flower_guard, process
+from crawler import config, flower
 from crawler.models import QUEUES
-from crawler.redis_address import RedisAddress
+from crawler.redis_client import RedisAddress
+from crawler.stack import redis_address
 
 settings = config.load()
 
 
 def backend_address(broker: str) -> str:
-    """Results go to the database behind the broker's, so that an emptied one does not take the
-    other along."""
+    """The database for results: the next after the broker's, so that emptying one keeps the
+    other."""
     address = RedisAddress.parse(broker)
     return address.for_celery(address.db + 1)
 
 
 # Flower as shipped listens on every interface without a password, and answers to every name.
 os.environ.setdefault("FLOWER_ADDRESS", "127.0.0.1")
-signals.import_modules.connect(flower_guard.install, weak=False)
-broker_url = RedisAddress.parse(process.redis_address(settings)).for_celery()
+signals.import_modules.connect(flower.install_guard, weak=False)
+broker_url = RedisAddress.parse(redis_address(settings)).for_celery()
 
 
 class App(Celery):
-    """Refuses to send what no worker would know: `celery call` prints an id, and the message would
-    be dropped."""
+    """Refuses to send a task that no worker knows: `celery call` would print an id, and the worker
+    would drop the message."""
 
     def send_task(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Celery's own, for the tasks there are."""
@@ -48,9 +49,8 @@ app.conf.update(
     # Each queue has its own exchange and routing key: with the default ones a message lands in
     # both.
     task_queues=[Queue(name, Exchange(name), routing_key=name) for name in QUEUES],
-    task_routes={
-        name: {"queue": "urgent"} for name in ("scrape_task", "crawl_url")
-    },  # somebody waits for it
+    # Somebody waits for these.
+    task_routes={name: {"queue": "urgent"} for name in ("scrape_task", "crawl_url")},
     task_default_queue="default",
     task_default_exchange="default",
     task_default_routing_key="default",
@@ -75,7 +75,8 @@ app.conf.update(
     task_send_sent_event=True,
     worker_hijack_root_logger=False,
     worker_proc_alive_timeout=30,
-    worker_consumer="crawler.consumer:Consumer",
+    include=["crawler.child"],
+    worker_consumer="crawler.child:Consumer",
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     broker_transport_options={

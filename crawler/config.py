@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 
 from crawler.errors import ConfigError
-from crawler.redis_address import RedisAddress
+from crawler.redis_client import RedisAddress
 
 _SECRETS = ("redis_url", "http_proxy", "https_proxy", "gateway_url", "gateway_token")
 DEFAULT_RATE = "2/s"

@@ -19,11 +19,12 @@ from crawler.config import Settings, program
 from crawler.db import owners
 from crawler.demo_site import FAULTS, running_site
 from crawler.errors import StackIsUp
+from crawler.locks import try_lock
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, JobOptions
 from crawler.orchestrator import Orchestrator, stop_stale, terminated_by_signal
-from crawler.process import read_stack
 from crawler.redis_client import connect
+from crawler.stack import read_stack
 
 KINDS = ("child", "child", "worker", "redis", "flushall")
 """What strikes hit: each of these once in every five, children twice."""
@@ -215,7 +216,7 @@ def _emptied(folder: Path) -> Iterator[None]:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)  # of the folder itself: a file in it would go with the rest
     try:
-        if not owners.try_lock(lock):
+        if not try_lock(lock):
             raise StackIsUp(
                 f"a drill is running already in {folder}; let it end, or stop it there with Ctrl-C"
             )

@@ -1,28 +1,83 @@
-"""Files and folders: what may be read, what is set aside, and what was written is on the disk."""
+"""Files: read, replace as a whole, set aside, and have on the disk."""
 
 import errno
 import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
-_INBOX = ("urgent", "done", "failed")
-_ITEM = re.compile("[0-9a-f]{16}")
+_INBOX_FOLDERS = ("urgent", "done", "failed")
+_INBOX_ITEM = re.compile("[0-9a-f]{16}")
 """The folder of an import in the inbox."""
 
 
 def read_regular(path: Path) -> bytes:
-    """The content of a file; an `OSError` for anything else: reading a pipe would wait for its
-    other end."""
+    """The content of a file; an `OSError` for anything else, because reading a pipe would wait for
+    its writer."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "this is no regular file", str(path))
     return path.read_bytes()
 
 
+@contextmanager
+def replacing(target: Path, mode: int = 0o666, part: Path | None = None) -> Iterator[BinaryIO]:
+    """A file that takes the place of `target` when all of it is on the disk, or not at all.
+
+    Until then its name is `part`.
+    """
+    part = part or target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with os.fdopen(_create(part, mode), "wb") as file:
+            yield file
+            commit(file, part, target)
+    finally:
+        with suppress(OSError):
+            part.unlink()
+
+
+def commit(file: BinaryIO, part: Path, target: Path) -> None:
+    """Have the content of a written file on the disk, then give it its name."""
+    file.flush()
+    sync_and_rename(file.fileno(), part, target)
+
+
+def sync_and_rename(descriptor: int, part: Path, target: Path) -> None:
+    """The same for a descriptor."""
+    os.fsync(descriptor)
+    part.replace(target)
+    sync_folder(target.parent)
+
+
+def replace_file(
+    path: Path,
+    content: bytes,
+    mode: int = 0o600,
+    part: Path | None = None,
+    date: float | None = None,
+) -> None:
+    """Write a small file that readers see as a whole. It may be lost in a power cut."""
+    part = part or path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with os.fdopen(_create(part, mode), "wb") as file:
+            file.write(content)
+        if date is not None:
+            os.utime(part, (date, date))
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+def _create(part: Path, mode: int) -> int:
+    return os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+
+
 def set_aside(path: Path, ending: str) -> Path:
-    """Give whatever stands at a path another name in its folder, one that nothing has yet."""
+    """Rename what is at a path, to a name in its folder that nothing has yet."""
     kept = path.with_name(f"{path.name}.{ending}")
     while os.path.lexists(kept):
         kept = kept.with_name(f"{kept.name}.again")
@@ -32,29 +87,27 @@ def set_aside(path: Path, ending: str) -> Path:
 def strangers(inbox: Path) -> list[Path]:
     """What lies in an inbox and is never imported: links, pipes, and folders that are no
     imports."""
-    found = []
+    found: list[Path] = []
     for folder in (inbox, inbox / "urgent"):
-        for path in folder.iterdir() if folder.is_dir() else ():
-            ours = (
-                folder == inbox
-                and (path.name in _INBOX or _ITEM.fullmatch(path.name))
-                and path.is_dir()
-            )
-            if (
-                not ours
-                and not path.name.startswith(".")
-                and (path.is_symlink() or not path.is_file())
-            ):
-                found.append(path)
+        if folder.is_dir():
+            found += [path for path in folder.iterdir() if _is_stranger(path, folder == inbox)]
     return sorted(found)
 
 
+def _is_stranger(path: Path, at_top: bool) -> bool:
+    if path.name.startswith("."):
+        return False
+    named_as_ours = path.name in _INBOX_FOLDERS or _INBOX_ITEM.fullmatch(path.name)
+    if at_top and named_as_ours and path.is_dir():
+        return False
+    return path.is_symlink() or not path.is_file()
+
+
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk; without that, a power cut can undo a
-    rename."""
-    with _opened(folder) as fd:
+    """Wait until the names in a folder are on the disk; otherwise a power cut can undo a rename."""
+    with _opened(folder) as descriptor:
         try:
-            os.fsync(fd)
+            os.fsync(descriptor)
         except OSError as error:
             if error.errno != errno.EINVAL:  # some file systems cannot sync folders
                 raise
@@ -71,16 +124,16 @@ def sync_file_system(folder: Path) -> None:
     if not hasattr(libc, "syncfs"):
         os.sync()
         return
-    with _opened(folder) as fd:
-        if libc.syncfs(fd):
+    with _opened(folder) as descriptor:
+        if libc.syncfs(descriptor):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[int]:
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        yield fd
+        yield descriptor
     finally:
-        os.close(fd)
+        os.close(descriptor)

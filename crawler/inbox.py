@@ -1,11 +1,11 @@
-"""The inbox: a file that is put there is imported by the stack, once, whoever is killed on the way.
+"""The inbox: the stack imports each file that is put there, once, even if it is killed meanwhile.
 
-    inbox/FILE, inbox/urgent/FILE       dropped by hand; taken when it rests for two seconds and nobody writes it
-    inbox/ITEM/                         an import: `.options` says how, and it counts from the moment its file is there
-    inbox/done/ITEM/, failed/ITEM/      the file and what became of it, in FILE.receipt.json
+    inbox/FILE, inbox/urgent/FILE    put there by hand; taken when it rests for two seconds
+    inbox/ITEM/                      an import: `.options` says how; complete when its file is there
+    inbox/done/ITEM/, failed/ITEM/   the file, and its outcome in FILE.receipt.json
 
-A command on another kernel than the stack's must not open the database: it leaves an item and
-awaits its receipt.
+A command on another kernel than the stack's must not open the database. It leaves an item here, and
+waits for its receipt.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -38,17 +38,17 @@ log = logging.getLogger(__name__)
 
 TICK_S, BEAT_S = 0.5, 2.0
 SETTLED_S = 2.0
-"""A dropped file that has not changed for so long is whole."""
+"""A file that has not changed for this long is complete."""
 ABANDONED_S = 3600.0
-"""A copy into the inbox that has not grown for so long was broken off."""
+"""A copy into the inbox that has not grown for this long was interrupted."""
 WAIT_LIMIT_S = 600.0
-SAY_S = 5.0
+SAY_INTERVAL_S = 5.0
 _UNFINISHED = (".part", ".partial", ".tmp", ".crdownload", "~")
 _OUTCOMES = ("done", "failed")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How the file of that name is to be imported; as `bulk import` has it."""
+    """How to import the file of that name, as options of `bulk import`."""
 
     name: str
     queue: Literal["urgent", "default"] = "default"
@@ -61,19 +61,39 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an import: one of the two."""
+    """The outcome of an import: a summary or an error."""
 
     summary: Summary | None = None
     error: str | None = None
 
 
 class _Stopping(Exception):
-    """The import is broken off, and goes on where it was in the next process."""
+    """The import is interrupted; the next process continues it."""
+
+
+class _Rest:
+    """For how long paths have not changed, as far as this process has looked on."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seen: dict[Path, tuple[object, float]] = {}
+
+    def of(self, path: Path, state: object) -> float:
+        """Seconds since the path's state was first seen."""
+        before, since = self._seen.get(path, (None, 0.0))
+        if state != before:
+            since = self._clock()
+            self._seen[path] = (state, since)
+        return self._clock() - since
+
+    def keep(self, paths: Iterable[Path]) -> None:
+        """Forget all other paths."""
+        self._seen = {path: self._seen[path] for path in paths if path in self._seen}
 
 
 class Inbox:
-    """Imports what lies in the inbox: one acts at a time and names its kernel, any number stand
-    by."""
+    """Imports the files of the inbox. One process acts at a time and names its kernel, any number
+    stand by."""
 
     def __init__(
         self,
@@ -81,15 +101,14 @@ class Inbox:
         give_way: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings, self._give_way, self._clock = settings, give_way, clock
+        """`give_way` is called where another kernel has the data folder."""
+        self._settings, self._give_way = settings, give_way
         self._data = settings.data_dir.absolute()
         self._folder = self._data / "inbox"
         self._stop = threading.Event()
-        self._seen: dict[Path, tuple[tuple[int, int] | None, float]] = {}
-        self._copies: dict[Path, tuple[int, float]] = {}
-        self._changed: dict[Path, tuple[tuple[int, int] | None, float]] = {}
-        """The items whose file has changed since it was imported; as those that were dropped, they
-        are to rest."""
+        self._dropped, self._copies, self._imported = _Rest(clock), _Rest(clock), _Rest(clock)
+        self._changed: set[Path] = set()
+        """Items whose file has changed during its import."""
         self._trouble = ""
         self._strangers: set[Path] = set()
         self._make_folders()
@@ -99,47 +118,47 @@ class Inbox:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def stop(self) -> None:
-        """Let the next one act."""
+        """Let another process act."""
         self._stop.set()
 
     def run(self) -> None:
         """Act once it is this process's turn, until stopped."""
-        office = owners.Office(
-            self._data / "run" / "inbox.lock", owners.STILL * self._settings.stall_s
-        )
+        limit_s = owners.STILL * self._settings.stall_s
+        office = owners.Office(self._data / "run" / "inbox.lock", limit_s)
         while not office.take():
             if self._stop.wait(TICK_S):
                 office.close()
                 return
-        if self._act(office):  # else the lock falls with the process
+        if self._act(office):  # otherwise the lock falls with the process
             office.close()
 
     def _act(self, office: owners.Office) -> bool:
-        """Take what comes, and name this kernel; False where an import is still being broken off at
-        the end."""
+        """Import files, and name this kernel; False where an import still runs at the end."""
         note = kernel.note(self._data / "run")
-        taker = threading.Thread(target=self._take_all, name="inbox-taker", daemon=True)
-        taker.start()  # beside the beats: a large file takes its time
-        ours, mine = True, True
-        while ours and mine:
-            with contextlib.suppress(OSError):  # a full disk is told by those who need it
+        # On a thread of its own, beside the beats: a large file takes its time.
+        importer = threading.Thread(target=self._take_all, name="inbox-taker", daemon=True)
+        importer.start()
+        our_kernel, our_office = True, True
+        while our_kernel and our_office:
+            with contextlib.suppress(OSError):  # others report a full disk
                 kernel.write(note, kernel.name())
             if self._stop.wait(BEAT_S):
                 break
-            mine = office.keep()
-            ours = not kernel.is_other(self._data)
-        if not mine:
+            our_office = office.keep()
+            our_kernel = not kernel.is_other(self._data)
+        if not our_office:
             log.warning("another process has taken over the inbox while this one stood still")
             self.stop()
-        if not ours:  # both began at one moment, or this machine slept and was taken for dead
+        if not our_kernel:  # both began at once, or this machine slept and was taken for dead
             log.critical(
-                "workers of another kernel are in this data folder: these end, so that one database has one"
+                "workers of another kernel are in this data folder: "
+                "these end, so that one database has one"
             )
             self.stop()
             self._give_way()
-        taker.join(BEAT_S)
-        ended = not taker.is_alive()
-        if ended and ours and mine:
+        importer.join(BEAT_S)
+        ended = not importer.is_alive()
+        if ended and our_kernel and our_office:
             with contextlib.suppress(OSError):
                 kernel.write(note, "")
         os.close(note)
@@ -159,39 +178,34 @@ class Inbox:
 
     def take(self) -> None:
         """Import everything that is complete, the oldest first."""
+        self._make_folders()  # somebody may have removed them
+        self._report_strangers()
         self._adopt()
         items = [path for path in self._folder.iterdir() if (path / ".options").is_file()]
         for item in sorted(items, key=lambda path: path.stat().st_mtime_ns):
             self._take(item)
 
     def _adopt(self) -> None:
-        """Make items of what was dropped by hand and has come to rest."""
-        self._make_folders()  # somebody may have tidied up
-        self._tell_strangers()
-        seen = {}
+        """Make items of files that were dropped by hand and are complete."""
+        dropped = list(self._dropped_files())
+        self._dropped.keep(dropped)
+        for path in dropped:
+            rested_s = self._dropped.of(path, _state(path))
+            if rested_s >= SETTLED_S and not _is_written(path):
+                options = Options(name=safe_name(path))
+                if path.parent != self._folder:
+                    options = msgspec.structs.replace(options, queue="urgent")
+                path.rename(_new_item(self._folder, options) / options.name)
+
+    def _dropped_files(self) -> Iterator[Path]:
         for folder in (self._folder / "urgent", self._folder):
             for path in folder.iterdir():
-                if (
-                    path.name.startswith(".")
-                    or path.name.endswith(_UNFINISHED)
-                    or path.is_symlink()
-                ):
-                    continue
-                if not path.is_file():
-                    continue
-                state = _state(path)
-                before, since = self._seen.get(path, (None, 0.0))
-                seen[path] = (state, since if state == before else self._clock())
-                if self._clock() - seen[path][1] >= SETTLED_S and not _is_written(path):
-                    options = Options(
-                        name=safe_name(path),
-                        queue="urgent" if folder.name == "urgent" else "default",
-                    )
-                    path.rename(_new_item(self._folder, options) / options.name)
-        self._seen = seen
+                unfinished = path.name.startswith(".") or path.name.endswith(_UNFINISHED)
+                if not unfinished and not path.is_symlink() and path.is_file():
+                    yield path
 
-    def _tell_strangers(self) -> None:
-        """Say once of each link, pipe or folder that it is not imported."""
+    def _report_strangers(self) -> None:
+        """Log each link, pipe or folder once."""
         found = set(strangers(self._folder))
         for path in sorted(found - self._strangers):
             log.warning(
@@ -203,27 +217,16 @@ class Inbox:
         try:
             options = msgspec.json.decode((item / ".options").read_bytes(), type=Options)
         except msgspec.DecodeError:
-            return  # its writer was killed before it was an import
+            return  # its writer was killed before the item was complete
         file = item / Path(options.name).name
         receipt = _read_receipt(item, options)
         if receipt is None:
             if not file.exists():
                 self._remove_if_abandoned(item)
                 return
-            state = _state(file)
-            changed, since = self._changed.get(item, (state, -SETTLED_S))
-            if state != changed or self._clock() - since < SETTLED_S:
-                self._changed[item] = (state, since if state == changed else self._clock())
+            receipt = self._import_settled(item, file, options)
+            if receipt is None:
                 return
-            receipt = self._import(file, options)
-            if _state(file) not in (state, None):  # its writer had only paused
-                log.warning(
-                    "%s was changed after it was taken: it is imported again when it rests",
-                    options.name,
-                )
-                self._changed[item] = (_state(file), self._clock())
-                return
-            self._changed.pop(item, None)
             with whole_file(_receipt_path(item, options)) as out:
                 out.write(msgspec.json.format(msgspec.json.encode(receipt)) + b"\n")
         failpoint("receipted")
@@ -234,14 +237,29 @@ class Inbox:
         self._note_move(file, outcome / item.name / file.name)
         item.rename(outcome / item.name)
 
+    def _import_settled(self, item: Path, file: Path, options: Options) -> Receipt | None:
+        """Import a file; None where it changed meanwhile, and so is imported again later."""
+        state = _state(file)
+        if item in self._changed and self._imported.of(item, state) < SETTLED_S:
+            return None
+        receipt = self._import(file, options)
+        now = _state(file)
+        if now in (state, None):
+            self._changed.discard(item)
+            self._imported.keep(self._changed)
+            return receipt
+        # Its writer had only paused.
+        log.warning(
+            "%s was changed after it was taken: it is imported again when it rests", options.name
+        )
+        self._changed.add(item)
+        self._imported.of(item, now)
+        return None
+
     def _remove_if_abandoned(self, item: Path) -> None:
-        """Remove what a killed command has left of a copy: one that has not grown while this
-        process looked on."""
-        state = sum(path.stat().st_size for path in item.iterdir())
-        before, since = self._copies.get(item, (-1, 0.0))
-        self._copies[item] = (state, since if state == before else self._clock())
-        if self._clock() - self._copies[item][1] > ABANDONED_S:
-            del self._copies[item]
+        """Remove an interrupted copy, one that has not grown while this process looked on."""
+        size = sum(path.stat().st_size for path in item.iterdir())
+        if self._copies.of(item, size) > ABANDONED_S:
             shutil.rmtree(item)
 
     def _import(self, file: Path, options: Options) -> Receipt:
@@ -256,18 +274,17 @@ class Inbox:
                 job_name=options.job_name,
                 deadline=options.deadline,
                 how=options.how,
-                watched=True,  # until the receipt is written: killed before that, the job goes on, even if it has ended
+                # Until the receipt is written: after a kill the job goes on, even if it has ended.
+                watched=True,
                 replaces=True,
-                progress=self._go_on,
+                progress=self._check_stop,
             )
         except UsageError as error:
             log.warning("a file in the inbox cannot be used: %s", error)
             return Receipt(error=str(error).replace(str(file), options.name))
         except (CrawlerError, OSError, _Stopping):
             raise  # not the file's fault: it is tried again
-        except (
-            Exception
-        ) as error:  # whatever it is, the files behind this one are not to wait for it
+        except Exception as error:  # the files behind this one must not wait for it
             log.exception("%s cannot be imported", file)
             return Receipt(error=f"{options.name}: the import met an unforeseen error ({error!r})")
         failpoint("taken")
@@ -277,20 +294,21 @@ class Inbox:
         rejects_file = Path(summary.rejects_file).name if summary.rejects_file else None
         return Receipt(summary=msgspec.structs.replace(summary, rejects_file=rejects_file))
 
-    def _go_on(self, _line: str) -> None:
+    def _check_stop(self, _line: str) -> None:
         if self._stop.is_set():
             raise _Stopping
 
     def _note_move(self, file: Path, to: Path) -> None:
-        """Note where the file will be, before it is moved: killed in between, the next process
-        moves it."""
+        """Note where the file will be, before it is moved: if this process is killed in between,
+        the next one moves it."""
         if LocalPersistenceManager.exists(self._data):
             lpm = LocalPersistenceManager(self._data)
             with lpm:
                 lpm.imports.move(source_name(file), source_name(to))
 
     def _forget(self, summary: Summary) -> None:
-        """The receipt is there: the same file again is a new job once this one has ended."""
+        """Note that the receipt is there: the same file again is a new job once this one has
+        ended."""
         lpm = LocalPersistenceManager(self._data)
         with lpm, contextlib.suppress(UsageError):
             lpm.jobs.mark_reported(lpm.jobs.named(summary.job))
@@ -307,23 +325,22 @@ def deliver(
     try:
         folder, receipt = _wait(data, item, options, say)
     except KeyboardInterrupt:
-        say(
-            f"it is imported all the same; its receipt will be in {item.parent / 'done' / item.name}"
-        )
+        place = item.parent / "done" / item.name
+        say(f"it is imported all the same; its receipt will be in {place}")
         raise
     if receipt.summary is None:
         shutil.rmtree(folder)
-        raise UsageError(
-            (receipt.error or "the stack could not import it").replace(options.name, str(file), 1)
-        )
+        reason = receipt.error or "the stack could not import it"
+        raise UsageError(reason.replace(options.name, str(file), 1))
+    rejects_file = receipt.summary.rejects_file
     with rows.RejectsFile(file, data / INPUT) as rejects:
-        if receipt.summary.rejects_file:
-            with (folder / receipt.summary.rejects_file).open("rb") as lines:
+        if rejects_file:
+            with (folder / rejects_file).open("rb") as lines:
                 for line in lines:
                     rejects.add(msgspec.json.decode(line, type=rows.Reject))
+            rejects_file = str(rejects.path)
     shutil.rmtree(folder)
-    path = str(rejects.path) if receipt.summary.rejects_file else None
-    return msgspec.structs.replace(receipt.summary, rejects_file=path)
+    return msgspec.structs.replace(receipt.summary, rejects_file=rejects_file)
 
 
 def safe_name(file: Path) -> str:
@@ -341,19 +358,14 @@ def _state(file: Path) -> tuple[int, int] | None:
 
 
 def _is_written(file: Path) -> bool:
-    """Whether some process has the file open for writing, as far as the file system tells: then it
-    is not whole."""
-    with (
-        contextlib.suppress(InputError),
-        opened(file) as source,
-    ):  # one that cannot be read is told at its import
+    """Whether some process has the file open for writing, as far as the file system tells."""
+    # A file that cannot be read is reported by its import.
+    with contextlib.suppress(InputError), opened(file) as source:
         try:
-            fcntl.fcntl(
-                source, fcntl.F_SETSIG, signal.SIGURG
-            )  # a writer that comes now sends one, and SIGIO would kill
-            fcntl.fcntl(
-                source, fcntl.F_SETLEASE, fcntl.F_RDLCK
-            )  # given only where there is no writer
+            # A writer that opens the file now sends a signal; the usual SIGIO would kill.
+            fcntl.fcntl(source, fcntl.F_SETSIG, signal.SIGURG)
+            # A lease is given only where there is no writer.
+            fcntl.fcntl(source, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             fcntl.fcntl(source, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         except OSError as error:
             return error.errno == errno.EAGAIN
@@ -382,7 +394,8 @@ def _send(inbox: Path, source: BinaryIO, options: Options) -> Path:
 def _wait(
     data: Path, item: Path, options: Options, say: Callable[[str], None]
 ) -> tuple[Path, Receipt]:
-    end, said = time.monotonic() + WAIT_LIMIT_S, time.monotonic()
+    said = time.monotonic()
+    end = said + WAIT_LIMIT_S
     while True:
         for outcome in _OUTCOMES:
             folder = item.parent / outcome / item.name
@@ -394,7 +407,7 @@ def _wait(
             raise ServiceError(
                 f"the stack {what}; the file waits in {item} and is imported when the stack is up"
             )
-        if now - said > SAY_S:
+        if now - said > SAY_INTERVAL_S:
             said = now
             say("waiting for the stack to import it …")
         time.sleep(0.2)

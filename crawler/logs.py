@@ -1,20 +1,33 @@
-"""Readable lines on a terminal, JSON lines elsewhere; task_id, job and domain stand on each where
-they are known."""
+"""Log lines: readable on a terminal, JSON elsewhere; and text that is safe to print."""
 
 import logging
 import os
 import re
 import sys
-from typing import TextIO
+import time
+from typing import Any, TextIO
 
 import msgspec
 
 _NUMBERS = re.compile(r"\d[\d.,:]*")
-_PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "data"}
+_STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {
+    "message",
+    "asctime",
+    "taskName",
+    "data",
+}
+
+
+def _extra_fields(record: logging.LogRecord) -> dict[str, Any]:
+    """What the caller passed as `extra`: task_id, job and domain, where they are known."""
+    fields = record.__dict__.items()
+    return {name: value for name, value in fields if name not in _STANDARD_FIELDS}
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line; what a caller passes as `extra` becomes fields of it."""
+    """One JSON object per line."""
+
+    converter = staticmethod(time.gmtime)
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -24,34 +37,31 @@ class JsonLines(logging.Formatter):
             "pid": record.process,
             "message": printable(record.getMessage()),
         }
-        line |= {name: value for name, value in record.__dict__.items() if name not in _PLAIN}
+        line |= _extra_fields(record)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
 class ReadableLines(logging.Formatter):
-    """What a person wants to see: time, level, message, and the extra fields behind it."""
+    """Time, level and message, with the extra fields behind it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        extra = " ".join(
-            f"{name}={value}" for name, value in record.__dict__.items() if name not in _PLAIN
-        )
-        line = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():7} {printable(record.getMessage())}"
-        line += f"  {printable(extra)}" if extra else ""
-        return line + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
+        at, level = self.formatTime(record, "%H:%M:%S"), record.levelname.lower()
+        line = f"{at} {level:7} {printable(record.getMessage())}"
+        extra = " ".join(f"{name}={value}" for name, value in _extra_fields(record).items())
+        if extra:
+            line += f"  {printable(extra)}"
+        if record.exc_info:
+            line += f"\n{self.formatException(record.exc_info)}"
+        return line
 
 
 def handler(stream: TextIO | None = None) -> logging.Handler:
     """A handler for the stream (stderr by default) in the form that suits it."""
-    import time
-
     stream = stream or sys.stderr
     out = logging.StreamHandler(stream)
-    formatter = ReadableLines() if stream.isatty() else JsonLines()
-    if isinstance(formatter, JsonLines):
-        formatter.converter = time.gmtime
-    out.setFormatter(formatter)
+    out.setFormatter(ReadableLines() if stream.isatty() else JsonLines())
     return out
 
 
@@ -64,43 +74,40 @@ def setup(level: str) -> None:
 
 
 def printable(text: str) -> str:
-    """The text with control characters escaped, so that a page cannot drive a terminal or forge a
-    log line."""
+    """The text with control characters escaped, so that a page cannot control a terminal or forge
+    a log line."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def shortened(text: str, most: int = 100) -> str:
-    """A text that fits into a line."""
+    """The text, cut to fit into a line."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things, of which one has no s."""
+    """A number of things: "1 page", "2 pages"."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def without_figures(text: str) -> str:
-    """A text that is the same while only its figures change."""
+    """The text without numbers, to see whether it says something new."""
     return _NUMBERS.sub("", text)
 
 
 def leave_lost_terminal() -> bool:
-    """Send to /dev/null what was to go to a terminal or a reader that is gone; True where one is.
+    """Send output to /dev/null where its terminal or reader is gone; True where one was.
 
-    What is said later must not fail: it would break off a stop.
+    Otherwise the next line of output would fail, and break off an orderly stop.
     """
     import select
 
     poll = select.poll()
     for descriptor in (1, 2):
         poll.register(descriptor, 0)
-    lost = [
-        descriptor
-        for descriptor, events in poll.poll(0)
-        if events & (select.POLLHUP | select.POLLERR)
-    ]
+    gone = select.POLLHUP | select.POLLERR
+    lost = [descriptor for descriptor, events in poll.poll(0) if events & gone]
     if lost:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for descriptor in lost:

@@ -33,6 +33,7 @@ from crawler.db.pending import PendingFiles
 from crawler.db.sql import HELD
 from crawler.db.store import Layout, Store
 from crawler.errors import StoreError, UsageError
+from crawler.locks import is_locked, open_lock, try_lock
 from crawler.models import (
     NO_DEADLINE,
     QUEUES,
@@ -284,9 +285,9 @@ class LocalPersistenceManager(Layout):
                 if not is_locked(left):
                     left.unlink(missing_ok=True)
             path = folder / f"{job.id}.{os.getpid()}"
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = open_lock(path)
         try:
-            owners.try_lock(lock)
+            try_lock(lock)
             yield
         finally:
             path.unlink(missing_ok=True)
@@ -506,18 +507,6 @@ def low_on_disk(folder: Path, least: int, min_files: int = MIN_FREE_FILES) -> st
         return None
     room = f"only {free / 1e6:,.0f} MB are free in {folder}"
     return f"{room}; nothing more is fetched until {least / 1e6:,.0f} MB are"
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a living process holds the lock that this file is for."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        return not owners.try_lock(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _size(path: Path) -> int:

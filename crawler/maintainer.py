@@ -1,5 +1,5 @@
-"""What the ledger says should be in flight, made so again: one acts at a time, any number stand
-by."""
+"""The maintainer: makes what is in the queues agree with the ledger. One acts at a time, any number
+stand by."""
 
 import logging
 import os
@@ -22,24 +22,23 @@ from crawler.standstill import Standstill, Waits
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-MIRROR_S = 3.0
-STANDS_STILL_S = 10.0
-"""After so long without a page the log says why a job does not move."""
+PROGRESS_INTERVAL_S = 3.0
+STANDSTILL_S = 10.0
+"""After this long without a page the log says why a job does not move."""
 MAX_STANDSTILLS = 20
-"""Open jobs that the log says this of."""
-WAL_LIMIT = 64 << 20
-"""A write-ahead log that is larger is written back and cut, which readers alone may keep from
-happening."""
+"""Jobs whose standstills are logged."""
+MAX_WAL_BYTES = 64 << 20
+"""A larger write-ahead log is written back and truncated; only readers can delay that."""
 MISSING_S = 5.0
-"""A message that is in no queue and in no worker's hand for so long is published again."""
+"""A message that is in no queue and with no worker for this long is published again."""
 
 
 class BrokerDown(Exception):
-    """The broker cannot be spoken to now; nothing is lost by that."""
+    """The broker does not answer now; nothing is lost by that."""
 
 
 class Queued(NamedTuple):
-    """A message in a queue; of chunks one knows from which ledger they are."""
+    """A message in a queue; for a chunk the ledger it comes from is known."""
 
     id: str
     ledger_id: str
@@ -57,14 +56,15 @@ class Broker(Protocol):
         """All messages in the queues."""
 
     def withdraw(self, messages: Sequence[Queued]) -> None:
-        """Take these out of their queues, as far as they are still there."""
+        """Take these out of their queues, if they are still there."""
 
     def mirror(self, job: Job, books: Books) -> None:
-        """Show a job's progress to whoever reads Redis."""
+        """Show a job's progress to readers of Redis."""
 
 
 class Maintainer:
-    """Frees what the dead held, fills the window, publishes again what was lost, ends jobs."""
+    """Frees what dead processes held, fills the window, publishes lost messages again, ends
+    jobs."""
 
     def __init__(
         self,
@@ -76,38 +76,33 @@ class Maintainer:
         uptime: Callable[[], float] = times.uptime,
         waits: Waits | None = None,
     ) -> None:
-        """`waits` tells the log why a job does not move."""
-        self._lpm, self._broker, self._window, self._clock = lpm, broker, settings.window, clock
-        self._uptime = uptime
-        self._forget = forget
-        self._zone = times.zone(settings.timezone)
+        """`forget` is told of each domain where a dead process had requests. `waits` tells the log
+        why a job does not move."""
+        self._lpm, self._broker, self._window = lpm, broker, settings.window
+        self._clock, self._uptime, self._forget = clock, uptime, forget
+        self._alarms = JobAlarms(settings, uptime, waits)
         self._still_s = owners.STILL * settings.stall_s
-        self._ticked = 0.0
+        self._ticked_at = self._mirrored_at = 0.0
         self._kick = threading.Event()
-        self._stop = False
+        self._stopping = False
         self._missing: dict[str, float] = {}
+        """Since when each message is missing."""
         self._trouble = ""
-        self._mirrored = 0.0
-        self._trends: dict[int, Trend] = {}
-        self._late: set[int] = set()
-        self._waits = waits
-        self._standstills: dict[int, Standstill] = {}
-        self._told: dict[int, str] = {}
 
     def kick(self) -> None:
-        """There is something to do now."""
+        """Act now instead of at the next tick."""
         self._kick.set()
 
     def stop(self) -> None:
-        """Let the next one act."""
-        self._stop = True
+        """Let another process act."""
+        self._stopping = True
         self._kick.set()
 
     def run(self) -> None:
-        """Act whenever the lock can be had, until stopped."""
+        """Act while this process has the lock, until stopped."""
         office = owners.Office(self._lpm.run / "maintainer.lock", self._still_s)
         try:
-            while not self._stop:
+            while not self._stopping:
                 if office.take():
                     self._act(office)
                 self._wait(TICK_S)
@@ -116,25 +111,24 @@ class Maintainer:
             self._lpm.close()
 
     def _act(self, office: owners.Office) -> None:
-        # Beside the ticks: among a million results this takes a while, and nobody waits for it.
-        threading.Thread(target=self._project, name="projection", daemon=True).start()
-        while not self._stop and office.keep():
-            next_due = self._guarded(self.tick)
-            self._wait(
-                TICK_S if next_due is None else min(TICK_S, max(0.05, next_due - self._clock()))
-            )
+        # On a thread of its own: with a million results it takes a while, and nothing waits for it.
+        threading.Thread(target=self._secure_pending, name="projection", daemon=True).start()
+        while not self._stopping and office.keep():
+            next_due = self._guarded_tick()
+            wait_s = TICK_S
+            if next_due is not None:
+                wait_s = min(TICK_S, max(0.05, next_due - self._clock()))
+            self._wait(wait_s)
 
-    def _project(self) -> None:
+    def _secure_pending(self) -> None:
         lpm = LocalPersistenceManager(self._lpm.folder)
         try:
-            made = lpm.files.secure()
-        except CrawlerError as error:
-            log.warning("pending/ could not be looked through: %s", error)
-        else:
-            if made:
+            if made := lpm.files.secure():
                 log.info(
                     "%d files in pending/ were missing or unreadable and were made again", made
                 )
+        except CrawlerError as error:
+            log.warning("pending/ could not be looked through: %s", error)
         finally:
             lpm.close()
 
@@ -142,11 +136,11 @@ class Maintainer:
         self._kick.wait(seconds)
         self._kick.clear()
 
-    def _guarded(self, act: "Callable[[], float | int | None]") -> float | None:
-        """One line when trouble begins and one when it ends; the loop goes on."""
+    def _guarded_tick(self) -> float | None:
+        """One tick, whatever goes wrong; logs when trouble begins and when it ends."""
         try:
             with self._lpm.errors():
-                done = act()
+                next_due = self.tick()
         except (BrokerDown, CrawlerError) as error:
             if not self._trouble:
                 log.warning(
@@ -154,7 +148,7 @@ class Maintainer:
                 )
             self._trouble = str(error)
             return None
-        except Exception as error:  # whatever it is, a maintainer that has died helps nobody
+        except Exception as error:  # without a maintainer everything would come to a stop
             if not self._trouble:
                 log.exception(
                     "the maintainer met an unforeseen error, and tries again every second"
@@ -164,45 +158,52 @@ class Maintainer:
         if self._trouble:
             log.info("recovered from: %s", self._trouble)
             self._trouble = ""
-        return done
+        return next_due
 
     def tick(self) -> float | None:
         """Bring broker and ledger together once; returns when the next waiting task is due."""
-        self._lpm.tasks.follow_clock(self._clock(), self._uptime(), times.boot_id())
-        freed = self._lpm.bury(self._forget)
-        if freed:
+        tasks = self._lpm.tasks
+        tasks.follow_clock(self._clock(), self._uptime(), times.boot_id())
+        if freed := self._lpm.bury(self._forget):
             log.warning("%d tasks of dead workers are pending again", freed)
-        next_due = self._lpm.tasks.wake(self._clock())
+        next_due = tasks.wake(self._clock())
         self._lpm.jobs.complete_holds(self._clock())
         self._finalise()
-        living = self._moving(owners.living(self._lpm.owners))
-        if not any(note.about.get("kind") == "cli" for note in living):
-            self._lpm.tasks.release_calls()
-        self._find_missing({note.message_id for note in living})
-        self.fill(sum(note.about.get("kind") == "worker" for note in living))
+        running = self._running(owners.living(self._lpm.owners))
+        kinds = [note.about.get("kind") for note in running]
+        if "cli" not in kinds:
+            tasks.release_calls()
+        self._find_missing({note.message_id for note in running})
+        self.fill(kinds.count("worker"))
         return next_due
 
-    def _moving(self, living: Sequence[owners.Note]) -> list[owners.Note]:
-        """Those of the living whose loop runs; from the others their leases are taken back.
+    def _running(self, living: Sequence[owners.Note]) -> list[owners.Note]:
+        """The living processes whose loop runs; the leases of the others are taken back.
 
-        Not where this process stood still itself: then the others were perhaps stopped with it, and
-        go on like it.
+        Not where this process was stopped itself: the others may have been stopped with it, and
+        go on now.
         """
         now = time.monotonic()
-        slept, self._ticked = now - self._ticked > self._still_s, now
-        still = [] if slept else [note for note in living if note.still_s(now) > self._still_s]
-        holders = self._lpm.tasks.owners() if still else set()
-        for note in still:
-            if note.id in holders:
-                domains = self._lpm.tasks.take_back(note, self._clock())
-                for domain in set(domains):
-                    self._forget(domain, note.id)
-                log.warning(
-                    "process %d stands still for %.0f s: its %d tasks are pending again; "
-                    "kill -CONT %d wakes it, kill -9 %d ends it",
-                    *(note.pid, note.still_s(now), len(domains), note.pid, note.pid),
-                )
-        return [note for note in living if note not in still]
+        slept, self._ticked_at = now - self._ticked_at > self._still_s, now
+        if slept:
+            return list(living)
+        stopped = [note for note in living if note.still_s(now) > self._still_s]
+        if stopped:
+            holders = self._lpm.tasks.owners()
+            for note in stopped:
+                if note.id in holders:
+                    self._take_back(note, note.still_s(now))
+        return [note for note in living if note not in stopped]
+
+    def _take_back(self, note: owners.Note, still_s: float) -> None:
+        domains = self._lpm.tasks.take_back(note, self._clock())
+        for domain in set(domains):
+            self._forget(domain, note.id)
+        log.warning(
+            "process %d stands still for %.0f s: its %d tasks are pending again; "
+            "kill -CONT %d wakes it, kill -9 %d ends it",
+            *(note.pid, still_s, len(domains), note.pid, note.pid),
+        )
 
     def fill(self, slots: int = 0) -> int:
         """Publish the next chunks; returns how many tasks they hold."""
@@ -216,21 +217,18 @@ class Maintainer:
         return sum(len(chunk.task_ids) for chunk in chunks)
 
     def _find_missing(self, in_hand: set[str]) -> None:
-        """Publish again what is in no queue and in no hand; take out what is done.
+        """Publish messages again that are in no queue and in no hand; withdraw those that are done.
 
-        Workers go on with whatever is due when their message's own tasks are done, so most messages
-        are done before anybody takes them: they would fill Redis.
+        Workers go on with whatever is due after their message's own tasks. So most messages are
+        done before anybody takes them, and would fill Redis.
         """
+        tasks = self._lpm.tasks
         gone: set[str] = set()
-        if self._lpm.tasks.published():
+        if tasks.published():
             queued = self._broker.queued()
-            published = (
-                self._lpm.tasks.published()
-            )  # looked up last: what was published meanwhile is not done
-            ours = self._lpm.store.id
-            if done := [
-                each for each in queued if each.ledger_id == ours and each.id not in published
-            ]:
+            published = tasks.published()  # after the queues: what came meanwhile is not done
+            ours = [each for each in queued if each.ledger_id == self._lpm.store.id]
+            if done := [each for each in ours if each.id not in published]:
                 self._broker.withdraw(done)
             gone = published - in_hand - {each.id for each in queued}
         now = time.monotonic()
@@ -240,56 +238,79 @@ class Maintainer:
             log.warning(
                 "%d messages were lost on the way; their tasks are published again", len(lost)
             )
-            self._lpm.tasks.unpublish(lost)
+            tasks.unpublish(lost)
 
     def _finalise(self) -> None:
         jobs, now = self._lpm.jobs, self._clock()
         ended = jobs.finalise(now) if jobs.all(JobStatus.OPEN) else []
         for job in ended:
             log.info("job %s has ended", job.name, extra={"job": job.name})
-        if ended or self._uptime() - self._mirrored > MIRROR_S:
-            self._mirrored = self._uptime()
-            for job in jobs.all():
-                # Just ended ones too: another process may have ended them, or Redis was away.
-                if job.status is JobStatus.OPEN or (job.completed_at or 0) > now - 10 * MIRROR_S:
-                    books = self._lpm.counts.progress(job)
-                    self._watch_deadline(job, books, now)
-                    self._watch_standstill(job, books)
-                    self._broker.mirror(job, books)
-            self._lpm.bound_wal(WAL_LIMIT)
+        if not ended and self._uptime() - self._mirrored_at <= PROGRESS_INTERVAL_S:
+            return
+        self._mirrored_at = self._uptime()
+        # Jobs that just ended, too: another process may have ended them, or Redis was away.
+        recent = now - 10 * PROGRESS_INTERVAL_S
+        for job in jobs.all():
+            if job.status is JobStatus.OPEN or (job.completed_at or 0) > recent:
+                books = self._lpm.counts.progress(job)
+                self._alarms.look(job, books, now)
+                self._broker.mirror(job, books)
+        self._lpm.bound_wal(MAX_WAL_BYTES)
 
-    def _watch_standstill(self, job: Job, books: Books) -> None:
-        """Say why a job does not move when that begins or changes, and when it goes on."""
-        if self._waits is None:
-            return
+
+class _Watched:
+    """What was seen and said of one job."""
+
+    def __init__(self) -> None:
+        self.trend = Trend()
+        self.is_late = False
+        self.standstill: Standstill | None = None
+        self.told = ""
+
+
+class JobAlarms:
+    """Log lines about jobs that will miss their deadline or do not move."""
+
+    def __init__(
+        self, settings: Settings, uptime: Callable[[], float], waits: Waits | None
+    ) -> None:
+        self._zone = times.zone(settings.timezone)
+        self._uptime, self._waits = uptime, waits
+        self._jobs: dict[int, _Watched] = {}
+
+    def look(self, job: Job, books: Books, now: float) -> None:
+        """Say what has changed."""
+        watched = self._jobs.setdefault(job.id, _Watched())
+        if job.deadline is not None:
+            self._check_deadline(job, books, watched, now)
+        if self._waits is not None:
+            self._check_standstill(job, books, watched, self._waits)
         if not books.open:
-            self._standstills.pop(job.id, None)
-            self._told.pop(job.id, None)
+            del self._jobs[job.id]
+
+    def _check_deadline(self, job: Job, books: Books, watched: _Watched, now: float) -> None:
+        trend = watched.trend
+        trend.add(self._uptime(), books.accepted - books.open)
+        slipping = slip(job, books.open, trend.measured, now, self._zone)
+        if slipping and not watched.is_late:
+            watched.is_late = True
+            log.warning("job %s: %s", job.name, slipping, extra={"job": job.name})
+        elif watched.is_late and not slipping and books.open and trend.measured:
+            watched.is_late = False
+            log.warning("job %s will be done in time again", job.name, extra={"job": job.name})
+
+    def _check_standstill(self, job: Job, books: Books, watched: _Watched, waits: Waits) -> None:
+        if not books.open:
             return
-        if job.id not in self._standstills:
-            if len(self._standstills) >= MAX_STANDSTILLS:
+        if watched.standstill is None:
+            if sum(each.standstill is not None for each in self._jobs.values()) >= MAX_STANDSTILLS:
                 return
-            self._standstills[job.id] = Standstill(self._waits, job, STANDS_STILL_S)
-        standstill = self._standstills[job.id]
-        reason, told = standstill.reason(books), self._told.get(job.id, "")
-        if without_figures(reason) == without_figures(told):
+            watched.standstill = Standstill(waits, job, STANDSTILL_S)
+        reason = watched.standstill.reason(books)
+        if without_figures(reason) == without_figures(watched.told):
             return
-        self._told[job.id] = reason
+        watched.told = reason
         if reason:
             log.warning("job %s does not move: %s", job.name, reason, extra={"job": job.name})
         else:
             log.warning("job %s goes on", job.name, extra={"job": job.name})
-
-    def _watch_deadline(self, job: Job, books: Books, now: float) -> None:
-        """Raise the alarm when a deadline begins to slip, and say when it no longer does."""
-        if job.deadline is None:
-            return
-        trend = self._trends.setdefault(job.id, Trend())
-        trend.add(self._uptime(), books.accepted - books.open)
-        slipping = slip(job, books.open, trend.measured, now, self._zone)
-        if slipping and job.id not in self._late:
-            self._late.add(job.id)
-            log.warning("job %s: %s", job.name, slipping, extra={"job": job.name})
-        elif not slipping and job.id in self._late and books.open and trend.measured:
-            self._late.discard(job.id)
-            log.warning("job %s will be done in time again", job.name, extra={"job": job.name})

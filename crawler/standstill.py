@@ -22,10 +22,10 @@ from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import Books, Job, JobStatus, Wait
 
 if TYPE_CHECKING:
-    from crawler.process import Stack
     from crawler.resilience.permit import Domain
     from crawler.resilience.redis_rate_limiter import RedisRateLimiter
     from crawler.sites.config import Sites
+    from crawler.stack import Stack
 
 SLOW_S = 10.0
 """After this time without an ended page, pages in flight count as waits, too."""
@@ -97,7 +97,7 @@ class Waits:
         return in_words(wait, time.time(), self._tz)
 
     def _stack(self) -> "Stack":
-        from crawler.process import read_stack
+        from crawler.stack import read_stack
 
         return read_stack(self._lpm.folder)
 
@@ -539,7 +539,7 @@ def standing_still(notes: Sequence[owners.Note], stall_s: float) -> list[owners.
 @contextlib.contextmanager
 def permit(settings: Settings) -> Iterator["RedisRateLimiter"]:
     """Open the fleet's permits. If Redis does not answer, the error says what helps."""
-    from crawler.process import read_stack
+    from crawler.stack import read_stack
 
     try:
         with contextlib.closing(_shared(settings)) as shared:
@@ -550,8 +550,8 @@ def permit(settings: Settings) -> Iterator["RedisRateLimiter"]:
 
 
 def _shared(settings: Settings) -> "RedisRateLimiter":
-    from crawler.process import redis_address
     from crawler.resilience.redis_rate_limiter import RedisRateLimiter
+    from crawler.stack import redis_address
 
     db, fail_max = settings.redis_rate_limiter_db, settings.circuit_breaker_fail_max
     return RedisRateLimiter(redis_address(settings), db, "command", fail_max)
@@ -593,7 +593,7 @@ def _spacing_s(about: "Domain") -> float:
 
 
 def _redis_is_away(error: str, stack: "Stack", settings: Settings) -> Wait:
-    from crawler.process import SILENT
+    from crawler.stack import SILENT
 
     command, effect = f"{program()} up", "starts one"
     if stack.up and stack.redis and (asleep := _stopped_supervisor(stack)):

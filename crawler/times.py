@@ -1,4 +1,4 @@
-"""Times as people type and read them, in the zone of CRAWLER_TIMEZONE; and what no clock step
+"""Times as people type and read them, in the zone of CRAWLER_TIMEZONE; and clocks that no step
 changes."""
 
 import re
@@ -16,8 +16,8 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def boot_id(path: Path = BOOT_ID) -> str:
     """The id of this boot of the kernel, the same in all its containers; empty where there is none.
 
-    Raises `OSError` where it cannot be read now, as without free descriptors: an empty one would be
-    another boot's.
+    Raises `OSError` where it cannot be read now, as without free descriptors: an empty one would
+    look like another boot.
     """
     try:
         return _boot_id(path)
@@ -31,8 +31,7 @@ def _boot_id(path: Path) -> str:
 
 
 def uptime() -> float:
-    """Seconds of a clock that never steps; on Linux it counts the time that the machine slept,
-    too."""
+    """Seconds of a clock that never steps; on Linux it also counts while the machine sleeps."""
     return clocks.clock_gettime(getattr(clocks, "CLOCK_BOOTTIME", clocks.CLOCK_MONOTONIC))
 
 
@@ -46,24 +45,22 @@ def span(text: str) -> float | None:
     text = text.strip().lower()
     if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
         return None
-    return sum(
-        float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", text)
-    )
+    parts = re.findall(r"([\d.]+)([smhd])", text)
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
 def moment(text: str, now: float, tz: tzinfo | None) -> float | None:
     """A time of day (the next one), or a date with or without a time; None where it is neither."""
     text = text.strip()
     try:
-        if re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", text):
-            today = datetime.fromtimestamp(now, tz)
-            at = datetime.combine(
-                today.date(), time.fromisoformat(text.zfill(5 if text.count(":") == 1 else 8))
-            )
-            if _stamp(at, tz) <= now:
-                at += timedelta(days=1)
-            return _stamp(at, tz)
-        return _stamp(datetime.fromisoformat(text), tz)
+        if not re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", text):
+            return _stamp(datetime.fromisoformat(text), tz)
+        hour, _, rest = text.partition(":")
+        today = datetime.fromtimestamp(now, tz).date()
+        at = datetime.combine(today, time.fromisoformat(f"{hour.zfill(2)}:{rest}"))
+        if _stamp(at, tz) <= now:
+            at += timedelta(days=1)
+        return _stamp(at, tz)
     except (ValueError, OverflowError):
         return None
 
@@ -72,7 +69,9 @@ def past(text: str, now: float, tz: tzinfo | None) -> float | None:
     """A span back from now, the last such time of day, or a date with or without a time; None where
     it is none."""
     seconds = span(text)
-    return now - seconds if seconds is not None else moment(text, now - 86400, tz)
+    if seconds is None:
+        return moment(text, now - 86400, tz)
+    return now - seconds
 
 
 def _stamp(at: datetime, tz: tzinfo | None) -> float:
@@ -81,12 +80,12 @@ def _stamp(at: datetime, tz: tzinfo | None) -> float:
 
 def show(at: float, now: float, tz: tzinfo | None) -> str:
     """A moment with its zone, and with its day where that is not today."""
-    there, here = (
-        datetime.fromtimestamp(at, tz).astimezone(tz),
-        datetime.fromtimestamp(now, tz).astimezone(tz),
-    )
+    there = datetime.fromtimestamp(at, tz).astimezone(tz)
+    here = datetime.fromtimestamp(now, tz).astimezone(tz)
     day = "" if there.date() == here.date() else f"{there:%a %d %b} "
-    return f"{day}{there:%H:%M:%S %Z}" if abs(at - now) < 600 else f"{day}{there:%H:%M %Z}"
+    if abs(at - now) < 600:
+        return f"{day}{there:%H:%M:%S %Z}"
+    return f"{day}{there:%H:%M %Z}"
 
 
 def clock(at: float, tz: tzinfo | None) -> str:
@@ -102,13 +101,11 @@ def until(at: float, now: float, tz: tzinfo | None) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds as a person says them."""
+    minutes = round(seconds / 60)
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
-    minutes = round(seconds / 60)
-    return (
-        f"{minutes // 60} h {minutes % 60:02d} min"
-        if minutes < 2880
-        else f"{minutes / 1440:.1f} days"
-    )
+    if minutes < 2880:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes / 1440:.1f} days"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from crawler.worker import GARBAGE
+from crawler.worker import GARBAGE_THRESHOLDS
 from tests.support import browser
 from tests.support.pages import Pages
 from tests.support.site import Site
@@ -31,7 +31,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*GARBAGE)
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -77,7 +77,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 def _redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from crawler.config import Settings
     from crawler.orchestrator import Orchestrator
-    from crawler.process import read_stack
+    from crawler.stack import read_stack
 
     data = tmp_path_factory.mktemp("valkey")
     with Orchestrator(Settings(data_dir=data)) as stack:

@@ -22,7 +22,7 @@ from crawler.bulk import import_file
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Job
 from crawler.orchestrator import Orchestrator
-from crawler.worker import Worker
+from crawler.worker import Worker, tune_garbage_collection
 
 JOB = 10_000
 SITE = {"hosts": ["127.0.0.1"], "rate": "1000000/s", "concurrency": 1000, "fields": FIELDS}
@@ -97,6 +97,7 @@ def main() -> None:
                 fill_window()  # as `bulk import` does
             done(sum([wait_for_end(settings, job) for job in jobs]))
         return
+    tune_garbage_collection()
     worker = Worker(settings, kind="cli")
     ready()
     jobs = [import_file(settings, file, "default")[1] for file in files]

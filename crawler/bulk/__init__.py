@@ -13,14 +13,15 @@ import msgspec
 
 from crawler.bulk import rows
 from crawler.config import Settings, failpoint, program
-from crawler.db import outputs, owners
+from crawler.db import outputs
 from crawler.db.imports import RejectedRow
 from crawler.errors import InputError, StoreFull
 from crawler.fetch import session as sessions
 from crawler.fetch.session import Session
-from crawler.files import sync_folder
+from crawler.files import commit
+from crawler.locks import is_locked, try_lock
 from crawler.logs import printable
-from crawler.lpm import LocalPersistenceManager, is_locked
+from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobOptions, NewTask
 from crawler.sites import config as sites_config
 from crawler.sites.config import Sites
@@ -157,16 +158,14 @@ def spooled(source: BinaryIO, folder: Path) -> Path:
     try:
         with part.open("wb") as file:
             part.chmod(0o600)
-            owners.try_lock(file.fileno())
+            try_lock(file.fileno())
             while piece:
                 file.write(piece)
                 digest.update(piece)
                 piece = source.read(_PIECE)
             file.flush()
-            os.fsync(file.fileno())
-        target = folder / f"stdin-{digest.hexdigest()[:16]}{rows.ending_of(part)}"
-        part.replace(target)
-        sync_folder(folder)
+            target = folder / f"stdin-{digest.hexdigest()[:16]}{rows.ending_of(part)}"
+            commit(file, part, target)
     except OSError as error:
         problem = f"what comes through the pipe cannot be kept in {folder}"
         raise StoreFull(f"{problem} ({error.strerror})") from error

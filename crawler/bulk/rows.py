@@ -17,7 +17,7 @@ import msgspec
 
 from crawler.bulk.textfile import EXCERPT, MAX_LINE, Line, lines, opened, pieces, too_long
 from crawler.errors import InputError, UrlError, UsageError
-from crawler.files import sync_folder
+from crawler.files import commit
 from crawler.json_reader import elements, loads
 from crawler.logs import printable
 from crawler.models import NewTask
@@ -244,11 +244,8 @@ class RejectsFile:
 
     def _publish(self, file: BinaryIO) -> None:
         try:
-            file.flush()
-            os.fsync(file.fileno())
+            commit(file, self._part, self.path)
             file.close()
-            self._part.replace(self.path)
-            sync_folder(self.path.parent)
         except OSError as error:
             self._fail(error)
 

@@ -1,6 +1,5 @@
 """`run/store.lock`: all who use the store share it, and a repair has it alone."""
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +7,8 @@ from pathlib import Path
 
 from crawler.config import program
 from crawler.db.connection import BUSY_LIMIT_S, busy_handler
-from crawler.db.owners import try_lock
 from crawler.errors import StoreError
+from crawler.locks import try_lock, unlock, wait_lock
 
 LOCK = "store.lock"
 MIGRATION_WAIT_S = 5.0
@@ -33,7 +32,7 @@ def share(folder: Path, limit_s: float = BUSY_LIMIT_S) -> int | None:
 @contextmanager
 def alone(lock: int, folder: Path, limit_s: float = MIGRATION_WAIT_S) -> Iterator[None]:
     """Have the store alone while its schema changes, which an older program would not know."""
-    fcntl.flock(lock, fcntl.LOCK_UN)  # two that wait for each other's share would wait for ever
+    unlock(lock)  # two that wait for each other's share would wait for ever
     again, tries = busy_handler(limit_s), 0
     while not try_lock(lock):
         if not again(tries):
@@ -46,7 +45,7 @@ def alone(lock: int, folder: Path, limit_s: float = MIGRATION_WAIT_S) -> Iterato
     try:
         yield
     finally:
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        wait_lock(lock, shared=True)
 
 
 def check(folder: Path) -> None:
@@ -78,12 +77,9 @@ def unfinished(folder: Path) -> list[Path]:
 
 def _wait(lock: int, folder: Path, limit_s: float) -> None:
     again, tries = busy_handler(limit_s), 0
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not again(tries):
-                raise StoreError(
-                    f"the doctor is repairing this store ({folder}); try again when it is done"
-                ) from None
-            tries += 1
+    while not try_lock(lock, shared=True):
+        if not again(tries):
+            raise StoreError(
+                f"the doctor is repairing this store ({folder}); try again when it is done"
+            )
+        tries += 1

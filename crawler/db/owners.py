@@ -16,7 +16,6 @@ and mapped into memory, so that noting a task costs no system call and survives 
 """
 
 import contextlib
-import fcntl
 import mmap
 import os
 import secrets
@@ -28,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from crawler.locks import open_lock, try_lock, wait_lock
 
 STILL = 2.0
 """A living process whose loop has not run for so many times CRAWLER_STALL_S loses its leases and
@@ -46,7 +47,7 @@ class Owner:
         # Locked under a name nobody looks at: an owner must never be seen unlocked while it lives.
         hidden = folder / f".{self.id}"
         self._file = hidden.open("w+b")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        wait_lock(self._file.fileno())
         about = {"pid": os.getpid(), "parent": os.getppid(), "kind": kind, **limits}
         self._file.write(
             msgspec.json.encode(about).ljust(_MESSAGE, b" ")
@@ -134,7 +135,7 @@ class Office:
             if not self._in_place():
                 self.close()
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._file = open_lock(self._path)
             if try_lock(self._file) or self._stands_still():
                 return self.keep()
         return False
@@ -172,7 +173,7 @@ class Office:
             return False
         mine = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         self.close()
-        self._file = os.open(mine, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = open_lock(mine)
         taken = try_lock(self._file)
         mine.rename(self._path)
         return taken
@@ -264,16 +265,6 @@ def _files(folder: Path) -> list[Path]:
         ]
     except FileNotFoundError:
         return []
-
-
-def try_lock(descriptor: int) -> bool:
-    """Take the lock of an open file if nobody has it; it falls with the descriptor, or with the
-    process."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _read(path: Path, data: bytes) -> Note:

@@ -1,7 +1,6 @@
 """Raw pages as WARC 1.1 segments: one gzip member a record, appended, synced once a group, cut
 after a crash."""
 
-import fcntl
 import os
 import time
 import uuid
@@ -14,9 +13,9 @@ from pathlib import Path
 from isal import isal_zlib
 
 from crawler import __version__
-from crawler.db.owners import try_lock
 from crawler.errors import StoreError
-from crawler.files import sync_folder
+from crawler.files import sync_and_rename
+from crawler.locks import try_lock, wait_lock
 from crawler.models import Page, Raw
 
 SEGMENT_LIMIT = 1 << 30
@@ -246,12 +245,10 @@ def _create(folder: Path, now: float, quarantine: bool) -> tuple[str, int, int]:
     hidden = folder / f".{name}"  # until it is locked nobody may take it for a dead writer's
     fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        wait_lock(fd)
         head = warcinfo(name)
         _write(fd, head, 0)
-        os.fsync(fd)
-        hidden.rename(folder / name)
-        sync_folder(folder)
+        sync_and_rename(fd, hidden, folder / name)
     except OSError:
         os.close(fd)
         hidden.unlink(missing_ok=True)

@@ -19,8 +19,9 @@ from crawler.db import guard, kernel, owners
 from crawler.db.connection import Database, open_to_read
 from crawler.errors import ConfigError, CrawlerError, StoreError
 from crawler.files import set_aside
+from crawler.locks import open_lock, try_lock
 from crawler.lpm import LocalPersistenceManager
-from crawler.process import read_stack
+from crawler.stack import read_stack
 
 State = Literal["ok", "note", "wrong", "mended"]
 
@@ -237,16 +238,16 @@ def _alone(context: Context) -> Iterator[str]:
         except OSError as error:
             yield f"{run} cannot be written ({error.strerror})"
             return
-        if not owners.try_lock(supervisor) or context.alive:
+        if not try_lock(supervisor) or context.alive:
             yield f"a stack or a worker is at work in {context.folder}; stop it first: {down()}"
             return
-        alone, user = owners.try_lock(context.lock), _user(context.path)
+        alone, user = try_lock(context.lock), _user(context.path)
         who = f": process {user}" if user else ""
         yield "" if alone and not user else f"another process uses the store{who}; wait for its end"
 
 
 def _open(opened: ExitStack, path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_lock(path)
     opened.callback(os.close, descriptor)
     return descriptor
 

@@ -29,7 +29,7 @@ from crawler.doctor.salvage import (
 from crawler.files import sync_folder
 from crawler.lpm import is_importing, unaccounted
 from crawler.models import TaskStatus
-from crawler.process import read_stack
+from crawler.stack import read_stack
 
 _MAX_LINE = 120
 """Characters of what SQLite says about damage."""

@@ -12,8 +12,9 @@ from crawler.db import owners
 from crawler.doctor import Context, Seen, awaken, down, repair
 from crawler.errors import ServiceError
 from crawler.models import QUEUES
-from crawler.process import SILENT, Stack, disk_full, read_stack, redis_address
+from crawler.process import disk_full
 from crawler.redis_client import check_redis, connect
+from crawler.stack import SILENT, Stack, read_stack, redis_address
 from crawler.urls import without_credentials
 
 _OURS = ("_kombu.binding", "unacked", "scrape:", "celery-task-meta-", "_flower")

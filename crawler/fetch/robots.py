@@ -5,7 +5,6 @@ misspellings, names and values without a colon, `*` within names of agents.
 """
 
 import asyncio
-import fcntl
 import logging
 import math
 import os
@@ -20,10 +19,11 @@ from urllib.parse import quote, quote_from_bytes
 
 import msgspec
 
-from crawler import times
+from crawler import files, times
 from crawler.errors import FetchError
 from crawler.fetch import charset
 from crawler.fetch.budget import SMALL, Budget
+from crawler.locks import open_lock, try_lock
 from crawler.models import Page
 
 MAX_BYTES = 500_000  # bytes read of a robots.txt
@@ -325,7 +325,7 @@ class Robots:
         lock = _open_lock(path)
         try:
             while True:
-                mine = _try_lock(lock)  # the kernel frees the lock of a killed process
+                mine = try_lock(lock)  # the kernel frees the lock of a killed process
                 if mine and not os.fstat(lock).st_nlink:
                     os.close(lock)  # swept away: the next process would lock another file
                     lock = _open_lock(path)
@@ -423,7 +423,7 @@ def _remove(path: Path, at: float) -> bool:
     """Remove a host's files unless it is being asked now, or was since `at`."""
     lock = _open_lock(path)
     try:
-        if not _try_lock(lock) or (path.exists() and path.stat().st_mtime > at + 0.001):
+        if not try_lock(lock) or (path.exists() and path.stat().st_mtime > at + 0.001):
             return False
         for suffix in ("", ".part", ".lock"):
             path.with_suffix(suffix).unlink(missing_ok=True)
@@ -433,15 +433,7 @@ def _remove(path: Path, at: float) -> bool:
 
 
 def _open_lock(path: Path) -> int:
-    return os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return open_lock(path.with_suffix(".lock"))
 
 
 def _read(path: Path, origin: str) -> Answer | None:
@@ -456,6 +448,5 @@ def _read(path: Path, origin: str) -> Answer | None:
 
 def _write(path: Path, answer: Answer) -> None:
     part = path.with_suffix(".part")  # only the holder of the lock writes
-    part.write_bytes(msgspec.json.encode(answer))
-    os.utime(part, (answer.at, answer.at))  # the date that `sweep` goes by
-    part.rename(path)
+    # The date is the one that `sweep` goes by.
+    files.replace_file(path, msgspec.json.encode(answer), part=part, date=answer.at)

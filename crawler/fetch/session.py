@@ -2,13 +2,11 @@
 
 import base64
 import hashlib
-import os
 import re
 import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -17,7 +15,7 @@ from crawler.errors import StoreError, StoreFull, UsageError
 from crawler.fetch.cookies import CONTROL, MAX_HEADER, Cookie, Jars
 from crawler.fetch.egress import Proxy
 from crawler.fetch.wire import TOKEN, Headers
-from crawler.files import sync_folder
+from crawler.files import replacing
 
 MAX_HEADERS, MAX_VALUE = 100, 8192
 MAX_LIVE = 100  # jobs whose cookies a process keeps
@@ -102,19 +100,11 @@ def save(folder: Path, name: str, session: Session) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
+        with replacing(path, mode=0o600, part=temporary) as file:
             file.write(msgspec.json.encode(SessionFile(job=name, session=session)))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-        sync_folder(folder)
     except OSError as error:
         message = f"the session of job {name!r} cannot be kept in {folder} ({error.strerror})"
         raise StoreFull(message) from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink()  # unless it was renamed
 
 
 def load(folder: Path, name: str) -> Session | None:

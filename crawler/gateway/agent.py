@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from crawler.config import Settings
-from crawler.db import owners
 from crawler.db.gateway import GATEWAY
 from crawler.errors import StackIsUp, UsageError
 from crawler.gateway.client import GatewayClient
 from crawler.gateway.collector import Collector, asked
 from crawler.gateway.heartbeat import Heartbeat
 from crawler.gateway.sync import Sync
-from crawler.lpm import LocalPersistenceManager, is_locked
+from crawler.locks import is_locked, open_lock, try_lock
+from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
 from crawler.sites import config as sites
 
@@ -102,9 +102,9 @@ class Services:
 def only_one(lpm: LocalPersistenceManager) -> Iterator[None]:
     """Nobody else speaks to the Gateway for this store meanwhile."""
     lpm.run.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(lpm.run / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = open_lock(lpm.run / "agent.lock")
     try:
-        if not owners.try_lock(lock):
+        if not try_lock(lock):
             raise StackIsUp(
                 f"something speaks to the Gateway already for the store in {lpm.folder}"
             )

@@ -21,12 +21,12 @@ from redis.retry import Retry
 from crawler.config import DEFAULT_RATE, interval, load
 from crawler.errors import ServiceError
 from crawler.models import Rule
-from crawler.process import redis_address
-from crawler.redis_address import RedisAddress
+from crawler.redis_client import RedisAddress
 from crawler.resilience import permit
 from crawler.resilience.domain_state import DomainState, bounded, sane
 from crawler.resilience.memory import MemoryPermit, end
 from crawler.resilience.permit import AHEAD_S, HEADROOM, LATE_S, Answer, Ask, Domain, Report
+from crawler.stack import redis_address
 
 log = logging.getLogger(__name__)
 

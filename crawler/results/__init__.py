@@ -5,7 +5,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,7 +16,7 @@ from crawler.config import failpoint
 from crawler.db import outputs, segments
 from crawler.db.results import page_url
 from crawler.errors import UsageError
-from crawler.files import sync_folder
+from crawler.files import replace_file, replacing
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, Raw
 
@@ -190,14 +190,10 @@ class _Pages:
             return False
         head, body = segments.read(self._lpm.raw, place, page_url(result))
         target = self._folder / f"{result['task_id']}.{_page_ending(head)}"
-        hidden = self._folder / f".{target.name}.{os.getpid()}"
         try:
-            hidden.write_bytes(decoded(head, body, limit=1 << 30))
-            hidden.replace(target)
+            replace_file(target, decoded(head, body, limit=1 << 30), mode=0o666)
         except OSError as error:
             raise UsageError(f"{target} cannot be written ({error.strerror})") from error
-        finally:
-            hidden.unlink(missing_ok=True)
         return True
 
 
@@ -238,18 +234,10 @@ def whole_file(target: Path, *stores: Path) -> Iterator[BinaryIO]:
     for store in stores:
         outputs.check(target, store)
     target = Path(os.path.realpath(target))  # a link is followed, not replaced
-    hidden = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         if target.exists() and not target.is_file():
             raise UsageError(f"{target} is not a file")
-        with hidden.open("wb") as out:
+        with replacing(target) as out:
             yield out
-            out.flush()
-            os.fsync(out.fileno())
-        hidden.replace(target)
-        sync_folder(target.parent)
     except OSError as error:
         raise UsageError(f"{target} cannot be written ({error.strerror or error})") from error
-    finally:
-        with suppress(OSError):
-            hidden.unlink()

@@ -1,6 +1,5 @@
 """Results out of pending/ into one verified file, and old pages out of raw/."""
 
-import fcntl
 import os
 import re
 import sys
@@ -18,6 +17,7 @@ from crawler.config import failpoint
 from crawler.db import segments
 from crawler.errors import StoreError, StoreFull, UsageError
 from crawler.files import sync_folder
+from crawler.locks import open_lock, try_lock
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
@@ -84,15 +84,15 @@ def keeping(lpm: LocalPersistenceManager, shared: bool = False) -> Iterator[None
         return
     with lpm.errors():
         lpm.open()
-        lock = os.open(lpm.run / "keeping.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = open_lock(lpm.run / "keeping.lock")
     try:
-        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        if not try_lock(lock, shared):
+            raise UsageError(
+                f"another archive, bundle, unbundle or prune is at work in {lpm.folder}; "
+                "try again when it is done"
+            )
         with lpm.errors():
             yield
-    except BlockingIOError:
-        raise UsageError(
-            f"another archive, bundle, unbundle or prune is at work in {lpm.folder}; try again when it is done"
-        ) from None
     finally:
         os.close(lock)
 

@@ -5,7 +5,7 @@ from typing import Any
 import redis
 
 from crawler.models import Rule
-from crawler.redis_address import RedisAddress
+from crawler.redis_client import RedisAddress
 from crawler.resilience.memory import DomainTable, MemoryPermit
 from crawler.resilience.permit import Answer, Ask, Domain, Permit, Report
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from crawler import drill
-from crawler.process import read_stack
+from crawler.stack import read_stack
 from tests.support.disk import Disk, can_mount, filled
 from tests.support.pages import Pages
 from tests.support.site import Site

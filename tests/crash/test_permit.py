@@ -7,7 +7,7 @@ from pathlib import Path
 
 import redis
 
-from crawler.redis_address import RedisAddress
+from crawler.redis_client import RedisAddress
 from tests.support.stack import Folder, wait_for
 
 PER_SECOND = 20

@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from crawler.orchestrator import Orchestrator
-from crawler.process import read_stack, redis_program
+from crawler.redis_server import redis_program
+from crawler.stack import read_stack
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
 

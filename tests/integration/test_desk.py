@@ -18,7 +18,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from crawler.process import read_stack
+from crawler.stack import read_stack
 from tests.support.pages import Pages
 from tests.support.site import Site
 from tests.support.stack import Folder, assert_balanced, wait_for

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from crawler.models import Rule
-from crawler.redis_address import RedisAddress
+from crawler.redis_client import RedisAddress
 from crawler.resilience.permit import Ask, Report
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from tests.support.stack import Folder

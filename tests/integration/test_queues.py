@@ -20,7 +20,7 @@ import redis
 from crawler.config import Settings
 from crawler.models import TaskStatus
 from crawler.orchestrator import Orchestrator
-from crawler.process import read_stack
+from crawler.stack import read_stack
 from tests.support.pages import Pages
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for

@@ -65,7 +65,7 @@ print(sqlite3.connect('data/lpm.db').execute(f'SELECT {names} FROM standalone_ta
 "
 """
 HASH = """python -c "
-from crawler.process import redis_address
+from crawler.stack import redis_address
 from crawler.config import load
 import redis
 client = redis.Redis.from_url(redis_address(load())[:-1] + '2', decode_responses=True)

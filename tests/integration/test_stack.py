@@ -14,7 +14,8 @@ import pytest
 
 from crawler.config import Settings
 from crawler.orchestrator import Orchestrator
-from crawler.process import Mark, Stack, read_stack, write_stack
+from crawler.process import Mark
+from crawler.stack import Stack, read_stack, write_stack
 from tests.support.pages import Pages
 from tests.support.site import Site
 from tests.support.stack import Folder, assert_balanced, left_behind, wait_for

@@ -19,7 +19,7 @@ from crawler.config import Settings
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import Books, Job, JobStatus
-from crawler.process import read_stack
+from crawler.stack import read_stack
 from crawler.standstill import Standstill, Waits
 from tests.support.clock import Clock
 from tests.support.disk import Disk, can_mount, filled

@@ -5,7 +5,7 @@ import signal
 import psutil
 import pytest
 
-from crawler.process import read_stack
+from crawler.stack import read_stack
 from tests.support.site import Site
 from tests.support.stack import Folder, left_behind, wait_for
 from tests.support.terminal import Terminal

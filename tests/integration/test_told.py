@@ -16,7 +16,8 @@ from crawler.config import Settings
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, Wait
-from crawler.process import Mark, Stack, write_stack
+from crawler.process import Mark
+from crawler.stack import Stack, write_stack
 from crawler.standstill import Standstill, Waits, no_room
 from tests.support.patient import crawl, look, of
 from tests.support.stack import Folder, wait_for

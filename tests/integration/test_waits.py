@@ -22,10 +22,10 @@ from crawler.config import Settings
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Rule
-from crawler.process import read_stack
-from crawler.redis_address import RedisAddress
+from crawler.redis_client import RedisAddress
 from crawler.resilience.permit import Ask, Report
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
+from crawler.stack import read_stack
 from crawler.standstill import Waits
 from tests.support.pages import Answer, Pages
 from tests.support.patient import change, crawl

@@ -19,8 +19,8 @@ from crawler.config import Settings, load
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books
-from crawler.process import read_stack
 from crawler.redis_client import connect
+from crawler.stack import read_stack
 
 PATIENCE_S = 120.0
 """No wait ends before this: a limit is to end a test that hangs, not to measure how fast the

@@ -15,13 +15,14 @@ from kombu.exceptions import ContentDisallowed
 
 import crawler
 from crawler import errors
+from crawler.broker import RedisBroker
 from crawler.celery_app import app, backend_address
 from crawler.config import Settings
 from crawler.db.tasks import Chunk
 from crawler.lpm import LocalPersistenceManager
 from crawler.maintainer import Maintainer
 from crawler.redis_client import connect
-from crawler.tasks import RedisBroker, scrape_chunk_task, scrape_task
+from crawler.tasks import scrape_chunk_task, scrape_task
 from tests.support.tasks import done, new, open_job
 
 
@@ -144,7 +145,7 @@ import os, signal
 from types import SimpleNamespace
 from celery import signals
 from celery.apps.worker import install_worker_term_handler
-import crawler.tasks
+import crawler.child
 
 install_worker_term_handler(SimpleNamespace(hostname="worker"))
 with signals.worker_shutting_down.lock:

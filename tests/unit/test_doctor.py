@@ -20,9 +20,10 @@ from crawler.doctor import examine, exit_code
 from crawler.errors import StoreError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, TaskStatus
-from crawler.process import Mark, Stack, write_stack
+from crawler.process import Mark
 from crawler.results import look_at_files
 from crawler.results.archive import prune
+from crawler.stack import Stack, write_stack
 from tests.support.patient import (
     change,
     crawl,

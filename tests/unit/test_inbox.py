@@ -15,6 +15,7 @@ from crawler.config import Settings
 from crawler.db import kernel, owners
 from crawler.errors import StoreError
 from crawler.inbox import Inbox, safe_name
+from crawler.locks import try_lock
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books
 from crawler.why import timeline
@@ -334,7 +335,7 @@ def test_a_copy_is_abandoned_by_the_time_that_passed(tmp_path: Path) -> None:
 def test_another_kernel_is_known_by_its_name_while_it_writes(tmp_path: Path) -> None:
     """Its living workers keep the database shut; our own, or those long silent or gone, do not."""
     lock = kernel.note(tmp_path / "run")
-    assert owners.try_lock(lock)
+    assert try_lock(lock)
     opened = LocalPersistenceManager(tmp_path)
 
     # Given nobody, this kernel, and another that was silent for long

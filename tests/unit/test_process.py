@@ -21,16 +21,8 @@ from crawler.cli.commands.stack import down, up
 from crawler.config import Settings
 from crawler.errors import ServiceError, StackIsUp
 from crawler.orchestrator import Orchestrator, end_orphans
-from crawler.process import (
-    Child,
-    Mark,
-    Stack,
-    disk_full,
-    end_process,
-    in_short,
-    read_stack,
-    write_stack,
-)
+from crawler.process import Child, Mark, disk_full, end_process, in_short
+from crawler.stack import Stack, read_stack, write_stack
 from tests.support.patient import look, of
 from tests.support.stack import wait_for
 

@@ -10,7 +10,7 @@ from kombu import Connection
 from crawler import config, urls
 from crawler.celery_app import backend_address
 from crawler.errors import ConfigError
-from crawler.redis_address import RedisAddress
+from crawler.redis_client import RedisAddress
 
 FORMS: dict[str, dict[str, Any]] = {
     "redis://h": {"host": "h", "port": 6379, "db": 0},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, Sent, Task
-from crawler.writer import GROUP_BYTES, MUCH, Writer
+from crawler.worker.writer import LARGE_GROUP_BYTES, MAX_GROUP_BYTES, Writer
 from tests.support.stack import wait_for
 from tests.support.tasks import done, new, page
 
@@ -122,7 +122,7 @@ def test_large_results_are_stored_a_few_at_a_time(tmp_path: Path) -> None:
 
     storing.put(*(done(task, record=record) for task in storing.tasks(8)))
 
-    assert max(storing.groups) <= GROUP_BYTES // len(record) + 1
+    assert max(storing.groups) <= MAX_GROUP_BYTES // len(record) + 1
     assert {state for state, *_ in storing.states()} == {"completed"}
     storing.writer.stop(5)
 
@@ -135,9 +135,9 @@ def test_storing_much_is_marked(tmp_path: Path) -> None:
 
     storing.put(done(small))
     marks_of_small = list(storing.marks)
-    storing.put(done(large, record=b'{"title":"' + b"x" * MUCH + b'"}'))
+    storing.put(done(large, record=b'{"title":"' + b"x" * LARGE_GROUP_BYTES + b'"}'))
     wait_for(lambda: len(storing.stored) == 2, 20, "the second to be stored")
-    storing.put(done(failing, record=b"\xff" * (MUCH + 1)))
+    storing.put(done(failing, record=b"\xff" * (LARGE_GROUP_BYTES + 1)))
     wait_for(lambda: len(storing.stored) == 3, 20, "the third to be stored")
 
     assert marks_of_small == []

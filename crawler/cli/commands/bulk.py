@@ -251,8 +251,8 @@ def _fill_window(settings: Settings) -> None:
     """Publish the first tasks if Redis answers; otherwise the next worker does."""
     import redis
 
-    from crawler.process import redis_address
     from crawler.redis_client import connect
+    from crawler.stack import redis_address
 
     try:
         connect(redis_address(settings)).ping()

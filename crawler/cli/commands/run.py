@@ -197,7 +197,7 @@ def running_stack(settings: Settings, workers: int | None) -> Iterator[bool]:
     """The stack that is up already (then true), or one of our own for as long as this lasts."""
     from crawler.errors import StackIsUp
     from crawler.orchestrator import Orchestrator, terminated_by_signal
-    from crawler.process import read_stack
+    from crawler.stack import read_stack
 
     with contextlib.ExitStack() as exits:
         exits.enter_context(terminated_by_signal())
@@ -225,7 +225,7 @@ def running_stack(settings: Settings, workers: int | None) -> Iterator[bool]:
 
 def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
     """Show progress until the job (or, with none, everything) is done."""
-    from crawler.process import read_stack
+    from crawler.stack import read_stack
 
     lpm = LocalPersistenceManager(settings.data_dir)
     standstill = Standstill(Waits(settings, lpm), job)

@@ -110,10 +110,10 @@ def _in_this_process(
     from crawler import logs
     from crawler.fetch.session import LiveSession
     from crawler.orchestrator import terminated_by_signal
-    from crawler.process import read_stack, redis_address
     from crawler.resilience.permit import Permit
     from crawler.scraping.pipeline import FetchOptions
-    from crawler.worker import Worker
+    from crawler.stack import read_stack, redis_address
+    from crawler.worker import Worker, tune_garbage_collection
 
     def fleet(holder: str) -> Permit:
         from crawler.resilience.redis_rate_limiter import RedisRateLimiter
@@ -123,6 +123,7 @@ def _in_this_process(
 
     logs.setup("warning")
     lpm.bury()
+    tune_garbage_collection()
     shared = settings.redis_url or read_stack(settings.data_dir).up
     worker = Worker(
         settings,

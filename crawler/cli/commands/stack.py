@@ -28,7 +28,7 @@ def up(workers: int | None, flower: bool) -> None:
       python -m crawler up --workers 4 --flower
     """
     from crawler.orchestrator import check_flower, other_version, spawn_supervisor
-    from crawler.process import read_stack
+    from crawler.stack import read_stack
 
     settings = config.load()
     stack = read_stack(settings.data_dir)
@@ -64,7 +64,8 @@ def down() -> None:
       python -m crawler down
     """
     from crawler.orchestrator import other_version, stop_stale
-    from crawler.process import end_process, read_stack
+    from crawler.process import end_process
+    from crawler.stack import read_stack
 
     settings = config.load()
     stack = read_stack(settings.data_dir)

@@ -17,7 +17,7 @@ from crawler.models import QUEUES, Books, Job
 from crawler.standstill import Waits, no_room, standing_still
 
 if TYPE_CHECKING:
-    from crawler.process import Stack
+    from crawler.stack import Stack
 
 MAX_JOBS = 20
 """Jobs that are looked at one by one for what they wait for."""
@@ -62,7 +62,7 @@ def status(watch: bool, interval: float, as_json: bool) -> None:
 
 def _is_starting(settings: Settings) -> bool:
     """Whether a stack is up: one that has just started makes its store in a moment."""
-    from crawler.process import read_stack
+    from crawler.stack import read_stack
 
     return read_stack(settings.data_dir).up
 
@@ -174,7 +174,7 @@ def _about(job: Job) -> dict[str, Any]:
 
 
 def _pids(settings: Settings) -> dict[str, Any]:
-    from crawler.process import read_stack
+    from crawler.stack import read_stack
 
     stack = read_stack(settings.data_dir)
     workers = owners.workers(settings.data_dir / "run" / "owners")
@@ -233,8 +233,8 @@ def _disk(settings: Settings) -> dict[str, Any]:
 def _redis(settings: Settings) -> dict[str, Any]:
     import redis
 
-    from crawler.process import redis_address
     from crawler.redis_client import connect
+    from crawler.stack import redis_address
     from crawler.urls import without_credentials
 
     address = redis_address(settings)

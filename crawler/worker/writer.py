@@ -1,4 +1,4 @@
-"""The thread of a worker process that stores how pages ended, in groups."""
+"""The thread of a worker process that stores outcomes in groups."""
 
 import logging
 import os
@@ -13,41 +13,38 @@ from crawler.models import Outcome, Task, TaskStatus
 
 log = logging.getLogger(__name__)
 
-GROUP_SIZE, GROUP_BYTES, GROUP_S = 100, 16_000_000, 0.03
-"""A group of outcomes is committed when it has so many, or so many bytes, or is so old."""
-MUCH = 4_000_000
-"""Bytes that are stored with a mark: what they take of time and memory must not be blamed on a page
-that is read."""
-AGAIN_S = 1.0
-"""How long to wait before the store is tried again."""
-SHORT_S = 5.0
-"""How long a task waits that was broken off because this process lacked something."""
+MAX_GROUP, MAX_GROUP_BYTES, GROUP_DELAY_S = 100, 16_000_000, 0.03
+"""A group is committed when it has this many outcomes or bytes, or is this old."""
+LARGE_GROUP_BYTES = 4_000_000
+"""Above this the owner's file says that a large group is being stored: if the process dies over
+it, no page is blamed."""
+STORE_RETRY_S = 1.0
+SHORTAGE_WAIT_S = 5.0
+"""How long a task waits that this process gave back because it lacked something."""
 
 
 class Writer:
-    """Stores what it is given, in order, however long the store takes; `stored` hears of each
-    part."""
+    """Stores outcomes in the order they come, and tries again until the store takes them.
+
+    `stored` is called with each part that is committed, `complain` with each error of the store,
+    and `mark_large` around the commit of a large group.
+    """
 
     def __init__(
         self,
-        lpm: Callable[[], LocalPersistenceManager],
+        open_store: Callable[[], LocalPersistenceManager],
         stored: Callable[[Sequence[Outcome]], None],
         complain: Callable[[str], None],
         sleep: Callable[[float], None] = time.sleep,
-        mark: Callable[[bool], None] = lambda much: None,
+        mark_large: Callable[[bool], None] = lambda is_large: None,
     ) -> None:
-        self._open, self._stored, self._complain, self._sleep, self._mark = (
-            lpm,
-            stored,
-            complain,
-            sleep,
-            mark,
-        )
+        self._open_store, self._stored, self._complain = open_store, stored, complain
+        self._sleep, self._mark_large = sleep, mark_large
         self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._stopping = False
         self.trouble = ""
         """Why the store takes nothing; empty where it does."""
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
     def put(self, outcome: Outcome) -> None:
@@ -68,34 +65,37 @@ class Writer:
             os._exit(70)
 
     def _write_groups(self) -> None:
-        lpm = self._open()
+        lpm = self._open_store()
         ended = False
         while not ended and (first := self._outcomes.get()) is not None:
-            if self._outcomes.qsize() < GROUP_SIZE and not self._stopping:
-                time.sleep(GROUP_S)  # woken once for a whole group
-            group, size = [first], _size(first)
-            while len(group) < GROUP_SIZE and size < GROUP_BYTES and not self._outcomes.empty():
-                item = self._outcomes.get()
-                if item is None:
-                    ended = True
-                    break
-                group.append(item)
-                size += _size(item)
+            if self._outcomes.qsize() < MAX_GROUP and not self._stopping:
+                time.sleep(GROUP_DELAY_S)  # wake up once per group, not once per outcome
+            group, ended = self._gather(first)
             self._commit(lpm, group)
-            del first, group  # their pages must not stay until the next comes
-            item = None
+            del first, group  # their pages must not stay in memory until the next one comes
         lpm.close()
 
+    def _gather(self, first: Outcome) -> tuple[list[Outcome], bool]:
+        """The next group, and whether it is the last."""
+        group, size = [first], _size(first)
+        while len(group) < MAX_GROUP and size < MAX_GROUP_BYTES and not self._outcomes.empty():
+            outcome = self._outcomes.get()
+            if outcome is None:
+                return group, True
+            group.append(outcome)
+            size += _size(outcome)
+        return group, False
+
     def _commit(self, lpm: LocalPersistenceManager, group: list[Outcome]) -> None:
-        waiting = [group]
+        parts = [group]
         try:
-            while waiting:
-                waiting[:1] = self._save(lpm, waiting[0])
+            while parts:
+                parts[:1] = self._save(lpm, parts[0])
         finally:
             self.trouble = ""
 
     def _save(self, lpm: LocalPersistenceManager, part: list[Outcome]) -> list[list[Outcome]]:
-        """Store some outcomes at once; where that fails, returns what is to be stored instead."""
+        """Store some outcomes in one commit; if that fails, return what to store instead."""
         try:
             self._store(lpm, part)
         except StoreError as error:
@@ -103,16 +103,14 @@ class Writer:
         except Exception as error:
             lack = shortage_of(error)
             if lack:
-                lpm.close()  # it is opened anew: nobody knows where it was broken off
-            if len(part) > 1:
-                return [
-                    [outcome] for outcome in part
-                ]  # what cannot be stored must not hold up the others
+                lpm.close()  # it may have been interrupted anywhere: the next use opens it anew
+            if len(part) > 1:  # one that cannot be stored must not hold up the others
+                return [[outcome] for outcome in part]
             [outcome] = part
+            if lack and outcome.shortage:
+                return self._wait(part, error)
             if lack:
-                return (
-                    self._wait(part, error) if outcome.shortage else [[given_back(outcome, lack)]]
-                )
+                return [[given_back(outcome, lack)]]
             if outcome.error_type == "internal":
                 raise
             log.exception("a result cannot be stored", extra={"task_id": outcome.task.task_id})
@@ -124,34 +122,39 @@ class Writer:
         return []
 
     def _store(self, lpm: LocalPersistenceManager, part: list[Outcome]) -> None:
-        much = sum(map(_size, part)) > MUCH
-        if much:
-            self._mark(True)
+        if sum(map(_size, part)) <= LARGE_GROUP_BYTES:
+            lpm.save_result(*part)
+            return
+        self._mark_large(True)
         try:
             lpm.save_result(*part)
         finally:
-            if much:
-                self._mark(False)
+            self._mark_large(False)
 
     def _wait(self, part: list[Outcome], error: Exception) -> list[list[Outcome]]:
         if self._stopping:
-            self._stored(part)  # their leases fall with this process, and they are fetched again
+            self._stored(part)  # the leases fall with this process, and the pages are fetched again
             return []
         self.trouble = str(error)
         self._complain(self.trouble)
-        self._sleep(AGAIN_S)
+        self._sleep(STORE_RETRY_S)
         return [part]
 
 
 def _size(outcome: Outcome) -> int:
-    return len(outcome.record) + (len(outcome.page.body) if outcome.page else 0)
+    size = len(outcome.record)
+    if outcome.page:
+        size += len(outcome.page.body)
+    return size
 
 
 def given_back(
-    outcome: Outcome, lack: str, wait_s: float = SHORT_S, clock: Callable[[], float] = time.time
+    outcome: Outcome,
+    lack: str,
+    wait_s: float = SHORTAGE_WAIT_S,
+    clock: Callable[[], float] = time.time,
 ) -> Outcome:
-    """The end of an attempt that this process broke off because it lacked something: as if there
-    had been none."""
+    """The end of an attempt that this process could not finish; it does not count as one."""
     return Outcome(
         task=outcome.task,
         status=TaskStatus.PENDING,
@@ -166,7 +169,7 @@ def given_back(
 
 
 def internal_failure(task: Task, worker: str, error: Exception) -> Outcome:
-    """The end of an attempt in an error that nobody has foreseen."""
+    """The end of an attempt in an unforeseen error."""
     return Outcome(
         task=task,
         status=TaskStatus.FAILED,

@@ -1,0 +1,284 @@
+"""Celery's worker: what each of its prefork children has, and how they start and stop.
+
+Celery imports this module in workers only.
+"""
+
+import logging
+import os
+import resource
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import redis
+from celery import signals
+from celery.exceptions import CPendingDeprecationWarning
+from celery.worker import consumer
+from redis.exceptions import OutOfMemoryError
+
+from crawler import logs
+from crawler.broker import RedisBroker
+from crawler.celery_app import app, broker_url, settings
+from crawler.db import owners
+from crawler.errors import CrawlerError, ServiceError
+from crawler.flower import PageEvents
+from crawler.inbox import Inbox
+from crawler.lpm import LocalPersistenceManager
+from crawler.maintainer import Maintainer
+from crawler.models import QUEUES
+from crawler.redis_client import check_redis, connect
+from crawler.resilience.redis_rate_limiter import RedisRateLimiter
+from crawler.sites import config as sites
+from crawler.standstill import Waits
+from crawler.worker import Worker, tune_garbage_collection
+
+log = logging.getLogger(__name__)
+
+MAX_OPEN_FILES = 65_536
+"""A thousand domains keep a thousand connections; the usual soft limit is 1,024 files."""
+
+
+class Consumer(consumer.Consumer):
+    """Celery's consumer, but it reconnects at least every 2 s, and treats a full Redis as one that
+    is away.
+
+    As shipped, the pauses grow to 30 s, no setting changes that, and a full Redis ends the worker.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.connection_errors = (*vars(self)["connection_errors"], OutOfMemoryError)
+
+    def bucket_for_task(self, type: Any) -> None:
+        """None: the permit applies a `rate_limit` per domain, not each worker per message."""
+
+    def on_connection_error_before_connected(self, exc: Exception) -> Any:
+        """Celery's own, after a pause where Redis is full."""
+        _pause_if_full(exc)
+        return super().on_connection_error_before_connected(exc)
+
+    def on_connection_error_after_connected(self, exc: Exception) -> Any:
+        """The same for a connection that was up."""
+        _pause_if_full(exc)
+        return super().on_connection_error_after_connected(exc)
+
+    def ensure_connected(self, conn: Any) -> Any:
+        """Celery's own, with shorter pauses."""
+        conn.ensure_connection = partial(
+            conn.ensure_connection, interval_start=0.5, interval_step=0.5, interval_max=2
+        )
+        return super().ensure_connected(conn)
+
+
+def _pause_if_full(error: Exception) -> None:
+    """A full Redis refuses at once, so that the next attempt would follow without a pause."""
+    if isinstance(error, OutOfMemoryError):
+        time.sleep(1)
+
+
+def consumed_queues() -> list[str]:
+    """The queues this worker was started for, the more urgent first."""
+    return [name for name in QUEUES if name in app.amqp.queues.consume_from]
+
+
+def annotated_rate() -> str | None:
+    """The rate that Celery's annotations give to the task. Here it limits each domain, over all
+    workers.
+
+    In Celery it would limit messages, in each worker separately, and hold up other domains' work.
+    """
+    rate = app.tasks["scrape_task"].rate_limit or app.tasks["crawl_url"].rate_limit
+    if rate is None or "/" in str(rate):
+        return rate
+    return f"{rate}/s"
+
+
+def fleet_permit(owners_folder: Path, holder: str) -> RedisRateLimiter:
+    """The permit that all workers on this Redis share."""
+
+    def living() -> list[str]:
+        return sorted({holder, *(note.id for note in owners.living(owners_folder))})
+
+    return RedisRateLimiter(
+        broker_url,
+        settings.redis_rate_limiter_db,
+        holder,
+        settings.circuit_breaker_fail_max,
+        share=lambda: len(living()),
+        place=lambda: living().index(holder),
+    )
+
+
+class WorkerChild:
+    """What a prefork child has beside Celery: a worker, page events, and a maintainer and an inbox
+    that stand by."""
+
+    def __init__(self, hostname: str, give_way: Callable[[], None] = lambda: None) -> None:
+        """`give_way` ends the worker where another kernel has the data folder."""
+        _raise_file_limit()
+        tune_garbage_collection()
+        self.deliveries = 0
+        self.events = PageEvents(app, hostname)
+        self.inbox = Inbox(settings, give_way)
+        mine = msgspec.structs.replace(settings, rate=settings.rate or annotated_rate())
+        lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
+        self.worker = Worker(mine, watch=self.events, permit=partial(fleet_permit, lpm.owners))
+        self.maintainer = Maintainer(
+            lpm, RedisBroker(broker_url), settings, self.worker.forget, waits=Waits(settings, lpm)
+        )
+        threading.Thread(target=self.maintainer.run, name="maintainer", daemon=True).start()
+        threading.Thread(target=self.inbox.run, name="inbox", daemon=True).start()
+        self.worker.watch_stop(_stop_pipe[0])
+
+    def stop(self) -> None:
+        """Release all that it holds."""
+        self.maintainer.stop()
+        self.inbox.stop()
+        self.worker.stop()
+        self.events.stop()
+
+
+def _raise_file_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = MAX_OPEN_FILES
+    if hard != resource.RLIM_INFINITY:
+        soft = min(hard, MAX_OPEN_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class ConsumptionWatch:
+    """Ends a worker that lives but takes no messages, so that its supervisor starts it again.
+
+    Each child watches for itself. If it is idle for long beside a queue that is never empty, its
+    parent has forgotten it. Nothing else shows that: such a parent answers pings and keeps its
+    connections.
+    """
+
+    def __init__(self, child: WorkerChild, url: str, limit_s: float) -> None:
+        self._child, self._limit_s = child, limit_s
+        self._redis = connect(url)
+        self._parent = os.getppid()
+        threading.Thread(target=self._run, name="consumption", daemon=True).start()
+
+    def _run(self) -> None:
+        idle_since: float | None = None
+        seen = 0
+        while not self._child.worker.stopping:
+            time.sleep(self._limit_s / 10)
+            before, seen = seen, self._child.deliveries
+            if self._child.worker.busy or seen != before or not self._has_messages():
+                idle_since = None
+            elif idle_since is None:
+                idle_since = time.monotonic()
+            elif time.monotonic() - idle_since > self._limit_s and os.getppid() == self._parent:
+                log.critical(
+                    "this worker takes no messages although there are some; "
+                    "it is ended, to be started again"
+                )
+                os.kill(self._parent, signal.SIGKILL)
+
+    def _has_messages(self) -> bool:
+        try:
+            return any(self._redis.llen(name) for name in consumed_queues())
+        except redis.RedisError:
+            return False
+
+
+_children: dict[int, WorkerChild] = {}
+"""By pid: after a fork the parent's entry must not be taken for the child's own."""
+_stop_pipe = os.pipe()
+"""Written to once when the worker is told to stop, and never read: every child sees it readable."""
+_stops: list[float] = []
+_NOHUP = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def this_child() -> WorkerChild:
+    """What this process has; made now where no worker has made it."""
+    if os.getpid() not in _children:
+        _children[os.getpid()] = WorkerChild("crawler@inline")
+    return _children[os.getpid()]
+
+
+@signals.worker_init.connect
+def _check_before_start(sender: Any, **_: Any) -> None:
+    """Refuse in one line what cannot work, before any process is forked."""
+    # Celery announces at every lost connection that a default will change; ours is set.
+    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
+    try:
+        if sender.pool_cls.__module__ != "celery.concurrency.prefork":
+            raise ServiceError(
+                "only the prefork pool can survive a page that hangs its parser; leave -P away"
+            )
+        LocalPersistenceManager(settings.data_dir).close_after_check()
+        sites.load(settings.config_dir, settings.rate)
+        try:
+            check_redis(connect(broker_url))
+        except redis.RedisError:
+            log.warning("Redis does not answer yet; Celery goes on trying")
+    except CrawlerError as error:
+        log.critical("%s", error)
+        raise SystemExit(error.exit_code) from None
+
+
+@signals.setup_logging.connect
+def _set_up_logging(loglevel: int | None = None, **_: Any) -> None:
+    root = logging.getLogger()
+    root.handlers[:] = [logs.handler()]
+    root.setLevel(loglevel or logging.WARNING)
+    logging.getLogger("crawler").setLevel(settings.log_level.upper())
+
+
+@signals.worker_ready.connect
+def _end_with_terminal(**_: Any) -> None:
+    """Let a closed terminal end the worker in order, unless nohup started it. Celery alone would
+    die, or restart."""
+
+    def stop(*_: object) -> None:
+        logs.leave_lost_terminal()
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a shell sends it to its jobs once more
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if _NOHUP else stop)
+
+
+@signals.worker_process_init.connect
+def _begin_child(sender: Any, **_: Any) -> None:
+    # A closed terminal tells the parent, too, and that stops its children.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    child = WorkerChild(str(sender), lambda: os.kill(os.getppid(), signal.SIGTERM))
+    _children[os.getpid()] = child
+    ConsumptionWatch(child, broker_url, 2 * settings.stall_s)
+
+
+@signals.task_prerun.connect
+def _count_delivery(**_: Any) -> None:
+    child = _children.get(os.getpid())
+    if child:
+        child.deliveries += 1
+
+
+@signals.worker_process_shutdown.connect
+def _end_child(**_: Any) -> None:
+    child = _children.pop(os.getpid(), None)
+    if child:
+        child.stop()
+
+
+# Celery's handler of SIGTERM sends this signal under a lock. With one that its own thread cannot
+# take twice, a second SIGTERM in that moment waits for itself, and the worker for kill -9.
+signals.worker_shutting_down.lock = threading.RLock()  # type: ignore[attr-defined]  # not in stubs
+
+
+@signals.worker_shutting_down.connect
+def _tell_children(**_: Any) -> None:
+    """At the first stop children release what they hold; a second one ends everything at once."""
+    _stops.append(time.monotonic())
+    os.write(_stop_pipe[1], b".")
+    if len(_stops) > 1:
+        os._exit(143)  # the children die with their parent, and their leases with them

@@ -1,0 +1,99 @@
+"""The record of a running stack (`run/stack.json`), by which every command finds it."""
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+
+from crawler import locks
+from crawler.config import Settings
+from crawler.files import replace_file
+from crawler.process import Mark
+
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+SILENT = 3.0
+"""The supervisor restarts a Redis of its own that is silent for this many times CRAWLER_STALL_S."""
+
+
+class Stack(msgspec.Struct, frozen=True):
+    """The processes and addresses of a stack."""
+
+    supervisor: Mark | None = None
+    redis: Mark | None = None
+    redis_url: str | None = None
+    worker: Mark | None = None
+    agent: Mark | None = None
+    """The process that speaks to a Gateway."""
+    flower: Mark | None = None
+    flower_url: str | None = None
+    ready: bool = False
+    folder: str | None = None
+    """Device and inode of the data folder: in a copy of the folder nothing runs."""
+    container: bool = False
+    """A compose stack's: its pids mean nothing here, but its workers hold the supervisor's lock."""
+    trouble: str = ""
+    """Why the last restart of something has failed; it is tried again."""
+    unreadable: bool = False
+    """It is up, but another version of this program wrote the record: its processes are unknown."""
+
+    @property
+    def up(self) -> bool:
+        """Whether it is alive; `read_stack` returns a container's record only while it is."""
+        return self.container or (
+            self.supervisor is not None and self.supervisor.find() is not None
+        )
+
+    @property
+    def services(self) -> tuple[Mark, ...]:
+        """All that the supervisor has started, in the order in which to end it."""
+        started = (self.agent, self.flower, self.worker, self.redis)
+        return tuple(mark for mark in started if mark)
+
+
+def read_stack(data_dir: Path) -> Stack:
+    """What the last stack recorded; an empty record where there is none."""
+    try:
+        stack = msgspec.json.decode(record_path(data_dir).read_bytes(), type=Stack)
+    except OSError:
+        return Stack()
+    except msgspec.DecodeError:
+        return Stack(unreadable=is_locked(data_dir))
+    if stack.folder not in (None, _identity(data_dir)):
+        return Stack()
+    if stack.container and not is_locked(data_dir):
+        # Its workers are gone, or on another kernel; its Redis may answer.
+        return Stack(redis_url=stack.redis_url)
+    return stack
+
+
+def write_stack(data_dir: Path, stack: Stack) -> None:
+    """Record the stack; only its user may read the file, because it holds Redis' password."""
+    stack = msgspec.structs.replace(stack, folder=_identity(data_dir))
+    replace_file(record_path(data_dir), msgspec.json.encode(stack))
+
+
+def record_path(data_dir: Path) -> Path:
+    """The file of the record."""
+    return data_dir / "run" / "stack.json"
+
+
+def lock_path(data_dir: Path) -> Path:
+    """The file that a supervisor keeps locked."""
+    return data_dir / "run" / "supervisor.lock"
+
+
+def is_locked(data_dir: Path) -> bool:
+    """Whether a supervisor lives here, whatever is recorded of it."""
+    with contextlib.suppress(OSError):
+        return locks.is_locked(lock_path(data_dir))
+    return False
+
+
+def redis_address(settings: Settings) -> str:
+    """Where the broker is: as set, else as the stack has recorded it, else the usual place."""
+    return settings.redis_url or read_stack(settings.data_dir).redis_url or DEFAULT_REDIS_URL
+
+
+def _identity(folder: Path) -> str:
+    about = folder.stat()
+    return f"{about.st_dev}:{about.st_ino}"
