@@ -143,7 +143,7 @@ def pages(work: Path, count: int) -> list[tuple[Any, Any]]:
 def claimed(ledger: Any, room: int, each: int = 2) -> list[Any]:
     """A claim as a worker makes it: what is due is looked up, and some of each domain are
     leased."""
-    from crawler.db.ledger import Place
+    from crawler.db.tasks import Place
     from crawler.models import QUEUES
 
     now = time.time()
@@ -260,7 +260,7 @@ def _publish(work: Path, small: bool) -> dict[str, list[float]]:
                 began = time.perf_counter()
                 count = maintainer.fill(CHILDREN)
                 seconds = time.perf_counter() - began
-                lpm.ledger.unpublish(lpm.ledger.published())
+                lpm.tasks.unpublish(lpm.tasks.published())
                 tasks.app.control.purge()
                 return count / seconds
 
@@ -306,7 +306,7 @@ def _claims(work: Path, sizes: Sequence[int], turns: int) -> dict[str, list[floa
     for size in sizes:
         data = work / str(size)
         crawler(data, "bulk", "import", parcels(work / "rows.csv", size))
-        ledger = LocalPersistenceManager(data).ledger
+        ledger = LocalPersistenceManager(data).tasks
         ways[f"{size} {ROOM}"] = functools.partial(_claim, ledger, ROOM, min(1_000, size // 10))
         ways[f"{size} 1"] = functools.partial(_claim, ledger, 1, min(200, size // 50))
     return rounds(ways, turns)
@@ -348,9 +348,7 @@ def _commit(work: Path, groups: Mapping[int, int], turns: int) -> dict[str, list
         def save(size: int) -> float:
             ends: list[Any] = []
             while len(ends) < groups[size]:
-                ends += outcomes(
-                    claimed(lpm.ledger, min(500, groups[size] - len(ends)), 500), stock
-                )
+                ends += outcomes(claimed(lpm.tasks, min(500, groups[size] - len(ends)), 500), stock)
             began = time.perf_counter()
             for place in range(0, len(ends), size):
                 if not all(lpm.save_result(*ends[place : place + size])):
@@ -384,7 +382,7 @@ def export(small: bool) -> str:
     with folder("export") as work:
         with stored(work, count) as lpm:
             stock = pages(work, min(500, count))
-            while tasks := claimed(lpm.ledger, 500, 500):
+            while tasks := claimed(lpm.tasks, 500, 500):
                 lpm.save_result(*outcomes(tasks, stock))
         name = "`results export --format jsonl`"
         ours, plain = work / "ours.jsonl", work / "plain.jsonl"
@@ -479,8 +477,8 @@ def grown(data: Path, size: int) -> None:
     record = {name: read.record[name] for name in site.FIELDS}
     stock = [(replace(page, body=b"", raw=b""), replace(read, encoded=msgspec.json.encode(record)))]
     with closing(LocalPersistenceManager(data, raw="none")) as lpm:
-        lpm.project = lambda task: None  # type: ignore[method-assign]  # they are synced at once
-        while tasks := claimed(lpm.ledger, 2_000, 2_000):
+        lpm.files.write = lambda tasks: None  # type: ignore[method-assign]  # they are synced at once
+        while tasks := claimed(lpm.tasks, 2_000, 2_000):
             lpm.save_result(*outcomes(tasks, stock))
             lpm.mark_synced([task.task_id for task in tasks])
 
@@ -609,7 +607,7 @@ def _crawl_long(
         began = time.perf_counter()
         while len(samples) < len(urls) // step:
             time.sleep(0.2)
-            books = lpm.ledger.progress(job)
+            books = lpm.counts.progress(job)
             if books.failed or books.skipped:
                 raise SystemExit(f"not everything was collected: {books}")
             if books.completed >= (len(samples) + 1) * step:

@@ -51,10 +51,10 @@ STAGES: dict[str, tuple[str, ...]] = {
     "WARC record": ("crawler.db.segments.packed",),
     "compression": ("crawler.db.segments._member",),
     "segment: write and sync": ("crawler.db.segments.SegmentWriter.append",),
-    "SQLite: rows of a result": ("crawler.lpm.LocalPersistenceManager._apply",),
-    "SQLite: the task's timeline": ("crawler.db.ledger.Ledger.event",),
+    "SQLite: rows of a result": ("crawler.lpm._store_outcome",),
+    "SQLite: the task's timeline": ("crawler.db.timeline.note",),
     "SQLite: begin, commit": ("crawler.lpm.LocalPersistenceManager.save_result",),
-    "pending/": ("crawler.lpm.LocalPersistenceManager._project_all",),
+    "pending/": ("crawler.db.pending.PendingFiles.write",),
     "events for Flower: noted": ("crawler.flower.PageEvents.__call__",),
 }
 """The functions of each stage, by the name under which their callers find them."""
@@ -252,7 +252,7 @@ def corridor(
         file = folder / f"{len(urls)}.txt"
         file.write_text("\n".join(urls) + "\n")
         _, job = import_file(settings, file)
-        while (books := lpm.ledger.job_books(job)).open:
+        while (books := lpm.counts.of_job(job)).open:
             worker.run_slice("", QUEUES)
             time.sleep(0.01)
         if books.completed != books.accepted:

@@ -11,8 +11,6 @@ import msgspec
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, Rule, Sent
 
-_EVENTS = 2_000
-
 
 class Request(msgspec.Struct, frozen=True):
     """One request as it was noted, with the limits that it was to keep."""
@@ -69,7 +67,7 @@ def audit(
     requests: defaultdict[str, list[Request]] = defaultdict(list)
     unrecorded: Counter[str] = Counter()
     rules: dict[Rule, Rule] = {}
-    for home, kind, detail in _events(lpm, job, since):
+    for home, kind, detail in lpm.timeline.by_domain(job, since):
         noted = msgspec.json.decode(detail, type=_Detail)
         rule = rules.setdefault(noted.limit, noted.limit)
         for sent in noted.sent:
@@ -89,24 +87,6 @@ class _Detail(msgspec.Struct):
     sent: list[Sent] = []
     limit: Rule = Rule()
     began: bool = False
-
-
-def _events(
-    lpm: LocalPersistenceManager, job: Job | None, since: float | None
-) -> Iterator[tuple[str, str, str]]:
-    last = 0
-    while True:
-        rows = lpm.ledger.db.all(
-            """SELECT e.id, t.domain, e.kind, e.detail FROM events e JOIN tasks t ON t.id = e.task
-               WHERE e.id > ?1 AND (?2 IS NULL OR e.at >= ?2) AND (?3 IS NULL OR t.job_id = ?3)
-               ORDER BY e.id LIMIT ?4""",
-            (last, since, job.id if job else None, _EVENTS),
-        )
-        for _, *row in rows:
-            yield tuple(row)
-        if len(rows) < _EVENTS:
-            return
-        last = rows[-1][0]
 
 
 def examine(domain: str, requests: Iterable[Request], unrecorded: int = 0) -> Audit:

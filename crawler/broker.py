@@ -10,7 +10,7 @@ from kombu.exceptions import KombuError
 
 from crawler import urls
 from crawler.celery_app import app
-from crawler.db.ledger import Chunk
+from crawler.db.tasks import Chunk
 from crawler.maintainer import BrokerDown, Queued
 from crawler.models import QUEUES, Books, Job
 from crawler.redis_client import connect

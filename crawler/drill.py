@@ -17,7 +17,6 @@ import redis
 from crawler.bulk import import_file
 from crawler.config import Settings, program
 from crawler.db import owners
-from crawler.db.connection import reading
 from crawler.demo_site import FAULTS, running_site
 from crawler.errors import StackIsUp
 from crawler.locks import try_lock
@@ -196,7 +195,7 @@ def drill(
         planned_retries=len(plan.faults),
     )
     site, lpm = running_site(), LocalPersistenceManager(folder)
-    with terminated_by_signal(), _emptied(folder), contextlib.closing(lpm):
+    with terminated_by_signal(), _emptied(folder), lpm:
         with site as base:
             file = folder / "pages.txt"
             file.write_text("".join(f"{url}\n" for url in plan.urls(base)))
@@ -272,7 +271,7 @@ class _Course:
             tell,
         )
         self._owners = lpm.owners
-        self._struck: list[tuple[Strike, float, bytes]] = []
+        self._struck: list[tuple[Strike, float, frozenset[int]]] = []
         """Strikes that are not recovered from: with their time, and the tasks that were in
         flight."""
 
@@ -297,10 +296,9 @@ class _Course:
     def _look(self) -> Books:
         """A sample of the books, all of one moment: they must balance whatever has just been
         killed."""
-        with self._lpm.errors():
-            ledger = self._lpm.ledger
-            with reading(ledger.db):
-                books = (ledger.books(), ledger.job_books(self._job))
+        counts = self._lpm.counts
+        with self._lpm.store.reading():
+            books = (counts.totals(), counts.of_job(self._job))
         self._score.samples += 1
         if not all(_balanced(counts, self._score.pages) for counts in books):
             self._score.unbalanced += 1
@@ -338,7 +336,7 @@ class _Course:
             return False
         strike.done, strike.in_flight = done, len(tasks)
         self._score.in_flight += len(tasks)
-        self._struck.append((strike, time.monotonic(), msgspec.json.encode(list(tasks))))
+        self._struck.append((strike, time.monotonic(), tasks))
         return True
 
     def _kill(self, victims: list[psutil.Process]) -> frozenset[int]:
@@ -360,7 +358,7 @@ class _Course:
                     process.kill()
 
     def _is_back(
-        self, strike: Strike, struck: float, tasks: bytes, done: int, books: Books
+        self, strike: Strike, struck: float, tasks: frozenset[int], done: int, books: Books
     ) -> bool:
         """Whether Redis answers, what was in flight is done, and a page has come that began after
         the strike."""
@@ -368,10 +366,8 @@ class _Course:
             return False
         if strike.kind in ("redis", "flushall") and not self._redis_answers():
             return False
-        sql = "SELECT 1 FROM tasks WHERE is_open AND id IN (SELECT value FROM json_each(?)) LIMIT 1"
-        with self._lpm.errors():
-            if self._lpm.ledger.db.one(sql, (tasks.decode(),)):
-                return False
+        if self._lpm.tasks.any_open(tasks):
+            return False
         strike.back_after_s = round(time.monotonic() - struck, 2)
         self._tell(
             f"strike {strike.number} of {len(self._score.strikes)} at page {strike.done:,}: {strike}; "
@@ -406,12 +402,11 @@ def _count(
     wanted: list[str],
     requests: dict[str, int],
 ) -> None:
-    found = Counter(result["url"] for result in lpm.results())
+    found = Counter(result["url"] for result in lpm.results.read())
     score.lost = len(set(wanted) - set(found))
     score.twice = sum(found.values()) - len(found)
     score.requests = sum(count for path, count in requests.items() if path != "/robots.txt")
     score.extra_fetches = score.requests - score.pages - score.planned_retries
-    with lpm.errors():
-        score.failures = {
-            r: n for counts in lpm.ledger.reasons(job).values() for r, n in counts.items()
-        }
+    score.failures = {
+        r: n for counts in lpm.counts.reasons(job).values() for r, n in counts.items()
+    }

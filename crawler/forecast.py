@@ -12,7 +12,7 @@ import msgspec
 from crawler import times
 from crawler.config import Settings, program
 from crawler.db import owners
-from crawler.db.books import Bookkeeping
+from crawler.db.counts import Counts
 from crawler.models import HEADROOM, Job, Rule, Wait
 
 PAGE_COST_S = 0.003
@@ -162,13 +162,13 @@ def limits_of(settings: Settings, owners_folder: Path, rule: Callable[[str], Rul
 
 
 def of_job(
-    ledger: Bookkeeping, job: Job, limits: Limits, now: float, waits: Sequence[Wait] = ()
+    counts: Counts, job: Job, limits: Limits, now: float, waits: Sequence[Wait] = ()
 ) -> Forecast:
     """Return the forecast for a job's open tasks, with their waits that have an end."""
     ends = {wait.domain: wait.until for wait in waits if wait.until and wait.until > now}
     closed = {domain: until - now for domain, until in ends.items()}
-    loads = [Load(*row, closed.get(row[0], 0.0)) for row in ledger.loads(job)]
-    paces = {domain: Pace(*row) for domain, row in ledger.paces(job).items()}
+    loads = [Load(*row, closed.get(row[0], 0.0)) for row in counts.loads(job)]
+    paces = {domain: Pace(*row) for domain, row in counts.paces(job).items()}
     until_s = math.inf
     if job.deadline is not None:
         until_s = max(0.0, job.deadline - now)

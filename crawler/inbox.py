@@ -303,15 +303,15 @@ class Inbox:
         the next one moves it."""
         if LocalPersistenceManager.exists(self._data):
             lpm = LocalPersistenceManager(self._data)
-            with contextlib.closing(lpm), lpm.errors():
-                lpm.durable.move_import(source_name(file), source_name(to))
+            with lpm:
+                lpm.imports.move(source_name(file), source_name(to))
 
     def _forget(self, summary: Summary) -> None:
         """Note that the receipt is there: the same file again is a new job once this one has
         ended."""
         lpm = LocalPersistenceManager(self._data)
-        with contextlib.closing(lpm), contextlib.suppress(UsageError), lpm.errors():
-            lpm.durable.report_job(lpm.durable.job(summary.job))
+        with lpm, contextlib.suppress(UsageError):
+            lpm.jobs.mark_reported(lpm.jobs.named(summary.job))
 
 
 def deliver(

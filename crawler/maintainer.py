@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from crawler import times
 from crawler.config import Settings
 from crawler.db import owners
-from crawler.db.ledger import Chunk
+from crawler.db.tasks import Chunk
 from crawler.errors import CrawlerError
 from crawler.forecast import Trend, slip
 from crawler.logs import without_figures
@@ -123,7 +123,7 @@ class Maintainer:
     def _secure_pending(self) -> None:
         lpm = LocalPersistenceManager(self._lpm.folder)
         try:
-            if made := lpm.secure_pending():
+            if made := lpm.files.secure():
                 log.info(
                     "%d files in pending/ were missing or unreadable and were made again", made
                 )
@@ -162,17 +162,17 @@ class Maintainer:
 
     def tick(self) -> float | None:
         """Bring broker and ledger together once; returns when the next waiting task is due."""
-        ledger = self._lpm.ledger
-        ledger.follow_clock(self._clock(), self._uptime(), times.boot_id())
+        tasks = self._lpm.tasks
+        tasks.follow_clock(self._clock(), self._uptime(), times.boot_id())
         if freed := self._lpm.bury(self._forget):
             log.warning("%d tasks of dead workers are pending again", freed)
-        next_due = ledger.wake(self._clock())
-        ledger.go_on_with_holds(self._clock())
+        next_due = tasks.wake(self._clock())
+        self._lpm.jobs.complete_holds(self._clock())
         self._finalise()
         running = self._running(owners.living(self._lpm.owners))
         kinds = [note.about.get("kind") for note in running]
         if "cli" not in kinds:
-            ledger.release_calls()
+            tasks.release_calls()
         self._find_missing({note.message_id for note in running})
         self.fill(kinds.count("worker"))
         return next_due
@@ -189,14 +189,14 @@ class Maintainer:
             return list(living)
         stopped = [note for note in living if note.still_s(now) > self._still_s]
         if stopped:
-            holders = self._lpm.ledger.owners()
+            holders = self._lpm.tasks.owners()
             for note in stopped:
                 if note.id in holders:
                     self._take_back(note, note.still_s(now))
         return [note for note in living if note not in stopped]
 
     def _take_back(self, note: owners.Note, still_s: float) -> None:
-        domains = self._lpm.durable.take_back(note, self._clock())
+        domains = self._lpm.tasks.take_back(note, self._clock())
         for domain in set(domains):
             self._forget(domain, note.id)
         log.warning(
@@ -207,12 +207,12 @@ class Maintainer:
 
     def fill(self, slots: int = 0) -> int:
         """Publish the next chunks; returns how many tasks they hold."""
-        chunks = self._lpm.ledger.fill(self._window, slots or os.cpu_count() or 1, self._clock())
+        chunks = self._lpm.tasks.fill(self._window, slots or os.cpu_count() or 1, self._clock())
         if chunks:
             try:
-                self._broker.publish(self._lpm.ledger.id, chunks)
+                self._broker.publish(self._lpm.store.id, chunks)
             except Exception:
-                self._lpm.ledger.unpublish([chunk.message_id for chunk in chunks])
+                self._lpm.tasks.unpublish([chunk.message_id for chunk in chunks])
                 raise
         return sum(len(chunk.task_ids) for chunk in chunks)
 
@@ -222,12 +222,12 @@ class Maintainer:
         Workers go on with whatever is due after their message's own tasks. So most messages are
         done before anybody takes them, and would fill Redis.
         """
-        ledger = self._lpm.ledger
+        tasks = self._lpm.tasks
         gone: set[str] = set()
-        if ledger.published():
+        if tasks.published():
             queued = self._broker.queued()
-            published = ledger.published()  # after the queues: what came meanwhile is not done
-            ours = [each for each in queued if each.ledger_id == ledger.id]
+            published = tasks.published()  # after the queues: what came meanwhile is not done
+            ours = [each for each in queued if each.ledger_id == self._lpm.store.id]
             if done := [each for each in ours if each.id not in published]:
                 self._broker.withdraw(done)
             gone = published - in_hand - {each.id for each in queued}
@@ -238,11 +238,11 @@ class Maintainer:
             log.warning(
                 "%d messages were lost on the way; their tasks are published again", len(lost)
             )
-            ledger.unpublish(lost)
+            tasks.unpublish(lost)
 
     def _finalise(self) -> None:
-        ledger, now = self._lpm.ledger, self._clock()
-        ended = ledger.finalise(now) if ledger.jobs(JobStatus.OPEN) else []
+        jobs, now = self._lpm.jobs, self._clock()
+        ended = jobs.finalise(now) if jobs.all(JobStatus.OPEN) else []
         for job in ended:
             log.info("job %s has ended", job.name, extra={"job": job.name})
         if not ended and self._uptime() - self._mirrored_at <= PROGRESS_INTERVAL_S:
@@ -250,9 +250,9 @@ class Maintainer:
         self._mirrored_at = self._uptime()
         # Jobs that just ended, too: another process may have ended them, or Redis was away.
         recent = now - 10 * PROGRESS_INTERVAL_S
-        for job in ledger.jobs():
+        for job in jobs.all():
             if job.status is JobStatus.OPEN or (job.completed_at or 0) > recent:
-                books = ledger.progress(job)
+                books = self._lpm.counts.progress(job)
                 self._alarms.look(job, books, now)
                 self._broker.mirror(job, books)
         self._lpm.bound_wal(MAX_WAL_BYTES)

@@ -242,7 +242,7 @@ class Orchestrator:
         """Free the leases of killed processes, so that they do not look busy until the next
         start."""
         lpm = LocalPersistenceManager(self._data)
-        with contextlib.suppress(CrawlerError), contextlib.closing(lpm):
+        with contextlib.suppress(CrawlerError), lpm:
             lpm.bury()
 
     def kill_all(self) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from crawler import times
 from crawler.config import Settings, program
 from crawler.db import owners
-from crawler.db.books import mend
+from crawler.db.jobs import mend
 from crawler.errors import ServiceError
 from crawler.forecast import STILL_S, Limits, limits_of
 from crawler.logs import counted, printable, shortened, without_figures
@@ -82,7 +82,7 @@ class Waits:
     def plain(self, job: Job | None) -> list[Wait]:
         """Return what can be seen at once, without asking Redis or counting tasks."""
         found = []
-        if job is not None and self._lpm.ledger.job(job.name).hold == "paused":
+        if job is not None and self._lpm.jobs.named(job.name).hold == "paused":
             found.append(_paused("it is paused", _resume(job)))
         full = no_room(self._lpm.folder, self._settings) or ""
         if full:
@@ -141,7 +141,7 @@ class Waits:
         return [*away, start, *self._of_holds(None, False)]
 
     def _of_clock(self) -> list[Wait]:
-        moved = self._lpm.ledger.clock_step(time.time(), times.uptime(), times.boot_id())
+        moved = self._lpm.tasks.clock_step(time.time(), times.uptime(), times.boot_id())
         if not moved:
             return []
         what = f"the clock was set by {moved:+.0f} s: waits are about to be moved by as much"
@@ -172,7 +172,7 @@ class Waits:
         """Open tasks that no worker finds. This reads every task, so it is not done each time."""
         if (still_s is not None and still_s < SLOW_S) or time.monotonic() < self._next_count:
             return self._damage
-        faults = self._lpm.ledger.index_faults()
+        faults = self._lpm.jobs.index_faults()
         self._next_count = time.monotonic() + COUNT_S
         self._damage = []
         if faults:
@@ -191,7 +191,7 @@ class Waits:
         slow = {domain: about for domain, about in self._known.items() if _holds(about, now)}
         due: dict[str, int] = {}
         if slow or idle:
-            due = self._lpm.ledger.due_domains(job)
+            due = self._lpm.counts.due_by_domain(job)
         turns: dict[str, float] = {}
         for page in pages:
             if page.waits:
@@ -281,12 +281,12 @@ class Waits:
         option, and its effect. Without a file to continue, it shows the limits."""
         jobs = [job] if job else self._open_jobs()[:MAX_JOBS]
         for each in jobs:
-            if each.source_file and (job or domain in self._lpm.ledger.due_domains(each)):
+            if each.source_file and (job or domain in self._lpm.counts.due_by_domain(each)):
                 return f"{program()} bulk import {shlex.quote(each.source_file)} {option}", effect
         return f"{program()} domains", "shows the limits"
 
     def _open_jobs(self) -> list[Job]:
-        return [each for each in self._lpm.ledger.jobs() if each.status is JobStatus.OPEN]
+        return [each for each in self._lpm.jobs.all() if each.status is JobStatus.OPEN]
 
     def _latest_end(self, domain: str) -> float | None:
         """When the page in flight at a domain is given up, at the latest."""
@@ -311,8 +311,8 @@ class Waits:
 
     def _of_retries(self, job: Job | None, stops: bool) -> list[Wait]:
         """Tasks that wait for their next attempt."""
-        groups = self._lpm.ledger.waits(job)
-        if self._lpm.ledger.waits_for_siblings(job):
+        groups = self._lpm.counts.waiting(job)
+        if self._lpm.counts.waits_for_siblings(job):
             groups = [group for group in groups if group[2:] != _UNTRIED]
         if not groups:
             return []
@@ -326,9 +326,9 @@ class Waits:
 
     def _of_siblings(self, job: Job | None) -> list[Wait]:
         """Tasks that wait for the page of another row with the same URL."""
-        if not self._lpm.ledger.waits_for_siblings(job):
+        if not self._lpm.counts.waits_for_siblings(job):
             return []
-        tasks = sum(group[0] for group in self._lpm.ledger.waits(job) if group[2:] == _UNTRIED)
+        tasks = sum(group[0] for group in self._lpm.counts.waiting(job) if group[2:] == _UNTRIED)
         page = "a page that is fetched for another row of the same URL"
         what = f"{counted(tasks, 'task')} {_waits(tasks)} for {page}"
         return [Wait(kind="page", what=what, effect=_BY_ITSELF, tasks=tasks, stops=False)]
@@ -345,12 +345,12 @@ class Waits:
         ]
 
     def _paused_jobs(self) -> list[Job]:
-        return [each for each in self._lpm.ledger.jobs() if each.state == "paused"]
+        return [each for each in self._lpm.jobs.all() if each.state == "paused"]
 
     def _all_held(self, job: Job | None) -> list[Wait]:
         """That all open tasks are of paused jobs."""
-        tasks = self._lpm.ledger.held(job)
-        if not tasks or self._lpm.ledger.waits(job) or self._lpm.ledger.due_domains(job):
+        tasks = self._lpm.counts.held(job)
+        if not tasks or self._lpm.counts.waiting(job) or self._lpm.counts.due_by_domain(job):
             return []
         command = f"{program()} job resume NAME"
         paused = self._paused_jobs()
@@ -367,7 +367,7 @@ class Waits:
         for note in owners.living(self._lpm.owners):
             requests |= note.requests
         pages = []
-        for task, url, domain, leased_at in self._lpm.ledger.pages_in_flight(job):
+        for task, url, domain, leased_at in self._lpm.counts.pages_in_flight(job):
             request = requests.get(task)
             if request is None:  # nothing has gone out; a closed domain is why, else it is about to
                 waits = (about := self._known.get(domain)) is not None and _holds(about, now)
@@ -404,7 +404,7 @@ class Waits:
         domain = printable(first.domain)
         tasks = sum(page.domain == first.domain for page in pages)
         what = f"waiting for {domain}"
-        if books.open == books.accepted and first.domain not in self._lpm.ledger.paces():
+        if books.open == books.accepted and first.domain not in self._lpm.counts.paces():
             what = f"no page of {domain} has come yet"
         since = times.clock(first.since, self._tz)
         what += f": {counted(tasks, 'page')} in flight, the first since {since}"

@@ -48,10 +48,10 @@ def scrape_url(worker: "Worker", url: str, call_id: str, given: dict[str, Any]) 
 
     with closing(LocalPersistenceManager(settings.data_dir, settings.raw)) as lpm:
         task = NewTask(address=urls.parse(url), priority=1, external_id=call_id, input=given)
-        id_ = lpm.persist_call(task, loopback=False)
+        id_ = lpm.tasks.add_call(task, loopback=False)
         status = worker.scrape(id_, SCRAPE_LIMIT_S, call_id)
         failpoint("committed-call")
-        return lpm.report(id_) | {"status": status}
+        return lpm.results.report(id_) | {"status": status}
 
 
 @app.task(name="scrape_chunk_task", bind=True)

@@ -4,8 +4,7 @@ from typing import Any
 
 import msgspec
 
-from crawler.db.acts import HELD
-from crawler.db.books import NOTED_FILE, THEIRS
+from crawler.db.sql import HELD, THEIRS
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import NO_DEADLINE, Rule, Wait
 from crawler.standstill import Waits
@@ -34,32 +33,14 @@ class Timeline(msgspec.Struct, frozen=True):
     """What keeps it from going on."""
 
 
-_COLUMNS = (
-    "task_id", "url", "status", "error_type", "error_message", "imported_at", "source", "source_file", "source_line",
-    "source_item", "queue", "priority", "deadline", "not_before", "leased_at", "owner", "message_id", "published_at",
-    "external_id", "parcel_id", "domain",
-)  # fmt: skip
-
-
 def timeline(lpm: LocalPersistenceManager, task: int, look: Waits | None = None) -> Timeline:
     """What happened to a task, from the line of its file to its delivery; and by `look` what it
     waits for."""
-    db = lpm.ledger.db
-    [row] = db.all(
-        f"""SELECT {", ".join(_COLUMNS)}, (SELECT name FROM jobs WHERE id = job_id), {NOTED_FILE.format("t")}
-            FROM tasks t WHERE id = ?""",
-        (task,),
-    )
-    facts = dict(zip((*_COLUMNS, "job", "noted_file"), row, strict=True))
+    facts = lpm.timeline.task(task)
     steps = [Step(facts["imported_at"], "imported", _without_none(_origin(facts)))]
     steps += [
         Step(None, "also wanted", {"job": job, "file": file, "line": line} | _item(item))
-        for job, file, line, item in db.execute(
-            f"""SELECT name, ifnull({NOTED_FILE.format("l")}, source_file), source_line, source_item
-                FROM job_links l JOIN jobs ON jobs.id = l.job_id
-                WHERE task = ? ORDER BY 1, file_number, source_line, source_item""",
-            (task,),
-        )
+        for job, file, line, item in lpm.timeline.links(task)
     ]
     steps += _events(lpm, task, facts)
     steps += _handed_over(lpm, task) or _reported(lpm, task)
@@ -82,10 +63,10 @@ def _waits(
     is a step. One that is being worked on waits for its permit or its server."""
     if facts["status"] not in ("pending", "processing"):
         return []
-    job = lpm.ledger.job(facts["job"]) if facts["job"] else None
+    job = lpm.jobs.named(facts["job"]) if facts["job"] else None
     if facts["status"] == "processing":
         return look.of_page(job, task)
-    found = look.of(job, lpm.ledger.progress(job))
+    found = look.of(job, lpm.counts.progress(job))
     return [
         wait
         for wait in found
@@ -116,10 +97,7 @@ def _item(number: int) -> dict[str, int]:
 def _events(lpm: LocalPersistenceManager, task: int, facts: dict[str, Any]) -> list[Step]:
     """What the ledger noted, with the waits in between; then where the task stands now."""
     steps, ready = [], facts["imported_at"]
-    rows = lpm.ledger.db.all(
-        "SELECT at, kind, detail FROM events WHERE task = ? ORDER BY id", (task,)
-    )
-    for at, kind, text in rows:
+    for at, kind, text in lpm.timeline.events(task):
         detail = msgspec.json.decode(text)
         claimed = detail.pop("claimed_at", None)
         detail.pop("record_crc32", None)
@@ -142,94 +120,39 @@ def _events(lpm: LocalPersistenceManager, task: int, facts: dict[str, Any]) -> l
     elif facts["status"] == "pending" and facts["not_before"]:
         steps.append(Step(None, "waits", {"until": facts["not_before"]}))
     elif facts["status"] == "pending":
-        steps.append(Step(None, "due", {"queue": facts["queue"], "ahead": _ahead(lpm, task)}))
+        ahead = lpm.timeline.tasks_ahead(task)
+        steps.append(Step(None, "due", {"queue": facts["queue"], "ahead": ahead}))
     return steps
-
-
-def _ahead(lpm: LocalPersistenceManager, task: int) -> int:
-    """How many due tasks go first."""
-    [(count,)] = lpm.ledger.db.all(
-        """SELECT count(*) FROM tasks o JOIN tasks t ON t.id = ?
-           WHERE o.status = 'pending' AND o.not_before = 0 AND (o.queue = 'urgent' OR t.queue = 'default')
-           AND (o.queue <> t.queue OR (o.priority, o.deadline, o.id + o.failures * 1000)
-                                      < (t.priority, t.deadline, t.id + t.failures * 1000))""",
-        (task,),
-    )
-    return int(count)
 
 
 def _handed_over(lpm: LocalPersistenceManager, task: int) -> list[Step]:
     """The result, and the ways it left."""
-    db = lpm.ledger.db
-    row = db.one(
-        """SELECT r.scraped_at, r.status_code, r.verdict, r.bytes, r.parser || ' ' || r.parser_version, r.body_sha256,
-               r.raw_segment, o.state, o.synced_at, o.archived_at, t.job_id,
-               (SELECT max(id) FROM events WHERE task = t.id AND kind = 'completed'), r.site || ' ' || r.site_version,
-               (SELECT task_id FROM tasks s WHERE s.id = r.same_as), o.late, o.code, o.problem
-           FROM results r JOIN outbox o ON o.task = r.task JOIN tasks t ON t.id = r.task WHERE r.task = ?""",
-        (task,),
-    )
-    if row is None:
+    result = lpm.timeline.result(task)
+    if result is None:
         return []
-    (
-        scraped_at,
-        status,
-        verdict,
-        size,
-        parser,
-        digest,
-        segment,
-        state,
-        synced_at,
-        archived_at,
-        job_id,
-        event,
-        site,
-        same_as,
-        late,
-        code,
-        problem,
-    ) = row
-    facts = {
-        "status": status,
-        "verdict": verdict,
-        "bytes": size,
-        "parser": parser,
-        "site": site,
-        "sha256": digest,
-    }
-    if same_as:
-        facts["same content as task"] = same_as
-    steps = [Step(None, "result", facts | {"raw": segment or "not kept"})]
-    exports = db.execute(
-        """SELECT at, file, format, results FROM exports WHERE horizon >= ? AND (since IS NULL OR since <= ?)
-           AND (job_id IS NULL OR job_id = ? OR EXISTS (
-               SELECT 1 FROM job_links l WHERE l.task = ? AND l.job_id = exports.job_id)) ORDER BY at""",
-        (event or 0, scraped_at, job_id, task),
-    )
+    names = ("status", "verdict", "bytes", "parser", "site", "sha256")
+    facts = {name: result[name] for name in names}
+    if result["same_as"]:
+        facts["same content as task"] = result["same_as"]
+    steps = [Step(None, "result", facts | {"raw": result["segment"] or "not kept"})]
     steps += [
         Step(at, "exported", {"file": file, "format": form, "with": count})
-        for at, file, form, count in exports
+        for at, file, form, count in lpm.timeline.exports(task, result)
     ]
-    if archived_at:
-        steps.append(Step(archived_at, "archived"))
-    told = _without_none(
-        {
-            "late": "its deadline had passed" if late else None,
-            "code": code or None,
-            "because": problem,
-        }
-    )
+    if result["archived_at"]:
+        steps.append(Step(result["archived_at"], "archived"))
+    state = result["state"]
     if state == "held":
-        steps.append(
-            Step(
-                None,
-                "held",
-                {"because": "standalone results go to a Gateway only by an explicit command"},
-            )
-        )
+        why = "standalone results go to a Gateway only by an explicit command"
+        steps.append(Step(None, "held", {"because": why}))
     else:
-        steps.append(Step(synced_at if state == "synced" else None, _DELIVERY[state], told))
+        told = {
+            "late": "its deadline had passed" if result["late"] else None,
+            "code": result["code"] or None,
+            "because": result["problem"],
+        }
+        at = result["synced_at"] if state == "synced" else None
+        steps.append(Step(at, _DELIVERY[state], _without_none(told)))
     return steps
 
 
@@ -238,12 +161,10 @@ _DELIVERY = {"ready": "to be synced", "synced": "synced", "rejected": "rejected"
 
 def _reported(lpm: LocalPersistenceManager, task: int) -> list[Step]:
     """What a Gateway has heard of an end without a result."""
-    row = lpm.ledger.db.one(
-        "SELECT state, synced_at, code, problem FROM reports WHERE task = ?", (task,)
-    )
-    if row is None:
+    report = lpm.timeline.report(task)
+    if report is None:
         return []
-    state, synced_at, code, problem = row
+    state, synced_at, code, problem = report
     what = {"ready": "to be reported", "synced": "reported", "rejected": "rejected"}[state]
     return [Step(synced_at, what, _without_none({"code": code, "because": problem}))]
 

@@ -1,5 +1,5 @@
 """Fails where docs and code disagree: features without their tests, a lock that is not what
-pyproject.toml asks for."""
+pyproject.toml asks for, SQL outside the packages that own a database."""
 
 import ast
 import re
@@ -63,8 +63,23 @@ def lock() -> list[str]:
     return problems
 
 
+def statements() -> list[str]:
+    """SQL that stands outside the packages that own a database."""
+    owners = ("db", "doctor", "gateway/reference", "analyze/compare.py")
+    sql = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|CREATE|DROP|PRAGMA|WITH)\s+[\w(]")
+    problems = []
+    for path in Path("crawler").rglob("*.py"):
+        if str(path.relative_to("crawler")).startswith(owners):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and sql.match(text):
+                problems.append(f"{path}:{node.lineno}: SQL belongs into crawler/db")
+    return problems
+
+
 if __name__ == "__main__":
-    found = features() + lock()
+    found = features() + lock() + statements()
     for problem in found:
         print(problem, file=sys.stderr)
     sys.exit(1 if found else 0)

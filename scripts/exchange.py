@@ -126,13 +126,13 @@ def judge(
     false, mine = 0, Counter[str]()
     for folder in folders:
         lpm = folder.lpm()
-        for (task_id,) in lpm.ledger.db.all(
+        for (task_id,) in lpm.store.db.all(
             "SELECT external_id FROM tasks JOIN outbox ON task = id WHERE state = 'synced'"
         ):
             false += task_id not in there
             mine[task_id] += 1
-        stand = lpm.ledger.delivery(None)
-        print(f"{folder.path.name}: {lpm.ledger.books()} {stand}")
+        stand = lpm.outbox.delivery(None)
+        print(f"{folder.path.name}: {lpm.counts.totals()} {stand}")
         lpm.close()
     fetched_twice = sum(n - 1 for n in mine.values())
     print(
@@ -232,7 +232,7 @@ def collect(folder: Folder, gateway: Gateway, count: int) -> None:
 def pace(folder: Folder) -> float:
     """Pages a second between the first and the last one."""
     lpm = folder.lpm()
-    [(count, first, last)] = lpm.ledger.db.all(
+    [(count, first, last)] = lpm.store.db.all(
         "SELECT count(*), min(completed_at), max(completed_at) FROM tasks WHERE status = 'completed'"
     )
     lpm.close()

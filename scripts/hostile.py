@@ -98,15 +98,15 @@ def crawl(site: Site, pages: list[str], given: argparse.Namespace, name: str) ->
                         peak = max(peak, psutil.Process(pid).memory_info().rss)
                     except psutil.NoSuchProcess:
                         continue
-                if not lpm.ledger.books().open or time.monotonic() - began > 900:
+                if not lpm.counts.totals().open or time.monotonic() - began > 900:
                     break
                 time.sleep(0.2)
             seconds = time.monotonic() - began
             assert_balanced(folder.status())
             sql = "SELECT min(completed_at), max(completed_at) FROM tasks WHERE status = 'completed' AND url LIKE ?"
-            [(first, last)] = lpm.ledger.db.all(sql, (like,))
+            [(first, last)] = lpm.store.db.all(sql, (like,))
             rate = count / (last - first)
-            rows = lpm.ledger.db.all("SELECT url, status, error_type, attempts FROM tasks")
+            rows = lpm.store.db.all("SELECT url, status, error_type, attempts FROM tasks")
             lpm.close()
             print(
                 f"{name}: {json.dumps(Counter(row[1] for row in rows))} in {seconds:.0f} s",

@@ -73,9 +73,9 @@ def workers(settings: config.Settings, count: int) -> Iterator[None]:
 def wait_for_end(settings: config.Settings, job: Job) -> int:
     """Wait until no task of the job is open; how many pages are stored."""
     with closing(LocalPersistenceManager(settings.data_dir)) as lpm:
-        while lpm.ledger.progress(job).open:
+        while lpm.counts.progress(job).open:
             time.sleep(0.1)
-        books = lpm.ledger.job_books(job)
+        books = lpm.counts.of_job(job)
     if books.completed != books.accepted:
         raise SystemExit(f"not everything was collected: {books}")
     return books.completed
@@ -102,7 +102,7 @@ def main() -> None:
     ready()
     jobs = [import_file(settings, file, "default")[1] for file in files]
     with closing(LocalPersistenceManager(settings.data_dir)) as lpm:
-        while any(lpm.ledger.progress(job).open for job in jobs):
+        while any(lpm.counts.progress(job).open for job in jobs):
             if not worker.run_slice("", QUEUES):
                 time.sleep(0.01)
     done(sum([wait_for_end(settings, job) for job in jobs]))

@@ -24,7 +24,7 @@ from crawler.analyze.profile import (
     profile,
 )
 from crawler.analyze.sources import Source
-from crawler.db.connection import Database, store_errors
+from crawler.db.connection import Database
 from crawler.errors import UrlError
 from crawler.logs import shortened
 
@@ -97,7 +97,7 @@ def compare(
 ) -> Comparison:
     """Read both runs, and match their pages by URL and parcel."""
     # An empty name is a private database that SQLite spills to a temporary file.
-    with store_errors(Path(gettempdir()) / "comparison"), closing(Database("")) as db:
+    with closing(Database("", path=Path(gettempdir()) / "comparison")) as db:
         db.execute("PRAGMA journal_mode=OFF; PRAGMA cache_size=-64000; BEGIN")
         profile_a, profile_b = _index(db, "a", a, progress), _index(db, "b", b, progress)
         return _Differences(db).comparison(profile_a, profile_b)

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from crawler import json_reader
-from crawler.db import results
 from crawler.errors import InputError, StoreError, StoreFull, UsageError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job
@@ -26,8 +25,6 @@ ENDINGS = (".json", ".jsonl", ".jsonl.zst")
 
 _MAX_NAMED = 5
 _PIECE = 1 << 20
-_ROWS_PER_QUERY = 5000
-_ENDED = "t.status IN ('failed', 'skipped', 'expired')"
 
 
 class ErrorClass(msgspec.Struct, frozen=True):
@@ -54,7 +51,6 @@ class Source:
         self.unreadable = 0
         self.unreadable_examples: list[str] = []
         self.notes: list[str] = []
-        self._condition, self._values = results.matching(job, None)
 
     def close(self) -> None:
         """Close the store."""
@@ -65,7 +61,7 @@ class Source:
         """Yield every result that can be read; count the others, and name the first few."""
         if self.path is None:
             assert self.lpm
-            yield from self.lpm.results(self.job)
+            yield from self.lpm.results.read(self.job)
         elif self.path.is_dir():
             yield from self._read_folder(self.path)
         else:
@@ -91,18 +87,13 @@ class Source:
         if self.lpm is None:
             return True
         # A killed archive leaves files of results that have left pending/: another source has them.
-        found = self._rows(
-            f"""SELECT coalesce(o.state <> 'synced' AND o.archived_at IS NULL, TRUE)
-                FROM tasks t LEFT JOIN outbox o ON o.task = t.id
-                WHERE {self._condition} AND t.task_id = ?""",
-            (file.name.removesuffix(".json"),),
-        )
-        if not found:
+        due = self.lpm.outbox.is_due(file.name.removesuffix(".json"), self.job)
+        if due is None:
             self._count_unreadable(file, 1, "no task of this store has this name")
-        return bool(found and found[0][0])
+        return bool(due)
 
     def _count_pending(self) -> int:
-        return self.lpm.ledger.delivery(None).pending if self.lpm else 0
+        return self.lpm.outbox.delivery(None).pending if self.lpm else 0
 
     def _read_file(self, file: Path) -> Iterator[dict[str, Any]]:
         number = 0
@@ -132,55 +123,33 @@ class Source:
         """Count the tasks of the ledger or of the job by state."""
         if self.lpm is None:
             return None
-        with self.lpm.errors():
-            if self.job:
-                return self.lpm.ledger.job_books(self.job)
-            return self.lpm.ledger.books()
+        if self.job:
+            return self.lpm.counts.of_job(self.job)
+        return self.lpm.counts.totals()
 
     def errors(self) -> list[ErrorClass]:
         """Why tasks ended without a result, the most frequent reason first."""
-        # SQLite takes the columns beside min() from the row that has the minimum.
-        rows = self._rows(
-            f"""SELECT t.status, coalesce(t.error_type, 'unknown'), count(*), t.url,
-                       coalesce(t.error_message, ''), min(t.id)
-                FROM tasks t WHERE {_ENDED} AND {self._condition}
-                GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2"""
-        )
-        return [ErrorClass(*row[:-1]) for row in rows]
+        if self.lpm is None:
+            return []
+        return [ErrorClass(*row) for row in self.lpm.counts.errors(self.job)]
 
-    def domains(self) -> list[tuple[Any, ...]]:
+    def domains(self) -> list[tuple[str, int, int]]:
         """Each domain, its completed tasks, and those that ended without a result."""
-        return self._rows(
-            f"""SELECT t.domain, sum(t.status = 'completed'), sum({_ENDED}) FROM tasks t
-                WHERE {self._condition} GROUP BY 1"""
-        )
+        if self.lpm is None:
+            return []
+        return self.lpm.counts.ends_by_domain(self.job)
 
     def pages(self) -> Iterator[tuple[int, float]]:
         """Yield the size and the fetch time in milliseconds of every result's page."""
-        query = f"""SELECT t.id, r.bytes, r.fetch_ms FROM results r JOIN tasks t ON t.id = r.task
-                    WHERE {self._condition}"""
-        return ((size, fetch_ms) for _, size, fetch_ms in self._paged(query))
+        if self.lpm is None:
+            return iter(())
+        return self.lpm.results.sizes(self.job)
 
     def unfinished(self) -> Iterator[tuple[Any, ...]]:
         """Yield key, parcel, time, URL and reason of every task that ended without a result."""
-        query = f"""SELECT t.id, t.url_key, t.parcel_id, coalesce(t.completed_at, 0.0), t.url,
-                           coalesce(t.error_type, t.status)
-                    FROM tasks t WHERE {_ENDED} AND {self._condition}"""
-        return (row[1:] for row in self._paged(query))
-
-    def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if self.lpm is None:
-            return []
-        with self.lpm.errors():
-            return self.lpm.ledger.db.all(query, self._values + values)
-
-    def _paged(self, query: str) -> Iterator[tuple[Any, ...]]:
-        """Read some rows at a time: a long transaction would let the write-ahead log grow."""
-        page = f"{query} AND t.id > ? ORDER BY t.id LIMIT {_ROWS_PER_QUERY}"
-        last = 0
-        while rows := self._rows(page, (last,)):
-            yield from rows
-            last = rows[-1][0]
+            return iter(())
+        return self.lpm.counts.unfinished(self.job)
 
 
 def find(name: str, job: str | None, data_dir: Path) -> Source:
@@ -213,7 +182,7 @@ def find(name: str, job: str | None, data_dir: Path) -> Source:
 def _open_job(name: str, lpm: LocalPersistenceManager, job_name: str) -> Source:
     job = lpm.find_job(job_name)
     source = Source(name, None, lpm, job)
-    if later := lpm.ledger.later_namesakes(job):
+    if later := lpm.jobs.later_namesakes(job):
         latest = f"the latest of a file of the same name is {later[-1].name}"
         source.notes.append(f"this is the job {job.name}; {latest}")
     source.notes += _unaccounted(lpm, [job])
@@ -242,17 +211,16 @@ def _open_store(
 ) -> Source:
     """Open a store, or its folder `pending`; the files there are readable without the store."""
     try:
-        with lpm.errors():
-            if job:
-                return _open_job(name, lpm, job)
-            source = Source(name, pending, lpm)
-            _ = lpm.ledger
-            if pending and (made := lpm.project_missing(read_all=True)):
-                made_again = f"{made:,} files were missing or torn, and were made again"
-                source.notes.append(f"{made_again} from the ledger")
-            lost = _unaccounted(lpm, lpm.ledger.jobs())
-            source.notes += lost or [f"UNACCOUNTED: {what}" for what in lpm.missing_pages()]
-            return source
+        if job:
+            return _open_job(name, lpm, job)
+        source = Source(name, pending, lpm)
+        lpm.open(to_read=True)
+        if pending and (made := lpm.files.restore(read_all=True)):
+            made_again = f"{made:,} files were missing or torn, and were made again"
+            source.notes.append(f"{made_again} from the ledger")
+        lost = _unaccounted(lpm, lpm.jobs.all())
+        source.notes += lost or [f"UNACCOUNTED: {what}" for what in lpm.pages.missing()]
+        return source
     except (StoreError, UsageError) as error:
         lpm.close()
         if pending is None or job:

@@ -4,7 +4,6 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -15,7 +14,7 @@ import msgspec
 from crawler.bulk import rows
 from crawler.config import Settings, failpoint, program
 from crawler.db import outputs
-from crawler.db.ledger import RejectedRow
+from crawler.db.imports import RejectedRow
 from crawler.errors import InputError, StoreFull
 from crawler.fetch import session as sessions
 from crawler.fetch.session import Session
@@ -84,27 +83,24 @@ def import_file(
     outputs.check_input(rows.RejectsFile(file).path, settings.data_dir)
     source_file = source_name(file)
     counts: Counter[str] = Counter()
-    with closing(LocalPersistenceManager(settings.data_dir)) as lpm:
-        with lpm.errors():
-            # Rows go to random places of large indexes.
-            lpm.durable.db.execute("PRAGMA cache_size=-64000")
-            lpm.durable.adopt(key, _tasks(first))
-            job = lpm.durable.open_job(
-                key=key,
-                name=job_name or printable(file.name)[:100],
-                queue=queue,
-                source="file",
-                source_file=source_file,
-                batch_size=batch_size,
-                now=lpm.now(),
-                watched=watched,
-                deadline=deadline,
-                options=how if how != JobOptions() else None,
-                checksum=checksum,
-                rows=_tasks(first),
-                replaces=replaces,
-            )
-            number = lpm.durable.number_of(job, checksum)
+    with LocalPersistenceManager(settings.data_dir) as lpm:
+        lpm.imports.adopt(key, _tasks(first))
+        job = lpm.imports.open_job(
+            key=key,
+            name=job_name or printable(file.name)[:100],
+            queue=queue,
+            source="file",
+            source_file=source_file,
+            batch_size=batch_size,
+            now=lpm.now(),
+            watched=watched,
+            deadline=deadline,
+            options=how if how != JobOptions() else None,
+            checksum=checksum,
+            rows=_tasks(first),
+            replaces=replaces,
+        )
+        number = lpm.imports.number_of(job, checksum)
         # An exhausted iterator drops its rows, which may be large.
         all_batches = chain(iter([first]), batches)
         del first
@@ -116,7 +112,7 @@ def import_file(
                     rejects.add(item)
                 if bad:
                     found = (RejectedRow(row.line, row.reason, row.text, row.item) for row in bad)
-                    lpm.persist_rejects(job, found, number)
+                    lpm.imports.reject(job, found, number)
                 done = lpm.persist_tasks(
                     _tasks(batch),
                     job=job,
@@ -135,8 +131,7 @@ def import_file(
                 accept = f"{program()} job accept {shlex.quote(job.name)}"
                 hint = f"import it again, and keep what came in of it with: {accept}"
                 raise InputError(str(file), f"it was changed while it was read; {hint}")
-            with lpm.errors():
-                lpm.durable.close_import(job, lpm.now(), checksum, counts.total())
+            lpm.imports.close(job, lpm.now(), checksum, counts.total())
     summary = Summary(
         rows=counts.total(),
         accepted=counts["accepted"],

@@ -15,7 +15,7 @@ import msgspec
 
 from crawler import config, times
 from crawler.config import program
-from crawler.db.books import Delivery
+from crawler.db.outbox import Delivery
 from crawler.errors import UsageError
 from crawler.forecast import STILL_S, Trend, slip
 from crawler.logs import counted, leave_lost_terminal, printable, shortened, without_figures
@@ -71,7 +71,7 @@ def job_of(lpm: LocalPersistenceManager, name: str) -> Job:
     job = lpm.find_job(name)
     if job.name != name:
         say(f"{name} was read into {imported(job)}")
-    if later := lpm.ledger.later_namesakes(job):
+    if later := lpm.jobs.later_namesakes(job):
         say(f"this is {imported(job)}; later files of the same name made {newest(later)}")
     return job
 
@@ -180,11 +180,11 @@ def tell_missing(lpm: LocalPersistenceManager, job: Job | None) -> list[str]:
     afterwards.
     """
     with lpm.errors():
-        jobs = [job] if job else lpm.ledger.jobs()
+        jobs = [job] if job else lpm.jobs.all()
         problems = [
             f"{each.name}: {problem}" for each in jobs for problem in lpm.receipt(each).problems
         ]
-        open_ = lpm.ledger.progress(job).open
+        open_ = lpm.counts.progress(job).open
     for problem in problems:
         say(f"UNACCOUNTED: {problem}")
     if open_:
@@ -197,7 +197,7 @@ def tell_missing(lpm: LocalPersistenceManager, job: Job | None) -> list[str]:
 def check_reason(lpm: LocalPersistenceManager, reason: str) -> None:
     """Refuse a reason that no task has: a slip of the finger would look like a job without such
     failures."""
-    reasons = lpm.ledger.all_reasons()
+    reasons = lpm.counts.all_reasons()
     if reason not in reasons:
         there = ", ".join(f"{name} ({count:,})" for name, count in reasons.items()) or "none"
         raise UsageError(f"no task has the reason {reason!r}; the reasons there are: {there}")

@@ -1,13 +1,13 @@
-"""One way to open lpm.db, and one way to write to it."""
+"""Opens lpm.db, and turns SQLite's errors into the package's own."""
 
 import functools
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, NoReturn, ParamSpec, TypeVar, overload
 
 import apsw
 
@@ -15,41 +15,112 @@ from crawler.config import program
 from crawler.errors import StoreError, StoreFull
 
 BUSY_LIMIT_S = 60.0
+"""How long a statement waits for another process's write."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+_DAMAGED = (apsw.NotADBError, apsw.CorruptError, UnicodeDecodeError)
+_UNWRITABLE = (
+    apsw.FullError,
+    apsw.IOError,
+    apsw.ReadOnlyError,
+    apsw.CantOpenError,
+    apsw.PermissionsError,
+)
+
 
 class Database(apsw.Connection):
-    """A connection that hands out rows as plain tuples."""
+    """A connection that raises `StoreError` where the file or the disk fails.
+
+    `raw` leaves SQLite's own errors as they are, for those who look into damaged files.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        flags: int = _READ_WRITE,
+        vfs: str | None = None,
+        *,
+        path: Path | None = None,
+        raw: bool = False,
+    ) -> None:
+        super().__init__(name, flags=flags, vfs=vfs)
+        self.path = path or Path(name)
+        self.failed = False
+        """Whether a statement has failed: the connection must not be trusted any more."""
+        self._raw = raw
+
+    def execute(self, statements: str, bindings: Any = None, **options: Any) -> apsw.Cursor:
+        """Run statements; rows that are read from the cursor itself have SQLite's own errors."""
+        try:
+            return super().execute(statements, bindings, **options)
+        except (apsw.Error, UnicodeDecodeError) as error:
+            self._fail(error)
+
+    def executemany(
+        self, statements: str, sequenceofbindings: Iterable[Any], **options: Any
+    ) -> apsw.Cursor:
+        """Run a statement for each of these values."""
+        try:
+            return super().executemany(statements, sequenceofbindings, **options)
+        except (apsw.Error, UnicodeDecodeError) as error:
+            self._fail(error)
 
     def all(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Every row of a statement."""
         try:
-            return self.execute(sql, tuple(values)).fetchall()
-        except (
-            UnicodeDecodeError
-        ) as error:  # SQLite itself does not look at what a text consists of
-            raise apsw.CorruptError(str(error)) from error
+            return super().execute(sql, values).fetchall()
+        except (apsw.Error, UnicodeDecodeError) as error:
+            self._fail(error)
 
     def one(self, sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
         """The first row of a statement, if it has one."""
-        return self.execute(sql, tuple(values)).fetchone()
+        try:
+            return super().execute(sql, values).fetchone()
+        except (apsw.Error, UnicodeDecodeError) as error:
+            self._fail(error)
+
+    def value(self, sql: str, values: Sequence[Any] = (), default: Any = None) -> Any:
+        """The first value of a statement's first row; the default where there is no row."""
+        row = self.one(sql, values)
+        return default if row is None else row[0]
+
+    def column(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+        """The first column of every row."""
+        return [row[0] for row in self.all(sql, values)]
+
+    def each(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """The rows of a statement one by one, where all of them may not fit in memory."""
+        try:
+            yield from super().execute(sql, values)
+        except (apsw.Error, UnicodeDecodeError) as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> NoReturn:
+        if self._raw and isinstance(error, UnicodeDecodeError):
+            # SQLite itself does not look at what a text consists of.
+            raise apsw.CorruptError(str(error)) from error
+        failure = None if self._raw else _as_store_error(self.path, error)
+        if failure is None:
+            raise error
+        self.failed = True
+        raise failure from error
 
 
 class _Unlocked(Database):
-    """A database in a folder that cannot be written, opened without the locks that SQLite would
-    need files for."""
+    """A database in a read-only folder, opened without the locks for which SQLite needs files."""
 
-    def __init__(self, path: Path, name: str, vfs: str | None) -> None:
-        super().__init__(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, vfs=vfs)
-        self._path, self._state = path, _state(path)
+    def __init__(self, path: Path, name: str, vfs: str | None, raw: bool) -> None:
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        super().__init__(name, flags, vfs, path=path, raw=raw)
+        self._state = _state(path)
 
     def close(self, force: bool = False) -> None:
-        """Let go of it; raises `StoreError` where a process that may write has changed what was
-        read."""
+        """Close it; raises `StoreError` where another process has changed what was read."""
         super().close(force)
-        if _state(self._path) != self._state:
-            raise StoreError(f"{self._path} was changed while it was read; type the command again")
+        if _state(self.path) != self._state:
+            raise StoreError(f"{self.path} was changed while it was read; type the command again")
 
 
 def _state(path: Path) -> tuple[int, int]:
@@ -57,19 +128,24 @@ def _state(path: Path) -> tuple[int, int]:
     return about.st_size, about.st_mtime_ns
 
 
-def open_to_read(path: Path) -> Database:
-    """A connection that cannot write, also where the folder cannot be written: nothing there is
-    changed."""
+def open_to_read(path: Path, raw: bool = False) -> Database:
+    """A connection that cannot write and changes nothing, also in a read-only folder."""
+    with store_errors(path, raw):
+        database = _open_to_read(path, raw)
+        database.set_busy_handler(busy_handler(BUSY_LIMIT_S))
+    return database
+
+
+def _open_to_read(path: Path, raw: bool) -> Database:
     real = path.resolve()  # the log of a linked file is where that is
     log, index = (real.with_name(f"{real.name}{ending}") for ending in ("-wal", "-shm"))
     if can_write(path) or (log.exists() and index.exists()):
-        database = Database(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-    elif log.exists():  # left by a kill, and its index by nobody: that is made in memory
-        database = _Unlocked(real, str(real), "unix-none")
-        database.execute("PRAGMA locking_mode=EXCLUSIVE")
-    else:
-        database = _Unlocked(real, f"{real.as_uri()}?immutable=1", None)
-    database.set_busy_handler(busy_handler(BUSY_LIMIT_S))
+        return Database(str(path), apsw.SQLITE_OPEN_READONLY, path=path, raw=raw)
+    if not log.exists():
+        return _Unlocked(real, f"{real.as_uri()}?immutable=1", None, raw)
+    # A kill left the log without its index, which SQLite then makes in memory.
+    database = _Unlocked(real, str(real), "unix-none", raw)
+    database.execute("PRAGMA locking_mode=EXCLUSIVE")
     return database
 
 
@@ -80,19 +156,20 @@ def can_write(path: Path) -> bool:
 
 
 def connect(path: Path, durable: bool = True) -> Database:
-    """Open a database in WAL mode; `durable=False` is for writes that a power cut may undo (claims,
-    publishing)."""
+    """Open a database in WAL mode; `durable=False` is for writes that a power cut may undo."""
+    synchronous = "FULL" if durable else "NORMAL"
     with store_errors(path):
-        connection = Database(str(path))
+        connection = Database(str(path), path=path)
         connection.set_busy_handler(busy_handler(BUSY_LIMIT_S))
         _use_log(connection)
-        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-        connection.execute("PRAGMA journal_size_limit=67108864")
+        # The checkpoint is rare, so that pages that change often are written back once.
         connection.execute(
-            "PRAGMA wal_autocheckpoint=4000"
-        )  # pages that change often are written back once
-        connection.execute("PRAGMA cache_size=-16000")
-        connection.execute("PRAGMA foreign_keys=OFF")
+            f"""PRAGMA synchronous={synchronous};
+                PRAGMA journal_size_limit=67108864;
+                PRAGMA wal_autocheckpoint=4000;
+                PRAGMA cache_size=-16000;
+                PRAGMA foreign_keys=OFF"""
+        )
     return connection
 
 
@@ -102,8 +179,7 @@ def busy_handler(
     sleep: Callable[[float], None] = time.sleep,
     jitter: Callable[[], float] = random.random,
 ) -> Callable[[int], bool]:
-    """A busy handler whose delays grow from under a millisecond to 25 ms, never the same for two
-    waiting writers."""
+    """A busy handler whose random delays grow from under a millisecond to 25 ms."""
     began = 0.0
 
     def wait(tries: int) -> bool:
@@ -146,10 +222,9 @@ def retry_on_busy(
     sleep: Callable[[float], None] = time.sleep,
     jitter: Callable[[], float] = random.random,
 ) -> Callable[P, T] | Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator, with and without arguments: call a function again while its database is locked.
+    """Decorator, with or without arguments: call a function again while its database is locked.
 
-    It is for what a busy handler is not asked about, and for connections without one, of `sqlite3`
-    too.
+    For what SQLite does not ask a busy handler about, and for connections without one.
     """
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
@@ -171,22 +246,21 @@ def retry_on_busy(
 
 
 def _is_busy(error: Exception) -> bool:
-    """Also of `sqlite3`, which is known by its code: a second SQLite is not loaded for that."""
+    # An error of the module `sqlite3` is known by its code, without loading that module.
     code = getattr(error, "sqlite_errorcode", 0)
     return isinstance(error, apsw.BusyError) or code & 0xFF == apsw.SQLITE_BUSY
 
 
 @retry_on_busy
 def _use_log(connection: Database) -> None:
-    """Two processes that open a new database at once: SQLite refuses one of them without asking its
-    busy handler."""
-    connection.execute("PRAGMA journal_mode=WAL").fetchall()
+    # Of two processes that open a new database at once, SQLite refuses one without asking its
+    # busy handler.
+    apsw.Connection.execute(connection, "PRAGMA journal_mode=WAL").fetchall()
 
 
 @contextmanager
 def writing(connection: Database) -> Iterator[None]:
-    """A write transaction, begun as one: a read that turns into a write later fails whatever the
-    busy handler says."""
+    """A write transaction from its beginning: a read that becomes a write later may fail."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -208,29 +282,32 @@ def reading(connection: Database) -> Iterator[None]:
 
 
 @contextmanager
-def store_errors(path: Path) -> Iterator[None]:
-    """Turn what SQLite and the disk say into the package's own errors."""
+def store_errors(path: Path, raw: bool = False) -> Iterator[None]:
+    """Turn what SQLite and the disk say while a store is used into the package's own errors."""
     try:
         yield
     except BrokenPipeError:
-        raise  # the reader of a command's output has gone: no matter of the disk's
-    except (apsw.NotADBError, apsw.CorruptError, UnicodeDecodeError) as error:
+        raise  # the reader of a command's output has gone: the disk is fine
+    except (apsw.Error, UnicodeDecodeError, OSError) as error:
+        failure = None if raw else _as_store_error(path, error)
+        if failure is None:
+            raise
+        raise failure from error
+
+
+def _as_store_error(path: Path, error: Exception) -> StoreError | None:
+    """The package's error for one of SQLite or the disk; None for a programming error."""
+    if isinstance(error, _DAMAGED):
         damage = f"{path} is damaged or not a database ({error}); it was left as it is"
         way_out = f"; {program()} doctor tells what can be saved" if path.name == "lpm.db" else ""
-        raise StoreError(f"{damage}{way_out}") from error
-    except (
-        apsw.FullError,
-        apsw.IOError,
-        apsw.ReadOnlyError,
-        apsw.CantOpenError,
-        apsw.PermissionsError,
-    ) as error:
-        raise StoreFull(
-            f"{path.parent} cannot be written ({error}); make room or check its permissions"
-        ) from error
-    except apsw.BusyError as error:
-        raise StoreError(
+        return StoreError(f"{damage}{way_out}")
+    if isinstance(error, _UNWRITABLE):
+        reason = f"({error}); make room or check its permissions"
+        return StoreFull(f"{path.parent} cannot be written {reason}")
+    if isinstance(error, apsw.BusyError):
+        return StoreError(
             f"{path} was locked by another process for {BUSY_LIMIT_S:.0f} s; try again"
-        ) from error
-    except OSError as error:
-        raise StoreFull(f"{path.parent} cannot be written ({error.strerror or error})") from error
+        )
+    if isinstance(error, OSError):
+        return StoreFull(f"{path.parent} cannot be written ({error.strerror or error})")
+    return None

@@ -12,12 +12,11 @@ from crawler.locks import try_lock, unlock, wait_lock
 
 LOCK = "store.lock"
 MIGRATION_WAIT_S = 5.0
-"""Another command of the older program ends within so long; a stack does not."""
+"""Another command of the older program ends within this time; a stack does not."""
 
 
 def share(folder: Path, limit_s: float = BUSY_LIMIT_S) -> int | None:
-    """Keep repairs away for as long as the descriptor is open; None where no lock can be made, and
-    so no repair."""
+    """Keep repairs away while the descriptor is open; None where no lock can be made."""
     try:
         lock = os.open(folder / "run" / LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:  # whether that matters, SQLite says next
@@ -32,15 +31,15 @@ def share(folder: Path, limit_s: float = BUSY_LIMIT_S) -> int | None:
 
 @contextmanager
 def alone(lock: int, folder: Path, limit_s: float = MIGRATION_WAIT_S) -> Iterator[None]:
-    """Have the store for oneself while its schema changes: a process of the older program would not
-    understand it."""
+    """Have the store alone while its schema changes, which an older program would not know."""
     unlock(lock)  # two that wait for each other's share would wait for ever
     again, tries = busy_handler(limit_s), 0
     while not try_lock(lock):
         if not again(tries):
             raise StoreError(
-                f"{folder} was made by an older version and is in use by a process of that version; it was left as it "
-                "is; stop that process with the program that started it, then try again"
+                f"{folder} was made by an older version and is in use by a process of that "
+                "version; it was left as it is; stop that process with the program that started "
+                "it, then try again"
             )
         tries += 1
     try:
@@ -50,8 +49,7 @@ def alone(lock: int, folder: Path, limit_s: float = MIGRATION_WAIT_S) -> Iterato
 
 
 def check(folder: Path) -> None:
-    """Refuse a ledger that is being replaced, or that is gone: a new one would not know the results
-    that are there."""
+    """Refuse a ledger that is being replaced or is gone: a new one would not know the results."""
     if unfinished(folder):
         raise StoreError(
             f"a repair of {folder} was broken off; finish it: {program()} doctor --repair"
@@ -65,8 +63,9 @@ def check_unused(folder: Path) -> None:
     """Refuse to begin a new ledger where results are."""
     left = [*(folder / "raw").glob("*.warc.gz"), *(folder / "pending").glob("[!.]*.json")]
     if left:
+        gone = f"{folder / 'lpm.db'} is missing or empty"
         raise StoreError(
-            f"{folder / 'lpm.db'} is missing or empty, but {len(left):,} files of results are there; "
+            f"{gone}, but {len(left):,} files of results are there; "
             f"{program()} doctor --repair makes it again from them"
         )
 

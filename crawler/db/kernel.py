@@ -89,9 +89,10 @@ def check(data_dir: Path) -> None:
     """Refuse to go near the database while workers of another kernel have it."""
     if is_other(data_dir):
         raise StoreError(
-            f"{data_dir} is in use by workers on another machine or in a virtual one (Docker Desktop), and two kernels "
-            "cannot share a database; type the command there (docker compose -f docker-compose.standalone.yml exec "
-            "worker python -m crawler …); only bulk import works from here"
+            f"{data_dir} is in use by workers on another machine or in a virtual one (Docker "
+            "Desktop), and two kernels cannot share a database; type the command there "
+            "(docker compose -f docker-compose.standalone.yml exec worker python -m crawler …); "
+            "only bulk import works from here"
         )
 
 

@@ -24,7 +24,8 @@ The result keeps the place of its page: other jobs may want it, and a disk that 
 brings it back.
 """
 WANTED_BY_ANY = f"""ifnull((SELECT max({WANTED.format(job="j.id")}) FROM (
-    SELECT t.job_id AS id UNION SELECT job_id FROM job_links WHERE task = t.id) j WHERE j.id IS NOT NULL), 1)"""
+    SELECT t.job_id AS id UNION SELECT job_id FROM job_links WHERE task = t.id) j
+    WHERE j.id IS NOT NULL), 1)"""
 """Whether one of the jobs that task t counts for does not, or it counts for none."""
 
 
@@ -58,7 +59,7 @@ def give_up(db: Database, job_id: int, ends: Mapping[str, int]) -> None:
     """Let a job do without its pages in these segments, up to these bytes. Part of a
     transaction."""
     db.executemany(
-        "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+        "INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)",
         [(f"{_GIVEN_UP}{job_id} {name}", str(end)) for name, end in ends.items()],
     )
 
@@ -72,10 +73,8 @@ def wanted(db: Database, job: Job) -> str:
 def given_up(db: Database, job: Job | None, segment: str) -> int:
     """Up to which byte a job, or any, does without its pages in a segment."""
     key = f"{_GIVEN_UP}{job.id if job else '*'} {segment}"
-    [(end,)] = db.all(
-        "SELECT ifnull(max(CAST(value AS INTEGER)), 0) FROM meta WHERE key GLOB ?", (key,)
-    )
-    return int(end)
+    most = "SELECT ifnull(max(CAST(value AS INTEGER)), 0) FROM meta WHERE key GLOB ?"
+    return int(db.value(most, (key,)))
 
 
 def of(db: Database, job: Job) -> list[Loss]:
@@ -94,12 +93,12 @@ def settle(db: Database, job_id: int, how: str, now: float) -> None:
     """
     settled = db.all(
         """UPDATE losses SET settled_at = ?1, how = ?2
-           WHERE job_id = ?3 AND settled_at IS NULL AND (kind = 'rows' OR ?2 = 'accepted') RETURNING kind""",
+           WHERE job_id = ?3 AND settled_at IS NULL AND (kind = 'rows' OR ?2 = 'accepted')
+           RETURNING kind""",
         (now, how, job_id),
     )
-    if (
-        ROWS,
-    ) in settled:  # else rows that are gone and that nobody was told of stay unaccounted for
+    if (ROWS,) in settled:
+        # Only then: rows that are gone and that nobody was told of stay unaccounted for.
         count_rows(db, job_id)
 
 
@@ -108,6 +107,7 @@ def count_rows(db: Database, job_id: int) -> None:
     db.execute(
         """UPDATE jobs SET size = (SELECT count(*) FROM tasks WHERE job_id = jobs.id),
                linked = (SELECT count(*) FROM job_links WHERE job_id = jobs.id),
-               rejected = (SELECT count(*) FROM rejected_rows WHERE job_id = jobs.id) WHERE id = ?""",
+               rejected = (SELECT count(*) FROM rejected_rows WHERE job_id = jobs.id)
+           WHERE id = ?""",
         (job_id,),
     )

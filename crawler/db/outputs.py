@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from crawler.db import kernel
-from crawler.db.connection import open_to_read, store_errors
+from crawler.db.connection import open_to_read
 from crawler.errors import UsageError
 
 _OWN_FOLDERS = ("pending", "raw", "run", "sessions", "inbox", "input")
@@ -21,7 +21,8 @@ def check(target: Path, folder: Path) -> None:
     if any((folder / name).exists() for name in (*_DATABASES, "pending")):
         if _is_of_store(Path(os.path.realpath(target)), folder):
             raise UsageError(
-                f"{target} belongs to the store in {folder}; nothing was written: choose another name"
+                f"{target} belongs to the store in {folder}; "
+                "nothing was written: choose another name"
             )
         check_input(target, folder)
 
@@ -63,7 +64,7 @@ def _inputs(folder: Path) -> Iterator[tuple[str, str]]:
     if not path.is_file() or path.stat().st_size == 0:
         return
     kernel.check(folder)
-    with store_errors(path), closing(open_to_read(path)) as db:
+    with closing(open_to_read(path)) as db:
         tables = {name for (name,) in db.all("SELECT name FROM sqlite_schema")}
         if "jobs" in tables:
             yield from db.all("SELECT source_file, name FROM jobs WHERE source_file IS NOT NULL")

@@ -1,4 +1,4 @@
-"""Results: stored once, read in the one shape they have everywhere."""
+"""Results: stored once, and read in the one shape that they have everywhere."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -7,27 +7,35 @@ from typing import Any
 import msgspec
 
 from crawler.config import program
-from crawler.db.connection import Database
+from crawler.db import timeline
+from crawler.db.connection import Database, writing
+from crawler.db.sql import IN_PENDING, LISTED, NOTED_FILE, as_json
+from crawler.db.store import Part
 from crawler.errors import StoreError
 from crawler.models import UNCHANGED, Job, Outcome, Page, Raw
 
-MAX_VALIDATOR = 512
+MAX_VALIDATOR_LENGTH = 512
 """A longer ETag is not worth keeping."""
-PAGE = 500
-"""Results are read so many at a time: a reader that holds one moment of the database lets its log
-grow."""
-MAX_READ = 16_000_000
-"""Bytes of records that are read at a time where they may all be large; one more may be larger than
-that alone."""
+MAX_RESULTS_PER_READ = 500
+"""A reader that holds one moment of the database for long lets its log grow."""
+MAX_RECORD_BYTES_PER_READ = 16_000_000
+"""One record may be larger than that, and is then read alone."""
+PRUNED = "pruned "
+"""Prefix of the key in `meta` under which the name of a pruned segment is noted."""
 
-SAME_CONTENT = """(SELECT ifnull(same_as, task) FROM results
-                  WHERE substr(body_sha256, 1, 12) = ? AND body_sha256 = ? LIMIT 1)"""
-"""The first task with the same content; its values are the beginning of the hash, and the hash."""
-
-_FIELDS = """r.record, r.scraped_at, r.parse_ms, r.body_sha256, t.url,
-           r.final_url, r.status_code, r.verdict, (SELECT name FROM jobs WHERE jobs.id = t.job_id), t.queue, t.priority,
-           t.attempts, r.parser, r.parser_version, r.raw_segment, r.raw_offset, r.raw_length,
-           r.site, r.site_version, (SELECT s.task_id FROM tasks s WHERE s.id = r.same_as)"""
+COLUMNS = """task, record, final_url, status_code, content_type, verdict, bytes, body_sha256,
+    fetch_ms, parse_ms, parser, parser_version, raw_segment, raw_offset, raw_length, scraped_at,
+    site, site_version, same_as"""
+IS_STORED = """(r.raw_segment IS NULL
+    OR EXISTS (SELECT 1 FROM raw_segments s WHERE s.name = r.raw_segment))"""
+"""Whether the segment of a result's page is known, or the result has none."""
+_SAME_CONTENT = """SELECT ifnull(same_as, task) FROM results
+    WHERE substr(body_sha256, 1, 12) = ?1 AND body_sha256 = ?2 LIMIT 1"""
+"""The first task with the same content; `substr` is the index's."""
+_FIELDS = """r.record, r.scraped_at, r.parse_ms, r.body_sha256, t.url, r.final_url, r.status_code,
+    r.verdict, (SELECT name FROM jobs WHERE jobs.id = t.job_id), t.queue, t.priority, t.attempts,
+    r.parser, r.parser_version, r.raw_segment, r.raw_offset, r.raw_length, r.site, r.site_version,
+    (SELECT s.task_id FROM tasks s WHERE s.id = r.same_as)"""
 _RESULT = f"""
     SELECT r.task, t.task_id, t.parcel_id, t.input, {_FIELDS}
     FROM results r JOIN tasks t ON t.id = r.task JOIN outbox o ON o.task = r.task"""
@@ -36,7 +44,8 @@ _INPUT_ROWS = """
     SELECT file_number AS file, source_line AS line, source_item AS item, id AS task, 0 AS linked
     FROM tasks WHERE job_id = ?1
     UNION ALL SELECT file_number, source_line, source_item, task, 1 FROM job_links WHERE job_id = ?1
-    UNION ALL SELECT file_number, source_line, source_item, NULL, 0 FROM rejected_rows WHERE job_id = ?1
+    UNION ALL SELECT file_number, source_line, source_item, NULL, 0
+    FROM rejected_rows WHERE job_id = ?1
     ORDER BY file, line, item, task"""
 _INPUT_ROW = f"""
     SELECT r.task, t.task_id, t.parcel_id, iif(i.linked, l.input, t.input), {_FIELDS},
@@ -49,47 +58,261 @@ _INPUT_ROW = f"""
     WHERE i.rowid > ?2 AND i.rowid <= ?2 + ?3 ORDER BY i.rowid"""
 
 
+class Results(Part):
+    """Reads results, and the pages that they name."""
+
+    def read(
+        self,
+        job: Job | None = None,
+        since: float | None = None,
+        limit: int | None = None,
+        *,
+        before: float | None = None,
+        only_pending: bool = False,
+    ) -> Iterator[dict[str, Any]]:
+        """Results in the order of their tasks, read some at a time.
+
+        `since` and `before` are times of scraping; `only_pending` leaves out what has left
+        pending/.
+        """
+        for _, result in self.read_numbered(job, since, limit, before, only_pending):
+            yield result
+
+    def read_numbered(
+        self,
+        job: Job | None = None,
+        since: float | None = None,
+        limit: int | None = None,
+        before: float | None = None,
+        only_pending: bool = False,
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The same, each with the number of its task."""
+        condition, values = matching(job, since)
+        if before is not None:
+            condition, values = f"{condition} AND r.scraped_at < ?", (*values, before)
+        if only_pending:
+            condition = f"{condition} AND {IN_PENDING}"
+        return self._read(condition, values, limit)
+
+    def of_tasks(self, tasks: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The results of these tasks, each with the number of its task."""
+        return self._read(f"r.task {LISTED}", (as_json(tasks),), None)
+
+    def of_task(self, task: int) -> dict[str, Any] | None:
+        """One task's result."""
+        return next((result for _, result in self._read("r.task = ?", (task,), 1)), None)
+
+    def unsynced(self, limit: int) -> list[dict[str, Any]]:
+        """Results that a Gateway is to get."""
+        return [result for _, result in self._read("o.state = 'ready'", (), limit)]
+
+    def report(self, task: int) -> dict[str, Any]:
+        """A task's result, or why there is none."""
+        names = ("task_id", "url", "status", "attempts", "error_type", "error_message",
+                 "source_line", "source_item")  # fmt: skip
+        [row] = self._db.all(
+            f"""SELECT {", ".join(names)}, ifnull({NOTED_FILE.format("t")}, source_file)
+                FROM tasks t WHERE id = ?""",
+            (task,),
+        )
+        report = dict(zip((*names, "source_file"), row, strict=True))
+        return report | (self.of_task(task) or {})
+
+    def _read(
+        self, condition: str, values: Sequence[Any], limit: int | None
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        last = 0
+        while limit is None or limit > 0:
+            size = min(MAX_RESULTS_PER_READ, limit or MAX_RESULTS_PER_READ)
+            rows = self._db.all(
+                f"{_RESULT} WHERE r.task > ? AND ({condition}) ORDER BY r.task LIMIT ?",
+                (last, *values, size),
+            )
+            for row in rows:
+                yield row[0], _as_dict(row)
+            if len(rows) < size:
+                return
+            last = rows[-1][0]
+            limit = limit and limit - size
+
+    def newest(self, job: Job | None, limit: int) -> list[dict[str, Any]]:
+        """The results that were stored last, the newest first."""
+        condition, values = matching(job, None)
+        order = "ORDER BY o.created_at DESC, o.task DESC"
+        chosen = f"""SELECT o.task FROM outbox o JOIN tasks t ON t.id = o.task
+                     WHERE {condition} {order} LIMIT ?"""
+        rows = self._db.all(f"{_RESULT} WHERE r.task IN ({chosen}) {order}", (*values, limit))
+        return [_as_dict(row) for row in rows]
+
+    def input_rows(self, job: Job) -> Iterator[dict[str, Any]]:
+        """Every row of a job's input in its order, with its result, or its status and reason.
+
+        The order is noted once, in a table of this connection, and then read some at a time.
+        """
+        db = self._db
+        db.execute("DROP TABLE IF EXISTS temp.input_rows")
+        db.execute(_INPUT_ROWS, (job.id,))
+        last = 0
+        while rows := db.all(_INPUT_ROW, (job.id, last, MAX_RESULTS_PER_READ)):
+            for row in rows:
+                line, status, error, message, rejected, text = row[-6:]
+                if rejected:
+                    status, error, message = "rejected", rejected, text
+                outcome = {"status": status, "reason": error, "message": message}
+                yield _as_dict(row[:-6]) | {"job": job.name} | outcome | {"line": line or None}
+            last += MAX_RESULTS_PER_READ
+        db.execute("DROP TABLE temp.input_rows")
+
+    # Facts about results
+
+    def carried(self, task: int) -> tuple[Any, ...]:
+        """What a bundle carries beside a result: content type, bytes, fetch time, when it was
+        imported and completed, and a Gateway's id."""
+        [row] = self._db.all(
+            """SELECT r.content_type, r.bytes, r.fetch_ms, t.imported_at, t.completed_at,
+                      iif(t.source IN ('gateway', 'bundle'), t.external_id, NULL)
+               FROM results r JOIN tasks t ON t.id = r.task WHERE r.task = ?""",
+            (task,),
+        )
+        return row
+
+    def known(self, task_ids: Sequence[str]) -> dict[str, bool]:
+        """Which of these tasks the ledger has, and whether with a result."""
+        return dict(
+            self._durable.all(
+                f"""SELECT task_id, EXISTS (SELECT 1 FROM results WHERE results.task = tasks.id)
+                    FROM tasks WHERE task_id {LISTED}""",
+                (as_json(task_ids),),
+            )
+        )
+
+    def digests(self, task_ids: Sequence[str]) -> list[tuple[int, str, str, str | None, int]]:
+        """Number, id, content hash, known segment and end there of these tasks' results."""
+        return self._durable.all(
+            f"""SELECT t.id, t.task_id, r.body_sha256, s.name, r.raw_offset + r.raw_length
+                FROM tasks t JOIN results r ON r.task = t.id
+                LEFT JOIN raw_segments s ON s.name = r.raw_segment WHERE t.task_id {LISTED}""",
+            (as_json(task_ids),),
+        )
+
+    def sizes(self, job: Job | None) -> Iterator[tuple[int, float]]:
+        """The size and the fetch time in milliseconds of every result's page."""
+        condition, values = matching(job, None)
+        last = 0
+        while rows := self._db.all(
+            f"""SELECT r.task, r.bytes, r.fetch_ms FROM results r JOIN tasks t ON t.id = r.task
+                WHERE {condition} AND r.task > ? ORDER BY r.task LIMIT 1000""",
+            (*values, last),
+        ):
+            for _, size, fetch_ms in rows:
+                yield size, fetch_ms
+            last = rows[-1][0]
+
+    # Segments
+
+    def segment_end(self, name: str) -> int:
+        """Up to which byte a segment is committed; 0 where it is not known."""
+        end = self._db.value("SELECT end FROM raw_segments WHERE name = ?", (name,), 0)
+        return int(end)
+
+    def segment_ends(self) -> list[tuple[str, int]]:
+        """Every segment, and up to which byte it is committed."""
+        return self._db.all("SELECT name, end FROM raw_segments")
+
+    def was_pruned(self, segment: str) -> bool:
+        """Whether `prune` has removed a segment."""
+        key = f"{PRUNED}{segment}"
+        return self._db.one("SELECT 1 FROM meta WHERE key = ?", (key,)) is not None
+
+    def place_of(self, task: int) -> Raw | None:
+        """Where the last page of a task was stored; `prune` may have removed it."""
+        for (detail,) in self._db.all(
+            "SELECT detail FROM events WHERE task = ? ORDER BY id DESC", (task,)
+        ):
+            raw = msgspec.json.decode(detail).get("raw")
+            if raw:
+                return msgspec.convert(raw, Raw)
+        return None
+
+    def page_url_at(self, task: int, place: Raw) -> str:
+        """The URL that the page at this place came from; empty where the result does not say."""
+        url = self._db.value(
+            """SELECT final_url FROM results
+               WHERE task = ? AND raw_segment = ? AND raw_offset = ? AND verdict <> ?""",
+            (task, place.segment, place.offset, UNCHANGED),
+            default="",
+        )
+        return str(url)
+
+    def segments_used(self, job: Job | None, wanted: str) -> list[tuple[str, int, int]]:
+        """For each segment: the end of the last wanted page there, and the number of pages."""
+        condition, values = matching(job, None)
+        return self._db.all(
+            f"""SELECT raw_segment, max(raw_offset + raw_length), count(*) FROM results r
+                JOIN tasks t ON t.id = r.task
+                WHERE {condition} AND raw_segment IS NOT NULL AND {wanted} GROUP BY 1""",
+            values,
+        )
+
+    def page_places(self, job: Job, wanted: str) -> Iterator[tuple[Any, ...]]:
+        """Segment and offset of every wanted page of a job, in order."""
+        condition, values = matching(job, None)
+        return self._db.each(
+            f"""SELECT raw_segment, raw_offset FROM results r JOIN tasks t ON t.id = r.task
+                WHERE {condition} AND raw_segment IN (SELECT name FROM raw_segments)
+                AND {wanted} ORDER BY 1, 2""",
+            values,
+        )
+
+    def forget_segments(self, names: Sequence[str], dry_run: bool) -> int:
+        """Let results go without their pages in these segments; returns how many results.
+
+        Some at a time, because finding all of them takes a look at every result.
+        """
+        db, listed, last, count = self._durable, as_json(names), 0, 0
+        theirs = f"raw_segment {LISTED}"
+        no_page = "UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL"
+        horizon = self._db.value("SELECT coalesce(max(id), 0) FROM events")
+        while names and (
+            tasks := db.column(
+                f"SELECT task FROM results WHERE task > ? AND {theirs} ORDER BY task LIMIT ?",
+                (last, listed, MAX_RESULTS_PER_READ),
+            )
+        ):
+            if not dry_run:
+                with writing(db):
+                    db.execute(
+                        f"{no_page} WHERE task BETWEEN ? AND ? AND {theirs}",
+                        (tasks[0], tasks[-1], listed),
+                    )
+            last, count = tasks[-1], count + len(tasks)
+        if not dry_run:
+            with writing(db):
+                # Unchanged pages that came in meanwhile have the places of the earlier ones.
+                since = "task IN (SELECT task FROM events WHERE id > ?)"
+                db.execute(f"{no_page} WHERE {theirs} AND {since}", (listed, horizon))
+                db.execute(f"DELETE FROM raw_segments WHERE name {LISTED}", (listed,))
+                db.execute(
+                    """INSERT OR IGNORE INTO meta (key, value)
+                       SELECT ? || value, '' FROM json_each(?)""",
+                    (PRUNED, listed),
+                )
+        return count
+
+
+# Functions that are part of a transaction
+
+
 def insert(
     db: Database, outcome: Outcome, page: Page, digest: str, place: Raw | None, now: float
 ) -> None:
-    """Store a result and its place in the outbox; one that is unchanged has all but its time from
-    the one before."""
+    """Store a result, and its place in the outbox."""
     if outcome.verdict == UNCHANGED:
-        db.execute(
-            """INSERT INTO results SELECT ?1, record, final_url, ?2, content_type, ?3, bytes, body_sha256, ?4, parse_ms,
-                   parser, parser_version, raw_segment, raw_offset, raw_length, ?5, site, site_version,
-                   ifnull(same_as, task)
-               FROM results WHERE task = ?6""",
-            (
-                outcome.task.id,
-                page.status,
-                UNCHANGED,
-                page.fetch_s * 1000,
-                page.fetched_at,
-                outcome.task.known.task if outcome.task.known else None,
-            ),
-        )
-        if not db.changes():
-            raise LookupError(
-                "the page is unchanged, but the result that it is the same as has gone"
-            )
+        _insert_unchanged(db, outcome, page)
     else:
         headers = {name.lower(): value for name, value in reversed(page.headers)}
-        _insert(db, outcome, page, headers.get("content-type", ""), digest, place)
-        etag, last_modified = (
-            _validator(headers.get("etag")),
-            _validator(headers.get("last-modified")),
-        )
-        if etag or last_modified:
-            db.execute(
-                "INSERT OR REPLACE INTO validators SELECT url_key, ?, ?, id FROM tasks WHERE id = ?",
-                (etag, last_modified, outcome.task.id),
-            )
-        else:
-            db.execute(
-                "DELETE FROM validators WHERE url_key = (SELECT url_key FROM tasks WHERE id = ?)",
-                (outcome.task.id,),
-            )
+        _insert_new(db, outcome, page, headers.get("content-type", ""), digest, place)
+        _note_validators(db, outcome.task.id, headers)
     # Standalone work is held: only an explicit command may ever send it to a Gateway.
     db.execute(
         """INSERT INTO outbox (task, state, created_at)
@@ -98,55 +321,133 @@ def insert(
     )
 
 
-def _insert(
+def _insert_unchanged(db: Database, outcome: Outcome, page: Page) -> None:
+    """Store a result that has all but its time from the one before."""
+    known = outcome.task.known
+    db.execute(
+        f"""INSERT INTO results ({COLUMNS})
+            SELECT ?1, record, final_url, ?2, content_type, ?3, bytes, body_sha256, ?4, parse_ms,
+                parser, parser_version, raw_segment, raw_offset, raw_length, ?5, site,
+                site_version, ifnull(same_as, task)
+            FROM results WHERE task = ?6""",
+        (outcome.task.id, page.status, UNCHANGED, page.fetch_s * 1000, page.fetched_at,
+         known and known.task),
+    )  # fmt: skip
+    if not db.changes():
+        raise LookupError("the page is unchanged, but the result that it is the same as has gone")
+
+
+def _insert_new(
     db: Database, outcome: Outcome, page: Page, content_type: str, digest: str, place: Raw | None
 ) -> None:
     at = (place.segment, place.offset, place.length) if place else (None, None, None)
     db.execute(
-        f"INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {SAME_CONTENT})",
-        (outcome.task.id, _text(outcome.record), page.final_url, page.status,
-         content_type, outcome.verdict or "ok", len(page.body), digest,
-         page.fetch_s * 1000, outcome.parse_ms, *outcome.parser, *at, page.fetched_at, *outcome.site,
-         digest[:12], digest),
+        f"""INSERT INTO results ({COLUMNS})
+            VALUES (?3, ?4, ?5, ?6, ?7, ?8, ?9, ?2, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
+                ?19, ({_SAME_CONTENT}))""",
+        (digest[:12], digest, outcome.task.id, _text(outcome.record), page.final_url, page.status,
+         content_type, outcome.verdict or "ok", len(page.body), page.fetch_s * 1000,
+         outcome.parse_ms, *outcome.parser, *at, page.fetched_at, *outcome.site),
     )  # fmt: skip
 
 
-def _validator(value: str | None) -> str | None:
-    return value if value and len(value) <= MAX_VALIDATOR and value.isprintable() else None
-
-
-def read(
-    db: Database, condition: str, values: Sequence[Any], limit: int | None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Results with their task's number, in the order of the tasks; `condition` is on r(esult),
-    t(ask) and o(utbox)."""
-    last = 0
-    while limit is None or limit > 0:
-        size = PAGE if limit is None else min(PAGE, limit)
-        rows = db.all(
-            f"{_RESULT} WHERE r.task > ? AND ({condition}) ORDER BY r.task LIMIT ?",
-            (last, *values, size),
+def _note_validators(db: Database, task: int, headers: Mapping[str, str]) -> None:
+    """Note by which values one can ask whether the page of a URL has changed."""
+    etag = _validator(headers.get("etag"))
+    last_modified = _validator(headers.get("last-modified"))
+    if etag or last_modified:
+        db.execute(
+            """INSERT OR REPLACE INTO validators (url_key, etag, last_modified, task)
+               SELECT url_key, ?, ?, id FROM tasks WHERE id = ?""",
+            (etag, last_modified, task),
         )
-        for row in rows:
-            yield row[0], _as_dict(row)
-        if len(rows) < size:
-            return
-        last = rows[-1][0]
-        limit = None if limit is None else limit - size
+    else:
+        db.execute(
+            "DELETE FROM validators WHERE url_key = (SELECT url_key FROM tasks WHERE id = ?)",
+            (task,),
+        )
+
+
+def _validator(value: str | None) -> str | None:
+    if value and len(value) <= MAX_VALIDATOR_LENGTH and value.isprintable():
+        return value
+    return None
+
+
+def _text(record: bytes) -> str:
+    try:
+        return record.decode()
+    except UnicodeDecodeError as error:
+        # A UnicodeDecodeError would pass for damage of the ledger.
+        raise ValueError(str(error)) from None
+
+
+def insert_carried(
+    db: Database,
+    task: Mapping[str, Any],
+    result: Mapping[str, Any],
+    detail: dict[str, Any],
+    now: float,
+) -> int:
+    """Store a completed task of another ledger, by column, with its result; returns its number.
+
+    It is held until a command sends it to a Gateway.
+    """
+    taken = "SELECT 1 FROM tasks WHERE external_id = ? AND source = 'bundle'"
+    if db.one(taken, (task["external_id"],)):
+        task = {**task, "external_id": None}
+    number = _insert_row(db, "tasks", task)
+    digest = result["body_sha256"]
+    same_as = db.value(_SAME_CONTENT, (digest[:12], digest))
+    _insert_row(db, "results", {**result, "task": number, "same_as": same_as})
+    _insert_row(db, "outbox", {"task": number, "state": "held", "created_at": now})
+    timeline.note(db, number, "unbundled", detail, now)
+    return number
+
+
+def _insert_row(db: Database, table: str, columns: Mapping[str, Any]) -> int:
+    marks = ", ".join("?" * len(columns))
+    db.execute(
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", tuple(columns.values())
+    )
+    return db.last_insert_rowid()
+
+
+def set_place(db: Database, task: int, place: Raw) -> None:
+    """Note where the page of a result is now."""
+    db.execute(
+        "UPDATE results SET raw_segment = ?, raw_offset = ?, raw_length = ? WHERE task = ?",
+        (place.segment, place.offset, place.length, task),
+    )
+
+
+def commit_segment(db: Database, name: str, end: int, now: float) -> None:
+    """Note up to which byte a segment is committed."""
+    db.execute(
+        """INSERT INTO raw_segments (name, end, created_at) VALUES (?, ?, ?)
+           ON CONFLICT DO UPDATE SET end = excluded.end""",
+        (name, end, now),
+    )
+
+
+def stored_place(db: Database, task: int) -> tuple[str | None, int] | None:
+    """Segment and end of a result's page; None where the result or its segment has gone."""
+    row = db.one(
+        f"""SELECT raw_segment, raw_offset + raw_length FROM results r
+            WHERE task = ? AND {IS_STORED}""",
+        (task,),
+    )
+    return (row[0], row[1] or 0) if row else None
+
+
+# Functions for reading
 
 
 def documents(db: Database, tasks: Sequence[int]) -> Iterator[tuple[int, str, bytes]]:
-    """The results of tasks as JSON, in the order of the tasks, but not what has left pending/; each
-    record as it lies.
-
-    Those of some megabytes are read as a whole, so that none of them is read from where others
-    write.
-    """
+    """The results of tasks that lie in pending/, as JSON; in the order of the tasks."""
     for batch in _batches(db, tasks):
         rows = db.all(
-            f"""{_RESULT} WHERE r.task IN (SELECT value FROM json_each(?)) AND o.state <> 'synced'
-                AND o.archived_at IS NULL ORDER BY r.task""",
-            (msgspec.json.encode(batch).decode(),),
+            f"{_RESULT} WHERE r.task {LISTED} AND {IN_PENDING} ORDER BY r.task", (as_json(batch),)
         )
         for row in rows:
             yield row[0], row[1], msgspec.json.encode(_shaped(row, msgspec.Raw(row[4].encode())))
@@ -157,11 +458,10 @@ def _batches(db: Database, tasks: Sequence[int]) -> Iterator[list[int]]:
     batch: list[int] = []
     size = 0
     for task, length in db.all(
-        """SELECT task, octet_length(record) FROM results
-           WHERE task IN (SELECT value FROM json_each(?)) ORDER BY task""",
-        (msgspec.json.encode(tasks).decode(),),
+        f"SELECT task, octet_length(record) FROM results WHERE task {LISTED} ORDER BY task",
+        (as_json(tasks),),
     ):
-        if batch and size + length > MAX_READ:
+        if batch and size + length > MAX_RECORD_BYTES_PER_READ:
             yield batch
             batch, size = [], 0
         batch.append(task)
@@ -170,51 +470,18 @@ def _batches(db: Database, tasks: Sequence[int]) -> Iterator[list[int]]:
         yield batch
 
 
-def newest(db: Database, job: Job | None, limit: int) -> list[dict[str, Any]]:
-    """The results that were stored last, the newest first."""
-    condition, values = matching(job, None)
-    chosen = f"""SELECT o.task FROM outbox o JOIN tasks t ON t.id = o.task
-                 WHERE {condition} ORDER BY o.created_at DESC, o.task DESC LIMIT ?"""
-    order = "ORDER BY o.created_at DESC, o.task DESC"
-    return [
-        _as_dict(row)
-        for row in db.all(f"{_RESULT} WHERE r.task IN ({chosen}) {order}", (*values, limit))
-    ]
-
-
-def read_rows(db: Database, job: Job) -> Iterator[dict[str, Any]]:
-    """Every row of a job's input in its order: the result, or null fields, with status, reason,
-    message and line.
-
-    The order is noted once, in a table of this connection, and then read some at a time.
-    """
-    db.execute("DROP TABLE IF EXISTS temp.input_rows")
-    db.execute(_INPUT_ROWS, (job.id,))
-    last = 0
-    while rows := db.all(_INPUT_ROW, (job.id, last, PAGE)):
-        for row in rows:
-            line, status, error, message, rejected, text = row[-6:]
-            outcome = {"status": "rejected", "reason": rejected, "message": text} if rejected else {
-                "status": status, "reason": error, "message": message}  # fmt: skip
-            yield _as_dict(row[:-6]) | {"job": job.name} | outcome | {"line": line or None}
-        last += PAGE
-    db.execute("DROP TABLE temp.input_rows")
-
-
 def matching(job: Job | None, since: float | None) -> tuple[str, tuple[Any, ...]]:
-    """The condition for results of a job (those it shares included) that were scraped at that time
-    or later."""
-    parts: list[str] = ["1"]
+    """The condition for results of a job, shared ones too, that were scraped since then."""
+    condition = "1"
     values: list[float] = []
     if job:
-        parts.append(
-            "(t.job_id = ? OR EXISTS (SELECT 1 FROM job_links l WHERE l.task = t.id AND l.job_id = ?))"
-        )
+        condition = """(t.job_id = ? OR EXISTS (
+            SELECT 1 FROM job_links l WHERE l.task = t.id AND l.job_id = ?))"""
         values += [job.id, job.id]
     if since is not None:
-        parts.append("r.scraped_at >= ?")
+        condition += " AND r.scraped_at >= ?"
         values.append(since)
-    return " AND ".join(parts), tuple(values)
+    return condition, tuple(values)
 
 
 def iso(at: float) -> str:
@@ -227,8 +494,8 @@ def _as_dict(row: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _shaped(row: tuple[Any, ...], record: object) -> dict[str, Any]:
-    (_, task_id, parcel_id, row_input, _, scraped_at, parse_ms, digest, url, final_url, status, verdict,
-     job, queue, priority, attempts, parser, parser_version, segment, offset, length,
+    (_, task_id, parcel_id, row_input, _, scraped_at, parse_ms, digest, url, final_url, status,
+     verdict, job, queue, priority, attempts, parser, parser_version, segment, offset, length,
      site, site_version, same_as) = row  # fmt: skip
     given = _decoded(task_id, row_input) if row_input else {}
     return {
@@ -257,22 +524,12 @@ def _shaped(row: tuple[Any, ...], record: object) -> dict[str, Any]:
     }
 
 
-def _text(record: bytes) -> str:
-    """A record as it is stored; one that cannot be is no damage of the ledger, which alone has such
-    errors."""
-    try:
-        return record.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(str(error)) from None
-
-
 def _decoded(task_id: str, text: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise StoreError(
-            f"task {task_id} is damaged in lpm.db ({error}); {program()} doctor"
-        ) from error
+        damage = f"task {task_id} is damaged in lpm.db ({error})"
+        raise StoreError(f"{damage}; {program()} doctor") from error
 
 
 def page_url(result: Mapping[str, Any]) -> str:
@@ -281,16 +538,18 @@ def page_url(result: Mapping[str, Any]) -> str:
 
 
 def agrees(db: Database, task_id: str, file: Mapping[str, Any]) -> bool:
-    """Whether a file of pending/ has the URLs, the digest and the record that the ledger has, if it
-    has them whole."""
+    """Whether a file of pending/ has the URLs, digest and record that the ledger has."""
     row = db.one(
-        "SELECT url, final_url, body_sha256, record FROM results JOIN tasks ON id = task WHERE task_id = ?",
+        """SELECT url, final_url, body_sha256, record FROM results JOIN tasks ON id = task
+           WHERE task_id = ?""",
         (task_id,),
     )
+    names = ("url", "final_url", "raw_html_hash")
+    if row is None:
+        return True
+    if tuple(file.get(name) for name in names) != row[:3]:
+        return False
     try:
-        return row is None or (
-            (file.get("url"), file.get("final_url"), file.get("raw_html_hash")) == row[:3]
-            and file.get("data") == msgspec.json.decode(row[3])
-        )
-    except msgspec.DecodeError:  # told by the books
+        return bool(file.get("data") == msgspec.json.decode(row[3]))
+    except msgspec.DecodeError:  # the receipt tells of that
         return True

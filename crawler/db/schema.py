@@ -1,4 +1,4 @@
-"""The tables of lpm.db, as numbered migrations."""
+"""Brings lpm.db to the schema of this program; the migrations are in schema.sql."""
 
 import os
 import re
@@ -15,339 +15,10 @@ from crawler.errors import StoreError, UrlError
 
 APPLICATION_ID = 0x4C504D31
 
-MIGRATIONS = (
-    """
-    CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-
-    CREATE TABLE jobs (
-        id           INTEGER PRIMARY KEY,
-        name         TEXT NOT NULL UNIQUE,
-        key          TEXT NOT NULL,              -- what an import is known by while the job is open
-        status       TEXT NOT NULL,              -- importing, open, done
-        queue        TEXT NOT NULL,
-        source       TEXT NOT NULL,
-        source_file  TEXT,
-        batch_size   INTEGER NOT NULL,
-        size         INTEGER NOT NULL DEFAULT 0, -- tasks accepted; decides whether pages send events
-        created_at   REAL NOT NULL,
-        completed_at REAL,
-        watched      INTEGER NOT NULL DEFAULT 0  -- a `run` waits for it, and has not reported its end yet
-    );
-    CREATE UNIQUE INDEX jobs_by_key ON jobs(key) WHERE status <> 'done';
-
-    CREATE TABLE tasks (
-        id            INTEGER PRIMARY KEY,
-        task_id       TEXT NOT NULL,
-        external_id   TEXT,
-        job_id        INTEGER,
-        url           TEXT NOT NULL,
-        url_key       BLOB NOT NULL,
-        domain        TEXT NOT NULL,
-        parcel_id     TEXT NOT NULL DEFAULT '',
-        status        TEXT NOT NULL DEFAULT 'pending',
-        queue         TEXT NOT NULL,
-        priority      INTEGER NOT NULL,
-        deadline      REAL NOT NULL,
-        not_before    REAL NOT NULL DEFAULT 0,   -- 0: due now
-        fence         INTEGER NOT NULL DEFAULT 0,
-        attempts      INTEGER NOT NULL DEFAULT 0,
-        failures      INTEGER NOT NULL DEFAULT 0,
-        strikes       INTEGER NOT NULL DEFAULT 0,
-        owner         TEXT,
-        leased_at     REAL,
-        message_id    TEXT,                      -- the Celery id it was published under
-        published_at  REAL,
-        error_type    TEXT,
-        error_message TEXT,
-        source        TEXT NOT NULL,
-        source_file   TEXT,
-        source_line   INTEGER,
-        input         TEXT,
-        loopback      INTEGER NOT NULL DEFAULT 0, -- given on this machine's command line: may name loopback
-        imported_at   REAL NOT NULL,
-        completed_at  REAL,
-        is_open       INTEGER GENERATED ALWAYS AS (CASE WHEN status IN ('pending', 'processing') THEN 1 END) VIRTUAL
-    );
-    CREATE UNIQUE INDEX tasks_by_task_id ON tasks(task_id);
-    CREATE UNIQUE INDEX tasks_by_url ON tasks(url_key, parcel_id, is_open);
-    CREATE UNIQUE INDEX tasks_by_external_id ON tasks(external_id, source) WHERE external_id IS NOT NULL;
-    CREATE INDEX tasks_by_job ON tasks(job_id, status);
-    CREATE INDEX tasks_due ON tasks(queue, priority, deadline, domain, id) WHERE status = 'pending' AND not_before = 0;
-    CREATE INDEX tasks_waiting ON tasks(not_before) WHERE status = 'pending' AND not_before > 0;
-    CREATE INDEX tasks_published ON tasks(message_id) WHERE status = 'pending' AND message_id IS NOT NULL;
-    CREATE INDEX tasks_leased ON tasks(owner) WHERE status = 'processing';
-
-    -- Further rows of input that mean a task which is there already: it counts for their job too.
-    CREATE TABLE job_links (
-        job_id      INTEGER NOT NULL,
-        task        INTEGER NOT NULL,
-        source_line INTEGER NOT NULL,
-        input       TEXT,
-        PRIMARY KEY (job_id, task, source_line)
-    ) WITHOUT ROWID;
-    CREATE INDEX job_links_by_task ON job_links(task);
-
-    CREATE TABLE raw_segments (
-        name       TEXT PRIMARY KEY,
-        end        INTEGER NOT NULL,             -- committed bytes; what lies behind them is cut
-        created_at REAL NOT NULL
-    ) WITHOUT ROWID;
-
-    CREATE TABLE results (
-        task          INTEGER PRIMARY KEY,
-        record        TEXT NOT NULL,
-        final_url     TEXT NOT NULL,
-        status_code   INTEGER NOT NULL,
-        content_type  TEXT NOT NULL,
-        verdict       TEXT NOT NULL,
-        bytes         INTEGER NOT NULL,
-        body_sha256   TEXT NOT NULL,
-        fetch_ms      REAL NOT NULL,
-        parse_ms      REAL NOT NULL,
-        parser        TEXT NOT NULL,
-        parser_version TEXT NOT NULL,
-        raw_segment   TEXT,
-        raw_offset    INTEGER,
-        raw_length    INTEGER,
-        scraped_at    REAL NOT NULL
-    );
-
-    CREATE TABLE outbox (
-        task       INTEGER PRIMARY KEY,
-        state      TEXT NOT NULL,                -- held, ready, synced
-        created_at REAL NOT NULL,
-        synced_at  REAL
-    );
-    CREATE INDEX outbox_ready ON outbox(task) WHERE state = 'ready';
-
-    CREATE TABLE events (
-        id     INTEGER PRIMARY KEY,
-        task   INTEGER NOT NULL,
-        at     REAL NOT NULL,
-        kind   TEXT NOT NULL,
-        detail TEXT NOT NULL
-    );
-    CREATE INDEX events_by_task ON events(task);
-
-    CREATE VIEW standalone_tasks AS SELECT
-        task_id, url, status, message_id AS celery_task_id,
-        strftime('%Y-%m-%dT%H:%M:%fZ', imported_at, 'unixepoch') AS imported_at,
-        strftime('%Y-%m-%dT%H:%M:%fZ', completed_at, 'unixepoch') AS completed_at
-    FROM tasks;
-    """,
-    """
-    ALTER TABLE jobs ADD COLUMN deadline REAL;
-    ALTER TABLE jobs ADD COLUMN hold TEXT;       -- paused, cancelled
-    CREATE INDEX jobs_on_hold ON jobs(id) WHERE hold IS NOT NULL AND status <> 'done';
-    ALTER TABLE outbox ADD COLUMN archived_at REAL; -- left pending/ for an archive, and is not projected again
-    CREATE INDEX tasks_by_deadline ON tasks(deadline) WHERE status = 'pending' AND deadline < 9e15;
-
-    -- Rows of input that no task could be made of: with them every row of a file is accounted for.
-    CREATE TABLE rejected_rows (
-        job_id      INTEGER NOT NULL,
-        source_line INTEGER NOT NULL,
-        reason      TEXT NOT NULL,
-        text        TEXT NOT NULL,
-        PRIMARY KEY (job_id, source_line)
-    ) WITHOUT ROWID;
-
-    -- What was handed over: each result that the filter lets through and whose last event is at most `horizon`.
-    CREATE TABLE exports (
-        id      INTEGER PRIMARY KEY,
-        at      REAL NOT NULL,
-        file    TEXT NOT NULL,
-        format  TEXT NOT NULL,
-        job_id  INTEGER,                         -- of this job only
-        since   REAL,                            -- scraped at this time or later only
-        results INTEGER NOT NULL,
-        horizon INTEGER NOT NULL
-    );
-    """,
-    """
-    ALTER TABLE jobs ADD COLUMN options TEXT;    -- JSON: the rate that was asked for, whether robots.txt is ignored
-
-    ALTER TABLE results ADD COLUMN site TEXT NOT NULL DEFAULT 'default';
-    ALTER TABLE results ADD COLUMN site_version TEXT NOT NULL DEFAULT '';
-    ALTER TABLE results ADD COLUMN same_as INTEGER; -- the first task with the same content, if there was one before
-    CREATE INDEX results_by_content ON results(substr(body_sha256, 1, 12));
-
-    -- What the last page of a URL said about itself, so that one can ask whether it has changed.
-    CREATE TABLE validators (
-        url_key       BLOB PRIMARY KEY,
-        etag          TEXT,
-        last_modified TEXT,
-        task          INTEGER NOT NULL           -- whose result the page is
-    ) WITHOUT ROWID;
-    """,
-    """
-    -- A Gateway's task is known by the Gateway's own id: each gets its own answer, whatever URL it shares with others.
-    DROP INDEX tasks_by_url;
-    CREATE UNIQUE INDEX tasks_by_url ON tasks(url_key, parcel_id, is_open, iif(source = 'gateway', external_id, ''));
-    ALTER TABLE tasks ADD COLUMN platform TEXT;      -- the site that a Gateway's task names
-    CREATE INDEX tasks_of_gateway ON tasks(status) WHERE source = 'gateway';
-
-    ALTER TABLE outbox ADD COLUMN batch TEXT;        -- the request that it is sent in, again and again, until answered
-    ALTER TABLE outbox ADD COLUMN raw_sent_at REAL;  -- the Gateway has confirmed the page; 0: there is none to be sent
-    ALTER TABLE outbox ADD COLUMN late INTEGER NOT NULL DEFAULT 0; -- its deadline had passed when it was first sent
-    ALTER TABLE outbox ADD COLUMN tries INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE outbox ADD COLUMN not_before REAL NOT NULL DEFAULT 0;
-    ALTER TABLE outbox ADD COLUMN code INTEGER;      -- the Gateway's last refusal: its status …
-    ALTER TABLE outbox ADD COLUMN problem TEXT;      -- … and its words; a fourth state is `rejected`
-    DROP INDEX outbox_ready;
-    CREATE INDEX outbox_ready ON outbox(created_at, task) WHERE state = 'ready' AND raw_sent_at IS NOT NULL;
-    CREATE INDEX outbox_pages ON outbox(created_at, task) WHERE state = 'ready' AND raw_sent_at IS NULL;
-
-    -- What a Gateway is to hear of its tasks that ended without a result.
-    CREATE TABLE reports (
-        task       INTEGER PRIMARY KEY,
-        state      TEXT NOT NULL,                    -- ready, synced, rejected
-        created_at REAL NOT NULL,
-        synced_at  REAL,
-        tries      INTEGER NOT NULL DEFAULT 0,
-        not_before REAL NOT NULL DEFAULT 0,
-        code       INTEGER,
-        problem    TEXT
-    );
-    CREATE INDEX reports_ready ON reports(created_at, task) WHERE state = 'ready';
-    CREATE TRIGGER report AFTER UPDATE OF status ON tasks
-    WHEN new.source = 'gateway' AND new.status IN ('failed', 'skipped', 'expired')
-    BEGIN
-        INSERT OR REPLACE INTO reports (task, state, created_at) VALUES (new.id, 'ready', ifnull(new.completed_at, 0));
-    END;
-    CREATE TRIGGER report_no_more AFTER UPDATE OF status ON tasks
-    WHEN new.source = 'gateway' AND old.status IN ('failed', 'skipped', 'expired')
-         AND new.status IN ('pending', 'completed')
-    BEGIN
-        DELETE FROM reports WHERE task = new.id;
-    END;
-    """,
-    """
-    -- Witnesses beside `size`: how many rows of input an import has put into the other two tables.
-    ALTER TABLE jobs ADD COLUMN linked INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE jobs ADD COLUMN rejected INTEGER NOT NULL DEFAULT 0;
-    UPDATE jobs SET linked = (SELECT count(*) FROM job_links WHERE job_id = jobs.id),
-                    rejected = (SELECT count(*) FROM rejected_rows WHERE job_id = jobs.id);
-
-    -- What a repair could not save: its job is unaccounted for until `settled_at`.
-    CREATE TABLE losses (
-        id         INTEGER PRIMARY KEY,
-        job_id     INTEGER NOT NULL,
-        at         REAL NOT NULL,
-        kind       TEXT NOT NULL,                -- rows, which an import brings back, or pages
-        what       TEXT NOT NULL,
-        settled_at REAL,
-        how        TEXT                          -- imported again, accepted
-    );
-    CREATE INDEX losses_by_job ON losses(job_id);
-
-    -- The files of a job: one that has no end, and that nobody reads, was broken off.
-    CREATE TABLE imports (
-        id       INTEGER PRIMARY KEY,
-        job_id   INTEGER NOT NULL,
-        key      TEXT NOT NULL,                  -- of the job
-        checksum TEXT NOT NULL,
-        file     TEXT NOT NULL,
-        rows     INTEGER NOT NULL DEFAULT 0,     -- once it was read to its end
-        ended_at REAL
-    );
-    CREATE UNIQUE INDEX imports_by_job ON imports(job_id, checksum);
-
-    -- Deaths of workers that a page was in flight at and nobody could be blamed for: after some it is tried alone.
-    ALTER TABLE tasks ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;
-    DROP INDEX tasks_due;
-    CREATE INDEX tasks_due ON tasks(queue, priority, deadline, domain, id)
-        WHERE status = 'pending' AND not_before = 0 AND deaths < 3;
-    CREATE INDEX tasks_suspected ON tasks(queue, priority, deadline, id)
-        WHERE status = 'pending' AND not_before = 0 AND deaths >= 3;
-    """,
-    """
-    -- A row of input is known by the number of its file within the job, from 0, its line, and the how-many-eth it is on
-    -- that line, from 1. Rows of earlier schemas have number 0 whatever their file, and are known by their line alone.
-    ALTER TABLE tasks ADD COLUMN file_number INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE tasks ADD COLUMN source_item INTEGER NOT NULL DEFAULT 1;
-    ALTER TABLE imports ADD COLUMN number INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE jobs ADD COLUMN files INTEGER NOT NULL DEFAULT 0; -- that were given a number
-    UPDATE jobs SET files = max(1,
-        (SELECT count(*) FROM imports WHERE job_id = jobs.id),
-        iif(key LIKE 'name:%', (SELECT count(DISTINCT source_file) FROM tasks WHERE job_id = jobs.id), 1))
-    WHERE source <> 'gateway';
-
-    CREATE TABLE new_links (
-        job_id      INTEGER NOT NULL,
-        task        INTEGER NOT NULL,
-        source_line INTEGER NOT NULL,
-        input       TEXT,
-        file_number INTEGER NOT NULL DEFAULT 0,
-        source_item INTEGER NOT NULL DEFAULT 1,
-        PRIMARY KEY (job_id, task, file_number, source_line, source_item)
-    ) WITHOUT ROWID;
-    INSERT INTO new_links (job_id, task, source_line, input) SELECT job_id, task, source_line, input FROM job_links;
-    DROP TABLE job_links;
-    ALTER TABLE new_links RENAME TO job_links;
-    CREATE INDEX job_links_by_task ON job_links(task);
-
-    CREATE TABLE new_rejects (
-        job_id      INTEGER NOT NULL,
-        source_line INTEGER NOT NULL,
-        reason      TEXT NOT NULL,
-        text        TEXT NOT NULL,
-        file_number INTEGER NOT NULL DEFAULT 0,
-        source_item INTEGER NOT NULL DEFAULT 1,
-        PRIMARY KEY (job_id, file_number, source_line, source_item)
-    ) WITHOUT ROWID;
-    INSERT INTO new_rejects (job_id, source_line, reason, text)
-        SELECT job_id, source_line, reason, text FROM rejected_rows;
-    DROP TABLE rejected_rows;
-    ALTER TABLE new_rejects RENAME TO rejected_rows;
-
-    -- A lost row opens the imports of its job again: whether they have ended since, no clock has to tell.
-    UPDATE imports SET ended_at = NULL WHERE ended_at <= (
-        SELECT max(at) FROM losses WHERE job_id = imports.job_id AND kind = 'rows' AND settled_at IS NULL);
-    """,
-    """
-    -- By these the doctor knows a row of input with a wrong byte; rows of earlier schemas have none.
-    ALTER TABLE tasks ADD COLUMN row_crc32 INTEGER;
-    ALTER TABLE job_links ADD COLUMN row_crc32 INTEGER;
-
-    -- A parameter such as utm_x made no other page before, nor did the order of the values of one parameter.
-    UPDATE tasks SET url_key = new_url_key(url, url_key) WHERE url LIKE '%?%' AND url_key <> new_url_key(url, url_key);
-    DELETE FROM validators WHERE url_key NOT IN (SELECT url_key FROM tasks WHERE id = validators.task);
-    """,
-    """
-    -- What a Gateway stores results under, as a JSON list: parcel_id, platform, state, county. All that was ever sent.
-    CREATE TABLE delivery_keys (
-        key  TEXT PRIMARY KEY,
-        task INTEGER NOT NULL                    -- the last one that was sent under it
-    ) WITHOUT ROWID;
-    INSERT OR REPLACE INTO delivery_keys
-        SELECT json_array(parcel_id, ifnull(input ->> '$.platform', '') || '', ifnull(input ->> '$.state', '') || '',
-                          ifnull(input ->> '$.county', '') || ''), id
-        FROM (SELECT id, parcel_id, iif(json_valid(input), input, '{}') AS input FROM tasks) JOIN outbox ON task = id
-        WHERE state IN ('synced', 'rejected') OR batch IS NOT NULL OR tries > 0 ORDER BY id;
-    ALTER TABLE outbox ADD COLUMN replaced INTEGER NOT NULL DEFAULT 0; -- its first delivery may have hit another's row
-
-    -- A Gateway counts a task as ours until it hears of its end, also where it has refused the result for good.
-    CREATE TRIGGER report_rejected AFTER UPDATE OF state ON outbox
-    WHEN new.state = 'rejected' AND old.state <> 'rejected'
-    BEGIN
-        INSERT OR REPLACE INTO reports (task, state, created_at)
-            SELECT id, 'ready', new.created_at FROM tasks WHERE id = new.task AND source = 'gateway';
-    END;
-    CREATE TRIGGER report_rejected_no_more AFTER UPDATE OF state ON outbox
-    WHEN old.state = 'rejected' AND new.state <> 'rejected'
-    BEGIN
-        DELETE FROM reports WHERE task = new.task;
-    END;
-    INSERT OR IGNORE INTO reports (task, state, created_at)
-        SELECT task, 'ready', created_at FROM outbox JOIN tasks ON id = task
-        WHERE state = 'rejected' AND source = 'gateway';
-
-    -- With each failure a task goes behind the next thousand: some pages that never come must not hold the others.
-    DROP INDEX tasks_due;
-    CREATE INDEX tasks_due ON tasks(queue, priority, deadline, domain, id + failures * 1000)
-        WHERE status = 'pending' AND not_before = 0 AND deaths < 3;
-    """,
+MIGRATIONS = tuple(
+    re.split(r"^-- Schema \d+\n", Path(__file__).with_suffix(".sql").read_text(), flags=re.M)[1:]
 )
+"""The statements that bring a database from one schema to the next."""
 
 
 def new_url_key(*columns: Any) -> Any:
@@ -373,8 +44,7 @@ WITH_IMPORTS = 5
 
 
 def migrate(connection: Database, path: Path) -> None:
-    """Bring the database to this program's version; a foreign or newer one is refused and left
-    alone."""
+    """Bring a database to this program's schema; a foreign or newer one is refused."""
     version = _version(connection, path)
     if version == len(MIGRATIONS):
         return
@@ -392,7 +62,8 @@ def build(connection: Database, first: int = 0, last: int = len(MIGRATIONS)) -> 
         connection.execute(MIGRATIONS[number])
     if first == 0:
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        connection.execute("INSERT INTO meta VALUES ('ledger_id', ?)", (secrets.token_hex(8),))
+        ledger_id = secrets.token_hex(8)
+        connection.execute("INSERT INTO meta (key, value) VALUES ('ledger_id', ?)", (ledger_id,))
     connection.execute(f"PRAGMA user_version={last}")
 
 
@@ -402,29 +73,27 @@ def is_older(connection: Database, path: Path, can_write: bool) -> bool:
     older = 0 < _version(connection, path) < len(MIGRATIONS)
     if older and not can_write:
         raise StoreError(
-            f"{path.parent} was made by an older version and cannot be written: its ledger must be brought up to date "
-            "before it can be read; copy the folder to where you may write"
+            f"{path.parent} was made by an older version and cannot be written: its ledger must "
+            "be brought up to date before it can be read; copy the folder to where you may write"
         )
     return older
 
 
 def _version(connection: Database, path: Path) -> int:
-    version = int(connection.pragma("user_version"))
-    if (version or connection.all("SELECT 1 FROM sqlite_schema")) and connection.pragma(
-        "application_id"
-    ) != APPLICATION_ID:
+    version = int(connection.value("PRAGMA user_version"))
+    known = connection.value("PRAGMA application_id") == APPLICATION_ID
+    if not known and (version or connection.all("SELECT 1 FROM sqlite_schema")):
         raise StoreError(f"{path} is a database of another program; it was left as it is")
     if version > len(MIGRATIONS):
         raise StoreError(
-            f"{path} was written by a newer version (schema {version}, this program knows {len(MIGRATIONS)}); "
-            "it was left as it is; use the newer program"
+            f"{path} was written by a newer version (schema {version}, this program knows "
+            f"{len(MIGRATIONS)}); it was left as it is; use the newer program"
         )
     return version
 
 
 def _back_up(path: Path, target: Path) -> None:
-    """Copy the database as it was committed last; by a connection of its own, because the other one
-    is writing."""
+    """Copy the database as it was committed last, by a connection that does not write."""
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     part.unlink(missing_ok=True)
     source, copy = apsw.Connection(str(path)), apsw.Connection(str(part))

@@ -28,6 +28,7 @@ SMALL = 64_000
 GZIP = b"\x1f\x8b\x08\x00"
 """The beginning of every member, which has no flags."""
 _STAMP = "%Y%m%dT%H%M%S"
+_sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 _DROPPED = frozenset({"transfer-encoding"})
 """Headers that speak of the connection, not of the body that is stored."""
 
@@ -66,8 +67,8 @@ class SegmentWriter:
         for member in members:
             places.append(Raw(segment=self.name, offset=offset, length=len(member)))
             offset += len(member)
-        _write(self._fd, b"".join(members) if len(members) > 1 else members[0], self.end)
-        os.fdatasync(self._fd) if hasattr(os, "fdatasync") else os.fsync(self._fd)
+        _write(self._fd, b"".join(members), self.end)
+        _sync(self._fd)
         self.end = offset
         return places
 
@@ -88,11 +89,13 @@ def mend(folder: Path, committed: Callable[[str], int], may_cut: Callable[[], bo
     for path in _segments(folder):
         fd = _lock(path)
         if fd is not None:
-            end = committed(
-                path.name
-            )  # asked under the lock: until then its writer may commit more
+            # Asked under the lock: until then its writer may commit more.
+            end = committed(path.name)
             if os.fstat(fd).st_size > end and may_cut():
-                os.ftruncate(fd, end) if end else path.unlink(missing_ok=True)
+                if end:
+                    os.ftruncate(fd, end)
+                else:
+                    path.unlink(missing_ok=True)
             os.close(fd)
 
 
@@ -222,17 +225,17 @@ def _adopt(
     may_cut: Callable[[], bool],
 ) -> tuple[str, int, int] | None:
     for path in _segments(folder):
-        fits = _young(path.name, now) and (_QUARANTINE in path.name) == quarantine
-        fd = _lock(path) if fits else None
+        if not _young(path.name, now) or (_QUARANTINE in path.name) != quarantine:
+            continue
+        fd = _lock(path)
         if fd is None:
             continue
         end, size = committed(path.name), os.fstat(fd).st_size
         if 0 < end < SEGMENT_LIMIT and size >= end and (size == end or may_cut()):
             os.ftruncate(fd, end)
             return path.name, fd, end
-        os.close(
-            fd
-        )  # full, or shorter than the ledger knows it: damaged, and not to be written over
+        # Full, or shorter than the ledger knows it: damaged, and not to be written over.
+        os.close(fd)
     return None
 
 
@@ -276,9 +279,8 @@ def packed(page: Page, digest: str) -> bytes:
     received."""
     lines = [f"HTTP/1.1 {page.status} {page.reason}".rstrip(" ")]
     lines += [f"{name}: {value}" for name, value in page.headers if name.lower() not in _DROPPED]
-    http = (
-        "\r\n".join(lines).encode("latin-1", "backslashreplace") + b"\r\n\r\n"
-    )  # the bytes that came
+    # latin-1: the bytes that came.
+    http = "\r\n".join(lines).encode("latin-1", "backslashreplace") + b"\r\n\r\n"
     fields = (
         ("WARC-Type", "response"),
         ("WARC-Target-URI", page.final_url),
@@ -300,9 +302,8 @@ def _member(fields: Sequence[tuple[str, str]], *block: bytes) -> bytes:
     compressor = isal_zlib.compressobj(1, wbits=31)
     if sum(map(len, block)) <= SMALL:
         return compressor.compress(b"".join([head, *block, b"\r\n\r\n"])) + compressor.flush()
-    pieces = [
-        compressor.compress(part) for part in (head, *block, b"\r\n\r\n")
-    ]  # a large page is not copied first
+    # A large page is not copied first.
+    pieces = [compressor.compress(part) for part in (head, *block, b"\r\n\r\n")]
     return b"".join([*pieces, compressor.flush()])
 
 

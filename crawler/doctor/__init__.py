@@ -82,7 +82,7 @@ class Context:
     def db(self) -> Database:
         """The ledger for reading only: nothing that is looked at is changed, not even by closing
         it."""
-        db = open_to_read(self.path)
+        db = open_to_read(self.path, raw=True)
         db.execute(
             "PRAGMA cache_size=-128000"
         )  # each index is compared with its table, in another order
@@ -97,7 +97,7 @@ class Context:
     def lpm(self) -> Iterator[LocalPersistenceManager]:
         """The store for mending."""
         lpm = LocalPersistenceManager(self.folder)
-        lpm.hold(os.dup(self.lock))  # one of its own would wait for this
+        lpm.store.hold(os.dup(self.lock))  # one of its own would wait for this
         try:
             yield lpm
         finally:

@@ -372,7 +372,7 @@ def damage_passed_over() -> Iterator[None]:
 
 def opened(copy: Path) -> contextlib.closing[Database]:
     """A damaged ledger, to be read."""
-    return contextlib.closing(Database(str(copy), flags=apsw.SQLITE_OPEN_READONLY))
+    return contextlib.closing(Database(str(copy), flags=apsw.SQLITE_OPEN_READONLY, raw=True))
 
 
 def has_index(db: Database, name: str) -> bool:

@@ -8,10 +8,13 @@ import apsw
 
 from crawler import times
 from crawler.config import failpoint, program
-from crawler.db import exchange, guard, owners, schema
-from crawler.db.books import index_faults
+from crawler.db import guard, owners, schema
 from crawler.db.connection import open_to_read, reading
-from crawler.db.ledger import Ledger
+from crawler.db.gateway import GatewayTasks
+from crawler.db.jobs import Jobs, index_faults
+from crawler.db.outbox import Outbox
+from crawler.db.pending import later_results
+from crawler.db.store import Opened
 from crawler.doctor import Context, Seen, awaken, repair
 from crawler.doctor.columns import describe, undecodable
 from crawler.doctor.salvage import (
@@ -24,7 +27,7 @@ from crawler.doctor.salvage import (
     settle,
 )
 from crawler.files import sync_folder
-from crawler.lpm import is_importing, later_results, unaccounted
+from crawler.lpm import is_importing, unaccounted
 from crawler.models import TaskStatus
 from crawler.stack import read_stack
 
@@ -105,7 +108,7 @@ def _version(path: Path) -> tuple[int, int] | None:
         head = file.read(100)
     if not head.startswith(_MAGIC) or len(head) < 100:
         return None
-    db = open_to_read(path)
+    db = open_to_read(path, raw=True)
     try:
         return int(str(db.pragma("application_id"))), int(str(db.pragma("user_version")))
     except apsw.Error:
@@ -117,7 +120,7 @@ def _version(path: Path) -> tuple[int, int] | None:
 def _has_tables(path: Path) -> bool:
     """Whether anything was ever committed to a database, or can still be read of that: its log may
     have been lost."""
-    db = open_to_read(path)
+    db = open_to_read(path, raw=True)
     try:
         return bool(db.all("SELECT 1 FROM sqlite_schema"))
     except apsw.Error:
@@ -147,7 +150,7 @@ def _sound(context: Context, version: int) -> Iterator[Seen]:
     if version < len(schema.MIGRATIONS):
         context.close()
         with context.lpm() as lpm:
-            _ = lpm.durable
+            lpm.open()
         yield Seen("mended", f"lpm.db had schema {version}; a copy is kept beside it")
     context.sound = True
     yield Seen("ok", f"{context.path} is sound ({size / 1e6:.1f} MB)")
@@ -259,11 +262,11 @@ def books(context: Context) -> Iterator[Seen]:
     """Everything that was accepted is in exactly one state, and what is completed has its
     result."""
     wrong = _imbalance(context)
-    count = len(Ledger(context.db).jobs())
+    count = len(Jobs(Opened(context.db)).all())
     if wrong and context.repair:
         context.close()
         with context.lpm() as lpm:
-            done = settle(lpm.durable.db, lpm.pending, lpm.raw, lpm.now())
+            done = settle(lpm.store.durable, lpm.pending, lpm.raw, lpm.now())
         what = "; ".join(f"{count} {what}" for what, count in done.items())
         left = _imbalance(context)
         yield (
@@ -282,10 +285,10 @@ def books(context: Context) -> Iterator[Seen]:
 
 def jobs(context: Context) -> Iterator[Seen]:
     """Jobs of which something is known to be missing."""
-    ledger = Ledger(context.db)
-    for job in ledger.jobs():
+    found = Jobs(Opened(context.db))
+    for job in found.all():
         running = is_importing(context.folder / "run", job)
-        for what in unaccounted(ledger, context.folder / "run", job):
+        for what in unaccounted(found, context.folder / "run", job):
             yield Seen("note" if running else "wrong", f"job {job.name}: {what}")
 
 
@@ -305,7 +308,8 @@ def _imbalance(context: Context) -> str:
 def gateway(context: Context) -> Iterator[Seen]:
     """What a Gateway is to get, and what it did not take."""
     with reading(context.db):
-        stand, url = Ledger(context.db).delivery(None), exchange.get_note(context.db, "url")
+        store = Opened(context.db)
+        stand, url = Outbox(store).delivery(None), GatewayTasks(store).note("url")
     where = f"the Gateway at {url}" if url else "a Gateway"
     if stand.unsent:
         since = times.show(stand.oldest or 0, time.time(), times.zone(context.settings.timezone))

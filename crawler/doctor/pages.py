@@ -12,15 +12,17 @@ import msgspec
 from isal import isal_zlib
 
 from crawler import urls
-from crawler.db import losses, results
+from crawler.db import losses, results, timeline
 from crawler.db import segments as warc
 from crawler.db.connection import reading, writing
-from crawler.db.ledger import Ledger
+from crawler.db.pending import UNFINISHED, is_whole, missing_files
+from crawler.db.results import PRUNED
+from crawler.db.store import Opened
+from crawler.db.tasks import Tasks
 from crawler.doctor import Context, Seen, repair
 from crawler.errors import FetchError, UrlError
 from crawler.fetch.body import decoded
 from crawler.files import read_regular
-from crawler.lpm import PRUNED, UNFINISHED, is_whole, missing_files
 
 _SHOWN = 20
 _STEP = 1 << 16
@@ -184,13 +186,13 @@ def _other_digests(context: Context, name: str, digests: dict[int, str]) -> Seen
     if not context.repair:
         return Seen("wrong", detail, repair(context))
     with context.lpm() as lpm:
-        with lpm.errors(), writing(lpm.durable.db):
-            lpm.durable.db.executemany(
+        with writing(lpm.store.durable):
+            lpm.store.durable.executemany(
                 "UPDATE results SET body_sha256 = ? WHERE task = ?",
                 [(digest, task) for task, digest in digests.items()],
             )
         for task in digests:
-            lpm.project(task)
+            lpm.files.write_one(task)
     return Seen("mended", detail)
 
 
@@ -200,9 +202,10 @@ def _unlisted(context: Context, name: str, walk: Walk) -> Seen:
     detail = f"{name} is not in the ledger's list of segments, but tasks have their pages there"
     if not context.repair:
         return Seen("wrong", detail, repair(context))
-    with context.lpm() as lpm, lpm.errors(), writing(lpm.durable.db):
-        lpm.durable.db.execute(
-            "INSERT INTO raw_segments VALUES (?, ?, ?)", (name, walk.end, lpm.now())
+    with context.lpm() as lpm, writing(lpm.store.durable):
+        lpm.store.durable.execute(
+            "INSERT INTO raw_segments (name, end, created_at) VALUES (?, ?, ?)",
+            (name, walk.end, lpm.now()),
         )
     return Seen("mended", detail)
 
@@ -272,22 +275,22 @@ def _url(context: Context, task: int) -> str:
 def _forget(context: Context, name: str, lost: list[Place]) -> None:
     """Note at each task that its page is lost; its result no longer names a place."""
     with context.lpm() as lpm:
-        with lpm.errors(), writing(lpm.durable.db):
+        with writing(lpm.store.durable):
             whose: Counter[int] = Counter()
             for place in lost:
-                whose.update(job_id for (job_id,) in lpm.durable.db.all(_WHOSE, (place.task,)))
+                whose.update(job_id for (job_id,) in lpm.store.durable.all(_WHOSE, (place.task,)))
                 about = {"segment": name, "offset": place.offset}
-                lpm.durable.event(place.task, "raw page damaged", about, lpm.now())
-                lpm.durable.db.execute(
+                timeline.note(lpm.store.durable, place.task, "raw page damaged", about, lpm.now())
+                lpm.store.durable.execute(
                     "UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL WHERE task = ?",
                     (place.task,),
                 )
             for job_id, count in whose.items():
                 what = f"the stored pages of {count:,} of its results were lost with {name}"
-                losses.note(lpm.durable.db, job_id, what, lpm.now(), losses.PAGES)
+                losses.note(lpm.store.durable, job_id, what, lpm.now(), losses.PAGES)
         for place in lost:
             if _projects(context, place.task):
-                lpm.project(place.task)
+                lpm.files.write_one(place.task)
 
 
 _WHOSE = f"""
@@ -321,9 +324,8 @@ def _orphan(context: Context, path: Path) -> Iterator[Seen]:
     if context.alive:
         return  # a living writer's, before its first commit
     if context.repair:
-        unknown = [
-            url for url in _targets(path) if not Ledger(context.db).tasks_of(urls.parse(url).key)
-        ]
+        tasks = Tasks(Opened(context.db))
+        unknown = [url for url in _targets(path) if not tasks.for_url(urls.parse(url).key)]
         whose = f"; no task is for {_listed(unknown[:_SHOWN], len(unknown))}" if unknown else ""
         kept = context.aside(path)
         yield Seen(
@@ -396,7 +398,7 @@ def projections(context: Context) -> Iterator[Seen]:
             else:
                 path.unlink(missing_ok=True)
         with context.lpm() as lpm:
-            made = lpm.project_missing()
+            made = lpm.files.restore()
         yield Seen("mended", f"{what}; {made} were made again from the ledger")
     else:
         yield Seen("wrong" if due or unreadable or other else "note", what, repair(context))

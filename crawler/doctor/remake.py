@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from crawler.db import segments
+from crawler.db import segments, timeline
 from crawler.db.connection import Database, writing
 from crawler.doctor import Context, Seen
 from crawler.errors import CrawlerError
@@ -39,28 +39,28 @@ def results(context: Context) -> Iterator[Seen]:
         return
     lost = context.db.all(_LOST)
     context.close()
-    with context.lpm() as lpm, lpm.errors():
+    with context.lpm() as lpm:
         same, now = 0, lpm.now()
         made = []
-        with writing(lpm.durable.db):
+        with writing(lpm.store.durable):
             for id_, url, at, told in lost:
                 about = msgspec.json.decode(told, type=_Completed)
                 values = _result(context, url, at, about)
                 if values is None:
                     continue
                 checksum = zlib.crc32(values[0].encode())
-                _store(lpm.durable.db, id_, values, at, now)
+                _store(lpm.store.durable, id_, values, at, now)
                 detail = {
                     "again": "from the stored page",
                     "raw": about.raw,
                     "record_crc32": checksum,
                 }
-                lpm.durable.event(id_, "completed", detail, now)
+                timeline.note(lpm.store.durable, id_, "completed", detail, now)
                 same += checksum == about.record_crc32
                 made.append(id_)
-        lpm.durable.finalise(now)
+        lpm.jobs.finalise(now)
         for id_ in made:
-            lpm.project(id_)
+            lpm.files.write_one(id_)
     if made:
         other = f", {len(made) - same} of them read otherwise than then" if len(made) > same else ""
         yield Seen(

@@ -14,9 +14,9 @@ import apsw
 import msgspec
 
 from crawler import urls
-from crawler.db import schema, segments
+from crawler.db import schema, segments, timeline
 from crawler.db.connection import Database, connect, writing
-from crawler.db.ledger import Ledger
+from crawler.db.results import PRUNED
 from crawler.doctor import leaves
 from crawler.doctor.columns import STORED, damage_passed_over, has_index, index_of, mend, opened
 from crawler.doctor.lost_rows import count_files, find_keys, make_job, make_jobs, prove
@@ -24,7 +24,6 @@ from crawler.errors import CrawlerError, StoreError, UrlError
 from crawler.fetch.body import decoded as without_codings
 from crawler.fetch.wire import stored_values
 from crawler.files import read_regular
-from crawler.lpm import PRUNED
 from crawler.models import NO_DEADLINE, Raw, encoded_input
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -264,7 +263,6 @@ def settle(
     `noted_files` says whether the ledger was made by a program that noted the files of each job.
     """
     done: dict[str, int] = {}
-    ledger = Ledger(db)
     with writing(db):
         db.execute(INDEXED)
         jobs = _count(db, "jobs")
@@ -308,7 +306,7 @@ def settle(
             (now,),
         )
         done["ends of a Gateway's tasks to be reported again"] = db.changes()
-        done["tasks pending again, their results being lost"] = _reopen(ledger, now)
+        done["tasks pending again, their results being lost"] = _reopen(db, now)
         db.execute(
             f"""UPDATE tasks SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0
                WHERE (status = 'processing' AND owner IS NULL) OR {NEVER_ENDED}
@@ -524,26 +522,26 @@ def _remake_tasks(db: Database) -> int:
     return len(rows)
 
 
-def _reopen(ledger: Ledger, now: float) -> int:
+def _reopen(db: Database, now: float) -> int:
     """Completed tasks without a result are collected again, unless their page is already on its
     way."""
-    lost = ledger.db.all(
+    lost = db.all(
         "SELECT id FROM tasks WHERE status = 'completed' AND id NOT IN (SELECT task FROM results)"
     )
     for (id_,) in lost:
-        ledger.db.execute(
+        db.execute(
             # It was collected in time: what is collected again in its place does not expire.
             """UPDATE OR IGNORE tasks SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0,
                    completed_at = NULL, deadline = iif(deadline <= ?, 9e15, deadline) WHERE id = ?""",
             (now, id_),
         )
-        ledger.db.execute(
+        db.execute(
             """UPDATE tasks SET status = 'failed', error_type = 'result_lost',
                    error_message = 'the result was lost; another task for this page is open'
                WHERE id = ? AND status = 'completed'""",
             (id_,),
         )
-        ledger.event(id_, "result lost", {}, now)
+        timeline.note(db, id_, "result lost", {}, now)
     return len(lost)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from crawler.config import Settings
-from crawler.db import exchange
+from crawler.db.gateway import GATEWAY
 from crawler.errors import StackIsUp, UsageError
 from crawler.gateway.client import GatewayClient
 from crawler.gateway.collector import Collector, asked
@@ -121,41 +121,39 @@ def is_busy(lpm: LocalPersistenceManager) -> bool:
 def bind(lpm: LocalPersistenceManager, settings: Settings, moved: bool = False) -> str:
     """The name of this worker for its Gateway, and only for that one: what one gave is never told
     to another."""
-    with lpm.errors():
-        db, url = lpm.durable.db, (settings.gateway_url or "").rstrip("/")
-        known = exchange.get_note(db, "url")
-        if known not in (None, url) and not moved and (count := exchange.of_gateway(db)):
-            raise UsageError(
-                f"this store has {count:,} tasks or results of the Gateway at {known}, but GATEWAY_URL is {url}; "
-                "if that is the same Gateway at a new address, add --moved; else use another --data-dir"
-            )
-        if known != url:
-            for note in ("heard", "trouble_sync", "trouble_collector", "trouble_heartbeat"):
-                exchange.set_note(db, note, None)
-            exchange.set_note(db, "url", url)
-            if not moved:
-                exchange.forget_keys(db)
-        name = exchange.get_note(db, "worker_id")
-        if name is None:
-            host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100] or "worker"
-            name = f"{host}-{lpm.ledger.id[:8]}"
-            exchange.set_note(db, "worker_id", name)
-        return name
+    url = (settings.gateway_url or "").rstrip("/")
+    known = lpm.gateway.note("url")
+    if known not in (None, url) and not moved and (count := lpm.gateway.count_of_gateway()):
+        raise UsageError(
+            f"this store has {count:,} tasks or results of the Gateway at {known}, but GATEWAY_URL is {url}; "
+            "if that is the same Gateway at a new address, add --moved; else use another --data-dir"
+        )
+    if known != url:
+        for note in ("heard", "trouble_sync", "trouble_collector", "trouble_heartbeat"):
+            lpm.gateway.set_note(note, None)
+        lpm.gateway.set_note("url", url)
+        if not moved:
+            lpm.outbox.forget_keys()
+    name = lpm.gateway.note("worker_id")
+    if name is None:
+        host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:100] or "worker"
+        name = f"{host}-{lpm.store.id[:8]}"
+        lpm.gateway.set_note("worker_id", name)
+    return name
 
 
 def open_job(lpm: LocalPersistenceManager) -> Job:
     """The job that the Gateway's tasks make up; it is open for as long as an agent runs."""
-    with lpm.errors():
-        return lpm.durable.open_job(
-            key=exchange.GATEWAY,
-            name=exchange.GATEWAY,
-            queue="default",
-            source=exchange.GATEWAY,
-            source_file=None,
-            batch_size=100,
-            now=lpm.now(),
-            watched=True,  # nobody reports its end: it is the same job at every start
-        )
+    return lpm.imports.open_job(
+        key=GATEWAY,
+        name=GATEWAY,
+        queue="default",
+        source=GATEWAY,
+        source_file=None,
+        batch_size=100,
+        now=lpm.now(),
+        watched=True,  # nobody reports its end: it is the same job at every start
+    )
 
 
 def run(
@@ -173,12 +171,12 @@ def run(
     """
     lpm = LocalPersistenceManager(settings.data_dir)
     GatewayClient(settings, "check")  # before anything is written
-    with contextlib.closing(lpm), only_one(lpm):
+    with lpm, only_one(lpm):
         worker_id, described = bind(lpm, settings), sites.load(settings.config_dir, settings.rate)
         platforms = asked(settings, platforms, described)
         job, asking = open_job(lpm), threading.Event()
-        if exchange.get_note(lpm.durable.db, "order") == "pause":
-            lpm.durable.hold(job, "paused", lpm.now())  # the Gateway has not said otherwise since
+        if lpm.gateway.note("order") == "pause":
+            lpm.jobs.hold(job, "paused", lpm.now())  # the Gateway has not said otherwise since
 
         def client() -> GatewayClient:
             return GatewayClient(settings, worker_id)
@@ -204,8 +202,7 @@ def run(
             _linger(lpm, ending or threading.Event())
         finally:
             services.stop()
-            with lpm.errors():
-                lpm.durable.close_import(job, lpm.now())  # from now on it ends with its last task
+            lpm.imports.close(job, lpm.now())  # from now on it ends with its last task
         return False
 
 
@@ -213,13 +210,11 @@ def _linger(lpm: LocalPersistenceManager, ending: threading.Event) -> None:
     """Wait while there is something to deliver, and a Gateway that takes it."""
     end = time.monotonic() + LINGER_S
     while time.monotonic() < end:
-        with lpm.errors():
-            db = lpm.ledger.db
-            busy = exchange.unsent(db) or (
-                not ending.is_set() and exchange.states(db).get("processing")
-            )
-            if not busy or exchange.get_note(db, "trouble_sync"):
-                return
+        busy = lpm.outbox.unsent() or (
+            not ending.is_set() and lpm.gateway.states().get("processing")
+        )
+        if not busy or lpm.gateway.note("trouble_sync"):
+            return
         if ending.is_set():
             end = min(end, time.monotonic() + 1.0)
             ending.clear()  # once is enough: the time is running
@@ -229,13 +224,7 @@ def _linger(lpm: LocalPersistenceManager, ending: threading.Event) -> None:
 def _drained(lpm: LocalPersistenceManager) -> bool:
     """Whether the Gateway wanted no more of this worker, and all that it had is done and
     delivered."""
-    with lpm.errors():
-        db = lpm.durable.db
-        if (
-            exchange.get_note(db, "order") != "drain"
-            or exchange.open_count(db)
-            or exchange.unsent(db)
-        ):
-            return False
-        exchange.set_note(db, "order", None)
-        return True
+    if lpm.gateway.note("order") != "drain" or lpm.gateway.open_count() or lpm.outbox.unsent():
+        return False
+    lpm.gateway.set_note("order", None)
+    return True

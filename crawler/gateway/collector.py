@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from crawler import urls
 from crawler.bulk import Secrets
 from crawler.config import Settings, failpoint
-from crawler.db import exchange
-from crawler.db.exchange import Assignment
+from crawler.db.gateway import Assignment
 from crawler.errors import CrawlerError, UrlError, UsageError
 from crawler.gateway.client import MAX_WAIT_S, GatewayClient
 from crawler.gateway.trouble import Trouble
@@ -254,8 +253,7 @@ class Collector:
         self._no_room = False
 
     def _note(self, trouble: str | None) -> None:
-        with self._lpm.errors():
-            exchange.set_note(self._lpm.ledger.db, "trouble_collector", trouble)
+        self._lpm.gateway.set_note("trouble_collector", trouble)
 
     async def run(self) -> None:
         """Collect for as long as this lasts; whatever goes wrong is said, and waited for."""
@@ -291,11 +289,9 @@ class Collector:
     def free(self) -> int:
         """How many tasks there is room for now; a few are not worth a question, unless hardly any
         is here."""
-        with self._lpm.errors():
-            db = self._lpm.ledger.db
-            if self._lpm.ledger.job_by_id(self._job.id).hold or exchange.get_note(db, "order"):
-                return 0
-            free = self._capacity - exchange.open_count(db)
+        if self._lpm.jobs.get(self._job.id).hold or self._lpm.gateway.note("order"):
+            return 0
+        free = self._capacity - self._lpm.gateway.open_count()
         trouble = low_on_disk(self._lpm.folder, self._settings.min_free)
         if trouble and not self._no_room:
             log.warning("no work is asked for: %s", trouble)
@@ -304,8 +300,7 @@ class Collector:
 
     async def ask(self, free: int, kind: str | None = None) -> float:
         """Ask once, for tasks of a type, and keep what is handed out; returns when to ask again."""
-        with self._lpm.errors():
-            key = exchange.poll_key(self._lpm.durable.db, kind)
+        key = self._lpm.gateway.poll_key(kind)
         now, count = self._lpm.now(), min(MOST_AT_ONCE, free)
         work = await self._client.work(count, named(self._platforms, count), key, kind)
         failpoint("handed-out")
@@ -328,15 +323,13 @@ class Collector:
                 task.reason,
                 task.text[:200],
             )
-        with self._lpm.errors():
-            done = exchange.assign(
-                self._lpm.durable,
-                self._job,
-                [task for task in tasks if isinstance(task, Assignment)],
-                [(task.reason, task.text) for task in unnamed],
-                self._lpm.now(),
-                kind,
-            )
+        done = self._lpm.gateway.assign(
+            self._job,
+            [task for task in tasks if isinstance(task, Assignment)],
+            [(task.reason, task.text) for task in unnamed],
+            self._lpm.now(),
+            kind,
+        )
         failpoint("assigned")
         self._secrets.save()
         if done.refused:

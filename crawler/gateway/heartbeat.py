@@ -11,7 +11,6 @@ import msgspec
 import psutil
 
 from crawler.config import Settings
-from crawler.db import exchange
 from crawler.errors import CrawlerError
 from crawler.gateway.client import GatewayClient
 from crawler.gateway.trouble import Trouble
@@ -57,30 +56,26 @@ class Heartbeat:
     async def beat(self) -> None:
         """Tell how things stand, and obey; under the same key until its commands were obeyed, so
         that none is lost."""
-        with self._lpm.errors():
-            body, key = msgspec.json.encode(self.facts()), self._key()
+        body, key = msgspec.json.encode(self.facts()), self._key()
         commands = await self._client.heartbeat(body, key)
-        with self._lpm.errors():
-            for command in commands:
-                self.obey(command)
+        for command in commands:
+            self.obey(command)
         self._note(beat=None, heard=f"{self._lpm.now():.3f}")
 
     def _key(self) -> str:
-        key = exchange.get_note(self._lpm.durable.db, "beat")
+        key = self._lpm.gateway.note("beat")
         if key is None:
             key = secrets.token_hex(16)
             self._note(beat=key)
         return key
 
     def _note(self, **notes: str | None) -> None:
-        with self._lpm.errors():
-            for name, value in notes.items():
-                exchange.set_note(self._lpm.ledger.db, name, value)
+        for name, value in notes.items():
+            self._lpm.gateway.set_note(name, value)
 
     def facts(self) -> dict[str, Any]:
         """The counts of the contract, of the Gateway's tasks."""
-        db = self._lpm.ledger.db
-        states, ended = exchange.states(db), exchange.ended(db, self._lpm.now() - 60)
+        states, ended = self._lpm.gateway.states(), self._lpm.gateway.ended(self._lpm.now() - 60)
         queue = {
             name: states.get(name, 0) for name in ("pending", "processing", "completed", "failed")
         }
@@ -91,7 +86,7 @@ class Heartbeat:
             "platforms": list(self._platforms),
             "cpu_percent": psutil.cpu_percent(),
             "memory_percent": psutil.virtual_memory().percent,
-            "queue": queue | {"unsynced": exchange.unsent(db)},
+            "queue": queue | {"unsynced": self._lpm.outbox.unsent()},
         }
 
     def obey(self, command: str) -> None:
@@ -100,17 +95,16 @@ class Heartbeat:
 
         What an operator has paused or cancelled is the operator's.
         """
-        ledger = self._lpm.durable
         if command not in ("pause", "resume", "drain"):
             log.warning("the Gateway says %r, which means nothing here", printable(command)[:100])
             return
-        before = exchange.get_note(ledger.db, "order")
-        exchange.set_note(ledger.db, "order", None if command == "resume" else command)
-        hold = ledger.job_by_id(self._job.id).hold
+        before = self._lpm.gateway.note("order")
+        self._lpm.gateway.set_note("order", None if command == "resume" else command)
+        hold = self._lpm.jobs.get(self._job.id).hold
         if command == "pause" and hold is None:
-            ledger.hold(self._job, "paused", self._lpm.now())
+            self._lpm.jobs.hold(self._job, "paused", self._lpm.now())
         elif command != "pause" and before == "pause" and hold == "paused":
-            ledger.release(self._job)
+            self._lpm.jobs.release(self._job)
         log.warning("the Gateway says: %s", command)
 
     def close(self) -> None:

@@ -16,9 +16,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from crawler.config import Settings, failpoint
-from crawler.db import exchange, segments
 from crawler.db import results as rows
-from crawler.db.exchange import KeyHolder, Parcel, Report
+from crawler.db import segments
+from crawler.db.outbox import KeyHolder, Parcel, Report
 from crawler.errors import CrawlerError, FetchError, GatewayError, GatewayRefused, StoreError
 from crawler.fetch.body import decoded
 from crawler.fetch.wire import media_type
@@ -172,8 +172,7 @@ class Sync:
         )
 
     def _note(self, trouble: str | None) -> None:
-        with self._lpm.errors():
-            exchange.set_note(self._lpm.ledger.db, "trouble_sync", trouble)
+        self._lpm.gateway.set_note("trouble_sync", trouble)
 
     @property
     def trouble(self) -> str | None:
@@ -197,8 +196,7 @@ class Sync:
             while True:
                 await asyncio.sleep(max(0.0, self._open_at - loop.time()))
                 try:
-                    with self._lpm.errors():
-                        items = lane.begin(loop.time())
+                    items = lane.begin(loop.time())
                 except StoreError as error:
                     await asyncio.sleep(self._trouble.met(error))
                     continue
@@ -217,11 +215,10 @@ class Sync:
 
     async def _change(self, within_s: float) -> None:
         """Wait until another process has written to the store, or until something is due again."""
-        db, good = self._lpm.ledger.db, self._good
-        before = db.pragma("data_version")
+        before, good = self._lpm.store.data_version(), self._good
         for _ in range(max(1, round(min(within_s, SWEEP_S) / LOOK_S))):
             await asyncio.sleep(LOOK_S)
-            if db.pragma("data_version") != before or self._good != good:
+            if self._lpm.store.data_version() != before or self._good != good:
                 return
 
     async def _attempt(self, lane: Lane[Any], item: Any) -> None:
@@ -253,8 +250,8 @@ class Sync:
     def _heart_beats(self) -> bool:
         """Whether the Gateway has answered a heartbeat of late: then it is these things that it
         cannot take."""
-        with contextlib.suppress(StoreError), self._lpm.errors():
-            heard = exchange.get_note(self._lpm.ledger.db, "heard")
+        with contextlib.suppress(StoreError):
+            heard = self._lpm.gateway.note("heard")
             return heard is not None and abs(self._lpm.now() - float(heard)) < HEARD_S
         return False
 
@@ -281,14 +278,13 @@ class Sync:
     # Pages
 
     def _pages(self, room: int, later: Sequence[int]) -> Sequence[Parcel]:
-        return exchange.pages(self._lpm.ledger.db, room, self._lpm.now(), later)
+        return self._lpm.outbox.pages(room, self._lpm.now(), later)
 
     async def _send_page(self, parcel: Parcel) -> None:
         """See that the Gateway has a result's page; a page that cannot be had does not hold up its
         result."""
         key = self._key(parcel)
-        with self._lpm.errors():
-            problem = _unsendable(parcel, exchange.key_holders(self._lpm.ledger.db, [key]).get(key))
+        problem = _unsendable(parcel, self._lpm.outbox.key_holders([key]).get(key))
         if problem:
             self._refuse(parcel, NOT_SENT, problem)
             return
@@ -308,8 +304,7 @@ class Sync:
 
     def _let_go(self, parcel: Parcel, problem: str | None) -> None:
         """The result may go: its page is there, or there is a reason why it is not."""
-        with self._lpm.errors():
-            exchange.raw_sent(self._lpm.ledger.db, parcel.task, self._lpm.now(), problem)
+        self._lpm.outbox.raw_sent(parcel.task, self._lpm.now(), problem)
 
     def _page(self, parcel: Parcel) -> bytes:
         """A result's page, decoded; raises `_NoPage` where there is none and will be none."""
@@ -327,27 +322,27 @@ class Sync:
     # Results
 
     def _batches(self, room: int, later: Sequence[str]) -> Sequence[Batch]:
-        db, first = self._lpm.ledger.db, tuple[Parcel, ...]()
+        first = tuple[Parcel, ...]()
         ready = self._sendable(later)
         if not ready:
             return ()
         name = ready[0].batch
-        found = dict(self._read(ready))
+        found = dict(self._lpm.results.of_tasks([parcel.task for parcel in ready]))
         texts = {p.task: msgspec.json.encode(self._as_sent(p, found[p.task])) for p in ready}
         if name is None:
             ready = self._together(ready, texts)
             keys = {parcel.task: self._key(parcel) for parcel in ready}
-            known = exchange.key_holders(db, keys.values())
+            known = self._lpm.outbox.key_holders(keys.values())
             new = {keys[parcel.task]: parcel for parcel in ready if keys[parcel.task] not in known}
             first = tuple(new.values())
-            [name] = exchange.begin_batches(db, [ready], keys)
+            [name] = self._lpm.outbox.begin_batches([ready], keys)
         body = b"[" + b",".join(texts[parcel.task] for parcel in ready) + b"]"
         return (Batch(name, tuple(ready), body, first),)
 
     def _sendable(self, later: Sequence[str]) -> Sequence[Parcel]:
         """The results of a request that was begun, else new ones that the Gateway can store beside
         each other."""
-        while ready := exchange.parcels(self._lpm.ledger.db, BATCH, self._lpm.now(), later):
+        while ready := self._lpm.outbox.parcels(BATCH, self._lpm.now(), later):
             good = ready if ready[0].batch else self._not_refused(ready)
             if good:
                 return good
@@ -356,16 +351,14 @@ class Sync:
     def _not_refused(self, ready: Sequence[Parcel]) -> Sequence[Parcel]:
         """Those that can be sent; the others are refused here, with the reason."""
         keys = {parcel.task: self._key(parcel) for parcel in ready}
-        holders = exchange.key_holders(self._lpm.ledger.db, keys.values())
+        holders = self._lpm.outbox.key_holders(keys.values())
         good = []
         for parcel in ready:
             if problem := _unsendable(parcel, holders.get(keys[parcel.task])):
                 self._refuse(parcel, NOT_SENT, problem)
                 continue
             good.append(parcel)
-            holders[keys[parcel.task]] = exchange.KeyHolder(
-                parcel.task_id, parcel.url_key, "ready", None
-            )
+            holders[keys[parcel.task]] = KeyHolder(parcel.task_id, parcel.url_key, "ready", None)
         return good
 
     def _key(self, parcel: Parcel) -> str:
@@ -395,14 +388,6 @@ class Sync:
             **fields,
             "parse_duration_ms": round(result["parse_duration_ms"]),
         }
-
-    def _read(self, parcels: Sequence[Parcel]) -> list[tuple[int, dict[str, Any]]]:
-        tasks = msgspec.json.encode([parcel.task for parcel in parcels]).decode()
-        return list(
-            rows.read(
-                self._lpm.ledger.db, "r.task IN (SELECT value FROM json_each(?))", (tasks,), None
-            )
-        )
 
     async def _send_batch(self, batch: Batch) -> None:
         """Deliver results; those that the Gateway has confirmed, and only those, are synced."""
@@ -444,8 +429,7 @@ class Sync:
         tasks = ", ".join(parcel.task_id for parcel in batch.first[:SHOWN])
         more = f" and {len(batch.first) - SHOWN:,} more" if len(batch.first) > SHOWN else ""
         log.error("task %s%s: %s", tasks, more, problem)
-        with self._lpm.errors():
-            exchange.note_replaced(self._lpm.durable.db, batch.first, problem)
+        self._lpm.outbox.note_replaced(batch.first, problem)
 
     def _not_stored(self, batch: Batch, code: int, problem: str) -> None:
         """Take a request apart until it is known which result the Gateway does not take."""
@@ -456,15 +440,12 @@ class Sync:
 
     def _take_apart(self, batch: Batch) -> list[str]:
         middle = len(batch.parcels) // 2
-        with self._lpm.errors():
-            return exchange.begin_batches(
-                self._lpm.ledger.db, [batch.parcels[:middle], batch.parcels[middle:]]
-            )
+        return self._lpm.outbox.begin_batches([batch.parcels[:middle], batch.parcels[middle:]])
 
     # Reports
 
     def _reports(self, room: int, later: Sequence[int]) -> Sequence[Report]:
-        return exchange.reports(self._lpm.ledger.db, room, self._lpm.now(), later)
+        return self._lpm.outbox.reports(room, self._lpm.now(), later)
 
     async def _send_report(self, report: Report) -> None:
         """Tell of an end without a result."""
@@ -481,8 +462,7 @@ class Sync:
             self._refuse(report, error.status, error.message)
             return
         self._answered()
-        with self._lpm.errors():
-            exchange.reported(self._lpm.durable.db, report, self._lpm.now())
+        self._lpm.outbox.reported(report, self._lpm.now())
 
     def _refuse(self, item: Parcel | Report, code: int, problem: str) -> None:
         """Keep what was refused for good; what the Gateway merely could not store is offered some
@@ -492,13 +472,11 @@ class Sync:
         if not again:
             what = "is not sent" if code == NOT_SENT else "is not taken by the Gateway"
             log.error("task %s %s: %s", item.task_id, what, problem)
-        with self._lpm.errors():
-            exchange.refused(self._lpm.durable.db, item, code, problem, not_before)
+        self._lpm.outbox.refused(item, code, problem, not_before)
 
     def unsent(self) -> int:
         """How much is still to be sent."""
-        with self._lpm.errors():
-            return exchange.unsent(self._lpm.ledger.db)
+        return self._lpm.outbox.unsent()
 
     def close(self) -> None:
         """Let go of the store."""

@@ -13,11 +13,11 @@ from typing import Any, BinaryIO
 import msgspec
 
 from crawler.config import failpoint
-from crawler.db import outputs, owners, segments
-from crawler.db import results as ledger
+from crawler.db import outputs, segments
+from crawler.db.results import page_url
 from crawler.errors import UsageError
 from crawler.files import replace_file, replacing
-from crawler.lpm import LocalPersistenceManager, missing_files
+from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, Raw
 
 FORMATS = ("json", "jsonl", "csv", "xlsx", "warc", "md", "parquet")
@@ -60,33 +60,20 @@ class Files(msgspec.Struct, frozen=True):
     foreign: int | None = None
 
 
-_IN_PENDING = """SELECT t.task_id FROM outbox o JOIN tasks t ON t.id = o.task JOIN results r ON r.task = o.task
-                 WHERE o.state <> 'synced' AND o.archived_at IS NULL"""
-
-
 def look_at_files(lpm: LocalPersistenceManager, job: Job | None) -> Files:
     """Look at every file in pending/ (or those of a job) and compare them with what the ledger has
     for it."""
-    condition, values = ledger.matching(job, None)
-    with lpm.errors():
-        due = {row[0] for row in lpm.ledger.db.all(f"{_IN_PENDING} AND {condition}", values)}
-        results = torn = foreign = 0
-        for path in lpm.pending.glob("[!.]*"):
-            name = path.stem if path.suffix == ".json" else ""
-            if name in due or lpm.ledger.db.one(
-                f"{_IN_PENDING} AND {condition} AND t.task_id = ?", (*values, name)
-            ):
-                due.discard(name)
-                whole = _looks_whole(path)
-                results, torn = results + whole, torn + (not whole and os.path.lexists(path))
-            elif job is None and not lpm.ledger.db.one(
-                "SELECT 1 FROM tasks WHERE task_id = ?", (name,)
-            ):
-                foreign += 1
-        missing = missing_files(
-            lpm.ledger.db, lpm.pending, due, lambda: bool(owners.living(lpm.owners))
-        )
-    return Files(results, torn, len(missing), foreign)
+    due = {task_id for _, task_id in lpm.outbox.in_pending(job)}
+    results = torn = foreign = 0
+    for path in lpm.pending.glob("[!.]*"):
+        name = path.stem if path.suffix == ".json" else ""
+        if name in due or lpm.outbox.those_in_pending([name], job):
+            due.discard(name)
+            whole = _looks_whole(path)
+            results, torn = results + whole, torn + (not whole and os.path.lexists(path))
+        elif job is None and not lpm.tasks.is_known(name):
+            foreign += 1
+    return Files(results, torn, len(lpm.files.missing(due)), foreign)
 
 
 def count_files(lpm: LocalPersistenceManager) -> Files:
@@ -112,26 +99,12 @@ def _looks_whole(path: Path) -> bool:
         return False
 
 
-def newest(lpm: LocalPersistenceManager, job: Job | None, limit: int) -> list[dict[str, Any]]:
-    """The results that were stored last, the newest first."""
-    with lpm.errors():
-        return ledger.newest(lpm.ledger.db, job, limit)
-
-
-def input_rows(lpm: LocalPersistenceManager, job: Job) -> Iterator[dict[str, Any]]:
-    """Every row of a job's input in its order, with its result, or its status and reason."""
-    with lpm.errors():
-        yield from ledger.read_rows(lpm.ledger.db, job)
-
-
 def _place(lpm: LocalPersistenceManager, job: Job | None, result: Mapping[str, Any]) -> Raw | None:
     """Where the page of a result lies, unless none was kept, it was pruned, or the job does without
     it."""
     place = msgspec.convert(result["raw"], Raw | None)
-    kept = place and lpm.ledger.db.one(
-        "SELECT 1 FROM raw_segments WHERE name = ?", (place.segment,)
-    )
-    return place if kept and place and not lpm.is_given_up(place, job) else None
+    kept = place and lpm.results.segment_end(place.segment)
+    return place if kept and place and not lpm.pages.is_given_up(place, job) else None
 
 
 def format_of(target: Path) -> str | None:
@@ -159,16 +132,17 @@ def export(
     """
     from crawler.results import formats
 
-    with lpm.errors():
-        horizon = lpm.ledger.horizon()
-        jobs = [job] if job or not all_rows else lpm.ledger.jobs()
+    horizon = lpm.timeline.last_event()
+    jobs = [job] if job or not all_rows else lpm.jobs.all()
     counts, rows, written = [0] * len(jobs), 0, 0
     saver = _Pages(lpm, job, pages) if pages else None
 
     def chosen() -> Iterator[Mapping[str, Any]]:
         nonlocal rows, written
         for place, each in enumerate(jobs):
-            found = input_rows(lpm, each) if all_rows and each else lpm.results(each, since)
+            found = (
+                lpm.results.input_rows(each) if all_rows and each else lpm.results.read(each, since)
+            )
             for row in found:
                 failpoint("exporting")
                 rows += 1
@@ -192,7 +166,7 @@ def export(
             say(f"{sum(counts) - written:,} results have no stored page")
     file = "-" if str(target) == "-" else str(target.absolute())
     for each, count in zip(jobs, counts, strict=True):
-        lpm.note_export(file, form, each, since, count, horizon)
+        lpm.timeline.note_export(file, form, each, since, count, horizon)
     return Exported(rows, sum(counts), written)
 
 
@@ -214,7 +188,7 @@ class _Pages:
         place = _place(self._lpm, self._job, result)
         if place is None:
             return False
-        head, body = segments.read(self._lpm.raw, place, ledger.page_url(result))
+        head, body = segments.read(self._lpm.raw, place, page_url(result))
         target = self._folder / f"{result['task_id']}.{_page_ending(head)}"
         try:
             replace_file(target, decoded(head, body, limit=1 << 30), mode=0o666)

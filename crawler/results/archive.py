@@ -14,14 +14,12 @@ from typing import Any, BinaryIO
 import msgspec
 
 from crawler.config import failpoint
-from crawler.db import results as rows
 from crawler.db import segments
-from crawler.db.connection import writing
 from crawler.errors import StoreError, StoreFull, UsageError
 from crawler.files import sync_folder
 from crawler.locks import open_lock, try_lock
 from crawler.logs import printable
-from crawler.lpm import PRUNED, LocalPersistenceManager
+from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
 from crawler.results import whole_file
 
@@ -36,7 +34,6 @@ BATCH = 500
 """Results a transaction: others want to write too."""
 _SEGMENTS = 100
 """Segments that are held at a time: each is an open file."""
-_IN_PENDING = "o.state <> 'synced' AND o.archived_at IS NULL"
 _TASK_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -86,7 +83,7 @@ def keeping(lpm: LocalPersistenceManager, shared: bool = False) -> Iterator[None
             yield
         return
     with lpm.errors():
-        _ = lpm.durable
+        lpm.open()
         lock = open_lock(lpm.run / "keeping.lock")
     try:
         if not try_lock(lock, shared):
@@ -118,15 +115,7 @@ def archive(
     """
     with keeping(lpm):
         _complete(lpm, progress)
-        condition, values = rows.matching(job, None)
-        if before is not None:
-            condition, values = f"{condition} AND r.scraped_at < ?", (*values, before)
-        found = (
-            result
-            for _, result in rows.read(
-                lpm.ledger.db, f"{_IN_PENDING} AND {condition}", values, None
-            )
-        )
+        found = lpm.results.read(job, before=before, only_pending=True)
         first = next(found, None)
         archived = Archived(0, None, 0)
         if first is not None:
@@ -153,25 +142,17 @@ def _new_file(lpm: LocalPersistenceManager, compress: bool) -> Path:
 def _complete(lpm: LocalPersistenceManager, progress: Callable[[str], None]) -> None:
     """Mark what is in the file of an archive that was killed; without that file, nothing of it
     counts."""
-    row = lpm.ledger.db.one("SELECT value FROM meta WHERE key = 'archiving'")
-    if row is None:
+    note = lpm.outbox.unfinished_archive()
+    if note is None:
         return
-    begun = msgspec.json.decode(row[0], type=_Begun)
+    begun = msgspec.json.decode(note, type=_Begun)
     if begun.path.is_file() and _holds(begun):
         _mark(lpm, begun)
         progress(
             f"{begun.results:,} results were already in {begun.path}, whose archive was broken off"
         )
     else:
-        _note(lpm, None)
-
-
-def _note(lpm: LocalPersistenceManager, begun: _Begun | None) -> None:
-    with writing(lpm.durable.db):
-        lpm.durable.db.execute("DELETE FROM meta WHERE key = 'archiving'")
-        if begun:
-            note = msgspec.json.encode(begun).decode()
-            lpm.durable.db.execute("INSERT INTO meta (key, value) VALUES ('archiving', ?)", (note,))
+        lpm.outbox.note_archive(None)
 
 
 def _write(
@@ -195,7 +176,7 @@ def _write(
                     failpoint("archiving")
             place = os.fsencode(os.path.realpath(target)).hex()
             begun = _Begun(place, compress, count, digest.hexdigest())
-            _note(lpm, begun)
+            lpm.outbox.note_archive(msgspec.json.encode(begun).decode())
             failpoint("archive-noted")
     except UsageError as error:
         if (
@@ -245,14 +226,9 @@ def _mark(lpm: LocalPersistenceManager, begun: _Begun) -> None:
         while batch := [
             msgspec.json.decode(line, type=_Line).task_id for line in islice(lines, BATCH)
         ]:
-            with writing(lpm.durable.db):
-                lpm.durable.db.execute(
-                    """UPDATE outbox SET archived_at = ? WHERE archived_at IS NULL AND task IN
-                           (SELECT id FROM tasks WHERE task_id IN (SELECT value FROM json_each(?)))""",
-                    (lpm.now(), msgspec.json.encode(batch).decode()),
-                )
+            lpm.outbox.mark_archived(batch, lpm.now())
             failpoint("archive-marked")
-    _note(lpm, None)
+    lpm.outbox.note_archive(None)
 
 
 def _sweep(lpm: LocalPersistenceManager) -> None:
@@ -262,12 +238,8 @@ def _sweep(lpm: LocalPersistenceManager) -> None:
         names = (entry.name[:-5] for entry in entries if entry.name.endswith(".json"))
         task_ids = (name for name in names if _TASK_ID.fullmatch(name))
         while batch := list(islice(task_ids, BATCH)):
-            for (task_id,) in lpm.ledger.db.all(
-                f"""SELECT t.task_id FROM tasks t JOIN outbox o ON o.task = t.id
-                    WHERE t.task_id IN (SELECT value FROM json_each(?)) AND NOT ({_IN_PENDING})""",
-                (msgspec.json.encode(batch).decode(),),
-            ):
-                lpm.remove_projection(task_id)
+            for task_id in lpm.outbox.those_gone(batch):
+                lpm.files.remove(task_id)
 
 
 def prune(lpm: LocalPersistenceManager, before: float, dry_run: bool) -> Pruned:
@@ -283,64 +255,16 @@ def prune(lpm: LocalPersistenceManager, before: float, dry_run: bool) -> Pruned:
         for begin in range(0, len(old), _SEGMENTS):
             group = old[begin : begin + _SEGMENTS]
             with segments.locked(group) as free:
-                wanted = _wanted(lpm)
+                wanted = lpm.outbox.wanted_segments()
                 gone = [path for path in free if path.name not in wanted]
                 in_use += len(group) - len(free)
                 for_gateway += len(free) - len(gone)
                 removed += len(gone)
                 size += sum(path.stat().st_size for path in gone)
-                pages += _let_go(lpm, [path.name for path in gone], dry_run)
+                pages += lpm.results.forget_segments([path.name for path in gone], dry_run)
                 if not dry_run:
                     failpoint("pruned")
                     for path in gone:
                         path.unlink()
                     sync_folder(lpm.raw)
     return Pruned(removed, size, pages, in_use, for_gateway, dry_run)
-
-
-def _wanted(lpm: LocalPersistenceManager) -> set[str]:
-    """The segments with pages of results that a Gateway is still to get."""
-    return {
-        name
-        for (name,) in lpm.ledger.db.execute(
-            """SELECT DISTINCT r.raw_segment FROM outbox o JOIN results r ON r.task = o.task
-               WHERE o.state IN ('ready', 'rejected') AND r.raw_segment IS NOT NULL"""
-        )
-    }
-
-
-def _let_go(lpm: LocalPersistenceManager, names: list[str], dry_run: bool) -> int:
-    """Forget these segments; the results some at a time, because to find them all takes a look at
-    every one."""
-    db, listed, last, count = lpm.durable.db, msgspec.json.encode(names).decode(), 0, 0
-    theirs = "raw_segment IN (SELECT value FROM json_each(?))"
-    no_page = "raw_segment = NULL, raw_offset = NULL, raw_length = NULL"
-    horizon = lpm.ledger.horizon()
-    while names and (
-        tasks := db.all(
-            f"SELECT task FROM results WHERE task > ? AND {theirs} ORDER BY task LIMIT {BATCH}",
-            (last, listed),
-        )
-    ):
-        if not dry_run:
-            with writing(db):
-                db.execute(
-                    f"UPDATE results SET {no_page} WHERE task BETWEEN ? AND ? AND {theirs}",
-                    (tasks[0][0], tasks[-1][0], listed),
-                )
-        last, count = tasks[-1][0], count + len(tasks)
-    if not dry_run:
-        with writing(db):
-            # Unchanged pages that came in meanwhile have the places of the earlier ones.
-            since = "task IN (SELECT task FROM events WHERE id > ?)"
-            db.execute(
-                f"UPDATE results SET {no_page} WHERE {theirs} AND {since}", (listed, horizon)
-            )
-            db.execute(
-                "DELETE FROM raw_segments WHERE name IN (SELECT value FROM json_each(?))", (listed,)
-            )
-            db.execute(
-                "INSERT OR IGNORE INTO meta SELECT ? || value, '' FROM json_each(?)",
-                (PRUNED, listed),
-            )
-    return count

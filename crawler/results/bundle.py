@@ -24,8 +24,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from crawler import __version__
-from crawler.db import results as rows
 from crawler.db import segments
+from crawler.db.results import iso
 from crawler.errors import FetchError, StoreError
 from crawler.fetch.body import decoded
 from crawler.logs import printable
@@ -133,8 +133,8 @@ def bundle(
     """Write results and their pages to one file, whole or not at all; a page that cannot be read is
     left out."""
     with keeping(lpm, shared=True):
-        horizon = lpm.ledger.horizon()
-        found = rows.read(lpm.ledger.db, *rows.matching(job, since), None)
+        horizon = lpm.timeline.last_event()
+        found = lpm.results.read_numbered(job, since)
         first = next(found, None)
         if first is None:
             return Bundled(0, 0, 0, None, 0, None)
@@ -148,10 +148,10 @@ def bundle(
                     format="crawler bundle",
                     version=VERSION,
                     crawler=__version__,
-                    ledger=lpm.ledger.id,
-                    created_at=rows.iso(lpm.now()),
+                    ledger=lpm.store.id,
+                    created_at=iso(lpm.now()),
                     job=job.name if job else None,
-                    since=None if since is None else rows.iso(since),
+                    since=None if since is None else iso(since),
                     results=writer.results,
                     pages=writer.pages,
                     members=tuple(writer.members),
@@ -160,7 +160,7 @@ def bundle(
             writer.write(MANIFEST, manifest)
             out.write(bytes(2 * tarfile.BLOCKSIZE))
         file_name = printable(str(output.absolute()))
-        lpm.note_export(file_name, "bundle", job, since, writer.results, horizon)
+        lpm.timeline.note_export(file_name, "bundle", job, since, writer.results, horizon)
     size = output.stat().st_size
     checksum = sha256(manifest).hexdigest()
     return Bundled(
@@ -202,7 +202,7 @@ class _Writer:
 
     def _page(self, result: dict[str, Any]) -> bytes:
         place = msgspec.convert(result["raw"], Raw | None)
-        if not self._raw or place is None or self._lpm.is_given_up(place, self._job):
+        if not self._raw or place is None or self._lpm.pages.is_given_up(place, self._job):
             return b""
         try:
             page = segments.member(self._lpm.raw, place)
@@ -213,12 +213,7 @@ class _Writer:
         return page
 
     def _carried(self, task: int) -> Carried:
-        [row] = self._lpm.ledger.db.all(
-            """SELECT r.content_type, r.bytes, r.fetch_ms, t.imported_at, t.completed_at,
-                      iif(t.source IN ('gateway', 'bundle'), t.external_id, NULL)
-               FROM results r JOIN tasks t ON t.id = r.task WHERE r.task = ?""",
-            (task,),
-        )
+        row = self._lpm.results.carried(task)
         return Carried(**dict(zip(Carried.__struct_fields__, row, strict=True)))
 
     def flush(self) -> None:

@@ -13,8 +13,10 @@ import msgspec
 
 from crawler import urls
 from crawler.config import failpoint
-from crawler.db.ledger import Ledger
-from crawler.db.results import SAME_CONTENT
+from crawler.db import timeline
+from crawler.db.connection import Database
+from crawler.db.imports import add_to_size
+from crawler.db.results import insert_carried, set_place
 from crawler.errors import InputError, UrlError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
@@ -262,15 +264,13 @@ def _exactly(tar: ZstdFile, size: int) -> bytes:
 def _store(
     lpm: LocalPersistenceManager, path: Path, reader: _Reader, stored: Callable[[list[str]], None]
 ) -> Unbundled:
-    source, manifest, ledger = printable(str(path.absolute())), reader.manifest, lpm.durable
+    source, manifest = printable(str(path.absolute())), reader.manifest
     key = f"bundle:{reader.checksum}"
-    begun = (
-        ledger.db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,)) is not None
-    )
+    begun = lpm.imports.is_open(key)
     job, new, added, open_ = None, 0, 0, 0
     with ExitStack() as importing:
         for batch in reader.batches():
-            known = _known(ledger, [record.task_id for record, _ in batch])
+            known = lpm.results.known([record.task_id for record, _ in batch])
             open_ += sum(not has_result for has_result in known.values())
             fresh = {
                 record.task_id: (record, page)
@@ -278,7 +278,7 @@ def _store(
                 if record.task_id not in known
             }
             if job is None and (fresh or begun):
-                job = ledger.open_job(
+                job = lpm.imports.open_job(
                     key=key,
                     name=printable(manifest.job or path.name)[:100],
                     queue="default",
@@ -304,9 +304,9 @@ def _store(
             stored([record.task_id for record, _ in batch])
             new += len(fresh)
         if job:
-            lpm.durable.close_import(job, lpm.now(), reader.checksum, manifest.results)
-            lpm.durable.finalise(lpm.now())
-    lpm.secure_pending()
+            lpm.imports.close(job, lpm.now(), reader.checksum, manifest.results)
+            lpm.jobs.finalise(lpm.now())
+    lpm.files.secure()
     known_count = manifest.results - new
     name = job.name if job else None
     return Unbundled(
@@ -328,42 +328,23 @@ def _add_pages(
     tasks = dict(pages.keys())
     lacking = [
         (task, pages[task_id, digest])
-        for task, task_id, digest, segment, end in lpm.durable.db.all(
-            """SELECT t.id, t.task_id, r.body_sha256, s.name, r.raw_offset + r.raw_length
-               FROM tasks t JOIN results r ON r.task = t.id LEFT JOIN raw_segments s ON s.name = r.raw_segment
-               WHERE t.task_id IN (SELECT value FROM json_each(?))""",
-            (msgspec.json.encode(list(tasks)).decode(),),
-        )
+        for task, task_id, digest, segment, end in lpm.results.digests(list(tasks))
         if tasks[task_id] == digest  # else it is another page of that URL
-        and not (segment and lpm.has_segment(segment, end))
+        and not (segment and lpm.pages.has_segment(segment, end))
     ]
 
-    def update(ledger: Ledger, places: Sequence[Raw | None]) -> list[int]:
+    def update(db: Database, places: Sequence[Raw | None]) -> list[int]:
         for (task, _), place in zip(lacking, places, strict=True):
             assert place
-            ledger.db.execute(
-                "UPDATE results SET raw_segment = ?, raw_offset = ?, raw_length = ? WHERE task = ?",
-                (place.segment, place.offset, place.length, task),
-            )
+            set_place(db, task, place)
             detail = {"file": source, "checksum": reader.checksum, "raw": place}
-            ledger.event(task, "page unbundled", detail, lpm.now())
+            timeline.note(db, task, "page unbundled", detail, lpm.now())
         return [task for task, _ in lacking]
 
     if lacking:
         lpm.save_carried([page for _, page in lacking], update)
         failpoint("page-unbundled")
     return len(lacking)
-
-
-def _known(ledger: Ledger, task_ids: Sequence[str]) -> dict[str, bool]:
-    """Which of these tasks the ledger has, and whether with a result."""
-    return dict(
-        ledger.db.all(
-            """SELECT task_id, EXISTS (SELECT 1 FROM results WHERE results.task = tasks.id) FROM tasks
-               WHERE task_id IN (SELECT value FROM json_each(?))""",
-            (msgspec.json.encode(task_ids).decode(),),
-        )
-    )
 
 
 class _Insert:
@@ -380,43 +361,55 @@ class _Insert:
             now,
         )
 
-    def __call__(self, ledger: Ledger, places: Sequence[Raw | None]) -> list[int]:
+    def __call__(self, db: Database, places: Sequence[Raw | None]) -> list[int]:
         tasks = [
-            self._insert(ledger, record, place)
+            self._insert(db, record, place)
             for record, place in zip(self._records, places, strict=True)
         ]
-        ledger.db.execute(
-            "UPDATE jobs SET size = size + ? WHERE id = ?", (len(tasks), self._job.id)
-        )
+        add_to_size(db, self._job, len(tasks))
         return tasks
 
-    def _insert(self, ledger: Ledger, record: Record, place: Raw | None) -> int:
+    def _insert(self, db: Database, record: Record, place: Raw | None) -> int:
         address, carried = urls.parse(record.url), record.carried
-        row_input, parcel_id = (
-            encoded_input(record.input),
-            urls.without_secrets(record.parcel_id or ""),
-        )
-        [(task,)] = ledger.db.all(
-            """INSERT INTO tasks (task_id, external_id, job_id, url, url_key, domain, parcel_id, status, queue,
-                   priority, deadline, attempts, source, source_file, input, imported_at, completed_at)
-               VALUES (?1, iif(EXISTS (SELECT 1 FROM tasks WHERE external_id = ?2 AND source = 'bundle'), NULL, ?2), ?3,
-                   ?4, ?5, ?6, ?7, 'completed', ?8, ?9, ?10, ?11, 'bundle', ?12, ?13, ?14, ?15) RETURNING id""",
-            (record.task_id, carried.external_id, self._job.id, address.url, address.key, address.domain,
-             parcel_id, record.queue, record.priority, NO_DEADLINE, record.attempts, self._source,
-             row_input, carried.imported_at, carried.completed_at),
-        )  # fmt: skip
-        at = (place.segment, place.offset, place.length) if place else (None, None, None)
         data = msgspec.json.encode(record.data)
-        ledger.db.execute(
-            f"INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {SAME_CONTENT})",
-            (task, data.decode(), urls.without_secrets(record.final_url), record.status_code,
-             carried.content_type, record.verdict, carried.bytes, record.raw_html_hash, carried.fetch_ms,
-             record.parse_duration_ms, record.parser.name, record.parser.version, *at, record.scraped_at.timestamp(),
-             record.site.name, record.site.version, record.raw_html_hash[:12], record.raw_html_hash),
-        )  # fmt: skip
-        ledger.db.execute(
-            "INSERT INTO outbox (task, state, created_at) VALUES (?, 'held', ?)", (task, self._now)
-        )
+        task = {
+            "task_id": record.task_id,
+            "external_id": carried.external_id,
+            "job_id": self._job.id,
+            "url": address.url,
+            "url_key": address.key,
+            "domain": address.domain,
+            "parcel_id": urls.without_secrets(record.parcel_id or ""),
+            "status": "completed",
+            "queue": record.queue,
+            "priority": record.priority,
+            "deadline": NO_DEADLINE,
+            "attempts": record.attempts,
+            "source": "bundle",
+            "source_file": self._source,
+            "input": encoded_input(record.input),
+            "imported_at": carried.imported_at,
+            "completed_at": carried.completed_at,
+        }
+        result = {
+            "record": data.decode(),
+            "final_url": urls.without_secrets(record.final_url),
+            "status_code": record.status_code,
+            "content_type": carried.content_type,
+            "verdict": record.verdict,
+            "bytes": carried.bytes,
+            "body_sha256": record.raw_html_hash,
+            "fetch_ms": carried.fetch_ms,
+            "parse_ms": record.parse_duration_ms,
+            "parser": record.parser.name,
+            "parser_version": record.parser.version,
+            "raw_segment": place and place.segment,
+            "raw_offset": place and place.offset,
+            "raw_length": place and place.length,
+            "scraped_at": record.scraped_at.timestamp(),
+            "site": record.site.name,
+            "site_version": record.site.version,
+        }
         detail: dict[str, Any] = {
             "file": self._source,
             "checksum": self._reader.checksum,
@@ -428,5 +421,4 @@ class _Insert:
             detail["external_id"] = carried.external_id
         if place:
             detail["raw"] = place
-        ledger.event(task, "unbundled", detail, self._now)
-        return int(task)
+        return insert_carried(db, task, result, detail, self._now)

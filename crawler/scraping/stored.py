@@ -44,19 +44,19 @@ def find(lpm: LocalPersistenceManager, url: str, key: bytes) -> StoredPage:
 
     An answer "not modified" has no page. Raises `UsageError` with the reason if there is none.
     """
-    tasks = lpm.ledger.tasks_of(key)
+    tasks = lpm.tasks.for_url(key)
     if not tasks:
         raise UsageError(f"{url} was never fetched: no task is known for it")
     failed: StoredPage | None = None
     gone: str | None = None
     collected = False
     for task in tasks:
-        report = lpm.report(task)
+        report = lpm.results.report(task)
         result = report if "data" in report else None
         collected = collected or result is not None
-        stored = lpm.raw_page(task)
+        stored = lpm.pages.read(task)
         if stored is None:
-            gone = gone or lpm.why_no_page(task)
+            gone = gone or lpm.pages.why_gone(task)
             continue
         page = page_of(*stored, report["url"], report.get("final_url"))
         if page.status == NOT_MODIFIED:
@@ -76,7 +76,7 @@ def find(lpm: LocalPersistenceManager, url: str, key: bytes) -> StoredPage:
 
 
 def _why_not(lpm: LocalPersistenceManager, task: int) -> str:
-    report = lpm.report(task)
+    report = lpm.results.report(task)
     status, reason = report["status"], report["error_type"]
     if reason:
         status += f" ({reason})"

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import uvloop
 
 from crawler.config import Settings
-from crawler.db.acts import HELD
 from crawler.db.owners import Owner
+from crawler.db.sql import HELD
 from crawler.errors import StoreError, shortage_of
 from crawler.fetch.budget import Memory
 from crawler.fetch.http import Client
@@ -70,7 +70,7 @@ class Worker:
         `given` is how tasks without a job are fetched."""
         self._settings = settings
         lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
-        self.ledger_id = lpm.ledger.id
+        self.ledger_id = lpm.store.id
         slots = 2 * MAX_SLOW_FACTOR * settings.pages + MAX_UNCOMMITTED
         self._owner = Owner(lpm.owners, kind, slots, min_free=settings.min_free)
         trace = sys.stderr if kind == "cli" else self._owner.trace

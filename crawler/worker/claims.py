@@ -19,7 +19,7 @@ import msgspec
 
 from crawler import times
 from crawler.config import failpoint
-from crawler.db.ledger import Due, Place, Suspect
+from crawler.db.tasks import Due, Place, Suspect
 from crawler.errors import NotNow, StoreError
 from crawler.fetch.session import Sessions
 from crawler.lpm import LocalPersistenceManager
@@ -83,7 +83,7 @@ class JobCache:
             return known[0]
         how = self._without_job
         if job_id is not None:
-            job = self._lpm.ledger.job_by_id(job_id)
+            job = self._lpm.jobs.get(job_id)
             how = FetchOptions(job.options, self._sessions.of(job.name))
         self._jobs[job_id] = (how, time.monotonic() + JOB_CACHE_S)
         return how
@@ -93,7 +93,7 @@ class JobCache:
         claims only."""
         known = self.known(job_id)
         self._jobs[job_id] = (known, 0.0)
-        with contextlib.suppress(StoreError), self._lpm.errors():
+        with contextlib.suppress(StoreError):
             return self.read(job_id)
         return known
 
@@ -205,24 +205,22 @@ class Claims:
         now = time.time()
         if not self._disk.is_enough():
             return [], True
-        with self._lpm.errors():
-            ledger = self._lpm.ledger
-            ledger.follow_clock(now, times.uptime(), times.boot_id())
-            ledger.wake(now)
-            self.suspect = self._due_suspect(queues)
-            if self.suspect and (idle or now - self.suspect.leased_at > SUSPECT_WAIT_S):
-                return [], True
-            if not ledger.has_due(queues):
-                return [], self.suspect is not None
-            wanted, more = self._wanted(queues, room)
-            reserved = self._reserve_all(wanted, room)
-            try:
-                places = self._places(wanted, reserved, room, queues)
-                tasks, left = ledger.claim(self._owner_id, places, room, now)
-                claimed = self._with_reservations(tasks, wanted, reserved)
-            finally:
-                self._return_unused(reserved)
-            self._leases.update((task.id, task.fence) for task in tasks)
+        self._lpm.tasks.follow_clock(now, times.uptime(), times.boot_id())
+        self._lpm.tasks.wake(now)
+        self.suspect = self._due_suspect(queues)
+        if self.suspect and (idle or now - self.suspect.leased_at > SUSPECT_WAIT_S):
+            return [], True
+        if not self._lpm.tasks.has_due(queues):
+            return [], self.suspect is not None
+        wanted, more = self._wanted(queues, room)
+        reserved = self._reserve_all(wanted, room)
+        try:
+            places = self._places(wanted, reserved, room, queues)
+            tasks, left = self._lpm.tasks.claim(self._owner_id, places, room, now)
+            claimed = self._with_reservations(tasks, wanted, reserved)
+        finally:
+            self._return_unused(reserved)
+        self._leases.update((task.id, task.fence) for task in tasks)
         failpoint("claimed")
         if tasks:
             self._last_domain = tasks[-1].domain
@@ -234,31 +232,27 @@ class Claims:
 
     def has_due(self, queues: Sequence[str]) -> bool:
         """Whether any task of these queues is due."""
-        with self._lpm.errors():
-            return self._lpm.ledger.has_due(queues)
+        return self._lpm.tasks.has_due(queues)
 
     def unpublish(self, message_id: str) -> None:
         """Let the maintainer publish again what is left of a message."""
-        with self._lpm.errors():
-            self._lpm.ledger.unpublish([message_id])
+        self._lpm.tasks.unpublish([message_id])
 
     def stand(self, task: int) -> tuple[TaskStatus, float, str, int | None]:
         """A task's status, the time it waits for, its domain and its job."""
-        with self._lpm.errors():
-            return self._lpm.ledger.stand(task)
+        return self._lpm.tasks.state_of(task)
 
     def renew(self) -> None:
         """Keep the permits, and return leases that this process does not know of: nobody else
         would."""
         self.permits.renew()
-        with contextlib.suppress(StoreError), self._lpm.errors():  # next time, then
-            given = self._lpm.ledger.give_back(self._owner_id, self._leases, time.time())
+        with contextlib.suppress(StoreError):  # next time, then
+            given = self._lpm.tasks.give_back(self._owner_id, self._leases, time.time())
             if given:
                 log.warning("%d tasks were leased and forgotten, and are pending again", given)
 
     def _lease(self, task: int) -> Task | None:
-        with self._lpm.errors():
-            claimed = self._lpm.ledger.claim_one(self._owner_id, task, time.time())
+        claimed = self._lpm.tasks.claim_one(self._owner_id, task, time.time())
         if claimed:
             self._leases.add((claimed.id, claimed.fence))
         return claimed
@@ -266,7 +260,7 @@ class Claims:
     def _due_suspect(self, queues: Sequence[str]) -> Suspect | None:
         if time.monotonic() < self._no_suspect_before:
             return None
-        return self._lpm.ledger.suspect(queues)
+        return self._lpm.tasks.suspect(queues)
 
     def _wanted(self, queues: Sequence[str], room: int) -> tuple[list[Wanted], bool]:
         """Domains with due tasks that may be asked now, the most urgent first; says too whether
@@ -275,7 +269,7 @@ class Claims:
         wanted: list[Wanted] = []
         asked: set[str] = set()
         more = False
-        due_by_queue = (self._lpm.ledger.due(name, self._last_domain) for name in queues)
+        due_by_queue = (self._lpm.tasks.due(name, self._last_domain) for name in queues)
         for due in chain.from_iterable(due_by_queue):
             if len(wanted) >= room:
                 return wanted, True
@@ -293,7 +287,7 @@ class Claims:
             Ask(
                 domain=due.domain,
                 rule=rule,
-                wish=self._lpm.ledger.due_count(due, room),
+                wish=self._lpm.tasks.due_count(due, room),
                 job=self._limit_of(due.job_id),
             )
             for due, rule in wanted
@@ -354,7 +348,7 @@ class Claims:
         """The name of a job's own limit for all who share the permit; empty without a job."""
         if job_id is None:
             return ""
-        return f"{self._lpm.ledger.id}/{job_id}"
+        return f"{self._lpm.store.id}/{job_id}"
 
     def _fits(self, domain: str, rule: Rule, job_id: int | None) -> bool:
         return self._rule(domain, job_id) == rule

@@ -51,12 +51,12 @@ def test_an_agent_killed_at_any_step_loses_nothing(tmp_path: Path, step: str) ->
             # Then every result is there, applied once, behind its page, and the worker's books say
             # the same
             agent = folder.start("crawler", "agent", "--capacity", "10")
-            wait_for(lambda: lpm.ledger.books().synced == 40, 30, "the last marks")
+            wait_for(lambda: lpm.counts.totals().synced == 40, 30, "the last marks")
             results = gateway.results()
             assert Counter(r["task_id"] for r in results) == Counter(f"t-{n}" for n in range(40))
             assert {r["applied"] for r in results} == {1}
             assert all(r["raw_seq"] < r["seq"] for r in results)
-            assert lpm.ledger.books().accepted == 40
+            assert lpm.counts.totals().accepted == 40
             assert lives > 1
         finally:
             folder.stop()

@@ -63,13 +63,13 @@ def test_a_page_that_hangs_the_parser_is_set_aside(
     # Then the one is set aside after two deaths, with the place where it hung, and the others are
     # there
     lpm = folder.lpm()
-    [(url, reason, strikes, id_)] = lpm.ledger.db.all(
+    [(url, reason, strikes, id_)] = lpm.store.db.all(
         "SELECT url, error_type, strikes, id FROM tasks WHERE status <> 'completed'"
     )
-    [evidence] = lpm.ledger.db.all(
+    [evidence] = lpm.store.db.all(
         "SELECT detail FROM events WHERE task = ? AND kind = 'poison'", (id_,)
     )
-    assert lpm.ledger.db.all("SELECT DISTINCT strikes FROM tasks WHERE status = 'completed'") == [
+    assert lpm.store.db.all("SELECT DISTINCT strikes FROM tasks WHERE status = 'completed'") == [
         (0,)
     ]
     lpm.close()

@@ -79,20 +79,20 @@ def check(data: Path, acknowledged: dict[str, set[str]]) -> None:
     pending/."""
     lpm = LocalPersistenceManager(data)
     lpm.bury()
-    lpm.project_missing()
+    lpm.files.restore()
     tasks = {
         task_id: (id_, status)
-        for id_, task_id, status in lpm.ledger.db.all("SELECT id, task_id, status FROM tasks")
+        for id_, task_id, status in lpm.store.db.all("SELECT id, task_id, status FROM tasks")
     }
     assert acknowledged["imported"] <= set(tasks)
     assert all(tasks[task_id][1] == TaskStatus.COMPLETED for task_id in acknowledged["completed"])
     files = {path.name for path in lpm.pending.iterdir()}
     for task_id in acknowledged["completed"]:
-        head, body = lpm.raw_page(tasks[task_id][0]) or ("", b"")
+        head, body = lpm.pages.read(tasks[task_id][0]) or ("", b"")
         assert head.startswith("HTTP/1.1 200")
         assert b"Parcel" in body
         assert f"{task_id}.json" in files
-    assert lpm.ledger.db.all("PRAGMA integrity_check") == [("ok",)]
+    assert lpm.store.db.all("PRAGMA integrity_check") == [("ok",)]
     lpm.close()
     for path in lpm.raw.glob("*.warc.gz"):
         with path.open("rb") as file:

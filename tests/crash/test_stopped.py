@@ -96,8 +96,8 @@ def test_a_stopped_child_that_is_the_maintainer_is_replaced(
     assert sorted(result["url"] for result in folder.results()) == sorted([*pages, *more])
     assert_balanced(folder.status())
     lpm = folder.lpm()
-    assert lpm.ledger.db.all("SELECT DISTINCT strikes FROM tasks") == [(0,)]
-    [(back,)] = lpm.ledger.db.all("SELECT count(*) FROM events WHERE kind = 'taken back'")
+    assert lpm.store.db.all("SELECT DISTINCT strikes FROM tasks") == [(0,)]
+    [(back,)] = lpm.store.db.all("SELECT count(*) FROM events WHERE kind = 'taken back'")
     lpm.close()
     assert back > 0
 
@@ -120,17 +120,17 @@ def test_late_results_of_a_taken_back_task_are_forgotten(tmp_path: Path, site: S
         wait_for(lambda: mine().in_flight, 30, "the page to begin")
 
         # When it is taken back and collected by another, and its own answer comes late
-        assert lpm.durable.take_back(mine(), 1000.0) == ["127.0.0.1"]
+        assert lpm.tasks.take_back(mine(), 1000.0) == ["127.0.0.1"]
         [task] = lpm.get_next_pending("another")
         assert task.attempts == 1
         assert lpm.save_result(done(task)) == [True]
-        before = lpm.ledger.db.all("SELECT * FROM results")
+        before = lpm.store.db.all("SELECT * FROM results")
         site.release()
         wait_for(lambda: not mine().in_flight, 30, "the worker to let go of it")
 
         # Then the other's result stands, and the permit is given back
-        assert lpm.ledger.db.all("SELECT * FROM results") == before
-        assert lpm.ledger.books().completed == 1
+        assert lpm.store.db.all("SELECT * FROM results") == before
+        assert lpm.counts.totals().completed == 1
     finally:
         slice_.join()
         worker.stop()
@@ -155,11 +155,11 @@ def test_only_who_stands_still_while_the_maintainer_runs_loses_its_leases(tmp_pa
     # Its first look is like that after a stop
     wait_for(lambda: stands_still(owner.path, 0.2), 10, "the owner's beat to be old")
     maintainer.tick()
-    assert lpm.ledger.books().processing == 1
+    assert lpm.counts.totals().processing == 1
 
     # Then, while it looks on, the owner loses what it holds
     wait_for(ticked(maintainer, lambda: bool(forgotten)), 10, "its leases to be taken back")
-    assert lpm.ledger.books().pending == 1
+    assert lpm.counts.totals().pending == 1
     assert forgotten == [("a.example", owner.id)]
     owner.close()
     lpm.close()
@@ -228,10 +228,10 @@ def test_a_lease_that_its_owner_does_not_know_of_is_given_back(
     [note] = owners.living(lpm.owners)
     page = site.page(1)
     lpm.persist_tasks([new(page)], loopback=True)
-    assert lpm.ledger.claim_one(note.id, 1, lpm.now()) is not None
+    assert lpm.tasks.claim_one(note.id, 1, lpm.now()) is not None
 
     # When it compares its leases with what it knows, then the task is collected
     folder.wait_until_done(1, 120)
-    kinds = [row[0] for row in lpm.ledger.db.all("SELECT kind FROM events ORDER BY id")]
+    kinds = [row[0] for row in lpm.store.db.all("SELECT kind FROM events ORDER BY id")]
     lpm.close()
     assert kinds == ["given back", "completed"]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from crawler.db.acts import ALONE_DEATHS
-from crawler.db.books import SUSPECT_DEATHS
 from crawler.db.owners import Note
+from crawler.db.sql import SUSPECT_DEATHS
+from crawler.db.tasks import ALONE_DEATHS
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import TaskStatus
 from tests.support.site import Site
@@ -27,14 +27,13 @@ def note(in_flight: set[int], parsing: int = 0, evidence: str = "") -> Note:
 def claim(lpm: LocalPersistenceManager, *ids: int) -> None:
     """Lease tasks for the owner, due or suspected."""
     for id_ in ids:
-        assert lpm.ledger.claim_one("owner", id_, lpm.now()) is not None
+        assert lpm.tasks.claim_one("owner", id_, lpm.now()) is not None
 
 
 def states(lpm: LocalPersistenceManager) -> dict[int, tuple[str, int, int]]:
     """Status, strikes and deaths of every task."""
     return {
-        row[0]: row[1:]
-        for row in lpm.ledger.db.all("SELECT id, status, strikes, deaths FROM tasks")
+        row[0]: row[1:] for row in lpm.store.db.all("SELECT id, status, strikes, deaths FROM tasks")
     }
 
 
@@ -51,7 +50,7 @@ def test_unexplained_deaths_blame_nobody(lpm: LocalPersistenceManager) -> None:
     only suspected."""
     for _ in range(30):
         claim(lpm, 1, 2)
-        lpm.durable.free(note({1, 2}), lpm.now())
+        lpm.tasks.free(note({1, 2}), lpm.now())
 
     assert states(lpm) == {
         1: ("pending", 0, SUSPECT_DEATHS),
@@ -60,7 +59,7 @@ def test_unexplained_deaths_blame_nobody(lpm: LocalPersistenceManager) -> None:
     }
     # An ordinary claim does not get them, and each is offered by itself.
     assert [task.id for task in lpm.get_next_pending("owner", 10)] == [3]
-    suspect = lpm.ledger.suspect(["default"])
+    suspect = lpm.tasks.suspect(["default"])
     assert suspect is not None
     assert suspect.id == 1
 
@@ -69,7 +68,7 @@ def test_a_marked_page_clears_its_neighbours(lpm: LocalPersistenceManager) -> No
     """Where the mark names a page, that one gets the strike, and nobody else is even suspected."""
     for _ in range(2):
         claim(lpm, 1, 2)
-        lpm.durable.free(note({1, 2}, parsing=1), lpm.now())
+        lpm.tasks.free(note({1, 2}, parsing=1), lpm.now())
 
     assert states(lpm) == {1: ("failed", 2, 0), 2: ("pending", 0, 0), 3: ("pending", 0, 0)}
 
@@ -82,15 +81,15 @@ def test_a_suspect_that_is_alone_at_further_deaths_is_set_aside(
     been a kill."""
     for _ in range(SUSPECT_DEATHS):
         claim(lpm, 1, 2)
-        lpm.durable.free(note({1, 2}), lpm.now())
+        lpm.tasks.free(note({1, 2}), lpm.now())
     for number in range(deaths):
         assert states(lpm)[1][0] == "pending", number
         claim(lpm, 1)
-        lpm.durable.free(note({1}, evidence=evidence), lpm.now())
+        lpm.tasks.free(note({1}, evidence=evidence), lpm.now())
 
     assert states(lpm)[1][0] == "failed"
     assert states(lpm)[2] == ("pending", 0, SUSPECT_DEATHS)
-    [(reason, message)] = lpm.ledger.db.all(
+    [(reason, message)] = lpm.store.db.all(
         "SELECT error_type, error_message FROM tasks WHERE id = 1"
     )
     assert reason == "poison"
@@ -101,8 +100,8 @@ def test_a_suspect_that_ends_is_cleared(lpm: LocalPersistenceManager) -> None:
     """An attempt that comes to an end, good or not, was not what killed the workers."""
     for _ in range(SUSPECT_DEATHS):
         claim(lpm, 1)
-        lpm.durable.free(note({1, 2}), lpm.now())
-    task = lpm.ledger.claim_one("owner", 1, lpm.now())
+        lpm.tasks.free(note({1, 2}), lpm.now())
+    task = lpm.tasks.claim_one("owner", 1, lpm.now())
     assert task is not None
 
     lpm.save_result(
@@ -136,7 +135,7 @@ def test_suspects_are_tried_one_at_a_time_and_all_collected(
 
     # Then each was alone when it was fetched, and all are there
     times = sorted(
-        lpm.ledger.db.all(
+        lpm.store.db.all(
             """SELECT json_extract(detail, '$.claimed_at'), at FROM events WHERE kind = 'completed' ORDER BY 1"""
         )
     )
@@ -186,7 +185,7 @@ def test_the_one_that_kills_is_found_and_its_neighbours_are_not_blamed(
 
     # Then only that one has failed
     lpm = folder.lpm()
-    failed = lpm.ledger.db.all(
+    failed = lpm.store.db.all(
         "SELECT url, error_type, attempts FROM tasks WHERE status <> 'completed'"
     )
     lpm.close()

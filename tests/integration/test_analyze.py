@@ -123,7 +123,7 @@ def test_a_benchmark_touches_nothing_of_production(folder: Folder, site: Site) -
     folder.crawler("bulk", "import", str(folder.write("production.txt", pages)))
     with closing(folder.lpm()) as lpm:
         wait_for(
-            lambda: [job.status for job in lpm.ledger.jobs()] == ["done"], 120, "the end of its job"
+            lambda: [job.status for job in lpm.jobs.all()] == ["done"], 120, "the end of its job"
         )
     before = contents(folder.data)
 

@@ -281,7 +281,7 @@ def test_standalone_never_speaks_to_a_gateway(
     assert done.returncode == 0, done.stderr
     assert seen == []
     lpm = folder.lpm()
-    assert lpm.ledger.db.all("SELECT DISTINCT state FROM outbox") == [("held",)]
+    assert lpm.store.db.all("SELECT DISTINCT state FROM outbox") == [("held",)]
     assert lpm.get_unsynced_results() == []
     lpm.close()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from crawler.db import exchange
+from crawler.db.gateway import Assignment
 from crawler.errors import StackIsUp
 from crawler.orchestrator import Orchestrator
 from tests.support.stack import Folder, wait_for
@@ -27,15 +27,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
     """
     folder = Folder(tmp_path_factory.mktemp("shared"))
     lpm = folder.lpm()
-    exchange.set_note(lpm.durable.db, "url", URL)
+    lpm.gateway.set_note("url", URL)
     job = give(lpm, 6, deadline=DEADLINE)
-    refused = exchange.Assignment(
-        external_id="no/url", deadline=DEADLINE, refusal="it names no page"
-    )
-    exchange.assign(lpm.durable, job, [refused], (), time.time())
-    parcels = exchange.pages(lpm.ledger.db, 6, time.time())
+    refused = Assignment(external_id="no/url", deadline=DEADLINE, refusal="it names no page")
+    lpm.gateway.assign(job, [refused], (), time.time())
+    parcels = lpm.outbox.pages(6, time.time())
     lpm.mark_synced([parcel.own_id for parcel in parcels[:3]])
-    exchange.refused(lpm.durable.db, parcels[3], 422, "no such parcel", None)
+    lpm.outbox.refused(parcels[3], 422, "no such parcel", None)
     lpm.close()
     yield folder
     folder.stop()

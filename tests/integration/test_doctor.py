@@ -101,7 +101,7 @@ def test_a_store_after_an_accident(folder: Folder) -> None:
     lpm.save_result(
         *(done(task, record={"title": task.url}) for task in lpm.get_next_pending("owner", 300))
     )
-    before = list(lpm.results())
+    before = list(lpm.results.read())
     lpm.close()
     [segment] = (folder.data / "raw").glob("*.warc.gz")
     hit = before[7]
@@ -137,7 +137,7 @@ def test_a_result_that_cannot_be_read(folder: Folder, damaged: str) -> None:
     lpm = folder.lpm()
     lpm.persist_tasks([new("http://a.example/")])
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 1)))
-    lpm.durable.db.execute(f"UPDATE results SET {damaged}")
+    lpm.store.durable.execute(f"UPDATE results SET {damaged}")
     lpm.close()
 
     typed = folder.crawler("results", "export", "-o", "x.jsonl")

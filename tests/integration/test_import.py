@@ -32,7 +32,7 @@ def csv_file(folder: Folder, count: int, name: str = "parcels.csv") -> Path:
 def task_set(folder: Folder) -> list[tuple[str, str]]:
     """What identifies the tasks in the ledger."""
     lpm = folder.lpm()
-    rows = lpm.ledger.db.all("SELECT url, parcel_id FROM tasks ORDER BY url, parcel_id")
+    rows = lpm.store.db.all("SELECT url, parcel_id FROM tasks ORDER BY url, parcel_id")
     lpm.close()
     return [(url, parcel_id) for url, parcel_id in rows]
 
@@ -54,7 +54,7 @@ def test_input_columns_and_priority_are_kept(folder: Folder) -> None:
     assert folder.crawler("bulk", "import", str(file)).returncode == 0
 
     lpm = folder.lpm()
-    [row] = lpm.ledger.db.all(
+    [row] = lpm.store.db.all(
         "SELECT priority, parcel_id, input, source, source_file, source_line FROM tasks"
     )
     lpm.close()
@@ -257,7 +257,7 @@ def test_commands_wait_for_each_other_and_write_in_batches(folder: Folder) -> No
     commits each."""
     # Given a store that somebody else is writing to
     with closing(folder.lpm()) as lpm:
-        ledger = lpm.durable.db
+        ledger = lpm.store.durable
         before = commits(lpm.path)
         ledger.execute("BEGIN IMMEDIATE")
 
@@ -279,7 +279,7 @@ def test_commands_wait_for_each_other_and_write_in_batches(folder: Folder) -> No
 
         # Then all of them end well, and every row is there
         assert [each.wait(120) for each in imports] == [0] * 4, "".join(map(folder.log, imports))
-        assert lpm.ledger.books().accepted == 2000
+        assert lpm.counts.totals().accepted == 2000
         assert commits(lpm.path) - before <= 4 * 5
 
 

@@ -114,7 +114,7 @@ def test_killed_taker_imports_once(folder: Folder, step: str) -> None:
     lpm = folder.lpm()
     for task in lpm.get_next_pending("me", 10):
         lpm.save_result(done(task))
-    lpm.ledger.finalise(lpm.now())
+    lpm.jobs.finalise(lpm.now())
     lpm.close()
     again = other_kernel(folder)
     wait_for(
@@ -126,8 +126,8 @@ def test_killed_taker_imports_once(folder: Folder, step: str) -> None:
 
     # Then it was the same job
     lpm = folder.lpm()
-    lpm.ledger.finalise(lpm.now())
-    jobs, books = lpm.ledger.jobs(), lpm.ledger.books()
+    lpm.jobs.finalise(lpm.now())
+    jobs, books = lpm.jobs.all(), lpm.counts.totals()
     lpm.close()
     assert [(job.name, job.status) for job in jobs] == [("pages.txt", JobStatus.DONE)]
     assert (books.accepted, books.completed) == (2, 2)

@@ -44,8 +44,8 @@ def _many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(MANY)], job=job)
     tasks = lpm.get_next_pending("owner", MANY)
     lpm.save_result(*(done(task, page=page(task.url, task.url.encode())) for task in tasks))
-    lpm.durable.close_import(job, time.time())
-    lpm.durable.finalise(time.time())
+    lpm.imports.close(job, time.time())
+    lpm.jobs.finalise(time.time())
     lpm.close()
     return folder.data
 
@@ -246,7 +246,7 @@ def test_a_bundle_carries_results_to_another_machine(crawled: Folder, there: Fol
     assert_balanced(status)
     assert list(status["jobs"]) == ["pages.txt"]
     lpm = crawled.lpm()
-    assert lpm.ledger.db.all("SELECT results FROM exports WHERE format = 'bundle'") == [(PAGES,)]
+    assert lpm.store.db.all("SELECT results FROM exports WHERE format = 'bundle'") == [(PAGES,)]
     lpm.close()
 
 
@@ -295,12 +295,12 @@ def test_unbundle_killed_at_a_step(many: Folder, there: Folder, failpoint: str) 
     assert_balanced(status)
     assert list(status["jobs"]) == ["b"]
     lpm = there.lpm()
-    assert lpm.ledger.db.all("SELECT status, size FROM jobs") == [("done", MANY)]
+    assert lpm.store.db.all("SELECT status, size FROM jobs") == [("done", MANY)]
     assert all(
-        (lpm.raw_page(n) or ("", b""))[1] == f"http://a.example/{n - 1}".encode()
+        (lpm.pages.read(n) or ("", b""))[1] == f"http://a.example/{n - 1}".encode()
         for n in range(1, MANY + 1)
     )
-    lpm.project_missing()
+    lpm.files.restore()
     lpm.close()
     assert pending(there) == MANY
 

@@ -53,7 +53,7 @@ def bring(folder: Folder, urls: list[str]) -> None:
 def ends(folder: Folder) -> dict[str, tuple[object, ...]]:
     """State, reason, attempts, failures and strikes by URL."""
     lpm = folder.lpm()
-    rows = lpm.ledger.db.all(
+    rows = lpm.store.db.all(
         "SELECT url, status, error_type, attempts, failures, strikes FROM tasks"
     )
     lpm.close()

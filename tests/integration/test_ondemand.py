@@ -430,11 +430,11 @@ def test_the_heart_beats_while_the_queue_is_full_and_while_it_is_paused(folder: 
 
         # When an agent runs until it is told to pause, and another one once there is room again
         agent = folder.start("crawler", "agent", "--capacity", "4")
-        wait_for(lambda: lpm.ledger.jobs()[-1].hold == "paused", 120, "the pause")
+        wait_for(lambda: lpm.jobs.all()[-1].hold == "paused", 120, "the pause")
         agent.terminate()
         agent.wait(120)
         full = beats()
-        lpm.durable.release(lpm.durable.jobs()[-1])
+        lpm.jobs.release(lpm.jobs.all()[-1])
         lpm.save_result(*(completed(task) for task in claim(lpm, 3)))
         folder.start("crawler", "agent", "--capacity", "4")
         wait_for(lambda: len(beats()) >= len(full) + 3, 120, "the beats of a paused one")

@@ -29,7 +29,7 @@ from tests.support.stack import Folder, wait_for
 def leases(folder: Folder, queue: str) -> list[float]:
     """When the tasks of a queue were claimed."""
     lpm = folder.lpm()
-    rows = lpm.ledger.db.all(
+    rows = lpm.store.db.all(
         "SELECT leased_at FROM tasks WHERE queue = ? AND leased_at IS NOT NULL", (queue,)
     )
     lpm.close()
@@ -87,8 +87,8 @@ def test_chunks_hold_every_task_once_and_suit_the_slots(folder: Folder) -> None:
 
     # When the window is filled for four slots
     lpm = folder.lpm()
-    chunks = lpm.ledger.fill(2000, 4, time.time())
-    again = lpm.ledger.fill(2000, 4, time.time())
+    chunks = lpm.tasks.fill(2000, 4, time.time())
+    again = lpm.tasks.fill(2000, 4, time.time())
     lpm.close()
 
     # Then each task is in one message, and no message has more than a batch
@@ -109,9 +109,9 @@ def test_the_window_is_bounded_and_fair(folder: Folder) -> None:
 
     # When a window of 100 is filled
     lpm = folder.lpm()
-    chunks = lpm.ledger.fill(100, 2, time.time())
+    chunks = lpm.tasks.fill(100, 2, time.time())
     ids = [task_id for chunk in chunks for task_id in chunk.task_ids]
-    rows = lpm.ledger.db.all("SELECT domain FROM tasks WHERE message_id IS NOT NULL")
+    rows = lpm.store.db.all("SELECT domain FROM tasks WHERE message_id IS NOT NULL")
     lpm.close()
 
     # Then it holds 100, and all of the small domain

@@ -52,7 +52,7 @@ def store(folder: Folder) -> Iterator[Folder]:
     assert folder.crawler("bulk", "import", str(file)).returncode == 0
     with closing(folder.lpm()) as lpm:
         lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 2)))
-        lpm.durable.finalise(lpm.now())
+        lpm.jobs.finalise(lpm.now())
     yield folder
     for path in (folder.data, *folder.data.rglob("*")):
         path.chmod(0o700)
@@ -172,7 +172,7 @@ def test_a_ledger_that_changes_under_a_reader_without_locks_is_told(store: Folde
         import pathlib, sys
         from crawler.lpm import LocalPersistenceManager
         lpm = LocalPersistenceManager(pathlib.Path("data"))
-        print(lpm.ledger.books().completed, flush=True)
+        print(lpm.counts.totals().completed, flush=True)
         sys.stdin.readline()
         lpm.close()"""
     reader = subprocess.Popen(
@@ -189,7 +189,7 @@ def test_a_ledger_that_changes_under_a_reader_without_locks_is_told(store: Folde
     for path in (store.data, *store.data.rglob("*")):
         path.chmod(0o700)
     with closing(store.lpm()) as lpm:
-        lpm.durable.db.execute("UPDATE jobs SET name = 'renamed'")
+        lpm.store.durable.execute("UPDATE jobs SET name = 'renamed'")
     _, said = reader.communicate("\n")
     assert reader.returncode == 1
     assert "was changed while it was read; type the command again" in said

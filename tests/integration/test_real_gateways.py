@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from crawler.config import Settings, load
-from crawler.db import exchange
 from crawler.errors import ConfigError, UsageError
 from crawler.gateway import agent
 from crawler.gateway.client import GatewayClient
@@ -111,7 +110,7 @@ def crawled(lpm: LocalPersistenceManager, *rows: dict[str, Any]) -> None:
     tasks = [new(row["url"], parcel_id=row.get("parcel_id", ""), input=row) for row in rows]
     lpm.persist_tasks(tasks, job=open_job(lpm), source="file")
     work(lpm)
-    exchange.release(lpm.durable.db)
+    lpm.outbox.release()
 
 
 def rows(count: int, **fields: Any) -> list[dict[str, Any]]:
@@ -150,8 +149,8 @@ def test_work_for_a_real_gateway_from_end_to_end(
         == "bad_task"
     )
     with closing(folder.lpm()) as lpm:
-        wait_for(lambda: not exchange.unsent(lpm.ledger.db), 60, "the last answer")
-        assert exchange.troubles(lpm.ledger.db) == []
+        wait_for(lambda: not lpm.outbox.unsent(), 60, "the last answer")
+        assert lpm.gateway.troubles() == []
 
 
 def test_an_empty_queue_is_no_trouble(lpm: LocalPersistenceManager, gateway: Gateway) -> None:
@@ -171,7 +170,7 @@ def test_one_question_fills_the_room_there_is(
 
     collect(lpm, gateway, 50, ["beacon", "q"])
 
-    assert exchange.open_count(lpm.ledger.db) == 50
+    assert lpm.gateway.open_count() == 50
     assert gateway.counts()["held"] == 50
 
 
@@ -184,7 +183,7 @@ def test_a_report_about_a_task_that_is_not_ours_is_heard(
 
     deliver(lpm, gateway)
 
-    stand = lpm.ledger.delivery(None)
+    stand = lpm.outbox.delivery(None)
     assert (stand.reports_synced, stand.reports_rejected) == (1, 0)
 
 
@@ -193,7 +192,7 @@ def test_pages_without_a_parcel_do_not_share_a_row(folder: Folder, gateway: Gate
     folder.env |= env(gateway)
     lpm, urls = folder.lpm(), [f"http://a.example/{n}" for n in range(5)]
     crawled(lpm, *({"url": url} for url in urls))
-    keys = {key.hex() for (key,) in lpm.ledger.db.all("SELECT url_key FROM tasks")}
+    keys = {key.hex() for (key,) in lpm.store.db.all("SELECT url_key FROM tasks")}
     lpm.close()
 
     pushed = folder.crawler("sync", "push")
@@ -218,7 +217,7 @@ def test_tasks_without_a_parcel_do_not_share_a_row(
 
     assert len({result["parcel_id"] for result in gateway.results()}) == 5
     assert {result["platform"] for result in gateway.results()} == {"beacon"}
-    assert lpm.ledger.delivery(None).replaced == 0
+    assert lpm.outbox.delivery(None).replaced == 0
 
 
 def test_what_would_still_collide_is_refused(folder: Folder, gateway: Gateway) -> None:
@@ -257,7 +256,7 @@ def test_a_parcel_that_is_asked_for_again_may_have_moved(
         work(lpm)
         deliver(lpm, gateway)
 
-    stand = lpm.ledger.delivery(None)
+    stand = lpm.outbox.delivery(None)
     assert (stand.synced, stand.rejected, stand.replaced) == (2, 0, 0)
     assert [result["task_id"] for result in gateway.results()] == ["again-1"]
 
@@ -302,12 +301,12 @@ def test_a_first_delivery_that_is_counted_as_updated_is_an_alarm(
         {"url": "http://a.example/7", "parcel_id": "7", "platform": "beacon"},
         {"url": "http://a.example/8"},
     )
-    ours = {task_id for (task_id,) in lpm.ledger.db.all("SELECT task_id FROM tasks")}
+    ours = {task_id for (task_id,) in lpm.store.db.all("SELECT task_id FROM tasks")}
 
     pushed = folder.crawler("sync", "push", "--json")
     shown = json.loads(folder.crawler("sync", "rejected", "--json").stdout)
     status = folder.crawler("status").stdout
-    lpm.durable.db.execute("UPDATE outbox SET state = 'ready', batch = NULL, replaced = 0")
+    lpm.store.durable.execute("UPDATE outbox SET state = 'ready', batch = NULL, replaced = 0")
     again = folder.crawler("sync", "push", "--json")
     lpm.close()
 
@@ -346,7 +345,7 @@ def test_values_that_do_not_fit_are_told_before_they_are_sent(
 
     assert {result["task_id"] for result in gateway.results()} == {"t-0", "t-1"}
     assert gateway.counts()["raw_files"] == 2
-    [item] = exchange.rejected(lpm.ledger.db)
+    [item] = lpm.outbox.rejected()
     assert item["problem"].startswith(
         f"its {field} has {most + 1} characters, and a Gateway takes {most}: 'xxx"
     )
@@ -377,7 +376,7 @@ def test_tasks_of_both_types_go_by_their_own_paths(
         assert {result["task_id"] for result in gateway.results()} == {"t-0", "t-1", "same"}
         assert all(not result["scraped_at"].endswith("Z") for result in gateway.results())
         assert {task["task_id"]: task["state"] for task in gateway.tasks()}["t-2"] == "failed"
-        assert lpm.ledger.delivery(None).rejected == 0
+        assert lpm.outbox.delivery(None).rejected == 0
 
 
 def test_the_dialect_wants_platforms(lpm: LocalPersistenceManager, tmp_path: Path) -> None:

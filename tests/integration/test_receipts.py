@@ -13,7 +13,6 @@ from crawler.db.connection import writing
 from crawler.errors import StoreError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
-from crawler.results import input_rows
 from tests.support.disk import Disk, can_mount
 from tests.support.pages import Pages
 from tests.support.patient import change, crawl, pages_of
@@ -85,7 +84,7 @@ def test_resume_waits_for_an_import_that_runs(folder: Folder, site: Site) -> Non
     first, second = folder.write("first.txt", [site.page(1)]), [site.page(n) for n in range(2, 5)]
     folder.crawler("run", str(first))
     lpm = folder.lpm()
-    job = lpm.ledger.job("first.txt")
+    job = lpm.jobs.named("first.txt")
     with lpm.importing(job):
         resumed = folder.start("crawler", "resume")
         wait_for(folder.children, 60, "the workers of resume")
@@ -169,7 +168,7 @@ def test_every_command_that_shows_a_job_tells_that_its_pages_are_gone(folder: Fo
     there."""
     crawl(folder.data, 10, 10)
     lpm = folder.lpm()
-    lpm.persist_call(new("http://b.example/", external_id="call"), loopback=False)
+    lpm.tasks.add_call(new("http://b.example/", external_id="call"), loopback=False)
     commands = (
         ("status",),
         ("job", "list"),
@@ -425,7 +424,7 @@ def is_readable(data: Path, job: Job) -> bool:
     """Whether every result and every row of a job can be read."""
     lpm = LocalPersistenceManager(data)
     try:
-        return len(list(lpm.results(job))) == len(list(input_rows(lpm, job))) == 40
+        return len(list(lpm.results.read(job))) == len(list(lpm.results.input_rows(job))) == 40
     except StoreError:
         return False
     finally:
@@ -480,7 +479,7 @@ def test_who_hands_over_is_told_what_is_missing(folder: Folder, site: Site, how:
 
     # When results are handed over, before and after the rest was given up
     broken = folder.crawler(*HANDED_OVER[how])
-    lpm.accept(lpm.ledger.job("parcels.txt"))
+    lpm.accept(lpm.jobs.named("parcels.txt"))
     accepted = folder.crawler(*HANDED_OVER[how])
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 1000)))
     lpm.close()
@@ -508,7 +507,7 @@ def test_text_and_exit_code_of_a_run_are_of_one_reading(
     lpm.persist_tasks([new("http://a.example/1")], job=job)
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner")))
     lpm.persist_tasks([new("http://a.example/2")], job=job)
-    lpm.durable.close_import(job, time.time())
+    lpm.imports.close(job, time.time())
     lpm.close()
 
     code = report(folder.settings, job if which == "job" else None, as_json)
@@ -559,7 +558,7 @@ def test_what_ends_while_results_are_read_is_told_to_be_open(folder: Folder, end
     last, *others = lpm.get_next_pending("owner", 20)
     lpm.save_result(*(done(task) for task in others))
     file = folder.path / f"results.{ending}"
-    with writing(lpm.durable.db):
+    with writing(lpm.store.durable):
         reader = folder.start("crawler", *WRITTEN[ending], str(file))
         wait_for(
             lambda: [*folder.path.glob(f"*{file.name}*")] or reader.poll() is not None,
@@ -583,7 +582,7 @@ def test_a_later_file_of_the_same_name_is_told_by_whoever_is_given_the_name(fold
     assert "earlier files" not in folder.crawler("bulk", "import", str(file)).stderr
     lpm = folder.lpm()
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 1)))
-    lpm.durable.finalise(lpm.now())
+    lpm.jobs.finalise(lpm.now())
     lpm.close()
     assert folder.crawler("job", "verify", "a.csv").stdout.startswith("a.csv (imported ")
     (folder.path / "today").mkdir()

@@ -324,7 +324,7 @@ def test_a_workbook_is_imported(folder: Folder) -> None:
     assert (again["accepted"], again["known"], again["job"]) == (0, 2, "parcels.xlsx")
     assert json.loads((folder.path / "parcels.xlsx.rejects.jsonl").read_text())["line"] == 3
     lpm = folder.lpm()
-    found = lpm.ledger.db.all("SELECT parcel_id, input, source_line FROM tasks ORDER BY id")
+    found = lpm.store.db.all("SELECT parcel_id, input, source_line FROM tasks ORDER BY id")
     lpm.close()
     assert [(parcel, json.loads(given)["Owner"], line) for parcel, given, line in found] == [
         ("123", "Ada", 2),

@@ -100,7 +100,7 @@ def test_a_password_in_any_column_is_left_out_at_import(tmp_path: Path, name: st
     assert (summary.accepted, summary.rejected) == (2 if "json" in name else 1, 1)
     assert holding(tmp_path, file) == []
     folder = Folder(tmp_path)
-    tasks = folder.lpm().ledger.db.all("SELECT parcel_id, input FROM tasks")
+    tasks = folder.lpm().store.db.all("SELECT parcel_id, input FROM tasks")
     for parcel_id, text in tasks:
         given = json.loads(text)
         assert (parcel_id, given["parcel_id"], given["Source"]) == (PLAIN, PLAIN, PLAIN)

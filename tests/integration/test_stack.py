@@ -136,7 +136,9 @@ def test_run_interrupted_and_typed_again(folder: Folder, pages: Pages) -> None:
     file = folder.write("pages.txt", urls)
     run = folder.start("crawler", "run", str(file), "--workers", "2")
     wait_for(
-        lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 20, 60, "20 pages"
+        lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 20,
+        60,
+        "20 pages",
     )
 
     # When it is interrupted
@@ -161,7 +163,9 @@ def test_run_terminated_ends_with_143(folder: Folder, pages: Pages) -> None:
     pages.hold(20, until=threading.Event())
     run = folder.start("crawler", "run", str(file))
     wait_for(
-        lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 5, 60, "some pages"
+        lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 5,
+        60,
+        "some pages",
     )
     run.terminate()
     assert run.wait(120) == 143
@@ -370,7 +374,7 @@ def test_sigterm_frees_a_workers_leases(folder: Folder, site: Site, redis_url: s
     # Then everything is pending again, and no page has come to the end of its time
     assert folder.books().pending == 20
     lpm = folder.lpm()
-    assert lpm.ledger.db.all("SELECT DISTINCT failures FROM tasks") == [(0,)]
+    assert lpm.store.db.all("SELECT DISTINCT failures FROM tasks") == [(0,)]
     lpm.close()
     assert list((folder.data / "run" / "owners").iterdir()) == []
 
@@ -386,7 +390,7 @@ def test_resume_goes_on_with_what_is_open(folder: Folder, site: Site) -> None:
     assert json.loads(done.stdout)["books"]["completed"] == 20
     assert left_behind(folder) == []
     lpm = folder.lpm()
-    assert [job.status for job in lpm.ledger.jobs()] == ["done"]
+    assert [job.status for job in lpm.jobs.all()] == ["done"]
     lpm.close()
 
 

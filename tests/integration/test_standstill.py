@@ -88,8 +88,8 @@ def test_open_tasks_that_no_worker_finds_are_told(tmp_path: Path, index: str) ->
     owner = owners.Owner(lpm.owners, "worker", slots=1)
     look = Waits(Settings(data_dir=tmp_path, min_free=0), lpm)
 
-    [wait, *_] = look.of(None, lpm.ledger.progress(None), 20.0)
-    [at_once, *_] = look.of(None, lpm.ledger.progress(None))
+    [wait, *_] = look.of(None, lpm.counts.progress(None), 20.0)
+    [at_once, *_] = look.of(None, lpm.counts.progress(None))
     said = look.line(wait)
     owner.close()
     lpm.close()
@@ -253,7 +253,7 @@ def in_flight(tmp_path: Path, count: int, completed: int) -> LocalPersistenceMan
 def first_line(settings: Settings, lpm: LocalPersistenceManager) -> str:
     """The weightiest reason after 20 s in which nothing ended."""
     look = Waits(settings, lpm)
-    return look.line(look.of(None, lpm.ledger.progress(None), 20.0)[0])
+    return look.line(look.of(None, lpm.counts.progress(None), 20.0)[0])
 
 
 def test_stopped_workers_are_not_taken_for_a_silent_server(tmp_path: Path, redis_url: str) -> None:
@@ -287,7 +287,7 @@ def test_pages_that_do_not_come_are_named(
     owner = owners.Owner(lpm.owners, "worker", slots=1)
     settings = Settings(data_dir=tmp_path, min_free=0, redis_url=redis_url, timezone="Europe/Sofia")
     said = first_line(settings, lpm)
-    [(since,)] = lpm.ledger.db.all("SELECT min(leased_at) FROM tasks WHERE status = 'processing'")
+    [(since,)] = lpm.store.db.all("SELECT min(leased_at) FROM tasks WHERE status = 'processing'")
     owner.close()
     lpm.close()
 
@@ -348,7 +348,7 @@ def test_up_on_a_full_disk_says_so(tmp_path: Path) -> None:
     try:
         crawl(folder.data, 10, 9)
         with contextlib.closing(folder.lpm()) as lpm:  # so that the store itself needs no more room
-            assert lpm.ledger.books().open == 1
+            assert lpm.counts.totals().open == 1
             with filled(disk.path):
                 done = folder.crawler("up")
                 status = folder.crawler("status", CRAWLER_MIN_FREE="0").stdout

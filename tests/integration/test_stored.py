@@ -35,7 +35,7 @@ fields:
 def store(folder: Folder, *answers: dict[str, Any], url: str = URL, raw: str = "all") -> None:
     """One task after the other for the URL, each with its end."""
     lpm = folder.lpm()
-    lpm._keep_raw = raw
+    lpm.pages._keep = raw
     for answer in answers:
         lpm.persist_tasks([new(url)], fresh_for_s=None)
         [task] = lpm.get_next_pending("owner")

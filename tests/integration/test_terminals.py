@@ -78,10 +78,10 @@ def test_a_closed_terminal_ends_a_worker_in_order(
     assert left_behind(folder) == []
     assert owners_of(folder) == []
     lpm = folder.lpm()
-    assert lpm.ledger.db.all("SELECT DISTINCT status, failures, strikes FROM tasks") == [
+    assert lpm.store.db.all("SELECT DISTINCT status, failures, strikes FROM tasks") == [
         ("pending", 0, 0)
     ]
-    assert lpm.ledger.db.all("SELECT count(*) FROM events WHERE kind = 'worker died'") == [(0,)]
+    assert lpm.store.db.all("SELECT count(*) FROM events WHERE kind = 'worker died'") == [(0,)]
     lpm.close()
 
 
@@ -112,7 +112,9 @@ def test_what_a_dead_stack_left_is_ended_even_with_nothing_to_do(
     file = folder.write("pages.txt", [site.page(n, 0.05) for n in range(60)])
     run = folder.start("crawler", "run", str(file), "--workers", "1")
     wait_for(
-        lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 5, 60, "some pages"
+        lambda: (folder.data / "lpm.db").exists() and folder.books().completed > 5,
+        60,
+        "some pages",
     )
     run.kill()
     run.wait(5)

@@ -51,7 +51,7 @@ def stopped(*argv: str, ready: bool = False) -> Iterator[int]:
 
 def waits(lpm: LocalPersistenceManager, settings: Settings) -> list[Wait]:
     """What keeps all from going on."""
-    return Waits(settings, lpm).of(None, lpm.ledger.books(), 20.0)
+    return Waits(settings, lpm).of(None, lpm.counts.totals(), 20.0)
 
 
 def test_a_worker_whose_parent_was_stopped_is_woken_by_the_command(tmp_path: Path) -> None:

@@ -50,10 +50,10 @@ def test_captchas_at_the_head_of_a_list_do_not_hold_its_other_pages(
 
     assert run.wait(600) == 1
     with contextlib.closing(folder.lpm()) as lpm:
-        rows = lpm.ledger.db.all(
+        rows = lpm.store.db.all(
             "SELECT url, detail FROM events JOIN tasks ON tasks.id = task WHERE detail LIKE '%\"attempt\"%'"
         )
-        books = lpm.ledger.books()
+        books = lpm.counts.totals()
 
     attempts = [(url, json.loads(detail)) for url, detail in rows]
     good = [detail["claimed_at"] for url, detail in attempts if url in pages]
@@ -310,8 +310,8 @@ def test_what_one_job_waits_for_is_told_beside_another_that_goes_on(
     limiter.report([Report(domain="a.example", rule=Rule(), slots=0, block="captcha")] * 2)
     look = Waits(settings, free)
 
-    found = {each.name: look.of(each, free.ledger.progress(each)) for each in (shut, job)}
-    [of_all] = look.of(None, free.ledger.progress(None))
+    found = {each.name: look.of(each, free.counts.progress(each)) for each in (shut, job)}
+    [of_all] = look.of(None, free.counts.progress(None))
     facts = gather(settings, sizes=False)
     limiter.close()
     owner.close()
@@ -366,7 +366,7 @@ def test_what_a_domain_asks_for_is_told_until_its_end(
         limiter.report([Report(domain="a.example", rule=rule, slots=0, **report)])
     limiter.ask([Ask(domain="a.example", rule=rule)])
 
-    [wait] = Waits(settings, lpm).of(job, lpm.ledger.progress(job))
+    [wait] = Waits(settings, lpm).of(job, lpm.counts.progress(job))
     limiter.close()
     owner.close()
     lpm.close()
@@ -382,12 +382,12 @@ def test_a_clock_that_was_set_is_told_until_it_is_followed(tmp_path: Path) -> No
     wrong."""
     job, lpm = crawl(tmp_path, 10, 4), LocalPersistenceManager(tmp_path)
     owner = owners.Owner(lpm.owners, "worker", slots=1)
-    lpm.ledger.follow_clock(time.time() - 3600, times.uptime(), times.boot_id())
+    lpm.tasks.follow_clock(time.time() - 3600, times.uptime(), times.boot_id())
     look = Waits(Settings(data_dir=tmp_path, min_free=0), lpm)
 
-    before = look.of(job, lpm.ledger.progress(job))
-    lpm.ledger.follow_clock(time.time(), times.uptime(), times.boot_id())
-    after = look.of(job, lpm.ledger.progress(job))
+    before = look.of(job, lpm.counts.progress(job))
+    lpm.tasks.follow_clock(time.time(), times.uptime(), times.boot_id())
+    after = look.of(job, lpm.counts.progress(job))
     owner.close()
     lpm.close()
 
@@ -466,7 +466,7 @@ def test_a_robots_txt_in_trouble_is_named_and_a_reset_asks_for_it_again(
 
     wait_for(paused, 60, "the pause")
     with contextlib.closing(folder.lpm()) as lpm:
-        [(failures,)] = lpm.ledger.db.all("SELECT sum(failures) FROM tasks")
+        [(failures,)] = lpm.store.db.all("SELECT sum(failures) FROM tasks")
     asked = [each.path for each in pages.asked]
     pages.answers["/robots.txt"] = Answer("", 404)
     desk_reset(folder, pages, "python -m crawler domains reset 127.0.0.1", len(asked) + 1)
@@ -493,7 +493,7 @@ def test_the_page_that_is_waited_for_and_its_domain_are_of_one_page(tmp_path: Pa
             owner.note_request(slot, time.monotonic() + 500)
     look = Waits(Settings(data_dir=tmp_path, min_free=0), lpm)
 
-    found = look.of(job, lpm.ledger.progress(job), 20.0)
+    found = look.of(job, lpm.counts.progress(job), 20.0)
     [at_server] = look.of_page(job, claimed["http://slow.example/1"].id)
     owner.close()
     lpm.close()

@@ -198,7 +198,7 @@ def test_a_page_that_is_gone_is_fetched_again(folder: Folder, pages: Pages, gone
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "if-none-match" not in pages.asked[-1].headers
     with closing(folder.lpm()) as lpm:
-        *_, again = lpm.results()
+        *_, again = lpm.results.read()
     assert (again["verdict"], again["job"]) == ("ok", "pages.txt-2")
     assert parcel(1) in folder.crawler("raw", again["url"]).stdout
     assert folder.crawler("job", "verify", "pages.txt-2").returncode == 0
@@ -307,7 +307,7 @@ def waits_of(folder: Folder, pages: Pages, n: int) -> list[tuple[float, float]]:
     The true wait lies between the two, however slow the machine is.
     """
     lpm = folder.lpm()
-    [task] = lpm.ledger.find(urls(pages, n + 1)[n])
+    [task] = lpm.tasks.find(urls(pages, n + 1)[n])
     failed = [step for step in timeline(lpm, task).steps if "not_before" in step.detail]
     lpm.close()
     shift_s = time.time() - time.monotonic()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from crawler.db.ledger import Chunk
+from crawler.db.tasks import Chunk
 from crawler.maintainer import Queued
 from crawler.models import Books, Job
 

@@ -36,7 +36,7 @@ def main(data_dir: Path, site: str, first: int) -> None:
     for begin in count(first, 100):
         tasks = [new(f"{site}/page/{n}", parcel_id=str(n)) for n in range(begin, begin + 100)]
         lpm.persist_tasks(tasks, loopback=True)
-        ids = lpm.ledger.db.all(
+        ids = lpm.store.db.all(
             "SELECT task_id FROM tasks WHERE CAST(parcel_id AS INTEGER) >= ?", (begin,)
         )
         for (task_id,) in ids:

@@ -4,8 +4,7 @@ import time
 from typing import Any
 
 from crawler import urls
-from crawler.db import exchange
-from crawler.db.exchange import Assignment
+from crawler.db.gateway import Assigned, Assignment
 from crawler.gateway.agent import open_job
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Task, TaskStatus
@@ -17,11 +16,9 @@ def given(external_id: str, url: str = "http://a.example/1", **fields: Any) -> A
     return Assignment(external_id=external_id, address=urls.parse(url), **fields)
 
 
-def assign(
-    lpm: LocalPersistenceManager, *tasks: Assignment, unnamed: Any = ()
-) -> exchange.Assigned:
+def assign(lpm: LocalPersistenceManager, *tasks: Assignment, unnamed: Any = ()) -> Assigned:
     """Put these into the ledger as a collector does."""
-    return exchange.assign(lpm.durable, open_job(lpm), tasks, unnamed, time.time())
+    return lpm.gateway.assign(open_job(lpm), tasks, unnamed, time.time())
 
 
 def claim(lpm: LocalPersistenceManager, count: int = 100) -> list[Task]:
@@ -39,5 +36,5 @@ def fail(lpm: LocalPersistenceManager, task: Task) -> None:
 
 def with_pages(lpm: LocalPersistenceManager) -> None:
     """As if the Gateway had all the pages."""
-    for parcel in exchange.pages(lpm.ledger.db, 100, time.time()):
-        exchange.raw_sent(lpm.ledger.db, parcel.task, time.time())
+    for parcel in lpm.outbox.pages(100, time.time()):
+        lpm.outbox.raw_sent(parcel.task, time.time())

@@ -45,7 +45,7 @@ def crawl(data: Path, size: int = 400, completed: int = 300) -> Job:
         new(row["url"], parcel_id=str(n), line=n, input=dict(row)) for n, row in enumerate(rows)
     ]
     lpm.persist_tasks(tasks, job=job)
-    lpm.durable.close_import(job, lpm.now())
+    lpm.imports.close(job, lpm.now())
     claimed = lpm.get_next_pending("owner", completed)
     lpm.save_result(
         *(
@@ -95,7 +95,7 @@ def ledger(data: Path, sql: str) -> list[tuple[object, ...]]:
     """What the ledger says."""
     lpm = LocalPersistenceManager(data)
     try:
-        return lpm.ledger.db.all(sql)
+        return lpm.store.db.all(sql)
     finally:
         lpm.close()
 
@@ -103,7 +103,7 @@ def ledger(data: Path, sql: str) -> list[tuple[object, ...]]:
 def change(data: Path, sql: str) -> None:
     """Make the ledger say something else."""
     lpm = LocalPersistenceManager(data)
-    lpm.durable.db.execute(sql)
+    lpm.store.durable.execute(sql)
     lpm.close()
 
 

@@ -66,7 +66,7 @@ class Folder:
     def make_store(self) -> None:
         """A store without a task."""
         with contextlib.closing(self.lpm()) as lpm:
-            _ = lpm.durable
+            lpm.open()
 
     def crawler(
         self, *args: str, limit_s: float = 2 * PATIENCE_S, **env: str
@@ -136,7 +136,7 @@ class Folder:
         """The ledger's books."""
         lpm = self.lpm()
         try:
-            return lpm.ledger.books()
+            return lpm.counts.totals()
         finally:
             lpm.close()
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from crawler import urls
-from crawler.db import exchange
+from crawler.db.gateway import Assignment
 from crawler.gateway.agent import open_job as open_gateway_job
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, NewTask, Outcome, Page, Sent, Task, TaskStatus
@@ -20,7 +20,7 @@ def new(url: str, **fields: Any) -> NewTask:
 
 def open_job(lpm: LocalPersistenceManager, name: str = "job", queue: str = "default") -> Job:
     """A job known by its name."""
-    return lpm.durable.open_job(
+    return lpm.imports.open_job(
         key=name,
         name=name,
         queue=queue,
@@ -72,8 +72,8 @@ def collect(lpm: LocalPersistenceManager, name: str, count: int, source: str = "
     tasks = lpm.get_next_pending("owner", count)
     pages = [page(task.url, f"<p>{task.url}</p>".encode()) for task in tasks]
     lpm.save_result(*(done(task, page=page) for task, page in zip(tasks, pages, strict=True)))
-    lpm.durable.close_import(job, time.time())
-    lpm.durable.finalise(time.time())
+    lpm.imports.close(job, time.time())
+    lpm.jobs.finalise(time.time())
 
 
 def give(lpm: LocalPersistenceManager, count: int, **fields: Any) -> Job:
@@ -81,12 +81,10 @@ def give(lpm: LocalPersistenceManager, count: int, **fields: Any) -> Job:
     has it."""
     job = open_gateway_job(lpm)
     tasks = [
-        exchange.Assignment(
-            external_id=f"t-{n}", address=urls.parse(f"http://g.example/{n}"), **fields
-        )
+        Assignment(external_id=f"t-{n}", address=urls.parse(f"http://g.example/{n}"), **fields)
         for n in range(count)
     ]
-    exchange.assign(lpm.durable, job, tasks, (), time.time())
+    lpm.gateway.assign(job, tasks, (), time.time())
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", count)))
     return job
 

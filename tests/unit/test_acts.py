@@ -33,7 +33,7 @@ def job_with(
     lpm: LocalPersistenceManager, name: str, *pages: str, deadline: float | None = None
 ) -> Job:
     """A job with a task for each page of one domain."""
-    job = lpm.durable.open_job(
+    job = lpm.imports.open_job(
         key=name, name=name, queue="default", source="file", source_file=f"/in/{name}", batch_size=100,
         now=lpm.now(), deadline=deadline,
     )  # fmt: skip
@@ -41,7 +41,7 @@ def job_with(
         new(f"http://a.example/{page}", line=line) for line, page in enumerate(pages, 1)
     ]
     lpm.persist_tasks(tasks, job=job)
-    lpm.durable.close_import(job, lpm.now())
+    lpm.imports.close(job, lpm.now())
     return job
 
 
@@ -68,15 +68,15 @@ def test_nothing_of_a_paused_job_is_claimed_until_it_is_resumed(
     [flying] = lpm.get_next_pending("owner")
 
     # When the first is paused, gets another row, and the flying task wants another attempt
-    assert lpm.durable.hold(job, "paused", lpm.now()) == 2
+    assert lpm.jobs.hold(job, "paused", lpm.now()) == 2
     job_with(lpm, "two", "d")
     lpm.persist_tasks([new("http://a.example/late")], job=job)
     lpm.save_result(done(flying, status=TaskStatus.PENDING, page=None, error_type="timeout"))
 
     # Then only the second's is claimed, and nothing is lost
     assert claimed(lpm) == ["d"]
-    assert lpm.ledger.job_books(job).pending == 4
-    assert lpm.durable.release(lpm.ledger.job("one")) == 4
+    assert lpm.counts.of_job(job).pending == 4
+    assert lpm.jobs.release(lpm.jobs.named("one")) == 4
     assert claimed(lpm) == ["b", "c", "late", "a"]  # what has failed goes behind the others
 
 
@@ -85,10 +85,10 @@ def test_a_shared_task_goes_on_for_the_job_that_is_not_paused(lpm: LocalPersiste
     first = job_with(lpm, "one", "a")
     second = job_with(lpm, "two", "a")
 
-    lpm.durable.hold(first, "paused", lpm.now())
+    lpm.jobs.hold(first, "paused", lpm.now())
     [task] = lpm.get_next_pending("owner")
     lpm.save_result(done(task, status=TaskStatus.PENDING, page=None))
-    lpm.durable.hold(second, "paused", lpm.now())
+    lpm.jobs.hold(second, "paused", lpm.now())
 
     assert task.url.endswith("/a")
     assert claimed(lpm) == []
@@ -100,12 +100,12 @@ def test_cancelling_skips_what_has_not_begun(lpm: LocalPersistenceManager) -> No
     job = job_with(lpm, "one", "a", "b", "c")
     [flying] = lpm.get_next_pending("owner")
 
-    assert lpm.durable.hold(job, "cancelled", lpm.now()) == 2
-    assert lpm.durable.finalise(lpm.now()) == []
+    assert lpm.jobs.hold(job, "cancelled", lpm.now()) == 2
+    assert lpm.jobs.finalise(lpm.now()) == []
     lpm.save_result(done(flying))
 
-    [ended] = lpm.durable.finalise(lpm.now())
-    receipt = lpm.ledger.receipt(ended)
+    [ended] = lpm.jobs.finalise(lpm.now())
+    receipt = lpm.jobs.receipt(ended)
     assert (receipt.books.completed, receipt.reasons) == (1, {"skipped": {"cancelled": 2}})
     assert receipt.problems == []
 
@@ -121,7 +121,7 @@ def test_what_missed_its_deadline_expires(lpm: LocalPersistenceManager, clock: C
     assert claimed(lpm) == []
     lpm.save_result(done(flying))
 
-    receipt = lpm.ledger.receipt(job)
+    receipt = lpm.jobs.receipt(job)
     assert (receipt.books.completed, receipt.books.expired) == (2, 1)
     assert receipt.reasons == {"expired": {"deadline": 1}}
 
@@ -160,7 +160,7 @@ def test_a_new_deadline_holds_for_what_a_job_has_already(
     job_with(lpm, "one", "a", deadline=NOON + 600)
 
     clock.now = NOON + 61
-    assert lpm.ledger.job("one").deadline == NOON + 600
+    assert lpm.jobs.named("one").deadline == NOON + 600
     assert claimed(lpm) == ["a"]
 
 
@@ -171,13 +171,13 @@ def test_retry_takes_only_what_was_meant_and_reopens_the_job(lpm: LocalPersisten
     fail(lpm, "timeout")
     fail(lpm, "http_404")
     lpm.save_result(done(lpm.get_next_pending("owner")[0]))
-    lpm.durable.finalise(lpm.now())
+    lpm.jobs.finalise(lpm.now())
 
-    assert lpm.durable.retry(("failed",), "timeout", job, lpm.now()) == (1, 0)
+    assert lpm.tasks.retry(("failed",), "timeout", job, lpm.now()) == (1, 0)
 
-    assert lpm.ledger.job("one").status is JobStatus.OPEN
+    assert lpm.jobs.named("one").status is JobStatus.OPEN
     assert claimed(lpm) == ["a"]
-    assert lpm.ledger.receipt(job).reasons == {"failed": {"http_404": 1}}
+    assert lpm.jobs.receipt(job).reasons == {"failed": {"http_404": 1}}
 
 
 def test_retry_leaves_a_url_that_is_open_elsewhere(lpm: LocalPersistenceManager) -> None:
@@ -185,8 +185,8 @@ def test_retry_leaves_a_url_that_is_open_elsewhere(lpm: LocalPersistenceManager)
     job_with(lpm, "one", "a", "b")
     fail(lpm)
     fail(lpm)
-    lpm.durable.finalise(lpm.now())
-    again = lpm.durable.open_job(
+    lpm.jobs.finalise(lpm.now())
+    again = lpm.imports.open_job(
         key="one",
         name="one",
         queue="default",
@@ -197,10 +197,10 @@ def test_retry_leaves_a_url_that_is_open_elsewhere(lpm: LocalPersistenceManager)
     )
     lpm.persist_tasks([new("http://a.example/a")], job=again)
 
-    assert lpm.durable.retry(("failed",), None, None, lpm.now()) == (1, 1)
+    assert lpm.tasks.retry(("failed",), None, None, lpm.now()) == (1, 1)
 
     assert sorted(claimed(lpm)) == ["a", "b"]
-    assert [(job.name, job.status) for job in lpm.ledger.jobs()] == [
+    assert [(job.name, job.status) for job in lpm.jobs.all()] == [
         ("one", "open"),
         ("one-2", "importing"),
     ]
@@ -214,23 +214,23 @@ def test_an_expired_task_that_is_retried_has_no_deadline(
     clock.now = NOON + 61
     assert claimed(lpm) == []
 
-    lpm.durable.retry(("expired",), None, None, clock.now)
+    lpm.tasks.retry(("expired",), None, None, clock.now)
 
     assert claimed(lpm) == ["a"]
-    assert lpm.ledger.job("one").deadline is None
+    assert lpm.jobs.named("one").deadline is None
 
 
 def test_a_receipt_tells_what_does_not_add_up(lpm: LocalPersistenceManager) -> None:
     """Rows taken out of the ledger behind its back are named, and the checksum changes with every
     state."""
     job = job_with(lpm, "one", "a", "b")
-    before = lpm.ledger.receipt(job)
+    before = lpm.jobs.receipt(job)
     lpm.save_result(done(lpm.get_next_pending("owner")[0]))
-    good = lpm.ledger.receipt(job)
-    lpm.durable.db.execute("DELETE FROM results")
-    lpm.durable.db.execute("DELETE FROM tasks WHERE url LIKE '%/b'")
+    good = lpm.jobs.receipt(job)
+    lpm.store.durable.execute("DELETE FROM results")
+    lpm.store.durable.execute("DELETE FROM tasks WHERE url LIKE '%/b'")
 
-    bad = lpm.ledger.receipt(job)
+    bad = lpm.jobs.receipt(job)
 
     assert good.problems == []
     assert (good.rows, good.books.accepted) == (2, 2)
@@ -259,7 +259,7 @@ def test_an_unknown_job_names_the_nearest(lpm: LocalPersistenceManager) -> None:
     """A slip of the finger is told from a job that is not there."""
     job_with(lpm, "parcels.csv", "a")
     with pytest.raises(UsageError, match=r"did you mean parcels\.csv\?"):
-        lpm.ledger.job("parcel.csv")
+        lpm.jobs.named("parcel.csv")
 
 
 def test_tasks_are_listed_by_state_reason_and_job(lpm: LocalPersistenceManager) -> None:
@@ -269,12 +269,12 @@ def test_tasks_are_listed_by_state_reason_and_job(lpm: LocalPersistenceManager) 
     for _ in range(3):
         fail(lpm)
 
-    failed = list(lpm.ledger.tasks(job, ("failed",), "timeout"))
+    failed = list(lpm.tasks.select(job, ("failed",), "timeout"))
 
     assert [task["source_line"] for task in failed] == [1, 2, 3]
-    assert [task["url"][-1] for task in lpm.ledger.tasks(lpm.ledger.job("two"))] == ["0", "q"]
-    assert len(list(lpm.ledger.tasks(limit=4))) == 4
-    assert list(lpm.ledger.tasks(domain="b.example")) == []
+    assert [task["url"][-1] for task in lpm.tasks.select(lpm.jobs.named("two"))] == ["0", "q"]
+    assert len(list(lpm.tasks.select(limit=4))) == 4
+    assert list(lpm.tasks.select(domain="b.example")) == []
 
 
 def test_the_wal_is_cut_when_it_is_large(lpm: LocalPersistenceManager) -> None:
@@ -294,7 +294,7 @@ def test_an_import_under_the_name_of_a_cancelled_job_is_a_new_one(
     with it."""
     job = job_with(lpm, "daily", "a")
     lpm.get_next_pending("owner")
-    lpm.durable.hold(job, "cancelled", lpm.now())
+    lpm.jobs.hold(job, "cancelled", lpm.now())
 
     again = job_with(lpm, "daily", "b")
 
@@ -305,26 +305,26 @@ def test_an_import_under_the_name_of_a_cancelled_job_is_a_new_one(
 def test_a_killed_command_is_brought_to_its_end(lpm: LocalPersistenceManager, hold: str) -> None:
     """Where `job resume` or `job cancel` died in the middle, the maintainer does the rest."""
     job = job_with(lpm, "one", "a", "b", "c")
-    lpm.durable.hold(job, "paused", lpm.now())
-    lpm.durable.db.execute("UPDATE jobs SET hold = ?", (hold,))
-    lpm.durable.db.execute("UPDATE tasks SET not_before = 0 WHERE url LIKE '%/a'")
+    lpm.jobs.hold(job, "paused", lpm.now())
+    lpm.store.durable.execute("UPDATE jobs SET hold = ?", (hold,))
+    lpm.store.durable.execute("UPDATE tasks SET not_before = 0 WHERE url LIKE '%/a'")
 
-    lpm.durable.go_on_with_holds(lpm.now())
+    lpm.jobs.complete_holds(lpm.now())
 
     assert claimed(lpm) == (["a", "b", "c"] if hold == "resuming" else [])
-    assert lpm.ledger.job_books(job).skipped == (0 if hold == "resuming" else 3)
+    assert lpm.counts.of_job(job).skipped == (0 if hold == "resuming" else 3)
 
 
 def test_a_new_job_gets_what_a_paused_one_holds(lpm: LocalPersistenceManager) -> None:
     """A URL that waits for a paused job is due for the job, or the call, that asks for it now."""
     first = job_with(lpm, "one", "a", "b")
-    lpm.durable.hold(first, "paused", lpm.now())
+    lpm.jobs.hold(first, "paused", lpm.now())
 
     job_with(lpm, "two", "a")
-    call = lpm.persist_call(new("http://a.example/b", external_id="call"), loopback=False)
+    call = lpm.tasks.add_call(new("http://a.example/b", external_id="call"), loopback=False)
 
     assert claimed(lpm) == ["a"]
-    assert lpm.ledger.claim_one("owner", call, lpm.now()) is not None
+    assert lpm.tasks.claim_one("owner", call, lpm.now()) is not None
 
 
 def test_retry_does_not_save_what_is_late(lpm: LocalPersistenceManager, clock: Clock) -> None:
@@ -334,10 +334,10 @@ def test_retry_does_not_save_what_is_late(lpm: LocalPersistenceManager, clock: C
     fail(lpm)
     clock.now = NOON + 61
 
-    assert lpm.durable.retry(("failed",), None, None, clock.now) == (1, 0)
+    assert lpm.tasks.retry(("failed",), None, None, clock.now) == (1, 0)
 
     assert claimed(lpm) == ["a"]
-    assert lpm.ledger.job_books(job).expired == 1
+    assert lpm.counts.of_job(job).expired == 1
 
 
 def test_a_paused_job_neither_fetches_nor_loses_what_another_missed(
@@ -346,18 +346,18 @@ def test_a_paused_job_neither_fetches_nor_loses_what_another_missed(
     """After the deadline of one job the task waits for the other, which is paused."""
     patient = job_with(lpm, "patient", "a")
     hasty = job_with(lpm, "hasty", "a", deadline=NOON + 60)
-    lpm.durable.hold(patient, "paused", lpm.now())
+    lpm.jobs.hold(patient, "paused", lpm.now())
     clock.now = NOON + 61
 
     assert claimed(lpm) == []
-    assert lpm.ledger.job_books(hasty).pending == 1
-    lpm.durable.release(lpm.ledger.job("patient"))
+    assert lpm.counts.of_job(hasty).pending == 1
+    lpm.jobs.release(lpm.jobs.named("patient"))
     assert claimed(lpm) == ["a"]
 
 
 def test_a_files_deadline_is_not_a_calls(lpm: LocalPersistenceManager, clock: Clock) -> None:
     """Somebody waits for a single URL, whatever a file says about it."""
-    lpm.persist_call(new("http://a.example/a", external_id="call"), loopback=False)
+    lpm.tasks.add_call(new("http://a.example/a", external_id="call"), loopback=False)
     job_with(lpm, "hasty", "a", deadline=NOON + 60)
     clock.now = NOON + 61
 
@@ -374,7 +374,7 @@ def test_a_ledger_that_is_gone_is_not_begun_anew(lpm: LocalPersistenceManager) -
         path.unlink()
 
     with pytest.raises(StoreError, match="doctor --repair"):
-        lpm.durable.books()
+        lpm.counts.totals()
     assert not lpm.path.exists()
 
 
@@ -387,7 +387,7 @@ def test_the_checksum_covers_what_was_collected(tmp_path: Path) -> None:
         job = job_with(lpm, "one", "a", "b")
         for task in lpm.get_next_pending("owner", 2):
             lpm.save_result(done(task, {"title": title if task.url.endswith("/b") else "x"}))
-        sums.append(lpm.ledger.receipt(job).checksum)
+        sums.append(lpm.jobs.receipt(job).checksum)
         lpm.close()
 
     assert sums[0] == sums[1] != sums[2]
@@ -407,11 +407,11 @@ def test_a_receipt_names_the_required_fields_that_pages_lack(lpm: LocalPersisten
     ]
     for task, record in zip(lpm.get_next_pending("owner", 6), records, strict=True):
         lpm.save_result(done(task, record))
-    lpm.durable.db.execute(
+    lpm.store.durable.execute(
         "UPDATE results SET record = x'22ff' || substr(record, 2) WHERE task = 6"
     )
 
-    receipt = lpm.ledger.receipt(job)
+    receipt = lpm.jobs.receipt(job)
 
     found = [(field.name, field.pages, field.of) for field in receipt.missing_fields]
     assert found == [("price", 2, 3), ("owner", 1, 3)]

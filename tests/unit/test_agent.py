@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from crawler.config import Settings, load
-from crawler.db import exchange
 from crawler.errors import GatewayDenied, GatewayError, StackIsUp, StoreError
 from crawler.gateway import agent
 from crawler.gateway.client import GatewayClient
@@ -153,7 +152,7 @@ def test_only_one_agent_speaks_for_a_store(
     lpm: LocalPersistenceManager, gateway: ScriptedGateway
 ) -> None:
     """A second one is refused, in words."""
-    assert lpm.durable
+    assert lpm.store.durable
     with agent.only_one(lpm), pytest.raises(StackIsUp, match="speaks to the Gateway already"):
         agent.run(settings(lpm, gateway), (), 10, threading.Event())
 
@@ -177,7 +176,7 @@ def test_the_collector_asks_for_what_there_is_room_for(
     [call] = gateway.asked("/internal/work")
     assert call.path == "/internal/work?capacity=100" + 50 * "&platforms=a%20b&platforms=c"
     assert call.headers["idempotency-key"]
-    assert exchange.open_count(lpm.ledger.db) == 7
+    assert lpm.gateway.open_count() == 7
 
 
 def test_a_question_is_repeated_until_its_answer_is_stored(
@@ -324,8 +323,8 @@ def test_a_pause_outlasts_a_restart(lpm: LocalPersistenceManager, gateway: Scrip
     asked for."""
     gateway.commands = ["pause"]
     beat(lpm, gateway)
-    lpm.durable.close_import(agent.open_job(lpm), time.time())
-    lpm.durable.finalise(time.time())
+    lpm.imports.close(agent.open_job(lpm), time.time())
+    lpm.jobs.finalise(time.time())
 
     stop = threading.Event()
     running = threading.Thread(target=agent.run, args=(settings(lpm, gateway), (), 10, stop))
@@ -335,7 +334,7 @@ def test_a_pause_outlasts_a_restart(lpm: LocalPersistenceManager, gateway: Scrip
     running.join(120)
 
     assert gateway.asked("/internal/work") == []
-    assert [job.name for job in lpm.ledger.jobs()] == ["gateway"]
+    assert [job.name for job in lpm.jobs.all()] == ["gateway"]
 
 
 def test_a_command_whose_answer_was_lost_is_asked_for_again(
@@ -362,10 +361,10 @@ def test_what_an_operator_has_held_is_not_the_gateways_to_release(
 ) -> None:
     """Neither a pause nor a cancellation."""
     for how in ("paused", "cancelled"):
-        lpm.durable.hold(agent.open_job(lpm), how, time.time())
+        lpm.jobs.hold(agent.open_job(lpm), how, time.time())
         gateway.commands = ["resume", "drain"]
         beat(lpm, gateway)
-        assert lpm.durable.jobs()[0].hold == how
+        assert lpm.jobs.all()[0].hold == how
 
 
 @pytest.mark.parametrize("how", ["stop", "drain"])
@@ -388,10 +387,10 @@ def test_an_answer_on_its_way_is_stored_before_the_end(
     running.start()
     assert asked.wait(120)
     if how == "drain":
-        exchange.set_note(lpm.durable.db, "order", "drain")
+        lpm.gateway.set_note("order", "drain")
     else:
         stop.set()
-    wait_for(lambda: exchange.open_count(lpm.ledger.db) == 1, 10, "the task")
+    wait_for(lambda: lpm.gateway.open_count() == 1, 10, "the task")
     stop.set()
     running.join(120)
 
@@ -414,6 +413,6 @@ def test_new_secrets_are_there_before_the_task_is_due(
     ended = time.time()
 
     assert claim(lpm) == []
-    [(not_before, url)] = lpm.ledger.db.all("SELECT not_before, url FROM tasks")
+    [(not_before, url)] = lpm.store.db.all("SELECT not_before, url FROM tasks")
     assert began <= not_before - SESSIONS_S <= ended
     assert url == "http://a.example/1"

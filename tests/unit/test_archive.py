@@ -53,15 +53,15 @@ def test_an_archive_holds_what_leaves_pending(lpm: LocalPersistenceManager, comp
     assert target.name.endswith(".jsonl.zst" if compress else ".jsonl")
     assert (archived.results, archived.bytes) == (3, target.stat().st_size)
     assert pending(lpm) == []
-    assert lpm.project_missing() == 0
-    assert len(list(lpm.results())) == 3
-    assert lpm.ledger.books().unsynced == 3
+    assert lpm.files.restore() == 0
+    assert len(list(lpm.results.read())) == 3
+    assert lpm.counts.totals().unsynced == 3
 
 
 def test_an_archive_takes_what_is_asked_for(lpm: LocalPersistenceManager) -> None:
     """By job and by age; with nothing left there is no file."""
     collect(lpm, "second", 2)
-    first, second = lpm.ledger.job("first"), lpm.ledger.job("second")
+    first, second = lpm.jobs.named("first"), lpm.jobs.named("second")
 
     assert archive.archive(lpm, None, compress=True, before=time.time() - 60).results == 0
     assert archive.archive(lpm, None, compress=True, job=first).results == 3
@@ -97,7 +97,7 @@ def test_a_late_projection_does_not_bring_an_archived_result_back(
 ) -> None:
     """A worker that writes to pending/ after the archive has taken its result writes nothing."""
     archive.archive(lpm, None, compress=True)
-    lpm.project(1)
+    lpm.files.write_one(1)
     assert pending(lpm) == []
 
 
@@ -216,17 +216,17 @@ def test_prune_removes_pages_and_keeps_results(lpm: LocalPersistenceManager) -> 
     assert young == Pruned(0, 0, 0, 0, 0, False)
     assert removed == Pruned(1, size, 3, 0, 0, False)
     assert list(lpm.raw.iterdir()) == []
-    assert [result["raw"] for result in lpm.results()] == [None] * 3
-    assert lpm.raw_page(1) is None
-    assert lpm.ledger.db.all("SELECT * FROM raw_segments") == []
+    assert [result["raw"] for result in lpm.results.read()] == [None] * 3
+    assert lpm.pages.read(1) is None
+    assert lpm.store.db.all("SELECT * FROM raw_segments") == []
     collect(lpm, "next", 1)
-    assert lpm.raw_page(4) is not None
+    assert lpm.pages.read(4) is not None
 
 
 def test_prune_leaves_a_writers_segment(lpm: LocalPersistenceManager) -> None:
     """A segment that somebody writes to is kept, with its pages."""
     assert archive.prune(lpm, time.time() + 60, dry_run=False) == Pruned(0, 0, 0, 1, 0, False)
-    assert lpm.raw_page(1) is not None
+    assert lpm.pages.read(1) is not None
 
 
 def test_prune_leaves_what_a_gateway_is_to_get(lpm: LocalPersistenceManager) -> None:
@@ -247,4 +247,4 @@ def test_a_page_that_is_gone_without_prune_is_an_error(lpm: LocalPersistenceMana
     [path] = lpm.raw.iterdir()
     path.unlink()
     with pytest.raises(StoreError, match="cannot be read"):
-        lpm.raw_page(1)
+        lpm.pages.read(1)

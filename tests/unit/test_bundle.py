@@ -130,14 +130,14 @@ def test_a_bundle_comes_back_as_it_was(lpm: LocalPersistenceManager, tmp_path: P
         "again",
     )
     assert stored.checksum == written.checksum == sha256(entries[-1][1]).hexdigest()
-    here = [result | {"raw": None, "job": "again"} for result in lpm.results()]
-    assert [result | {"raw": None} for result in there.results()] == here
-    assert [there.raw_page(n) for n in (1, 2, 3)] == [lpm.raw_page(n) for n in (1, 2, 3)]
-    assert there.ledger.db.all("SELECT state FROM outbox") == [("held",)] * 3
-    assert there.ledger.db.all("SELECT status, size FROM jobs") == [("done", 3)]
+    here = [result | {"raw": None, "job": "again"} for result in lpm.results.read()]
+    assert [result | {"raw": None} for result in there.results.read()] == here
+    assert [there.pages.read(n) for n in (1, 2, 3)] == [lpm.pages.read(n) for n in (1, 2, 3)]
+    assert there.store.db.all("SELECT state FROM outbox") == [("held",)] * 3
+    assert there.store.db.all("SELECT status, size FROM jobs") == [("done", 3)]
     for column in ("imported_at", "completed_at", "content_type", "bytes", "fetch_ms"):
         sql = f"SELECT {column} FROM results JOIN tasks ON tasks.id = task ORDER BY task"
-        assert there.ledger.db.all(sql) == lpm.ledger.db.all(sql)
+        assert there.store.db.all(sql) == lpm.store.db.all(sql)
     there.close()
 
 
@@ -150,16 +150,16 @@ def test_pages_that_are_lacking_come_with_a_later_bundle(
     bundle.bundle(lpm, tmp_path / "full", job=None, since=None, raw=True)
     there = LocalPersistenceManager(tmp_path / "there")
     bare = unbundle(there, tmp_path / "bare", MAX_BODY)
-    results = [result | {"raw": None} for result in there.results()]
+    results = [result | {"raw": None} for result in there.results.read()]
 
     full, again = (unbundle(there, tmp_path / "full", MAX_BODY) for _ in range(2))
 
     assert (bare.new, bare.added_pages) == (3, 0)
     assert (full.new, full.known, full.added_pages, again.added_pages) == (0, 3, 3, 0)
-    assert [there.raw_page(n) for n in (1, 2, 3)] == [lpm.raw_page(n) for n in (1, 2, 3)]
-    assert [result | {"raw": None} for result in there.results()] == results
+    assert [there.pages.read(n) for n in (1, 2, 3)] == [lpm.pages.read(n) for n in (1, 2, 3)]
+    assert [result | {"raw": None} for result in there.results.read()] == results
     files = {path.stem: json.loads(path.read_bytes()) for path in there.pending.glob("*.json")}
-    assert files == {result["task_id"]: result for result in there.results()}
+    assert files == {result["task_id"]: result for result in there.results.read()}
     there.close()
     assert wrong(look(tmp_path / "there")) == []
 
@@ -169,17 +169,17 @@ def test_a_page_with_another_digest_is_not_taken_in(
 ) -> None:
     """The page of a known result is only that whose digest the ledger has."""
     bundle.bundle(lpm, tmp_path / "full", job=None, since=None, raw=True)
-    lpm.durable.db.execute(
+    lpm.store.durable.execute(
         "UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL"
     )
-    lpm.durable.db.execute(
+    lpm.store.durable.execute(
         "UPDATE results SET body_sha256 = ? WHERE task = 2", (sha256(b"other").hexdigest(),)
     )
 
     done = unbundle(lpm, tmp_path / "full", MAX_BODY)
 
     assert (done.known, done.added_pages) == (3, 2)
-    found = lpm.ledger.db.all("SELECT task, raw_segment IS NULL FROM results ORDER BY task")
+    found = lpm.store.db.all("SELECT task, raw_segment IS NULL FROM results ORDER BY task")
     assert found == [(1, 0), (2, 1), (3, 0)]
 
 
@@ -194,7 +194,7 @@ def test_a_gateways_id_travels(tmp_path: Path) -> None:
     bundle.bundle(here, tmp_path / "b", job=None, since=None, raw=False)
     unbundle(there, tmp_path / "b", MAX_BODY)
 
-    assert there.ledger.db.all("SELECT external_id, source FROM tasks") == [("t-1", "bundle")]
+    assert there.store.db.all("SELECT external_id, source FROM tasks") == [("t-1", "bundle")]
     here.close()
     there.close()
 
@@ -215,12 +215,12 @@ def test_a_damaged_page_does_not_hold_up_its_record(
 
     assert (written.results, written.pages, written.unreadable) == (3, 2, 1)
     assert (stored.new, stored.pages) == (3, 2)
-    assert [there.raw_page(n) is not None for n in (1, 2, 3)] == [True, False, True]
+    assert [there.pages.read(n) is not None for n in (1, 2, 3)] == [True, False, True]
     there.close()
 
 
 def place_of(lpm: LocalPersistenceManager, task: int) -> Raw:
-    place = lpm.raw_place(task)
+    place = lpm.results.place_of(task)
     assert place is not None
     return place
 
@@ -233,13 +233,13 @@ def test_a_task_that_is_open_here_is_left_as_it_is(
     bundle.bundle(lpm, tmp_path / "b", job=None, since=None, raw=True)
     there = LocalPersistenceManager(tmp_path / "there")
     there.persist_tasks([new("http://first.example/0", parcel_id="0")])
-    [(task_id,)] = lpm.ledger.db.all("SELECT task_id FROM tasks WHERE id = 1")
-    there.durable.db.execute("UPDATE tasks SET task_id = ?", (task_id,))
+    [(task_id,)] = lpm.store.db.all("SELECT task_id FROM tasks WHERE id = 1")
+    there.store.durable.execute("UPDATE tasks SET task_id = ?", (task_id,))
 
     stored = unbundle(there, tmp_path / "b", MAX_BODY)
 
     assert (stored.new, stored.known, stored.open) == (2, 1, 1)
-    books = there.ledger.books()
+    books = there.counts.totals()
     assert (books.accepted, books.pending, books.completed, books.results) == (3, 1, 2, 2)
     there.close()
 
@@ -389,7 +389,7 @@ def test_secrets_in_a_bundle_cost_no_row(entries: list[Entry], tmp_path: Path) -
     other = LocalPersistenceManager(tmp_path / "other")
     assert unbundle(other, path, MAX_BODY).new == len(records)
 
-    rows = other.ledger.db.all("SELECT url, parcel_id, input FROM tasks ORDER BY input IS NULL")
+    rows = other.store.db.all("SELECT url, parcel_id, input FROM tasks ORDER BY input IS NULL")
     url, parcel, given = rows[0]
     assert (url, parcel) == ("http://a.example/1",) * 2
     assert json.loads(given) == {"source": f"see {url}", "more": [{"of": url}]}

@@ -18,7 +18,7 @@ from crawler import errors
 from crawler.broker import RedisBroker
 from crawler.celery_app import app, backend_address
 from crawler.config import Settings
-from crawler.db.ledger import Chunk
+from crawler.db.tasks import Chunk
 from crawler.lpm import LocalPersistenceManager
 from crawler.maintainer import Maintainer
 from crawler.redis_client import connect
@@ -127,14 +127,14 @@ def test_messages_leave_their_queue_when_their_tasks_are_done(
 
     # Then the messages of the other half are left, and what is not ours
     left = {each.id for each in broker.queued()}
-    assert left == lpm.ledger.published() | {"foreign", "single", ""}
+    assert left == lpm.tasks.published() | {"foreign", "single", ""}
     assert 3 < len(left) < count
 
     # And at the end, too, nothing is taken for lost
     for task in lpm.get_next_pending("owner", 30):
         lpm.save_result(done(task))
     maintainer.tick()
-    assert lpm.ledger.published() == set()
+    assert lpm.tasks.published() == set()
     lpm.close()
     broker.close()
     client.close()

@@ -45,7 +45,7 @@ def make(lpm: LocalPersistenceManager, tmp_path: Path) -> Iterator[Make]:
 
 def statuses(lpm: LocalPersistenceManager) -> list[str]:
     """The status of each task."""
-    return [str(status) for (status,) in lpm.ledger.db.all("SELECT status FROM tasks ORDER BY id")]
+    return [str(status) for (status,) in lpm.store.db.all("SELECT status FROM tasks ORDER BY id")]
 
 
 def test_urgent_tasks_come_first_and_no_more_than_there_is_room_for(

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from crawler.bulk import Secrets
-from crawler.db.exchange import Assignment
+from crawler.db.gateway import Assignment
 from crawler.fetch import session
 from crawler.gateway.collector import MAX_QUERY, Unnamed, named, read
 from crawler.models import NO_DEADLINE

@@ -31,7 +31,7 @@ def verify(data: Path) -> list[str]:
     """What the job's receipt does not account for."""
     lpm = LocalPersistenceManager(data)
     try:
-        return lpm.receipt(lpm.ledger.job("job")).problems
+        return lpm.receipt(lpm.jobs.named("job")).problems
     finally:
         lpm.close()
 
@@ -85,7 +85,7 @@ def test_a_url_that_nothing_tells_any_more_is_a_loss(tmp_path: Path) -> None:
     lpm = LocalPersistenceManager(tmp_path)
     job = open_job(lpm)
     lpm.persist_tasks([new(f"http://a.example/{n}", line=n) for n in range(2, 12)], job=job)
-    lpm.durable.close_import(job, lpm.now())
+    lpm.imports.close(job, lpm.now())
     lpm.close()
     change(tmp_path, "UPDATE tasks SET url = 'http://a.example/x' WHERE id = 5")
 
@@ -107,7 +107,7 @@ def test_a_lost_url_of_a_page_that_was_found_elsewhere(tmp_path: Path) -> None:
     lpm = LocalPersistenceManager(tmp_path)
     job = open_job(lpm)
     lpm.persist_tasks([new("http://a.example/1", line=2)], job=job)
-    lpm.durable.close_import(job, lpm.now())
+    lpm.imports.close(job, lpm.now())
     [task] = lpm.get_next_pending("owner", 1)
     lpm.save_result(done(task, page=page("http://a.example/other")))
     lpm.close()
@@ -324,7 +324,7 @@ def test_a_sound_store_of_every_kind_contradicts_nothing(tmp_path: Path) -> None
     lpm = LocalPersistenceManager(tmp_path)
     job = open_job(lpm)
     lpm.persist_tasks([new(url, line=n) for n, url in enumerate(given)], job=job)
-    lpm.durable.close_import(job, lpm.now())
+    lpm.imports.close(job, lpm.now())
     lpm.close()
     assert wrong(look(tmp_path)) == []
 

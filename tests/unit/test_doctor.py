@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from crawler.db import exchange, guard, segments
+from crawler.db import guard, segments
 from crawler.db.owners import Owner
+from crawler.db.pending import missing_files
 from crawler.doctor import examine, exit_code
 from crawler.errors import StoreError
-from crawler.lpm import LocalPersistenceManager, missing_files
+from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, TaskStatus
 from crawler.process import Mark
 from crawler.results import look_at_files
@@ -266,7 +267,7 @@ def test_nothing_is_mended_while_the_store_is_in_use(tmp_path: Path) -> None:
     assert not of(findings, "ledger", "mended")
 
     using.close()
-    using.ledger.db.all("SELECT 1")
+    using.store.db.all("SELECT 1")
     assert of(look(tmp_path, repair=True), "repair", "wrong")
     del using
     findings = look(tmp_path, repair=True)
@@ -281,7 +282,7 @@ def test_who_comes_during_a_repair_waits_for_its_end(tmp_path: Path) -> None:
     script = """if True:
         import sys
         from pathlib import Path
-        from crawler.lpm import LocalPersistenceManager, missing_files
+        from crawler.lpm import LocalPersistenceManager
         from tests.support.tasks import new
         LocalPersistenceManager(Path(sys.argv[1])).persist_tasks([new("http://b.example/")])
     """
@@ -330,7 +331,7 @@ def test_times_from_the_future_are_a_note(tmp_path: Path) -> None:
 def accept_all(data: Path) -> None:
     """Accept what is missing of every job."""
     lpm = LocalPersistenceManager(data)
-    for job in lpm.ledger.jobs():
+    for job in lpm.jobs.all():
         lpm.accept(job)
     lpm.close()
 
@@ -401,7 +402,7 @@ def test_a_truncated_segment(tmp_path: Path) -> None:
     accept_all(tmp_path)
     assert wrong(look(tmp_path)) == []
     lpm = LocalPersistenceManager(tmp_path)
-    assert [lpm.receipt(job).problems for job in lpm.ledger.jobs()] == [[]]
+    assert [lpm.receipt(job).problems for job in lpm.jobs.all()] == [[]]
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 10)))
     lpm.close()
     assert segment.read_bytes() == data
@@ -513,7 +514,7 @@ def test_a_segment_of_failed_attempts_whose_row_was_lost(tmp_path: Path) -> None
     assert len(before) == 2
     change(tmp_path, "DELETE FROM raw_segments")
     lpm = LocalPersistenceManager(tmp_path)
-    assert "the ledger does not know any more" in (lpm.why_no_page(wall.id) or "")
+    assert "the ledger does not know any more" in (lpm.pages.why_gone(wall.id) or "")
     lpm.close()
 
     # When it is mended, and the next worker begins
@@ -523,20 +524,20 @@ def test_a_segment_of_failed_attempts_whose_row_was_lost(tmp_path: Path) -> None
     lpm.bury()
     segments.mend(
         lpm.raw,
-        lambda name: dict(lpm.ledger.db.all("SELECT name, end FROM raw_segments")).get(name, 0),
+        lambda name: dict(lpm.store.db.all("SELECT name, end FROM raw_segments")).get(name, 0),
         lambda: True,
     )
 
     # Then nothing has changed but the list
     assert {path.name: path.read_bytes() for path in (tmp_path / "raw").iterdir()} == before
-    found = lpm.raw_page(wall.id)
+    found = lpm.pages.read(wall.id)
     assert found is not None
     assert found[1] == b"wall"
-    assert lpm.why_no_page(wall.id) is None
+    assert lpm.pages.why_gone(wall.id) is None
 
     # And what prune removes is known as that
     assert prune(lpm, lpm.now() + 60, dry_run=False).segments == 2
-    assert lpm.why_no_page(wall.id) == "was removed by prune"
+    assert lpm.pages.why_gone(wall.id) == "was removed by prune"
     lpm.close()
 
 
@@ -563,9 +564,9 @@ def test_pages_that_were_pruned_are_not_missed_after_a_repair(tmp_path: Path, al
     assert not wrong(mended)
     assert not wrong(look(tmp_path))
     lpm = LocalPersistenceManager(tmp_path)
-    assert lpm.ledger.books().results == 300
+    assert lpm.counts.totals().results == 300
     assert not lpm.verify(job).problems
-    assert {lpm.why_no_page(id_) for (id_,) in lpm.ledger.db.all("SELECT id FROM tasks")} == {
+    assert {lpm.pages.why_gone(id_) for (id_,) in lpm.store.db.all("SELECT id FROM tasks")} == {
         "was removed by prune"
     }
     lpm.close()
@@ -582,7 +583,7 @@ def test_pages_that_no_ledger_knows_to_be_pruned_can_be_given_up(tmp_path: Path)
     look(tmp_path, repair=True)
 
     lpm = LocalPersistenceManager(tmp_path)
-    [job] = lpm.ledger.jobs()
+    [job] = lpm.jobs.all()
     assert any("job accept" in problem for problem in lpm.verify(job).problems)
     assert lpm.accept(job)
     assert not lpm.verify(job).problems
@@ -710,7 +711,7 @@ def test_files_that_are_being_written_are_not_missing(tmp_path: Path) -> None:
         lpm.mark_synced([paths[4].stem])
 
     left = missing_files(
-        lpm.ledger.db, lpm.pending, [path.stem for path in paths], lambda: True, write_one
+        lpm.store.db, lpm.pending, [path.stem for path in paths], lambda: True, write_one
     )
     lpm.close()
 
@@ -827,10 +828,10 @@ def test_what_a_gateway_is_to_get_is_a_note(tmp_path: Path) -> None:
     """How much there is, since when, and how it gets there; what was rejected likewise; delivered,
     all is well."""
     lpm = LocalPersistenceManager(tmp_path)
-    exchange.set_note(lpm.durable.db, "url", "https://gateway.example")
+    lpm.gateway.set_note("url", "https://gateway.example")
     give(lpm, 5)
-    first, *_ = exchange.pages(lpm.ledger.db, 5, time.time())
-    exchange.refused(lpm.durable.db, first, 422, "no such parcel", None)
+    first, *_ = lpm.outbox.pages(5, time.time())
+    lpm.outbox.refused(first, 422, "no such parcel", None)
 
     found = look(tmp_path)
     waits, refused = [finding for finding in found if finding.check == "gateway"]
@@ -842,8 +843,8 @@ def test_what_a_gateway_is_to_get_is_a_note(tmp_path: Path) -> None:
     assert (refused.state, refused.fix) == ("note", "python -m crawler sync rejected")
     assert refused.detail == "1 rejected by the Gateway at https://gateway.example"
 
-    exchange.retry(lpm.durable.db, [])
-    lpm.mark_synced([parcel.own_id for parcel in exchange.pages(lpm.ledger.db, 5, time.time())])
+    lpm.outbox.retry([])
+    lpm.mark_synced([parcel.own_id for parcel in lpm.outbox.pages(5, time.time())])
     lpm.close()
     said = "5 results and 0 reports were delivered to the Gateway at https://gateway.example, none wait"
     assert of(look(tmp_path), "gateway", "ok") == [said]

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from crawler.config import Settings
-from crawler.db import exchange
-from crawler.db.exchange import Assignment
+from crawler.db.gateway import MAX_TASKS_PER_COMMIT, Assignment
 from crawler.errors import UsageError
 from crawler.gateway.agent import bind, open_job
 from crawler.lpm import LocalPersistenceManager
@@ -25,7 +24,7 @@ def lpm(tmp_path: Path) -> LocalPersistenceManager:
 
 def rows(lpm: LocalPersistenceManager, sql: str) -> list[tuple[Any, ...]]:
     """What a statement gives."""
-    return lpm.ledger.db.all(sql)
+    return lpm.store.db.all(sql)
 
 
 def test_each_of_a_gateways_tasks_gets_its_own_answer(lpm: LocalPersistenceManager) -> None:
@@ -41,7 +40,7 @@ def test_each_of_a_gateways_tasks_gets_its_own_answer(lpm: LocalPersistenceManag
         ("held", 1),
         ("ready", 2),
     ]
-    assert [p.task_id for p in exchange.parcels(lpm.ledger.db, 10, time.time())] == ["t-1", "t-2"]
+    assert [p.task_id for p in lpm.outbox.parcels(10, time.time())] == ["t-1", "t-2"]
 
 
 def test_a_row_of_a_file_does_not_join_a_gateways_task(lpm: LocalPersistenceManager) -> None:
@@ -50,7 +49,7 @@ def test_a_row_of_a_file_does_not_join_a_gateways_task(lpm: LocalPersistenceMana
 
     assert lpm.persist_tasks([new("http://a.example/1")], loopback=True).accepted == 1
 
-    lpm.ledger.wake(time.time())
+    lpm.tasks.wake(time.time())
     assert dict(rows(lpm, "SELECT source, status FROM tasks")) == {
         "gateway": "expired",
         "file": "pending",
@@ -71,15 +70,15 @@ def test_a_task_with_a_result_is_answered_again(lpm: LocalPersistenceManager) ->
     assign(lpm, given("t-1"))
     lpm.save_result(*(done(task) for task in claim(lpm)))
     with_pages(lpm)
-    [parcel] = exchange.parcels(lpm.ledger.db, 10, time.time())
+    [parcel] = lpm.outbox.parcels(10, time.time())
     lpm.mark_synced([parcel.own_id])
-    assert not exchange.unsent(lpm.ledger.db)
+    assert not lpm.outbox.unsent()
 
     assign(lpm, given("t-1"))
 
     assert claim(lpm) == []
     with_pages(lpm)
-    [again] = exchange.parcels(lpm.ledger.db, 10, time.time())
+    [again] = lpm.outbox.parcels(10, time.time())
     assert (again.task_id, again.sha256) == ("t-1", parcel.sha256)
 
 
@@ -97,7 +96,7 @@ def test_an_id_that_comes_back_with_another_page_is_another_task(
 
     [again] = claim(lpm)
     assert again.url == "http://b.example/2"
-    assert not exchange.unsent(lpm.ledger.db)
+    assert not lpm.outbox.unsent()
 
 
 def test_a_failed_task_is_done_again_where_the_gateway_had_heard_of_it(
@@ -110,8 +109,8 @@ def test_a_failed_task_is_done_again_where_the_gateway_had_heard_of_it(
     fail(lpm, task)
     assign(lpm, given("t-1"))
     assert claim(lpm) == []
-    [report] = exchange.reports(lpm.ledger.db, 10, time.time())
-    exchange.reported(lpm.ledger.db, report, time.time())
+    [report] = lpm.outbox.reports(10, time.time())
+    lpm.outbox.reported(report, time.time())
 
     assign(lpm, given("t-1", "http://b.example/corrected"))
 
@@ -128,14 +127,14 @@ def test_every_end_without_a_result_is_to_be_reported(lpm: LocalPersistenceManag
     [task] = claim(lpm)
     fail(lpm, task)
     assign(lpm, given("late", "http://a.example/b", deadline=now - 1))
-    lpm.ledger.wake(now)
+    lpm.tasks.wake(now)
     assign(lpm, given("cancelled", "http://a.example/c"))
     lpm.persist_tasks([new("http://a.example/d")])
-    lpm.ledger.hold(open_job(lpm), "cancelled", now)
+    lpm.jobs.hold(open_job(lpm), "cancelled", now)
 
     found = {
         report.task_id: (report.error_type, report.attempts)
-        for report in exchange.reports(lpm.ledger.db, 9, now)
+        for report in lpm.outbox.reports(9, now)
     }
 
     assert found == {
@@ -151,9 +150,9 @@ def test_a_report_that_is_outdated_is_not_sent(lpm: LocalPersistenceManager) -> 
     [task] = claim(lpm)
     fail(lpm, task)
 
-    assert lpm.ledger.retry(["failed"], None, None, time.time()) == (1, 0)
+    assert lpm.tasks.retry(["failed"], None, None, time.time()) == (1, 0)
 
-    assert exchange.reports(lpm.ledger.db, 9, time.time()) == []
+    assert lpm.outbox.reports(9, time.time()) == []
 
 
 def test_a_task_that_cannot_be_worked_on_is_kept_and_reported(lpm: LocalPersistenceManager) -> None:
@@ -165,13 +164,13 @@ def test_a_task_that_cannot_be_worked_on_is_kept_and_reported(lpm: LocalPersiste
 
     assert assign(lpm, bad, given("t-1"), unnamed=[("it is no object", "17")]) == (1, 1, 0)
 
-    [report] = exchange.reports(lpm.ledger.db, 9, time.time())
+    [report] = lpm.outbox.reports(9, time.time())
     assert (report.task_id, report.error_type, report.reason) == (
         "t-9",
         "bad_task",
         "the target is not an object",
     )
-    receipt = lpm.ledger.receipt(open_job(lpm))
+    receipt = lpm.jobs.receipt(open_job(lpm))
     assert (receipt.rows, receipt.rejected, receipt.books.failed, receipt.problems) == (3, 1, 1, [])
 
 
@@ -186,12 +185,12 @@ def test_the_gateways_priorities_have_places_in_the_queues(lpm: LocalPersistence
 def test_a_question_keeps_its_key_until_its_answer_is_stored(lpm: LocalPersistenceManager) -> None:
     """So that the same question can be asked again, by another process too, and another one
     afterwards."""
-    key = exchange.poll_key(lpm.durable.db)
-    assert exchange.poll_key(LocalPersistenceManager(lpm.folder).durable.db) == key
+    key = lpm.gateway.poll_key()
+    assert LocalPersistenceManager(lpm.folder).gateway.poll_key() == key
 
     assign(lpm, given("t-1"))
 
-    assert exchange.poll_key(lpm.durable.db) != key
+    assert lpm.gateway.poll_key() != key
 
 
 def test_a_result_made_or_sent_too_late_is_marked(lpm: LocalPersistenceManager) -> None:
@@ -201,10 +200,10 @@ def test_a_result_made_or_sent_too_late_is_marked(lpm: LocalPersistenceManager) 
     lpm.save_result(*(done(task) for task in claim(lpm)))
     with_pages(lpm)
 
-    assert [p.late for p in exchange.parcels(lpm.ledger.db, 9, now)] == [False, False]
-    assert [p.late for p in exchange.parcels(lpm.ledger.db, 9, now + 200)] == [True, False]
-    exchange.begin_batches(lpm.ledger.db, [exchange.parcels(lpm.ledger.db, 9, now)])
-    assert [p.late for p in exchange.parcels(lpm.ledger.db, 9, now + 200)] == [False, False]
+    assert [p.late for p in lpm.outbox.parcels(9, now)] == [False, False]
+    assert [p.late for p in lpm.outbox.parcels(9, now + 200)] == [True, False]
+    lpm.outbox.begin_batches([lpm.outbox.parcels(9, now)])
+    assert [p.late for p in lpm.outbox.parcels(9, now + 200)] == [False, False]
 
 
 def test_a_request_that_was_begun_is_repeated_before_new_ones(lpm: LocalPersistenceManager) -> None:
@@ -213,14 +212,14 @@ def test_a_request_that_was_begun_is_repeated_before_new_ones(lpm: LocalPersiste
     assign(lpm, *(given(f"t-{n}", f"http://a.example/{n}") for n in range(5)))
     lpm.save_result(*(done(task) for task in claim(lpm)))
     with_pages(lpm)
-    first = exchange.parcels(lpm.ledger.db, 3, time.time())
-    exchange.begin_batches(lpm.ledger.db, [first])
+    first = lpm.outbox.parcels(3, time.time())
+    lpm.outbox.begin_batches([first])
 
-    again = exchange.parcels(lpm.ledger.db, 100, time.time())
+    again = lpm.outbox.parcels(100, time.time())
     assert [p.task_id for p in again] == [p.task_id for p in first] == ["t-0", "t-1", "t-2"]
-    exchange.begin_batches(lpm.ledger.db, [again[:1], again[1:]])
+    lpm.outbox.begin_batches([again[:1], again[1:]])
 
-    assert [p.task_id for p in exchange.parcels(lpm.ledger.db, 100, time.time())] == ["t-0"]
+    assert [p.task_id for p in lpm.outbox.parcels(100, time.time())] == ["t-0"]
 
 
 def test_what_was_rejected_is_kept_and_can_be_sent_again(lpm: LocalPersistenceManager) -> None:
@@ -228,36 +227,32 @@ def test_what_was_rejected_is_kept_and_can_be_sent_again(lpm: LocalPersistenceMa
     assign(lpm, *(given(f"t-{n}", f"http://a.example/{n}") for n in range(3)))
     lpm.save_result(*(done(task) for task in claim(lpm)))
     with_pages(lpm)
-    for parcel, code in zip(
-        exchange.parcels(lpm.ledger.db, 9, time.time()), (422, 410, 200), strict=True
-    ):
-        exchange.refused(
-            lpm.ledger.db, parcel, code, "no", None if code != 200 else time.time() + 100
-        )
+    for parcel, code in zip(lpm.outbox.parcels(9, time.time()), (422, 410, 200), strict=True):
+        lpm.outbox.refused(parcel, code, "no", None if code != 200 else time.time() + 100)
 
-    stand = lpm.ledger.delivery(None)
+    stand = lpm.outbox.delivery(None)
     assert (stand.ready, stand.rejected, stand.synced) == (1, 2, 0)
-    assert [(r["task_id"], r["code"]) for r in exchange.rejected(lpm.ledger.db)] == [
+    assert [(r["task_id"], r["code"]) for r in lpm.outbox.rejected()] == [
         ("t-0", 422),
         ("t-1", 410),
     ]
-    assert exchange.parcels(lpm.ledger.db, 9, time.time()) == []
-    assert exchange.retry(lpm.ledger.db, []) == 1
-    assert exchange.retry(lpm.ledger.db, ["t-1", "t-7"]) == 1
-    assert [p.task_id for p in exchange.parcels(lpm.ledger.db, 9, time.time())] == ["t-0", "t-1"]
+    assert lpm.outbox.parcels(9, time.time()) == []
+    assert lpm.outbox.retry([]) == 1
+    assert lpm.outbox.retry(["t-1", "t-7"]) == 1
+    assert [p.task_id for p in lpm.outbox.parcels(9, time.time())] == ["t-0", "t-1"]
 
 
 def test_standalone_results_are_held_until_they_are_let_go(lpm: LocalPersistenceManager) -> None:
     """By job or all; under our own ids."""
     collect(lpm, "first", 2)
     collect(lpm, "second", 3)
-    assert exchange.unsent(lpm.ledger.db) == 0
+    assert lpm.outbox.unsent() == 0
 
-    assert exchange.release(lpm.durable.db, lpm.ledger.job("first")) == 2
-    assert exchange.release(lpm.durable.db) == 3
+    assert lpm.outbox.release(lpm.jobs.named("first")) == 2
+    assert lpm.outbox.release() == 3
     with_pages(lpm)
 
-    sent = exchange.parcels(lpm.ledger.db, 9, time.time())
+    sent = lpm.outbox.parcels(9, time.time())
     assert [p.task_id for p in sent] == [p.own_id for p in sent]
     assert len(sent) == 5
 
@@ -287,11 +282,11 @@ def test_a_call_for_a_gateways_url_is_a_task_of_its_own(lpm: LocalPersistenceMan
     """`scrape_task` for a URL that is open for the Gateway neither takes nor changes that task."""
     assign(lpm, given("t-1", priority=4))
 
-    call = lpm.persist_call(new("http://a.example/1", external_id="t-1"), loopback=False)
+    call = lpm.tasks.add_call(new("http://a.example/1", external_id="t-1"), loopback=False)
 
     found = rows(lpm, "SELECT id, source, priority FROM tasks ORDER BY id")
     assert found == [(1, "gateway", 8), (call, "call", 5)]
-    assert lpm.persist_call(new("http://a.example/1", external_id="t-1"), loopback=False) == call
+    assert lpm.tasks.add_call(new("http://a.example/1", external_id="t-1"), loopback=False) == call
 
 
 def test_a_task_without_a_url_is_not_tried_again(lpm: LocalPersistenceManager) -> None:
@@ -300,9 +295,9 @@ def test_a_task_without_a_url_is_not_tried_again(lpm: LocalPersistenceManager) -
     assign(lpm, Assignment(external_id="t-9", refusal="there is no target"), given("t-1"))
     fail(lpm, claim(lpm)[0])
 
-    assert lpm.ledger.retry(["failed"], None, None, time.time()) == (1, 0)
+    assert lpm.tasks.retry(["failed"], None, None, time.time()) == (1, 0)
 
-    assert [report.task_id for report in exchange.reports(lpm.ledger.db, 9, time.time())] == ["t-9"]
+    assert [report.task_id for report in lpm.outbox.reports(9, time.time())] == ["t-9"]
 
 
 def test_an_answer_to_an_old_report_says_nothing_of_a_new_one(lpm: LocalPersistenceManager) -> None:
@@ -310,14 +305,14 @@ def test_an_answer_to_an_old_report_says_nothing_of_a_new_one(lpm: LocalPersiste
     sent."""
     assign(lpm, given("t-1"))
     fail(lpm, claim(lpm)[0])
-    [old] = exchange.reports(lpm.ledger.db, 9, time.time())
-    lpm.ledger.retry(["failed"], None, None, time.time())
+    [old] = lpm.outbox.reports(9, time.time())
+    lpm.tasks.retry(["failed"], None, None, time.time())
     fail(lpm, claim(lpm)[0])
 
-    exchange.reported(lpm.ledger.db, old, time.time())
-    exchange.refused(lpm.ledger.db, old, 409, "no", None)
+    lpm.outbox.reported(old, time.time())
+    lpm.outbox.refused(old, 409, "no", None)
 
-    assert len(exchange.reports(lpm.ledger.db, 9, time.time())) == 1
+    assert len(lpm.outbox.reports(9, time.time())) == 1
 
 
 def test_a_clock_that_was_wrong_puts_nothing_off_for_long(lpm: LocalPersistenceManager) -> None:
@@ -325,20 +320,20 @@ def test_a_clock_that_was_wrong_puts_nothing_off_for_long(lpm: LocalPersistenceM
     assign(lpm, given("t-1"))
     lpm.save_result(*(done(task) for task in claim(lpm)))
     with_pages(lpm)
-    [parcel] = exchange.parcels(lpm.ledger.db, 9, time.time())
-    exchange.refused(lpm.ledger.db, parcel, 200, "busy", time.time() + 365 * 86400)
+    [parcel] = lpm.outbox.parcels(9, time.time())
+    lpm.outbox.refused(parcel, 200, "busy", time.time() + 365 * 86400)
 
-    assert exchange.parcels(lpm.ledger.db, 9, time.time()) != []
+    assert lpm.outbox.parcels(9, time.time()) != []
 
 
 def test_many_tasks_in_one_answer_are_stored_in_slices(lpm: LocalPersistenceManager) -> None:
     """The question is done with the last of them."""
-    key = exchange.poll_key(lpm.durable.db)
-    tasks = [given(f"t-{n}", f"http://a.example/{n}") for n in range(2 * exchange.SLICE + 5)]
+    key = lpm.gateway.poll_key()
+    tasks = [given(f"t-{n}", f"http://a.example/{n}") for n in range(2 * MAX_TASKS_PER_COMMIT + 5)]
 
     assert assign(lpm, *tasks).accepted == len(tasks)
 
-    assert exchange.poll_key(lpm.durable.db) != key
+    assert lpm.gateway.poll_key() != key
     assert rows(lpm, "SELECT count(*), (SELECT size FROM jobs) FROM tasks") == [
         (len(tasks), len(tasks))
     ]
@@ -347,5 +342,5 @@ def test_many_tasks_in_one_answer_are_stored_in_slices(lpm: LocalPersistenceMana
 def test_no_deadline_is_no_deadline(lpm: LocalPersistenceManager) -> None:
     """A task without one never expires and is never late."""
     assign(lpm, given("t-1"))
-    lpm.ledger.wake(time.time() + 1e9)
+    lpm.tasks.wake(time.time() + 1e9)
     assert rows(lpm, "SELECT status, deadline FROM tasks") == [("pending", NO_DEADLINE)]

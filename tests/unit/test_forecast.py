@@ -310,7 +310,7 @@ def crawled(
     claimed = [task for task in lpm.get_next_pending("owner", size) if task.job_id == job.id]
     for task in claimed[:done_]:
         lpm.save_result(done(task, page=replace(page(task.url), fetch_s=fetch_s)))
-    lpm.ledger.give_back("owner", [], NOW)
+    lpm.tasks.give_back("owner", [], NOW)
     return job
 
 
@@ -324,8 +324,8 @@ def test_a_large_job_beside_it_does_not_change_what_a_job_is_told(tmp_path: Path
     late = open_job(lpm, "late")
     lpm.persist_tasks([new(f"http://slow.example/late/{n}") for n in range(8)], job=late)
 
-    seen = of_job(lpm.ledger, small, LIMITS, NOW)
-    loads = {job.name: lpm.ledger.loads(job) for job in (small, late)}
+    seen = of_job(lpm.counts, small, LIMITS, NOW)
+    loads = {job.name: lpm.counts.loads(job) for job in (small, late)}
     lpm.close()
 
     assert (seen.tasks, seen.measured) == (8, True)

@@ -18,7 +18,6 @@ from crawler.inbox import Inbox, safe_name
 from crawler.locks import try_lock
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books
-from crawler.results import input_rows
 from crawler.why import timeline
 from tests.support.patient import change, look, of, wrong
 from tests.support.stack import wait_for
@@ -29,7 +28,7 @@ def books(data: Path) -> Books:
     """The ledger's books."""
     lpm = LocalPersistenceManager(data)
     try:
-        return lpm.ledger.books()
+        return lpm.counts.totals()
     finally:
         lpm.close()
 
@@ -97,7 +96,7 @@ def test_same_file_again_is_a_new_job_when_the_first_has_ended(tmp_path: Path) -
         if len(receipts_of(tmp_path, "done")) == 2:
             lpm = LocalPersistenceManager(tmp_path)
             lpm.save_result(*map(done, lpm.get_next_pending("me")))
-            lpm.ledger.finalise(lpm.now())
+            lpm.jobs.finalise(lpm.now())
             lpm.close()
 
 
@@ -195,7 +194,7 @@ def test_a_file_that_changed_after_its_import_is_imported_as_a_whole(
     lpm = LocalPersistenceManager(tmp_path)
     if collected:
         lpm.save_result(*map(done, lpm.get_next_pending("me", 5)))
-        lpm.ledger.finalise(lpm.now())
+        lpm.jobs.finalise(lpm.now())
 
     # When it rests
     now[0] += 2
@@ -205,7 +204,7 @@ def test_a_file_that_changed_after_its_import_is_imported_as_a_whole(
     summary = receipts(tmp_path, "done")["a.txt"]["summary"]
     assert isinstance(summary, dict)
     assert (summary["rows"], summary["accepted"], summary["known"]) == (3, 1, 2)
-    [job] = lpm.ledger.jobs()
+    [job] = lpm.jobs.all()
     receipt = lpm.receipt(job)
     lpm.close()
     assert (receipt.rows, receipt.known, receipt.problems) == (3, 0, [])
@@ -240,11 +239,14 @@ def test_the_receipt_of_a_replaced_file_has_the_rows_of_its_last_state(
         _, job = import_file(settings, file, replaces=True)
         if collected and state == STATES[how][0]:
             lpm.save_result(*map(done, lpm.get_next_pending("me", 9)))
-            before = len(list(lpm.results()))
-    receipt, listed = lpm.receipt(job), [row["url"] or "http" for row in input_rows(lpm, job)]
+            before = len(list(lpm.results.read()))
+    receipt, listed = (
+        lpm.receipt(job),
+        [row["url"] or "http" for row in lpm.results.input_rows(job)],
+    )
     damage = wrong(look(settings.data_dir))
     claimed = {task.url for task in lpm.get_next_pending("me", 9)}
-    results = len(list(lpm.results()))
+    results = len(list(lpm.results.read()))
     lpm.close()
 
     assert (receipt.rows, receipt.problems) == (len(rows), [])
@@ -271,7 +273,7 @@ def test_the_way_out_names_where_the_file_is(tmp_path: Path, outcome: str) -> No
 
     [file] = (tmp_path / "inbox" / outcome).glob("*/a.txt.gz")
     lpm = LocalPersistenceManager(tmp_path)
-    [job] = lpm.ledger.jobs()
+    [job] = lpm.jobs.all()
     problem, *_ = lpm.receipt(job).problems
     origin = timeline(lpm, 1).steps[0].detail["file"]
     lpm.close()

@@ -15,7 +15,6 @@ import xlsxwriter
 
 from crawler.bulk import import_file
 from crawler.config import Settings, load
-from crawler.db import results
 from crawler.errors import InputError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
@@ -146,7 +145,7 @@ def assert_every_row_once(
     its own columns."""
     files = list(files)
     lpm = LocalPersistenceManager(settings.data_dir)
-    job = lpm.ledger.job(job_name)
+    job = lpm.jobs.named(job_name)
     receipt = lpm.receipt(job)
     assert receipt.problems == []
     assert receipt.rows == sum(len(rows) for _, rows in files)
@@ -154,16 +153,16 @@ def assert_every_row_once(
     keys: list[tuple[Any, ...]] = []
     counts = []
     for table in ("tasks", "job_links", "rejected_rows"):
-        found = lpm.ledger.db.all(
+        found = lpm.store.db.all(
             f"SELECT file_number, source_line, source_item FROM {table} WHERE job_id = ?", (job.id,)
         )
         counts.append(len(found))
         keys += found
     assert len(set(keys)) == len(keys) == receipt.rows
-    assert lpm.ledger.db.all("SELECT size, linked, rejected FROM jobs WHERE id = ?", (job.id,)) == [
+    assert lpm.store.db.all("SELECT size, linked, rejected FROM jobs WHERE id = ?", (job.id,)) == [
         tuple(counts)
     ]
-    exported = list(results.read_rows(lpm.ledger.db, job))
+    exported = list(lpm.results.input_rows(job))
     lpm.close()
     expected = [(path, row) for path, rows in files for row in rows]
     assert [told(row, path) for row, (path, _) in zip(exported, expected, strict=True)] == [
@@ -353,7 +352,7 @@ def test_an_import_that_broke_off_is_not_forgotten_with_the_list_of_files(
 
     read(settings, tmp_path / "first.json", "auction")
     lpm = LocalPersistenceManager(settings.data_dir)
-    assert lpm.receipt(lpm.ledger.job("auction")).problems != []
+    assert lpm.receipt(lpm.jobs.named("auction")).problems != []
     lpm.close()
 
     read(settings, tmp_path / "second.json", "auction")
@@ -409,8 +408,8 @@ def test_what_was_read_before_a_break_is_committed(
 
     # Then all rows up to the named place are there, and the job is not whole
     lpm = LocalPersistenceManager(settings.data_dir)
-    [job] = lpm.ledger.jobs()
-    there = [row["url"] for row in results.read_rows(lpm.ledger.db, job)]
+    [job] = lpm.jobs.all()
+    there = [row["url"] for row in lpm.results.input_rows(job)]
     problems = lpm.receipt(job).problems
     lpm.close()
     assert there == urls[: len(there)]

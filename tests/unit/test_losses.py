@@ -9,7 +9,6 @@ import pytest
 
 from crawler.bulk import import_file
 from crawler.config import Settings, load
-from crawler.db import results
 from crawler.doctor import exit_code
 from crawler.errors import InputError, UsageError
 from crawler.lpm import LocalPersistenceManager
@@ -44,7 +43,7 @@ def crawled(
     _, job = import_file(settings, file, job_name=job_name)
     lpm = LocalPersistenceManager(settings.data_dir)
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", completed)))
-    lpm.durable.db.execute("UPDATE outbox SET archived_at = 1")
+    lpm.store.durable.execute("UPDATE outbox SET archived_at = 1")
     for path in lpm.pending.iterdir():
         path.unlink()
     lpm.close()
@@ -55,8 +54,8 @@ def stand(settings: Settings) -> tuple[int, int, list[str]]:
     """Tasks, results, and all problems of all jobs."""
     lpm = LocalPersistenceManager(settings.data_dir)
     try:
-        books = lpm.ledger.books()
-        jobs = lpm.ledger.jobs()
+        books = lpm.counts.totals()
+        jobs = lpm.jobs.all()
         return (
             books.accepted,
             books.results,
@@ -132,8 +131,8 @@ def test_a_job_whose_row_was_lost_is_found_by_its_file(settings: Settings, file:
     assert any("its row was lost" in finding.detail for finding in wrong(mended))
     assert (summary.accepted, summary.known, summary.rejected) == (0, ROWS + 1, 1)
     lpm = LocalPersistenceManager(settings.data_dir)
-    assert [each.name for each in lpm.ledger.jobs()] == [job.name] == ["parcels.csv"]
-    assert (lpm.ledger.books().completed, lpm.ledger.books().pending) == (300, ROWS - 300)
+    assert [each.name for each in lpm.jobs.all()] == [job.name] == ["parcels.csv"]
+    assert (lpm.counts.totals().completed, lpm.counts.totals().pending) == (300, ROWS - 300)
     assert lpm.receipt(job).problems == []
     lpm.close()
 
@@ -192,16 +191,16 @@ def test_an_import_that_was_broken_off_is_unaccounted_for(settings: Settings, fi
     """Until it is completed, or accepted; while it runs it cannot be."""
     lpm = LocalPersistenceManager(settings.data_dir)
     _, job = import_file(settings, file)
-    lpm.durable.db.execute(
+    lpm.store.durable.execute(
         "UPDATE jobs SET status = 'importing'"
     )  # as a kill before the last commit leaves it
-    job = lpm.ledger.job(job.name)
+    job = lpm.jobs.named(job.name)
 
     with lpm.importing(job), pytest.raises(UsageError, match="has not ended"):
         lpm.accept(job)
     [problem] = lpm.receipt(job).problems
     assert problem.startswith(f"its import was broken off after {ROWS + 2:,} rows")
-    assert lpm.ledger.finalise(lpm.now()) == []
+    assert lpm.jobs.finalise(lpm.now()) == []
     import_file(settings, file)
     assert lpm.receipt(job).problems == []
     lpm.close()
@@ -218,7 +217,7 @@ def collected(settings: Settings) -> None:
     lpm = LocalPersistenceManager(settings.data_dir)
     while tasks := lpm.get_next_pending("owner", 500):
         lpm.save_result(*(done(task) for task in tasks))
-    lpm.durable.finalise(lpm.now())
+    lpm.jobs.finalise(lpm.now())
     lpm.close()
 
 
@@ -253,9 +252,9 @@ def test_the_number_of_a_lost_task_is_nobody_elses(settings: Settings, tmp_path:
     collected(settings)
     lpm = LocalPersistenceManager(settings.data_dir)
     for name, rows in (("first.txt", shared), ("second.txt", again)):
-        job = lpm.ledger.job(name)
+        job = lpm.jobs.named(name)
         assert lpm.receipt(job).problems == []
-        assert [row["url"] for row in results.read_rows(lpm.ledger.db, job)] == rows
+        assert [row["url"] for row in lpm.results.input_rows(job)] == rows
     lpm.close()
 
 
@@ -317,7 +316,7 @@ def test_only_the_same_files_make_up_for_a_loss(settings: Settings, file: Path, 
     import_file(settings, file, job_name=named)
 
     lpm = LocalPersistenceManager(settings.data_dir)
-    [job] = [job for job in lpm.ledger.jobs() if job.name == (named or "parcels.csv")]
+    [job] = [job for job in lpm.jobs.all() if job.name == (named or "parcels.csv")]
     assert lpm.receipt(job).problems != []
     lpm.close()
 
@@ -330,14 +329,14 @@ def test_one_file_of_several_that_was_broken_off_is_not_forgotten(
     second = write(tmp_path / "second.txt", ["http://a.example/2"])
     lpm = LocalPersistenceManager(settings.data_dir)
     import_file(settings, first, job_name="auction")
-    lpm.durable.db.execute(
+    lpm.store.durable.execute(
         "UPDATE imports SET ended_at = NULL"
     )  # as a kill before the last commit leaves it
-    lpm.durable.db.execute("UPDATE jobs SET status = 'importing'")
+    lpm.store.durable.execute("UPDATE jobs SET status = 'importing'")
 
     import_file(settings, second, job_name="auction")
 
-    job = lpm.ledger.job("auction")
+    job = lpm.jobs.named("auction")
     [problem] = lpm.receipt(job).problems
     assert problem.startswith("its import of first.txt was broken off")
     assert f"bulk import {first} --job auction" in problem
@@ -361,9 +360,9 @@ def test_a_file_that_changes_while_it_is_read(settings: Settings, tmp_path: Path
     assert len(stand(settings)[2]) == 1
     _, again = import_file(settings, file)
     lpm = LocalPersistenceManager(settings.data_dir)
-    first = lpm.ledger.job("grows.txt")
+    first = lpm.jobs.named("grows.txt")
     lpm.accept(first)
-    problems = [lpm.receipt(lpm.ledger.job(name)).problems for name in (first.name, again.name)]
+    problems = [lpm.receipt(lpm.jobs.named(name)).problems for name in (first.name, again.name)]
     lpm.close()
     assert problems == [[], []]
 
@@ -373,7 +372,7 @@ def test_a_repair_tells_that_a_pause_may_be_lost(settings: Settings, file: Path)
     told."""
     job = crawled(settings, file)
     lpm = LocalPersistenceManager(settings.data_dir)
-    lpm.durable.hold(job, "paused", lpm.now())
+    lpm.jobs.hold(job, "paused", lpm.now())
     lpm.close()
     wipe(settings.data_dir / "lpm.db", pages_of(settings.data_dir / "lpm.db", "jobs", "leaf")[0])
 

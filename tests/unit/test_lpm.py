@@ -25,8 +25,8 @@ from warcio.archiveiterator import ArchiveIterator
 from crawler import urls
 from crawler.db import owners, schema, segments
 from crawler.db.connection import busy_handler, retry_on_busy
-from crawler.db.ledger import Place
 from crawler.db.owners import Owner
+from crawler.db.tasks import Place
 from crawler.errors import StoreError, StoreFull
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Imported, Outcome, Sent, Task, TaskStatus
@@ -62,7 +62,7 @@ def test_the_verbs_of_the_requirements(lpm: LocalPersistenceManager) -> None:
     assert (result["parcel_id"], result["data"], result["attempts"]) == ("007", {"title": "x"}, 1)
     assert lpm.get_unsynced_results() == []
     assert not list(lpm.pending.glob("*.json"))
-    assert lpm.ledger.books().synced == 1
+    assert lpm.counts.totals().synced == 1
 
 
 def test_standalone_results_are_held(lpm: LocalPersistenceManager) -> None:
@@ -71,8 +71,8 @@ def test_standalone_results_are_held(lpm: LocalPersistenceManager) -> None:
     lpm.save_result(done(lpm.get_next_pending("owner")[0]))
 
     assert lpm.get_unsynced_results() == []
-    assert lpm.ledger.db.all("SELECT state FROM outbox") == [("held",)]
-    assert lpm.ledger.books().unsynced == 1
+    assert lpm.store.db.all("SELECT state FROM outbox") == [("held",)]
+    assert lpm.counts.totals().unsynced == 1
 
 
 def test_a_result_has_the_documented_shape(lpm: LocalPersistenceManager) -> None:
@@ -123,12 +123,10 @@ def test_an_open_task_is_not_imported_again(lpm: LocalPersistenceManager) -> Non
 
     # Then it is known, urgent, and in the books of both
     assert again == Imported(accepted=0, known=1)
-    [(queue, priority)] = lpm.ledger.db.all(
-        "SELECT queue, priority FROM tasks WHERE url LIKE '%/1'"
-    )
+    [(queue, priority)] = lpm.store.db.all("SELECT queue, priority FROM tasks WHERE url LIKE '%/1'")
     assert (queue, priority) == ("urgent", 2)
-    assert lpm.ledger.job_books(first).accepted == 2
-    assert lpm.ledger.job_books(second).accepted == 1
+    assert lpm.counts.of_job(first).accepted == 2
+    assert lpm.counts.of_job(second).accepted == 1
 
 
 def test_other_parcels_of_the_same_url_are_other_tasks(lpm: LocalPersistenceManager) -> None:
@@ -169,7 +167,7 @@ def test_a_late_twin_is_dropped(lpm: LocalPersistenceManager) -> None:
     # Then one result is there, the live one's
     assert stored == ([False], [True])
     assert live.fence > late.fence
-    assert [result["data"] for result in lpm.results()] == [{"by": "live"}]
+    assert [result["data"] for result in lpm.results.read()] == [{"by": "live"}]
 
 
 def test_claims_follow_queue_priority_and_import_order(lpm: LocalPersistenceManager) -> None:
@@ -236,14 +234,14 @@ def test_a_probe_is_a_page_from_anywhere_that_was_not_refused(
     where all have."""
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(10)])
     lpm.save_result(*(refused(task) for task in lpm.get_next_pending("owner", 2)))
-    lpm.ledger.wake(time.time())
+    lpm.tasks.wake(time.time())
 
     def probe() -> list[str]:
-        [due] = lpm.ledger.due("default")
+        [due] = lpm.tasks.due("default")
         place = Place(due, 1, lambda job: True, ("urgent", "default"))
         return [
             task.url[-1]
-            for task in lpm.ledger.claim("owner", [place], 1, time.time(), lambda: chance)[0]
+            for task in lpm.tasks.claim("owner", [place], 1, time.time(), lambda: chance)[0]
         ]
 
     assert probe() == [chosen]
@@ -256,10 +254,10 @@ def test_a_probe_may_be_of_another_queue(lpm: LocalPersistenceManager) -> None:
     lpm.persist_tasks([new("http://a.example/urgent")], queue="urgent")
     lpm.save_result(*(refused(task) for task in lpm.get_next_pending("owner", 1)))
     lpm.persist_tasks([new("http://a.example/default")])
-    lpm.ledger.wake(time.time())
-    [due] = lpm.ledger.due("urgent")
+    lpm.tasks.wake(time.time())
+    [due] = lpm.tasks.due("urgent")
 
-    [task], _ = lpm.ledger.claim(
+    [task], _ = lpm.tasks.claim(
         "o", [Place(due, 1, lambda job: True, ("urgent", "default"))], 1, time.time()
     )
 
@@ -282,11 +280,11 @@ def test_retries_wait_in_the_ledger(lpm: LocalPersistenceManager) -> None:
     lpm.save_result(later)
 
     assert lpm.get_next_pending("owner") == []
-    [(attempts, failures, error)] = lpm.ledger.db.all(
+    [(attempts, failures, error)] = lpm.store.db.all(
         "SELECT attempts, failures, error_type FROM tasks"
     )
     assert (attempts, failures, error) == (1, 1, "timeout")
-    assert lpm.ledger.wake(time.time() + 3601) is None
+    assert lpm.tasks.wake(time.time() + 3601) is None
     assert len(lpm.get_next_pending("owner")) == 1
 
 
@@ -299,7 +297,7 @@ def test_a_broken_off_fetch_is_an_attempt_but_no_failure(lpm: LocalPersistenceMa
         Outcome(task=task, status=TaskStatus.PENDING, worker="w", charge=False, sent=sent)
     )
 
-    assert lpm.ledger.db.all("SELECT attempts, failures, status FROM tasks") == [(1, 0, "pending")]
+    assert lpm.store.db.all("SELECT attempts, failures, status FROM tasks") == [(1, 0, "pending")]
 
 
 def test_a_wait_for_a_permit_is_neither_an_attempt_nor_a_failure(
@@ -317,8 +315,8 @@ def test_a_wait_for_a_permit_is_neither_an_attempt_nor_a_failure(
     )
     lpm.save_result(waits)
 
-    assert lpm.ledger.db.all("SELECT attempts, failures, status FROM tasks") == [(0, 0, "pending")]
-    assert lpm.ledger.db.all("SELECT kind FROM events") == [("postponed",)]
+    assert lpm.store.db.all("SELECT attempts, failures, status FROM tasks") == [(0, 0, "pending")]
+    assert lpm.store.db.all("SELECT kind FROM events") == [("postponed",)]
     assert lpm.get_next_pending("owner") == []
 
 
@@ -350,7 +348,7 @@ def test_a_killed_owners_tasks_come_back_at_once(lpm: LocalPersistenceManager) -
         lpm.close()
 
     # Then the first page is set aside, and its neighbour is not blamed
-    rows = lpm.ledger.db.all(
+    rows = lpm.store.db.all(
         "SELECT status, error_type, attempts, strikes, fence FROM tasks ORDER BY id"
     )
     assert rows == [
@@ -359,7 +357,7 @@ def test_a_killed_owners_tasks_come_back_at_once(lpm: LocalPersistenceManager) -
         ("pending", None, 0, 0, 0),
     ]
     assert owners.living(lpm.owners) == []
-    kinds = lpm.ledger.db.all("SELECT kind FROM events WHERE task = 1 ORDER BY id")
+    kinds = lpm.store.db.all("SELECT kind FROM events WHERE task = 1 ORDER BY id")
     assert kinds == [("worker died",), ("poison",)]
 
 
@@ -467,7 +465,7 @@ def test_pending_is_made_again(lpm: LocalPersistenceManager) -> None:
     empty.write_bytes(b"")
     half.write_bytes(before[half][:50])
 
-    assert lpm.project_missing() == 3
+    assert lpm.files.restore() == 3
     assert {path: path.read_bytes() for path in sorted(lpm.pending.glob("*.json"))} == before
 
 
@@ -485,11 +483,11 @@ def test_what_is_no_file_is_no_result(
     before = {path: path.read_bytes() for path in sorted(lpm.pending.glob("*.json"))}
     wrong = min(before)
     if secured:
-        lpm.secure_pending()
+        lpm.files.secure()
     put_in_place(wrong, kind)
 
     listed = look_at_files(lpm, None)
-    made = lpm.project_missing()
+    made = lpm.files.restore()
 
     assert (listed.results, listed.torn + (listed.missing or 0)) == (1, 1)
     assert made == 1
@@ -524,7 +522,7 @@ def test_an_unchanged_page_whose_earlier_one_has_gone_meanwhile_is_fetched_again
     (again,) = lpm.get_next_pending("owner", 1)
     assert (again.id, again.known, again.failures) == (task.id, None, 0)
     lpm.save_result(done(again, page=with_etag))
-    assert lpm.raw_page(again.id)
+    assert lpm.pages.read(again.id)
 
 
 def test_pages_that_need_not_be_kept_are_asked_for_changes(tmp_path: Path) -> None:
@@ -560,14 +558,14 @@ def test_files_that_were_torn_after_they_were_secured_are_told_and_made_again(
     job = open_job(lpm)
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(3)], job=job)
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 3)))
-    lpm.durable.close_import(job, time.time())
-    lpm.secure_pending()
+    lpm.imports.close(job, time.time())
+    lpm.files.secure()
     before = {path: path.read_bytes() for path in sorted(lpm.pending.glob("*.json"))}
     whole = lpm.verify(job)
 
     TEARS[tear](min(before))
     torn = lpm.verify(job)
-    made = lpm.secure_pending()
+    made = lpm.files.secure()
 
     assert whole.problems == []
     [problem] = torn.problems
@@ -582,8 +580,8 @@ def test_files_that_have_left_pending_are_not_missed(lpm: LocalPersistenceManage
     job = open_job(lpm)
     lpm.persist_tasks([new(f"http://a.example/{n}") for n in range(2)], job=job)
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 2)))
-    lpm.durable.close_import(job, time.time())
-    lpm.mark_synced([next(lpm.results())["task_id"]])
+    lpm.imports.close(job, time.time())
+    lpm.mark_synced([next(lpm.results.read())["task_id"]])
     archive(lpm, None, compress=False)
 
     assert list(lpm.pending.iterdir()) == []
@@ -627,10 +625,10 @@ def test_raw_pages_are_warc_for_any_reader(lpm: LocalPersistenceManager) -> None
     assert [kind for kind, _, _ in records] == ["warcinfo", "response", "response"]
     assert [url for _, url, _ in records[1:]] == [first.url, second.url]
     assert [body for _, _, body in records[1:]] == [b"\0\xff\r\n\r\nbody", b"gone"]
-    head, body = lpm.raw_page(first.id) or ("", b"")
+    head, body = lpm.pages.read(first.id) or ("", b"")
     assert (head.splitlines()[0], body) == ("HTTP/1.1 200 OK", b"\0\xff\r\n\r\nbody")
     assert "Transfer-Encoding" not in head
-    assert (lpm.raw_page(second.id) or ("", b""))[1] == b"gone"
+    assert (lpm.pages.read(second.id) or ("", b""))[1] == b"gone"
 
 
 @pytest.mark.parametrize(("keep", "kept"), [("all", 2), ("failed", 1), ("none", 0)])
@@ -644,7 +642,7 @@ def test_which_raw_pages_are_kept(tmp_path: Path, keep: str, kept: int) -> None:
     )
     lpm.save_result(done(good), failed)
 
-    assert sum(lpm.raw_page(task.id) is not None for task in (good, bad)) == kept
+    assert sum(lpm.pages.read(task.id) is not None for task in (good, bad)) == kept
     lpm.close()
 
 
@@ -665,7 +663,7 @@ def test_a_segment_is_adopted_and_cut_after_a_kill(lpm: LocalPersistenceManager)
     lpm.save_result(done(second))
 
     # Then it is behind the first one, and a reader sees both and nothing else
-    assert [result["raw"]["offset"] for result in lpm.results()][1] == whole
+    assert [result["raw"]["offset"] for result in lpm.results.read()][1] == whole
     with path.open("rb") as file:
         assert [record.rec_type for record in ArchiveIterator(file)] == [
             "warcinfo",
@@ -728,7 +726,7 @@ def test_ten_writers_at_once_never_find_the_database_locked(tmp_path: Path) -> N
     # Then all tasks are there, each done once
     assert failures.empty(), failures.get()
     lpm = LocalPersistenceManager(tmp_path)
-    books = lpm.ledger.books()
+    books = lpm.counts.totals()
     assert (books.accepted, books.completed, books.results) == (600, 600, 600)
     lpm.close()
 
@@ -756,9 +754,9 @@ def test_the_view_of_the_requirements(lpm: LocalPersistenceManager) -> None:
     lpm.persist_tasks([new("http://a.example/1")])
     lpm.save_result(done(lpm.get_next_pending("owner")[0]))
 
-    columns = [row[1] for row in lpm.ledger.db.all("PRAGMA table_info(standalone_tasks)")]
+    columns = [row[1] for row in lpm.store.db.all("PRAGMA table_info(standalone_tasks)")]
     assert columns == ["task_id", "url", "status", "celery_task_id", "imported_at", "completed_at"]
-    [(status, imported)] = lpm.ledger.db.all("SELECT status, imported_at FROM standalone_tasks")
+    [(status, imported)] = lpm.store.db.all("SELECT status, imported_at FROM standalone_tasks")
     assert status == "completed"
     assert imported[4] == "-"
     assert imported.endswith("Z")
@@ -766,7 +764,7 @@ def test_the_view_of_the_requirements(lpm: LocalPersistenceManager) -> None:
 
 def test_a_newer_database_is_refused(lpm: LocalPersistenceManager) -> None:
     """A store of a newer program is a clear error, never a guess."""
-    lpm.durable.db.execute(f"PRAGMA user_version={len(schema.MIGRATIONS) + 1}")
+    lpm.store.durable.execute(f"PRAGMA user_version={len(schema.MIGRATIONS) + 1}")
     lpm.close()
 
     with pytest.raises(StoreError, match="newer version"):
@@ -808,14 +806,14 @@ def test_a_job_ends_when_nothing_is_open(lpm: LocalPersistenceManager) -> None:
     first, second = open_job(lpm, "first"), open_job(lpm, "second")
     lpm.persist_tasks([new("http://a.example/1", line=1)], job=first)
     lpm.persist_tasks([new("http://a.example/1", line=1)], job=second)
-    lpm.durable.close_import(second, time.time())
-    assert lpm.ledger.finalise(time.time()) == []
+    lpm.imports.close(second, time.time())
+    assert lpm.jobs.finalise(time.time()) == []
 
     lpm.save_result(done(lpm.get_next_pending("owner")[0]))
-    assert [job.name for job in lpm.ledger.finalise(time.time())] == ["second"]
-    lpm.durable.close_import(first, time.time())
-    assert [job.name for job in lpm.ledger.finalise(time.time())] == ["first"]
-    assert lpm.ledger.finalise(time.time()) == []
+    assert [job.name for job in lpm.jobs.finalise(time.time())] == ["second"]
+    lpm.imports.close(first, time.time())
+    assert [job.name for job in lpm.jobs.finalise(time.time())] == ["first"]
+    assert lpm.jobs.finalise(time.time()) == []
 
 
 def test_a_death_while_much_is_stored_is_blamed_on_no_page(tmp_path: Path) -> None:
@@ -845,7 +843,7 @@ def test_a_death_while_much_is_stored_is_blamed_on_no_page(tmp_path: Path) -> No
     assert lpm.bury() == 2
 
     # Then both are suspects
-    assert lpm.ledger.db.all("SELECT status, strikes, deaths FROM tasks") == [("pending", 0, 1)] * 2
+    assert lpm.store.db.all("SELECT status, strikes, deaths FROM tasks") == [("pending", 0, 1)] * 2
 
 
 def test_large_results_are_projected_a_few_at_a_time(tmp_path: Path) -> None:
@@ -893,7 +891,7 @@ def test_pages_that_an_earlier_schema_took_for_one_get_keys_of_their_own(tmp_pat
 
     # When it is opened
     lpm = LocalPersistenceManager(tmp_path / "data")
-    keys = dict(lpm.ledger.db.all("SELECT id, url_key FROM tasks"))
+    keys = dict(lpm.store.db.all("SELECT id, url_key FROM tasks"))
     lpm.close()
 
     # Then the first has the key of its URL, and all others have what they had

@@ -35,7 +35,7 @@ def waiting(lpm: LocalPersistenceManager, *seconds: float) -> None:
 
 def waits(lpm: LocalPersistenceManager) -> dict[str, float]:
     """How long each task waits by the clock of now; 0: it is due."""
-    rows = lpm.ledger.db.all(
+    rows = lpm.store.db.all(
         "SELECT url, iif(not_before, not_before - ?, 0) FROM tasks", (lpm.now(),)
     )
     return {url.rpartition("/")[2]: round(wait_s, 3) for url, wait_s in rows}
@@ -51,9 +51,9 @@ def test_a_clock_step_changes_no_wait(tmp_path: Path, step_s: float) -> None:
     waiting(lpm, 1, 600)
     job = open_job(lpm)
     lpm.persist_tasks([new("http://a.example/held")], job=job)
-    assert lpm.durable.hold(job, "paused", BEGAN) == 1
+    assert lpm.jobs.hold(job, "paused", BEGAN) == 1
     give(lpm, 1)
-    lpm.durable.db.execute("UPDATE outbox SET not_before = ?", (BEGAN + 60,))
+    lpm.store.durable.execute("UPDATE outbox SET not_before = ?", (BEGAN + 60,))
     maintainer = Maintainer(lpm, MemoryBroker(), Settings(), clock=clock, uptime=uptime)
     maintainer.tick()
 
@@ -64,8 +64,8 @@ def test_a_clock_step_changes_no_wait(tmp_path: Path, step_s: float) -> None:
 
     # Then each waits for what was left, no more and no less
     assert waits(lpm) | {"held": 0, "0": 0} == {"1": 0.75, "600": 599.75, "held": 0, "0": 0}
-    assert lpm.ledger.db.all("SELECT not_before FROM tasks WHERE url LIKE '%/held'") == [(9e15,)]
-    [(parcel,)] = lpm.ledger.db.all("SELECT not_before FROM outbox")
+    assert lpm.store.db.all("SELECT not_before FROM tasks WHERE url LIKE '%/held'") == [(9e15,)]
+    [(parcel,)] = lpm.store.db.all("SELECT not_before FROM outbox")
     assert parcel == pytest.approx(clock.now + 59.75)
 
     # And falls due when it should
@@ -82,12 +82,12 @@ def with_deadline(
 ) -> tuple[LocalPersistenceManager, Maintainer]:
     """The maintainer of a job of 500 pages that is to be done in so many seconds."""
     lpm = LocalPersistenceManager(data, clock=clock)
-    job = lpm.durable.open_job(
+    job = lpm.imports.open_job(
         key="job", name="job", queue="default", source="file", source_file=None, batch_size=100, now=BEGAN,
         deadline=BEGAN + deadline_s,
     )  # fmt: skip
     lpm.persist_tasks([new(f"http://a.example/{n}", parcel_id=str(n)) for n in range(500)], job=job)
-    lpm.durable.close_import(job, lpm.now())
+    lpm.imports.close(job, lpm.now())
     return lpm, Maintainer(lpm, MemoryBroker(), Settings(), clock=clock, uptime=uptime)
 
 
@@ -138,9 +138,9 @@ def test_a_drifting_clock_is_not_a_step(tmp_path: Path) -> None:
     clock, uptime = Clock(BEGAN), Clock(500.0)
     lpm = LocalPersistenceManager(tmp_path, clock=clock)
     waiting(lpm, 600)
-    ledger = lpm.ledger
-    assert ledger.follow_clock(clock.now, uptime.now, "boot") == 0
-    assert [ledger.follow_clock(clock.now + n * 0.4, uptime.now, "boot") for n in range(1, 5)] == [
+    tasks = lpm.tasks
+    assert tasks.follow_clock(clock.now, uptime.now, "boot") == 0
+    assert [tasks.follow_clock(clock.now + n * 0.4, uptime.now, "boot") for n in range(1, 5)] == [
         0,
         0,
         pytest.approx(1.2),
@@ -154,12 +154,12 @@ def test_every_process_sees_the_step_and_one_moves_the_waits(tmp_path: Path) -> 
     lpm, other = (LocalPersistenceManager(tmp_path, clock=Clock(BEGAN)) for _ in range(2))
     waiting(lpm, 600)
     for each in (lpm, other):
-        assert each.ledger.follow_clock(BEGAN, 500.0, "boot") == 0
+        assert each.tasks.follow_clock(BEGAN, 500.0, "boot") == 0
 
-    assert other.ledger.follow_clock(BEGAN - 3600, 500.0, "boot") == -3600
-    assert lpm.ledger.follow_clock(BEGAN - 3600, 500.0, "boot") == 0
+    assert other.tasks.follow_clock(BEGAN - 3600, 500.0, "boot") == -3600
+    assert lpm.tasks.follow_clock(BEGAN - 3600, 500.0, "boot") == 0
     lpm.close()
-    assert lpm.ledger.follow_clock(BEGAN, 500.0, "boot") == 3600
+    assert lpm.tasks.follow_clock(BEGAN, 500.0, "boot") == 3600
     assert waits(lpm) == {"600": 600}
     lpm.close()
     other.close()
@@ -170,12 +170,12 @@ def test_a_clock_that_a_reboot_set_back(tmp_path: Path) -> None:
     nothing."""
     lpm = LocalPersistenceManager(tmp_path, clock=Clock(BEGAN))
     waiting(lpm, 600)
-    assert lpm.ledger.follow_clock(BEGAN, 500.0, "first") == 0
+    assert lpm.tasks.follow_clock(BEGAN, 500.0, "first") == 0
 
     lpm.close()
-    assert lpm.ledger.follow_clock(BEGAN - 3600, 20.0, "second") == -3600
-    [(not_before,)] = lpm.ledger.db.all("SELECT not_before FROM tasks")
+    assert lpm.tasks.follow_clock(BEGAN - 3600, 20.0, "second") == -3600
+    [(not_before,)] = lpm.store.db.all("SELECT not_before FROM tasks")
     assert not_before == BEGAN - 3600 + 600
     lpm.close()
-    assert lpm.ledger.follow_clock(BEGAN + 100, 30.0, "third") == 0
+    assert lpm.tasks.follow_clock(BEGAN + 100, 30.0, "third") == 0
     lpm.close()

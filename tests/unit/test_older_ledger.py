@@ -32,7 +32,7 @@ def more(data: Path, name: str, count: int) -> None:
     lpm = LocalPersistenceManager(data)
     job = open_job(lpm, name)
     lpm.persist_tasks([new(f"http://{name}.example/{n}", line=n) for n in range(count)], job=job)
-    lpm.durable.close_import(job, lpm.now())
+    lpm.imports.close(job, lpm.now())
     fetch(lpm, count)
     lpm.close()
 
@@ -88,7 +88,7 @@ def test_nothing_is_cut_that_an_older_ledger_does_not_know(
 
     more(data, "other", 5)
     lpm = LocalPersistenceManager(data)
-    segments.mend(lpm.raw, lambda name: 0, lpm._may_cut)
+    segments.mend(lpm.raw, lambda name: 0, lpm.pages._may_cut)
     lpm.close()
 
     assert all_read(data, results)
@@ -123,7 +123,7 @@ def test_a_killed_writers_rest_is_cut_as_ever(tmp_path: Path) -> None:
     segment.write_bytes(segment.read_bytes() * 2)
     lpm = LocalPersistenceManager(tmp_path)
 
-    segments.mend(lpm.raw, lpm._committed_end, lpm._may_cut)
+    lpm.pages.cut()
 
     assert segment.stat().st_size == size
     lpm.close()
@@ -155,7 +155,7 @@ def test_the_page_of_another_url_is_not_handed_over(tmp_path: Path) -> None:
 
     other = f"it is not that of {url}"
     with pytest.raises(StoreError, match=re.escape(other)):
-        lpm.raw_page(id_)
+        lpm.pages.read(id_)
     for form, pages in (("warc", None), ("jsonl", tmp_path / "pages")):
         with pytest.raises(StoreError, match=re.escape(other)):
             export(lpm, tmp_path / f"out.{form}", form, pages=pages)
@@ -171,6 +171,6 @@ def test_a_receipt_looks_whether_pages_begin_where_they_should(tmp_path: Path) -
 
     assert (
         "20 stored pages of its results cannot be read"
-        in lpm.receipt(lpm.ledger.job("job")).problems[0]
+        in lpm.receipt(lpm.jobs.named("job")).problems[0]
     )
     lpm.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crawler.db import owners
-from crawler.db.acts import HELD
+from crawler.db.sql import HELD
 from crawler.errors import FetchError
 from crawler.fetch.budget import Memory
 from crawler.fetch.http import Request, RequestHook
@@ -139,7 +139,7 @@ def test_a_page_is_noted_from_its_request_to_its_commit(process: Process) -> Non
     assert note.in_flight == frozenset()
     assert process.owner.begin(7) == 0
     process.claims.renew()
-    assert process.lpm.ledger.db.all("SELECT status FROM tasks") == [("completed",)]
+    assert process.lpm.store.db.all("SELECT status FROM tasks") == [("completed",)]
 
 
 def test_an_unforeseen_error_costs_one_page(process: Process) -> None:
@@ -167,7 +167,7 @@ def test_a_shortage_of_the_process_is_not_charged_to_the_page(process: Process) 
 
     assert outcome.shortage
     assert process.health.is_short
-    [row] = process.lpm.ledger.db.all("SELECT status, attempts, failures FROM tasks")
+    [row] = process.lpm.store.db.all("SELECT status, attempts, failures FROM tasks")
     assert row == ("pending", 0, 0)
 
 

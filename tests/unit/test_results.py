@@ -14,9 +14,9 @@ import msgspec
 import pyarrow.parquet
 import pytest
 
-from crawler.db.ledger import RejectedRow
+from crawler.db.imports import RejectedRow
 from crawler.errors import UsageError
-from crawler.results import export, format_of, input_rows, whole_file
+from crawler.results import export, format_of, whole_file
 from crawler.results.flat import BASE, flatten, tabulated
 from crawler.results.formats import (
     CUT,
@@ -442,7 +442,7 @@ def test_every_row_of_the_input_in_its_order(folder: Folder) -> None:
     lpm.persist_tasks([new("http://a.example/1", line=4, input={"n": "4"})], job=first)
     lpm.persist_tasks([new("http://a.example/2", line=2, input={"n": "2"})], job=first)
     lpm.persist_tasks([new("http://a.example/1", line=5, input={"n": "5"})], job=first)
-    lpm.persist_rejects(first, [RejectedRow(3, "not a URL", "nonsense")])
+    lpm.imports.reject(first, [RejectedRow(3, "not a URL", "nonsense")])
     second = open_job(lpm, "second.csv")
     lpm.persist_tasks([new("http://a.example/2", line=2, input={"n": "x"})], job=second)
     lpm.persist_tasks([new("http://a.example/single")])
@@ -450,9 +450,9 @@ def test_every_row_of_the_input_in_its_order(folder: Folder) -> None:
     lpm.save_result(done(task))
 
     # When every row is exported
-    rows = [row for job in (first, second) for row in input_rows(lpm, job)]
+    rows = [row for job in (first, second) for row in lpm.results.input_rows(job)]
     exported = export(lpm, folder.path / "rows.csv", "csv", all_rows=True)
-    notes = lpm.ledger.db.all("SELECT job_id, results, format FROM exports ORDER BY id")
+    notes = lpm.store.db.all("SELECT job_id, results, format FROM exports ORDER BY id")
     lpm.close()
 
     # Then each is there once, with what is known of it

@@ -62,17 +62,17 @@ def test_a_damaged_ledger_is_salvaged(
 
     # And what can be known is there; the ledger goes on
     lpm = LocalPersistenceManager(tmp_path)
-    books = lpm.ledger.books()
+    books = lpm.counts.totals()
     leaf = 30  # rows that one page may hold at most
     assert books.accepted >= 400 - leaf
     assert books.completed >= (300 if projected else 300 - leaf)
     if kind == "internal":
         assert (books.accepted, books.completed) == (400, 300)
-    assert len({result["url"] for result in lpm.results()}) == books.completed
+    assert len({result["url"] for result in lpm.results.read()}) == books.completed
     left = lpm.get_next_pending("owner", 500)
     assert len(left) == books.pending
     lpm.save_result(*(done(task) for task in left))
-    assert lpm.ledger.books().open == 0
+    assert lpm.counts.totals().open == 0
     lpm.close()
 
 
@@ -82,7 +82,7 @@ def test_a_result_that_is_nowhere_is_collected_again(tmp_path: Path) -> None:
     # Given a job that was done, a lost page of results, and nothing in pending/
     job = crawl(tmp_path, 50, 50)
     lpm = LocalPersistenceManager(tmp_path)
-    assert lpm.durable.finalise(time.time()) != []
+    assert lpm.jobs.finalise(time.time()) != []
     lpm.close()
     wipe(tmp_path / "lpm.db", pages_of(tmp_path / "lpm.db", "results", "leaf")[1])
     for file in (tmp_path / "pending").iterdir():
@@ -93,12 +93,12 @@ def test_a_result_that_is_nowhere_is_collected_again(tmp_path: Path) -> None:
 
     # Then the books balance, and the lost ones wait
     lpm = LocalPersistenceManager(tmp_path)
-    books = lpm.ledger.job_books(job)
+    books = lpm.counts.of_job(job)
     assert books.accepted == 50
     assert books.pending > 0
     assert books.results == books.completed
-    assert [j.status for j in lpm.ledger.jobs()] == ["open"]
-    [(events,)] = lpm.ledger.db.all("SELECT count(*) FROM events WHERE kind = 'result lost'")
+    assert [j.status for j in lpm.jobs.all()] == ["open"]
+    [(events,)] = lpm.store.db.all("SELECT count(*) FROM events WHERE kind = 'result lost'")
     assert events == books.pending
     lpm.close()
 
@@ -115,8 +115,8 @@ def test_what_was_collected_in_time_does_not_expire(tmp_path: Path) -> None:
     look(tmp_path, repair=True)
 
     lpm = LocalPersistenceManager(tmp_path)
-    lost = lpm.ledger.books().pending
-    lpm.durable.expire(lpm.now())
+    lost = lpm.counts.totals().pending
+    lpm.tasks.expire(lpm.now())
     assert lost > 0
     assert len(lpm.get_next_pending("owner", 100)) == lost
     lpm.close()
@@ -142,15 +142,15 @@ def test_whatever_is_hit_the_books_balance_afterwards(tmp_path: Path, seed: int)
     [kept] = tmp_path.glob("lpm.db.damaged-*Z")
     assert kept.read_bytes() == data
     lpm = LocalPersistenceManager(tmp_path)
-    books = lpm.ledger.books()
+    books = lpm.counts.totals()
     # What is lost is told, by both looks, until it is accepted.
     told = [finding.detail for finding in wrong(mended)]
     assert told or books.accepted == 100
     assert [finding.detail for finding in wrong(look(tmp_path))] == told
-    for job in lpm.ledger.jobs():
+    for job in lpm.jobs.all():
         lpm.accept(job)
     assert wrong(look(tmp_path)) == []
-    assert len(list(lpm.results())) == books.completed >= 40
+    assert len(list(lpm.results.read())) == books.completed >= 40
     assert len(lpm.get_next_pending("owner", 500)) == books.pending
     lpm.close()
 
@@ -179,12 +179,12 @@ def test_a_lost_ledger_is_made_again_from_pending(tmp_path: Path, content: bytes
         [] if content is None else [content]
     )
     lpm = LocalPersistenceManager(tmp_path)
-    after = {f"{result['task_id']}.json": result for result in lpm.results()}
+    after = {f"{result['task_id']}.json": result for result in lpm.results.read()}
     assert after == before
-    assert lpm.ledger.job_books(lpm.ledger.job("job")).completed == 20
-    [(kind, size)] = lpm.ledger.db.all("SELECT DISTINCT content_type, bytes FROM results")
+    assert lpm.counts.of_job(lpm.jobs.named("job")).completed == 20
+    [(kind, size)] = lpm.store.db.all("SELECT DISTINCT content_type, bytes FROM results")
     assert (kind, size) == ("text/html", 400)
-    assert (lpm.raw_page(1), len(list(lpm.raw.glob("*.warc.gz")))) == (None, 1)
+    assert (lpm.pages.read(1), len(list(lpm.raw.glob("*.warc.gz")))) == (None, 1)
     lpm.bury()
     assert len(list(lpm.raw.glob("*.warc.gz"))) == 1
     lpm.close()
@@ -244,7 +244,7 @@ def test_results_that_an_older_ledger_does_not_know_are_put_back(tmp_path: Path)
     lpm = LocalPersistenceManager(tmp_path)
     lpm.persist_tasks([new(f"http://b.example/{n}") for n in range(20)])
     lpm.save_result(*(done(task) for task in lpm.get_next_pending("owner", 40)))
-    before = {result["task_id"]: result["url"] for result in lpm.results()}
+    before = {result["task_id"]: result["url"] for result in lpm.results.read()}
     lpm.close()
     (tmp_path / "lpm.db").write_bytes(older)
 
@@ -255,7 +255,7 @@ def test_results_that_an_older_ledger_does_not_know_are_put_back(tmp_path: Path)
     # Then all results are there again, each with its page
     assert "40 results in pending/ that this ledger does not know" in of(found, "books", "wrong")[0]
     lpm = LocalPersistenceManager(tmp_path)
-    assert {result["task_id"]: result["url"] for result in lpm.results()} == before
+    assert {result["task_id"]: result["url"] for result in lpm.results.read()} == before
     lpm.close()
 
 

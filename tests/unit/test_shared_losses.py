@@ -34,7 +34,7 @@ class Shared:
         self.lpm.persist_tasks(
             [new(f"http://a.example/{n}", line=n + 1) for n in range(count)], job=job
         )
-        self.lpm.durable.close_import(job, self.lpm.now())
+        self.lpm.imports.close(job, self.lpm.now())
         return job
 
     def collect(self) -> None:
@@ -43,7 +43,7 @@ class Shared:
         self.lpm.save_result(
             *(done(task, page=page(task.url, task.url.encode() * 9)) for task in tasks)
         )
-        self.lpm.durable.finalise(self.lpm.now())
+        self.lpm.jobs.finalise(self.lpm.now())
 
     def problems(self) -> list[list[str]]:
         """What the receipts of both jobs say."""
@@ -89,7 +89,7 @@ def test_a_job_accepts_missing_pages_for_itself_alone(shared: Shared) -> None:
     assert shared.problems() == [missed, []]
     assert shared.lpm.verify(shared.second).accepted == [accepted]
     assert any(
-        f"with {PAGES:,} pages of the results" in what for what in shared.lpm.missing_pages()
+        f"with {PAGES:,} pages of the results" in what for what in shared.lpm.pages.missing()
     )
     assert of(look(shared.data), "segments", "wrong")
     # And what comes back is found again
@@ -107,7 +107,7 @@ def test_when_all_jobs_have_accepted_it_nobody_is_told(shared: Shared) -> None:
         assert shared.lpm.accept(job)
 
     assert shared.problems() == [[], []]
-    assert shared.lpm.missing_pages() == []
+    assert shared.lpm.pages.missing() == []
     assert wrong(look(shared.data)) == []
 
 
@@ -162,7 +162,7 @@ def test_a_bundle_brings_missing_pages_back(shared: Shared, tmp_path: Path, acce
 
     assert brought.added_pages == PAGES + 1
     assert shared.problems() == [[], []]
-    assert shared.lpm.missing_pages() == []
+    assert shared.lpm.pages.missing() == []
 
 
 def test_a_page_that_a_repair_gives_up_is_a_loss_of_every_job_that_shares_it(

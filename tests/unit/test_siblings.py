@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from crawler import urls
-from crawler.db import exchange, siblings
+from crawler.db import siblings
+from crawler.db.gateway import Assignment
 from crawler.db.owners import Note
 from crawler.gateway.agent import open_job as open_gateway_job
 from crawler.lpm import LocalPersistenceManager
@@ -50,7 +51,7 @@ def rows(lpm: LocalPersistenceManager, parcels: str, job: Job | None = None, url
 
 def stands(lpm: LocalPersistenceManager) -> str:
     """The states of all tasks, in order, by their first letters."""
-    return "".join(row[0][0] for row in lpm.ledger.db.all("SELECT status FROM tasks ORDER BY id"))
+    return "".join(row[0][0] for row in lpm.store.db.all("SELECT status FROM tasks ORDER BY id"))
 
 
 def failed(task: Task, **fields: Any) -> Outcome:
@@ -82,7 +83,7 @@ def test_one_fetch_gives_every_row_its_result(lpm: LocalPersistenceManager) -> N
 
     # Then every row of the job has a result
     assert stands(lpm) == "ccccp"
-    found = {result["parcel_id"]: result for result in lpm.results(job)}
+    found = {result["parcel_id"]: result for result in lpm.results.read(job)}
     assert {name: result["input"] for name, result in found.items() if name != "d"} == {
         name: {"owner": name * 3} for name in "abc"
     }
@@ -95,8 +96,8 @@ def test_one_fetch_gives_every_row_its_result(lpm: LocalPersistenceManager) -> N
     assert [
         json.loads((lpm.pending / f"{found[name]['task_id']}.json").read_text()) for name in found
     ] == [*found.values()]
-    lpm.durable.close_import(job, lpm.now())
-    lpm.durable.finalise(lpm.now())
+    lpm.imports.close(job, lpm.now())
+    lpm.jobs.finalise(lpm.now())
     receipt = lpm.verify(job)
     assert (receipt.rows, receipt.books.completed, receipt.problems) == (4, 4, [])
 
@@ -104,23 +105,23 @@ def test_one_fetch_gives_every_row_its_result(lpm: LocalPersistenceManager) -> N
 def test_a_sibling_that_another_worker_holds_is_left_alone(lpm: LocalPersistenceManager) -> None:
     """Its lease decides: what it brings is its own result, and nothing is stored twice."""
     rows(lpm, "ab")
-    [first, second] = [row[0] for row in lpm.ledger.db.all("SELECT id FROM tasks ORDER BY id")]
-    mine = lpm.ledger.claim_one("me", first, lpm.now())
-    other = lpm.ledger.claim_one("other", second, lpm.now())
+    [first, second] = [row[0] for row in lpm.store.db.all("SELECT id FROM tasks ORDER BY id")]
+    mine = lpm.tasks.claim_one("me", first, lpm.now())
+    other = lpm.tasks.claim_one("other", second, lpm.now())
     assert mine
     assert other
 
     assert lpm.save_result(done(mine)) == [True]
     assert stands(lpm) == "cp"
     assert lpm.save_result(done(other, record={"title": "its own"})) == [True]
-    assert [result["data"]["title"] for result in lpm.results()] == ["x", "its own"]
+    assert [result["data"]["title"] for result in lpm.results.read()] == ["x", "its own"]
 
 
 def test_a_claim_that_was_given_up_completes_nobody(lpm: LocalPersistenceManager) -> None:
     """A late twin's page is dropped for its siblings, too."""
     rows(lpm, "abc")
     [late] = lpm.get_next_pending("dead", 10)
-    lpm.ledger.free(DEAD, lpm.now())
+    lpm.tasks.free(DEAD, lpm.now())
     [now] = lpm.get_next_pending("alive", 10)
 
     assert lpm.save_result(done(late)) == [False]
@@ -150,10 +151,10 @@ def test_a_page_that_fails_for_good_fails_for_all_rows_that_waited_for_it(
 
     # Then all have failed, and are fetched once where they are tried again
     assert stands(lpm) == "fff"
-    told = lpm.ledger.db.all("SELECT error_type, error_message FROM tasks WHERE id > 1")
+    told = lpm.store.db.all("SELECT error_type, error_message FROM tasks WHERE id > 1")
     once = f"(fetched once for all rows of this URL, by task {task.task_id})"
     assert told == [("http_404", f"the server answered 404 {once}")] * 2
-    lpm.ledger.retry(("failed",), None, None, clock.now)
+    lpm.tasks.retry(("failed",), None, None, clock.now)
     [retried] = lpm.get_next_pending("owner", 10)
     lpm.save_result(done(retried))
     assert stands(lpm) == "ccc"
@@ -166,7 +167,7 @@ def test_one_page_is_in_flight_once_whoever_claims(
     """Neither a second worker nor a wait that is over while the page is slow asks for it again."""
     rows(lpm, parcels)
     [leader] = lpm.get_next_pending("one", 1)
-    lpm.ledger.db.execute("UPDATE tasks SET not_before = 0 WHERE status = 'pending'")
+    lpm.store.db.execute("UPDATE tasks SET not_before = 0 WHERE status = 'pending'")
 
     assert lpm.get_next_pending("two", 10) == []
     clock.now += 2 * siblings.WAIT_S
@@ -180,14 +181,14 @@ def test_a_wait_of_its_own_is_not_cut_short(lpm: LocalPersistenceManager, clock:
     failure."""
     rows(lpm, "abc")
     first = lpm.get_next_pending("owner", 1)
-    lpm.ledger.db.execute(
+    lpm.store.db.execute(
         "UPDATE tasks SET not_before = ?, failures = 1 WHERE parcel_id = 'b'", (clock.now + 600,)
     )
-    lpm.ledger.db.execute("UPDATE tasks SET not_before = 9e15 WHERE parcel_id = 'c'")
+    lpm.store.db.execute("UPDATE tasks SET not_before = 9e15 WHERE parcel_id = 'c'")
 
     lpm.save_result(failed(first[0]))
 
-    assert lpm.ledger.db.all("SELECT not_before FROM tasks ORDER BY id")[1:] == [
+    assert lpm.store.db.all("SELECT not_before FROM tasks ORDER BY id")[1:] == [
         (clock.now + 600,),
         (9e15,),
     ]
@@ -200,10 +201,10 @@ def test_siblings_of_a_page_whose_worker_died_are_not_forgotten(
     themselves."""
     rows(lpm, "abc")
     [task] = lpm.get_next_pending("dead", 10)
-    lpm.ledger.free(DEAD, clock.now)
+    lpm.tasks.free(DEAD, clock.now)
     [again] = lpm.get_next_pending("dead", 10)
     assert again.id == task.id
-    lpm.ledger.db.execute(
+    lpm.store.db.execute(
         "UPDATE tasks SET status = 'failed', owner = NULL WHERE id = ?", (task.id,)
     )
 
@@ -218,11 +219,8 @@ def test_tasks_of_a_gateway_are_no_siblings(lpm: LocalPersistenceManager) -> Non
     """Each is fetched and answered on its own, and neither waits for a row of a file nor serves
     one."""
     job = open_gateway_job(lpm)
-    tasks = [
-        exchange.Assignment(external_id=f"t-{n}", address=urls.parse(URL), parcel_id=n)
-        for n in "abc"
-    ]
-    exchange.assign(lpm.durable, job, tasks, (), lpm.now())
+    tasks = [Assignment(external_id=f"t-{n}", address=urls.parse(URL), parcel_id=n) for n in "abc"]
+    lpm.gateway.assign(job, tasks, (), lpm.now())
     rows(lpm, "xy")
 
     claimed = lpm.get_next_pending("owner", 10)
@@ -250,13 +248,13 @@ def test_thousands_of_rows_for_one_url(lpm: LocalPersistenceManager) -> None:
     job = open_job(lpm)
     lpm.persist_tasks([new(URL, parcel_id=f"{n:05}") for n in range(count)], job=job)
     while tasks := lpm.get_next_pending("owner", 5):
-        [(held,)] = lpm.ledger.db.all(
+        [(held,)] = lpm.store.db.all(
             "SELECT count(*) FROM tasks WHERE status = 'pending' AND not_before > 0"
         )
-        assert held <= siblings.MAX_HELD * len(tasks)
+        assert held <= siblings.MAX_WAITING * len(tasks)
         before = stands(lpm).count("c")
         lpm.save_result(*(done(task) for task in tasks))
-        assert stands(lpm).count("c") - before <= siblings.MAX_COMPLETED + len(tasks)
+        assert stands(lpm).count("c") - before <= siblings.MAX_COMPLETED_PER_COMMIT + len(tasks)
         fetched += len(tasks)
 
     assert stands(lpm) == "c" * count
@@ -269,7 +267,7 @@ def test_large_records_are_copied_within_bounds(lpm: LocalPersistenceManager) ->
     fetched."""
     job = rows(lpm, "abcde")
     rows(lpm, "abcde", job, "http://county.example/other")
-    large = {"text": "x" * (siblings.MAX_BYTES // 3)}
+    large = {"text": "x" * (siblings.MAX_COPIED_BYTES_PER_COMMIT // 3)}
     fetched = []
     while tasks := lpm.get_next_pending("owner", 10):
         before = stands(lpm).count("c")
@@ -290,6 +288,6 @@ def test_siblings_travel_in_a_bundle(lpm: LocalPersistenceManager, tmp_path: Pat
     bundle(lpm, target, job=job, since=None, raw=True)
     unbundle(other, target, 10_000_000)
 
-    assert [result["parcel_id"] for result in other.results()] == ["a", "b", "c"]
-    assert all(other.raw_page(row[0]) for row in other.ledger.db.all("SELECT id FROM tasks"))
+    assert [result["parcel_id"] for result in other.results.read()] == ["a", "b", "c"]
+    assert all(other.pages.read(row[0]) for row in other.store.db.all("SELECT id FROM tasks"))
     other.close()

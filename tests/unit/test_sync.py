@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from crawler.config import Settings, load
-from crawler.db import exchange
-from crawler.db.books import Delivery
+from crawler.db.outbox import Delivery
 from crawler.errors import GatewayError, StoreError
 from crawler.gateway import agent
 from crawler.gateway.client import GatewayClient
@@ -103,7 +102,7 @@ def running(
 
 def stand(lpm: LocalPersistenceManager) -> Delivery:
     """How far the exchange has come."""
-    return lpm.ledger.delivery(None)
+    return lpm.outbox.delivery(None)
 
 
 def refusing(gateway: ScriptedGateway, *ids: str, answer: Answer | None = None) -> Any:
@@ -206,7 +205,7 @@ def test_a_partial_failure_is_taken_apart(
     _until_settled(lpm, gateway)
 
     assert (stand(lpm).synced, stand(lpm).rejected, stand(lpm).ready) == (97, 3, 0)
-    found = exchange.rejected(lpm.ledger.db)
+    found = lpm.outbox.rejected()
     assert [(item["task_id"], item["problem"], item["tries"]) for item in found] == [
         (id_, "a value is too long", MAX_TRIES) for id_ in ("t-17", "t-18", "t-99")
     ]
@@ -232,8 +231,8 @@ def test_a_passing_failure_of_one_result_is_no_rejection(
 def _until_settled(lpm: LocalPersistenceManager, gateway: ScriptedGateway) -> None:
     """As if all the waits were over."""
     while stand(lpm).unsent:
-        lpm.durable.db.execute("UPDATE outbox SET not_before = 0")
-        lpm.durable.db.execute("UPDATE reports SET not_before = 0")
+        lpm.store.durable.execute("UPDATE outbox SET not_before = 0")
+        lpm.store.durable.execute("UPDATE reports SET not_before = 0")
         rounds(lpm, gateway)
 
 
@@ -276,7 +275,7 @@ def test_what_will_never_be_taken_is_rejected_with_its_reason(
     rounds(lpm, gateway)
 
     assert (stand(lpm).synced, stand(lpm).rejected) == (7, 1)
-    [item] = exchange.rejected(lpm.ledger.db)
+    [item] = lpm.outbox.rejected()
     assert (item["task_id"], item["code"]) == ("t-5", status)
     assert "not this one" in item["problem"]
 
@@ -313,7 +312,7 @@ def test_a_page_that_is_too_large_or_gone_does_not_hold_up_its_result(
     ]
     for segment in lpm.raw.glob("*.warc.gz"):
         data = bytearray(segment.read_bytes())
-        place = lpm.ledger.db.all("SELECT raw_offset FROM results WHERE task = 3")[0][0]
+        place = lpm.store.db.all("SELECT raw_offset FROM results WHERE task = 3")[0][0]
         data[place : place + 20] = bytes(20)
         segment.write_bytes(data)
 
@@ -355,7 +354,7 @@ def test_a_report_that_is_refused_is_kept(
 
     rounds(lpm, gateway)
 
-    [item] = exchange.rejected(lpm.ledger.db)
+    [item] = lpm.outbox.rejected()
     assert (item["kind"], item["task_id"], item["code"]) == ("report", "t-1", 409)
     assert "it is done" in item["problem"]
 
@@ -367,7 +366,7 @@ def test_late_results_are_delivered_and_marked(
     ready(lpm, 2, deadline=time.time() + 3600)
     assign(lpm, given("on-time", "http://a.example/x"))
     lpm.save_result(*(done(task) for task in claim(lpm)))
-    lpm.durable.db.execute(
+    lpm.store.durable.execute(
         "UPDATE tasks SET deadline = deadline - 7200 WHERE external_id <> 'on-time'"
     )
 
@@ -388,7 +387,7 @@ def test_held_results_stay_and_go_only_when_let_go(
     assert rounds(lpm, gateway) == 0
     assert gateway.calls == []
 
-    exchange.release(lpm.durable.db)
+    lpm.outbox.release()
     rounds(lpm, gateway)
 
     assert len(gateway.results) == 5
@@ -437,9 +436,7 @@ def test_pages_that_the_gateway_cannot_keep_hold_up_no_others(
 ) -> None:
     """The first thirty fail again and again; what came behind them is delivered."""
     ready(lpm, 50)
-    exchange.set_note(
-        lpm.durable.db, "heard", str(time.time())
-    )  # by its heart one knows that it is there
+    lpm.gateway.set_note("heard", str(time.time()))  # by its heart one knows that it is there
     bad = [f'"t-{n}"'.encode() for n in range(30)]
     gateway.rules = [
         lambda call: (
@@ -504,10 +501,10 @@ def test_a_pruned_page_is_counted_as_missing(
 ) -> None:
     """A result of long ago goes without it, and that is told."""
     collect(lpm, "job", 1)
-    lpm.durable.db.execute(
+    lpm.store.durable.execute(
         "UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL"
     )
-    exchange.release(lpm.durable.db)
+    lpm.outbox.release()
 
     rounds(lpm, gateway)
 
@@ -522,7 +519,7 @@ def test_the_gateway_hears_of_a_result_that_it_has_rejected(
     task."""
     ready(lpm, 2)
     collect(lpm, "job", 1)
-    exchange.release(lpm.durable.db)
+    lpm.outbox.release()
     good = [b'"task_id":"t-0"']
 
     def rule(call: Call) -> Answer | None:
@@ -545,11 +542,11 @@ def test_a_rejected_result_that_is_sent_again_is_not_reported(
 ) -> None:
     """Whether an operator or the Gateway wants it once more."""
     ready(lpm, 2)
-    for parcel in exchange.pages(lpm.ledger.db, 2, time.time()):
-        exchange.refused(lpm.durable.db, parcel, 422, "no", None)
+    for parcel in lpm.outbox.pages(2, time.time()):
+        lpm.outbox.refused(parcel, 422, "no", None)
     assert stand(lpm).reports_ready == 2
 
-    exchange.retry(lpm.durable.db, ["t-0"])
+    lpm.outbox.retry(["t-0"])
     assign(lpm, given("t-1", "http://a.example/t-1"))
     rounds(lpm, gateway)
 
@@ -594,7 +591,7 @@ def test_an_update_that_cannot_be_ours_is_an_alarm_with_the_task(
     rounds(lpm, gateway)
 
     assert [len(call.json) for call in gateway.asked("/internal/results")] == [100, 1, 1, 2]
-    found = {item["task_id"]: item["problem"] for item in exchange.replaced(lpm.ledger.db)}
+    found = {item["task_id"]: item["problem"] for item in lpm.outbox.replaced()}
     assert list(found) == [f"t-{n}" for n in range(101)]
     assert "counted 1 of 100 results as updated" in found["t-3"]
     assert "counted it as updated" in found["t-100"]
@@ -636,7 +633,7 @@ def test_what_an_older_program_has_delivered_is_known(
     gateway.rules = [counting(gateway, set())]
     of_parcels(lpm, *range(3))
     rounds(lpm, gateway)
-    lpm.durable.db.execute(
+    lpm.store.durable.execute(
         """DROP TRIGGER report_rejected; DROP TRIGGER report_rejected_no_more; DROP TABLE delivery_keys;
            ALTER TABLE outbox DROP COLUMN replaced; UPDATE outbox SET state = 'rejected' WHERE task = 1;
            PRAGMA user_version = 7"""
@@ -661,15 +658,15 @@ def test_another_gateway_has_none_of_our_keys(
     """What was delivered to one makes no update of another's ours; the same one at a new address
     has them all."""
     collect(lpm, "job", 1)
-    exchange.release(lpm.durable.db)
+    lpm.outbox.release()
     agent.bind(lpm, load(gateway.env))
     rounds(lpm, gateway)
-    lpm.durable.db.execute("UPDATE outbox SET state = 'held', batch = NULL")
+    lpm.store.durable.execute("UPDATE outbox SET state = 'held', batch = NULL")
 
     with ScriptedGateway() as other:
         other.rules = [counting(other, {"0"})]
         agent.bind(lpm, load(other.env), moved)
-        exchange.release(lpm.durable.db)
+        lpm.outbox.release()
         rounds(lpm, other)
 
     assert stand(lpm).replaced == expected

@@ -41,7 +41,7 @@ class Storing:
 
     def states(self) -> list[tuple[object, ...]]:
         """What the ledger says of them."""
-        return self.lpm.ledger.db.all(
+        return self.lpm.store.db.all(
             "SELECT status, error_type, attempts, failures FROM tasks ORDER BY id"
         )
 
@@ -102,11 +102,11 @@ def test_a_result_that_there_is_no_memory_for_is_fetched_again(tmp_path: Path) -
 
     assert storing.states() == [("completed", None, 1, 0), ("pending", None, 0, 0)]
     assert [outcome.shortage for outcome in storing.stored] == [False, True]
-    [(noted,)] = storing.lpm.ledger.db.all(
+    [(noted,)] = storing.lpm.store.db.all(
         "SELECT detail ->> 'sent' FROM events WHERE kind = 'broken off'"
     )
     assert noted == '[["a.example",1000.0,0.1]]'
-    [(message, wait_s)] = storing.lpm.ledger.db.all(
+    [(message, wait_s)] = storing.lpm.store.db.all(
         "SELECT error_message, not_before - ? FROM tasks WHERE id = ?", (time.time(), large.id)
     )
     assert message == "broken off, because there is no memory left"

@@ -170,8 +170,8 @@ def _show_summary(summary: Summary) -> None:
 
 def say_namesakes(settings: Settings, job: Job) -> None:
     """Name earlier jobs from files of this name: commands take a job by its own name."""
-    with contextlib.closing(LocalPersistenceManager(settings.data_dir)) as lpm, lpm.errors():
-        before = [each for each in lpm.ledger.namesakes(job) if each.id < job.id]
+    with LocalPersistenceManager(settings.data_dir) as lpm:
+        before = [each for each in lpm.jobs.namesakes(job) if each.id < job.id]
     if before:
         say(f"this is the job {job.name}; earlier files of the same name made {newest(before)}")
 
@@ -183,12 +183,12 @@ def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast
     """
     now, tz = time.time(), times.zone(settings.timezone)
     lpm = LocalPersistenceManager(settings.data_dir)
-    with contextlib.closing(lpm), lpm.errors():
+    with lpm:
         look = Waits(settings, lpm)
         limits = look.limits(job)
         limits = msgspec.structs.replace(limits, running=limits.running or starts)
-        waits = [wait for wait in look.of(job, lpm.ledger.progress(job)) if wait.kind != "worker"]
-        seen = of_job(lpm.ledger, job, limits, now, waits)
+        waits = [wait for wait in look.of(job, lpm.counts.progress(job)) if wait.kind != "worker"]
+        seen = of_job(lpm.counts, job, limits, now, waits)
     if job.deadline:
         say(f"deadline {times.until(job.deadline, now, tz)}")
     if not seen.tasks:

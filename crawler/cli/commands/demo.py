@@ -61,7 +61,7 @@ def demo(workers: int | None) -> int:
 def _show_examples(data_dir: Path) -> None:
     lpm = LocalPersistenceManager(data_dir)
     print("Three of the records:")
-    for result in lpm.results(limit=3):
+    for result in lpm.results.read(limit=3):
         fields = result["data"].get("fields", {})
         text = ", ".join(f"{name}: {value}" for name, value in list(fields.items())[:4])
         print(f"  {result['parcel_id']}  {result['data'].get('title', '')}  {text}")

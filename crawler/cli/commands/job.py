@@ -25,7 +25,7 @@ from crawler.cli.output import (
 )
 from crawler.config import program
 from crawler.db import owners
-from crawler.db.books import Delivery
+from crawler.db.outbox import Delivery
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus, TaskStatus
@@ -55,8 +55,8 @@ def list_(as_json: bool) -> None:
       python -m crawler job list
     """
     with stored() as lpm:
-        jobs = lpm.ledger.jobs()
-        books = [lpm.ledger.job_books(each) for each in jobs]
+        jobs = lpm.jobs.all()
+        books = [lpm.counts.of_job(each) for each in jobs]
         found = list(zip(jobs, books, lpm.unaccounted(jobs), strict=True))
     if as_json:
         print_json(
@@ -100,13 +100,13 @@ def show(name: str, as_json: bool) -> None:
     with stored() as lpm:
         each = job_of(lpm, name)
         receipt = lpm.receipt(each)
-        examples = lpm.ledger.examples(each)
+        examples = lpm.counts.examples(each)
         look, now = Waits(settings, lpm), lpm.now()
-        limits, later = look.limits(each), lpm.ledger.later_namesakes(each)
+        limits, later = look.limits(each), lpm.jobs.later_namesakes(each)
         waits = look.of(each, receipt.books)
         endless = endless_wait([wait for wait in waits if wait.kind != "worker"])
         seen = (
-            of_job(lpm.ledger, each, limits, now, waits)
+            of_job(lpm.counts, each, limits, now, waits)
             if receipt.books.open and not endless
             else None
         )
@@ -146,9 +146,9 @@ def verify(name: str, as_json: bool) -> int:
     with stored() as lpm:
         each = job_of(lpm, name)
         receipt = lpm.verify(each)
-        failures = list(lpm.ledger.tasks(each, _FINAL))
-        examples = lpm.ledger.examples(each, most=20)
-        delivery, later = lpm.ledger.delivery(each), lpm.ledger.later_namesakes(each)
+        failures = list(lpm.tasks.select(each, _FINAL))
+        examples = lpm.counts.examples(each, most=20)
+        delivery, later = lpm.outbox.delivery(each), lpm.jobs.later_namesakes(each)
     open_ = receipt.books.open
     if as_json:
         facts = {
@@ -220,7 +220,7 @@ def pause(name: str) -> None:
       python -m crawler job pause parcels.csv
     """
     with _open_job(name) as (lpm, each):
-        count = lpm.durable.hold(each, "paused", lpm.now())
+        count = lpm.jobs.hold(each, "paused", lpm.now())
     again = f"{program()} job resume {shlex.quote(each.name)}"
     print(f"Paused {printable(each.name)}: {count:,} tasks wait for: {printable(again)}")
 
@@ -238,7 +238,7 @@ def resume(name: str) -> None:
     with _open_job(name) as (lpm, each):
         if each.hold not in ("paused", "resuming"):
             raise click.UsageError(f"{name} is not paused")
-        count = lpm.durable.release(each)
+        count = lpm.jobs.release(each)
     print(f"Resumed {printable(each.name)}: {count:,} tasks are due again")
 
 
@@ -253,10 +253,10 @@ def cancel(name: str) -> None:
       python -m crawler job cancel parcels.csv
     """
     with _open_job(name, again=True) as (lpm, each):
-        count = lpm.durable.hold(each, "cancelled", lpm.now())
+        count = lpm.jobs.hold(each, "cancelled", lpm.now())
         accepted = lpm.accept_import(each)  # who ends a job wants no more of its file
-        lpm.durable.finalise(lpm.now())
-        [missing] = lpm.unaccounted([lpm.ledger.job_by_id(each.id)])
+        lpm.jobs.finalise(lpm.now())
+        [missing] = lpm.unaccounted([lpm.jobs.get(each.id)])
     again = (
         f"again with: {program()} retry --skipped --reason cancelled --job {shlex.quote(each.name)}"
     )
@@ -310,7 +310,7 @@ def list_tasks(
         each = job_of(lpm, job_name) if job_name else None
         most = limit or (None if as_json else 101)
         number = -1
-        for number, task in enumerate(lpm.ledger.tasks(each, statuses, reason, domain, most)):
+        for number, task in enumerate(lpm.tasks.select(each, statuses, reason, domain, most)):
             if as_json:
                 print(msgspec.json.encode(task).decode())
             elif number == 100 and not limit:
@@ -353,7 +353,7 @@ def retry(
         raise click.UsageError("say what to try again: --failed, --expired or --skipped")
     with stored() as lpm:
         each = job_of(lpm, job_name) if job_name else None
-        again, left = lpm.durable.retry(chosen, reason, each, lpm.now())
+        again, left = lpm.tasks.retry(chosen, reason, each, lpm.now())
         if reason and not again + left:
             check_reason(lpm, reason)
         workers = owners.workers(lpm.owners)

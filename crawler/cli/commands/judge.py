@@ -104,7 +104,7 @@ def _header(line: str) -> tuple[str, str]:
 def _of_url(settings: Settings, url: str) -> tuple[str, Page]:
     address = urls.parse(url)
     if LocalPersistenceManager.exists(settings.data_dir):
-        with closing(LocalPersistenceManager(settings.data_dir)) as lpm, lpm.errors():
+        with closing(LocalPersistenceManager(settings.data_dir)) as lpm:
             page = _stored(lpm, address)
         if page:
             return "store", page
@@ -115,10 +115,10 @@ def _of_url(settings: Settings, url: str) -> tuple[str, Page]:
 def _stored(lpm: LocalPersistenceManager, address: urls.Address) -> Page | None:
     from crawler.scraping.stored import page_of
 
-    for task in lpm.ledger.tasks_of(address.key):
-        raw = lpm.raw_page(task)
+    for task in lpm.tasks.for_url(address.key):
+        raw = lpm.pages.read(task)
         if raw:
-            return page_of(*raw, address.url, (lpm.result(task) or {}).get("final_url"))
+            return page_of(*raw, address.url, (lpm.results.of_task(task) or {}).get("final_url"))
     return None
 
 

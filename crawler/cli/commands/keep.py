@@ -67,7 +67,7 @@ def archive(
 
     with stored() as lpm:
         job = job_of(lpm, job_name) if job_name else None
-        if older_than is None and (open_ := lpm.ledger.progress(job).open):
+        if older_than is None and (open_ := lpm.counts.progress(job).open):
             say(
                 f"{open_:,} tasks are still open: their results may not be in it, and stay in pending/"
             )

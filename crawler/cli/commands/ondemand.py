@@ -1,7 +1,6 @@
 """`ondemand`: workers, and what takes tasks from a Gateway and delivers their results, in one
 supervised stack."""
 
-import contextlib
 import signal
 import threading
 import time
@@ -74,7 +73,7 @@ def ondemand(
     GatewayClient(settings, "check")  # what is missing or wrong is said here, and not in a log
     platforms = tuple(asked(settings, platforms, described))
     lpm = LocalPersistenceManager(settings.data_dir)
-    with contextlib.closing(lpm):
+    with lpm:
         worker_id = bind(lpm, settings, moved)
     for platform in platforms:
         if described.named(platform) is None:
@@ -104,12 +103,11 @@ def _follow(settings: Settings, stack: "Orchestrator") -> None:
     """Say where things stand whenever that has changed, until the Gateway wants no more."""
     said, due = [""], 0.0
     lpm = LocalPersistenceManager(settings.data_dir)
-    with contextlib.closing(lpm):
+    with lpm:
         while not stack.drained:
             if time.monotonic() >= due:
                 began = time.monotonic()
-                with lpm.errors():
-                    lines = [_line(lpm), *_remarks(lpm, settings)]
+                lines = [_line(lpm), *_remarks(lpm, settings)]
                 for line in lines:
                     if line not in said:
                         say(line)
@@ -123,11 +121,9 @@ def _follow(settings: Settings, stack: "Orchestrator") -> None:
 
 def _line(lpm: LocalPersistenceManager) -> str:
     """In a line of a terminal, as long as there are not millions."""
-    from crawler.db import exchange
 
-    db = lpm.ledger.db
-    states, stand = exchange.states(db), lpm.ledger.delivery(None)
-    counts = {"taken": sum(states.values()), "open": exchange.open_count(db)}
+    states, stand = lpm.gateway.states(), lpm.outbox.delivery(None)
+    counts = {"taken": sum(states.values()), "open": lpm.gateway.open_count()}
     counts |= {
         name: states[name]
         for name in ("completed", "failed", "skipped", "expired")
@@ -146,26 +142,23 @@ def _line(lpm: LocalPersistenceManager) -> str:
 
 def _remarks(lpm: LocalPersistenceManager, settings: Settings) -> list[str]:
     """What keeps the counts from moving."""
-    from crawler.db import exchange
     from crawler.standstill import no_room
 
-    db = lpm.ledger.db
     order = {"pause": "the Gateway has said: pause", "drain": "the Gateway has said: drain"}
-    found = [order.get(exchange.get_note(db, "order") or "")]
-    job = next((job for job in reversed(lpm.ledger.jobs()) if job.of_gateway), None)
+    found = [order.get(lpm.gateway.note("order") or "")]
+    job = next((job for job in reversed(lpm.jobs.all()) if job.of_gateway), None)
     if job and job.hold and not found[0]:
         found.append(f"the job {job.name} is {job.hold}: no work is asked for")
-    found += [*exchange.troubles(db), no_room(lpm.folder, settings)]
+    found += [*lpm.gateway.troubles(), no_room(lpm.folder, settings)]
     return [text for text in found if text]
 
 
 def _summarise(settings: Settings, as_json: bool) -> None:
     """What was done, once nothing changes it any more."""
-    from crawler.db import exchange
 
     lpm = LocalPersistenceManager(settings.data_dir)
-    with contextlib.closing(lpm), lpm.errors():
-        states, stand, line = exchange.states(lpm.ledger.db), lpm.ledger.delivery(None), _line(lpm)
+    with lpm:
+        states, stand, line = lpm.gateway.states(), lpm.outbox.delivery(None), _line(lpm)
     if as_json:
         print_json({"tasks": states, "exchange": stand})
         return

@@ -23,7 +23,7 @@ from crawler.cli.output import (
 )
 from crawler.cli.types import only_job_option, since_option
 from crawler.config import program
-from crawler.db.books import Delivery
+from crawler.db.outbox import Delivery
 from crawler.errors import StoreError, place
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
@@ -63,8 +63,8 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
             with stored() as lpm:
                 job = job_of(lpm, job_name) if job_name else None
                 sent, items = (
-                    lpm.ledger.delivery(job),
-                    store.newest(lpm, job, wanted) if wanted else items,
+                    lpm.outbox.delivery(job),
+                    lpm.results.newest(job, wanted) if wanted else items,
                 )
                 files = store.look_at_files(lpm, job)
         except StoreError as error:
@@ -158,7 +158,7 @@ def show(task: str, as_json: bool) -> int:
     from crawler.results.flat import as_text, flatten
 
     with stored() as lpm:
-        report = lpm.report(lpm.ledger.find(task)[0])
+        report = lpm.results.report(lpm.tasks.find(task)[0])
     done = "data" in report
     if as_json:
         print_json(report)

@@ -36,7 +36,7 @@ from crawler.cli.output import (
 )
 from crawler.cli.session import robots_option, session_options
 from crawler.config import Settings, program
-from crawler.db.books import mend
+from crawler.db.jobs import mend
 from crawler.errors import StoreError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
@@ -165,8 +165,8 @@ def _say_finished(settings: Settings, job: Job | None) -> None:
         say("no task is open: nothing was fetched")
         return
     lpm = LocalPersistenceManager(settings.data_dir)
-    with contextlib.closing(lpm), lpm.errors():
-        at = lpm.ledger.ended_at(job)
+    with lpm:
+        at = lpm.jobs.ended_at(job)
     when = (
         f" since {times.show(at, time.time(), times.zone(settings.timezone))}"
         if at
@@ -178,8 +178,8 @@ def _say_finished(settings: Settings, job: Job | None) -> None:
 def _say_left(settings: Settings, job: Job | None) -> None:
     """Tell how far the work has come when it is broken off."""
     lpm = LocalPersistenceManager(settings.data_dir)
-    with contextlib.suppress(StoreError), contextlib.closing(lpm), lpm.errors():
-        books = lpm.ledger.progress(job)
+    with contextlib.suppress(StoreError), lpm:
+        books = lpm.counts.progress(job)
         say(
             f"{books.accepted - books.open:,} of {books.accepted:,} are done, {books.open:,} are left"
         )
@@ -188,8 +188,8 @@ def _say_left(settings: Settings, job: Job | None) -> None:
 def _has_more(settings: Settings, job: Job | None) -> bool:
     """Whether tasks are open, or another process is about to bring some."""
     lpm = LocalPersistenceManager(settings.data_dir)
-    with contextlib.closing(lpm), lpm.errors():
-        return bool(lpm.ledger.progress(job).open) or lpm.is_importing(job)
+    with lpm:
+        return bool(lpm.counts.progress(job).open) or lpm.is_importing(job)
 
 
 @contextlib.contextmanager
@@ -229,22 +229,21 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
 
     lpm = LocalPersistenceManager(settings.data_dir)
     standstill = Standstill(Waits(settings, lpm), job)
-    with BooksProgress(job) as progress, contextlib.closing(lpm):
+    with BooksProgress(job) as progress, lpm:
         seen = time.monotonic()
         while True:
-            with lpm.errors():
-                began = time.monotonic()
-                books = lpm.ledger.progress(job)
-                progress.show(
-                    books,
-                    standstill.reason(books),
-                    lpm.ledger.forbidden(job) if books.skipped else 0,
-                )
-                if not books.open and not lpm.is_importing(job):
-                    lpm.ledger.finalise(
-                        lpm.now()
-                    )  # the maintainer would, but may be stopped before it has seen it
-                    return books
+            began = time.monotonic()
+            books = lpm.counts.progress(job)
+            progress.show(
+                books,
+                standstill.reason(books),
+                lpm.counts.forbidden_by_robots(job) if books.skipped else 0,
+            )
+            if not books.open and not lpm.is_importing(job):
+                lpm.jobs.finalise(
+                    lpm.now()
+                )  # the maintainer would, but may be stopped before it has seen it
+                return books
             if not joined or read_stack(settings.data_dir).up:
                 seen = time.monotonic()
             elif time.monotonic() - seen > STACK_GONE_S:
@@ -262,22 +261,22 @@ def report(settings: Settings, job: Job | None, as_json: bool) -> int:
     one reading: rows may have come in since the crawl has ended.
     """
     lpm = LocalPersistenceManager(settings.data_dir)
-    with contextlib.closing(lpm), lpm.errors():
-        lpm.secure_pending()
-        receipt = lpm.receipt(lpm.ledger.job(job.name)) if job else None
-        books = receipt.books if receipt else lpm.ledger.progress(None)
-        reasons = receipt.reasons if receipt else lpm.ledger.reasons(None)
-        examples = lpm.ledger.examples(job)
-        delivery = lpm.ledger.delivery(job)
-        receipts = [lpm.receipt(each) for each in lpm.ledger.jobs()] if not job else []
+    with lpm:
+        lpm.files.secure()
+        receipt = lpm.receipt(lpm.jobs.named(job.name)) if job else None
+        books = receipt.books if receipt else lpm.counts.progress(None)
+        reasons = receipt.reasons if receipt else lpm.counts.reasons(None)
+        examples = lpm.counts.examples(job)
+        delivery = lpm.outbox.delivery(job)
+        receipts = [lpm.receipt(each) for each in lpm.jobs.all()] if not job else []
         unaccounted = [f"{each.job}: {what}" for each in receipts for what in each.problems]
         if not job:
-            unaccounted += [f"{fault}; {mend()}" for fault in lpm.ledger.index_faults()]
+            unaccounted += [f"{fault}; {mend()}" for fault in lpm.jobs.index_faults()]
             unaccounted += [
-                f"{what}; {program()} doctor tells more" for what in lpm.missing_pages()
+                f"{what}; {program()} doctor tells more" for what in lpm.pages.missing()
             ]
         if job and not books.open:
-            lpm.ledger.report_job(job)
+            lpm.jobs.mark_reported(job)
     if as_json:
         print_json(
             receipt or {"job": None, "books": books, "reasons": reasons, "problems": unaccounted}

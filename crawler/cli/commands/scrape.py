@@ -83,13 +83,13 @@ def scrape(
         session = msgspec.structs.replace(session or Session(), credentials=dict([secret]))
     local = local or ignore_robots or session is not None
     new = NewTask(address=address, priority=1, external_id=call_id)
-    call = partial(lpm.persist_call, new, loopback=True, held=local)
+    call = partial(lpm.tasks.add_call, new, loopback=True, held=local)
     task = None if local else call()
     if task is None or not _through_queue(settings, lpm, address.url, call_id, task):
         task = _in_this_process(
             settings, lpm, call, JobOptions(ignore_robots=ignore_robots), session
         )
-    report = lpm.report(task)
+    report = lpm.results.report(task)
     lpm.close()
     if as_json:
         print_json(report)
@@ -159,7 +159,7 @@ def _through_queue(
         scrape_task.apply_async((url,), task_id=call_id, queue="urgent", retry=False)
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
-        if lpm.ledger.stand(task)[0] not in (TaskStatus.PENDING, TaskStatus.PROCESSING):
+        if lpm.tasks.state_of(task)[0] not in (TaskStatus.PENDING, TaskStatus.PROCESSING):
             return True
         time.sleep(0.05)
     say("the task is still open; it goes on in the stack")
@@ -330,13 +330,13 @@ def _stored(settings: Settings, url: str) -> tuple[str, bytes]:
     lpm = LocalPersistenceManager(settings.data_dir)
     gone: str | None = None
     try:
-        for task in lpm.ledger.tasks_of(urls.parse(url).key):
-            page = lpm.raw_page(task)
+        for task in lpm.tasks.for_url(urls.parse(url).key):
+            page = lpm.pages.read(task)
             if page:
                 return next(iter(stored_values(page[0], "content-type")), ""), decoded(
                     *page, limit=1 << 30
                 )
-            gone = gone or lpm.why_no_page(task)
+            gone = gone or lpm.pages.why_gone(task)
     finally:
         lpm.close()
     if gone:

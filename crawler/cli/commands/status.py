@@ -10,9 +10,7 @@ import msgspec
 from crawler import config, times
 from crawler.cli.output import data_dir_option, json_option, print_json, require_store, size_of
 from crawler.config import Settings, program
-from crawler.db import exchange, owners
-from crawler.db.books import Bookkeeping
-from crawler.db.connection import reading
+from crawler.db import owners
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Books, Job
@@ -84,27 +82,26 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
     }
     if LocalPersistenceManager.exists(settings.data_dir):
         lpm = LocalPersistenceManager(settings.data_dir)
-        with lpm.errors():
-            ledger = lpm.ledger
-            with reading(ledger.db):
-                jobs = ledger.jobs()
-                facts["books"] = ledger.books()
-                facts["jobs"] = {job.name: ledger.job_books(job) for job in jobs}
-                facts["queues"] |= ledger.waiting()
-                facts["domains"] = ledger.in_flight()
-                facts["rate"] = round(ledger.rate(lpm.now()), 2)
-                growth = ledger.growth(lpm.now())
-                facts["gateway"] = _gateway(ledger)
-            look = Waits(settings, lpm)
-            facts["waits"] = _waits(look, jobs, facts)
-            late = _late(settings, lpm, look, jobs, facts)
-            missing = lpm.unaccounted(jobs)
-            for job, what in zip(jobs, missing, strict=True):
-                about = {"unaccounted": what, "late": late.get(job.name)}
-                facts["job_facts"][job.name] = _about(job) | about
-            facts["unaccounted"] = [] if any(missing) else lpm.missing_pages()
-            if sizes:
-                facts["store"] = {"bytes": lpm.sizes(), **growth}
+        counts = lpm.counts
+        with lpm.store.reading():
+            jobs = lpm.jobs.all()
+            facts["books"] = counts.totals()
+            facts["jobs"] = {job.name: counts.of_job(job) for job in jobs}
+            facts["queues"] |= counts.pending_by_queue()
+            facts["domains"] = counts.in_flight()
+            facts["rate"] = round(counts.rate(lpm.now()), 2)
+            growth = counts.growth(lpm.now())
+            facts["gateway"] = _gateway(lpm)
+        look = Waits(settings, lpm)
+        facts["waits"] = _waits(look, jobs, facts)
+        late = _late(settings, lpm, look, jobs, facts)
+        missing = lpm.unaccounted(jobs)
+        for job, what in zip(jobs, missing, strict=True):
+            about = {"unaccounted": what, "late": late.get(job.name)}
+            facts["job_facts"][job.name] = _about(job) | about
+        facts["unaccounted"] = [] if any(missing) else lpm.pages.missing()
+        if sizes:
+            facts["store"] = {"bytes": lpm.sizes(), **growth}
         lpm.close()
     facts["books"] = msgspec.structs.asdict(facts["books"])
     facts["jobs"] = {name: msgspec.structs.asdict(books) for name, books in facts["jobs"].items()}
@@ -151,21 +148,19 @@ def _late(
     found = {}
     for job in due[:MAX_JOBS]:
         limits = look.limits(job)
-        seen = of_job(lpm.ledger, job, limits, now, look.of(job, facts["jobs"][job.name]))
+        seen = of_job(lpm.counts, job, limits, now, look.of(job, facts["jobs"][job.name]))
         if seen.misses:
             found[job.name] = sentence(seen, job, limits, now, tz)
     return found
 
 
-def _gateway(ledger: Bookkeeping) -> dict[str, Any] | None:
+def _gateway(lpm: LocalPersistenceManager) -> dict[str, Any] | None:
     """How far the exchange with a Gateway has come; None where none was ever known."""
-    notes = {
-        name: exchange.get_note(ledger.db, name) for name in ("url", "worker_id", "heard", "order")
-    }
-    heard, delivery = notes.pop("heard"), ledger.delivery(None)
+    notes = {name: lpm.gateway.note(name) for name in ("url", "worker_id", "heard", "order")}
+    heard, delivery = notes.pop("heard"), lpm.outbox.delivery(None)
     if notes["url"] is None and not delivery.concerns_gateway:
         return None
-    about = {"heard_at": float(heard) if heard else None, "troubles": exchange.troubles(ledger.db)}
+    about = {"heard_at": float(heard) if heard else None, "troubles": lpm.gateway.troubles()}
     return notes | about | msgspec.structs.asdict(delivery)
 
 

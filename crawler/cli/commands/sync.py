@@ -12,7 +12,6 @@ from crawler import config, times
 from crawler.cli.commands.ondemand import moved_option
 from crawler.cli.output import data_dir_option, job_of, json_option, print_json, say, stored
 from crawler.config import Settings, program
-from crawler.db import exchange
 from crawler.errors import ServiceError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
@@ -77,15 +76,14 @@ def status(as_json: bool) -> None:
 def _facts(lpm: LocalPersistenceManager, settings: Settings) -> dict[str, Any]:
     from crawler.gateway.agent import is_busy
 
-    db = lpm.ledger.db
-    stand, heard = lpm.ledger.delivery(None), exchange.get_note(db, "heard")
+    stand, heard = lpm.outbox.delivery(None), lpm.gateway.note("heard")
     return {
         "enabled": settings.gateway_enabled,
-        "gateway": exchange.get_note(db, "url"),
-        "worker_id": exchange.get_note(db, "worker_id"),
+        "gateway": lpm.gateway.note("url"),
+        "worker_id": lpm.gateway.note("worker_id"),
         "heard_at": float(heard) if heard else None,
-        "troubles": exchange.troubles(db) if is_busy(lpm) else [],
-        "order": exchange.get_note(db, "order"),
+        "troubles": lpm.gateway.troubles() if is_busy(lpm) else [],
+        "order": lpm.gateway.note("order"),
         "results": {name: getattr(stand, name) for name in _COUNTS},
         "reports": {
             name: getattr(stand, f"reports_{name}") for name in ("ready", "synced", "rejected")
@@ -125,20 +123,14 @@ def push(job_name: str | None, bundle: Path | None, moved: bool, as_json: bool) 
     if job_name and bundle:
         raise click.UsageError("--job and --bundle do not go together")
     with terminated_by_signal(), contextlib.ExitStack() as exits:
-        if bundle:
-            lpm = LocalPersistenceManager(settings.data_dir)
-            exits.callback(lpm.close)
-            exits.enter_context(lpm.errors())
-        else:
-            lpm = exits.enter_context(stored())
+        store = LocalPersistenceManager(settings.data_dir) if bundle else stored()
+        lpm = exits.enter_context(store)
         worker_id = bind(lpm, settings, moved)
         released = _release(lpm, settings, job_name, bundle)
-        say(
-            f"{released:,} held results are let go; {exchange.unsent(lpm.ledger.db):,} are to be delivered"
-        )
-        before = lpm.ledger.delivery(None)
+        say(f"{released:,} held results are let go; {lpm.outbox.unsent():,} are to be delivered")
+        before = lpm.outbox.delivery(None)
         _deliver(lpm, settings, worker_id)
-        after = lpm.ledger.delivery(None)
+        after = lpm.outbox.delivery(None)
     done = {
         "released": released,
         "results": after.synced - after.replaced - before.synced + before.replaced,
@@ -172,14 +164,14 @@ def _release(
 ) -> int:
     """Let held results go."""
     if not bundle:
-        return exchange.release(lpm.durable.db, job_of(lpm, job_name) if job_name else None)
+        return lpm.outbox.release(job_of(lpm, job_name) if job_name else None)
     from crawler.results.unbundle import unbundle
 
     released = 0
 
     def let_go(task_ids: list[str]) -> None:
         nonlocal released
-        released += exchange.release(lpm.durable.db, task_ids=task_ids)
+        released += lpm.outbox.release(task_ids=task_ids)
 
     done = unbundle(lpm, bundle, settings.max_body, stored=let_go)
     say(f"{bundle}: {done.results:,} results, {done.new:,} new here")
@@ -192,7 +184,7 @@ def _deliver(lpm: LocalPersistenceManager, settings: Settings, worker_id: str) -
     from crawler.gateway.agent import only_one
 
     moved = time.monotonic()
-    while left := exchange.unsent(lpm.ledger.db):
+    while left := lpm.outbox.unsent():
         try:
             with only_one(lpm):
                 asyncio.run(_send_all(settings, worker_id))
@@ -200,8 +192,8 @@ def _deliver(lpm: LocalPersistenceManager, settings: Settings, worker_id: str) -
         except StackIsUp:
             _watch(lpm)
         now_left, trouble = (
-            exchange.unsent(lpm.ledger.db),
-            exchange.get_note(lpm.ledger.db, "trouble_sync"),
+            lpm.outbox.unsent(),
+            lpm.gateway.note("trouble_sync"),
         )
         if now_left < left or not trouble:
             moved = time.monotonic()
@@ -244,10 +236,10 @@ async def _send_all(settings: Settings, worker_id: str) -> None:
 
 def _watch(lpm: LocalPersistenceManager) -> None:
     """Wait a little while an agent delivers."""
-    left = exchange.unsent(lpm.ledger.db)
+    left = lpm.outbox.unsent()
     say(f"`ondemand` is up in this folder and delivers: {left:,} left")
     end = time.monotonic() + SAY_S
-    while exchange.unsent(lpm.ledger.db) and time.monotonic() < end:
+    while lpm.outbox.unsent() and time.monotonic() < end:
         time.sleep(0.2)
 
 
@@ -268,13 +260,11 @@ def retry(task_ids: tuple[str, ...], as_json: bool) -> int:
     """
     with stored() as lpm:
         known = {
-            name
-            for item in exchange.rejected(lpm.ledger.db)
-            for name in (item["task_id"], item["own_id"])
+            name for item in lpm.outbox.rejected() for name in (item["task_id"], item["own_id"])
         }
         unknown = [task_id for task_id in task_ids if task_id not in known]
-        count = exchange.retry(lpm.durable.db, task_ids)
-        left = len(exchange.rejected(lpm.ledger.db))
+        count = lpm.outbox.retry(task_ids)
+        left = len(lpm.outbox.rejected())
     for task_id in unknown:
         say(f"{task_id}: nothing of that name was rejected")
     if as_json:
@@ -295,7 +285,7 @@ def rejected(as_json: bool) -> int:
       python -m crawler sync rejected --json
     """
     with stored() as lpm:
-        found = exchange.rejected(lpm.ledger.db) + exchange.replaced(lpm.ledger.db)
+        found = lpm.outbox.rejected() + lpm.outbox.replaced()
     if as_json:
         print_json(found)
         return 0

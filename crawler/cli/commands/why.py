@@ -29,7 +29,7 @@ def why(url: str, as_json: bool) -> None:
     """
     with stored() as lpm:
         look = Waits(config.load(), lpm)
-        found = [timeline(lpm, task, look) for task in lpm.ledger.find(url)]
+        found = [timeline(lpm, task, look) for task in lpm.tasks.find(url)]
     if as_json:
         print_json(found)
         return

@@ -33,7 +33,7 @@ class _Act:
         try:
             with books.db:  # a savepoint
                 self._value = self._do(books)
-        except apsw.Error:
+        except (apsw.Error, StoreError):
             raise  # the database's own: then nothing of this transaction can be trusted
         except Exception as problem:  # whoever waits gets it
             self._problem = problem

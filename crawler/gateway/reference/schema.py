@@ -122,7 +122,7 @@ def opened(path: Path) -> Database:
 def _look(path: Path) -> None:
     """Raise `StoreError` where the file is not ours, without a mark on it."""
     try:
-        with closing(Database(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
+        with closing(Database(str(path), flags=apsw.SQLITE_OPEN_READONLY, raw=True)) as db:
             db.set_busy_handler(connection.busy_handler(connection.BUSY_LIMIT_S))
             _version(db, path)
     except (apsw.ReadOnlyError, apsw.CantOpenError):

@@ -1,0 +1,381 @@
+"""Jobs: what was imported, whether it goes on, and the receipt of what became of it."""
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+import msgspec
+
+from crawler.config import program
+from crawler.db import losses
+from crawler.db.connection import Database, reading, writing
+from crawler.db.counts import Counts
+from crawler.db.sql import LISTED, as_json, members, of_job
+from crawler.db.store import Part
+from crawler.db.tasks import MAX_TASKS_PER_COMMIT, put_aside_held
+from crawler.errors import UsageError
+from crawler.models import Job, JobOptions, JobStatus, MissingField, Receipt, TaskStatus
+
+COLUMNS = """id, name, status, queue, source_file, created_at, completed_at, deadline, hold, source,
+    options"""
+
+_CHECKS = {
+    "tasks more or fewer than were accepted": """
+        SELECT abs(size - (SELECT count(*) FROM tasks WHERE job_id = ?1))
+        FROM jobs WHERE id = ?1""",
+    "known rows more or fewer than came in": """
+        SELECT abs(linked - (SELECT count(*) FROM job_links WHERE job_id = ?1))
+        FROM jobs WHERE id = ?1""",
+    "rejected rows more or fewer than came in": """
+        SELECT abs(rejected - (SELECT count(*) FROM rejected_rows WHERE job_id = ?1))
+        FROM jobs WHERE id = ?1""",
+    "known rows whose tasks are gone": """
+        SELECT count(*) FROM job_links l WHERE job_id = ?1
+        AND NOT EXISTS (SELECT 1 FROM tasks WHERE id = l.task)""",
+    "completed tasks without a result": """
+        SELECT count(*) FROM tasks t WHERE id IN ({members})
+        AND status = 'completed' AND NOT EXISTS (SELECT 1 FROM results WHERE task = t.id)""",
+    "results whose records cannot be read": """
+        SELECT count(*) FROM results WHERE task IN ({members}) AND NOT json_valid(record)""",
+    "results that no Gateway would ever get": """
+        SELECT count(*) FROM results r WHERE task IN ({members})
+        AND NOT EXISTS (SELECT 1 FROM outbox WHERE task = r.task)""",
+    "results of tasks that are not completed": """
+        SELECT count(*) FROM results JOIN tasks t ON t.id = task
+        WHERE t.id IN ({members}) AND status <> 'completed'""",
+    "results whose raw page is not in its segment": """
+        SELECT count(*) FROM results r LEFT JOIN raw_segments s ON s.name = raw_segment
+        WHERE task IN ({members}) AND raw_segment IS NOT NULL
+        AND raw_offset + raw_length > ifnull(s.end, 0) AND """
+    + losses.WANTED.format(job="?1"),
+}
+"""What must not be, each with the statement that counts it."""
+
+
+class Import(NamedTuple):
+    """A file of a job, the job's key, and when it was read to its end."""
+
+    file: str
+    key: str
+    ended_at: float | None
+
+
+class Jobs(Part):
+    """Finds jobs, puts them on hold, ends them, and writes their receipts."""
+
+    def all(self, status: JobStatus | None = None) -> list[Job]:
+        """The jobs, oldest first."""
+        return [
+            as_job(row)
+            for row in self._db.all(
+                f"SELECT {COLUMNS} FROM jobs WHERE ?1 IS NULL OR status = ?1 ORDER BY id", (status,)
+            )
+        ]
+
+    def get(self, id_: int) -> Job:
+        """The job of that number."""
+        [row] = self._db.all(f"SELECT {COLUMNS} FROM jobs WHERE id = ?", (id_,))
+        return as_job(row)
+
+    def named(self, name: str) -> Job:
+        """The job of that name; for an unknown one an error that names the nearest."""
+        row = self._db.one(f"SELECT {COLUMNS} FROM jobs WHERE name = ?", (name,))
+        if row:
+            return as_job(row)
+        names = [job.name for job in self.all()]
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
+        hint = "" if names else "; there are none yet"
+        if near:
+            hint = f"; did you mean {near[0]}?"
+        raise UsageError(f"there is no job {name}{hint}")
+
+    def namesakes(self, job: Job) -> list[Job]:
+        """The other jobs of files with the name of one of its own, the oldest first."""
+        names: dict[str, set[int]] = {}
+        for id_, file in self._db.all(
+            """SELECT id, source_file FROM jobs WHERE source = 'file' AND source_file IS NOT NULL
+               UNION SELECT job_id, file FROM imports
+               WHERE job_id IN (SELECT id FROM jobs WHERE source = 'file')"""
+        ):
+            names.setdefault(PurePath(file).name, set()).add(id_)
+        ids = {id_ for same in names.values() if job.id in same for id_ in same}
+        return [each for each in self.all() if each.id in ids and each.id != job.id]
+
+    def later_namesakes(self, job: Job) -> list[Job]:
+        """Those of them that came after it."""
+        return [each for each in self.namesakes(job) if each.id > job.id]
+
+    def newest_of(self, checksum: str) -> Job | None:
+        """The job that a file with this content was read into last."""
+        row = self._db.one(
+            f"""SELECT {COLUMNS} FROM jobs WHERE source = 'file' AND id IN (
+                    SELECT job_id FROM imports WHERE checksum = ?) ORDER BY id DESC""",
+            (checksum,),
+        )
+        return as_job(row) if row else None
+
+    def row_count(self, job: Job) -> int:
+        """How many rows of a job's input are in the ledger."""
+        return row_count(self._db, job.id)
+
+    def losses(self, job: Job) -> list[losses.Loss]:
+        """What was lost of a job and neither imported again nor accepted."""
+        return [loss for loss in losses.of(self._db, job) if not loss.settled_at]
+
+    def imports(self, job: Job) -> list[Import]:
+        """The files that were or are to be read into a job."""
+        rows = self._db.all(
+            "SELECT file, key, ended_at FROM imports WHERE job_id = ? ORDER BY id", (job.id,)
+        )
+        return [Import(*row) for row in rows]
+
+    def ended_at(self, job: Job) -> float | None:
+        """When the last task of a job came to its end."""
+        ids = members(self._db, job)
+        at: float | None = self._db.value(
+            f"SELECT max(completed_at) FROM tasks WHERE id IN ({ids})", (job.id,)
+        )
+        return at
+
+    # Going on, or not
+
+    def hold(self, job: Job, how: str, now: float) -> int:
+        """Pause or cancel a job; returns how many tasks that puts aside.
+
+        What is in flight goes on, and so does a task that another job wants too.
+        """
+        db = self._durable
+        with writing(db):
+            # A cancelled job gives its key free: no import continues it.
+            db.execute(
+                """UPDATE jobs SET hold = ?1,
+                       key = iif(?1 = 'cancelled', 'cancelled:' || id, key) WHERE id = ?2""",
+                (how, job.id),
+            )
+        aside = last = 0
+        condition = "not_before < 9e15" if how == "paused" else "1"
+        while ids := self._pending_ids(job, condition, last):
+            with writing(db):
+                aside += len(ids) - len(put_aside_held(db, ids, now))
+            last = ids[-1]
+        return aside
+
+    def release(self, job: Job) -> int:
+        """Let a paused job go on; returns how many tasks are due again."""
+        db = self._durable
+        released = last = 0
+        with writing(db):
+            db.execute("UPDATE jobs SET hold = 'resuming' WHERE id = ?", (job.id,))
+        while ids := self._pending_ids(job, "not_before = 9e15", last):
+            with writing(db):
+                db.execute(f"UPDATE tasks SET not_before = 0 WHERE id {LISTED}", (as_json(ids),))
+            released, last = released + len(ids), ids[-1]
+        with writing(db):
+            db.execute("UPDATE jobs SET hold = NULL WHERE id = ? AND hold = 'resuming'", (job.id,))
+        return released
+
+    def complete_holds(self, now: float) -> None:
+        """Complete the holds and releases of commands that were killed."""
+        for row in self._db.all(
+            f"SELECT {COLUMNS} FROM jobs WHERE hold IS NOT NULL AND status <> 'done'"
+        ):
+            job = as_job(row)
+            if job.hold == "resuming":
+                self.release(job)
+            elif job.hold == "cancelled":
+                self.hold(job, "cancelled", now)
+
+    def _pending_ids(self, job: Job, condition: str, after: int) -> list[int]:
+        members_of, values = of_job(self._durable, job)
+        return self._durable.column(
+            f"""SELECT id FROM tasks WHERE {members_of} AND status = 'pending' AND {condition}
+                AND id > ? ORDER BY id LIMIT {MAX_TASKS_PER_COMMIT}""",
+            (*values, after),
+        )
+
+    def finalise(self, now: float) -> list[Job]:
+        """End the jobs that have no open task, and return those that this call has ended."""
+        with writing(self._durable):
+            rows = self._durable.all(
+                f"""UPDATE jobs SET status = 'done', completed_at = ? WHERE status = 'open'
+                    AND NOT EXISTS (SELECT 1 FROM tasks
+                                    WHERE job_id = jobs.id AND status IN ('pending', 'processing'))
+                    AND NOT EXISTS (SELECT 1 FROM job_links JOIN tasks ON tasks.id = task
+                                    WHERE job_links.job_id = jobs.id AND is_open)
+                    RETURNING {COLUMNS}""",
+                (now,),
+            )
+        return [as_job(row) for row in rows]
+
+    def mark_reported(self, job: Job) -> None:
+        """Note that the end of the job was reported: the same file is a new job from now on."""
+        with writing(self._durable):
+            self._durable.execute("UPDATE jobs SET watched = 0 WHERE id = ?", (job.id,))
+
+    def accept(
+        self, job: Job, missing: Sequence[tuple[str, str]], ends: Mapping[str, int], now: float
+    ) -> None:
+        """Accept that this (by kind) is missing of a job; its receipt says so.
+
+        The job does without its pages in segments up to the bytes in `ends`. Other jobs that share
+        its results do not.
+        """
+        db = self._durable
+        with writing(db):
+            losses.settle(db, job.id, losses.ACCEPTED, now)
+            losses.give_up(db, job.id, ends)
+            _accept(db, job, missing, now)
+
+    def accept_import(self, job: Job, what: str, now: float) -> None:
+        """Accept that the rows that a job has are all of its input."""
+        with writing(self._durable):
+            _accept(self._durable, job, [(losses.ROWS, what)], now)
+
+    # The receipt
+
+    def receipt(self, job: Job) -> Receipt:
+        """The counts of a job, checked against all else that the ledger knows of it."""
+        db, numbers = self._db, Counts(self._store)
+        with reading(db):
+            counts = numbers.of_job(job)
+            ids = members(db, job)
+            problems = _failed_checks(db, job, ids)
+            own, links, rejected = _rows_by_table(db, job.id)
+            checksum, found, missing = _read_rows(db, job, ids)
+            counted = {state: count for state in TaskStatus if (count := getattr(counts, state))}
+            if found != counted:  # these come from an index, those from the rows
+                what = "an index of lpm.db has other states of tasks than their rows"
+                problems.append(f"{what}; {mend()}")
+            problems += [f"{fault}; {mend()}" for fault in index_faults(db, ["tasks"])]
+            lost = losses.of(db, job)
+            return Receipt(
+                job=job.name,
+                status=job.state,
+                rows=own + links + rejected,
+                known=links,
+                rejected=rejected,
+                books=counts,
+                reasons=numbers.reasons(job),
+                problems=problems,
+                accepted=[loss.what for loss in lost if loss.how == losses.ACCEPTED],
+                missing_fields=_missing_fields(db, job, ids, missing) if missing else [],
+                checksum=checksum,
+            )
+
+    def index_faults(self) -> list[str]:
+        """The indexes of the tasks that hide some of them, or show some that are not there."""
+        with reading(self._db):
+            return index_faults(self._db, ["tasks"])
+
+
+def _accept(db: Database, job: Job, missing: Sequence[tuple[str, str]], now: float) -> None:
+    for kind, what in missing:
+        losses.note(db, job.id, what, now, kind, losses.ACCEPTED)
+    db.execute("UPDATE jobs SET status = 'open' WHERE id = ? AND status = 'importing'", (job.id,))
+    db.execute(
+        "UPDATE imports SET ended_at = ? WHERE job_id = ? AND ended_at IS NULL", (now, job.id)
+    )
+
+
+def _failed_checks(db: Database, job: Job, ids: str) -> list[str]:
+    problems = []
+    for problem, sql in _CHECKS.items():
+        count = db.value(sql.format(members=ids), (job.id,))
+        if count:
+            problems.append(f"{count:,} {problem}; {program()} doctor tells more")
+    return problems
+
+
+def _rows_by_table(db: Database, job_id: int) -> tuple[int, int, int]:
+    """How many rows of a job's input are tasks, links to known tasks, and rejected."""
+    [(own, links, rejected)] = db.all(
+        """SELECT (SELECT count(*) FROM tasks WHERE job_id = ?1),
+                  (SELECT count(*) FROM job_links WHERE job_id = ?1),
+                  (SELECT count(*) FROM rejected_rows WHERE job_id = ?1)""",
+        (job_id,),
+    )
+    return own, links, rejected
+
+
+def row_count(db: Database, job_id: int) -> int:
+    """How many rows of a job's input are in the ledger."""
+    return sum(_rows_by_table(db, job_id))
+
+
+class _Record(msgspec.Struct):
+    """Of a record, the list of the required fields that its page lacks."""
+
+    missing: list[str] = []
+
+
+def _read_rows(db: Database, job: Job, ids: str) -> tuple[str, Counter[str], Counter[str]]:
+    """The checksum of a job's tasks and results, and counts of their states and missing fields."""
+    digest, states, missing = sha256(), Counter[str](), Counter[str]()
+    for *row, record in db.each(
+        f"""SELECT url, parcel_id, status, body_sha256, CAST(record AS BLOB) FROM tasks t
+            LEFT JOIN results ON task = t.id WHERE t.id IN ({ids}) ORDER BY t.id""",
+        (job.id,),
+    ):
+        fields = "\t".join(str(value or "") for value in row).encode()
+        digest.update(fields + b"\t" + (record or b"") + b"\n")
+        states[row[2]] += 1
+        if record and b'"missing":' in record:
+            # What cannot be read is among the problems.
+            with suppress(msgspec.MsgspecError, ValueError):
+                missing.update(msgspec.json.decode(record, type=_Record).missing)
+    return digest.hexdigest(), states, missing
+
+
+def _missing_fields(db: Database, job: Job, ids: str, missing: Counter[str]) -> list[MissingField]:
+    """These fields, with how many pages of the job were read for each."""
+    read = Counter[str]()
+    for (record,) in db.each(
+        f"SELECT CAST(record AS BLOB) FROM results WHERE task IN ({ids})", (job.id,)
+    ):
+        with suppress(msgspec.MsgspecError, ValueError):
+            fields = msgspec.json.decode(record, type=dict[str, msgspec.Raw])
+            read.update(missing.keys() & fields.keys())
+    return [MissingField(name, pages, read[name]) for name, pages in missing.most_common()]
+
+
+def index_faults(db: Database, tables: Iterable[str]) -> list[str]:
+    """The indexes of these tables with more or fewer entries than there are rows for.
+
+    A row that an index lacks is never claimed or counted. SQLite's own check passes an index whose
+    pages are those of something else, if it should be empty.
+    """
+    faults = []
+    for table in tables:
+        found = db.all(
+            """SELECT name, sql FROM sqlite_schema
+               WHERE type = 'index' AND tbl_name = ? AND sql NOT NULL""",
+            (table,),
+        )
+        indexes = {name: sql.partition(" WHERE ")[2] or "1" for name, sql in found}
+        if not indexes:
+            continue
+        sums = ", ".join(f"ifnull(sum({condition}), 0)" for condition in indexes.values())
+        [rows] = db.all(f"SELECT {sums} FROM {table} NOT INDEXED")
+        for (name, condition), wanted in zip(indexes.items(), rows, strict=True):
+            has = db.value(f"SELECT count(*) FROM {table} INDEXED BY {name} WHERE {condition}")
+            if has != wanted:
+                faults.append(
+                    f"the index {name} of lpm.db has {has:,} entries for {wanted:,} {table}"
+                )
+    return faults
+
+
+def mend() -> str:
+    """What to type where the ledger does not agree with itself."""
+    return f"mend it: {program()} doctor --repair"
+
+
+def as_job(row: tuple[Any, ...]) -> Job:
+    """A job from its COLUMNS."""
+    options = msgspec.json.decode(row[-1], type=JobOptions) if row[-1] else JobOptions()
+    fields = dict(zip(Job.__struct_fields__, row, strict=True))
+    return Job(**{**fields, "status": JobStatus(row[2]), "options": options})

@@ -1,0 +1,928 @@
+"""Tasks: which come next, who holds them, and how they end."""
+
+import logging
+import random
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import msgspec
+
+from crawler import urls
+from crawler.db import siblings, timeline
+from crawler.db.connection import Database, writing
+from crawler.db.owners import Note
+from crawler.db.results import IS_STORED
+from crawler.db.sql import (
+    COUNTS_FOR,
+    DUE,
+    HELD,
+    LISTED,
+    SUSPECT_DEATHS,
+    THEIRS,
+    TURN,
+    as_json,
+    of_job,
+)
+from crawler.db.store import Connections, Part
+from crawler.errors import UrlError, UsageError
+from crawler.models import (
+    NO_DEADLINE,
+    QUEUES,
+    Job,
+    Known,
+    NewTask,
+    Outcome,
+    Raw,
+    Task,
+    TaskStatus,
+    encoded_input,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_TASKS_PER_COMMIT = 5000
+"""Tasks that one transaction changes, so that others can write in between."""
+MAX_WOKEN_PER_COMMIT = 1000
+MAX_TASKS_PER_MESSAGE = 100
+MAX_DOMAINS_PER_READ = 64
+MAX_PROBE_GROUPS = 64
+"""Priorities and deadlines in which a page to probe a domain with is looked for."""
+CLOCK_STEP_S = 1.0
+"""A clock that moves by more than this against the uptime was set."""
+POISON_STRIKES = 2
+ALONE_DEATHS = 5
+"""Further deaths, with the page alone in flight and no trace left, after which it is set aside.
+They may be kills from outside, so it takes more of them than deaths with a trace."""
+
+UNHELD = "not_before = iif(not_before = 9e15, 0, not_before)"
+_IDS = f"id {LISTED}"
+_SUSPECTED = f"status = 'pending' AND not_before = 0 AND deaths >= {SUSPECT_DEATHS}"
+_AFTER_EVERY_DOMAIN = "\U0010ffff"
+_CLAIMED = """id, task_id, url, domain, queue, priority, fence, attempts, failures, loopback,
+    job_id, (SELECT size FROM jobs WHERE jobs.id = tasks.job_id), platform, error_type"""
+_AT = f"FROM tasks WHERE {DUE} AND queue = ?1 AND priority = ?2 AND deadline = ?3"
+_DUE_DOMAINS = f"""
+    WITH RECURSIVE found(domain) AS (
+        SELECT min(domain) {_AT} AND domain > ?4
+        UNION ALL
+        SELECT (SELECT min(domain) {_AT} AND domain > found.domain)
+        FROM found WHERE domain IS NOT NULL
+        LIMIT {MAX_DOMAINS_PER_READ}
+    )
+    SELECT domain, (SELECT job_id {_AT} AND domain = found.domain ORDER BY {TURN} LIMIT 1)
+    FROM found WHERE domain <= ?5"""
+_SHOWN = {
+    "task_id": "task_id",
+    "their_id": f"iif(source IN {THEIRS}, external_id, NULL)",
+    "url": "url",
+    "parcel_id": "parcel_id",
+    "status": "status",
+    "reason": "error_type",
+    "message": "error_message",
+    "attempts": "attempts",
+    "queue": "queue",
+    "priority": "priority",
+    "domain": "domain",
+    "source_file": "source_file",
+    "source_line": "source_line",
+    "source_item": "source_item",
+    "completed_at": "completed_at",
+}
+SHOWN_COLUMNS = ", ".join(_SHOWN.values())
+
+
+class Due(NamedTuple):
+    """A place in the order of due tasks: one domain within one queue, priority and deadline."""
+
+    queue: str
+    group: tuple[int, float]
+    domain: str
+    job_id: int | None
+    """The job of its first task."""
+
+
+class Place(NamedTuple):
+    """How many of the tasks that are due at a place may be claimed, while their jobs fit."""
+
+    due: Due
+    most: int
+    fits: Callable[[int | None], bool]
+    probe_in: Sequence[str] = ()
+    """The queues to look in for a page that shows whether the domain answers at all."""
+
+
+class Suspect(NamedTuple):
+    """A task that was in flight at several deaths of workers with nobody to blame."""
+
+    id: int
+    domain: str
+    job_id: int | None
+    leased_at: float
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """The slice of work that one message carries."""
+
+    message_id: str
+    queue: str
+    task_ids: tuple[str, ...]
+
+
+class Tasks(Part):
+    """Finds, claims and publishes tasks, and takes them back.
+
+    `has_page` says whether the page of a result is stored, by its segment and its end there.
+    """
+
+    def __init__(
+        self,
+        store: Connections,
+        has_page: Callable[[str | None, int], bool] = lambda segment, end: True,
+    ) -> None:
+        super().__init__(store)
+        self._has_page = has_page
+        self._clock_offset: float | None = None
+        """Wall clock minus uptime when `follow_clock` last looked."""
+
+    # Lookups
+
+    def state_of(self, id_: int) -> tuple[TaskStatus, float, str, int | None]:
+        """A task's status, the time it waits for, its domain and its job."""
+        [(status, *about)] = self._db.all(
+            "SELECT status, not_before, domain, job_id FROM tasks WHERE id = ?", (id_,)
+        )
+        return TaskStatus(status), *about
+
+    def any_open(self, ids: Collection[int]) -> bool:
+        """Whether one of these tasks has not ended yet."""
+        open_ = f"SELECT 1 FROM tasks WHERE is_open AND {_IDS} LIMIT 1"
+        return self._db.one(open_, (as_json(list(ids)),)) is not None
+
+    def is_known(self, task_id: str) -> bool:
+        """Whether there is a task with this id."""
+        return self._db.one("SELECT 1 FROM tasks WHERE task_id = ?", (task_id,)) is not None
+
+    def for_url(self, url_key: bytes) -> list[int]:
+        """The tasks for a URL, the newest first."""
+        return self._db.column(
+            "SELECT id FROM tasks WHERE url_key = ? ORDER BY id DESC", (url_key,)
+        )
+
+    def find(self, text: str) -> list[int]:
+        """The tasks with an id (or its beginning), a Gateway's id or a URL; the newest first."""
+        if theirs := self._db.column(
+            f"""SELECT id FROM tasks WHERE external_id = ? AND source IN {THEIRS}
+                ORDER BY id DESC""",
+            (text,),
+        ):
+            return theirs
+        shown = urls.without_credentials(text)
+        named = f"no task, by our id or a Gateway's, is called {shown[:200]!r}"
+        if re.fullmatch(r"[0-9a-f]{6,32}", text):
+            found = self._db.column(
+                "SELECT id FROM tasks WHERE task_id GLOB ? || '*' LIMIT 2", (text,)
+            )
+            if len(found) > 1:
+                raise UsageError(f"more than one task begins with {text}; give more of its id")
+            if not found:
+                raise UsageError(named)
+            return found
+        try:
+            found = self.for_url(urls.parse(text).key)
+        except UrlError:
+            if "://" in text or not text.strip():
+                raise
+            hint = "; does it lack http:// at the beginning?" if "." in text or "/" in text else ""
+            raise UsageError(f"{named}, and it is no URL{hint}") from None
+        if not found:
+            raise UsageError(f"no task is known for {shown}")
+        return found
+
+    def select(
+        self,
+        job: Job | None = None,
+        statuses: Collection[str] = (),
+        reason: str | None = None,
+        domain: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """Tasks in the order of import, read some at a time."""
+        condition, values = of_job(self._db, job)
+        last = 0
+        while limit is None or limit > 0:
+            size = min(1000, limit or 1000)
+            rows = self._db.all(
+                f"""SELECT id, {SHOWN_COLUMNS} FROM tasks NOT INDEXED
+                    WHERE {condition} AND id > ?
+                    AND (? IS NULL OR error_type = ?) AND (? IS NULL OR domain = ?)
+                    AND (? OR status {LISTED}) ORDER BY id LIMIT ?""",
+                (*values, last, reason, reason, domain, domain, not statuses,
+                 as_json(list(statuses)), size),
+            )  # fmt: skip
+            for row in rows:
+                yield as_shown(row[1:])
+            if len(rows) < size:
+                return
+            last = rows[-1][0]
+            limit = limit and limit - size
+
+    def add_call(self, task: NewTask, *, loopback: bool, held: bool = False) -> int:
+        """The task that this call has made before, the open one for its URL, or a new one.
+
+        `held` keeps a new one from everybody but who asks for it by its number.
+        """
+        address, db = task.address, self._durable
+        with writing(db):
+            rows = (
+                db.all(
+                    """SELECT id FROM tasks WHERE external_id = ? AND source <> 'gateway'
+                       ORDER BY id LIMIT 1""",
+                    (task.external_id,),
+                )
+                or db.all(
+                    f"""UPDATE tasks
+                        SET external_id = coalesce(external_id, ?), priority = 1, {UNHELD}
+                        WHERE url_key = ? AND parcel_id = ? AND is_open AND source <> 'gateway'
+                        RETURNING id""",
+                    (task.external_id, address.key, task.parcel_id),
+                )
+                or db.all(
+                    """INSERT INTO tasks (task_id, external_id, url, url_key, domain, parcel_id,
+                           queue, priority, deadline, source, input, loopback, imported_at,
+                           not_before)
+                       VALUES (?, ?, ?, ?, ?, ?, 'urgent', ?, ?, 'call', ?, ?, ?, ?)
+                       RETURNING id""",
+                    (secrets.token_hex(16), task.external_id, *address, task.parcel_id,
+                     task.priority, NO_DEADLINE, encoded_input(task.input), loopback,
+                     self._store.now(), HELD if held else 0.0),
+                )
+            )  # fmt: skip
+        return int(rows[0][0])
+
+    def release_calls(self) -> None:
+        """Make due what single calls held for themselves, once no such call runs any more."""
+        held = "job_id IS NULL AND status = 'pending' AND not_before = 9e15"
+        if self._db.one(f"SELECT 1 FROM tasks WHERE {held} LIMIT 1"):
+            with writing(self._db):
+                self._db.execute(f"UPDATE tasks SET not_before = 0 WHERE {held}")
+
+    # Time
+
+    def wake(self, now: float) -> float | None:
+        """End what missed its deadline, and make due what has waited long enough.
+
+        Returns when the next task falls due.
+        """
+        self.expire(now)
+        first = "SELECT min(not_before) FROM tasks WHERE status = 'pending' AND not_before > 0"
+        db = self._db
+        at: float | None = db.value(first)
+        while at is not None and at <= now:
+            with writing(db):
+                db.execute(
+                    """UPDATE tasks SET not_before = 0 WHERE id IN (
+                           SELECT id FROM tasks
+                           WHERE status = 'pending' AND not_before > 0 AND not_before <= ?
+                           ORDER BY not_before LIMIT ?)""",
+                    (now, MAX_WOKEN_PER_COMMIT),
+                )
+            at = db.value(first)
+        return at
+
+    def expire(self, now: float) -> None:
+        """End what missed its deadline, unless another job with a later one wants it too."""
+        dated = "status = 'pending' AND deadline < 9e15"
+        first = f"SELECT min(deadline) FROM tasks WHERE {dated}"
+        db = self._db
+        at = db.value(first)
+        while at is not None and at <= now:
+            with writing(db):
+                ids = as_json(
+                    db.column(
+                        f"SELECT id FROM tasks WHERE {dated} AND deadline <= ? LIMIT ?",
+                        (now, MAX_TASKS_PER_COMMIT),
+                    )
+                )
+                db.execute(
+                    f"""UPDATE tasks AS t SET deadline = ifnull(
+                            (SELECT min(ifnull(j.deadline, 9e15)) FROM jobs j
+                             WHERE {COUNTS_FOR} AND ifnull(j.deadline, 9e15) > ?1
+                             AND (t.source <> 'gateway' OR j.id <> t.job_id)
+                             AND ifnull(j.hold, '') <> 'cancelled'), deadline)
+                        WHERE t.id IN (SELECT value FROM json_each(?2))""",
+                    (now, ids),
+                )
+                late = db.column(f"SELECT id FROM tasks WHERE {_IDS} AND deadline <= ?", (ids, now))
+                message = "its deadline passed before it was collected"
+                end_without_result(db, late, "expired", "deadline", message, now)
+            at = db.value(first)
+
+    def follow_clock(self, now: float, uptime: float, boot: str) -> float:
+        """Move all waits by as much as the clock was set since the last look; returns that.
+
+        `uptime` is a clock that never steps, and `boot` says since which boot of the kernel it
+        counts. Deadlines stay: people mean the time of day by them.
+        """
+        offset = now - uptime
+        if self._clock_offset is not None and abs(offset - self._clock_offset) <= CLOCK_STEP_S:
+            return 0.0
+        db, moved = self._db, self._moved(now, offset, boot)
+        if moved is None:
+            self._clock_offset = offset
+            return 0.0
+        with writing(db):
+            moved = self._moved(now, offset, boot) or 0.0  # another process may have been faster
+            db.execute(
+                "INSERT OR REPLACE INTO meta (key, value) VALUES ('clock', ?)",
+                (f"{offset!r} {boot}",),
+            )
+            if moved:
+                waits = {
+                    "tasks": "status = 'pending' AND not_before > 0 AND not_before < 9e15",
+                    "outbox": "state = 'ready' AND not_before > 0",
+                    "reports": "state = 'ready' AND not_before > 0",
+                }
+                for table, condition in waits.items():
+                    later = "not_before = max(1, not_before + ?)"
+                    db.execute(f"UPDATE {table} SET {later} WHERE {condition}", (moved,))
+        self._clock_offset = offset
+        if moved:
+            log.warning(
+                "the clock was set by %+.0f s: retries and other waits last as long as before",
+                moved,
+            )
+        return moved
+
+    def clock_step(self, now: float, uptime: float, boot: str) -> float:
+        """By how much the clock was set since `follow_clock` last looked."""
+        return self._moved(now, now - uptime, boot) or 0.0
+
+    def _moved(self, now: float, offset: float, boot: str) -> float | None:
+        """By how much the clock was set; None where nothing is to be noted.
+
+        What a reboot has done to the clock shows only where events lie in the future by now.
+        """
+        noted = self._db.value("SELECT value FROM meta WHERE key = 'clock'", (), "")
+        before, _, its_boot = noted.partition(" ")
+        if noted and its_boot == boot:
+            moved = offset - float(before)
+            return moved if abs(moved) > CLOCK_STEP_S else None
+        last: float = self._db.value("SELECT at FROM events ORDER BY id DESC LIMIT 1", (), now)
+        return now - last if last > now + CLOCK_STEP_S else 0.0
+
+    # Claims
+
+    def claim(
+        self,
+        owner: str,
+        places: Iterable[Place],
+        limit: int,
+        now: float,
+        chance: Callable[[], float] = random.random,
+    ) -> tuple[list[Task], bool]:
+        """Lease up to `limit` tasks from these places, in order; says too if more are due there.
+
+        `chance` chooses the page that a closed domain is probed with.
+        """
+        ids: list[int] = []
+        more = False
+        db = self._db
+        with writing(db):
+            for due, most, fits, probe_in in places:
+                if len(ids) >= limit:
+                    more = True
+                    break
+                count = min(most, limit - len(ids))
+                probe = self._probe_rows(due.domain, probe_in, chance()) if probe_in else []
+                rows = probe + [row for row in self._due_rows(due, count + 1) if row not in probe]
+                fitting = _fitting(rows, fits)
+                more |= len(rows) > count or len(fitting) < len(rows)
+                ids += put_aside_held(db, fitting, now)[:count]
+            return self._lease(owner, siblings.hold(db, ids, now), now), more
+
+    def claim_one(self, owner: str, id_: int, now: float) -> Task | None:
+        """Lease one task if it is pending, due or not."""
+        with writing(self._db):
+            self._db.execute(
+                "UPDATE tasks SET not_before = 0 WHERE id = ? AND status = 'pending'", (id_,)
+            )
+            leased = self._lease(owner, [id_], now)
+        return leased[0] if leased else None
+
+    def _lease(self, owner: str, ids: Sequence[int], now: float) -> list[Task]:
+        if not ids:
+            return []
+        rows = self._db.all(
+            f"""UPDATE tasks
+                SET status = 'processing', owner = ?, leased_at = ?, fence = fence + 1
+                WHERE {_IDS} AND status = 'pending' RETURNING {_CLAIMED}""",
+            (owner, now, as_json(ids)),
+        )
+        known = self._known_pages([row[0] for row in rows])
+        leased = {row[0]: _task(row, known.get(row[0])) for row in rows}
+        return [leased[id_] for id_ in ids if id_ in leased]
+
+    def _known_pages(self, ids: Sequence[int]) -> dict[int, Known]:
+        """What the last pages of these tasks' URLs said about themselves, if these are stored.
+
+        The answer 304 brings no page: of one that was lost or pruned it would leave a result
+        without any.
+        """
+        rows = self._db.all(
+            f"""SELECT t.id, r.raw_segment, r.raw_offset + r.raw_length,
+                   v.etag, v.last_modified, r.site_version, r.parser_version, r.task, r.final_url
+               FROM json_each(?) JOIN tasks t ON t.id = value
+               JOIN validators v ON v.url_key = t.url_key
+               JOIN results r ON r.task = v.task WHERE t.job_id IS NOT NULL AND {IS_STORED}""",
+            (as_json(ids),),
+        )
+        return {
+            id_: Known(*about)
+            for id_, segment, end, *about in rows
+            if self._has_page(segment, end or 0)
+        }
+
+    def has_due(self, queues: Sequence[str]) -> bool:
+        """Whether any task of these queues is due; asked before `claim`, which locks."""
+        due = f"SELECT 1 FROM tasks WHERE {DUE} AND queue = ? LIMIT 1"
+        return any(self._db.one(due, (queue,)) for queue in queues)
+
+    def suspect(self, queues: Sequence[str]) -> Suspect | None:
+        """The first due task of these queues that must be tried alone."""
+        for queue in queues:
+            row = self._db.one(
+                f"""SELECT id, domain, job_id, leased_at FROM tasks WHERE {_SUSPECTED} AND queue = ?
+                    ORDER BY priority, deadline, id LIMIT 1""",
+                (queue,),
+            )
+            if row:
+                return Suspect(*row)
+        return None
+
+    def due(self, queue: str, after: str = "") -> Iterator[Due]:
+        """Where tasks are due: by priority and deadline, then the domains in turn from `after`."""
+        group = self._next_group(queue, "priority > ?", 0)
+        while group:
+            yield from self._domains(queue, group, after, _AFTER_EVERY_DOMAIN)
+            if after:
+                yield from self._domains(queue, group, "", after)
+            group = self._group_behind(queue, group)
+
+    def due_count(self, due: Due, limit: int) -> int:
+        """How many tasks are due at a place, up to a limit."""
+        return len(self._due_rows(due, limit))
+
+    def _next_group(self, queue: str, behind: str, *values: float) -> tuple[int, float] | None:
+        row = self._db.one(
+            f"""SELECT priority, deadline FROM tasks WHERE {DUE} AND queue = ? AND {behind}
+                ORDER BY priority, deadline LIMIT 1""",
+            (queue, *values),
+        )
+        return (row[0], row[1]) if row else None
+
+    def _group_behind(self, queue: str, group: tuple[int, float]) -> tuple[int, float] | None:
+        # Two seeks: a comparison of both columns at once would scan the whole priority.
+        later = self._next_group(queue, "priority = ? AND deadline > ?", *group)
+        return later or self._next_group(queue, "priority > ?", group[0])
+
+    def _domains(
+        self, queue: str, group: tuple[int, float], after: str, last: str
+    ) -> Iterator[Due]:
+        """The domains with due tasks between two others, each found by a seek."""
+        rows: list[tuple[Any, ...]] = [(after, None)]
+        while rows:
+            rows = self._db.all(_DUE_DOMAINS, (queue, *group, rows[-1][0], last))
+            for domain, job_id in rows:
+                yield Due(queue, group, domain, job_id)
+            if len(rows) < MAX_DOMAINS_PER_READ:
+                return
+
+    def _due_rows(self, due: Due, limit: int) -> list[tuple[Any, ...]]:
+        return self._db.all(
+            f"SELECT id, job_id {_AT} AND domain = ?4 ORDER BY {TURN} LIMIT ?5",
+            (due.queue, *due.group, due.domain, limit),
+        )
+
+    def _probe_rows(
+        self, domain: str, queues: Sequence[str], chance: float
+    ) -> list[tuple[Any, ...]]:
+        """A due task of a domain that has not failed yet, from the most urgent group with one.
+
+        Bad pages stand together in most lists: the next one after a bad one would hold the domain
+        for another pause. So any of them may be chosen.
+        """
+        for queue in queues:
+            group = self._next_group(queue, "priority > ?", 0)
+            for _ in range(MAX_PROBE_GROUPS):
+                if group is None:
+                    break
+                if row := self._any_untried(queue, group, domain, chance):
+                    return [row]
+                group = self._group_behind(queue, group)
+        return []
+
+    def _any_untried(
+        self, queue: str, group: tuple[int, float], domain: str, chance: float
+    ) -> tuple[Any, ...] | None:
+        untried = f"""SELECT id, job_id {_AT} AND domain = ?4 AND failures = 0 AND {TURN} >= ?5
+            ORDER BY {TURN}"""
+        values = (queue, *group, domain)
+        first = self._db.one(f"{untried} LIMIT 1", (*values, 0))
+        last = self._db.one(f"{untried} DESC LIMIT 1", (*values, 0))
+        if first is None or last is None:
+            return None
+        at = first[0] + int(chance * (last[0] - first[0]))
+        return self._db.one(f"{untried} LIMIT 1", (*values, at))
+
+    # Messages
+
+    def fill(self, window: int, slots: int, now: float) -> list[Chunk]:
+        """Choose the next tasks for the queues, and note under which message each goes."""
+        published = dict(
+            self._db.all(
+                """SELECT queue, count(*) FROM tasks
+                   WHERE status = 'pending' AND message_id IS NOT NULL GROUP BY queue"""
+            )
+        )
+        chunks: list[Chunk] = []
+        with writing(self._db):
+            ahead = 0
+            for queue in QUEUES:
+                ahead += published.get(queue, 0)
+                rows = self._unpublished(queue, window - ahead)
+                ahead += len(rows)
+                chunks += _chunks(queue, rows, slots)
+                chunks += self._suspects_alone(queue, slots)
+            for chunk in chunks:
+                self._db.execute(
+                    f"UPDATE tasks SET message_id = ?, published_at = ? WHERE task_id {LISTED}",
+                    (chunk.message_id, now, as_json(chunk.task_ids)),
+                )
+        return chunks
+
+    def published(self) -> set[str]:
+        """The messages that pending tasks are in."""
+        return set(
+            self._db.column(
+                """SELECT DISTINCT message_id FROM tasks
+                   WHERE status = 'pending' AND message_id IS NOT NULL"""
+            )
+        )
+
+    def unpublish(self, message_ids: Collection[str]) -> None:
+        """Forget messages that are gone or done: their pending tasks go into new ones."""
+        if message_ids:
+            with writing(self._db):
+                self._db.execute(
+                    f"""UPDATE tasks SET message_id = NULL
+                        WHERE status = 'pending' AND message_id {LISTED}""",
+                    (as_json(list(message_ids)),),
+                )
+
+    def _suspects_alone(self, queue: str, slots: int) -> list[Chunk]:
+        task_ids = self._db.column(
+            f"""SELECT task_id FROM tasks WHERE {_SUSPECTED} AND queue = ? AND message_id IS NULL
+                LIMIT ?""",
+            (queue, slots),
+        )
+        return [Chunk(_message_id(), queue, (task_id,)) for task_id in task_ids]
+
+    def _unpublished(self, queue: str, room: int) -> list[tuple[str, int]]:
+        """Up to `room` due tasks that are in no message, fairly between the domains."""
+        picked: list[tuple[str, int]] = []
+        groups: dict[tuple[int, float], list[str]] = {}
+        if room > 0:
+            for due in self.due(queue):
+                groups.setdefault(due.group, []).append(due.domain)
+                if sum(map(len, groups.values())) >= room:
+                    break
+        for group, domains in groups.items():
+            left = room - len(picked)
+            share = -(-left // len(domains))
+            lines = {
+                domain: self._unpublished_rows(queue, group, domain, share) for domain in domains
+            }
+            if sum(map(len, lines.values())) < left:
+                # What small domains leave goes to the large ones.
+                for domain in [name for name, rows in lines.items() if len(rows) == share]:
+                    lines[domain] = self._unpublished_rows(queue, group, domain, left)
+            in_turn = zip_longest(*lines.values())
+            picked += [row for rows in in_turn for row in rows if row is not None][:left]
+            if len(picked) >= room:
+                break
+        return picked
+
+    def _unpublished_rows(
+        self, queue: str, group: tuple[int, float], domain: str, limit: int
+    ) -> list[Any]:
+        return self._db.all(
+            f"""SELECT task_id, (SELECT batch_size FROM jobs WHERE jobs.id = tasks.job_id)
+                {_AT} AND domain = ?4 AND message_id IS NULL ORDER BY {TURN} LIMIT ?5""",
+            (queue, *group, domain, limit),
+        )
+
+    # Leases of dead and stopped workers
+
+    def owners(self) -> set[str]:
+        """Who holds leases, as far as the ledger knows."""
+        return set(self._db.column("SELECT DISTINCT owner FROM tasks WHERE status = 'processing'"))
+
+    def free(self, note: Note, now: float) -> list[str]:
+        """Return what a dead owner held; gives the domain of each of these tasks.
+
+        The page that was being worked on gets a strike, and two are poison. Where none was, every
+        page in flight is a suspect: nobody is blamed, and after some deaths each suspect is tried
+        alone.
+        """
+        db = self._durable
+        with writing(db):
+            rows = db.all(
+                """SELECT id, strikes, deaths, domain FROM tasks
+                   WHERE status = 'processing' AND owner = ?""",
+                (note.id,),
+            )
+            for id_, strikes, deaths, _ in rows:
+                _free(db, note, id_, strikes, deaths, now)
+        return [domain for *_, domain in rows]
+
+    def take_back(self, note: Note, now: float) -> list[str]:
+        """Return what a stopped owner holds, without blame; gives the domain of each task.
+
+        Fences drop the results that the owner brings later.
+        """
+        db = self._durable
+        with writing(db):
+            rows = db.all(
+                "SELECT id, domain FROM tasks WHERE status = 'processing' AND owner = ?", (note.id,)
+            )
+            for id_, _ in rows:
+                began = id_ in note.in_flight
+                db.execute(
+                    """UPDATE tasks SET status = 'pending', owner = NULL, message_id = NULL,
+                           not_before = 0, attempts = attempts + ? WHERE id = ?""",
+                    (began, id_),
+                )
+                timeline.note(db, id_, "taken back", {"worker": note.pid, "began": began}, now)
+        return [domain for _, domain in rows]
+
+    def give_back(self, owner: str, held: Collection[tuple[int, int]], now: float) -> int:
+        """Return the leases that an owner lost sight of by an error; `held` are (task, fence)."""
+        db = self._db
+        rows = db.all(
+            "SELECT id, fence FROM tasks WHERE status = 'processing' AND owner = ?", (owner,)
+        )
+        forgotten = [id_ for id_, fence in rows if (id_, fence) not in held]
+        if forgotten:
+            ids = as_json(forgotten)
+            with writing(db):
+                db.execute(
+                    f"""UPDATE tasks SET status = 'pending', owner = NULL, message_id = NULL
+                        WHERE {_IDS} AND status = 'processing' AND owner = ?""",
+                    (ids, owner),
+                )
+                timeline.note_all(db, ids, "given back", {}, now)
+        return len(forgotten)
+
+    # Retries
+
+    def retry(
+        self, statuses: Collection[str], reason: str | None, job: Job | None, now: float
+    ) -> tuple[int, int]:
+        """Make ended tasks pending again and reopen their jobs.
+
+        Returns how many, and how many are left out because their URL is open in another task.
+        """
+        self.expire(now)  # what is late by now stays so, whatever its job is given
+        again = left = last = 0
+        db = self._durable
+        while ids := self._ended_ids(statuses, reason, job, last):
+            with writing(db):
+                # IGNORE: a URL that is open in another task must not be open twice.
+                back = db.column(
+                    f"""UPDATE OR IGNORE tasks SET status = 'pending', not_before = 0, failures = 0,
+                            strikes = 0, deaths = 0, error_type = NULL, error_message = NULL,
+                            completed_at = NULL, message_id = NULL,
+                            deadline = iif(deadline <= ?, 9e15, deadline)
+                        WHERE {_IDS} AND status IN ('failed', 'skipped', 'expired') RETURNING id""",
+                    (now, as_json(ids)),
+                )
+                timeline.note_all(db, as_json(back), "retry asked", {}, now)
+                _reopen_jobs(db, as_json(back), now)
+            again, left, last = again + len(back), left + len(ids) - len(back), ids[-1]
+        return again, left
+
+    def _ended_ids(
+        self, statuses: Collection[str], reason: str | None, job: Job | None, after: int
+    ) -> list[int]:
+        """Tasks that can be tried again: not a Gateway's without a URL."""
+        return self._durable.column(
+            """SELECT id FROM tasks t WHERE id > ?1 AND url <> ''
+               AND status IN (SELECT value FROM json_each(?2))
+               AND (?3 IS NULL OR error_type = ?3)
+               AND (?4 IS NULL OR job_id = ?4
+                    OR EXISTS (SELECT 1 FROM job_links WHERE task = t.id AND job_id = ?4))
+               ORDER BY id LIMIT ?5""",
+            (after, as_json(list(statuses)), reason, job and job.id, MAX_TASKS_PER_COMMIT),
+        )
+
+
+def as_shown(row: Sequence[Any]) -> dict[str, Any]:
+    """A task as lists show it, from its SHOWN_COLUMNS; `their_id` is a Gateway's name for it."""
+    return dict(zip(_SHOWN, row, strict=True))
+
+
+def storable(text: str | None) -> str | None:
+    """A text without the halves of characters that a server's garbage can leave in a message."""
+    return text and text.encode("utf-8", "replace").decode()
+
+
+def finish_attempt(
+    db: Database, outcome: Outcome, place: Raw | None, now: float
+) -> dict[str, Any] | None:
+    """Store how an attempt ended; returns what its timeline is to say of that.
+
+    None where its claim is not live any more: another claim decides. Part of a transaction.
+    """
+    task, final = outcome.task, outcome.status is not TaskStatus.PENDING
+    failed = outcome.error_type is not None and outcome.charge
+    attempted = failed or (bool(outcome.sent) and not outcome.shortage)
+    live = db.all(
+        """UPDATE tasks SET status = ?, attempts = attempts + ?, failures = failures + ?,
+               not_before = ?, deaths = iif(?, 0, deaths), owner = NULL,
+               message_id = iif(?, message_id, NULL), error_type = ?, error_message = ?,
+               completed_at = ?
+           WHERE id = ? AND fence = ? AND status = 'processing' RETURNING leased_at""",
+        (outcome.status, attempted, failed, outcome.not_before, final or failed, final,
+         outcome.error_type, storable(outcome.error_message), now if final else None, task.id,
+         task.fence),
+    )  # fmt: skip
+    if not live:
+        return None
+    detail: dict[str, Any] = {"worker": outcome.worker, "claimed_at": live[0][0]}
+    if attempted:
+        detail["attempt"] = task.attempts + 1
+    return detail | _told(outcome, final, place)
+
+
+def kind_of(outcome: Outcome) -> str:
+    """What the timeline calls the end of an attempt."""
+    if outcome.status is not TaskStatus.PENDING:
+        return outcome.status
+    if outcome.error_type is not None and outcome.charge:
+        return "retry"
+    return "broken off" if outcome.sent else "postponed"
+
+
+def _told(outcome: Outcome, final: bool, place: Raw | None) -> dict[str, Any]:
+    page = outcome.page
+    detail: dict[str, Any] = {}
+    if outcome.sent:
+        detail["sent"] = outcome.sent
+    if outcome.rule.limited:
+        detail["limit"] = outcome.rule
+    if page:
+        detail["status"] = page.status
+        detail["bytes"] = len(page.body)
+        detail["fetch_ms"] = round(page.fetch_s * 1000, 1)
+    if outcome.verdict:
+        detail["verdict"] = outcome.verdict
+        detail["parse_ms"] = round(outcome.parse_ms, 1)
+    if outcome.evidence:
+        detail["evidence"] = [storable(text) for text in outcome.evidence]
+    if outcome.retry:
+        spent = final and outcome.retry.tries_again
+        detail["decision"] = outcome.retry + (", but no attempt is left" if spent else "")
+    if outcome.error_type:
+        detail["error"] = outcome.error_type
+        detail["message"] = storable(outcome.error_message)
+    if not final:
+        detail["not_before"] = outcome.not_before
+    if place:
+        detail["raw"] = place
+    return detail
+
+
+def put_aside_held(db: Database, ids: list[int], now: float) -> list[int]:
+    """Put pending tasks aside whose jobs are all on hold; returns the others.
+
+    Part of a transaction.
+    """
+    on_hold = "SELECT 1 FROM jobs WHERE hold IS NOT NULL AND status <> 'done' LIMIT 1"
+    if not db.one(on_hold):
+        return ids
+    rows = db.all(
+        f"""SELECT t.id, max(CASE WHEN j.hold = 'paused' THEN 1 WHEN j.hold = 'cancelled' THEN 0
+                             WHEN j.deadline <= ? THEN 0 ELSE 2 END)
+            FROM tasks t JOIN jobs j ON {COUNTS_FOR} WHERE t.{_IDS} GROUP BY t.id""",
+        (now, as_json(ids)),
+    )
+    stands = dict(rows)
+    paused = [id_ for id_ in ids if stands.get(id_) == 1]
+    cancelled = [id_ for id_ in ids if stands.get(id_) == 0]
+    db.execute(
+        f"UPDATE tasks SET not_before = 9e15, message_id = NULL WHERE {_IDS}", (as_json(paused),)
+    )
+    end_without_result(db, cancelled, "skipped", "cancelled", "its job was cancelled", now)
+    return [id_ for id_ in ids if stands.get(id_, 2) == 2]
+
+
+def end_without_result(
+    db: Database, ids: Sequence[int], status: str, reason: str, message: str, now: float
+) -> None:
+    """End pending tasks, with an event in their timelines. Part of a transaction."""
+    chosen = as_json(ids)
+    db.execute(
+        f"""UPDATE tasks SET status = ?, error_type = ?, error_message = ?, completed_at = ?,
+                message_id = NULL WHERE {_IDS} AND status = 'pending'""",
+        (status, reason, message, now, chosen),
+    )
+    timeline.note_all(db, chosen, status, {"error": reason, "message": message}, now)
+
+
+def _free(
+    db: Database, note: Note, id_: int, strikes_before: int, deaths_before: int, now: float
+) -> None:
+    began = id_ in note.in_flight
+    alone = note.in_flight == {id_} and deaths_before >= SUSPECT_DEATHS
+    blamed = id_ == note.parsing or (alone and bool(note.evidence))
+    suspected = began and not note.parsing and not blamed
+    strikes = strikes_before + blamed
+    deaths = deaths_before + (suspected and (alone or deaths_before < SUSPECT_DEATHS))
+    poison = strikes >= POISON_STRIKES or deaths >= SUSPECT_DEATHS + ALONE_DEATHS
+    db.execute(
+        """UPDATE tasks SET status = iif(?1, 'failed', 'pending'), owner = NULL, message_id = NULL,
+               not_before = 0, attempts = attempts + ?2, strikes = ?3, deaths = ?4,
+               error_type = iif(?1, 'poison', error_type),
+               error_message = iif(?1, ?5, error_message), completed_at = iif(?1, ?6, NULL)
+           WHERE id = ?7""",
+        (poison, began, strikes, deaths, _poison(strikes, deaths), now, id_),
+    )
+    detail = {"worker": note.about.get("pid"), "began": began, "parsing": blamed}
+    if suspected:
+        detail["suspected"] = deaths
+    if blamed and note.evidence:
+        detail["evidence"] = note.evidence
+    timeline.note(db, id_, "poison" if poison else "worker died", detail, now)
+
+
+def _poison(strikes: int, deaths: int) -> str:
+    if strikes >= POISON_STRIKES:
+        return f"{strikes} workers died or stood still while they worked on this page"
+    return f"{deaths - SUSPECT_DEATHS} workers died while this page was all that they worked on"
+
+
+def _reopen_jobs(db: Database, ids: str, now: float) -> None:
+    jobs = db.all(
+        """SELECT id, key, status FROM jobs WHERE id IN (
+               SELECT job_id FROM tasks WHERE id IN (SELECT value FROM json_each(?1))
+               UNION SELECT job_id FROM job_links
+               WHERE task IN (SELECT value FROM json_each(?1)))""",
+        (ids,),
+    )
+    for id_, key, status in jobs:
+        taken = status == "done" and db.one(
+            "SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,)
+        )
+        db.execute(
+            """UPDATE jobs SET status = iif(status = 'done', 'open', status), completed_at = NULL,
+                   key = ?, hold = iif(hold = 'paused' AND status <> 'done', hold, NULL),
+                   deadline = iif(deadline <= ?, NULL, deadline) WHERE id = ?""",
+            (f"retry:{id_}" if taken else key, now, id_),
+        )
+
+
+def _fitting(rows: Sequence[tuple[Any, ...]], fits: Callable[[int | None], bool]) -> list[int]:
+    """The rows up to the first whose job does not fit."""
+    ids: list[int] = []
+    known: dict[int | None, bool] = {}
+    for id_, job in rows:
+        if job not in known:
+            known[job] = fits(job)
+        if not known[job]:
+            break
+        ids.append(id_)
+    return ids
+
+
+def _chunks(queue: str, rows: Sequence[tuple[str, int]], slots: int) -> Iterator[Chunk]:
+    """Cut rows into messages: a job's batch size at most, and several for every worker slot."""
+    fair = max(1, -(-len(rows) // (slots * 3)))
+    begin = 0
+    while begin < len(rows):
+        size = min(fair, rows[begin][1] or fair, MAX_TASKS_PER_MESSAGE)
+        ids = tuple(task_id for task_id, _ in rows[begin : begin + size])
+        yield Chunk(_message_id(), queue, ids)
+        begin += size
+
+
+def _message_id() -> str:
+    text = secrets.token_hex(16)
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def _task(row: tuple[Any, ...], known: Known | None) -> Task:
+    fields = dict(zip(Task.__struct_fields__, row, strict=False))
+    return Task(**{**fields, "loopback": bool(fields["loopback"]), "known": known})
