@@ -25,7 +25,7 @@ def audit(domain: str | None, job_name: str | None, since: float | None, as_json
     Example:
       python -m crawler audit county.example --since 2h
     """
-    from crawler.audit import audit as audits
+    from crawler.history import audit as audits
 
     tz = times.zone(config.load().timezone)
     with stored() as lpm:

@@ -24,7 +24,7 @@ from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Job, JobOptions
 from crawler.sites import config as sites
-from crawler.standstill import Waits, endless_wait
+from crawler.waits import WaitFinder, endless_wait
 
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
@@ -184,7 +184,7 @@ def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast
     now, tz = time.time(), times.zone(settings.timezone)
     lpm = LocalPersistenceManager(settings.data_dir)
     with lpm:
-        look = Waits(settings, lpm)
+        look = WaitFinder(settings, lpm)
         limits = look.limits(job)
         limits = msgspec.structs.replace(limits, running=limits.running or starts)
         waits = [wait for wait in look.of(job, lpm.counts.progress(job)) if wait.kind != "worker"]

@@ -12,7 +12,7 @@ from crawler.cli.output import data_dir_option, json_option, print_json
 from crawler.config import program
 from crawler.errors import UsageError
 from crawler.logs import counted, printable
-from crawler.standstill import limits_in_words, permit
+from crawler.waits import describe_limits, permit
 
 if TYPE_CHECKING:
     from crawler.resilience.permit import Domain
@@ -88,7 +88,7 @@ def _list(as_json: bool) -> None:
     rows = [
         (
             printable(e.domain),
-            limits_in_words(e),
+            describe_limits(e),
             str(e.in_flight),
             "; ".join(state_in_words(e, now, tz)),
         )

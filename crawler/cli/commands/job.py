@@ -93,7 +93,7 @@ def show(name: str, as_json: bool) -> None:
       python -m crawler job show parcels.csv
     """
     from crawler.forecast import of_job, sentence
-    from crawler.standstill import Waits, endless_wait
+    from crawler.waits import WaitFinder, endless_wait
 
     settings = config.load()
     tz = times.zone(settings.timezone)
@@ -101,7 +101,7 @@ def show(name: str, as_json: bool) -> None:
         each = job_of(lpm, name)
         receipt = lpm.receipt(each)
         examples = lpm.counts.examples(each)
-        look, now = Waits(settings, lpm), lpm.now()
+        look, now = WaitFinder(settings, lpm), lpm.now()
         limits, later = look.limits(each), lpm.jobs.later_namesakes(each)
         waits = look.of(each, receipt.books)
         endless = endless_wait([wait for wait in waits if wait.kind != "worker"])

@@ -41,7 +41,7 @@ from crawler.errors import StoreError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, JobOptions
-from crawler.standstill import Standstill, Waits
+from crawler.waits import StallMonitor, WaitFinder
 
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
@@ -228,7 +228,7 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
     from crawler.stack import read_stack
 
     lpm = LocalPersistenceManager(settings.data_dir)
-    standstill = Standstill(Waits(settings, lpm), job)
+    standstill = StallMonitor(WaitFinder(settings, lpm), job)
     with BooksProgress(job) as progress, lpm:
         seen = time.monotonic()
         while True:

@@ -14,7 +14,7 @@ from crawler.db import owners
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Books, Job
-from crawler.standstill import Waits, no_room, standing_still
+from crawler.waits import WaitFinder, disk_problem, stalled_processes
 
 if TYPE_CHECKING:
     from crawler.stack import Stack
@@ -92,7 +92,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
             facts["rate"] = round(counts.rate(lpm.now()), 2)
             growth = counts.growth(lpm.now())
             facts["gateway"] = _gateway(lpm)
-        look = Waits(settings, lpm)
+        look = WaitFinder(settings, lpm)
         facts["waits"] = _waits(look, jobs, facts)
         late = _late(settings, lpm, look, jobs, facts)
         missing = lpm.unaccounted(jobs)
@@ -109,7 +109,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
     return facts | running | {"disk": _disk(settings), "redis": _redis(settings)}
 
 
-def _waits(look: Waits, jobs: list[Job], facts: dict[str, Any]) -> list[dict[str, Any]]:
+def _waits(look: WaitFinder, jobs: list[Job], facts: dict[str, Any]) -> list[dict[str, Any]]:
     """What keeps anything from going on, and what stops a whole job while others go on; each with
     its line."""
     found = [
@@ -136,7 +136,7 @@ def _waits(look: Waits, jobs: list[Job], facts: dict[str, Any]) -> list[dict[str
 def _late(
     settings: Settings,
     lpm: LocalPersistenceManager,
-    look: Waits,
+    look: WaitFinder,
     jobs: list[Job],
     facts: dict[str, Any],
 ) -> dict[str, str]:
@@ -213,7 +213,7 @@ def _standing_still(settings: Settings, stack: "Stack") -> list[dict[str, Any]]:
     kinds = {"worker": "a worker's child", "cli": "a command"}
     return still + [
         {"what": kinds.get(note.about.get("kind", ""), "a process"), "pid": note.pid}
-        for note in standing_still(notes, settings.stall_s)
+        for note in stalled_processes(notes, settings.stall_s)
     ]
 
 
@@ -226,7 +226,7 @@ def _disk(settings: Settings) -> dict[str, Any]:
         "folder": str(settings.data_dir.absolute()),
         "free": usage.free,
         "total": usage.total,
-        "low": no_room(folder, settings),
+        "low": disk_problem(folder, settings),
     }
 
 

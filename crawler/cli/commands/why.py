@@ -10,9 +10,9 @@ import click
 
 from crawler import config, times
 from crawler.cli.output import data_dir_option, json_option, print_json, stored
+from crawler.history import Step, Timeline, timeline
 from crawler.logs import printable
-from crawler.standstill import Waits, in_words
-from crawler.why import Step, Timeline, timeline
+from crawler.waits import WaitFinder, describe_wait
 
 
 @click.command()
@@ -28,7 +28,7 @@ def why(url: str, as_json: bool) -> None:
       python -m crawler why http://county.example/parcel/123
     """
     with stored() as lpm:
-        look = Waits(config.load(), lpm)
+        look = WaitFinder(config.load(), lpm)
         found = [timeline(lpm, task, look) for task in lpm.tasks.find(url)]
     if as_json:
         print_json(found)
@@ -53,7 +53,7 @@ def _show(found: Timeline, zone: str | None) -> None:
         clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}" if at else ""
         _print(printable(f"  {clock:13}{step.what:13}{_words(step, tz, day)}".rstrip()))
     for wait in found.waits:
-        _print(printable(f"  {'':13}{'waits for':13}{in_words(wait, time.time(), tz)}"))
+        _print(printable(f"  {'':13}{'waits for':13}{describe_wait(wait, time.time(), tz)}"))
 
 
 def _print(line: str) -> None:
