@@ -64,14 +64,14 @@ def ondemand(
     """
     from crawler.gateway.agent import bind
     from crawler.gateway.client import GatewayClient
-    from crawler.gateway.collector import asked
+    from crawler.gateway.collector import requested_platforms
     from crawler.orchestrator import Orchestrator, terminated_by_signal
     from crawler.sites import config as sites
 
     settings = config.load()
     described = sites.load(settings.config_dir, settings.rate)
     GatewayClient(settings, "check")  # what is missing or wrong is said here, and not in a log
-    platforms = tuple(asked(settings, platforms, described))
+    platforms = tuple(requested_platforms(settings, platforms, described))
     lpm = LocalPersistenceManager(settings.data_dir)
     with lpm:
         worker_id = bind(lpm, settings, moved)
