@@ -39,7 +39,7 @@ class RedisBroker:
         """Put chunks into their queues."""
         task = app.tasks["scrape_chunk_task"]
         with self._errors():
-            self._redis.ping()  # fails within its deadline, where the producer would keep trying
+            self._redis.ping()  # it fails within its timeout; the producer would keep trying
             with app.connection_for_write() as connection:
                 # Celery's stubs do not know kombu 5.7's batch.
                 producer: Any = app.amqp.Producer(connection, auto_declare=False)
@@ -63,14 +63,14 @@ class RedisBroker:
         return [_queued(name, body) for name, bodies in bodies_by_queue for body in bodies]
 
     def withdraw(self, messages: Sequence[Queued]) -> None:
-        """Take these out of their queues, if they are still there."""
+        """Remove messages from their queues, if they are still there."""
         with self._pipeline() as pipe:
             for each in messages:
                 pipe.lrem(each.queue, 1, each.body)  # type: ignore[arg-type]  # bytes are sent as they are
             pipe.execute()
 
     def mirror(self, job: Job, books: Books) -> None:
-        """Show a job's progress under `scrape:<job>:…`."""
+        """Write a job's progress to `scrape:<job>:…`."""
         if job.completed_at:
             status = "COMPLETE"
         elif books.accepted > books.pending:
@@ -118,8 +118,7 @@ def _queued(name: str, body: bytes) -> Queued:
 
 
 class PageEvents:
-    """Sends Celery's own task events for single pages, so that Flower lists pages and not
-    chunks."""
+    """Sends Celery's task events for single pages, so that Flower lists pages, not chunks."""
 
     def __init__(self, app: Celery, hostname: str) -> None:
         self._app, self._hostname = app, hostname
@@ -129,7 +128,7 @@ class PageEvents:
         self._thread.start()
 
     def __call__(self, task: Task, outcome: Outcome | None) -> None:
-        """Note a page's begin or end. A full queue drops the event, and never delays the page."""
+        """Queue the events of a page's begin or end. A full queue drops them and never delays it."""
         small = task.job_size is not None and task.job_size <= MAX_JOB_WITH_EVENTS
         if not small or self._queue.qsize() >= MAX_QUEUED_EVENTS:
             return
@@ -148,13 +147,15 @@ class PageEvents:
             about["runtime"] = outcome.page.fetch_s
             self._queue.put(("task-succeeded", about))
         else:
-            kind = "task-retried" if outcome.status is TaskStatus.PENDING else "task-failed"
+            kind = "task-failed"
+            if outcome.status is TaskStatus.PENDING:
+                kind = "task-retried"
             about["exception"] = f"{outcome.error_type}: {outcome.error_message}"
             about["traceback"] = ""
             self._queue.put((kind, about))
 
     def stop(self) -> None:
-        """Send what is left."""
+        """Send the queued events and stop."""
         self._stopping.set()
         self._queue.put(None)
         self._thread.join(2)

@@ -222,7 +222,9 @@ def _drop(late: Late) -> str:
 
 def _takes(late: Late, limits: Limits) -> str:
     rule = limits.rule(late.domain)
-    return str(rule) if rule.limited else "too long"
+    if not rule.limited:
+        return "too long"
+    return str(rule)
 
 
 def _by_processes(seen: Forecast, limits: Limits) -> list[str]:

@@ -125,7 +125,7 @@ class _Call:
         return one_line(text, MAX_MESSAGE_LENGTH, self.secret)
 
     def checked(self, parse: Callable[[], _T]) -> _T:
-        """Return what `parse` reads; raise `GatewayError` for an answer that breaks the contract."""
+        """Return what `parse` reads; raise `GatewayError` if the answer breaks the contract."""
         try:
             return parse()
         except BadAnswer as error:

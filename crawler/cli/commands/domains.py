@@ -12,7 +12,7 @@ from crawler.cli.output import data_dir_option, json_option, print_json
 from crawler.config import program
 from crawler.errors import UsageError
 from crawler.logs import counted, printable
-from crawler.waits import describe_limits, permit
+from crawler.waits import describe_limits, open_rate_limiter
 
 if TYPE_CHECKING:
     from crawler.resilience.permit import Domain
@@ -60,7 +60,7 @@ def reset(domain: str, as_json: bool) -> None:
     Example:
       python -m crawler domains reset county.example
     """
-    with permit(config.load()) as shared:
+    with open_rate_limiter(config.load()) as shared:
         if not shared.reset(domain):
             names = [known.domain for known in shared.domains()]
             near = difflib.get_close_matches(domain, names, n=1, cutoff=0.3)
@@ -73,7 +73,7 @@ def reset(domain: str, as_json: bool) -> None:
 
 
 def _list(as_json: bool) -> None:
-    with permit(config.load()) as shared:
+    with open_rate_limiter(config.load()) as shared:
         found = shared.domains(time.time())
     if as_json:
         print_json(found)

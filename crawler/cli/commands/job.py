@@ -103,7 +103,7 @@ def show(name: str, as_json: bool) -> None:
         examples = lpm.counts.examples(each)
         look, now = WaitFinder(settings, lpm), lpm.now()
         limits, later = look.limits(each), lpm.jobs.later_namesakes(each)
-        waits = look.of(each, receipt.books)
+        waits = look.find(each, receipt.books)
         endless = endless_wait([wait for wait in waits if wait.kind != "worker"])
         seen = (
             of_job(lpm.counts, each, limits, now, waits)
@@ -126,7 +126,7 @@ def show(name: str, as_json: bool) -> None:
     if seen:
         print(f"forecast: {sentence(seen, each, limits, now, tz)}")
     for wait in waits:
-        print(f"{'no forecast' if wait is endless else 'waits'}: {printable(look.line(wait))}")
+        print(f"{'no forecast' if wait is endless else 'waits'}: {printable(look.describe(wait))}")
     print_reasons(receipt.reasons, examples, each)
     print_receipt(receipt)
 

@@ -113,8 +113,8 @@ def _waits(look: WaitFinder, jobs: list[Job], facts: dict[str, Any]) -> list[dic
     """What keeps anything from going on, and what stops a whole job while others go on; each with
     its line."""
     found = [
-        msgspec.structs.asdict(wait) | {"line": look.line(wait), "jobs": []}
-        for wait in look.of(None, facts["books"])
+        msgspec.structs.asdict(wait) | {"line": look.describe(wait), "jobs": []}
+        for wait in look.find(None, facts["books"])
     ]
     if not found or found[0]["stops"]:
         return found
@@ -125,7 +125,9 @@ def _waits(look: WaitFinder, jobs: list[Job], facts: dict[str, Any]) -> list[dic
     ]
     for job in still[:MAX_JOBS]:
         kinds = {
-            (wait.kind, wait.domain) for wait in look.of(job, facts["jobs"][job.name]) if wait.stops
+            (wait.kind, wait.domain)
+            for wait in look.find(job, facts["jobs"][job.name])
+            if wait.stops
         }
         for each in found:
             if (each["kind"], each["domain"]) in kinds and each["kind"] != "paused":
@@ -148,7 +150,7 @@ def _late(
     found = {}
     for job in due[:MAX_JOBS]:
         limits = look.limits(job)
-        seen = of_job(lpm.counts, job, limits, now, look.of(job, facts["jobs"][job.name]))
+        seen = of_job(lpm.counts, job, limits, now, look.find(job, facts["jobs"][job.name]))
         if seen.misses:
             found[job.name] = sentence(seen, job, limits, now, tz)
     return found
