@@ -22,8 +22,7 @@ settings = config.load()
 
 
 def backend_address(broker: str) -> str:
-    """The database for results: the next after the broker's, so that emptying one keeps the
-    other."""
+    """Return the database for results: the one after the broker's, so that each can be emptied."""
     address = RedisAddress.parse(broker)
     return address.for_celery(address.db + 1)
 
@@ -86,11 +85,10 @@ broker_url = RedisAddress.parse(redis_address(settings)).for_celery()
 
 
 class App(Celery):
-    """Refuses to send a task that no worker knows: `celery call` would print an id, and the worker
-    would drop the message."""
+    """Refuses to send unknown tasks: `celery call` would print an id, and the worker drop them."""
 
     def send_task(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Celery's own, for the tasks there are."""
+        """Send a known task."""
         if name not in self.tasks:
             known = ", ".join(sorted(each for each in self.tasks if not each.startswith("celery.")))
             raise click.UsageError(f"there is no task {name!r}; there are {known}")
@@ -99,10 +97,10 @@ class App(Celery):
 
 app = App("crawler", broker=broker_url, backend=backend_address(broker_url))
 app.conf.update(
-    # Each queue has its own exchange and routing key: with the default ones a message lands in
-    # both.
+    # Each queue has its own exchange and routing key. With Celery's defaults, a message would go
+    # to both queues.
     task_queues=[Queue(name, Exchange(name), routing_key=name) for name in QUEUES],
-    # Somebody waits for these.
+    # Someone waits for the results of these.
     task_routes={name: {"queue": "urgent"} for name in ("scrape_task", "crawl_url")},
     task_default_queue="default",
     task_default_exchange="default",

@@ -613,13 +613,13 @@ def _spacing_s(about: "Domain") -> float:
 
 
 def _redis_is_away(error: str, stack: "Stack", settings: Settings) -> Wait:
-    from crawler.stack import SILENT
+    from crawler.stack import SILENT_FACTOR
 
     command, effect = f"{program()} up", "starts one"
     if stack.up and stack.redis and (asleep := _stopped_supervisor(stack)):
         command, effect = asleep.command, "wakes the supervisor, which starts it again"
     elif stack.up and stack.redis:
-        limit_s = SILENT * settings.stall_s
+        limit_s = SILENT_FACTOR * settings.stall_s
         by_itself = f"the supervisor starts it again by itself, after {limit_s:g} s of silence"
         command, effect = "", by_itself
     elif settings.redis_url or stack.up:

@@ -14,7 +14,7 @@ from crawler.errors import ServiceError
 from crawler.models import QUEUES
 from crawler.process import disk_full
 from crawler.redis_client import check_redis, connect
-from crawler.stack import SILENT, Stack, read_stack, redis_address
+from crawler.stack import SILENT_FACTOR, Stack, read_stack, redis_address
 from crawler.urls import without_credentials
 
 _OURS = ("_kombu.binding", "unacked", "scrape:", "celery-task-meta-", "_flower")
@@ -136,7 +136,7 @@ def _remedy(context: Context) -> str:
         return full
     if supervisor and supervisor.is_stopped():
         return f"the supervisor is stopped: {awaken(supervisor.pid)}"
-    silent_s = SILENT * context.settings.stall_s
+    silent_s = SILENT_FACTOR * context.settings.stall_s
     return (
         f"wait: the supervisor starts it again after {silent_s:g} s of silence; "
         f"or {down()}, then {program()} up"
