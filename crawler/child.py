@@ -23,8 +23,7 @@ from celery.worker import consumer
 from redis.exceptions import OutOfMemoryError
 
 from crawler import logs
-from crawler.broker import PageEvents, RedisBroker
-from crawler.celery_app import app, broker_url, settings
+from crawler.celery_app import PageEvents, RedisBroker, app, broker_url, settings
 from crawler.db import owners
 from crawler.errors import CrawlerError, ServiceError
 from crawler.inbox import Inbox

@@ -1,6 +1,6 @@
 """The embedded site on loopback: a register of 300 parcels for `demo`, and pages for `drill`.
 
-Some parcels are slow, broken or gone. A page of a drill is `/drill/<milliseconds>/<fault>/<number>`:
+Some parcels are slow, broken or gone. A drill asks for `/drill/<milliseconds>/<fault>/<number>`:
 it answers after that time, and its first request gets the fault (`ok` for none). The site counts
 every request.
 """

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from crawler import times
 from crawler.config import Settings
@@ -20,6 +20,9 @@ from crawler.logs import without_figures
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, JobStatus
 from crawler.waits import StallMonitor, WaitFinder
+
+if TYPE_CHECKING:
+    from crawler.celery_app import Queued
 
 log = logging.getLogger(__name__)
 
@@ -35,29 +38,16 @@ MISSING_S = 5.0
 """A message that is in no queue and with no worker for this long is published again."""
 
 
-class BrokerDown(Exception):
-    """The broker does not answer now. Nothing is lost."""
-
-
-class Queued(NamedTuple):
-    """A message in a queue; `ledger_id` is empty unless it is a chunk."""
-
-    id: str
-    ledger_id: str
-    queue: str
-    body: bytes
-
-
 class Broker(Protocol):
-    """What the maintainer needs of a broker; raises `BrokerDown`."""
+    """What the maintainer needs of a broker; raises `ServiceError`."""
 
     def publish(self, ledger_id: str, chunks: Sequence[Chunk]) -> None:
         """Put chunks into their queues."""
 
-    def queued(self) -> list[Queued]:
+    def queued(self) -> list["Queued"]:
         """All messages in the queues."""
 
-    def withdraw(self, messages: Sequence[Queued]) -> None:
+    def withdraw(self, messages: Sequence["Queued"]) -> None:
         """Remove messages from their queues, if they are still there."""
 
     def mirror(self, job: Job, books: Books) -> None:
@@ -142,7 +132,7 @@ class Maintainer:
         try:
             with self._lpm.errors():
                 next_due = self.tick()
-        except (BrokerDown, CrawlerError) as error:
+        except CrawlerError as error:
             if not self._trouble:
                 log.warning(
                     "%s; the ledger keeps everything, and this is tried again every second", error

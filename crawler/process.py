@@ -108,7 +108,7 @@ class Child:
         limit_s: float,
         given_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait until it is healthy; raise with the last line of its log if it dies or takes too long."""
+        """Wait until it is healthy; if it dies or takes too long, raise with the end of its log."""
         end = time.monotonic() + limit_s
         while not healthy():
             if given_up():

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from celery.exceptions import Reject
 
 from crawler import urls
-from crawler.celery_app import app, broker_url, settings
+from crawler.celery_app import RedisBroker, app, broker_url, settings
 from crawler.config import failpoint
-from crawler.errors import ServiceError
 from crawler.models import NewTask
 
 if TYPE_CHECKING:
@@ -85,15 +84,11 @@ def scrape_chunk_task(self: Any, ledger_id: str, task_ids: list[str]) -> int:
 
 def fill_window() -> int:
     """Publish the next chunks from a process that is no worker; return their number of tasks."""
-    from crawler.broker import RedisBroker
     from crawler.lpm import LocalPersistenceManager
-    from crawler.maintainer import BrokerDown, Maintainer
+    from crawler.maintainer import Maintainer
 
     with (
         closing(LocalPersistenceManager(settings.data_dir)) as lpm,
         closing(RedisBroker(broker_url)) as broker,
     ):
-        try:
-            return Maintainer(lpm, broker, settings).fill()
-        except BrokerDown as error:
-            raise ServiceError(str(error)) from error
+        return Maintainer(lpm, broker, settings).fill()
