@@ -17,7 +17,7 @@ from typing import Self
 
 import msgspec
 
-from crawler import locks
+from crawler import locks, sites
 from crawler.config import Settings, load, program
 from crawler.db import kernel, owners
 from crawler.errors import CrawlerError, ServiceError, StackIsUp, UsageError
@@ -26,7 +26,6 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.process import Child, Mark, end_process, in_short
 from crawler.redis_server import START_LIMIT_S, RedisServer, check_given, free_port, is_free
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
-from crawler.sites import config as sites
 from crawler.stack import SILENT, Stack, is_locked, lock_path, read_stack, record_path, write_stack
 
 log = logging.getLogger(__name__)

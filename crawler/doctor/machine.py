@@ -103,7 +103,7 @@ def _room(context: Context, kind: str) -> Iterator[Seen]:
 
 def sites(context: Context) -> Iterator[Seen]:
     """The files of `config/`: a broken one keeps workers from starting."""
-    from crawler.sites import config as files
+    from crawler import sites as files
 
     folder, rate = context.settings.config_dir, context.settings.rate
     if found := files.faults(folder, rate):

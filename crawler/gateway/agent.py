@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from crawler import sites
 from crawler.config import Settings
 from crawler.db.gateway import GATEWAY
 from crawler.errors import StackIsUp, UsageError
@@ -22,7 +23,6 @@ from crawler.gateway.sync import Sync
 from crawler.locks import is_locked, open_lock, try_lock
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
-from crawler.sites import config as sites
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from crawler.gateway.trouble import Trouble
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import NO_DEADLINE, Job
-from crawler.sites.config import Sites, expand
+from crawler.sites import Sites, expand
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,7 @@ from crawler.logs import printable
 from crawler.models import UNCHANGED, JobOptions, Outcome, Page, RetryClass, Task, TaskStatus
 from crawler.resilience import retry
 from crawler.scraping.request_gate import RequestGate
-from crawler.sites import selectors, structured
-from crawler.sites.config import Site
+from crawler.sites import Site, selectors, structured
 from crawler.sites.parser import parse
 
 charset.load()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from crawler import sites
 from crawler.config import Settings, load
 from crawler.errors import GatewayDenied, GatewayError, StackIsUp, StoreError
 from crawler.gateway import agent
@@ -18,7 +19,6 @@ from crawler.gateway.collector import SESSIONS_S, Collector
 from crawler.gateway.heartbeat import Heartbeat
 from crawler.gateway.trouble import LONGEST_S, Trouble
 from crawler.lpm import LocalPersistenceManager
-from crawler.sites import config as sites
 from tests.support.exchange import assign, claim, fail, given
 from tests.support.scripted import ScriptedGateway
 from tests.support.stack import wait_for

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from crawler import sites
 from crawler.lpm import LocalPersistenceManager
 from crawler.resilience.memory import MemoryPermit
-from crawler.sites import config as sites
 from crawler.worker.claims import Claims
 from crawler.worker.health import FreeSpace
 from tests.support.tasks import done, new

@@ -7,13 +7,13 @@ from urllib.parse import quote
 
 import pytest
 
+from crawler import sites
 from crawler.bulk import Secrets
 from crawler.db.gateway import Assignment
 from crawler.fetch import session
 from crawler.gateway.collector import MAX_QUERY, Unnamed, named, read
 from crawler.models import NO_DEADLINE
-from crawler.sites import config as sites
-from crawler.sites.config import Sites
+from crawler.sites import Sites
 
 TASK: dict[str, Any] = {
     "task_id": "t-1",

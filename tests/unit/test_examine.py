@@ -13,7 +13,7 @@ from crawler.errors import FetchError
 from crawler.fetch.budget import SMALL, Budget, Memory
 from crawler.models import Page
 from crawler.scraping.pipeline import MAX_RECORD, examine
-from crawler.sites.config import Site, load
+from crawler.sites import Site, load
 from crawler.sites.text import MAX_TEXT
 from tests.support.tasks import page
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from crawler import sites
 from crawler.db import owners
 from crawler.db.sql import HELD
 from crawler.errors import FetchError
@@ -17,7 +18,6 @@ from crawler.fetch.robots import Robots
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, Page, TaskStatus
 from crawler.resilience.memory import MemoryPermit
-from crawler.sites import config as sites
 from crawler.worker.claims import Claims
 from crawler.worker.health import FreeSpace, Health, Watchdog
 from crawler.worker.pages import MIN_PAGES, Attempts, Budgets, Capacity, Pages

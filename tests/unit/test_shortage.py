@@ -25,7 +25,7 @@ from crawler.fetch.http import Client, Request
 from crawler.fetch.robots import Robots
 from crawler.models import Page
 from crawler.scraping.pipeline import examine
-from crawler.sites.config import load
+from crawler.sites import load
 from tests.support import tls
 from tests.support.serving import serving
 from tests.support.site import Site

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from crawler import config, times
+from crawler import config, sites, times
 from crawler.bulk import INPUT, Summary, import_file, rows, spooled
 from crawler.cli.output import data_dir_option, json_option, newest, print_json, say
 from crawler.cli.session import robots_option, session_options
@@ -23,7 +23,6 @@ from crawler.forecast import Forecast, of_job, sentence
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Job, JobOptions
-from crawler.sites import config as sites
 from crawler.standstill import Waits, endless_wait
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from crawler.logs import printable
 
 if TYPE_CHECKING:
     from crawler.doctor import Reread
-    from crawler.sites.config import Sites
+    from crawler.sites import Sites
 
 
 @click.command()
@@ -65,7 +65,7 @@ def _read(url: str, final_url: str, head: str, received: bytes) -> "Reread | Non
 
 @functools.cache
 def _sites() -> "Sites":
-    from crawler.sites import config as sites
+    from crawler import sites
 
     settings = config.load()
     return sites.load(settings.config_dir, settings.rate)

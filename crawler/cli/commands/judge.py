@@ -130,8 +130,8 @@ async def _fetched(settings: Settings, url: str) -> Page:
 
 
 def _judged(settings: Settings, page: Page, path: str) -> Verdict:
+    from crawler import sites
     from crawler.scraping.pipeline import examine
-    from crawler.sites import config as sites
 
     known = sites.load(settings.config_dir, settings.rate)
     try:

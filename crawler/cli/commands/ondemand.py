@@ -62,11 +62,11 @@ def ondemand(
       export GATEWAY_URL=https://gateway.example GATEWAY_TOKEN_FILE=/run/secrets/gateway
       python -m crawler ondemand --platform beacon --capacity 500
     """
+    from crawler import sites
     from crawler.gateway.agent import bind
     from crawler.gateway.client import GatewayClient
     from crawler.gateway.collector import asked
     from crawler.orchestrator import Orchestrator, terminated_by_signal
-    from crawler.sites import config as sites
 
     settings = config.load()
     described = sites.load(settings.config_dir, settings.rate)

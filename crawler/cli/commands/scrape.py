@@ -182,10 +182,10 @@ def _show(report: dict[str, Any]) -> None:
 def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int:
     """Read the stored page with the present configuration, and show the difference to its
     result."""
+    from crawler import sites
     from crawler.errors import FetchError
     from crawler.scraping import stored as again
     from crawler.scraping.pipeline import examine
-    from crawler.sites import config as sites
 
     known = sites.load(settings.config_dir, settings.rate)
     try:
