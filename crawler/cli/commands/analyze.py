@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from crawler import config
-from crawler.analyze import compare, profile, report, sources
-from crawler.analyze.compare import Comparison
-from crawler.analyze.profile import Profile
+from crawler.analyze import Profile, profile, report, sources
+from crawler.analyze.compare import Comparison, compare
 from crawler.cli.output import data_dir_option, json_option, print_json, say
 from crawler.db import outputs
 from crawler.errors import UsageError
@@ -86,8 +85,8 @@ def _gather(names: list[str], job: str | None) -> Profile | Comparison:
             opened.callback(runs[-1].close)
         progress = _progress()
         if len(runs) > 1:
-            return compare.compare(runs[0], runs[1], progress)
-        return profile.profile(runs[0], progress)
+            return compare(runs[0], runs[1], progress)
+        return profile(runs[0], progress)
 
 
 def _progress() -> Callable[[int], None]:
