@@ -120,7 +120,7 @@ def pages(work: Path, count: int) -> list[tuple[Any, Any]]:
     """Pages of the site as they come from the server, each with what the pipeline reads in it."""
     from benchmarks.contestants.corridor import SITE
     from crawler.models import Page
-    from crawler.scraping.pipeline import examine
+    from crawler.scraping import examine
     from crawler.sites import config as sites
 
     (work / "config" / "sites").mkdir(parents=True)

@@ -123,7 +123,7 @@ def examine(
     reread: Reader | None = None,
 ) -> Iterator[Finding]:
     """Every finding, in the order in which one check builds on another."""
-    from crawler.doctor import ledger, machine, pages, remake, stack
+    from crawler.doctor import ledger, machine, pages
 
     settings, trouble = _settings(environ)
     yield from trouble
@@ -133,7 +133,11 @@ def examine(
             "store", "note", f"there is no store in {context.folder} yet", f"{program()} run FILE"
         )
         yield from _look(
-            {"versions": machine.versions, "sites": machine.sites, "redis": stack.redis_server},
+            {
+                "versions": machine.check_versions,
+                "sites": machine.check_sites,
+                "redis": machine.check_redis_server,
+            },
             context,
         )
         return
@@ -145,25 +149,29 @@ def examine(
             )
             context.repair = False
         first = {
-            "versions": machine.versions,
-            "sites": machine.sites,
-            "folder": machine.folder,
-            "inbox": machine.inbox,
-            "stack": stack.processes,
+            "versions": machine.check_versions,
+            "sites": machine.check_sites,
+            "folder": machine.check_folder,
+            "inbox": machine.check_inbox,
+            "stack": machine.check_processes,
         }
         yield from _look(first, context)
-        yield from _look({"ledger": ledger.database}, context)
+        yield from _look({"ledger": ledger.check_database}, context)
         if context.sound:
             # Segments before leases: freeing these cuts away what the ledger does not know.
             yield from _look(
-                {"books": ledger.books, "segments": pages.segments, "leases": ledger.leases},
+                {
+                    "books": ledger.check_balance,
+                    "segments": pages.check_segments,
+                    "leases": ledger.check_leases,
+                },
                 context,
             )
-            yield from _look({"results": remake.results}, context)
-            last = {"projections": pages.projections, "jobs": ledger.jobs}
-            last |= {"gateway": ledger.gateway, "clock": ledger.clock}
+            yield from _look({"results": pages.rebuild_results}, context)
+            last = {"projections": pages.check_pending, "jobs": ledger.check_jobs}
+            last |= {"gateway": ledger.check_gateway, "clock": ledger.check_clock}
             yield from _look(last, context)
-        yield from _look({"redis": stack.redis_server}, context)
+        yield from _look({"redis": machine.check_redis_server}, context)
         context.close()
 
 

@@ -16,16 +16,14 @@ from crawler.db.outbox import Outbox
 from crawler.db.pending import later_results
 from crawler.db.store import Opened
 from crawler.doctor import Context, Seen, awaken, repair
-from crawler.doctor.columns import describe, undecodable
-from crawler.doctor.salvage import (
+from crawler.doctor.reconciliation import (
     ENDED_OTHERWISE,
     ENDED_TOO_EARLY,
     NEVER_ENDED,
-    SENSELESS,
     UNKNOWN_STATES,
-    salvage,
     settle,
 )
+from crawler.doctor.salvage import SENSELESS, describe, salvage, undecodable
 from crawler.files import sync_folder
 from crawler.lpm import is_importing, unaccounted
 from crawler.models import TaskStatus
@@ -38,7 +36,7 @@ _WAL_LIMIT = 256 << 20
 _AHEAD_S = 300
 
 
-def database(context: Context) -> Iterator[Seen]:
+def check_database(context: Context) -> Iterator[Seen]:
     """The file itself: looked at with nothing but a connection that cannot write."""
     path = context.path
     for salvaged in guard.unfinished(context.folder):
@@ -258,7 +256,7 @@ _BOOKS = {
 }
 
 
-def books(context: Context) -> Iterator[Seen]:
+def check_balance(context: Context) -> Iterator[Seen]:
     """Everything that was accepted is in exactly one state, and what is completed has its
     result."""
     wrong = _imbalance(context)
@@ -283,7 +281,7 @@ def books(context: Context) -> Iterator[Seen]:
         )
 
 
-def jobs(context: Context) -> Iterator[Seen]:
+def check_jobs(context: Context) -> Iterator[Seen]:
     """Jobs of which something is known to be missing."""
     found = Jobs(Opened(context.db))
     for job in found.all():
@@ -305,7 +303,7 @@ def _imbalance(context: Context) -> str:
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
-def gateway(context: Context) -> Iterator[Seen]:
+def check_gateway(context: Context) -> Iterator[Seen]:
     """What a Gateway is to get, and what it did not take."""
     with reading(context.db):
         store = Opened(context.db)
@@ -337,7 +335,7 @@ def _deliver(context: Context) -> str:
     return f"{program()} ondemand, or {program()} sync push"
 
 
-def leases(context: Context) -> Iterator[Seen]:
+def check_leases(context: Context) -> Iterator[Seen]:
     """Tasks in the hands of processes that are dead, and the files of these."""
     folder = context.folder / "run" / "owners"
     held = dict(
@@ -367,7 +365,7 @@ def leases(context: Context) -> Iterator[Seen]:
         yield Seen("wrong", f"{what}; the next worker frees them", repair(context))
 
 
-def clock(context: Context) -> Iterator[Seen]:
+def check_clock(context: Context) -> Iterator[Seen]:
     """Times of the future in the ledger: then this clock was ahead, or is behind now."""
     [(last,)] = context.db.all(
         "SELECT max(coalesce((SELECT max(at) FROM events), 0), (SELECT coalesce(max(imported_at), 0) FROM tasks))"

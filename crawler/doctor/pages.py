@@ -1,28 +1,31 @@
-"""raw/ and pending/: every stored page can be read, and every result has its file."""
+"""Checks of raw/ and pending/, and results rebuilt from stored pages."""
 
 import mmap
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from isal import isal_zlib
 
 from crawler import urls
-from crawler.db import losses, results, timeline
-from crawler.db import segments as warc
-from crawler.db.connection import reading, writing
+from crawler.db import losses, segments, timeline
+from crawler.db.connection import Database, reading, writing
 from crawler.db.pending import UNFINISHED, is_whole, missing_files
-from crawler.db.results import PRUNED
+from crawler.db.results import PRUNED, agrees
 from crawler.db.store import Opened
 from crawler.db.tasks import Tasks
 from crawler.doctor import Context, Seen, repair
-from crawler.errors import FetchError, UrlError
+from crawler.errors import CrawlerError, FetchError, UrlError
 from crawler.fetch.body import decoded
 from crawler.files import read_regular
+from crawler.models import Raw
 
 _SHOWN = 20
 _STEP = 1 << 16
@@ -56,7 +59,7 @@ class Walk(msgspec.Struct):
     """Where the last whole record ends."""
 
 
-def segments(context: Context) -> Iterator[Seen]:
+def check_segments(context: Context) -> Iterator[Seen]:
     """Every segment is as long as the ledger knows it, and every page in it can be read."""
     known = [name for (name,) in context.db.all(_KNOWN)]
     there = {path.name: path for path in sorted((context.folder / "raw").glob("[!.]*.warc.gz"))}
@@ -123,7 +126,7 @@ def _walk(path: Path, end: int | None, places: list[Place]) -> Walk:
             wanted = at_offset.get(at, [])
             found = _member(data, at, limit, whole=bool(wanted))
             if found is None:
-                following = data.find(warc.GZIP, at + 1, limit)
+                following = data.find(segments.GZIP, at + 1, limit)
                 behind = limit if following < 0 else following
                 walk.gaps.append((at, behind))
             else:
@@ -137,7 +140,7 @@ def _walk(path: Path, end: int | None, places: list[Place]) -> Walk:
 def _member(data: mmap.mmap, at: int, limit: int, whole: bool = False) -> tuple[int, bytes] | None:
     """The end of the gzip member that begins there, if it is one with the right checksum, and its
     text (or the beginning of that)."""
-    if data[at : at + len(warc.GZIP)] != warc.GZIP:
+    if data[at : at + len(segments.GZIP)] != segments.GZIP:
         return None
     inflater, begin = isal_zlib.decompressobj(wbits=31), at
     texts: list[bytes] = []
@@ -160,7 +163,7 @@ def _compare(walk: Walk, record: bytes, places: list[Place]) -> None:
     if not places:
         return
     try:
-        fields, head, received = warc.response(record)
+        fields, head, received = segments.response(record)
         digest = sha256(decoded(head, received, limit=1 << 30)).hexdigest()
     except (ValueError, FetchError):
         return
@@ -359,7 +362,7 @@ def _targets(path: Path) -> list[str]:
     return list(targets)
 
 
-def projections(context: Context) -> Iterator[Seen]:
+def check_pending(context: Context) -> Iterator[Seen]:
     """pending/ holds each result that was neither synced nor archived, and nothing else of ours."""
     folder = context.folder / "pending"
     context.tell(f"reading {folder} …")
@@ -419,7 +422,7 @@ def _kind(context: Context, path: Path, gone: set[str]) -> str | None:
     if not is_whole(path):
         return "unreadable"
     with suppress(FileNotFoundError):  # it has just been sent
-        if not results.agrees(context.db, path.stem, msgspec.json.decode(read_regular(path))):
+        if not agrees(context.db, path.stem, msgspec.json.decode(read_regular(path))):
             return "other"
     return "whole"
 
@@ -439,3 +442,108 @@ def _expected(context: Context, before: float) -> tuple[set[str], set[str]]:
         elif long_ago:
             gone.add(name)
     return due, gone
+
+
+_LOST = """
+    SELECT t.id, t.url, c.at, c.detail FROM tasks t
+    JOIN events c ON c.id = (SELECT max(id) FROM events WHERE task = t.id AND kind = 'completed')
+    WHERE t.status IN ('pending', 'expired') AND t.id NOT IN (SELECT task FROM results)
+    AND t.id IN (SELECT task FROM events WHERE kind = 'result lost' AND id > c.id)"""
+_FIELDS = (b"WARC-Target-URI: ", b"WARC-Date: ")
+
+
+class _Completed(msgspec.Struct, frozen=True):
+    """What the timeline of a task still tells of its result."""
+
+    status: int = 200
+    verdict: str = "ok"
+    fetch_ms: float = 0.0
+    parse_ms: float = 0.0
+    raw: Raw | None = None
+    record_crc32: int | None = None
+
+
+def rebuild_results(context: Context) -> Iterator[Seen]:
+    """Results that a repair could not save, and whose pages it can read."""
+    if not context.repair or context.reread is None or not context.db.all(f"{_LOST} LIMIT 1"):
+        return
+    lost = context.db.all(_LOST)
+    context.close()
+    with context.lpm() as lpm:
+        same, now = 0, lpm.now()
+        made = []
+        with writing(lpm.store.durable):
+            for id_, url, at, told in lost:
+                about = msgspec.json.decode(told, type=_Completed)
+                values = _result(context, url, at, about)
+                if values is None:
+                    continue
+                checksum = zlib.crc32(values[0].encode())
+                _store(lpm.store.durable, id_, values, at, now)
+                detail = {
+                    "again": "from the stored page",
+                    "raw": about.raw,
+                    "record_crc32": checksum,
+                }
+                timeline.note(lpm.store.durable, id_, "completed", detail, now)
+                same += checksum == about.record_crc32
+                made.append(id_)
+        lpm.jobs.finalise(now)
+        for id_ in made:
+            lpm.files.write_one(id_)
+    if made:
+        other = f", {len(made) - same} of them read otherwise than then" if len(made) > same else ""
+        yield Seen(
+            "mended",
+            f"{len(made)} of {len(lost)} lost results were made again from their stored pages{other}",
+        )
+
+
+def _result(context: Context, url: str, at: float, about: _Completed) -> tuple[Any, ...] | None:
+    """The columns of a result behind its task; None where its page cannot be read, or says nothing
+    any more."""
+    if about.raw is None or context.reread is None:
+        return None
+    try:
+        record = zlib.decompress(segments.member(context.folder / "raw", about.raw), wbits=31)
+        fields, head, received = segments.response(record)
+        final_url, date = (_field(fields, name) for name in _FIELDS)
+        read = context.reread(url, final_url, head, received)
+    except (CrawlerError, ValueError, zlib.error):
+        return None
+    if read is None:
+        return None
+    digest, place = (
+        sha256(read.body).hexdigest(),
+        (about.raw.segment, about.raw.offset, about.raw.length),
+    )
+    return (
+        read.record.decode(), final_url, about.status, read.content_type, about.verdict, len(read.body), digest,
+        about.fetch_ms, about.parse_ms, *read.parser, *place, _moment(date, at), *read.site,
+    )  # fmt: skip
+
+
+def _field(fields: list[bytes], name: bytes) -> str:
+    return next((line.removeprefix(name).decode() for line in fields if line.startswith(name)), "")
+
+
+def _moment(date: str, otherwise: float) -> float:
+    try:
+        return datetime.fromisoformat(date).timestamp()
+    except ValueError:
+        return otherwise
+
+
+def _store(db: Database, id_: int, values: tuple[Any, ...], at: float, now: float) -> None:
+    marks = ", ".join("?" * (1 + len(values)))
+    db.execute(f"INSERT INTO results VALUES ({marks}, NULL)", (id_, *values))
+    db.execute(
+        """UPDATE tasks SET status = 'completed', owner = NULL, error_type = NULL, error_message = NULL,
+               completed_at = ? WHERE id = ?""",
+        (at, id_),
+    )
+    db.execute(
+        """INSERT OR IGNORE INTO outbox (task, state, created_at)
+           SELECT id, iif(source = 'gateway', 'ready', 'held'), ? FROM tasks WHERE id = ?""",
+        (now, id_),
+    )

@@ -1,31 +1,32 @@
-"""A damaged ledger made readable again: what can be read goes into a new file, which then takes its
-place."""
+"""Rows read from a damaged ledger, with their values corrected, into a new file."""
 
 import contextlib
 import mmap
-import secrets
 import shutil
-from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+import struct
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import apsw
 import msgspec
 
 from crawler import urls
-from crawler.db import schema, segments, timeline
+from crawler.db import schema
 from crawler.db.connection import Database, connect, writing
-from crawler.db.results import PRUNED
-from crawler.doctor import leaves
-from crawler.doctor.columns import STORED, damage_passed_over, has_index, index_of, mend, opened
-from crawler.doctor.lost_rows import count_files, find_keys, make_job, make_jobs, prove
-from crawler.errors import CrawlerError, StoreError, UrlError
-from crawler.fetch.body import decoded as without_codings
-from crawler.fetch.wire import stored_values
+from crawler.db.losses import row_crc32
+from crawler.doctor.reconciliation import (
+    INDEXED,
+    STORED,
+    count_rows,
+    settle,
+)
+from crawler.errors import StoreError, UrlError
 from crawler.files import read_regular
-from crawler.models import NO_DEADLINE, Raw, encoded_input
+from crawler.urls import Address
 
+Value = int | float | str | bytes | None
 _TYPES: dict[str, tuple[type, ...]] = {
     "INTEGER": (int,),
     "REAL": (int, float),
@@ -105,7 +106,7 @@ def _read_all(
         fresh.execute(
             f"UPDATE tasks SET task_id = lower(hex(randomblob(16))) WHERE {SENSELESS['tasks']}"
         )
-        saved = {name: _count(fresh, name) for (name,) in fresh.all(_TABLES)}
+        saved = {name: count_rows(fresh, name) for (name,) in fresh.all(_TABLES)}
         mended = mend(fresh, pending, index_of(copy))
     return saved, {what: count for what, count in mended.items() if count}
 
@@ -117,9 +118,6 @@ SENSELESS = {
     "tasks": "length(task_id) <> 32 OR task_id GLOB '*[^0-9a-f]*'",
 }
 """Rows that SQLite reads, but nobody else can: a database has no checksums."""
-_UNKNOWN = "state NOT IN ('ready', 'synced', 'rejected', 'held')"
-UNKNOWN_STATES = f"""(SELECT count(*) FROM outbox WHERE {_UNKNOWN}) + (SELECT count(*) FROM reports WHERE {_UNKNOWN})"""
-"""How much would never be sent, nor be counted."""
 _TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
 
 
@@ -184,7 +182,7 @@ def _read_leaves(copy: Path, fresh: Database, tables: dict[str, list[Column]]) -
     if not tables or not copy.exists() or copy.stat().st_size < 512:
         return
     with copy.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for rowid, values in leaves.rows(data):
+        for rowid, values in rows(data):
             for table, columns in tables.items():
                 if _fits(columns, values):
                     names = [column.name for column in columns[: len(values)]]
@@ -192,12 +190,6 @@ def _read_leaves(copy: Path, fresh: Database, tables: dict[str, list[Column]]) -
                     break
 
 
-INDEXED = """
-    CREATE TEMP TABLE IF NOT EXISTS indexed (
-        id INTEGER PRIMARY KEY, task_id TEXT, url_key BLOB, parcel_id TEXT, job_id INTEGER);
-    CREATE TEMP TABLE IF NOT EXISTS no_input (id INTEGER PRIMARY KEY)"""
-"""What the indexes still know of tasks whose rows are lost: not their URLs, but whose they are; and
-the tasks whose input is lost."""
 _INDEXES = {
     "tasks_by_task_id": ("task_id",),
     "tasks_by_url": ("url_key", "parcel_id"),
@@ -227,7 +219,7 @@ def _read_indexes(copy: Path, fresh: Database) -> None:
     )
 
 
-def _fits(columns: list[Column], values: list[leaves.Value]) -> bool:
+def _fits(columns: list[Column], values: list[Value]) -> bool:
     """Whether these can be the values of a row: of the right types, without the columns that were
     added later."""
     return (
@@ -251,329 +243,461 @@ def _insert(fresh: Database, table: str, names: list[str], row: Iterable[Any]) -
     )
 
 
-# What the rows say about each other, made true again
+_LEAF = 0x0D
+_SIZES = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8, 7: 8, 8: 0, 9: 0}
 
 
-def settle(
-    db: Database, pending: Path, raw: Path, now: float, noted_files: bool = True
-) -> dict[str, int]:
-    """Bring tasks, results, outbox and jobs into agreement without losing a result; returns what
-    was done, counted.
-
-    `noted_files` says whether the ledger was made by a program that noted the files of each job.
-    """
-    done: dict[str, int] = {}
-    with writing(db):
-        db.execute(INDEXED)
-        jobs = _count(db, "jobs")
-        # One that was completed is so only with its result, which is looked for next.
-        db.execute(
-            f"UPDATE tasks SET status = e.kind FROM ({ENDED_OTHERWISE}) e WHERE e.task = tasks.id"
-        )
-        done["tasks that ended as their timelines say"] = db.changes()
-        db.execute("CREATE INDEX by_place ON results(raw_segment, raw_offset)")
-        done["results put back from pending/"] = sum(
-            _put_back(db, raw, result) for result in _projected(pending)
-        )
-        db.execute("DROP INDEX by_place")
-        _let_go_of_pruned(db, raw)
-        _lengthen_segments(db, raw, now)
-        done["tasks made again from their results"] = _remake_tasks(db)
-        db.execute(
-            """UPDATE tasks SET status = 'completed', owner = NULL, error_type = NULL, error_message = NULL,
-                   completed_at = (SELECT scraped_at FROM results WHERE task = tasks.id)
-               WHERE status <> 'completed' AND id IN (SELECT task FROM results)"""
-        )
-        done["tasks completed, as their results say"] = db.changes()
-        db.execute(
-            """INSERT INTO outbox (task, state, created_at)
-               SELECT id, iif(source = 'gateway', 'ready', 'held'), ? FROM tasks JOIN results ON task = id
-               WHERE id NOT IN (SELECT task FROM outbox)""",
-            (now,),
-        )
-        done["results put into the outbox again"] = db.changes()
-        db.execute("DELETE FROM outbox WHERE task NOT IN (SELECT task FROM results)")
-        db.execute(
-            f"""UPDATE outbox SET batch = NULL, state = iif(
-                   task IN (SELECT id FROM tasks WHERE source = 'gateway'), 'ready', 'held') WHERE {_UNKNOWN}"""
-        )  # a Gateway that has one already takes it once more
-        done["results to be delivered again, or held, their state being unknown"] = db.changes()
-        db.execute(f"DELETE FROM reports WHERE {_UNKNOWN}")
-        db.execute(
-            """INSERT INTO reports (task, state, created_at) SELECT id, 'ready', ? FROM tasks
-               WHERE source = 'gateway' AND status IN ('failed', 'skipped', 'expired')
-               AND id NOT IN (SELECT task FROM reports)""",
-            (now,),
-        )
-        done["ends of a Gateway's tasks to be reported again"] = db.changes()
-        done["tasks pending again, their results being lost"] = _reopen(db, now)
-        db.execute(
-            f"""UPDATE tasks SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0
-               WHERE (status = 'processing' AND owner IS NULL) OR {NEVER_ENDED}
-                  OR status NOT IN ('pending', 'processing', 'completed', 'failed', 'skipped', 'expired')"""
-        )
-        done["tasks pending again, their state being unknown"] = db.changes()
-        done["jobs open again"] = _settle_jobs(db, now)
-        done["jobs made again"] = _count(db, "jobs") - jobs
-        count_files(db)
-        done |= prove(db, now, noted_files)
-        find_keys(db)
-        db.execute(
-            """UPDATE tasks SET not_before = 0 WHERE status = 'pending' AND not_before = 9e15 AND job_id IS NOT NULL
-               AND NOT EXISTS (SELECT 1 FROM jobs WHERE id = job_id AND hold IS NOT NULL)"""
-        )
-        done["tasks due again, nothing holding them"] = db.changes()
-        db.execute(
-            "DELETE FROM meta WHERE key = 'pending_secured'"
-        )  # it counts events, of which some may be gone
-    return {what: count for what, count in done.items() if count}
+def rows(data: mmap.mmap) -> Iterator[tuple[int, list[Value]]]:
+    """Each row of each table's leaf that is in use and can be read, with its rowid."""
+    size = int.from_bytes(data[16:18])
+    size = 65536 if size == 1 else size
+    if size < 512 or size & (size - 1):
+        size = 4096  # the header is damaged; this is what ours are made with
+    usable = size - data[20] if data[20] <= 32 else size
+    unused = _unused(data, size)
+    for number in range(1, len(data) // size + 1):
+        page = data[(number - 1) * size : number * size]
+        head = 100 if number == 1 else 0
+        if page[head] != _LEAF or number in unused:
+            continue
+        for cell in range(int.from_bytes(page[head + 3 : head + 5])):
+            at = int.from_bytes(page[head + 8 + 2 * cell : head + 10 + 2 * cell])
+            try:
+                yield _cell(data, size, usable, page, at)
+            except (ValueError, IndexError, KeyError, struct.error):
+                continue  # this row is lost; its neighbours need not be
 
 
-class Parser(msgspec.Struct, frozen=True):
-    """What made a record."""
+def _unused(data: mmap.mmap, size: int) -> set[int]:
+    """The pages of the free list: they still hold rows as they were once."""
+    free: set[int] = set()
+    trunk = int.from_bytes(data[32:36])
+    while 0 < trunk <= len(data) // size and trunk not in free:
+        page = data[(trunk - 1) * size : trunk * size]
+        count = min(int.from_bytes(page[4:8]), size // 4 - 2)
+        free |= {trunk, *struct.unpack(f">{count}I", page[8 : 8 + 4 * count])}
+        trunk = int.from_bytes(page[:4])
+    return free
 
-    name: str
-    version: str
+
+def _cell(data: mmap.mmap, size: int, usable: int, page: bytes, at: int) -> tuple[int, list[Value]]:
+    length, at = _varint(page, at)
+    rowid, at = _varint(page, at)
+    if length > len(data):
+        raise ValueError("longer than the file")
+    local, most, least = length, usable - 35, (usable - 12) * 32 // 255 - 23
+    if length > most:
+        local = least + (length - least) % (usable - 4)
+        local = local if local <= most else least
+    payload = page[at : at + local]
+    following = int.from_bytes(page[at + local : at + local + 4])
+    while len(payload) < length:
+        begin = (following - 1) * size
+        if begin < 0 or begin + size > len(data):
+            raise ValueError("the chain of pages is broken")
+        payload += data[begin + 4 : begin + min(usable, 4 + length - len(payload))]
+        following = int.from_bytes(data[begin : begin + 4])
+    return rowid - (1 << 64) if rowid >> 63 else rowid, _record(payload)
 
 
-class Projected(msgspec.Struct, frozen=True, kw_only=True):
-    """A result as pending/ has it."""
+def _record(payload: bytes) -> list[Value]:
+    end, at = _varint(payload, 0)
+    types = []
+    while at < end:
+        kind, at = _varint(payload, at)
+        types.append(kind)
+    values: list[Value] = []
+    for kind in types:
+        length = (kind - 12) // 2 if kind >= 12 else _SIZES[kind]
+        values.append(_value(kind, payload[at : at + length]))
+        at += length
+    if at != len(payload):
+        raise ValueError("the row does not end where it should")
+    return values
 
+
+def _value(kind: int, data: bytes) -> Value:
+    if kind == 0:
+        return None
+    if kind in (8, 9):
+        return kind - 8
+    if kind == 7:
+        return float(struct.unpack(">d", data)[0])
+    if kind < 7:
+        return int.from_bytes(data, signed=True)
+    return data.decode() if kind % 2 else data
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for place in range(9):
+        byte = data[at + place]
+        if place == 8:
+            return value << 8 | byte, at + 9
+        value = value << 7 | byte & 0x7F
+        if byte < 0x80:
+            return value, at + place + 1
+    raise AssertionError("a varint has nine bytes at most")
+
+
+_COUNT = "typeof({0}) <> 'integer' OR {0} NOT BETWEEN 0 AND 1000000000"
+_MOMENT = "{0} <> 9e15 AND {0} NOT BETWEEN 0 AND 1e12"
+_VALUES = {
+    "queue": ("queue NOT IN ('urgent', 'default')", "'default'"),
+    "priority": ("typeof(priority) <> 'integer' OR priority NOT BETWEEN 1 AND 9", "5"),
+    "deadline": (
+        _MOMENT.format("deadline"),
+        "ifnull((SELECT deadline FROM jobs WHERE id = job_id), 9e15)",
+    ),
+    "not_before": (_MOMENT.format("not_before"), "0"),
+    "imported_at": (
+        "imported_at NOT BETWEEN 0 AND 1e12",
+        "ifnull((SELECT created_at FROM jobs WHERE id = job_id), 0)",
+    ),
+    "completed_at": (
+        "completed_at NOT BETWEEN 0 AND 1e12",
+        "(SELECT scraped_at FROM results WHERE task = tasks.id)",
+    ),
+    "input": ("NOT json_valid(input) OR json_type(input) <> 'object'", "NULL"),
+} | {
+    name: (_COUNT.format(name), "0")
+    for name in ("fence", "attempts", "failures", "strikes", "deaths")
+}
+"""Columns of a task that have values which no program writes: what tells these, and what to put in
+their place.
+
+A queue or a priority that nobody knows, or a time in ten thousand years, keeps a task from ever
+being claimed.
+"""
+_WRONG_ROW = "row_crc32 <> row_crc32_of(file_number, source_line, source_item, input)"
+_SHOWN = 3
+
+
+class Contradiction(msgspec.Struct, frozen=True):
+    """A column of a task, and what contradicts it."""
+
+    id: int
     task_id: str
-    url: str
-    final_url: str
-    scraped_at: datetime
-    data: msgspec.Raw = msgspec.Raw(b"{}")
-    status_code: int = 200
-    verdict: str = "ok"
-    raw_html_hash: str = ""
-    parse_duration_ms: float = 0.0
-    parcel_id: str | None = None
-    job: str | None = None
-    queue: str = "default"
-    priority: int = 5
-    attempts: int = 1
-    input: dict[str, Any] = {}
-    parser: Parser = Parser("none", "1")
-    site: Parser = Parser("default", "")
-    raw: Raw | None = None
+    column: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"task {self.task_id}: {self.column} {self.what}"
 
 
-def _projected(pending: Path) -> Iterator[Projected]:
-    """The results in pending/ that can be read."""
-    for path in pending.glob("[!.]*.json"):
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            result = msgspec.json.decode(read_regular(path), type=Projected)
-            msgspec.json.decode(result.data, type=dict)
-            if result.task_id == path.stem:
-                yield result
+def describe(db: Database) -> list[str]:
+    """What contradicts itself, the first few by name."""
+    found = [*contradictions(db), *wrong_rows(db), *wrong_records(db)]
+    more = [f"and {len(found) - _SHOWN:,} more columns of tasks"] if len(found) > _SHOWN else []
+    return [str(each) for each in found[:_SHOWN]] + more
 
 
-def _put_back(db: Database, raw: Path, result: Projected) -> bool:
-    """Give a task its result back from its projection, and a result its task."""
-    row = db.one("SELECT id, status, job_id FROM tasks WHERE task_id = ?", (result.task_id,))
-    if result.job and (row is None or row[2] is not None):
-        make_job(db, row[2] if row else None, result.job, result.scraped_at.timestamp())
-    if row and db.one("SELECT 1 FROM results WHERE task = ?", (row[0],)):
-        return False
-    place = (
-        (result.raw.segment, result.raw.offset, result.raw.length)
-        if result.raw
-        else (None, None, None)
-    )
-    if row is None:
-        # An unchanged page is at the place of the one it is the same as.
-        at_place = """SELECT task, task IN (SELECT id FROM tasks) FROM results
-                      WHERE raw_segment = ? AND raw_offset = ? AND 'unchanged' NOT IN (verdict, ?)
-                      AND (final_url, body_sha256) = (?, ?)"""
-        same = (*place[:2], result.verdict, result.final_url, result.raw_html_hash)
-        row = db.one(at_place, same) or (_free_id(db), False)
-        if row[1]:  # it is there, under another name: that of its task was damaged
-            db.execute(
-                "UPDATE OR IGNORE tasks SET task_id = ? WHERE id = ?", (result.task_id, row[0])
+def undecodable(db: Database) -> list[str]:
+    """Rows with a text that is no text: SQLite hands it out as it is, and every reader stumbles
+    over it."""
+    found = []
+    for (table,) in db.all(
+        "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+    ):
+        columns = db.all(f"PRAGMA table_info({table})")
+        key = next(row[1] for row in columns if row[5] == 1)
+        texts = ", ".join(row[1] for row in columns if row[2] == "TEXT")
+        rows = (
+            db.execute(f"SELECT {key}, CAST(concat({texts}) AS BLOB) FROM {table} NOT INDEXED")
+            if texts
+            else ()
+        )
+        for number, text in rows:
+            try:
+                text.decode()
+            except UnicodeDecodeError:
+                found.append(
+                    f"the row of {table} with {key} {number} holds a text that is not UTF-8"
+                )
+    more = [f"and {len(found) - _SHOWN:,} more such rows"] if len(found) > _SHOWN else []
+    return found[:_SHOWN] + more
+
+
+def contradictions(db: Database) -> Iterator[Contradiction]:
+    """Every column of a task that cannot be what was once written there."""
+    there = {row[1] for row in db.all("PRAGMA table_info(tasks)")}  # an older program's has fewer
+    senseless = {
+        column: f"({condition})" for column, (condition, _) in _VALUES.items() if column in there
+    }
+    if db.one(f"SELECT 1 FROM tasks NOT INDEXED WHERE {' OR '.join(senseless.values())}"):
+        for column, condition in senseless.items():
+            for id_, task_id, value in db.all(
+                f"SELECT id, task_id, {column} FROM tasks NOT INDEXED WHERE {condition}"
+            ):
+                yield Contradiction(
+                    id_, task_id, column, f"is {str(value)[:80]!r}, which is never written"
+                )
+    # A task that a repair has made of its result has the URL where that was found, and the key of
+    # the one asked for.
+    for id_, task_id, url, key, domain in db.execute(
+        """SELECT id, task_id, url, url_key, domain FROM tasks NOT INDEXED
+           WHERE source <> 'salvage' AND (url <> '' OR url_key <> x'')"""
+    ):
+        address = _parsed(url)
+        if address is None and key != url.encode("utf-8", "replace"):
+            yield Contradiction(id_, task_id, "url", f"is {url[:200]!r}, which is no URL")
+        elif address and address.key != key:
+            yield Contradiction(
+                id_, task_id, "url", f"is {url[:200]!r}, but url_key is that of another page"
             )
-            return False
-        _make_task(db, row[0], result)
-    kind, size = _about(raw, result.raw)
-    db.execute(
-        "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
-        (row[0], bytes(result.data).decode(), result.final_url, result.status_code, kind, result.verdict,
-         size, result.raw_html_hash, 0.0, result.parse_duration_ms, result.parser.name, result.parser.version, *place,
-         result.scraped_at.timestamp(), result.site.name, result.site.version),
-    )  # fmt: skip
+        elif address and not _within(address, domain):
+            yield Contradiction(
+                id_, task_id, "domain", f"is {domain[:200]!r}, but url is {url[:200]!r}"
+            )
+
+
+def wrong_rows(db: Database) -> Iterator[Contradiction]:
+    """Every row of input that is not the one that was imported; those of earlier schemas have no
+    checksum."""
+    if "row_crc32" not in {row[1] for row in db.all("PRAGMA table_info(tasks)")}:
+        return
+    # Damaged columns may hold values of any type.
+    db.create_scalar_function("row_crc32_of", row_crc32, 4, deterministic=True)  # type: ignore[arg-type]
+    for id_, task_id, line in db.execute(
+        f"""SELECT id, task_id, source_line FROM tasks NOT INDEXED WHERE {_WRONG_ROW} UNION ALL
+            SELECT task, ifnull((SELECT task_id FROM tasks WHERE id = task), ''), source_line FROM job_links
+            WHERE {_WRONG_ROW}"""
+    ):
+        yield Contradiction(
+            id_, task_id, "input", f"of line {line} is not the one whose checksum was noted"
+        )
+
+
+def _give_up_rows(db: Database) -> int:
+    """Let damaged rows of input be losses of their jobs, so that an import brings them back;
+    returns how many.
+
+    Nothing tells which of its columns is wrong: a task has no line any more, and the import finds
+    it by its page.
+    """
+    count = len(list(wrong_rows(db)))
+    if count:
+        db.execute(
+            f"INSERT OR IGNORE INTO no_input SELECT id FROM tasks NOT INDEXED WHERE {_WRONG_ROW}"
+        )
+        db.execute(
+            f"UPDATE tasks SET source = 'salvage', source_line = NULL, row_crc32 = NULL WHERE {_WRONG_ROW}"
+        )
+        db.execute(f"DELETE FROM job_links WHERE {_WRONG_ROW}")
+    return count
+
+
+def wrong_records(db: Database) -> Iterator[Contradiction]:
+    """Every record that is not the one whose checksum its timeline has; older ones have none."""
+    for id_, task_id, record, checksum in db.execute(
+        f"""SELECT r.task, task_id, CAST(record AS BLOB), json_extract(detail, '$.record_crc32')
+           FROM results r JOIN tasks t ON t.id = r.task
+           JOIN events e ON e.id = {STORED}
+           WHERE verdict <> 'unchanged' AND json_valid(detail)"""
+    ):
+        if checksum is not None and crc32(record) != checksum:
+            yield Contradiction(
+                id_, task_id, "record", "is not the one whose checksum its timeline has"
+            )
+
+
+def _mend_record(db: Database, pending: Path, wrong: Contradiction) -> bool:
+    """Take the record from its file where that has the checksum; one that is nowhere is collected
+    again.
+
+    Where the file has the same record as the ledger it is the checksum that is damaged.
+    """
+    [(record, event, checksum)] = db.all(
+        f"""SELECT CAST(record AS BLOB), e.id, json_extract(detail, '$.record_crc32') FROM results r JOIN events e
+           ON e.id = {STORED}
+           WHERE r.task = ?""",
+        (wrong.id,),
+    )
+    data = b""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        file = msgspec.json.decode(
+            read_regular(pending / f"{wrong.task_id}.json"), type=dict[str, msgspec.Raw]
+        )
+        data = bytes(file.get("data", b""))
+    if data and crc32(data) == checksum:
+        db.execute("UPDATE results SET record = ? WHERE task = ?", (data.decode(), wrong.id))
+    elif data and data == record:
+        db.execute(
+            "UPDATE events SET detail = json_remove(detail, '$.record_crc32') WHERE id = ?",
+            (event,),
+        )
+    else:
+        db.execute("DELETE FROM results WHERE task = ?", (wrong.id,))
+        return False
     return True
 
 
-_EMPTIED = f"""
-    SELECT json_extract(e.detail, '$.raw.segment') AS segment FROM results r
-    JOIN events e ON e.id = {STORED} WHERE r.raw_segment IS NULL
-    EXCEPT SELECT name FROM raw_segments
-    EXCEPT SELECT json_extract(detail, '$.segment') FROM events WHERE kind = 'raw page damaged'"""
-"""Segments that results had their pages in and, without any damage, have no more: `prune` alone
-does that."""
-
-
-def _let_go_of_pruned(db: Database, raw: Path) -> None:
-    """Results from pending/ name the places of their pages as they were before `prune` has removed
-    these."""
-    for (name,) in db.all(f"SELECT segment FROM ({_EMPTIED}) WHERE segment IS NOT NULL"):
-        if not (raw / name).exists():  # the note of it may be lost
-            db.execute("INSERT OR IGNORE INTO meta VALUES (?, '')", (f"{PRUNED}{name}",))
-    db.execute(
-        """UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL
-           WHERE raw_segment IN (SELECT substr(key, length(?1) + 1) FROM meta WHERE key LIKE ?1 || '%')""",
-        (PRUNED,),
-    )
-
-
-def _lengthen_segments(db: Database, raw: Path, now: float) -> None:
-    """Let segments reach as far as the pages of results: an older copy of the ledger knows only
-    their beginnings."""
-    rows = db.all(
-        "SELECT raw_segment, max(raw_offset + raw_length) FROM results WHERE raw_segment > '' GROUP BY 1"
-    )
-    for name, end in rows:
-        if (raw / name).is_file() and (raw / name).stat().st_size >= end:
-            db.execute(
-                "INSERT INTO raw_segments VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET end = max(end, excluded.end)",
-                (name, end, now),
-            )
-
-
-def _about(raw: Path, place: Raw | None) -> tuple[str, int]:
-    """Content type and size of a stored page, which its projection does not tell."""
+def _parsed(url: str) -> Address | None:
     try:
-        head, body = decoded(raw, place) if place else ("", b"")
-    except CrawlerError:
-        return "", 0
-    return next(iter(stored_values(head, "content-type")), ""), len(body)
+        return urls.parse(url)
+    except UrlError:
+        return None
 
 
-def decoded(raw: Path, place: Raw) -> tuple[str, bytes]:
-    """The headers and the body, without its content codings, of a stored page."""
-    head, received = segments.read(raw, place)
-    return head, without_codings(head, received, limit=1 << 30)
+def _within(address: Address, domain: str) -> bool:
+    """Whether a URL is of that domain; the list of public suffixes may have been another one when
+    it was noted."""
+    host = address.url.partition("://")[2].partition("/")[0]
+    host = host.rpartition(":")[0] if host[-1:].isdigit() and ":" in host else host
+    return address.domain == domain or (bool(domain) and f".{host}".endswith(f".{domain}"))
 
 
-def _free_id(db: Database) -> int:
-    tables = {"tasks": "id", "results": "task", "events": "task", "job_links": "task"}
-    return 1 + max(
-        int(db.all(f"SELECT coalesce(max({column}), 0) FROM {table}")[0][0])
-        for table, column in tables.items()
-    )
+def mend(db: Database, pending: Path, is_indexed: Callable[[int, bytes], bool]) -> dict[str, int]:
+    """Put right what contradicts itself; returns what was done, counted. Part of a transaction.
 
-
-def _make_task(db: Database, id_: int, result: Projected) -> None:
-    """A task from what its result tells of it."""
-    try:
-        address = urls.parse(result.url)
-    except UrlError:  # damaged, too; nobody dials it any more
-        address = urls.Address(result.url, result.url.encode("utf-8", "replace"), "")
-    at = result.scraped_at.timestamp()
-    source, theirs = _origin(db, result)
-    given = encoded_input(result.input)
-    db.execute(
-        """INSERT INTO tasks (id, task_id, job_id, url, url_key, domain, parcel_id, status, queue, priority, deadline,
-               attempts, source, external_id, input, imported_at, completed_at)
-           VALUES (?, ?, (SELECT id FROM jobs WHERE name = ?), ?, ?, ?, ?, 'completed', ?, ?, ?, ?, ?, ?, ?, ?, ?)
-        """,
-        (id_, result.task_id, result.job, address.url, address.key, address.domain, result.parcel_id or "",
-         result.queue, result.priority, NO_DEADLINE, result.attempts, source, theirs, given, at, at),
-    )  # fmt: skip
-
-
-def _origin(db: Database, result: Projected) -> tuple[str, str | None]:
-    """Where a task came from: a Gateway's result tells its id there, which that Gateway waits to
-    hear of."""
-    theirs = result.input.get("task")
-    id_ = theirs.get("task_id") if isinstance(theirs, dict) else None
-    known = db.one("SELECT 1 FROM jobs WHERE name = ? AND source = 'gateway'", (result.job,))
-    taken = db.one("SELECT 1 FROM tasks WHERE external_id = ? AND source = 'gateway'", (str(id_),))
-    return ("gateway", str(id_)) if id_ is not None and known and not taken else ("salvage", None)
-
-
-def _remake_tasks(db: Database) -> int:
-    """A result whose task is gone, and that is not in pending/ either, still tells which page it is
-    of.
-
-    Who it is, the indexes know; else its job is that of both its neighbours, imported before and
-    after it.
+    `is_indexed` tells whether the index of the damaged ledger has a task under that key. A task
+    whose URL nothing tells any more is removed, and so becomes a loss of its job.
     """
-    rows = db.all(
-        "SELECT task, final_url, scraped_at FROM results WHERE task NOT IN (SELECT id FROM tasks)"
-    )
-    for id_, url, at in rows:
-        task_id, moment = secrets.token_hex(16), datetime.fromtimestamp(at, UTC)
-        _make_task(db, id_, Projected(task_id=task_id, url=url, final_url=url, scraped_at=moment))
-        db.execute("INSERT OR IGNORE INTO no_input VALUES (?)", (id_,))
+    found = list(contradictions(db))
+    lost = 0
+    for each in found:
+        if each.column in _VALUES:
+            db.execute(
+                f"UPDATE tasks SET {each.column} = {_VALUES[each.column][1]} WHERE id = ?",
+                (each.id,),
+            )
+            if each.column == "input":
+                db.execute("INSERT OR IGNORE INTO no_input VALUES (?)", (each.id,))
+                db.execute("UPDATE tasks SET row_crc32 = NULL WHERE id = ?", (each.id,))
+        else:
+            lost += not _mend_url(db, pending, each, is_indexed)
+    rows = _give_up_rows(db)
+    records = [_mend_record(db, pending, each) for each in list(wrong_records(db))]
+    return {
+        "columns of tasks put right": len(found) - lost,
+        "tasks removed, their URLs being lost": lost,
+        "damaged rows of input, to be imported again": rows,
+        "records put right": sum(records),
+        "records removed, being damaged": len(records) - sum(records),
+    }
+
+
+def _mend_url(
+    db: Database, pending: Path, wrong: Contradiction, is_indexed: Callable[[int, bytes], bool]
+) -> bool:
+    """Give a task its URL, key and domain, as far as anything tells them; False where it had to be
+    removed."""
+    [(url, key)] = db.all("SELECT url, url_key FROM tasks WHERE id = ?", (wrong.id,))
+    own = _parsed(url)
+    told = list(_told(db, pending, wrong))
+    right = next((address for address in told if address.key == key), None)
+    if (
+        right is None
+        and own
+        and (own.key in {each.key for each in told} | {key} or is_indexed(wrong.id, own.key))
+    ):
+        right = own
+    if right is None:
+        right = _found_at(db, wrong.id, key)
+    if right:
         db.execute(
-            """UPDATE tasks SET job_id = (SELECT b.job_id FROM tasks b
-                   WHERE b.id = (SELECT max(id) FROM tasks WHERE id < ?1 AND job_id IS NOT NULL)
-                   AND b.job_id = (SELECT job_id FROM tasks WHERE id > ?1 AND job_id IS NOT NULL ORDER BY id LIMIT 1))
-               WHERE id = ?1 AND job_id IS NULL""",
-            (id_,),
+            "UPDATE OR IGNORE tasks SET url = ?, url_key = ?, domain = ? WHERE id = ?",
+            (right.url, right.key, right.domain, wrong.id),
         )
+        if db.changes():  # else another task for this page is open by now
+            return True
     db.execute(
-        """UPDATE OR IGNORE tasks SET
-               task_id = ifnull(i.task_id, tasks.task_id), job_id = ifnull(i.job_id, tasks.job_id),
-               url_key = ifnull(i.url_key, tasks.url_key), parcel_id = ifnull(i.parcel_id, tasks.parcel_id)
-           FROM indexed i WHERE i.id = tasks.id"""
+        """INSERT OR REPLACE INTO indexed (id, task_id, url_key, parcel_id, job_id)
+           SELECT id, task_id, url_key, parcel_id, job_id FROM tasks WHERE id = ?""",
+        (wrong.id,),
     )
-    return len(rows)
+    db.execute("DELETE FROM tasks WHERE id = ?", (wrong.id,))
+    return False
 
 
-def _reopen(db: Database, now: float) -> int:
-    """Completed tasks without a result are collected again, unless their page is already on its
-    way."""
-    lost = db.all(
-        "SELECT id FROM tasks WHERE status = 'completed' AND id NOT IN (SELECT task FROM results)"
+def _found_at(db: Database, id_: int, key: bytes) -> Address | None:
+    """Where the page of a task was found, which may be another URL than the one asked for; its
+    input counts as lost."""
+    row = db.one(
+        "SELECT final_url, source FROM results JOIN tasks ON id = task WHERE task = ?", (id_,)
     )
-    for (id_,) in lost:
-        db.execute(
-            # It was collected in time: what is collected again in its place does not expire.
-            """UPDATE OR IGNORE tasks SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0,
-                   completed_at = NULL, deadline = iif(deadline <= ?, 9e15, deadline) WHERE id = ?""",
-            (now, id_),
+    found = _parsed(row[0]) if row else None
+    if found is None or row is None:
+        return None
+    db.execute("INSERT OR IGNORE INTO no_input VALUES (?)", (id_,))
+    if row[1] == "gateway":
+        return found
+    db.execute(
+        "UPDATE tasks SET source = 'salvage', source_line = NULL, row_crc32 = NULL WHERE id = ?",
+        (id_,),
+    )
+    return found._replace(key=key)  # by that its row of input is found again
+
+
+def _told(db: Database, pending: Path, wrong: Contradiction) -> Iterator[Address]:
+    """The URLs that others tell of a task: its result, its file, its rows of input, tasks for the
+    same page."""
+    texts: list[Any] = [
+        row[0]
+        for row in db.all(
+            """SELECT final_url FROM results WHERE task = ?1 UNION ALL SELECT url FROM tasks
+               WHERE id <> ?1 AND url_key = (SELECT url_key FROM tasks WHERE id = ?1)""",
+            (wrong.id,),
         )
-        db.execute(
-            """UPDATE tasks SET status = 'failed', error_type = 'result_lost',
-                   error_message = 'the result was lost; another task for this page is open'
-               WHERE id = ? AND status = 'completed'""",
-            (id_,),
+    ]
+    for (given,) in db.all(
+        "SELECT input FROM tasks WHERE id = ?1 UNION ALL SELECT input FROM job_links WHERE task = ?1",
+        (wrong.id,),
+    ):
+        with contextlib.suppress(msgspec.DecodeError):
+            texts.append(msgspec.json.decode(given or "{}"))
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        texts.append(
+            msgspec.json.decode(read_regular(pending / f"{wrong.task_id}.json"), type=dict).get(
+                "url"
+            )
         )
-        timeline.note(db, id_, "result lost", {}, now)
-    return len(lost)
+    for text in _strings(texts):
+        if address := _parsed(text):
+            yield address
 
 
-def _settle_jobs(db: Database, now: float) -> int:
-    """Make jobs that are gone again, and open those with open tasks; returns how many were
-    opened."""
-    make_jobs(db, now)
-    ended = db.all(ENDED_TOO_EARLY)
-    for id_, key in ended:
-        taken = db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,))
-        db.execute(
-            "UPDATE jobs SET status = 'open', completed_at = NULL, key = ? WHERE id = ?",
-            (f"{key}#{id_}" if taken else key, id_),
-        )
-    return len(ended)
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings(each)
 
 
-def _count(db: Database, table: str) -> int:
-    return int(db.all(f"SELECT count(*) FROM {table}")[0][0])
+def index_of(copy: Path) -> Callable[[int, bytes], bool]:
+    """Asks the index of a damaged ledger, which is a second place for every key."""
+
+    def is_indexed(id_: int, key: bytes) -> bool:
+        with damage_passed_over(), opened(copy) as db:
+            if has_index(db, "tasks_by_url"):
+                return (id_,) in db.all(
+                    "SELECT id FROM tasks INDEXED BY tasks_by_url WHERE url_key = ?", (key,)
+                )
+        return False
+
+    return is_indexed
 
 
-ENDED_TOO_EARLY = """
-    SELECT id, key FROM jobs WHERE status = 'done' AND (
-        EXISTS (SELECT 1 FROM tasks WHERE job_id = jobs.id AND status IN ('pending', 'processing'))
-        OR EXISTS (SELECT 1 FROM job_links l JOIN tasks ON tasks.id = task WHERE l.job_id = jobs.id AND is_open))"""
-"""Jobs that are done although a task of theirs is open."""
-NEVER_ENDED = "(status IN ('failed', 'skipped', 'expired') AND completed_at IS NULL)"
-"""Tasks in a final state that nothing has brought them into."""
-ENDED_OTHERWISE = """
-    SELECT e.task, e.kind FROM tasks t JOIN (
-        SELECT task, kind, max(id) FROM events WHERE kind IN ('completed', 'failed', 'skipped', 'expired', 'poison',
-            'unbundled', 'retry asked', 'handed out again', 'result lost') GROUP BY task) e ON e.task = t.id
-    WHERE t.status IN ('failed', 'skipped', 'expired') AND e.kind IN ('completed', 'failed', 'skipped', 'expired')
-        AND t.status <> e.kind"""
-"""Tasks that have another final state than the one their timelines end with, and that one."""
+@contextlib.contextmanager
+def damage_passed_over() -> Iterator[None]:
+    """Leave unread what a damaged file does not give; a wrong statement is no damage, and rows
+    behind it are sound."""
+    try:
+        yield
+    except apsw.SQLError:
+        raise
+    except (apsw.Error, UnicodeDecodeError):
+        pass
+
+
+def opened(copy: Path) -> contextlib.closing[Database]:
+    """A damaged ledger, to be read."""
+    return contextlib.closing(Database(str(copy), flags=apsw.SQLITE_OPEN_READONLY, raw=True))
+
+
+def has_index(db: Database, name: str) -> bool:
+    """Whether the definition of an index of the tasks can still be read."""
+    return ("tasks",) in db.all(
+        "SELECT tbl_name FROM sqlite_schema WHERE type = 'index' AND name = ?", (name,)
+    )

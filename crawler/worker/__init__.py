@@ -25,7 +25,7 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, TaskStatus
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import LEASE_S, Permit
-from crawler.scraping.pipeline import FetchOptions
+from crawler.scraping import FetchOptions
 from crawler.sites import config as sites
 from crawler.worker.claims import POLL_S, Claimed, Claims
 from crawler.worker.health import FreeSpace, Health, Watchdog

@@ -10,8 +10,7 @@ from crawler.errors import StoreError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
 from crawler.results import export
-from crawler.results.bundle import bundle
-from crawler.results.unbundle import unbundle
+from crawler.results.bundle import bundle, unbundle
 from tests.support.patient import change, ledger, look, of, wrong
 from tests.support.tasks import done, new, open_job, page
 

@@ -51,10 +51,9 @@ def doctor(repair: bool, as_json: bool) -> None:
 def _read(url: str, final_url: str, head: str, received: bytes) -> "Reread | None":
     """Read a stored page with the present configuration."""
     from crawler.doctor import Reread
-    from crawler.scraping.pipeline import examine
-    from crawler.scraping.stored import page_of
+    from crawler.scraping import examine, stored_page
 
-    page, site = page_of(head, received, url, final_url), _sites().of(url)
+    page, site = stored_page(head, received, url, final_url), _sites().of(url)
     read = examine(page, site)
     if not read.verdict.completed:
         return None

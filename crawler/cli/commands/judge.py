@@ -113,12 +113,14 @@ def _of_url(settings: Settings, url: str) -> tuple[str, Page]:
 
 
 def _stored(lpm: LocalPersistenceManager, address: urls.Address) -> Page | None:
-    from crawler.scraping.stored import page_of
+    from crawler.scraping import stored_page
 
     for task in lpm.tasks.for_url(address.key):
         raw = lpm.pages.read(task)
         if raw:
-            return page_of(*raw, address.url, (lpm.results.of_task(task) or {}).get("final_url"))
+            return stored_page(
+                *raw, address.url, (lpm.results.of_task(task) or {}).get("final_url")
+            )
     return None
 
 
@@ -130,7 +132,7 @@ async def _fetched(settings: Settings, url: str) -> Page:
 
 
 def _judged(settings: Settings, page: Page, path: str) -> Verdict:
-    from crawler.scraping.pipeline import examine
+    from crawler.scraping import examine
     from crawler.sites import config as sites
 
     known = sites.load(settings.config_dir, settings.rate)

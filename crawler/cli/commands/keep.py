@@ -156,7 +156,7 @@ def unbundle(file: Path, as_json: bool) -> None:
     Example:
       python -m crawler results unbundle parcels.crawlbundle.tar.zst
     """
-    from crawler.results.unbundle import unbundle as store
+    from crawler.results.bundle import unbundle as store
 
     settings = config.load()
     lpm = LocalPersistenceManager(settings.data_dir)

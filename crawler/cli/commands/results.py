@@ -155,7 +155,7 @@ def show(task: str, as_json: bool) -> int:
     Example:
       python -m crawler results show 4f1c09d2
     """
-    from crawler.results.flat import as_text, flatten
+    from crawler.results.formats import as_text, flatten
 
     with stored() as lpm:
         report = lpm.results.report(lpm.tasks.find(task)[0])

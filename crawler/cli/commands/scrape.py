@@ -27,7 +27,7 @@ from crawler.results import whole_file
 
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
-    from crawler.scraping.stored import Difference
+    from crawler.scraping import Difference
 
 _LINK = re.compile("<link", re.IGNORECASE)
 """No policy keeps a browser from connecting to where `<link rel=preconnect>` says."""
@@ -111,7 +111,7 @@ def _in_this_process(
     from crawler.fetch.session import LiveSession
     from crawler.orchestrator import terminated_by_signal
     from crawler.resilience.permit import Permit
-    from crawler.scraping.pipeline import FetchOptions
+    from crawler.scraping import FetchOptions
     from crawler.stack import read_stack, redis_address
     from crawler.worker import Worker, tune_garbage_collection
 
@@ -183,14 +183,13 @@ def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int
     """Read the stored page with the present configuration, and show the difference to its
     result."""
     from crawler.errors import FetchError
-    from crawler.scraping import stored as again
-    from crawler.scraping.pipeline import examine
+    from crawler.scraping import difference, examine, find_stored_page
     from crawler.sites import config as sites
 
     known = sites.load(settings.config_dir, settings.rate)
     try:
         with stored() as lpm:
-            found = again.find(lpm, address.url, address.key)
+            found = find_stored_page(lpm, address.url, address.key)
         site = known.of(found.page.url)
         read = examine(found.page, site)
     except FetchError as error:
@@ -200,7 +199,7 @@ def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int
         )
         return 1
     before = found.result["data"] if found.result else None
-    other = again.difference(before or {}, read.record)
+    other = difference(before or {}, read.record)
     facts = {
         "url": found.page.url,
         "task_id": found.task_id,
