@@ -1,4 +1,9 @@
-"""Rows read from a damaged ledger, with their values corrected, into a new file."""
+"""Saves the rows of a damaged ledger into a new file, and corrects values that contradict each
+other.
+
+Rows are read by SQL first. Where SQLite cannot get to them any more, they are read from the leaf
+pages of the file. SQLite has no checksums, so rows that can be read may still hold wrong values.
+"""
 
 import contextlib
 import mmap
@@ -17,22 +22,43 @@ from crawler.db import schema
 from crawler.db.connection import Database, connect, writing
 from crawler.db.losses import row_crc32
 from crawler.doctor.reconciliation import (
-    INDEXED,
-    STORED,
+    STORED_EVENT,
+    TEMP_TABLES,
     count_rows,
-    settle,
+    insert_row,
+    reconcile,
 )
 from crawler.errors import StoreError, UrlError
 from crawler.files import read_regular
 from crawler.urls import Address
 
 Value = int | float | str | bytes | None
+IsIndexed = Callable[[int, bytes], bool]
+"""Tells whether an index of the damaged ledger has a task under a URL's key."""
+
+SENSELESS = {
+    "results": """NOT json_valid(record) OR json_type(record) <> 'object'
+                  OR scraped_at NOT BETWEEN 0 AND 4e9 OR length(body_sha256) <> 64""",
+    "events": """NOT json_valid(detail) OR json_type(detail) <> 'object'
+                 OR at NOT BETWEEN 0 AND 4e9""",
+    "tasks": "length(task_id) <> 32 OR task_id GLOB '*[^0-9a-f]*'",
+}
+"""Conditions for rows that SQLite can read but this program cannot."""
 _TYPES: dict[str, tuple[type, ...]] = {
     "INTEGER": (int,),
     "REAL": (int, float),
     "TEXT": (str,),
     "BLOB": (bytes,),
 }
+_TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+_INDEXES = {
+    "tasks_by_task_id": ("task_id",),
+    "tasks_by_url": ("url_key", "parcel_id"),
+    "tasks_by_job": ("job_id",),
+}
+_MAX_SHOWN = 3
+_MAX_URL_SHOWN = 200
+_MAX_VALUE_SHOWN = 80
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -42,27 +68,26 @@ class Column(msgspec.Struct, frozen=True):
     type: str
     required: bool
     key: int
-    given: bool
-    """Whether it has a value of its own where none is given."""
+    """Its place in the primary key, from 1; 0 if it is not part of it."""
+    has_default: bool
 
 
 def salvage(
     damaged: Path, target: Path, pending: Path, raw: Path, now: float
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Put all that can be read into a new ledger; returns the rows of each table, and what was done
+    """Put all that can be read into a new ledger. Returns the rows of each table, and what was done
     besides.
 
-    The damaged file is only read, and there is no target where that fails.
+    The damaged file is only read. If this fails, there is no target.
     """
     copy = target.with_name(f".{target.name}")
     try:
         _copy(damaged, copy)
         with contextlib.closing(connect(target)) as fresh:
             version = _version(copy)
-            saved, mended = _read_all(copy, version, fresh, pending)
-            done = mended | settle(
-                fresh, pending, raw, now, noted_files=version >= schema.WITH_IMPORTS
-            )
+            saved, corrected = _read_all(copy, version, fresh, pending)
+            noted_files = version >= schema.WITH_IMPORTS
+            done = corrected | reconcile(fresh, pending, raw, now, noted_files)
             _require_sound(fresh, damaged)
     except BaseException:
         _remove(target)
@@ -84,72 +109,9 @@ def _remove(path: Path) -> None:
         Path(f"{path}{ending}").unlink(missing_ok=True)
 
 
-def _read_all(
-    copy: Path, version: int, fresh: Database, pending: Path
-) -> tuple[dict[str, int], dict[str, int]]:
-    with writing(fresh):
-        # Read with the schema that it was written with: another one asks for columns that are not
-        # there, and finds its own tables in the rows of others.
-        schema.build(fresh, 0, version)
-        tables = {name: _columns(fresh, name) for (name,) in fresh.all(_TABLES)}
-        fresh.execute(INDEXED)
-        broken = [name for name in tables if not _read(copy, fresh, name, tables[name])]
-        _read_leaves(copy, fresh, {name: tables[name] for name in broken})
-        if "tasks" in broken:
-            _read_indexes(copy, fresh)
-        if version < len(schema.MIGRATIONS):
-            schema.build(fresh, version)
-        for table in ("results", "events"):
-            fresh.execute(f"DELETE FROM {table} WHERE {SENSELESS[table]}")
-        # An event looks like a loss that was not settled yet.
-        fresh.execute("DELETE FROM losses WHERE kind NOT IN ('rows', 'pages')")
-        fresh.execute(
-            f"UPDATE tasks SET task_id = lower(hex(randomblob(16))) WHERE {SENSELESS['tasks']}"
-        )
-        saved = {name: count_rows(fresh, name) for (name,) in fresh.all(_TABLES)}
-        mended = mend(fresh, pending, index_of(copy))
-    return saved, {what: count for what, count in mended.items() if count}
-
-
-SENSELESS = {
-    "results": """NOT json_valid(record) OR json_type(record) <> 'object' OR scraped_at NOT BETWEEN 0 AND 4e9
-                  OR length(body_sha256) <> 64""",
-    "events": "NOT json_valid(detail) OR json_type(detail) <> 'object' OR at NOT BETWEEN 0 AND 4e9",
-    "tasks": "length(task_id) <> 32 OR task_id GLOB '*[^0-9a-f]*'",
-}
-"""Rows that SQLite reads, but nobody else can: a database has no checksums."""
-_TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-
-
-def _columns(db: Database, table: str) -> list[Column]:
-    return [
-        Column(row[1], row[2], bool(row[3]), row[5], row[4] is not None)
-        for row in db.all(f"PRAGMA table_info({table})")
-    ]
-
-
-def _version(copy: Path) -> int:
-    """The schema that a damaged ledger was written with: the oldest one that has all its columns,
-    or the newest."""
-    told, there = 0, set[tuple[str, str]]()
-    with damage_passed_over(), opened(copy) as db:
-        [(told,)] = db.all("PRAGMA user_version")
-        there = _all_columns(db)
-    with contextlib.closing(Database(":memory:")) as reference:
-        for version in range(1, len(schema.MIGRATIONS)):
-            schema.build(reference, version - 1, version)
-            if version >= told and there and there <= _all_columns(reference):
-                return version
-    return len(schema.MIGRATIONS)
-
-
-def _all_columns(db: Database) -> set[tuple[str, str]]:
-    return {(table, column.name) for (table,) in db.all(_TABLES) for column in _columns(db, table)}
-
-
 def _copy(damaged: Path, copy: Path) -> None:
-    """A copy with everything that was still in the log, so that it is one file."""
-    damaged = damaged.resolve()  # the log of a linked file is where that is
+    """Copy a ledger, and merge its log into the copy."""
+    damaged = damaged.resolve()  # the log is next to the file that a link points to
     for ending in ("", "-wal"):
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(f"{damaged}{ending}", f"{copy}{ending}")
@@ -157,119 +119,203 @@ def _copy(damaged: Path, copy: Path) -> None:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def _read(copy: Path, fresh: Database, table: str, columns: list[Column]) -> bool:
-    """Read a table from its beginning, and where that breaks off from its end; says whether that
-    was all of it."""
+def _version(copy: Path) -> int:
+    """Return the schema that a damaged ledger was written with: the oldest one that has all its
+    columns, or the newest."""
+    told, found = 0, set[tuple[str, str]]()
+    with _skip_damage(), _opened(copy) as db:
+        [(told,)] = db.all("PRAGMA user_version")
+        found = _all_columns(db)
+    with contextlib.closing(Database(":memory:")) as reference:
+        for version in range(1, len(schema.MIGRATIONS)):
+            schema.build(reference, version - 1, version)
+            if version >= told and found and found <= _all_columns(reference):
+                return version
+    return len(schema.MIGRATIONS)
+
+
+def _read_all(
+    copy: Path, version: int, fresh: Database, pending: Path
+) -> tuple[dict[str, int], dict[str, int]]:
+    with writing(fresh):
+        # With the schema that the file was written with: another one has columns that do not
+        # exist there, and takes rows of one table for those of another.
+        schema.build(fresh, 0, version)
+        tables = {name: _columns(fresh, name) for (name,) in fresh.all(_TABLES)}
+        fresh.execute(TEMP_TABLES)
+        broken = [name for name in tables if not _read_table(copy, fresh, name, tables[name])]
+        _read_leaves(copy, fresh, {name: tables[name] for name in broken})
+        if "tasks" in broken:
+            _read_indexes(copy, fresh)
+        if version < len(schema.MIGRATIONS):
+            schema.build(fresh, version)
+        for table in ("results", "events"):
+            fresh.execute(f"DELETE FROM {table} WHERE {SENSELESS[table]}")
+        # A row of another table can look like a loss.
+        fresh.execute("DELETE FROM losses WHERE kind NOT IN ('rows', 'pages')")
+        fresh.execute(
+            f"UPDATE tasks SET task_id = lower(hex(randomblob(16))) WHERE {SENSELESS['tasks']}"
+        )
+        saved = {name: count_rows(fresh, name) for (name,) in fresh.all(_TABLES)}
+        corrected = _correct_values(fresh, pending, _index_lookup(copy))
+    return saved, {what: count for what, count in corrected.items() if count}
+
+
+# Rows by SQL
+
+
+@contextlib.contextmanager
+def _skip_damage() -> Iterator[None]:
+    """Stop reading where a file is damaged. An error in a statement is still raised."""
+    try:
+        yield
+    except apsw.SQLError:
+        raise
+    except (apsw.Error, UnicodeDecodeError):
+        pass
+
+
+def _opened(copy: Path) -> contextlib.closing[Database]:
+    """Open a damaged ledger for reading."""
+    return contextlib.closing(Database(str(copy), flags=apsw.SQLITE_OPEN_READONLY, raw=True))
+
+
+def _columns(db: Database, table: str) -> list[Column]:
+    return [
+        Column(name, kind, bool(required), key, default is not None)
+        for _, name, kind, required, default, key in db.all(f"PRAGMA table_info({table})")
+    ]
+
+
+def _all_columns(db: Database) -> set[tuple[str, str]]:
+    return {(table, column.name) for (table,) in db.all(_TABLES) for column in _columns(db, table)}
+
+
+def _has_index(db: Database, name: str) -> bool:
+    """Return whether the definition of an index of the tasks can still be read."""
+    sql = "SELECT tbl_name FROM sqlite_schema WHERE type = 'index' AND name = ?"
+    return ("tasks",) in db.all(sql, (name,))
+
+
+def _read_table(copy: Path, fresh: Database, table: str, columns: list[Column]) -> bool:
+    """Read a table from its beginning, and if that breaks off from its end. Returns whether it was
+    read completely."""
     key = [column.name for column in sorted(columns, key=lambda c: c.key) if column.key]
     for order in ("ASC", "DESC"):
-        with damage_passed_over(), opened(copy) as db:
+        with _skip_damage(), _opened(copy) as db:
             there = {column.name for column in _columns(db, table)}
             if not there.issuperset(key):
                 return False  # the definition of the table is damaged
             names = [column.name for column in columns if column.name in there]
             by = ", ".join(f"{name} {order}" for name in key)
-            for row in db.execute(
-                f"SELECT {', '.join(names)} FROM {table} NOT INDEXED ORDER BY {by}"
-            ):
-                _insert(fresh, table, names, row)
+            sql = f"SELECT {', '.join(names)} FROM {table} NOT INDEXED ORDER BY {by}"
+            for row in db.execute(sql):
+                _save(fresh, table, names, row)
             return order == "ASC"
     return False
 
 
-def _read_leaves(copy: Path, fresh: Database, tables: dict[str, list[Column]]) -> None:
-    """Whatever else the pages of the file hold for these tables; what is there already is not
-    touched."""
-    if not tables or not copy.exists() or copy.stat().st_size < 512:
-        return
-    with copy.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for rowid, values in rows(data):
-            for table, columns in tables.items():
-                if _fits(columns, values):
-                    names = [column.name for column in columns[: len(values)]]
-                    _insert(fresh, table, names, [rowid, *values[1:]])
-                    break
-
-
-_INDEXES = {
-    "tasks_by_task_id": ("task_id",),
-    "tasks_by_url": ("url_key", "parcel_id"),
-    "tasks_by_job": ("job_id",),
-}
-
-
 def _read_indexes(copy: Path, fresh: Database) -> None:
-    """Read what each index of the tasks holds by itself, from its beginning, and where that breaks
-    off from its end."""
+    """Read the entries of each index of the tasks, from its beginning, and if that breaks off from
+    its end."""
     for index, columns in _INDEXES.items():
-        names = ", ".join(columns)
-        put = f"""INSERT INTO indexed (id, {names}) VALUES (?, {", ".join("?" * len(columns))})
-                  ON CONFLICT DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in columns)}"""
+        names, marks = ", ".join(columns), ", ".join("?" * len(columns))
+        updates = ", ".join(f"{name} = excluded.{name}" for name in columns)
+        put = f"""INSERT INTO indexed (id, {names}) VALUES (?, {marks})
+                  ON CONFLICT DO UPDATE SET {updates}"""
         for order in ("ASC", "DESC"):
             by = ", ".join(f"{name} {order}" for name in columns)
-            with damage_passed_over(), opened(copy) as db:
-                if has_index(db, index):
-                    for row in db.execute(
-                        f"SELECT id, {names} FROM tasks INDEXED BY {index} ORDER BY {by}"
-                    ):
+            sql = f"SELECT id, {names} FROM tasks INDEXED BY {index} ORDER BY {by}"
+            with _skip_damage(), _opened(copy) as db:
+                if _has_index(db, index):
+                    for row in db.execute(sql):
                         fresh.execute(put, row)
                 break
     fresh.execute(
-        """DELETE FROM indexed WHERE id IN (SELECT id FROM tasks) OR id < 1
-               OR length(task_id) <> 32 OR task_id GLOB '*[^0-9a-f]*' OR task_id IN (SELECT task_id FROM tasks)"""
+        f"""DELETE FROM indexed
+            WHERE id IN (SELECT id FROM tasks) OR id < 1 OR {SENSELESS["tasks"]}
+               OR task_id IN (SELECT task_id FROM tasks)"""
     )
+
+
+def _save(fresh: Database, table: str, names: list[str], row: Iterable[Any]) -> None:
+    verb = "INSERT OR IGNORE"
+    if table == "meta":
+        # The new ledger has an id of its own; the old one replaces it, because messages carry it.
+        verb = "INSERT OR REPLACE"
+    insert_row(fresh, table, dict(zip(names, row, strict=True)), verb)
+
+
+# Rows by the pages of the file: https://www.sqlite.org/fileformat2.html
+#
+# Each leaf of a table says how many rows it has and where, so it can be read without the tree above
+# it. The values of a row tell which table it is of.
+
+_LEAF_OF_TABLE = 0x0D
+_FILE_HEADER_BYTES = 100
+_DEFAULT_PAGE_BYTES = 4096
+_VALUE_BYTES = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8, 7: 8, 8: 0, 9: 0}
+
+
+def _read_leaves(copy: Path, fresh: Database, tables: dict[str, list[Column]]) -> None:
+    """Save the rows of these tables that only the pages of the file still hold."""
+    if not tables or not copy.exists() or copy.stat().st_size < 512:
+        return
+    with copy.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for rowid, values in _rows_of_leaves(data):
+            for table, columns in tables.items():
+                if _fits(columns, values):
+                    names = [column.name for column in columns[: len(values)]]
+                    _save(fresh, table, names, [rowid, *values[1:]])
+                    break
 
 
 def _fits(columns: list[Column], values: list[Value]) -> bool:
-    """Whether these can be the values of a row: of the right types, without the columns that were
-    added later."""
-    return (
-        bool(values)
-        and values[0] is None  # the place of the rowid
-        and len(values) <= len(columns)
-        and not any(column.required and not column.given for column in columns[len(values) :])
-        and all(
-            not column.required if value is None else isinstance(value, _TYPES[column.type])
-            for column, value in zip(columns[1:], values[1:], strict=False)
-        )
-    )
+    """Return whether a row can be of a table: its values have the right types, and only columns
+    that were added later are missing."""
+    if not values or values[0] is not None:  # the rowid is stored elsewhere
+        return False
+    if len(values) > len(columns):
+        return False
+    if any(column.required and not column.has_default for column in columns[len(values) :]):
+        return False
+    return all(map(_fits_column, columns[1 : len(values)], values[1:]))
 
 
-def _insert(fresh: Database, table: str, names: list[str], row: Iterable[Any]) -> None:
-    marks = ", ".join("?" * len(names))
-    # The new ledger has an id of its own, which must give way to the old one: messages carry that.
-    verb = "REPLACE" if table == "meta" else "IGNORE"
-    fresh.execute(
-        f"INSERT OR {verb} INTO {table} ({', '.join(names)}) VALUES ({marks})", tuple(row)
-    )
+def _fits_column(column: Column, value: Value) -> bool:
+    if value is None:
+        return not column.required
+    return isinstance(value, _TYPES[column.type])
 
 
-_LEAF = 0x0D
-_SIZES = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8, 7: 8, 8: 0, 9: 0}
-
-
-def rows(data: mmap.mmap) -> Iterator[tuple[int, list[Value]]]:
-    """Each row of each table's leaf that is in use and can be read, with its rowid."""
+def _rows_of_leaves(data: mmap.mmap) -> Iterator[tuple[int, list[Value]]]:
+    """Yield the rowid and the values of each row that can be read in a table's leaf in use."""
     size = int.from_bytes(data[16:18])
-    size = 65536 if size == 1 else size
-    if size < 512 or size & (size - 1):
-        size = 4096  # the header is damaged; this is what ours are made with
-    usable = size - data[20] if data[20] <= 32 else size
-    unused = _unused(data, size)
+    if size == 1:
+        size = 65536
+    elif size < 512 or size & (size - 1):
+        size = _DEFAULT_PAGE_BYTES  # the header is damaged
+    usable = size
+    if data[20] <= 32:
+        usable -= data[20]
+    free = _free_pages(data, size)
     for number in range(1, len(data) // size + 1):
         page = data[(number - 1) * size : number * size]
-        head = 100 if number == 1 else 0
-        if page[head] != _LEAF or number in unused:
+        head = 0
+        if number == 1:
+            head = _FILE_HEADER_BYTES
+        if page[head] != _LEAF_OF_TABLE or number in free:
             continue
         for cell in range(int.from_bytes(page[head + 3 : head + 5])):
             at = int.from_bytes(page[head + 8 + 2 * cell : head + 10 + 2 * cell])
             try:
-                yield _cell(data, size, usable, page, at)
+                yield _read_cell(data, size, usable, page, at)
             except (ValueError, IndexError, KeyError, struct.error):
-                continue  # this row is lost; its neighbours need not be
+                continue  # this row is lost; the next one may be intact
 
 
-def _unused(data: mmap.mmap, size: int) -> set[int]:
-    """The pages of the free list: they still hold rows as they were once."""
+def _free_pages(data: mmap.mmap, size: int) -> set[int]:
+    """Return the pages of the free list: they hold rows that were removed."""
     free: set[int] = set()
     trunk = int.from_bytes(data[32:36])
     while 0 < trunk <= len(data) // size and trunk not in free:
@@ -280,27 +326,33 @@ def _unused(data: mmap.mmap, size: int) -> set[int]:
     return free
 
 
-def _cell(data: mmap.mmap, size: int, usable: int, page: bytes, at: int) -> tuple[int, list[Value]]:
+def _read_cell(
+    data: mmap.mmap, size: int, usable: int, page: bytes, at: int
+) -> tuple[int, list[Value]]:
+    """Read the row at an offset of a page, with its overflow pages."""
     length, at = _varint(page, at)
     rowid, at = _varint(page, at)
+    if rowid >> 63:
+        rowid -= 1 << 64
     if length > len(data):
         raise ValueError("longer than the file")
     local, most, least = length, usable - 35, (usable - 12) * 32 // 255 - 23
     if length > most:
         local = least + (length - least) % (usable - 4)
-        local = local if local <= most else least
+        if local > most:
+            local = least
     payload = page[at : at + local]
     following = int.from_bytes(page[at + local : at + local + 4])
     while len(payload) < length:
         begin = (following - 1) * size
         if begin < 0 or begin + size > len(data):
-            raise ValueError("the chain of pages is broken")
+            raise ValueError("the chain of overflow pages is broken")
         payload += data[begin + 4 : begin + min(usable, 4 + length - len(payload))]
         following = int.from_bytes(data[begin : begin + 4])
-    return rowid - (1 << 64) if rowid >> 63 else rowid, _record(payload)
+    return rowid, _read_record(payload)
 
 
-def _record(payload: bytes) -> list[Value]:
+def _read_record(payload: bytes) -> list[Value]:
     end, at = _varint(payload, 0)
     types = []
     while at < end:
@@ -308,15 +360,17 @@ def _record(payload: bytes) -> list[Value]:
         types.append(kind)
     values: list[Value] = []
     for kind in types:
-        length = (kind - 12) // 2 if kind >= 12 else _SIZES[kind]
-        values.append(_value(kind, payload[at : at + length]))
+        length = (kind - 12) // 2
+        if kind < 12:
+            length = _VALUE_BYTES[kind]
+        values.append(_read_value(kind, payload[at : at + length]))
         at += length
     if at != len(payload):
         raise ValueError("the row does not end where it should")
     return values
 
 
-def _value(kind: int, data: bytes) -> Value:
+def _read_value(kind: int, data: bytes) -> Value:
     if kind == 0:
         return None
     if kind in (8, 9):
@@ -325,31 +379,33 @@ def _value(kind: int, data: bytes) -> Value:
         return float(struct.unpack(">d", data)[0])
     if kind < 7:
         return int.from_bytes(data, signed=True)
-    return data.decode() if kind % 2 else data
+    if kind % 2:
+        return data.decode()
+    return data
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
-    for place in range(9):
+    for place in range(8):
         byte = data[at + place]
-        if place == 8:
-            return value << 8 | byte, at + 9
         value = value << 7 | byte & 0x7F
         if byte < 0x80:
             return value, at + place + 1
-    raise AssertionError("a varint has nine bytes at most")
+    return value << 8 | data[at + 8], at + 9
 
 
-_COUNT = "typeof({0}) <> 'integer' OR {0} NOT BETWEEN 0 AND 1000000000"
-_MOMENT = "{0} <> 9e15 AND {0} NOT BETWEEN 0 AND 1e12"
-_VALUES = {
+# Values that contradict each other
+
+_NO_COUNT = "typeof({0}) <> 'integer' OR {0} NOT BETWEEN 0 AND 1000000000"
+_NO_TIME = "{0} <> 9e15 AND {0} NOT BETWEEN 0 AND 1e12"
+_IMPOSSIBLE_VALUES = {
     "queue": ("queue NOT IN ('urgent', 'default')", "'default'"),
     "priority": ("typeof(priority) <> 'integer' OR priority NOT BETWEEN 1 AND 9", "5"),
     "deadline": (
-        _MOMENT.format("deadline"),
+        _NO_TIME.format("deadline"),
         "ifnull((SELECT deadline FROM jobs WHERE id = job_id), 9e15)",
     ),
-    "not_before": (_MOMENT.format("not_before"), "0"),
+    "not_before": (_NO_TIME.format("not_before"), "0"),
     "imported_at": (
         "imported_at NOT BETWEEN 0 AND 1e12",
         "ifnull((SELECT created_at FROM jobs WHERE id = job_id), 0)",
@@ -360,21 +416,19 @@ _VALUES = {
     ),
     "input": ("NOT json_valid(input) OR json_type(input) <> 'object'", "NULL"),
 } | {
-    name: (_COUNT.format(name), "0")
+    name: (_NO_COUNT.format(name), "0")
     for name in ("fence", "attempts", "failures", "strikes", "deaths")
 }
-"""Columns of a task that have values which no program writes: what tells these, and what to put in
-their place.
+"""For columns of a task: the condition for a value that no program writes, and its replacement.
 
-A queue or a priority that nobody knows, or a time in ten thousand years, keeps a task from ever
-being claimed.
+An unknown queue or priority, or a time in ten thousand years, would keep a task from ever being
+claimed.
 """
 _WRONG_ROW = "row_crc32 <> row_crc32_of(file_number, source_line, source_item, input)"
-_SHOWN = 3
 
 
 class Contradiction(msgspec.Struct, frozen=True):
-    """A column of a task, and what contradicts it."""
+    """A column of a task with a value that cannot be right."""
 
     id: int
     task_id: str
@@ -385,151 +439,66 @@ class Contradiction(msgspec.Struct, frozen=True):
         return f"task {self.task_id}: {self.column} {self.what}"
 
 
-def describe(db: Database) -> list[str]:
-    """What contradicts itself, the first few by name."""
-    found = [*contradictions(db), *wrong_rows(db), *wrong_records(db)]
-    more = [f"and {len(found) - _SHOWN:,} more columns of tasks"] if len(found) > _SHOWN else []
-    return [str(each) for each in found[:_SHOWN]] + more
+def describe_contradictions(db: Database) -> list[str]:
+    """Return the first few contradictions as text, and how many more there are."""
+    found = [*_contradictions(db), *_wrong_rows(db), *_wrong_records(db)]
+    return _first_few([str(each) for each in found], "columns of tasks")
 
 
 def undecodable(db: Database) -> list[str]:
-    """Rows with a text that is no text: SQLite hands it out as it is, and every reader stumbles
-    over it."""
+    """Return the first few rows with text that is not UTF-8: SQLite does not check that."""
     found = []
-    for (table,) in db.all(
-        "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-    ):
-        columns = db.all(f"PRAGMA table_info({table})")
-        key = next(row[1] for row in columns if row[5] == 1)
-        texts = ", ".join(row[1] for row in columns if row[2] == "TEXT")
-        rows = (
-            db.execute(f"SELECT {key}, CAST(concat({texts}) AS BLOB) FROM {table} NOT INDEXED")
-            if texts
-            else ()
-        )
-        for number, text in rows:
+    for (table,) in db.all(_TABLES):
+        columns = _columns(db, table)
+        key = next(column.name for column in columns if column.key == 1)
+        texts = ", ".join(column.name for column in columns if column.type == "TEXT")
+        if not texts:
+            continue
+        sql = f"SELECT {key}, CAST(concat({texts}) AS BLOB) FROM {table} NOT INDEXED"
+        for number, text in db.execute(sql):
             try:
                 text.decode()
             except UnicodeDecodeError:
-                found.append(
-                    f"the row of {table} with {key} {number} holds a text that is not UTF-8"
-                )
-    more = [f"and {len(found) - _SHOWN:,} more such rows"] if len(found) > _SHOWN else []
-    return found[:_SHOWN] + more
+                what = f"the row of {table} with {key} {number} holds a text that is not UTF-8"
+                found.append(what)
+    return _first_few(found, "such rows")
 
 
-def contradictions(db: Database) -> Iterator[Contradiction]:
-    """Every column of a task that cannot be what was once written there."""
-    there = {row[1] for row in db.all("PRAGMA table_info(tasks)")}  # an older program's has fewer
-    senseless = {
-        column: f"({condition})" for column, (condition, _) in _VALUES.items() if column in there
+def _first_few(found: list[str], what: str) -> list[str]:
+    if len(found) <= _MAX_SHOWN:
+        return found
+    return [*found[:_MAX_SHOWN], f"and {len(found) - _MAX_SHOWN:,} more {what}"]
+
+
+def _contradictions(db: Database) -> Iterator[Contradiction]:
+    """Yield each column of a task that cannot have the value it was written with."""
+    there = {column.name for column in _columns(db, "tasks")}  # an older schema has fewer
+    impossible = {
+        column: f"({condition})"
+        for column, (condition, _) in _IMPOSSIBLE_VALUES.items()
+        if column in there
     }
-    if db.one(f"SELECT 1 FROM tasks NOT INDEXED WHERE {' OR '.join(senseless.values())}"):
-        for column, condition in senseless.items():
-            for id_, task_id, value in db.all(
-                f"SELECT id, task_id, {column} FROM tasks NOT INDEXED WHERE {condition}"
-            ):
-                yield Contradiction(
-                    id_, task_id, column, f"is {str(value)[:80]!r}, which is never written"
-                )
-    # A task that a repair has made of its result has the URL where that was found, and the key of
-    # the one asked for.
+    if db.one(f"SELECT 1 FROM tasks NOT INDEXED WHERE {' OR '.join(impossible.values())}"):
+        for column, condition in impossible.items():
+            sql = f"SELECT id, task_id, {column} FROM tasks NOT INDEXED WHERE {condition}"
+            for id_, task_id, value in db.all(sql):
+                what = f"is {str(value)[:_MAX_VALUE_SHOWN]!r}, which is never written"
+                yield Contradiction(id_, task_id, column, what)
+    # A task that a repair made from its result has the final URL, and the key of the first one.
     for id_, task_id, url, key, domain in db.execute(
         """SELECT id, task_id, url, url_key, domain FROM tasks NOT INDEXED
            WHERE source <> 'salvage' AND (url <> '' OR url_key <> x'')"""
     ):
-        address = _parsed(url)
-        if address is None and key != url.encode("utf-8", "replace"):
-            yield Contradiction(id_, task_id, "url", f"is {url[:200]!r}, which is no URL")
-        elif address and address.key != key:
-            yield Contradiction(
-                id_, task_id, "url", f"is {url[:200]!r}, but url_key is that of another page"
-            )
-        elif address and not _within(address, domain):
-            yield Contradiction(
-                id_, task_id, "domain", f"is {domain[:200]!r}, but url is {url[:200]!r}"
-            )
-
-
-def wrong_rows(db: Database) -> Iterator[Contradiction]:
-    """Every row of input that is not the one that was imported; those of earlier schemas have no
-    checksum."""
-    if "row_crc32" not in {row[1] for row in db.all("PRAGMA table_info(tasks)")}:
-        return
-    # Damaged columns may hold values of any type.
-    db.create_scalar_function("row_crc32_of", row_crc32, 4, deterministic=True)  # type: ignore[arg-type]
-    for id_, task_id, line in db.execute(
-        f"""SELECT id, task_id, source_line FROM tasks NOT INDEXED WHERE {_WRONG_ROW} UNION ALL
-            SELECT task, ifnull((SELECT task_id FROM tasks WHERE id = task), ''), source_line FROM job_links
-            WHERE {_WRONG_ROW}"""
-    ):
-        yield Contradiction(
-            id_, task_id, "input", f"of line {line} is not the one whose checksum was noted"
-        )
-
-
-def _give_up_rows(db: Database) -> int:
-    """Let damaged rows of input be losses of their jobs, so that an import brings them back;
-    returns how many.
-
-    Nothing tells which of its columns is wrong: a task has no line any more, and the import finds
-    it by its page.
-    """
-    count = len(list(wrong_rows(db)))
-    if count:
-        db.execute(
-            f"INSERT OR IGNORE INTO no_input SELECT id FROM tasks NOT INDEXED WHERE {_WRONG_ROW}"
-        )
-        db.execute(
-            f"UPDATE tasks SET source = 'salvage', source_line = NULL, row_crc32 = NULL WHERE {_WRONG_ROW}"
-        )
-        db.execute(f"DELETE FROM job_links WHERE {_WRONG_ROW}")
-    return count
-
-
-def wrong_records(db: Database) -> Iterator[Contradiction]:
-    """Every record that is not the one whose checksum its timeline has; older ones have none."""
-    for id_, task_id, record, checksum in db.execute(
-        f"""SELECT r.task, task_id, CAST(record AS BLOB), json_extract(detail, '$.record_crc32')
-           FROM results r JOIN tasks t ON t.id = r.task
-           JOIN events e ON e.id = {STORED}
-           WHERE verdict <> 'unchanged' AND json_valid(detail)"""
-    ):
-        if checksum is not None and crc32(record) != checksum:
-            yield Contradiction(
-                id_, task_id, "record", "is not the one whose checksum its timeline has"
-            )
-
-
-def _mend_record(db: Database, pending: Path, wrong: Contradiction) -> bool:
-    """Take the record from its file where that has the checksum; one that is nowhere is collected
-    again.
-
-    Where the file has the same record as the ledger it is the checksum that is damaged.
-    """
-    [(record, event, checksum)] = db.all(
-        f"""SELECT CAST(record AS BLOB), e.id, json_extract(detail, '$.record_crc32') FROM results r JOIN events e
-           ON e.id = {STORED}
-           WHERE r.task = ?""",
-        (wrong.id,),
-    )
-    data = b""
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        file = msgspec.json.decode(
-            read_regular(pending / f"{wrong.task_id}.json"), type=dict[str, msgspec.Raw]
-        )
-        data = bytes(file.get("data", b""))
-    if data and crc32(data) == checksum:
-        db.execute("UPDATE results SET record = ? WHERE task = ?", (data.decode(), wrong.id))
-    elif data and data == record:
-        db.execute(
-            "UPDATE events SET detail = json_remove(detail, '$.record_crc32') WHERE id = ?",
-            (event,),
-        )
-    else:
-        db.execute("DELETE FROM results WHERE task = ?", (wrong.id,))
-        return False
-    return True
+        address, shown = _parsed(url), f"is {url[:_MAX_URL_SHOWN]!r}"
+        if address is None:
+            if key != url.encode("utf-8", "replace"):
+                yield Contradiction(id_, task_id, "url", f"{shown}, which is no URL")
+        elif address.key != key:
+            what = f"{shown}, but url_key is that of another page"
+            yield Contradiction(id_, task_id, "url", what)
+        elif not _is_within(address, domain):
+            what = f"is {domain[:_MAX_URL_SHOWN]!r}, but url {shown}"
+            yield Contradiction(id_, task_id, "domain", what)
 
 
 def _parsed(url: str) -> Address | None:
@@ -539,35 +508,63 @@ def _parsed(url: str) -> Address | None:
         return None
 
 
-def _within(address: Address, domain: str) -> bool:
-    """Whether a URL is of that domain; the list of public suffixes may have been another one when
-    it was noted."""
+def _is_within(address: Address, domain: str) -> bool:
+    """Return whether a URL is in a domain; the list of public suffixes may have changed since."""
+    if address.domain == domain:
+        return True
     host = address.url.partition("://")[2].partition("/")[0]
-    host = host.rpartition(":")[0] if host[-1:].isdigit() and ":" in host else host
-    return address.domain == domain or (bool(domain) and f".{host}".endswith(f".{domain}"))
+    if host[-1:].isdigit() and ":" in host:
+        host = host.rpartition(":")[0]
+    return bool(domain) and f".{host}".endswith(f".{domain}")
 
 
-def mend(db: Database, pending: Path, is_indexed: Callable[[int, bytes], bool]) -> dict[str, int]:
-    """Put right what contradicts itself; returns what was done, counted. Part of a transaction.
+def _wrong_rows(db: Database) -> Iterator[Contradiction]:
+    """Yield each row of input that is not the one that was imported; older ones have no
+    checksum."""
+    if "row_crc32" not in {column.name for column in _columns(db, "tasks")}:
+        return
+    # Damaged columns may hold values of any type.
+    db.create_scalar_function("row_crc32_of", row_crc32, 4, deterministic=True)  # type: ignore[arg-type]
+    for id_, task_id, line in db.execute(
+        f"""SELECT id, task_id, source_line FROM tasks NOT INDEXED WHERE {_WRONG_ROW}
+            UNION ALL
+            SELECT task, ifnull((SELECT task_id FROM tasks WHERE id = task), ''), source_line
+            FROM job_links WHERE {_WRONG_ROW}"""
+    ):
+        what = f"of line {line} is not the one whose checksum was noted"
+        yield Contradiction(id_, task_id, "input", what)
 
-    `is_indexed` tells whether the index of the damaged ledger has a task under that key. A task
-    whose URL nothing tells any more is removed, and so becomes a loss of its job.
+
+def _wrong_records(db: Database) -> Iterator[Contradiction]:
+    """Yield each record whose checksum is not the one in its timeline; older ones have none."""
+    for id_, task_id, record, checksum in db.execute(
+        f"""SELECT r.task, task_id, CAST(record AS BLOB), json_extract(detail, '$.record_crc32')
+            FROM results r JOIN tasks t ON t.id = r.task JOIN events e ON e.id = {STORED_EVENT}
+            WHERE verdict <> 'unchanged' AND json_valid(detail)"""
+    ):
+        if checksum is not None and crc32(record) != checksum:
+            what = "is not the one whose checksum its timeline has"
+            yield Contradiction(id_, task_id, "record", what)
+
+
+def _correct_values(db: Database, pending: Path, is_indexed: IsIndexed) -> dict[str, int]:
+    """Correct what contradicts itself. Returns what was done, with counts. Part of a transaction.
+
+    A task whose URL cannot be found any more is removed, and so becomes a loss of its job.
     """
-    found = list(contradictions(db))
+    found = list(_contradictions(db))
     lost = 0
     for each in found:
-        if each.column in _VALUES:
-            db.execute(
-                f"UPDATE tasks SET {each.column} = {_VALUES[each.column][1]} WHERE id = ?",
-                (each.id,),
-            )
-            if each.column == "input":
-                db.execute("INSERT OR IGNORE INTO no_input VALUES (?)", (each.id,))
-                db.execute("UPDATE tasks SET row_crc32 = NULL WHERE id = ?", (each.id,))
-        else:
-            lost += not _mend_url(db, pending, each, is_indexed)
+        if each.column not in _IMPOSSIBLE_VALUES:
+            lost += not _correct_url(db, pending, each, is_indexed)
+            continue
+        _, replacement = _IMPOSSIBLE_VALUES[each.column]
+        db.execute(f"UPDATE tasks SET {each.column} = {replacement} WHERE id = ?", (each.id,))
+        if each.column == "input":
+            _note_lost_input(db, each.id)
+            db.execute("UPDATE tasks SET row_crc32 = NULL WHERE id = ?", (each.id,))
     rows = _give_up_rows(db)
-    records = [_mend_record(db, pending, each) for each in list(wrong_records(db))]
+    records = [_correct_record(db, pending, each) for each in list(_wrong_records(db))]
     return {
         "columns of tasks put right": len(found) - lost,
         "tasks removed, their URLs being lost": lost,
@@ -577,29 +574,84 @@ def mend(db: Database, pending: Path, is_indexed: Callable[[int, bytes], bool]) 
     }
 
 
-def _mend_url(
-    db: Database, pending: Path, wrong: Contradiction, is_indexed: Callable[[int, bytes], bool]
-) -> bool:
-    """Give a task its URL, key and domain, as far as anything tells them; False where it had to be
-    removed."""
+def _note_lost_input(db: Database, task: int) -> None:
+    db.execute("INSERT OR IGNORE INTO no_input (id) VALUES (?)", (task,))
+
+
+def _give_up_rows(db: Database) -> int:
+    """Turn damaged rows of input into losses of their jobs, so that an import brings them back.
+    Returns how many.
+
+    Nothing tells which column is wrong. So the task loses its line, and the import finds it by its
+    page.
+    """
+    count = len(list(_wrong_rows(db)))
+    if count:
+        db.execute(
+            f"""INSERT OR IGNORE INTO no_input (id)
+                SELECT id FROM tasks NOT INDEXED WHERE {_WRONG_ROW}"""
+        )
+        db.execute(
+            f"""UPDATE tasks SET source = 'salvage', source_line = NULL, row_crc32 = NULL
+                WHERE {_WRONG_ROW}"""
+        )
+        db.execute(f"DELETE FROM job_links WHERE {_WRONG_ROW}")
+    return count
+
+
+def _correct_record(db: Database, pending: Path, wrong: Contradiction) -> bool:
+    """Take a record from its file if that has the checksum. Returns False if the record had to be
+    removed; its page is fetched again.
+
+    If the file has the same record as the ledger, the checksum is damaged.
+    """
+    [(record, event, checksum)] = db.all(
+        f"""SELECT CAST(record AS BLOB), e.id, json_extract(detail, '$.record_crc32')
+            FROM results r JOIN events e ON e.id = {STORED_EVENT}
+            WHERE r.task = ?""",
+        (wrong.id,),
+    )
+    data = bytes(_pending_file(pending, wrong.task_id).get("data", b""))
+    if data and crc32(data) == checksum:
+        db.execute("UPDATE results SET record = ? WHERE task = ?", (data.decode(), wrong.id))
+        return True
+    if data and data == record:
+        db.execute(
+            "UPDATE events SET detail = json_remove(detail, '$.record_crc32') WHERE id = ?",
+            (event,),
+        )
+        return True
+    db.execute("DELETE FROM results WHERE task = ?", (wrong.id,))
+    return False
+
+
+def _pending_file(pending: Path, task_id: str) -> dict[str, msgspec.Raw]:
+    """Return the fields of a task's file in pending/, none if it cannot be read."""
+    try:
+        text = read_regular(pending / f"{task_id}.json")
+        return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def _correct_url(db: Database, pending: Path, wrong: Contradiction, is_indexed: IsIndexed) -> bool:
+    """Find out the URL, key and domain of a task. Returns False if the task had to be removed."""
     [(url, key)] = db.all("SELECT url, url_key FROM tasks WHERE id = ?", (wrong.id,))
     own = _parsed(url)
-    told = list(_told(db, pending, wrong))
-    right = next((address for address in told if address.key == key), None)
-    if (
-        right is None
-        and own
-        and (own.key in {each.key for each in told} | {key} or is_indexed(wrong.id, own.key))
-    ):
-        right = own
+    witnesses = list(_witnesses(db, pending, wrong))
+    right = next((address for address in witnesses if address.key == key), None)
+    if right is None and own:
+        keys = {address.key for address in witnesses} | {key}
+        if own.key in keys or is_indexed(wrong.id, own.key):
+            right = own
     if right is None:
-        right = _found_at(db, wrong.id, key)
+        right = _final_address(db, wrong.id, key)
     if right:
         db.execute(
             "UPDATE OR IGNORE tasks SET url = ?, url_key = ?, domain = ? WHERE id = ?",
             (right.url, right.key, right.domain, wrong.id),
         )
-        if db.changes():  # else another task for this page is open by now
+        if db.changes():  # otherwise another task for this page is open by now
             return True
     db.execute(
         """INSERT OR REPLACE INTO indexed (id, task_id, url_key, parcel_id, job_id)
@@ -610,48 +662,48 @@ def _mend_url(
     return False
 
 
-def _found_at(db: Database, id_: int, key: bytes) -> Address | None:
-    """Where the page of a task was found, which may be another URL than the one asked for; its
-    input counts as lost."""
+def _final_address(db: Database, task: int, key: bytes) -> Address | None:
+    """Return the final URL of a task's page, which may differ from the task's; its input counts as
+    lost."""
     row = db.one(
-        "SELECT final_url, source FROM results JOIN tasks ON id = task WHERE task = ?", (id_,)
+        "SELECT final_url, source FROM results JOIN tasks ON id = task WHERE task = ?", (task,)
     )
-    found = _parsed(row[0]) if row else None
-    if found is None or row is None:
+    if row is None:
         return None
-    db.execute("INSERT OR IGNORE INTO no_input VALUES (?)", (id_,))
-    if row[1] == "gateway":
+    final_url, source = row
+    found = _parsed(final_url)
+    if found is None:
+        return None
+    _note_lost_input(db, task)
+    if source == "gateway":
         return found
     db.execute(
         "UPDATE tasks SET source = 'salvage', source_line = NULL, row_crc32 = NULL WHERE id = ?",
-        (id_,),
+        (task,),
     )
-    return found._replace(key=key)  # by that its row of input is found again
+    return found._replace(key=key)  # an import finds the task by this key
 
 
-def _told(db: Database, pending: Path, wrong: Contradiction) -> Iterator[Address]:
-    """The URLs that others tell of a task: its result, its file, its rows of input, tasks for the
-    same page."""
-    texts: list[Any] = [
-        row[0]
-        for row in db.all(
-            """SELECT final_url FROM results WHERE task = ?1 UNION ALL SELECT url FROM tasks
-               WHERE id <> ?1 AND url_key = (SELECT url_key FROM tasks WHERE id = ?1)""",
-            (wrong.id,),
-        )
-    ]
+def _witnesses(db: Database, pending: Path, wrong: Contradiction) -> Iterator[Address]:
+    """Yield the URLs that other places have for a task: its result, its rows of input, its file,
+    and tasks for the same page."""
+    rows = db.all(
+        """SELECT final_url FROM results WHERE task = ?1
+           UNION ALL
+           SELECT url FROM tasks
+           WHERE id <> ?1 AND url_key = (SELECT url_key FROM tasks WHERE id = ?1)""",
+        (wrong.id,),
+    )
+    texts: list[Any] = [url for (url,) in rows]
     for (given,) in db.all(
-        "SELECT input FROM tasks WHERE id = ?1 UNION ALL SELECT input FROM job_links WHERE task = ?1",
+        """SELECT input FROM tasks WHERE id = ?1
+           UNION ALL SELECT input FROM job_links WHERE task = ?1""",
         (wrong.id,),
     ):
         with contextlib.suppress(msgspec.DecodeError):
             texts.append(msgspec.json.decode(given or "{}"))
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        texts.append(
-            msgspec.json.decode(read_regular(pending / f"{wrong.task_id}.json"), type=dict).get(
-                "url"
-            )
-        )
+    with contextlib.suppress(msgspec.DecodeError):
+        texts.append(msgspec.json.decode(_pending_file(pending, wrong.task_id).get("url", b"{}")))
     for text in _strings(texts):
         if address := _parsed(text):
             yield address
@@ -660,44 +712,21 @@ def _told(db: Database, pending: Path, wrong: Contradiction) -> Iterator[Address
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, list | dict):
-        for each in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, dict):
+        yield from _strings(list(value.values()))
+    elif isinstance(value, list):
+        for each in value:
             yield from _strings(each)
 
 
-def index_of(copy: Path) -> Callable[[int, bytes], bool]:
-    """Asks the index of a damaged ledger, which is a second place for every key."""
+def _index_lookup(copy: Path) -> IsIndexed:
+    """Return a lookup in the index of a damaged ledger, which holds each URL's key once more."""
 
-    def is_indexed(id_: int, key: bytes) -> bool:
-        with damage_passed_over(), opened(copy) as db:
-            if has_index(db, "tasks_by_url"):
-                return (id_,) in db.all(
-                    "SELECT id FROM tasks INDEXED BY tasks_by_url WHERE url_key = ?", (key,)
-                )
+    def is_indexed(task: int, key: bytes) -> bool:
+        with _skip_damage(), _opened(copy) as db:
+            if _has_index(db, "tasks_by_url"):
+                sql = "SELECT id FROM tasks INDEXED BY tasks_by_url WHERE url_key = ?"
+                return (task,) in db.all(sql, (key,))
         return False
 
     return is_indexed
-
-
-@contextlib.contextmanager
-def damage_passed_over() -> Iterator[None]:
-    """Leave unread what a damaged file does not give; a wrong statement is no damage, and rows
-    behind it are sound."""
-    try:
-        yield
-    except apsw.SQLError:
-        raise
-    except (apsw.Error, UnicodeDecodeError):
-        pass
-
-
-def opened(copy: Path) -> contextlib.closing[Database]:
-    """A damaged ledger, to be read."""
-    return contextlib.closing(Database(str(copy), flags=apsw.SQLITE_OPEN_READONLY, raw=True))
-
-
-def has_index(db: Database, name: str) -> bool:
-    """Whether the definition of an index of the tasks can still be read."""
-    return ("tasks",) in db.all(
-        "SELECT tbl_name FROM sqlite_schema WHERE type = 'index' AND name = ?", (name,)
-    )

@@ -185,7 +185,7 @@ def test_a_stored_head_reads_as_it_came(sign: int, tmp_path: Path) -> None:
         head.headers,
         body,
     )
-    assert reconciliation.decoded(
+    assert reconciliation.decoded_page(
         tmp_path, Raw(segment="a.warc.gz", offset=0, length=len(member))
     ) == (
         stored,

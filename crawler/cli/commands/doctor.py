@@ -11,7 +11,7 @@ from crawler.cli.output import data_dir_option, json_option, print_json, say
 from crawler.logs import printable
 
 if TYPE_CHECKING:
-    from crawler.doctor import Reread
+    from crawler.doctor import ReparsedPage
     from crawler.sites.config import Sites
 
 
@@ -37,7 +37,7 @@ def doctor(repair: bool, as_json: bool) -> None:
     from crawler.doctor import examine, exit_code
 
     findings = []
-    for finding in examine(repair, say, reread=_read if repair else None):
+    for finding in examine(repair, say, reparse=_read if repair else None):
         findings.append(finding)
         if not as_json:
             print(f"{finding.state:7} {finding.check:12} {printable(finding.detail)}", flush=True)
@@ -48,16 +48,16 @@ def doctor(repair: bool, as_json: bool) -> None:
     sys.exit(exit_code(findings))
 
 
-def _read(url: str, final_url: str, head: str, received: bytes) -> "Reread | None":
+def _read(url: str, final_url: str, head: str, received: bytes) -> "ReparsedPage | None":
     """Read a stored page with the present configuration."""
-    from crawler.doctor import Reread
+    from crawler.doctor import ReparsedPage
     from crawler.scraping import examine, stored_page
 
     page, site = stored_page(head, received, url, final_url), _sites().of(url)
     read = examine(page, site)
     if not read.verdict.completed:
         return None
-    return Reread(
+    return ReparsedPage(
         read.encoded, page.header("content-type"), read.parser, (site.name, site.version), page.body
     )
 
