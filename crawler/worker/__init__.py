@@ -26,7 +26,7 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, TaskStatus
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import LEASE_S, Permit
-from crawler.scraping.pipeline import FetchOptions
+from crawler.scraping import FetchOptions
 from crawler.worker.claims import POLL_S, Claimed, Claims
 from crawler.worker.health import FreeSpace, Health, Watchdog
 from crawler.worker.pages import MAX_SLOW_FACTOR, Attempts, Budgets, Capacity, Pages, Watcher

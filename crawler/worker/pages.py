@@ -15,7 +15,7 @@ from crawler.errors import GaveWay, shortage_of
 from crawler.fetch.budget import Budget, Memory, Turns
 from crawler.fetch.robots import Robots
 from crawler.models import Outcome, Rule, Task, TaskStatus
-from crawler.scraping.pipeline import Attempt, Fetch
+from crawler.scraping import Attempt, Fetch
 from crawler.scraping.request_gate import RequestGate
 from crawler.sites import Sites
 from crawler.worker.claims import Claimed, Claims, Lease

@@ -19,7 +19,7 @@ from crawler.fetch.budget import Budget
 from crawler.judge import judge, sight
 from crawler.logs import printable
 from crawler.resilience import retry
-from crawler.results import flat
+from crawler.results import formats
 from crawler.sites import pairs, parser, selectors, structured, text, values
 from crawler.sites.sitefile import Field
 from tests.support.tasks import page
@@ -232,7 +232,7 @@ def judged(tree: LexborHTMLParser) -> None:
 
 def flattened(tree: LexborHTMLParser) -> None:
     data = structured.extract(tree, URL)
-    flat.flatten({"parser": None, "raw": None, "input": {}, "data": data})
+    formats.flatten({"parser": None, "raw": None, "input": {}, "data": data})
 
 
 PARTS: dict[str, Callable[[LexborHTMLParser], object]] = {

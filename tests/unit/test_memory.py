@@ -14,7 +14,7 @@ record."""
 READER = """
 import os
 from crawler.errors import FetchError
-from crawler.scraping.pipeline import examine
+from crawler.scraping import examine
 from crawler.sites import Site
 from crawler.sites.sitefile import Field
 from tests.support.tasks import page

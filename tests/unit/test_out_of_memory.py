@@ -8,7 +8,7 @@ import pytest
 READER = """
 import os, resource, sys
 from crawler.errors import FetchError, shortage_of
-from crawler.scraping.pipeline import examine
+from crawler.scraping import examine
 from crawler.sites import css, selectors
 from crawler.sites import Site
 from crawler.sites.sitefile import Field

@@ -336,7 +336,7 @@ def _release(
     """Let held results go."""
     if not bundle:
         return lpm.outbox.release(job_of(lpm, job_name) if job_name else None)
-    from crawler.results.unbundle import unbundle
+    from crawler.results.bundle import unbundle
 
     released = 0
 

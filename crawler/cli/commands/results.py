@@ -149,7 +149,7 @@ def show(task: str, as_json: bool) -> int:
     Example:
       python -m crawler results show 4f1c09d2
     """
-    from crawler.results.flat import as_text, flatten
+    from crawler.results.formats import as_text, flatten
 
     with stored() as lpm:
         report = lpm.results.report(lpm.tasks.find(task)[0])
@@ -426,7 +426,7 @@ def unbundle(file: Path, as_json: bool) -> None:
     Example:
       python -m crawler results unbundle parcels.crawlbundle.tar.zst
     """
-    from crawler.results.unbundle import unbundle as store
+    from crawler.results.bundle import unbundle as store
 
     settings = config.load()
     lpm = LocalPersistenceManager(settings.data_dir)

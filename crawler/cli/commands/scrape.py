@@ -29,7 +29,7 @@ from crawler.results import whole_file
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
     from crawler.judge import Verdict
-    from crawler.scraping.stored import Difference
+    from crawler.scraping import Difference
 
 _LINK = re.compile("<link", re.IGNORECASE)
 """No policy keeps a browser from connecting to where `<link rel=preconnect>` says."""
@@ -113,7 +113,7 @@ def _in_this_process(
     from crawler.fetch.session import LiveSession
     from crawler.orchestrator import terminated_by_signal
     from crawler.resilience.permit import Permit
-    from crawler.scraping.pipeline import FetchOptions
+    from crawler.scraping import FetchOptions
     from crawler.stack import read_stack, redis_address
     from crawler.worker import Worker, tune_garbage_collection
 
@@ -186,13 +186,12 @@ def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int
     result."""
     from crawler import sites
     from crawler.errors import FetchError
-    from crawler.scraping import stored as again
-    from crawler.scraping.pipeline import examine
+    from crawler.scraping import difference, examine, find_stored_page
 
     known = sites.load(settings.config_dir, settings.rate)
     try:
         with stored() as lpm:
-            found = again.find(lpm, address.url, address.key)
+            found = find_stored_page(lpm, address.url, address.key)
         site = known.of(found.page.url)
         read = examine(found.page, site)
     except FetchError as error:
@@ -202,7 +201,7 @@ def _read_again(settings: Settings, address: urls.Address, as_json: bool) -> int
         )
         return 1
     before = found.result["data"] if found.result else None
-    other = again.difference(before or {}, read.record)
+    other = difference(before or {}, read.record)
     facts = {
         "url": found.page.url,
         "task_id": found.task_id,
@@ -443,12 +442,14 @@ def _page_from_url(settings: Settings, url: str) -> tuple[str, Page]:
 
 
 def _stored_page(lpm: LocalPersistenceManager, address: urls.Address) -> Page | None:
-    from crawler.scraping.stored import page_of
+    from crawler.scraping import stored_page
 
     for task in lpm.tasks.for_url(address.key):
         raw = lpm.pages.read(task)
         if raw:
-            return page_of(*raw, address.url, (lpm.results.of_task(task) or {}).get("final_url"))
+            return stored_page(
+                *raw, address.url, (lpm.results.of_task(task) or {}).get("final_url")
+            )
     return None
 
 
@@ -461,7 +462,7 @@ async def _fetched_page(settings: Settings, url: str) -> Page:
 
 def _verdict_on(settings: Settings, page: Page, path: str) -> "Verdict":
     from crawler import sites
-    from crawler.scraping.pipeline import examine
+    from crawler.scraping import examine
 
     known = sites.load(settings.config_dir, settings.rate)
     try:

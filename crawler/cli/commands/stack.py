@@ -132,7 +132,7 @@ def supervise(workers: int | None, flower: bool) -> None:
 
 
 if TYPE_CHECKING:
-    from crawler.doctor import Reread
+    from crawler.doctor import ReparsedPage
     from crawler.sites import Sites
 
 
@@ -158,7 +158,7 @@ def doctor(repair: bool, as_json: bool) -> None:
     from crawler.doctor import examine, exit_code
 
     findings = []
-    for finding in examine(repair, say, reread=_read_stored if repair else None):
+    for finding in examine(repair, say, reparse=_read_stored if repair else None):
         findings.append(finding)
         if not as_json:
             print(f"{finding.state:7} {finding.check:12} {printable(finding.detail)}", flush=True)
@@ -169,17 +169,16 @@ def doctor(repair: bool, as_json: bool) -> None:
     sys.exit(exit_code(findings))
 
 
-def _read_stored(url: str, final_url: str, head: str, received: bytes) -> "Reread | None":
+def _read_stored(url: str, final_url: str, head: str, received: bytes) -> "ReparsedPage | None":
     """Read a stored page with the present configuration."""
-    from crawler.doctor import Reread
-    from crawler.scraping.pipeline import examine
-    from crawler.scraping.stored import page_of
+    from crawler.doctor import ReparsedPage
+    from crawler.scraping import examine, stored_page
 
-    page, site = page_of(head, received, url, final_url), _configured_sites().of(url)
+    page, site = stored_page(head, received, url, final_url), _configured_sites().of(url)
     read = examine(page, site)
     if not read.verdict.completed:
         return None
-    return Reread(
+    return ReparsedPage(
         read.encoded, page.header("content-type"), read.parser, (site.name, site.version), page.body
     )
 
