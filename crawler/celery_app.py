@@ -4,14 +4,16 @@ Every setting that differs from Celery's own default prevents a loss or a stall 
 without it.
 """
 
+import ipaddress
 import os
+import sys
 from typing import Any
 
 import click
 from celery import Celery, signals
 from kombu import Exchange, Queue
 
-from crawler import config, flower
+from crawler import config
 from crawler.models import QUEUES
 from crawler.redis_client import RedisAddress
 from crawler.stack import redis_address
@@ -28,7 +30,58 @@ def backend_address(broker: str) -> str:
 
 # Flower as shipped listens on every interface without a password, and answers to every name.
 os.environ.setdefault("FLOWER_ADDRESS", "127.0.0.1")
-signals.import_modules.connect(flower.install_guard, weak=False)
+REFUSAL = (
+    "This Flower has no password, so it answers to an address or localhost only, not to a name. "
+    "Set FLOWER_BASIC_AUTH=user:password to reach it by name.\n"
+)
+
+
+@signals.import_modules.connect
+def protect_flower(**_: Any) -> None:
+    """Protect Flower, if this process runs it, from DNS rebinding.
+
+    A page of any site can make its own name resolve to 127.0.0.1, and then read what Flower shows
+    as if it came from its own origin. The browser still sends that name as `Host`. So Flower
+    without a password answers only to addresses and `localhost`.
+    """
+    module = sys.modules.get("flower.app")
+    if module is None:
+        return
+    from tornado.web import RequestHandler
+
+    class Refusal(RequestHandler):
+        """The answer to any other name."""
+
+        def prepare(self) -> None:
+            self.set_status(403)
+            self.set_header("Content-Type", "text/plain; charset=utf-8")
+            self.finish(REFUSAL)
+
+    flower: Any = module.Flower
+    find_handler = flower.find_handler
+
+    def guarded(self: Any, request: Any, **details: Any) -> Any:
+        options = self.options
+        open_to_names = options.basic_auth or options.auth or options.unix_socket
+        if open_to_names or _is_safe_host(request.host_name):
+            return find_handler(self, request, **details)
+        return self.get_handler_delegate(request, Refusal)
+
+    flower.find_handler = guarded
+
+
+def _is_safe_host(host: str) -> bool:
+    """Whether nobody else's DNS can have this host lead here: it is an address, or `localhost`."""
+    name = host.strip("[]").rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 broker_url = RedisAddress.parse(redis_address(settings)).for_celery()
 
 

@@ -23,18 +23,17 @@ from celery.worker import consumer
 from redis.exceptions import OutOfMemoryError
 
 from crawler import logs, sites
-from crawler.broker import RedisBroker
+from crawler.broker import PageEvents, RedisBroker
 from crawler.celery_app import app, broker_url, settings
 from crawler.db import owners
 from crawler.errors import CrawlerError, ServiceError
-from crawler.flower import PageEvents
 from crawler.inbox import Inbox
 from crawler.lpm import LocalPersistenceManager
 from crawler.maintainer import Maintainer
 from crawler.models import QUEUES
 from crawler.redis_client import check_redis, connect
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
-from crawler.standstill import Waits
+from crawler.waits import WaitFinder
 from crawler.worker import Worker, tune_garbage_collection
 
 log = logging.getLogger(__name__)
@@ -129,7 +128,11 @@ class WorkerChild:
         lpm = LocalPersistenceManager(settings.data_dir, settings.raw)
         self.worker = Worker(mine, watch=self.events, permit=partial(fleet_permit, lpm.owners))
         self.maintainer = Maintainer(
-            lpm, RedisBroker(broker_url), settings, self.worker.forget, waits=Waits(settings, lpm)
+            lpm,
+            RedisBroker(broker_url),
+            settings,
+            self.worker.forget,
+            waits=WaitFinder(settings, lpm),
         )
         threading.Thread(target=self.maintainer.run, name="maintainer", daemon=True).start()
         threading.Thread(target=self.inbox.run, name="inbox", daemon=True).start()

@@ -17,7 +17,7 @@ from crawler.forecast import Trend, slip
 from crawler.logs import without_figures
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, JobStatus
-from crawler.standstill import Standstill, Waits
+from crawler.waits import StallMonitor, WaitFinder
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Maintainer:
         forget: Callable[[str, str], None] = lambda domain, owner: None,
         clock: Callable[[], float] = time.time,
         uptime: Callable[[], float] = times.uptime,
-        waits: Waits | None = None,
+        waits: WaitFinder | None = None,
     ) -> None:
         """`forget` is told of each domain where a dead process had requests. `waits` tells the log
         why a job does not move."""
@@ -264,7 +264,7 @@ class _Watched:
     def __init__(self) -> None:
         self.trend = Trend()
         self.is_late = False
-        self.standstill: Standstill | None = None
+        self.standstill: StallMonitor | None = None
         self.told = ""
 
 
@@ -272,7 +272,7 @@ class JobAlarms:
     """Log lines about jobs that will miss their deadline or do not move."""
 
     def __init__(
-        self, settings: Settings, uptime: Callable[[], float], waits: Waits | None
+        self, settings: Settings, uptime: Callable[[], float], waits: WaitFinder | None
     ) -> None:
         self._zone = times.zone(settings.timezone)
         self._uptime, self._waits = uptime, waits
@@ -299,13 +299,15 @@ class JobAlarms:
             watched.is_late = False
             log.warning("job %s will be done in time again", job.name, extra={"job": job.name})
 
-    def _check_standstill(self, job: Job, books: Books, watched: _Watched, waits: Waits) -> None:
+    def _check_standstill(
+        self, job: Job, books: Books, watched: _Watched, waits: WaitFinder
+    ) -> None:
         if not books.open:
             return
         if watched.standstill is None:
             if sum(each.standstill is not None for each in self._jobs.values()) >= MAX_STANDSTILLS:
                 return
-            watched.standstill = Standstill(waits, job, STANDSTILL_S)
+            watched.standstill = StallMonitor(waits, job, STANDSTILL_S)
         reason = watched.standstill.reason(books)
         if without_figures(reason) == without_figures(watched.told):
             return

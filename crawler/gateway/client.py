@@ -1,13 +1,17 @@
-"""The Gateway's wire contract from the worker's side, and nothing else: what is asked, answered, or
-wrong."""
+"""The Gateway's HTTP API, as a worker uses it."""
 
 import asyncio
+import contextlib
 import hashlib
+import json
+import logging
+import math
+import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 import ada_url
@@ -17,20 +21,219 @@ from crawler import __version__, urls
 from crawler.config import Settings
 from crawler.errors import (
     ConfigError,
+    CrawlerError,
     FetchError,
     GatewayDenied,
     GatewayError,
     GatewayRefused,
+    StoreError,
     UrlError,
     UsageError,
 )
 from crawler.fetch.egress import names_loopback
 from crawler.fetch.http import Client, Request
-from crawler.gateway import answers, token
-from crawler.gateway.answers import MAX_WAIT_S, NotTheContract, Stored, Work
+from crawler.gateway import token
 from crawler.models import Page
+from crawler.resilience import retry
 
-__all__ = ["LIMITS", "MAX_WAIT_S", "GatewayClient", "Limits", "Stored", "Work"]
+MAX_WAIT_S = 600.0
+"""No Gateway keeps us waiting longer."""
+MAX_ERRORS, MAX_ERROR = 100, 500
+MAX_COMMANDS, MAX_COMMAND = 100, 100
+MAX_MESSAGE = 300
+
+_SIGNS = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],]', re.DOTALL)
+"""What separates the elements of an array; whole texts, so that nothing in them does."""
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What the Gateway handed out; the tasks are decoded, and nothing about them is checked."""
+
+    tasks: list[Any]
+    wait_s: float
+    """How long it asked to be left alone."""
+
+
+class DeliveryCounts(msgspec.Struct, frozen=True):
+    """What the Gateway says became of results; whether that fits what was sent is for the sender to
+    see."""
+
+    stored: int
+    failed: int
+    errors: tuple[str, ...]
+    updated: int = 0
+    """Of the stored ones, those that the Gateway wrote over a row that it had."""
+
+
+class BadAnswer(Exception):
+    """An answer says something else than it should."""
+
+
+class _Results(msgspec.Struct):
+    inserted: _Count | None
+    updated: _Count | None
+    failed: _Count | None
+    errors: list[Any] | None = None
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object of an answer; raises `BadAnswer`."""
+    try:
+        value = _decoded(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise BadAnswer(f"is not JSON ({str(error)[:100]})" if body else "is empty") from None
+    if not isinstance(value, dict):
+        raise BadAnswer("is not a JSON object")
+    return value
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        # One odd value in one task must not cost its neighbours: all of them are ours, and nobody
+        # else's.
+        return _forgiving(body)
+
+
+def _forgiving(body: bytes) -> Any:
+    """An answer whose tasks are read one by one; of one that cannot be read, its id is kept."""
+    text = body.decode("utf-8-sig", "replace")
+    begin = re.search(r'"tasks"\s*:\s*\[', text)
+    if begin is None:
+        return _loads(text)
+    pieces, end = _elements(text, begin.end())
+    answer = _loads(text[: begin.end()] + text[end:])
+    if not isinstance(answer, dict) or answer.get("tasks") != []:
+        return _loads(text)  # they are somebody else's tasks, deeper within
+    return answer | {"tasks": [_task(piece) for piece in pieces]}
+
+
+def _loads(text: str) -> Any:
+    """JSON as leniently as it can be read: what is no number is nothing, half a character is a
+    question mark."""
+    value = json.loads(
+        text, strict=False, parse_constant=lambda _: None, parse_float=_float, parse_int=_int
+    )
+    return msgspec.json.decode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _float(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _int(text: str) -> int | None:
+    return int(text) if len(text) < 300 else None
+
+
+def _task(piece: str) -> Any:
+    try:
+        return _loads(piece)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        name = re.search(r'"task_id"\s*:\s*("(?:[^"\\]|\\.){0,2000}"|\d{1,100})', piece)
+        return (
+            {"task_id": _loads(name[1]), "target": "cannot be read"} if name else "cannot be read"
+        )
+
+
+def _elements(text: str, begin: int) -> tuple[list[str], int]:
+    """The elements of the array that begins there, as text, and where it ends; `ValueError` where
+    it does not."""
+    depth, start, found = 0, begin, []
+    for sign in _SIGNS.finditer(text, begin):
+        match sign[0][0]:
+            case "{" | "[":
+                depth += 1
+            case "}" | "]" if depth:
+                depth -= 1
+            case "]" | ",":
+                if depth == 0:
+                    found.append(text[start : sign.start()])
+                    start = sign.end()
+                    if sign[0] == "]":
+                        return [piece for piece in found if piece.strip()], sign.start()
+    raise ValueError("the list of tasks has no end")
+
+
+def parse_work(answer: dict[str, Any], asked_s: float) -> Work:
+    """The tasks of an answer, of which null is none; raises `BadAnswer`."""
+    tasks = answer.get("tasks", "")
+    if tasks is not None and not isinstance(tasks, list):
+        raise BadAnswer("has no list of tasks")
+    return Work(tasks or [], asked_s)
+
+
+def parse_counts(answer: dict[str, Any], secret: str) -> DeliveryCounts:
+    """The counts of an answer, and its words on what failed; raises `BadAnswer`."""
+    try:
+        counts = msgspec.convert(answer, _Results)
+    except msgspec.ValidationError as error:
+        raise BadAnswer(f"does not count what was stored ({error})") from None
+    inserted, updated, failed = counts.inserted or 0, counts.updated or 0, counts.failed or 0
+    if None in (counts.inserted, counts.updated, counts.failed) and not inserted + updated + failed:
+        raise BadAnswer("does not count what was stored")
+    errors = tuple(one_line(text, MAX_ERROR, secret) for text in (counts.errors or ())[:MAX_ERRORS])
+    return DeliveryCounts(inserted + updated, failed, errors, updated)
+
+
+def parse_commands(answer: dict[str, Any], secret: str) -> list[str]:
+    """The commands of an answer, as far as they are texts."""
+    given = answer.get("commands")
+    texts = [text for text in given if isinstance(text, str)] if isinstance(given, list) else []
+    return [one_line(text, MAX_COMMAND, secret) for text in texts[:MAX_COMMANDS]]
+
+
+def error_message(body: bytes, secret: str) -> str:
+    """The Gateway's own words on what went wrong, if it has any; FastAPI's and others' way to say
+    it count as well."""
+    try:
+        answer = parse_object(body)
+    except BadAnswer:
+        return _plain_text(body, secret)
+    error = answer.get("error")
+    found = error.get("message") if isinstance(error, dict) else error
+    found = next(
+        (text for text in (found, answer.get("message"), answer.get("detail")) if text), ""
+    )
+    return one_line(found, MAX_MESSAGE, secret)
+
+
+def _plain_text(body: bytes, secret: str) -> str:
+    """The words of an answer that is plain text, such as Go's `invalid JSON`; markup and broken
+    JSON have none."""
+    text = body[: 100 * MAX_MESSAGE].decode("utf-8", "replace").strip()
+    return one_line(text, MAX_MESSAGE, secret) if text[:1].isalnum() else ""
+
+
+def one_line(value: object, most: int, secret: str) -> str:
+    """A foreign text as one printable line of so many characters; never the secret, nor its
+    beginning."""
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    line = " ".join(
+        "".join(sign if sign.isprintable() else " " for sign in text[: 100 * most]).split()
+    )
+    return "(not shown: it repeats the token)" if secret[:8] in line else line[:most]
+
+
+def longest_wait(headers: Iterable[str], value: object, now: float) -> float:
+    """The longest wait that `Retry-After` headers and a body's `retry_after` ask for, within
+    reason; 0 for none."""
+    asked = [_seconds(text) or retry.retry_after(text, now) or 0.0 for text in headers]
+    return min(MAX_WAIT_S, max([0.0, _seconds(value), *asked]))
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, str):
+        try:
+            value = float(value) if value.isascii() and "_" not in value else 0.0
+        except ValueError:
+            return 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        return 0.0
+    return float(min(value, MAX_WAIT_S))
+
 
 MAX_REDIRECTS = 3
 KINDS = ("parcel", "party")
@@ -76,7 +279,7 @@ class _Call:
 
     def shown(self, text: object) -> str:
         """Foreign words, fit for an error."""
-        return answers.shown(text, answers.MAX_MESSAGE, self.secret)
+        return one_line(text, MAX_MESSAGE, self.secret)
 
 
 class GatewayClient:
@@ -128,7 +331,7 @@ class GatewayClient:
         call = self._call("GET", target, _key(key), max_body=self._limits.work_bytes)
         page = await self._send(call)
         answer = _answer(call, page)
-        return _contract(call, lambda: answers.work(answer, self._asked_s(page, answer)))
+        return _contract(call, lambda: parse_work(answer, self._asked_s(page, answer)))
 
     async def send_raw(self, name: str, body: bytes, metadata: dict[str, Any]) -> None:
         """Hand over a raw page under a name that is unique among all workers'."""
@@ -145,7 +348,7 @@ class GatewayClient:
 
     async def send_results(
         self, body: bytes, *, late: bool = False, kind: str | None = None
-    ) -> Stored:
+    ) -> DeliveryCounts:
         """Hand over a JSON array of results; the answer counts them, and rarely says which of them
         failed."""
         headers = (
@@ -155,7 +358,7 @@ class GatewayClient:
         )
         call = self._call("POST", f"{self._base_of(kind)}/results", headers, body)
         answer = _answer(call, await self._send(call))
-        return _contract(call, lambda: answers.stored(answer, call.secret))
+        return _contract(call, lambda: parse_counts(answer, call.secret))
 
     async def fail(
         self, task_id: str, *, reason: str, error_type: str, attempts: int, kind: str | None = None
@@ -180,7 +383,7 @@ class GatewayClient:
     async def heartbeat(self, body: bytes, key: str) -> list[str]:
         """Say that we live, and hear what we are told to do."""
         call = self._call("POST", "/internal/heartbeat", (*_JSON, *_key(key)), body)
-        return answers.commands(_answer(call, await self._send(call)), call.secret)
+        return parse_commands(_answer(call, await self._send(call)), call.secret)
 
     def kind_of(self, type_: object) -> str | None:
         """The type of tasks whose path a task of this type goes by."""
@@ -255,7 +458,7 @@ class GatewayClient:
         if 200 <= page.status < 300:
             return
         why = f"the Gateway answered {page.status} {call.shown(page.reason)[:60]}".rstrip()
-        if said := answers.message(page.body, call.secret):
+        if said := error_message(page.body, call.secret):
             why = f"{why}: {said}"
         if page.status in _DENIALS:
             raise GatewayDenied(
@@ -271,11 +474,11 @@ class GatewayClient:
             if page.status not in _ASKS_TO_WAIT:
                 return 0.0
             try:
-                answer = answers.read(page.body)
-            except NotTheContract:
+                answer = parse_object(page.body)
+            except BadAnswer:
                 answer = {}
         headers = [value for name, value in page.headers if name.lower() == "retry-after"]
-        return answers.longest(headers, answer.get("retry_after"), self._clock())
+        return longest_wait(headers, answer.get("retry_after"), self._clock())
 
 
 def _base(settings: Settings) -> str:
@@ -355,12 +558,59 @@ def _onward(call: _Call, request: Request, page: Page) -> str:
 
 
 def _answer(call: _Call, page: Page) -> dict[str, Any]:
-    return _contract(call, lambda: answers.read(page.body))
+    return _contract(call, lambda: parse_object(page.body))
 
 
 def _contract(call: _Call, read: Callable[[], _Read]) -> _Read:
     """What an answer says, or the error for one that says something else."""
     try:
         return read()
-    except NotTheContract as error:
+    except BadAnswer as error:
         raise call.failed(f"the Gateway's answer {call.shown(str(error))}") from None
+
+
+log = logging.getLogger(__name__)
+
+FIRST_S, LONGEST_S = 0.5, 30.0
+
+
+class Trouble:
+    """What one service knows of the Gateway's failures in a row."""
+
+    def __init__(
+        self,
+        service: str,
+        longest_s: float = LONGEST_S,
+        jitter: Callable[[], float] = random.random,
+        note: Callable[[str | None], None] = lambda text: None,
+    ) -> None:
+        """`note` is told what is wrong when that begins, and None when it is over."""
+        self._service, self._longest_s, self._jitter, self._note = service, longest_s, jitter, note
+        self._failures = 0
+        self.now: str | None = None
+        """What is wrong at the moment."""
+
+    def met(self, error: CrawlerError) -> float:
+        """Note a failure; returns how long to wait: as long as the Gateway asks for, or twice as
+        long each time."""
+        if self.now is None:
+            log.warning("%s waits: %s", self._service, error)
+            self._tell(str(error))
+        self.now = str(error)
+        wait_s: float = min(self._longest_s, FIRST_S * 2 ** min(self._failures, 10)) * (
+            0.5 + 0.5 * self._jitter()
+        )
+        self._failures += 1
+        asked_s = error.retry_after_s if isinstance(error, GatewayError) else None
+        return max(wait_s, asked_s or 0.0)
+
+    def over(self) -> None:
+        """Note a good answer."""
+        if self.now is not None:
+            log.warning("%s goes on: the Gateway answers again", self._service)
+            self._tell(None)
+        self.now, self._failures = None, 0
+
+    def _tell(self, text: str | None) -> None:
+        with contextlib.suppress(StoreError):  # that may be the trouble
+            self._note(text)

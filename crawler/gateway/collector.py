@@ -20,8 +20,7 @@ from crawler.bulk import Secrets
 from crawler.config import Settings, failpoint
 from crawler.db.gateway import Assignment
 from crawler.errors import CrawlerError, UrlError, UsageError
-from crawler.gateway.client import MAX_WAIT_S, GatewayClient
-from crawler.gateway.trouble import Trouble
+from crawler.gateway.client import MAX_WAIT_S, GatewayClient, Trouble
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import NO_DEADLINE, Job

@@ -22,8 +22,7 @@ from crawler.db.outbox import KeyHolder, Parcel, Report
 from crawler.errors import CrawlerError, FetchError, GatewayError, GatewayRefused, StoreError
 from crawler.fetch.body import decoded
 from crawler.fetch.wire import media_type
-from crawler.gateway.client import KINDS, GatewayClient
-from crawler.gateway.trouble import LONGEST_S, Trouble
+from crawler.gateway.client import KINDS, LONGEST_S, GatewayClient, Trouble
 from crawler.lpm import LocalPersistenceManager
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ import redis
 
 from crawler.errors import ServiceError
 from crawler.models import Rule
+from crawler.orchestrator import redis_program
 from crawler.process import Child
 from crawler.redis_client import RedisAddress
-from crawler.redis_server import redis_program
 from crawler.resilience.permit import AHEAD_S, HEADROOM, OPEN_S, Answer, Ask, Report
 from crawler.resilience.redis_circuit_breaker import RedisCircuitBreaker
 from crawler.resilience.redis_rate_limiter import (

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from crawler.orchestrator import Orchestrator
-from crawler.redis_server import redis_program
+from crawler.orchestrator import Orchestrator, redis_program
 from crawler.stack import read_stack
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for

@@ -18,7 +18,7 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books, Job, Wait
 from crawler.process import Mark
 from crawler.stack import Stack, write_stack
-from crawler.standstill import Standstill, Waits, no_room
+from crawler.waits import StallMonitor, WaitFinder, disk_problem
 from tests.support.patient import crawl, look, of
 from tests.support.stack import Folder, wait_for
 from tests.support.tasks import new, open_job
@@ -51,7 +51,7 @@ def stopped(*argv: str, ready: bool = False) -> Iterator[int]:
 
 def waits(lpm: LocalPersistenceManager, settings: Settings) -> list[Wait]:
     """What keeps all from going on."""
-    return Waits(settings, lpm).of(None, lpm.counts.totals(), 20.0)
+    return WaitFinder(settings, lpm).of(None, lpm.counts.totals(), 20.0)
 
 
 def test_a_worker_whose_parent_was_stopped_is_woken_by_the_command(tmp_path: Path) -> None:
@@ -107,13 +107,13 @@ def test_without_workers_an_unreachable_redis_and_paused_jobs_are_told_too(folde
 def test_the_disk_is_judged_by_the_limit_of_the_workers(tmp_path: Path) -> None:
     """A command in another shell may have another CRAWLER_MIN_FREE; that stops nobody."""
     settings = Settings(data_dir=tmp_path, min_free=10**18)
-    assert no_room(tmp_path, settings)
+    assert disk_problem(tmp_path, settings)
     owner = owners.Owner(tmp_path / "run" / "owners", "worker", slots=1, min_free=0)
-    assert no_room(tmp_path, settings) is None
+    assert disk_problem(tmp_path, settings) is None
     owner.close()
 
 
-class Looked(Waits):
+class Looked(WaitFinder):
     """Finds what a test wants to be found, and counts how often it was asked."""
 
     def __init__(self, found: Sequence[Wait]) -> None:
@@ -136,7 +136,7 @@ def test_what_is_still_so_is_not_called_over_because_pages_come(tmp_path: Path) 
     away = Wait(kind="redis", what="Redis does not answer")
     retry = Wait(kind="retry", what="waiting to try again", stops=False)
     waiting = Looked([away, retry])
-    standstill = Standstill(waiting, None)
+    standstill = StallMonitor(waiting, None)
     done = 0
 
     def moving() -> str:
@@ -172,7 +172,7 @@ def test_hints_of_status_name_a_file_that_is_there(folder: Folder, redis_url: st
     file = folder.write("my pages.txt", [f"http://a.example/{n}" for n in range(3)])
     folder.crawler("bulk", "import", str(file))
     with contextlib.closing(folder.lpm()) as lpm:
-        waits_ = Waits(Settings(data_dir=folder.data, redis_url=redis_url), lpm)
+        waits_ = WaitFinder(Settings(data_dir=folder.data, redis_url=redis_url), lpm)
         command, effect = waits_._again(None, "a.example", "--rate 10/s", "goes faster")
         other, _ = waits_._again(None, "b.example", "--rate 10/s", "goes faster")
 

@@ -26,7 +26,7 @@ from crawler.redis_client import RedisAddress
 from crawler.resilience.permit import Ask, Report
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
 from crawler.stack import read_stack
-from crawler.standstill import Waits
+from crawler.waits import WaitFinder
 from tests.support.pages import Answer, Pages
 from tests.support.patient import change, crawl
 from tests.support.site import Site
@@ -308,7 +308,7 @@ def test_what_one_job_waits_for_is_told_beside_another_that_goes_on(
     redis.Redis.from_url(redis_url).flushall()
     limiter = RedisRateLimiter(redis_url, settings.redis_rate_limiter_db, "holder", 2)
     limiter.report([Report(domain="a.example", rule=Rule(), slots=0, block="captcha")] * 2)
-    look = Waits(settings, free)
+    look = WaitFinder(settings, free)
 
     found = {each.name: look.of(each, free.counts.progress(each)) for each in (shut, job)}
     [of_all] = look.of(None, free.counts.progress(None))
@@ -366,7 +366,7 @@ def test_what_a_domain_asks_for_is_told_until_its_end(
         limiter.report([Report(domain="a.example", rule=rule, slots=0, **report)])
     limiter.ask([Ask(domain="a.example", rule=rule)])
 
-    [wait] = Waits(settings, lpm).of(job, lpm.counts.progress(job))
+    [wait] = WaitFinder(settings, lpm).of(job, lpm.counts.progress(job))
     limiter.close()
     owner.close()
     lpm.close()
@@ -383,7 +383,7 @@ def test_a_clock_that_was_set_is_told_until_it_is_followed(tmp_path: Path) -> No
     job, lpm = crawl(tmp_path, 10, 4), LocalPersistenceManager(tmp_path)
     owner = owners.Owner(lpm.owners, "worker", slots=1)
     lpm.tasks.follow_clock(time.time() - 3600, times.uptime(), times.boot_id())
-    look = Waits(Settings(data_dir=tmp_path, min_free=0), lpm)
+    look = WaitFinder(Settings(data_dir=tmp_path, min_free=0), lpm)
 
     before = look.of(job, lpm.counts.progress(job))
     lpm.tasks.follow_clock(time.time(), times.uptime(), times.boot_id())
@@ -491,7 +491,7 @@ def test_the_page_that_is_waited_for_and_its_domain_are_of_one_page(tmp_path: Pa
         slot = owner.begin(claimed[url].id)
         if url == "http://quick.example/3":
             owner.note_request(slot, time.monotonic() + 500)
-    look = Waits(Settings(data_dir=tmp_path, min_free=0), lpm)
+    look = WaitFinder(Settings(data_dir=tmp_path, min_free=0), lpm)
 
     found = look.of(job, lpm.counts.progress(job), 20.0)
     [at_server] = look.of_page(job, claimed["http://slow.example/1"].id)

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from crawler.why import timeline
+from crawler.history import timeline
 from tests.support.pages import Answer, Pages, parcel
 from tests.support.site import ROOT
 from tests.support.stack import Folder, wait_for

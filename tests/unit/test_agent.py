@@ -14,10 +14,9 @@ from crawler import sites
 from crawler.config import Settings, load
 from crawler.errors import GatewayDenied, GatewayError, StackIsUp, StoreError
 from crawler.gateway import agent
-from crawler.gateway.client import GatewayClient
+from crawler.gateway.agent import Heartbeat
+from crawler.gateway.client import LONGEST_S, GatewayClient, Trouble
 from crawler.gateway.collector import SESSIONS_S, Collector
-from crawler.gateway.heartbeat import Heartbeat
-from crawler.gateway.trouble import LONGEST_S, Trouble
 from crawler.lpm import LocalPersistenceManager
 from tests.support.exchange import assign, claim, fail, given
 from tests.support.scripted import ScriptedGateway

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crawler.audit import Request, examine
+from crawler.history import Request, examine
 from crawler.models import Rule
 
 TWO_A_SECOND = Rule(interval_s=0.5, at_a_time=2)

@@ -33,8 +33,8 @@ from crawler.errors import (
     UsageError,
 )
 from crawler.fetch.http import Client, Request
-from crawler.gateway import answers
-from crawler.gateway.client import LIMITS, MAX_WAIT_S, GatewayClient, Limits, Stored, Work
+from crawler.gateway import client
+from crawler.gateway.client import LIMITS, MAX_WAIT_S, DeliveryCounts, GatewayClient, Limits, Work
 from tests.support import tls
 from tests.support.serving import Talk, serving
 
@@ -190,7 +190,7 @@ def test_results_are_sent() -> None:
     found, [heard] = told(lambda made: made.send_results(body), reply)
     _, [late] = told(lambda made: made.send_results(body, late=True), answer(COUNTS))
 
-    assert found == Stored(3, 3, ("no parcel", "x" * 500, '{"a":1}', "null"), updated=2)
+    assert found == DeliveryCounts(3, 3, ("no parcel", "x" * 500, '{"a":1}', "null"), updated=2)
     assert (heard.method, heard.target, heard.body) == ("POST", "/internal/results", body)
     assert heard.headers["content-type"] == "application/json"
     assert heard.headers["idempotency-key"] == hashlib.sha256(body).hexdigest()
@@ -682,10 +682,14 @@ def test_a_good_status_that_says_otherwise_is_told_apart(body: dict[str, Any]) -
         (
             "results",
             b'{"inserted": 1, "updated": null, "failed": null, "errors": null}',
-            Stored(1, 0, ()),
+            DeliveryCounts(1, 0, ()),
         ),
-        ("results", b'{"inserted": null, "updated": 1, "failed": 0}', Stored(1, 0, (), updated=1)),
-        ("results", b'{"inserted": null, "updated": null, "failed": 1}', Stored(0, 1, ())),
+        (
+            "results",
+            b'{"inserted": null, "updated": 1, "failed": 0}',
+            DeliveryCounts(1, 0, (), updated=1),
+        ),
+        ("results", b'{"inserted": null, "updated": null, "failed": 1}', DeliveryCounts(0, 1, ())),
         ("raw", b'{"status": "ok", "path": null, "message": null}', None),
         ("fail", b'{"status": "reported", "success": false}', None),
         ("fail", b'{"status": "reported", "success": null}', None),
@@ -711,7 +715,7 @@ def test_results_without_errors_are_counted() -> None:
             CALLS["results"],
             answer(f'{{"inserted": 70, "updated": 7, "failed": 9{tail}}}'.encode()),
         )
-        assert found == Stored(77, 9, (), updated=7)
+        assert found == DeliveryCounts(77, 9, (), updated=7)
 
 
 @pytest.mark.parametrize(
@@ -748,23 +752,26 @@ JSON = st.recursive(
 def test_no_answer_breaks_the_reader(body: bytes) -> None:
     """Whatever comes is an answer or not the contract; nothing else is ever raised."""
     try:
-        found = answers.read(body)
-    except answers.NotTheContract:
+        found = client.parse_object(body)
+    except client.BadAnswer:
         found = {}
-    for reader in (lambda: answers.work(found, 0.0), lambda: answers.stored(found, TOKEN)):
+    for reader in (
+        lambda: client.parse_work(found, 0.0),
+        lambda: client.parse_counts(found, TOKEN),
+    ):
         try:
             reader()
-        except answers.NotTheContract:
+        except client.BadAnswer:
             continue
-    assert answers.message(body, TOKEN).isprintable()
-    assert all(text.isprintable() for text in answers.commands(found, TOKEN))
-    assert 0 <= answers.longest(["1"], found.get("retry_after"), NOW) <= MAX_WAIT_S
+    assert client.error_message(body, TOKEN).isprintable()
+    assert all(text.isprintable() for text in client.parse_commands(found, TOKEN))
+    assert 0 <= client.longest_wait(["1"], found.get("retry_after"), NOW) <= MAX_WAIT_S
 
 
 @given(st.text() | st.integers() | st.floats(), st.text(max_size=40))
 def test_no_wait_is_absurd(value: object, header: str) -> None:
     """It is between nothing and ten minutes, whatever is asked for."""
-    assert 0 <= answers.longest([header], value, NOW) <= MAX_WAIT_S
+    assert 0 <= client.longest_wait([header], value, NOW) <= MAX_WAIT_S
 
 
 # Redirects
@@ -795,7 +802,7 @@ def test_redirects_of_a_get_are_followed_at_home(status: int) -> None:
 def test_redirects_that_keep_the_body_are_followed_at_home(status: int) -> None:
     """Method, body and headers are the same."""
     heard: list[Heard] = []
-    assert ask(CALLS["results"], moving(status, "/moved", heard)) == Stored(4, 0, ())
+    assert ask(CALLS["results"], moving(status, "/moved", heard)) == DeliveryCounts(4, 0, ())
 
     first, second = heard
     assert second._replace(target=first.target) == first
@@ -819,7 +826,7 @@ def test_three_redirects_are_enough(hops: int, good: bool) -> None:
         return answer(b"", f"Location: /hop/{n + 1}", status=308) if n < hops else answer(COUNTS)
 
     if good:
-        assert told(CALLS["results"], reply)[0] == Stored(1, 0, ())
+        assert told(CALLS["results"], reply)[0] == DeliveryCounts(1, 0, ())
     else:
         assert "more than 3 times" in str(error(CALLS["results"], reply))
 
@@ -946,7 +953,7 @@ def test_only_work_may_be_large() -> None:
 ])  # fmt: skip
 def test_every_proper_form_of_an_answer_is_read(talk: Talk) -> None:
     """Chunked, compressed, without a length, after an interim answer."""
-    assert ask(CALLS["results"], talk) == Stored(1, 0, ())
+    assert ask(CALLS["results"], talk) == DeliveryCounts(1, 0, ())
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
@@ -1018,7 +1025,7 @@ def test_a_dead_connection_is_replaced() -> None:
 
         async def work(made: GatewayClient, body: bytes = large) -> None:
             for _ in range(3):
-                assert await made.send_results(body) == Stored(1, 0, ())
+                assert await made.send_results(body) == DeliveryCounts(1, 0, ())
 
         ask(work, talk)
         assert [len(entries) for entries in connections] == [2, 2, 1]
@@ -1126,7 +1133,7 @@ def test_a_success_that_comes_early(taken: int) -> None:
         await reader.readexactly(taken)
 
     if taken == len(LARGE):
-        assert ask(lambda made: made.send_results(LARGE), talk) == Stored(1, 0, ())
+        assert ask(lambda made: made.send_results(LARGE), talk) == DeliveryCounts(1, 0, ())
     else:
         with pytest.raises(GatewayError, match="did not take the whole request"):
             ask(lambda made: made.send_results(LARGE), talk)
@@ -1195,7 +1202,7 @@ def test_a_trusted_gateway_gets_everything(trusted: Path) -> None:
         async with secure(
             trusted, "good", replying(lambda _: answer(COUNTS), heard), LIMITS
         ) as made:
-            assert await made.send_results(LARGE) == Stored(1, 0, ())
+            assert await made.send_results(LARGE) == DeliveryCounts(1, 0, ())
         async with secure(trusted, "good", early, LIMITS) as made:
             with pytest.raises(GatewayRefused):
                 await made.send_results(LARGE)
@@ -1284,7 +1291,7 @@ def test_a_task_that_cannot_be_read_at_all_does_not_either(odd: bytes) -> None:
         + b', {"task_id": "t-3", "y": "a,]b"}], "retry_after": 1e400}'
     )
 
-    found = answers.work(answers.read(body), 0.0)
+    found = client.parse_work(client.parse_object(body), 0.0)
 
     assert [task["task_id"] for task in found.tasks] == ["t-1", "t-2", "t-3"]
     assert found.tasks[2] == {"task_id": "t-3", "y": "a,]b"}

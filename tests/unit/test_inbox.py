@@ -14,11 +14,11 @@ from crawler.bulk import import_file
 from crawler.config import Settings
 from crawler.db import kernel, owners
 from crawler.errors import StoreError
+from crawler.history import timeline
 from crawler.inbox import Inbox, safe_name
 from crawler.locks import try_lock
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books
-from crawler.why import timeline
 from tests.support.patient import change, look, of, wrong
 from tests.support.stack import wait_for
 from tests.support.tasks import done

@@ -43,7 +43,7 @@ from crawler.forecast import Forecast, of_job, sentence
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Books, Job, JobOptions
-from crawler.standstill import Standstill, Waits, endless_wait
+from crawler.waits import StallMonitor, WaitFinder, endless_wait
 
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
@@ -203,7 +203,7 @@ def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast
     now, tz = time.time(), times.zone(settings.timezone)
     lpm = LocalPersistenceManager(settings.data_dir)
     with lpm:
-        look = Waits(settings, lpm)
+        look = WaitFinder(settings, lpm)
         limits = look.limits(job)
         limits = msgspec.structs.replace(limits, running=limits.running or starts)
         waits = [wait for wait in look.of(job, lpm.counts.progress(job)) if wait.kind != "worker"]
@@ -470,7 +470,7 @@ def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
     from crawler.stack import read_stack
 
     lpm = LocalPersistenceManager(settings.data_dir)
-    standstill = Standstill(Waits(settings, lpm), job)
+    standstill = StallMonitor(WaitFinder(settings, lpm), job)
     with BooksProgress(job) as progress, lpm:
         seen = time.monotonic()
         while True:

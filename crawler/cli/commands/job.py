@@ -35,7 +35,7 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus, TaskStatus
 
 if TYPE_CHECKING:
-    from crawler.why import Step, Timeline
+    from crawler.history import Step, Timeline
 
 _FINAL = ("failed", "skipped", "expired")
 
@@ -100,7 +100,7 @@ def show(name: str, as_json: bool) -> None:
       python -m crawler job show parcels.csv
     """
     from crawler.forecast import of_job, sentence
-    from crawler.standstill import Waits, endless_wait
+    from crawler.waits import WaitFinder, endless_wait
 
     settings = config.load()
     tz = times.zone(settings.timezone)
@@ -108,7 +108,7 @@ def show(name: str, as_json: bool) -> None:
         each = job_of(lpm, name)
         receipt = lpm.receipt(each)
         examples = lpm.counts.examples(each)
-        look, now = Waits(settings, lpm), lpm.now()
+        look, now = WaitFinder(settings, lpm), lpm.now()
         limits, later = look.limits(each), lpm.jobs.later_namesakes(each)
         waits = look.of(each, receipt.books)
         endless = endless_wait([wait for wait in waits if wait.kind != "worker"])
@@ -405,11 +405,11 @@ def why(url: str, as_json: bool) -> None:
     Example:
       python -m crawler why http://county.example/parcel/123
     """
-    from crawler.standstill import Waits
-    from crawler.why import timeline
+    from crawler.history import timeline
+    from crawler.waits import WaitFinder
 
     with stored() as lpm:
-        look = Waits(config.load(), lpm)
+        look = WaitFinder(config.load(), lpm)
         found = [timeline(lpm, task, look) for task in lpm.tasks.find(url)]
     if as_json:
         print_json(found)
@@ -421,7 +421,7 @@ def why(url: str, as_json: bool) -> None:
 
 
 def _print_timeline(found: "Timeline", zone: str | None) -> None:
-    from crawler.standstill import in_words
+    from crawler.waits import describe_wait
 
     tz = times.zone(zone)
     why = f": {found.reason} – {found.message}" if found.reason else ""
@@ -436,7 +436,9 @@ def _print_timeline(found: "Timeline", zone: str | None) -> None:
         clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}" if at else ""
         _print_wrapped(printable(f"  {clock:13}{step.what:13}{_words(step, tz, day)}".rstrip()))
     for wait in found.waits:
-        _print_wrapped(printable(f"  {'':13}{'waits for':13}{in_words(wait, time.time(), tz)}"))
+        _print_wrapped(
+            printable(f"  {'':13}{'waits for':13}{describe_wait(wait, time.time(), tz)}")
+        )
 
 
 def _print_wrapped(line: str) -> None:

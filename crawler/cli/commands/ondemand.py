@@ -145,14 +145,14 @@ def _line(lpm: LocalPersistenceManager) -> str:
 
 def _remarks(lpm: LocalPersistenceManager, settings: Settings) -> list[str]:
     """What keeps the counts from moving."""
-    from crawler.standstill import no_room
+    from crawler.waits import disk_problem
 
     order = {"pause": "the Gateway has said: pause", "drain": "the Gateway has said: drain"}
     found = [order.get(lpm.gateway.note("order") or "")]
     job = next((job for job in reversed(lpm.jobs.all()) if job.of_gateway), None)
     if job and job.hold and not found[0]:
         found.append(f"the job {job.name} is {job.hold}: no work is asked for")
-    found += [*lpm.gateway.troubles(), no_room(lpm.folder, settings)]
+    found += [*lpm.gateway.troubles(), disk_problem(lpm.folder, settings)]
     return [text for text in found if text]
 
 

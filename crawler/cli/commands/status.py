@@ -20,7 +20,7 @@ from crawler.forecast import Trend, slip
 from crawler.logs import counted, printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import QUEUES, Books, Job, JobStatus
-from crawler.standstill import Waits, limits_in_words, no_room, permit, standing_still
+from crawler.waits import WaitFinder, describe_limits, disk_problem, permit, stalled_processes
 
 if TYPE_CHECKING:
     from crawler.stack import Stack
@@ -98,7 +98,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
             facts["rate"] = round(counts.rate(lpm.now()), 2)
             growth = counts.growth(lpm.now())
             facts["gateway"] = _gateway(lpm)
-        look = Waits(settings, lpm)
+        look = WaitFinder(settings, lpm)
         facts["waits"] = _waits(look, jobs, facts)
         late = _late(settings, lpm, look, jobs, facts)
         missing = lpm.unaccounted(jobs)
@@ -115,7 +115,7 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
     return facts | running | {"disk": _disk(settings), "redis": _redis(settings)}
 
 
-def _waits(look: Waits, jobs: list[Job], facts: dict[str, Any]) -> list[dict[str, Any]]:
+def _waits(look: WaitFinder, jobs: list[Job], facts: dict[str, Any]) -> list[dict[str, Any]]:
     """What keeps anything from going on, and what stops a whole job while others go on; each with
     its line."""
     found = [
@@ -142,7 +142,7 @@ def _waits(look: Waits, jobs: list[Job], facts: dict[str, Any]) -> list[dict[str
 def _late(
     settings: Settings,
     lpm: LocalPersistenceManager,
-    look: Waits,
+    look: WaitFinder,
     jobs: list[Job],
     facts: dict[str, Any],
 ) -> dict[str, str]:
@@ -219,7 +219,7 @@ def _standing_still(settings: Settings, stack: "Stack") -> list[dict[str, Any]]:
     kinds = {"worker": "a worker's child", "cli": "a command"}
     return still + [
         {"what": kinds.get(note.about.get("kind", ""), "a process"), "pid": note.pid}
-        for note in standing_still(notes, settings.stall_s)
+        for note in stalled_processes(notes, settings.stall_s)
     ]
 
 
@@ -232,7 +232,7 @@ def _disk(settings: Settings) -> dict[str, Any]:
         "folder": str(settings.data_dir.absolute()),
         "free": usage.free,
         "total": usage.total,
-        "low": no_room(folder, settings),
+        "low": disk_problem(folder, settings),
     }
 
 
@@ -598,7 +598,7 @@ def _print_domains(as_json: bool) -> None:
     rows = [
         (
             printable(e.domain),
-            limits_in_words(e),
+            describe_limits(e),
             str(e.in_flight),
             "; ".join(state_in_words(e, now, tz)),
         )
@@ -652,7 +652,7 @@ def audit(domain: str | None, job_name: str | None, since: float | None, as_json
     Example:
       python -m crawler audit county.example --since 2h
     """
-    from crawler.audit import audit as audits
+    from crawler.history import audit as audits
 
     tz = times.zone(config.load().timezone)
     with stored() as lpm:

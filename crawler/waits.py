@@ -43,7 +43,7 @@ _BY_ITSELF = "it goes on by itself"
 _UNTRIED = ("", 0)
 
 
-class Waits:
+class WaitFinder:
     """Finds what keeps tasks waiting in the ledger, the processes, the disk and Redis."""
 
     def __init__(self, settings: Settings, lpm: LocalPersistenceManager) -> None:
@@ -84,7 +84,7 @@ class Waits:
         found = []
         if job is not None and self._lpm.jobs.named(job.name).hold == "paused":
             found.append(_paused("it is paused", _resume(job)))
-        full = no_room(self._lpm.folder, self._settings) or ""
+        full = disk_problem(self._lpm.folder, self._settings) or ""
         if full:
             command, effect = f"{program()} prune --raw --older-than 30d", "deletes old raw pages"
             found.append(Wait(kind="disk", what=full, command=command, effect=effect))
@@ -94,7 +94,7 @@ class Waits:
 
     def line(self, wait: Wait) -> str:
         """Return a wait as one line: what, until when, and what changes it."""
-        return in_words(wait, time.time(), self._tz)
+        return describe_wait(wait, time.time(), self._tz)
 
     def _stack(self) -> "Stack":
         from crawler.stack import read_stack
@@ -149,7 +149,7 @@ class Waits:
 
     def _of_processes(self, workers: Sequence[owners.Note]) -> list[Wait]:
         """Workers that were stopped or do nothing; while others work, they stop nothing."""
-        stopped = {note.pid for note in standing_still(workers, self._settings.stall_s)}
+        stopped = {note.pid for note in stalled_processes(workers, self._settings.stall_s)}
         parents = owners.workers(self._lpm.owners)  # they hand out the work of their children
         asleep = {pid for pid in parents if _is_stopped(pid)}
         if stopped or asleep:
@@ -252,7 +252,7 @@ class Waits:
             kind, what = "circuit", f"circuit half open{because}, one probe at a time"
             until = self._latest_end(domain)
         elif turn is None and _is_booked(about, time.time()):
-            kind, what = "rate", f"its limit is {limits_in_words(about)}, what is booked goes first"
+            kind, what = "rate", f"its limit is {describe_limits(about)}, what is booked goes first"
             command, effect = "", _BY_ITSELF
         elif about.crawl_delay_s > about.interval_s * about.slowed:
             kind = "robots"
@@ -260,7 +260,7 @@ class Waits:
             effect = "goes on without asking robots.txt"
             command, effect = self._again(job, domain, "--ignore-robots", effect)
         else:
-            kind, what = "rate", f"its limit is {limits_in_words(about)}"
+            kind, what = "rate", f"its limit is {describe_limits(about)}"
             if about.slowed > SHOWN_SLOWDOWN:
                 what += f", slowed down {about.slowed:.2g} times"
             effect = "goes faster, where you may"
@@ -441,13 +441,13 @@ class _Page(NamedTuple):
     """When that may go, if known."""
 
 
-class Standstill:
+class StallMonitor:
     """Tells over time what a job, or with none all work, waits for.
 
     With `still_s` it says and checks nothing until nothing has moved for that long.
     """
 
-    def __init__(self, waits: Waits, job: Job | None, still_s: float | None = None) -> None:
+    def __init__(self, waits: WaitFinder, job: Job | None, still_s: float | None = None) -> None:
         self._waits, self._job = waits, job
         self._at_once = still_s is None
         self._still_s, self._look_s = still_s or STILL_S, still_s or LOOK_S
@@ -489,7 +489,7 @@ class Standstill:
         return f"{what} (and {len(found) - 1} more: {program()} status){semicolon}{remedy}"
 
 
-def in_words(wait: Wait, now: float, tz: tzinfo | None) -> str:
+def describe_wait(wait: Wait, now: float, tz: tzinfo | None) -> str:
     """Return a wait as one line: what, until when, and what changes it."""
     line = wait.what
     if wait.until is not None and wait.until > now:
@@ -511,7 +511,7 @@ def endless_wait(waits: Sequence[Wait]) -> Wait | None:
     return None
 
 
-def no_room(folder: Path, settings: Settings) -> str | None:
+def disk_problem(folder: Path, settings: Settings) -> str | None:
     """Return what to say, and what helps, if the disk is too full to fetch anything."""
     from crawler.process import disk_full
 
@@ -526,7 +526,7 @@ def no_room(folder: Path, settings: Settings) -> str | None:
     return disk_full(folder) or None
 
 
-def standing_still(notes: Sequence[owners.Note], stall_s: float) -> list[owners.Note]:
+def stalled_processes(notes: Sequence[owners.Note], stall_s: float) -> list[owners.Note]:
     """Return the processes that are stopped, or silent for longer than their watchdog allows."""
     now = time.monotonic()
     return [
@@ -557,7 +557,7 @@ def _shared(settings: Settings) -> "RedisRateLimiter":
     return RedisRateLimiter(redis_address(settings), db, "command", fail_max)
 
 
-def limits_in_words(known: "Domain") -> str:
+def describe_limits(known: "Domain") -> str:
     """Return the limits of a domain in words."""
     parts = []
     if known.interval_s:

@@ -20,7 +20,7 @@ from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import Books, Job, JobStatus
 from crawler.stack import read_stack
-from crawler.standstill import Standstill, Waits
+from crawler.waits import StallMonitor, WaitFinder
 from tests.support.clock import Clock
 from tests.support.disk import Disk, can_mount, filled
 from tests.support.patient import change, crawl, empty_index
@@ -86,7 +86,7 @@ def test_open_tasks_that_no_worker_finds_are_told(tmp_path: Path, index: str) ->
     empty_index(tmp_path, index)
     lpm = LocalPersistenceManager(tmp_path)
     owner = owners.Owner(lpm.owners, "worker", slots=1)
-    look = Waits(Settings(data_dir=tmp_path, min_free=0), lpm)
+    look = WaitFinder(Settings(data_dir=tmp_path, min_free=0), lpm)
 
     [wait, *_] = look.of(None, lpm.counts.progress(None), 20.0)
     [at_once, *_] = look.of(None, lpm.counts.progress(None))
@@ -169,8 +169,8 @@ def test_what_processes_note_of_themselves_is_the_reason(tmp_path: Path) -> None
     """The trouble of any living owner, else what can be seen from outside; nothing where all
     moves."""
     lpm = LocalPersistenceManager(tmp_path)
-    look = Waits(Settings(data_dir=tmp_path, min_free=0), lpm)
-    standstill = Standstill(look, None)
+    look = WaitFinder(Settings(data_dir=tmp_path, min_free=0), lpm)
+    standstill = StallMonitor(look, None)
     books = Books(accepted=10, pending=10)
     assert standstill.reason(books) == ""
     owner = owners.Owner(lpm.owners, "worker", slots=1)
@@ -252,7 +252,7 @@ def in_flight(tmp_path: Path, count: int, completed: int) -> LocalPersistenceMan
 
 def first_line(settings: Settings, lpm: LocalPersistenceManager) -> str:
     """The weightiest reason after 20 s in which nothing ended."""
-    look = Waits(settings, lpm)
+    look = WaitFinder(settings, lpm)
     return look.line(look.of(None, lpm.counts.progress(None), 20.0)[0])
 
 
