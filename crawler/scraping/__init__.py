@@ -22,7 +22,8 @@ from crawler.fetch.http import USER_AGENT, Request, RequestHook
 from crawler.fetch.robots import MAX_BYTES, Robots
 from crawler.fetch.session import LiveSession
 from crawler.fetch.wire import media_type, stored_head
-from crawler.judge import Verdict, decided, judge
+from crawler.judge import Verdict, decided
+from crawler.judge.rules import judge
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import UNCHANGED, JobOptions, Outcome, Page, RetryClass, Task, TaskStatus

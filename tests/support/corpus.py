@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 
 from crawler.fetch import charset
-from crawler.judge import Verdict, judge
+from crawler.judge import Verdict
+from crawler.judge.rules import judge
 from crawler.models import Page
 from crawler.scraping import is_html
 from crawler.sites.parser import parse

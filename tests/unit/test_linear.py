@@ -16,7 +16,8 @@ from crawler.errors import CrawlerError
 from crawler.fetch import charset, cookies, robots, wire
 from crawler.fetch.body import Body
 from crawler.fetch.budget import Budget
-from crawler.judge import judge, sight
+from crawler.judge import sight
+from crawler.judge.rules import judge
 from crawler.logs import printable
 from crawler.resilience import retry
 from crawler.results import formats
