@@ -119,9 +119,9 @@ def folder(name: str) -> Iterator[Path]:
 def pages(work: Path, count: int) -> list[tuple[Any, Any]]:
     """Pages of the site as they come from the server, each with what the pipeline reads in it."""
     from benchmarks.contestants.corridor import SITE
+    from crawler import sites
     from crawler.models import Page
-    from crawler.scraping.pipeline import examine
-    from crawler.sites import config as sites
+    from crawler.scraping import examine
 
     (work / "config" / "sites").mkdir(parents=True)
     (work / "config" / "sites" / "bench.yaml").write_text(json.dumps(SITE))

@@ -22,7 +22,7 @@ from celery.exceptions import CPendingDeprecationWarning
 from celery.worker import consumer
 from redis.exceptions import OutOfMemoryError
 
-from crawler import logs
+from crawler import logs, sites
 from crawler.celery_app import PageEvents, RedisBroker, app, broker_url, settings
 from crawler.db import owners
 from crawler.errors import CrawlerError, ServiceError
@@ -32,7 +32,6 @@ from crawler.maintainer import Maintainer
 from crawler.models import QUEUES
 from crawler.redis_client import check_redis, connect
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
-from crawler.sites import config as sites
 from crawler.waits import WaitFinder
 from crawler.worker import Worker, tune_garbage_collection
 

@@ -20,7 +20,7 @@ from typing import Self
 import msgspec
 import redis
 
-from crawler import locks
+from crawler import locks, sites
 from crawler.config import Settings, load, program
 from crawler.db import kernel, owners
 from crawler.errors import CrawlerError, ServiceError, StackIsUp, UsageError
@@ -29,7 +29,6 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.process import Child, Mark, end_process, in_short
 from crawler.redis_client import check_redis, connect
 from crawler.resilience.redis_rate_limiter import RedisRateLimiter
-from crawler.sites import config as sites
 from crawler.stack import (
     SILENT_FACTOR,
     Stack,

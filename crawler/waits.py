@@ -24,7 +24,7 @@ from crawler.models import Books, Job, JobStatus, Wait
 if TYPE_CHECKING:
     from crawler.resilience.permit import Domain
     from crawler.resilience.redis_rate_limiter import RedisRateLimiter
-    from crawler.sites.config import Sites
+    from crawler.sites import Sites
     from crawler.stack import Stack
 
 MIN_STALL_S = 10.0
@@ -317,7 +317,7 @@ class WaitFinder:
         return self._load_sites().of(url).timeout_s
 
     def _load_sites(self) -> "Sites":
-        from crawler.sites import config as sites
+        from crawler import sites
 
         self._sites = self._sites or sites.load(self._settings.config_dir, self._settings.rate)
         return self._sites

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from crawler import urls
-from crawler.analyze.profile import (
+from crawler.analyze import (
     MAX_EXAMPLES,
     MAX_FIELDS,
     MAX_VALUE,

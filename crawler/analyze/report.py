@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from crawler.analyze import Distribution, Example, Field, Profile
 from crawler.analyze.compare import Comparison
-from crawler.analyze.profile import Distribution, Example, Field, Profile
 from crawler.logs import printable
 
 UNKNOWN = "not known from files"

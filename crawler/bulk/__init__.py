@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from crawler import sites as sites_config
 from crawler.bulk import rows
 from crawler.config import Settings, failpoint, program
 from crawler.db import outputs
@@ -23,8 +24,7 @@ from crawler.locks import is_locked, try_lock
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobOptions, NewTask
-from crawler.sites import config as sites_config
-from crawler.sites.config import Sites
+from crawler.sites import Sites
 
 INPUT = "input"
 """The store's folder for input from a pipe, and for rejects that cannot be beside their file."""

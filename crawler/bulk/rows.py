@@ -21,7 +21,7 @@ from crawler.files import commit
 from crawler.json_reader import elements, loads
 from crawler.logs import printable
 from crawler.models import NewTask
-from crawler.sites.config import Sites, expand
+from crawler.sites import Sites, expand
 from crawler.urls import credentials, parse, without_credentials, without_secrets
 
 MAX_QUOTED_LINES = 1000

@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "bulk": ("bulk", "Import tasks from files."),
-    "run": ("run", "Collect every URL of a file, from start to summary."),
-    "resume": ("run", "Go on with every open task."),
+    "run": ("bulk", "Collect every URL of a file, from start to summary."),
+    "resume": ("bulk", "Go on with every open task."),
     "scrape": ("scrape", "Fetch one URL now and show its record."),
     "raw": ("scrape", "Give the stored page of a URL."),
     "status": ("status", "What is done, what is not, and what runs."),
     "job": ("job", "Jobs: list, show, verify, accept, pause, resume, cancel."),
     "tasks": ("job", "List tasks by state and reason."),
     "retry": ("job", "Try again what has failed."),
-    "why": ("why", "The whole timeline of a URL."),
+    "why": ("job", "The whole timeline of a URL."),
     "results": ("results", "List, show, export, archive and carry results."),
-    "analyze": ("analyze", "What results hold and lack, and what changed between two runs."),
-    "prune": ("keep", "Remove raw pages that are old enough."),
-    "doctor": ("doctor", "Examine the store and the stack, and mend what can be mended."),
-    "domains": ("domains", "What is known of each domain, and how to forget it."),
-    "audit": ("audit", "The true request rate of each domain, and any breach of its limit."),
-    "judge": ("judge", "What a page really is, and by what one can tell."),
-    "drill": ("drill", "The crash test, on this machine: kill things and count what is lost."),
+    "analyze": ("results", "What results hold and lack, and what changed between two runs."),
+    "prune": ("results", "Remove raw pages that are old enough."),
+    "doctor": ("stack", "Examine the store and the stack, and mend what can be mended."),
+    "domains": ("status", "What is known of each domain, and how to forget it."),
+    "audit": ("status", "The true request rate of each domain, and any breach of its limit."),
+    "judge": ("scrape", "What a page really is, and by what one can tell."),
+    "drill": ("stack", "The crash test, on this machine: kill things and count what is lost."),
     "ondemand": ("ondemand", "Work for a Gateway: take its tasks, deliver their results."),
-    "sync": ("sync", "What a Gateway has got, is to get and has refused; and how to send it."),
+    "sync": ("ondemand", "What a Gateway has got, is to get and has refused; and how to send it."),
     "gateway": ("gateway", "Run a Gateway, for a fleet of machines or for tests."),
     "up": ("stack", "Start Redis and workers in the background."),
     "down": ("stack", "Stop what `up` has started."),
     "worker": ("stack", "Run a worker in this terminal."),
-    "demo": ("demo", "Crawl a small site on this machine, to see it work."),
+    "demo": ("stack", "Crawl a small site on this machine, to see it work."),
     "completion": ("completion", "Have bash, zsh or fish complete commands and options."),
     "supervise": ("stack", ""),
     "agent": ("ondemand", ""),
@@ -60,6 +60,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
+        if cmd_name == "completion":
+            return completion
         module = importlib.import_module(f"crawler.cli.commands.{_COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name)
         return command
@@ -110,6 +112,31 @@ def cli(data_dir: str | None) -> None:
     """
     if data_dir:
         os.environ["CRAWLER_DATA_DIR"] = data_dir
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script that has SHELL complete what is typed behind `crawler`.
+
+    It works for the program `crawler`, not for `python -m crawler`. A line in the shell's own file
+    makes it last: ~/.bashrc, ~/.zshrc or ~/.config/fish/config.fish.
+
+    \b
+    Example:
+      source <(python -m crawler completion bash)
+      source <(python -m crawler completion zsh)
+      python -m crawler completion fish | source
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None, shell
+    try:
+        script = kind(cli, {}, "crawler", COMPLETE).source()
+    except RuntimeError as error:  # a bash that is too old, or none
+        raise UsageError(str(error)) from None
+    print(script)
 
 
 def _tell(text: str) -> None:

@@ -1,7 +1,6 @@
 """What commands print: facts on stdout, progress on stderr."""
 
 import contextlib
-import os
 import shlex
 import sys
 import time
@@ -10,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import click
 import msgspec
 
 from crawler import config, times
@@ -27,23 +25,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-def _set_data_dir(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
-    if value:
-        os.environ["CRAWLER_DATA_DIR"] = value
-
-
-data_dir_option = click.option(
-    "--data-dir",
-    type=click.Path(file_okay=False),
-    expose_value=False,
-    is_eager=True,
-    callback=_set_data_dir,
-    help="The store (default: CRAWLER_DATA_DIR, else ./data).",
-)
 _MOST_FIELDS = 10
 UNACCOUNTED = 5
 """The exit code where the books do not add up, or do not yet."""
-json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
 
 
 def require_store(data_dir: Path) -> None:

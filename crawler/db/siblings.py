@@ -69,14 +69,14 @@ def hold(db: Database, ids: Sequence[int], now: float) -> list[int]:
     candidates = shared(db, ids)
     if not candidates:
         return list(ids)
-    page_of = dict(db.all(f"SELECT t.id, {_PAGE} {_AMONG}", (as_json(candidates),)))
+    stored_page = dict(db.all(f"SELECT t.id, {_PAGE} {_AMONG}", (as_json(candidates),)))
     in_flight = set(db.column(f"SELECT {_PAGE} FROM tasks t WHERE {_IN_FLIGHT}"))
     until = now + WAIT_S
     due = f"x.not_before < {until!r} AND {_NO_OTHER_WAIT}"
     chosen: list[int] = []
     others: list[int] = []
     for id_ in ids:
-        page = page_of.get(id_)
+        page = stored_page.get(id_)
         if page in in_flight:
             others.append(id_)
             continue

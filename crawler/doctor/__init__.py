@@ -1,5 +1,4 @@
-"""The doctor: looks at the data folder and the stack, says what is wrong, and mends what can be
-mended."""
+"""The doctor checks the data folder and the stack, reports problems, and repairs what it can."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +26,7 @@ State = Literal["ok", "note", "wrong", "mended"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What one check saw, what it means, and the command that helps."""
+    """The result of a check, with a command that helps if there is one."""
 
     check: str
     state: State
@@ -35,16 +34,16 @@ class Finding(msgspec.Struct, frozen=True):
     fix: str | None = None
 
 
-class Seen(NamedTuple):
-    """A finding before it has the name of its check."""
+class Observation(NamedTuple):
+    """A finding without the name of its check."""
 
     state: State
     detail: str
     fix: str | None = None
 
 
-class Reread(NamedTuple):
-    """What the parser makes of a stored page."""
+class ReparsedPage(NamedTuple):
+    """A stored page, parsed with the current configuration."""
 
     record: bytes
     content_type: str
@@ -53,128 +52,127 @@ class Reread(NamedTuple):
     body: bytes
 
 
-Reader = Callable[[str, str, str, bytes], Reread | None]
-"""Reads a stored page by its task's URL, its own, its header block and its body as received; None
-if it is none."""
+Reparse = Callable[[str, str, str, bytes], ReparsedPage | None]
+"""Parses a stored page again, given the task's URL, the final URL, the header block and the body
+as received. Returns None if the page has no record."""
 
 
 class Context:
-    """What the checks share: the folder, how far they may go, and the ledger once it is known to be
-    sound."""
+    """What the checks share: the data folder, the options, and the ledger."""
 
     def __init__(
         self,
         settings: Settings,
         repair: bool,
-        tell: Callable[[str], None],
-        reread: Reader | None = None,
+        progress: Callable[[str], None],
+        reparse: Reparse | None = None,
     ) -> None:
-        self.settings, self.repair, self.tell, self.reread = settings, repair, tell, reread
+        self.settings, self.repair = settings, repair
+        self.progress, self.reparse = progress, reparse
         self.folder = settings.data_dir.absolute()
         self.path = self.folder / "lpm.db"
         self.stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-        self.sound = False
-        """Whether the ledger can be read and has this program's tables."""
+        self.ledger_is_sound = False
+        """Whether the ledger can be read and has the tables of this version."""
         self.lock = -1
-        """The store's lock, while things are mended."""
+        """Descriptor of the store's lock, which a repair holds."""
 
     @cached_property
     def db(self) -> Database:
-        """The ledger for reading only: nothing that is looked at is changed, not even by closing
-        it."""
+        """The ledger, read-only: a check changes nothing, not even when it closes the file."""
         db = open_to_read(self.path, raw=True)
-        db.execute(
-            "PRAGMA cache_size=-128000"
-        )  # each index is compared with its table, in another order
+        # The integrity check reads each table again for every index, in another order.
+        db.execute("PRAGMA cache_size=-128000")
         return db
 
     def close(self) -> None:
-        """Let go of the ledger; the next look opens it anew."""
+        """Close the ledger; the next use of `db` opens it again."""
         if "db" in self.__dict__:
             self.__dict__.pop("db").close(True)
 
     @contextmanager
     def lpm(self) -> Iterator[LocalPersistenceManager]:
-        """The store for mending."""
+        """Open the store for a repair."""
         lpm = LocalPersistenceManager(self.folder)
-        lpm.store.hold(os.dup(self.lock))  # one of its own would wait for this
+        lpm.store.hold(os.dup(self.lock))  # a lock of its own would wait for ours
         try:
             yield lpm
         finally:
             lpm.close()
 
     @property
-    def alive(self) -> bool:
-        """Whether somebody is at work here."""
+    def in_use(self) -> bool:
+        """Whether a stack or a worker runs in this folder."""
         return read_stack(self.folder).up or bool(owners.living(self.folder / "run" / "owners"))
 
-    def aside(self, path: Path) -> Path:
-        """Give a damaged file another name, in its place."""
+    def set_aside(self, path: Path) -> Path:
+        """Rename a damaged file within its folder."""
         return set_aside(path, f"damaged-{self.stamp}")
 
 
-Check = Callable[[Context], Iterator[Seen]]
+Check = Callable[[Context], Iterator[Observation]]
 
 
 def examine(
     repair: bool,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
     environ: Mapping[str, str] = os.environ,
-    reread: Reader | None = None,
+    reparse: Reparse | None = None,
 ) -> Iterator[Finding]:
-    """Every finding, in the order in which one check builds on another."""
-    from crawler.doctor import ledger, machine, pages, remake, stack
+    """Run all checks; later ones build on earlier ones."""
+    from crawler.doctor import ledger, machine, pages
 
-    settings, trouble = _settings(environ)
-    yield from trouble
-    context = Context(settings, repair, tell, reread)
+    settings, finding = _load_settings(environ)
+    yield finding
+    context = Context(settings, repair, progress, reparse)
+    installed: dict[str, Check] = {
+        "versions": machine.check_versions,
+        "sites": machine.check_sites,
+    }
     if not context.folder.exists():
-        yield Finding(
-            "store", "note", f"there is no store in {context.folder} yet", f"{program()} run FILE"
-        )
-        yield from _look(
-            {"versions": machine.versions, "sites": machine.sites, "redis": stack.redis_server},
-            context,
-        )
+        what = f"there is no store in {context.folder} yet"
+        yield Finding("store", "note", what, f"{program()} run FILE")
+        yield from _run(installed | {"redis": machine.check_redis_server}, context)
         return
     kernel.check(context.folder)
-    with _alone(context) as reason:
-        if reason:
-            yield Finding(
-                "repair", "wrong", f"nothing is mended: {reason}", down() if context.alive else None
-            )
+    with _exclusive(context) as refusal:
+        if refusal:
+            yield Finding("repair", "wrong", f"nothing is repaired: {refusal[0]}", refusal[1])
             context.repair = False
-        first = {
-            "versions": machine.versions,
-            "sites": machine.sites,
-            "folder": machine.folder,
-            "inbox": machine.inbox,
-            "stack": stack.processes,
+        basics: dict[str, Check] = {
+            "folder": machine.check_folder,
+            "inbox": machine.check_inbox,
+            "stack": machine.check_processes,
+            "ledger": ledger.check_database,
         }
-        yield from _look(first, context)
-        yield from _look({"ledger": ledger.database}, context)
-        if context.sound:
-            # Segments before leases: freeing these cuts away what the ledger does not know.
-            yield from _look(
-                {"books": ledger.books, "segments": pages.segments, "leases": ledger.leases},
-                context,
-            )
-            yield from _look({"results": remake.results}, context)
-            last = {"projections": pages.projections, "jobs": ledger.jobs}
-            last |= {"gateway": ledger.gateway, "clock": ledger.clock}
-            yield from _look(last, context)
-        yield from _look({"redis": stack.redis_server}, context)
+        yield from _run(installed | basics, context)
+        if context.ledger_is_sound:
+            contents: dict[str, Check] = {
+                "books": ledger.check_balance,
+                # Before leases: freeing those truncates segments to the end that the ledger knows.
+                "segments": pages.check_segments,
+                "leases": ledger.check_leases,
+                "results": pages.rebuild_results,
+                "projections": pages.check_pending,
+                "jobs": ledger.check_jobs,
+                "gateway": ledger.check_gateway,
+                "clock": ledger.check_clock,
+            }
+            yield from _run(contents, context)
+        yield from _run({"redis": machine.check_redis_server}, context)
         context.close()
 
 
 def exit_code(findings: list[Finding]) -> int:
-    """0: nothing is wrong any more; 1: something is; 4: the store cannot be used."""
+    """Return 0 if nothing is wrong any more, 1 if something is, 4 if the store is unusable."""
     wrong = {finding.check for finding in findings if finding.state == "wrong"}
-    return StoreError.exit_code if "ledger" in wrong else int(bool(wrong))
+    if "ledger" in wrong:
+        return StoreError.exit_code
+    return int(bool(wrong))
 
 
-def _look(checks: Mapping[str, Check], context: Context) -> Iterator[Finding]:
-    """Run checks; one that fails itself is a finding, and the others go on."""
+def _run(checks: Mapping[str, Check], context: Context) -> Iterator[Finding]:
+    """Run checks. A check that fails is a finding, and the next one follows."""
     for name, check in checks.items():
         try:
             for seen in check(context):
@@ -182,83 +180,93 @@ def _look(checks: Mapping[str, Check], context: Context) -> Iterator[Finding]:
         except CrawlerError as error:
             yield Finding(name, "wrong", str(error))
         except (apsw.Error, OSError, UnicodeDecodeError, psutil.Error) as error:
-            yield Finding(name, "wrong", f"could not be looked at: {error}")
+            yield Finding(name, "wrong", f"the check failed: {error}")
 
 
-def _settings(environ: Mapping[str, str]) -> tuple[Settings, list[Finding]]:
-    """The settings, or of those that cannot be read as many as are needed to go on."""
+def _load_settings(environ: Mapping[str, str]) -> tuple[Settings, Finding]:
+    """Load the settings. If one is invalid, load as many as the checks need."""
     try:
-        return config.load(environ), [
-            Finding("settings", "ok", "every variable is known and has a good value")
-        ]
+        settings = config.load(environ)
+        return settings, Finding("settings", "ok", "every variable is known and has a good value")
     except ConfigError as error:
-        finding = Finding(
-            "settings", "wrong", str(error), "unset the variable, or give it a good value"
-        )
+        fix = "unset the variable, or give it a good value"
+        finding = Finding("settings", "wrong", str(error), fix)
     for names in (("CRAWLER_DATA_DIR", "REDIS_URL"), ("CRAWLER_DATA_DIR",)):
         try:
-            return config.load({name: environ[name] for name in names if name in environ}), [
-                finding
-            ]
+            return config.load({name: environ[name] for name in names if name in environ}), finding
         except ConfigError:
             continue
-    return Settings(), [finding]
+    return Settings(), finding
 
 
-def repair(context: Context) -> str:
-    """What to type to have things mended; nothing is while somebody is at work here."""
-    mend = f"{program()} doctor --repair"
-    return f"{down()}, then {mend}" if context.alive else mend
+def repair_command(context: Context) -> str:
+    """Return the command that repairs; the stack has to be stopped first."""
+    command = f"{program()} doctor --repair"
+    if context.in_use:
+        return f"{down_command()}, then {command}"
+    return command
 
 
-def down() -> str:
-    """The command that stops the stack."""
+def down_command() -> str:
+    """Return the command that stops the stack."""
     return f"{program()} down"
 
 
-def awaken(pid: int) -> str:
-    """What helps a process that stands still, or those who wait for it."""
+def resume_command(pid: int) -> str:
+    """Return the command that resumes or ends a process that does not move."""
     return f"kill -CONT {pid}; where that does not help, kill -9 {pid}"
 
 
+def listed(shown: list[str], total: int) -> str:
+    """Join the names that are shown, and add how many more there are."""
+    text = ", ".join(shown)
+    if total > len(shown):
+        text += f" and {total - len(shown):,} more"
+    return text
+
+
 @contextmanager
-def _alone(context: Context) -> Iterator[str]:
-    """Keep stacks from starting, and others from the store, while things are mended; gives the
-    reason not to."""
+def _exclusive(context: Context) -> Iterator[tuple[str, str | None] | None]:
+    """Keep stacks and other processes out of the store during a repair. Yields why that is
+    impossible, and the command that helps, or None."""
     if not context.repair:
-        yield ""
+        yield None
         return
     run = context.folder / "run"
-    with ExitStack() as opened:
+    with ExitStack() as descriptors:
         try:
             run.mkdir(mode=0o700, exist_ok=True)
-            supervisor, context.lock = (
-                _open(opened, run / name) for name in ("supervisor.lock", guard.LOCK)
-            )
+            supervisor = _open_lock(descriptors, run / "supervisor.lock")
+            context.lock = _open_lock(descriptors, run / guard.LOCK)
         except OSError as error:
-            yield f"{run} cannot be written ({error.strerror})"
+            yield f"{run} cannot be written ({error.strerror})", None
             return
-        if not try_lock(supervisor) or context.alive:
-            yield f"a stack or a worker is at work in {context.folder}; stop it first: {down()}"
+        if not try_lock(supervisor) or context.in_use:
+            what = f"a stack or a worker is at work in {context.folder}; stop it first"
+            yield f"{what}: {down_command()}", down_command()
             return
-        alone, user = try_lock(context.lock), _user(context.path)
-        who = f": process {user}" if user else ""
-        yield "" if alone and not user else f"another process uses the store{who}; wait for its end"
+        locked, user = try_lock(context.lock), _other_user(context.path)
+        if user:
+            yield f"another process uses the store: process {user}; wait for its end", None
+        elif not locked:
+            yield "another process uses the store; wait for its end", None
+        else:
+            yield None
 
 
-def _open(opened: ExitStack, path: Path) -> int:
+def _open_lock(descriptors: ExitStack, path: Path) -> int:
     descriptor = open_lock(path)
-    opened.callback(os.close, descriptor)
+    descriptors.callback(os.close, descriptor)
     return descriptor
 
 
-def _user(path: Path) -> str | None:
-    """Another process that has the ledger open, such as an import."""
+def _other_user(path: Path) -> str | None:
+    """Find another process, such as an import, that has the ledger open."""
+    ledger = str(path.resolve())
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and any(
-                file.path == str(path.resolve()) for file in process.open_files()
-            ):
+            opened = process.pid != os.getpid() and process.open_files()
+            if opened and any(file.path == ledger for file in opened):
                 return f"{process.pid} ({process.name()})"
         except (psutil.Error, OSError):
             continue

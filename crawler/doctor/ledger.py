@@ -1,4 +1,5 @@
-"""lpm.db: whether it is sound, whether its books balance, and who holds what."""
+"""Checks of the ledger, lpm.db: whether the file is sound, whether its rows agree, and which
+process holds which task."""
 
 import time
 from collections.abc import Iterator
@@ -15,51 +16,48 @@ from crawler.db.jobs import Jobs, index_faults
 from crawler.db.outbox import Outbox
 from crawler.db.pending import later_results
 from crawler.db.store import Opened
-from crawler.doctor import Context, Seen, awaken, repair
-from crawler.doctor.columns import describe, undecodable
-from crawler.doctor.salvage import (
+from crawler.doctor import Context, Observation, repair_command, resume_command
+from crawler.doctor.reconciliation import (
+    CLOSED_TOO_EARLY,
     ENDED_OTHERWISE,
-    ENDED_TOO_EARLY,
     NEVER_ENDED,
-    SENSELESS,
     UNKNOWN_STATES,
-    salvage,
-    settle,
+    reconcile,
 )
+from crawler.doctor.salvage import SENSELESS, describe_contradictions, salvage, undecodable
 from crawler.files import sync_folder
 from crawler.lpm import is_importing, unaccounted
 from crawler.models import TaskStatus
 from crawler.stack import read_stack
 
 _MAX_LINE = 120
-"""Characters of what SQLite says about damage."""
+"""Maximum characters of a message from SQLite about damage."""
+_MAX_PROBLEMS_SHOWN = 4
 _MAGIC = b"SQLite format 3\0"
-_WAL_LIMIT = 256 << 20
-_AHEAD_S = 300
+_HEADER_BYTES = 100
+_MAX_WAL_BYTES = 256 << 20
+_MAX_CLOCK_SKEW_S = 300
 
 
-def database(context: Context) -> Iterator[Seen]:
-    """The file itself: looked at with nothing but a connection that cannot write."""
+def check_database(context: Context) -> Iterator[Observation]:
+    """Check the file itself, through a connection that cannot write."""
     path = context.path
     for salvaged in guard.unfinished(context.folder):
         if not context.repair:
-            yield Seen(
-                "wrong",
-                f"a repair was broken off before {salvaged.name} was in its place",
-                repair(context),
-            )
+            what = f"a repair was broken off before {salvaged.name} was in its place"
+            yield Observation("wrong", what, repair_command(context))
             return
         _put_in_place(context, salvaged)
-        yield Seen("mended", f"a repair was broken off; {salvaged.name} is {path.name} now")
+        what = f"a repair was broken off; {salvaged.name} is {path.name} now"
+        yield Observation("mended", what)
     for backup in sorted(path.parent.glob("lpm.db.*[!lm]")):  # without -wal and -shm
-        yield Seen(
-            "note",
-            f"{backup.name} is kept from an earlier time ({backup.stat().st_size / 1e6:.1f} MB)",
-        )
+        size = backup.stat().st_size / 1e6
+        yield Observation("note", f"{backup.name} is an old copy of the ledger ({size:.1f} MB)")
     if not path.exists():
         yield from _absent(context)
     elif not path.is_file():
-        yield Seen("wrong", f"{path} is not a file", "move it away; nothing in it is touched")
+        fix = "move it away; nothing in it is touched"
+        yield Observation("wrong", f"{path} is not a file", fix)
     elif path.stat().st_size == 0:
         yield from _absent(context)
     elif (version := _version(path)) is None:
@@ -67,46 +65,42 @@ def database(context: Context) -> Iterator[Seen]:
     elif version == (0, 0) and not _has_tables(path):
         yield from _absent(context)
     elif version[0] != schema.APPLICATION_ID:
-        yield Seen(
-            "wrong",
-            f"{path} is a database of another program",
-            "use another folder: --data-dir DIR",
-        )
+        what = f"{path} is a database of another program"
+        yield Observation("wrong", what, "use another folder: --data-dir DIR")
     elif version[1] > len(schema.MIGRATIONS):
-        yield Seen(
-            "wrong",
-            f"{path} was written by a newer version (schema {version[1]}, this program knows {len(schema.MIGRATIONS)})",
-            "use the newer program",
-        )
+        schemas = f"schema {version[1]}, this program knows {len(schema.MIGRATIONS)}"
+        what = f"{path} was written by a newer version ({schemas})"
+        yield Observation("wrong", what, "use the newer program")
+    elif problems := _problems(context):
+        yield from _damaged(context, "; ".join(problems[:_MAX_PROBLEMS_SHOWN]))
     else:
         yield from _sound(context, version[1])
 
 
-def _absent(context: Context) -> Iterator[Seen]:
-    """No ledger, or an empty file: harmless in a new folder, a loss where there are results."""
-    found = (
-        _count(context.folder / "pending", "[!.]*.json"),
-        _count(context.folder / "raw", "[!.]*.warc.gz"),
-    )
-    if any(found):
-        yield from _damaged(
-            context,
-            f"there is nothing in it, but pending/ and raw/ hold {found[0]} and {found[1]} files",
-        )
+def _absent(context: Context) -> Iterator[Observation]:
+    """Report a missing or empty ledger: normal in a new folder, a loss if there are results."""
+    pending = _count_files(context.folder / "pending", "[!.]*.json")
+    segments = _count_files(context.folder / "raw", "[!.]*.warc.gz")
+    if pending or segments:
+        why = f"it is empty, but pending/ and raw/ hold {pending} and {segments} files"
+        yield from _damaged(context, why)
     else:
-        yield Seen("note", f"there is no store in {context.folder} yet", f"{program()} run FILE")
+        what = f"there is no store in {context.folder} yet"
+        yield Observation("note", what, f"{program()} run FILE")
 
 
-def _count(folder: Path, pattern: str) -> int:
+def _count_files(folder: Path, pattern: str) -> int:
     return sum(1 for _ in folder.glob(pattern))
 
 
 def _version(path: Path) -> tuple[int, int] | None:
-    """Application and schema as the file says, without believing anything else of it; None if it is
-    no database."""
+    """Return the application id and schema version, or None if the file is not a database.
+
+    The header tells them if SQLite cannot read the file.
+    """
     with path.open("rb") as file:
-        head = file.read(100)
-    if not head.startswith(_MAGIC) or len(head) < 100:
+        head = file.read(_HEADER_BYTES)
+    if not head.startswith(_MAGIC) or len(head) < _HEADER_BYTES:
         return None
     db = open_to_read(path, raw=True)
     try:
@@ -118,8 +112,7 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 
 def _has_tables(path: Path) -> bool:
-    """Whether anything was ever committed to a database, or can still be read of that: its log may
-    have been lost."""
+    """Return whether a database has tables, or may have had: its log can be lost."""
     db = open_to_read(path, raw=True)
     try:
         return bool(db.all("SELECT 1 FROM sqlite_schema"))
@@ -129,92 +122,82 @@ def _has_tables(path: Path) -> bool:
         db.close(True)
 
 
-def _sound(context: Context, version: int) -> Iterator[Seen]:
-    problems = _problems(context, version)
-    if problems:
-        yield from _damaged(context, "; ".join(problems[:4]))
-        return
+def _sound(context: Context, version: int) -> Iterator[Observation]:
     size = context.path.stat().st_size
     wal = context.path.with_name("lpm.db-wal")
-    if wal.exists() and wal.stat().st_size > _WAL_LIMIT:
-        yield Seen(
-            "note",
-            f"lpm.db-wal has {wal.stat().st_size / 1e6:.0f} MB: some reader has held it for long",
-        )
-    if version < len(schema.MIGRATIONS) and not context.repair:
-        yield Seen(
-            "note",
-            f"lpm.db has schema {version}, and becomes {len(schema.MIGRATIONS)} when it is next used",
-        )
+    if wal.exists() and (wal_bytes := wal.stat().st_size) > _MAX_WAL_BYTES:
+        what = f"lpm.db-wal has {wal_bytes / 1e6:.0f} MB: a reader has kept it from shrinking"
+        yield Observation("note", what)
+    newest = len(schema.MIGRATIONS)
+    if version < newest and not context.repair:
+        what = f"lpm.db has schema {version}, and becomes {newest} when it is next used"
+        yield Observation("note", what)
         return
-    if version < len(schema.MIGRATIONS):
+    if version < newest:
         context.close()
         with context.lpm() as lpm:
             lpm.open()
-        yield Seen("mended", f"lpm.db had schema {version}; a copy is kept beside it")
-    context.sound = True
-    yield Seen("ok", f"{context.path} is sound ({size / 1e6:.1f} MB)")
+        yield Observation("mended", f"lpm.db had schema {version}; a copy is kept beside it")
+    context.ledger_is_sound = True
+    yield Observation("ok", f"{context.path} is sound ({size / 1e6:.1f} MB)")
 
 
-def _problems(context: Context, version: int) -> list[str]:
-    """What SQLite, and a reader of the rows, would stumble over."""
-    context.tell(f"reading {context.path} …")
+def _problems(context: Context) -> list[str]:
+    """Return what SQLite, or a reader of the rows, cannot read."""
+    context.progress(f"reading {context.path} …")
     try:
-        found = [_in_short(str(row[0])) for row in context.db.all("PRAGMA integrity_check(20)")]
+        found = [_shortened(str(row[0])) for row in context.db.all("PRAGMA integrity_check(20)")]
         if found != ["ok"]:
             return found
         with reading(context.db):
-            tables = [
-                name
-                for (name,) in context.db.all("SELECT name FROM sqlite_schema WHERE type = 'table'")
-            ]
-            if faults := index_faults(context.db, tables):
+            names = context.db.all("SELECT name FROM sqlite_schema WHERE type = 'table'")
+            if faults := index_faults(context.db, [name for (name,) in names]):
                 return faults
         for table, senseless in SENSELESS.items():
             [(count,)] = context.db.all(f"SELECT count(*) FROM {table} WHERE {senseless}")
             if count:
                 return [f"{count} rows of {table} make no sense"]
         if not context.db.all("SELECT 1 FROM meta WHERE key = 'ledger_id'"):
-            return ["its id is gone"]
-        return undecodable(context.db) or describe(context.db)
+            return ["its id is missing"]
+        return undecodable(context.db) or describe_contradictions(context.db)
     except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError) as error:
         return [str(error)]
 
 
-def _in_short(text: str) -> str:
-    """A line of SQLite's check: one damaged page may have it write pages of text, which say nothing
-    more."""
+def _shortened(text: str) -> str:
+    """Shorten a message of SQLite's check: one damaged page can produce hundreds of lines."""
     line, _, more = text.removeprefix("*** in database main ***\n").partition("\n")
-    return f"{line[:_MAX_LINE]} …" if more or len(line) > _MAX_LINE else line
+    if more or len(line) > _MAX_LINE:
+        return f"{line[:_MAX_LINE]} …"
+    return line
 
 
-def _damaged(context: Context, why: str) -> Iterator[Seen]:
+def _damaged(context: Context, why: str) -> Iterator[Observation]:
     path = context.path
     if not context.repair:
-        yield Seen("wrong", f"{path} is damaged: {why}", repair(context))
+        yield Observation("wrong", f"{path} is damaged: {why}", repair_command(context))
         return
     context.close()
     target = path.with_name(f"lpm.db.salvaging-{context.stamp}")
-    for left in context.folder.glob("*lpm.db.salvaging-*"):  # by a repair that was killed
+    for left in context.folder.glob("*lpm.db.salvaging-*"):  # of a repair that was killed
         left.unlink()
-    context.tell(f"{path} is damaged ({why}); saving what can be read …")
-    saved, done = salvage(
-        path, target, context.folder / "pending", context.folder / "raw", time.time()
-    )
+    context.progress(f"{path} is damaged ({why}); saving what can be read …")
+    pending, raw = context.folder / "pending", context.folder / "raw"
+    saved, done = salvage(path, target, pending, raw, time.time())
     kept = _put_in_place(context, target.rename(path.with_name(f"lpm.db.salvaged-{context.stamp}")))
     rows = ", ".join(f"{count} {table}" for table, count in saved.items() if count) or "no rows"
     rest = "".join(f"; {count} {what}" for what, count in done.items())
     if kept.exists():
         rest += f"; the damaged one is {kept.name}"
-    context.sound = True
-    yield Seen("mended", f"{path} was damaged ({why}); saved: {rows}{rest}")
+    context.ledger_is_sound = True
+    yield Observation("mended", f"{path} was damaged ({why}); saved: {rows}{rest}")
 
 
 def _put_in_place(context: Context, salvaged: Path) -> Path:
-    """Set the damaged ledger aside, and a whole one in its place; broken off anywhere, it can be
-    begun again."""
+    """Rename the damaged ledger, and give its name to the new one. If killed anywhere, the next
+    repair continues."""
     kept = salvaged.with_name(salvaged.name.replace("salvaged", "damaged"))
-    # The log goes first: beside another database it would be replayed into that.
+    # The log goes first: SQLite would replay it into the new database.
     for endings in (("-wal", "-shm"), ("",)):
         sync_folder(context.folder)
         failpoint("replacing")
@@ -231,153 +214,165 @@ def _put_in_place(context: Context, salvaged: Path) -> Path:
     return kept
 
 
-_BOOKS = {
-    "tasks in an unknown state": f"""SELECT count(*) FROM tasks
-        WHERE status NOT IN ({", ".join(f"'{status}'" for status in TaskStatus)})""",
-    "completed tasks without a result": """SELECT count(*) FROM tasks
+_STATUSES = ", ".join(f"'{status}'" for status in TaskStatus)
+_IMBALANCES = {
+    "tasks in an unknown state": f"""
+        SELECT count(*) FROM tasks WHERE status NOT IN ({_STATUSES})""",
+    "completed tasks without a result": """
+        SELECT count(*) FROM tasks
         WHERE status = 'completed' AND id NOT IN (SELECT task FROM results)""",
-    "results whose task is not completed": """SELECT count(*) FROM results
+    "results whose task is not completed": """
+        SELECT count(*) FROM results
         WHERE task NOT IN (SELECT id FROM tasks WHERE status = 'completed')""",
-    "results that are not in the outbox": "SELECT count(*) FROM results WHERE task NOT IN (SELECT task FROM outbox)",
+    "results that are not in the outbox": """
+        SELECT count(*) FROM results WHERE task NOT IN (SELECT task FROM outbox)""",
     "results and reports in an unknown state of delivery": f"SELECT {UNKNOWN_STATES}",
-    "rows of the outbox without a result": "SELECT count(*) FROM outbox WHERE task NOT IN (SELECT task FROM results)",
-    "tasks of a Gateway that it would hear nothing of": """SELECT count(*) FROM tasks WHERE source = 'gateway'
-        AND status IN ('failed', 'skipped', 'expired') AND id NOT IN (SELECT task FROM reports)""",
-    "tasks of jobs that are not there": """SELECT count(*) FROM tasks
+    "rows of the outbox without a result": """
+        SELECT count(*) FROM outbox WHERE task NOT IN (SELECT task FROM results)""",
+    "ended tasks of a Gateway without a report to it": """
+        SELECT count(*) FROM tasks
+        WHERE source = 'gateway' AND status IN ('failed', 'skipped', 'expired')
+          AND id NOT IN (SELECT task FROM reports)""",
+    "tasks of missing jobs": """
+        SELECT count(*) FROM tasks
         WHERE job_id IS NOT NULL AND job_id NOT IN (SELECT id FROM jobs)""",
-    "rows of input that mean tasks which are not there": """SELECT count(*) FROM job_links
-        WHERE task NOT IN (SELECT id FROM tasks)""",
-    "jobs with other numbers of rows than came in": """SELECT count(*) FROM jobs
-        WHERE (size, linked, rejected) <> ((SELECT count(*) FROM tasks WHERE job_id = jobs.id),
+    "rows of input that refer to missing tasks": """
+        SELECT count(*) FROM job_links WHERE task NOT IN (SELECT id FROM tasks)""",
+    "jobs with another number of rows than were imported": """
+        SELECT count(*) FROM jobs
+        WHERE (size, linked, rejected) <> (
+            (SELECT count(*) FROM tasks WHERE job_id = jobs.id),
             (SELECT count(*) FROM job_links WHERE job_id = jobs.id),
             (SELECT count(*) FROM rejected_rows WHERE job_id = jobs.id))
-        AND NOT EXISTS (SELECT 1 FROM losses WHERE job_id = jobs.id AND kind = 'rows' AND settled_at IS NULL)""",
-    "jobs that are done although a task is open": f"SELECT count(*) FROM ({ENDED_TOO_EARLY})",
-    "tasks that have ended at no time": f"SELECT count(*) FROM tasks WHERE {NEVER_ENDED}",
-    "tasks that ended otherwise than their timelines say": f"SELECT count(*) FROM ({ENDED_OTHERWISE})",
+        AND NOT EXISTS (
+            SELECT 1 FROM losses WHERE job_id = jobs.id AND kind = 'rows' AND settled_at IS NULL)
+        """,
+    "jobs that are done although a task is open": f"SELECT count(*) FROM ({CLOSED_TOO_EARLY})",
+    "ended tasks without a time of their end": f"SELECT count(*) FROM tasks WHERE {NEVER_ENDED}",
+    "tasks that ended otherwise than their timelines say": f"""
+        SELECT count(*) FROM ({ENDED_OTHERWISE})""",
 }
+"""Queries that count rows which disagree; each must give 0."""
 
 
-def books(context: Context) -> Iterator[Seen]:
-    """Everything that was accepted is in exactly one state, and what is completed has its
+def check_balance(context: Context) -> Iterator[Observation]:
+    """Check that each accepted task is in exactly one state, and each completed one has its
     result."""
     wrong = _imbalance(context)
     count = len(Jobs(Opened(context.db)).all())
-    if wrong and context.repair:
+    if not wrong:
+        [(accepted,)] = context.db.all("SELECT count(*) FROM tasks")
+        what = f"{accepted} tasks in {count} jobs, each in one state, each result in its place"
+        yield Observation("ok", what)
+    elif not context.repair:
+        what = f"the counts do not add up: {wrong}"
+        yield Observation("wrong", what, repair_command(context))
+    else:
         context.close()
         with context.lpm() as lpm:
-            done = settle(lpm.store.durable, lpm.pending, lpm.raw, lpm.now())
+            done = reconcile(lpm.store.durable, lpm.pending, lpm.raw, lpm.now())
         what = "; ".join(f"{count} {what}" for what, count in done.items())
-        left = _imbalance(context)
-        yield (
-            Seen("wrong", f"{left}, in spite of: {what}")
-            if left
-            else Seen("mended", f"{wrong}: {what}")
-        )
-    elif wrong:
-        yield Seen("wrong", f"the books do not balance: {wrong}", repair(context))
-    else:
-        [(accepted,)] = context.db.all("SELECT count(*) FROM tasks")
-        yield Seen(
-            "ok", f"{accepted} tasks in {count} jobs, each in one state, each result in its place"
-        )
-
-
-def jobs(context: Context) -> Iterator[Seen]:
-    """Jobs of which something is known to be missing."""
-    found = Jobs(Opened(context.db))
-    for job in found.all():
-        running = is_importing(context.folder / "run", job)
-        for what in unaccounted(found, context.folder / "run", job):
-            yield Seen("note" if running else "wrong", f"job {job.name}: {what}")
+        if left := _imbalance(context):
+            yield Observation("wrong", f"{left}, in spite of: {what}")
+        else:
+            yield Observation("mended", f"{wrong}: {what}")
 
 
 def _imbalance(context: Context) -> str:
-    """What does not add up; of the ledger's own rows as of one moment."""
+    """Return which rows disagree. Those of the ledger are read in one snapshot."""
     with reading(context.db):
-        counts = {what: int(context.db.all(sql)[0][0]) for what, sql in _BOOKS.items()}
-    # Not as of that moment: a worker commits a result before it writes the file, so whoever sees
-    # the file first and asks then is told of it. In an older moment all that came since would be
-    # unknown.
-    counts["results in pending/ that this ledger does not know"] = sum(
-        1 for _ in later_results(context.db, context.folder / "pending")
-    )
+        counts = {what: int(context.db.all(sql)[0][0]) for what, sql in _IMBALANCES.items()}
+    # Not in that snapshot: a worker commits a result before it writes the file, so every file that
+    # is seen has its result in the ledger by now, but not in an older snapshot.
+    unknown = sum(1 for _ in later_results(context.db, context.folder / "pending"))
+    counts["results in pending/ that this ledger does not know"] = unknown
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
-def gateway(context: Context) -> Iterator[Seen]:
-    """What a Gateway is to get, and what it did not take."""
+def check_jobs(context: Context) -> Iterator[Observation]:
+    """Report jobs that are known to lack something."""
+    jobs = Jobs(Opened(context.db))
+    for job in jobs.all():
+        running = is_importing(context.folder / "run", job)
+        for what in unaccounted(jobs, context.folder / "run", job):
+            detail = f"job {job.name}: {what}"
+            if running:
+                yield Observation("note", detail)
+            else:
+                yield Observation("wrong", detail)
+
+
+def check_gateway(context: Context) -> Iterator[Observation]:
+    """Report what waits for delivery to a Gateway, and what the Gateway rejected."""
     with reading(context.db):
         store = Opened(context.db)
         stand, url = Outbox(store).delivery(None), GatewayTasks(store).note("url")
-    where = f"the Gateway at {url}" if url else "a Gateway"
+    gateway = "a Gateway"
+    if url:
+        gateway = f"the Gateway at {url}"
     if stand.unsent:
         since = times.show(stand.oldest or 0, time.time(), times.zone(context.settings.timezone))
-        yield Seen(
-            "note",
-            f"{stand.unsent} to be delivered to {where}, the oldest since {since}",
-            _deliver(context),
-        )
+        what = f"{stand.unsent} to be delivered to {gateway}, the oldest since {since}"
+        yield Observation("note", what, _delivery_command(context))
     if stand.refused:
-        yield Seen("note", f"{stand.refused} rejected by {where}", f"{program()} sync rejected")
-    if not stand.unsent and not stand.refused:
-        done = f"{stand.synced} results and {stand.reports_synced} reports were delivered to {where}, none wait"
-        yield Seen(
-            "ok",
-            done
-            if url or stand.synced or stand.reports_synced
-            else "nothing here is for a Gateway",
-        )
+        what = f"{stand.refused} rejected by {gateway}"
+        yield Observation("note", what, f"{program()} sync rejected")
+    if stand.unsent or stand.refused:
+        return
+    if url or stand.synced or stand.reports_synced:
+        counts = f"{stand.synced} results and {stand.reports_synced} reports"
+        yield Observation("ok", f"{counts} were delivered to {gateway}, none wait")
+    else:
+        yield Observation("ok", "nothing here is for a Gateway")
 
 
-def _deliver(context: Context) -> str:
+def _delivery_command(context: Context) -> str:
     agent = read_stack(context.folder).agent
     if agent and agent.find():
         return f"{program()} sync status"
     return f"{program()} ondemand, or {program()} sync push"
 
 
-def leases(context: Context) -> Iterator[Seen]:
-    """Tasks in the hands of processes that are dead, and the files of these."""
+def check_leases(context: Context) -> Iterator[Observation]:
+    """Report tasks that are held by dead or stuck processes, and files that dead ones left."""
     folder = context.folder / "run" / "owners"
-    held = dict(
-        context.db.all(
-            "SELECT owner, count(*) FROM tasks WHERE status = 'processing' GROUP BY owner"
-        )
-    )
+    sql = "SELECT owner, count(*) FROM tasks WHERE status = 'processing' GROUP BY owner"
+    held = dict(context.db.all(sql))
     notes = owners.living(folder)
     for note in notes:
         if (still_s := note.still_s(time.monotonic())) > context.settings.stall_s:
-            what = f"process {note.pid} ({note.about.get('kind')}) stands still for {times.duration(still_s)}"
-            yield Seen("wrong", f"{what} and holds {held.get(note.id, 0)} tasks", awaken(note.pid))
+            who = f"process {note.pid} ({note.about.get('kind')})"
+            what = f"{who} stands still for {times.duration(still_s)}"
+            what += f" and holds {held.get(note.id, 0)} tasks"
+            yield Observation("wrong", what, resume_command(note.pid))
     living = {note.id for note in notes}
     stuck = sum(count for owner, count in held.items() if owner not in living)
     dead = sum(path.name not in living and not path.suffix for path in folder.glob("[!.]*"))
     what = f"{stuck} tasks are held by processes that are dead, which left {dead} files"
     if not stuck and not dead:
-        yield Seen("ok", f"{sum(held.values())} tasks are in hand, all of living processes")
+        what = f"{sum(held.values())} tasks are in progress, all of living processes"
+        yield Observation("ok", what)
     elif context.repair:
         context.close()
         with context.lpm() as lpm:
             freed = lpm.bury()
-        yield Seen("mended", f"{what}; {freed} tasks were freed")
+        yield Observation("mended", f"{what}; {freed} tasks were freed")
     elif living:
-        yield Seen("note", f"{what}; the workers free them within seconds")
+        yield Observation("note", f"{what}; the workers free them within seconds")
     else:
-        yield Seen("wrong", f"{what}; the next worker frees them", repair(context))
+        what = f"{what}; the next worker frees them"
+        yield Observation("wrong", what, repair_command(context))
 
 
-def clock(context: Context) -> Iterator[Seen]:
-    """Times of the future in the ledger: then this clock was ahead, or is behind now."""
+def check_clock(context: Context) -> Iterator[Observation]:
+    """Report times in the future: this clock was ahead then, or is behind now."""
     [(last,)] = context.db.all(
-        "SELECT max(coalesce((SELECT max(at) FROM events), 0), (SELECT coalesce(max(imported_at), 0) FROM tasks))"
+        """SELECT max(coalesce((SELECT max(at) FROM events), 0),
+                      (SELECT coalesce(max(imported_at), 0) FROM tasks))"""
     )
     ahead_s = last - time.time()
-    if ahead_s > _AHEAD_S:
-        yield Seen(
-            "note",
-            f"the ledger has times that are {ahead_s:.0f} s ahead of this clock",
-            "set the clock: timedatectl",
-        )
+    if ahead_s > _MAX_CLOCK_SKEW_S:
+        what = f"the ledger has times that are {ahead_s:.0f} s ahead of this clock"
+        yield Observation("note", what, "set the clock: timedatectl")
     else:
-        yield Seen("ok", "no time in the ledger lies in the future")
+        yield Observation("ok", "no time in the ledger lies in the future")

@@ -1,37 +1,56 @@
-"""raw/ and pending/: every stored page can be read, and every result has its file."""
+"""Checks of raw/ and pending/, and results rebuilt from stored pages."""
 
 import mmap
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from isal import isal_zlib
 
 from crawler import urls
-from crawler.db import losses, results, timeline
-from crawler.db import segments as warc
-from crawler.db.connection import reading, writing
+from crawler.db import losses, segments, timeline
+from crawler.db.connection import Database, reading, writing
 from crawler.db.pending import UNFINISHED, is_whole, missing_files
-from crawler.db.results import PRUNED
+from crawler.db.results import PRUNED, agrees
 from crawler.db.store import Opened
 from crawler.db.tasks import Tasks
-from crawler.doctor import Context, Seen, repair
-from crawler.errors import FetchError, UrlError
+from crawler.doctor import Context, Observation, listed, repair_command
+from crawler.doctor.reconciliation import insert_row
+from crawler.errors import CrawlerError, FetchError, UrlError
 from crawler.fetch.body import decoded
 from crawler.files import read_regular
+from crawler.models import Raw
 
-_SHOWN = 20
-_STEP = 1 << 16
+_MAX_SHOWN = 20
+_READ_BYTES = 1 << 16
+_MAX_PAGE_BYTES = 1 << 30
 _GRACE_S = 60
-"""What somebody at work may not have done yet."""
+"""How long a file may lag behind the ledger while a process works."""
+
+_SEGMENTS_IN_USE = """
+    SELECT name FROM raw_segments
+    UNION SELECT raw_segment FROM results WHERE raw_segment IS NOT NULL ORDER BY 1"""
+_SEGMENTS_IN_TIMELINES = f"""
+    SELECT json_extract(detail, '$.raw.segment') FROM events WHERE detail LIKE '%"raw":%'
+    EXCEPT SELECT substr(key, {len(PRUNED) + 1}) FROM meta WHERE key LIKE '{PRUNED}%'"""
+_JOBS_THAT_WANT_PAGE = f"""
+    SELECT j.id
+    FROM results JOIN (
+        SELECT job_id AS id FROM tasks WHERE id = ?1
+        UNION SELECT job_id FROM job_links WHERE task = ?1) j
+    WHERE task = ?1 AND j.id IS NOT NULL AND {losses.WANTED.format(job="j.id")}"""
+"""The jobs of a task, its own and those that share it, without those that gave up its page."""
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where a result says that its page is, and what its body is known by."""
+class ExpectedPage(msgspec.Struct, frozen=True):
+    """Where a result says that its page is, and the digest of its body."""
 
     offset: int
     task: int
@@ -40,151 +59,158 @@ class Place(msgspec.Struct, frozen=True):
     final_url: str
 
 
-class Walk(msgspec.Struct):
-    """What a walk through a segment has found."""
+class Scan(msgspec.Struct):
+    """What reading a segment from beginning to end has found."""
 
     size: int = -1
-    """Negative where there is no such file."""
-    good: set[int] = msgspec.field(default_factory=set)
-    """The tasks whose pages are as they should be."""
+    """Negative if there is no such file."""
+    intact: set[int] = msgspec.field(default_factory=set)
+    """Tasks whose pages are as their results say."""
     digests: dict[int, str] = msgspec.field(default_factory=dict)
-    """What the pages of these tasks have for a digest, where the results say another: by all else
-    it is the page."""
+    """Digests of intact pages whose results have another one: the result is damaged."""
     gaps: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    """Stretches without a whole record."""
+    """Ranges without a whole record."""
     end: int = 0
     """Where the last whole record ends."""
 
 
-def segments(context: Context) -> Iterator[Seen]:
-    """Every segment is as long as the ledger knows it, and every page in it can be read."""
-    known = [name for (name,) in context.db.all(_KNOWN)]
-    there = {path.name: path for path in sorted((context.folder / "raw").glob("[!.]*.warc.gz"))}
-    if there.keys() - set(
-        known
-    ):  # those of failed attempts are named by events alone, and there are many of these
-        known += sorted((there.keys() - set(known)) & {name for (name,) in context.db.all(_TOLD)})
+# Stored pages
+
+
+def check_segments(context: Context) -> Iterator[Observation]:
+    """Check that each segment is as long as the ledger says, and that each page can be read."""
+    files = {path.name: path for path in sorted((context.folder / "raw").glob("[!.]*.warc.gz"))}
+    names = [name for (name,) in context.db.all(_SEGMENTS_IN_USE)]
+    if unused := files.keys() - set(names):
+        # Only timelines name those of failed attempts; reading all timelines takes long.
+        names += sorted(unused & {name for (name,) in context.db.all(_SEGMENTS_IN_TIMELINES)})
     [(total,)] = context.db.all("SELECT count(raw_segment) FROM results")
     bad = 0
-    for number, name in enumerate(known, 1):
-        context.tell(f"reading segment {number} of {len(known)}: {name} …")
-        end, places = _places(context, name)
-        walk = _walk(there[name], end, places) if name in there else Walk()
-        if walk.digests:
-            bad += len(walk.digests)
-            yield _other_digests(context, name, walk.digests)
-        lost = [
-            place
-            for place in places
-            if place.task not in walk.good and place.task not in walk.digests
-        ]
+    for number, name in enumerate(names, 1):
+        context.progress(f"reading segment {number} of {len(names)}: {name} …")
+        end, expected = _expected_pages(context, name)
+        scan = Scan()
+        if name in files:
+            scan = _scan(files[name], end, expected)
+        if scan.digests:
+            bad += len(scan.digests)
+            yield _correct_digests(context, name, scan.digests)
+        found = scan.intact | scan.digests.keys()
+        lost = [page for page in expected if page.task not in found]
         bad += len(lost)
-        if name in there and end is None:
-            yield _unlisted(context, name, walk)
-        # A disk that is not mounted comes back; a name that is in no list, beside segments that are
-        # there, is noise.
-        waits = name not in there and (end is not None or not there)
-        yield from _judge(context, name, end or walk.size, walk, lost, waits)
-    for name in sorted(there.keys() - set(known)):
-        yield from _orphan(context, there[name])
+        if name in files and end is None:
+            yield _list_again(context, name, scan)
+        # A disk that is not mounted can come back. A name in no list, next to segments that exist,
+        # is noise.
+        may_return = name not in files and (end is not None or not files)
+        yield from _report_damage(context, name, end or scan.size, scan, lost, may_return)
+    for name in sorted(files.keys() - set(names)):
+        yield from _report_unknown(context, files[name])
     if not bad:
-        yield Seen("ok", f"{total} stored pages in {len(there)} segments can be read")
+        yield Observation("ok", f"{total} stored pages in {len(files)} segments can be read")
 
 
-_KNOWN = """SELECT name FROM raw_segments
-            UNION SELECT raw_segment FROM results WHERE raw_segment IS NOT NULL ORDER BY 1"""
-_TOLD = f"""SELECT json_extract(detail, '$.raw.segment') FROM events WHERE detail LIKE '%"raw":%'
-            EXCEPT SELECT substr(key, {len(PRUNED) + 1}) FROM meta WHERE key LIKE '{PRUNED}%'"""
-
-
-def _places(context: Context, name: str) -> tuple[int | None, list[Place]]:
-    """A segment's committed end and the pages in it, as of one moment: it may be growing."""
+def _expected_pages(context: Context, name: str) -> tuple[int | None, list[ExpectedPage]]:
+    """Return a segment's committed end and its pages, in one snapshot: it may be growing."""
     with reading(context.db):
         row = context.db.one("SELECT end FROM raw_segments WHERE name = ?", (name,))
-        rows = context.db.all(
-            "SELECT raw_offset, task, raw_length, body_sha256, final_url FROM results WHERE raw_segment = ?",
+        pages = context.db.all(
+            """SELECT raw_offset, task, raw_length, body_sha256, final_url
+               FROM results WHERE raw_segment = ?""",
             (name,),
         )
-    return row[0] if row else None, [Place(*place) for place in rows]
+    end = None
+    if row:
+        end = row[0]
+    return end, [ExpectedPage(*page) for page in pages]
 
 
-def _walk(path: Path, end: int | None, places: list[Place]) -> Walk:
-    """Go through a segment record by record, and compare the bodies of pages with what results say
-    of them."""
-    walk = Walk(path.stat().st_size)
-    if walk.size == 0:
-        return walk
-    at_offset: dict[int, list[Place]] = {}
-    for place in places:  # an unchanged page is at the place of the one it is the same as
-        at_offset.setdefault(place.offset, []).append(place)
+def _scan(path: Path, end: int | None, expected: list[ExpectedPage]) -> Scan:
+    """Read a segment record by record, and compare each page with its results."""
+    scan = Scan(path.stat().st_size)
+    if scan.size == 0:
+        return scan
+    by_offset: dict[int, list[ExpectedPage]] = {}
+    for page in expected:  # an unchanged page is at the place of the earlier one
+        by_offset.setdefault(page.offset, []).append(page)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        at, limit = 0, len(data) if end is None else min(end, len(data))
+        limit = len(data)
+        if end is not None:
+            limit = min(end, limit)
+        at = 0
         while at < limit:
-            wanted = at_offset.get(at, [])
-            found = _member(data, at, limit, whole=bool(wanted))
-            if found is None:
-                following = data.find(warc.GZIP, at + 1, limit)
-                behind = limit if following < 0 else following
-                walk.gaps.append((at, behind))
+            pages = by_offset.get(at, [])
+            member = _read_member(data, at, limit, whole=bool(pages))
+            if member is None:
+                following = data.find(segments.GZIP, at + 1, limit)
+                if following < 0:
+                    following = limit
+                scan.gaps.append((at, following))
             else:
-                behind, record = found
-                _compare(walk, record, [place for place in wanted if place.length == behind - at])
-                walk.end = behind
-            at = behind
-    return walk
+                following, record = member
+                length = following - at
+                _compare(scan, record, [page for page in pages if page.length == length])
+                scan.end = following
+            at = following
+    return scan
 
 
-def _member(data: mmap.mmap, at: int, limit: int, whole: bool = False) -> tuple[int, bytes] | None:
-    """The end of the gzip member that begins there, if it is one with the right checksum, and its
-    text (or the beginning of that)."""
-    if data[at : at + len(warc.GZIP)] != warc.GZIP:
+def _read_member(
+    data: mmap.mmap, at: int, limit: int, whole: bool = False
+) -> tuple[int, bytes] | None:
+    """Return the end of the gzip member at an offset, and its text or only the beginning of it.
+    None if there is none with the right checksum."""
+    if data[at : at + len(segments.GZIP)] != segments.GZIP:
         return None
     inflater, begin = isal_zlib.decompressobj(wbits=31), at
     texts: list[bytes] = []
     try:
         while at < limit and not inflater.eof:
-            piece = data[at : min(at + _STEP, limit)]
+            piece = data[at : min(at + _READ_BYTES, limit)]
             text = inflater.decompress(piece)
             if at == begin and not text.startswith(b"WARC/"[: len(text)]):
                 return None
             if whole or not texts:
                 texts.append(text)
             at += len(piece)
-    except isal_zlib.error:  # type: ignore[misc]  # its stub does not tell that it is an exception
+    except isal_zlib.error:  # type: ignore[misc]  # its stub does not say that it is an exception
         return None
-    return (at - len(inflater.unused_data), b"".join(texts)) if inflater.eof else None
+    if not inflater.eof:
+        return None
+    return at - len(inflater.unused_data), b"".join(texts)
 
 
-def _compare(walk: Walk, record: bytes, places: list[Place]) -> None:
-    """Whether the body of a record is the one that results were made of."""
-    if not places:
+def _compare(scan: Scan, record: bytes, pages: list[ExpectedPage]) -> None:
+    """Note whether a record's body is the one that its results were made from."""
+    if not pages:
         return
     try:
-        fields, head, received = warc.response(record)
-        digest = sha256(decoded(head, received, limit=1 << 30)).hexdigest()
+        fields, head, received = segments.response(record)
+        digest = sha256(decoded(head, received, limit=_MAX_PAGE_BYTES)).hexdigest()
     except (ValueError, FetchError):
         return
-    for place in places:
-        if digest == place.digest:
-            walk.good.add(place.task)
-        elif b"WARC-Target-URI: " + place.final_url.encode() in fields and _is_intact(
-            fields, received
-        ):
-            walk.digests[place.task] = digest
+    for page in pages:
+        target = b"WARC-Target-URI: " + page.final_url.encode()
+        if digest == page.digest:
+            scan.intact.add(page.task)
+        elif target in fields and _has_own_digest(fields, received):
+            scan.digests[page.task] = digest
 
 
-def _is_intact(fields: list[bytes], received: bytes) -> bool:
-    """Whether a body is as long ago, when it was written with its own digest."""
+def _has_own_digest(fields: list[bytes], received: bytes) -> bool:
+    """Return whether a body still has the digest that was written with it."""
     return b"WARC-Payload-Digest: sha256:" + sha256(received).hexdigest().encode() in fields
 
 
-def _other_digests(context: Context, name: str, digests: dict[int, str]) -> Seen:
-    """Results that know their pages by another digest than these have: it is the ledger that is
-    damaged there."""
-    shown = _listed([_url(context, task) for task in list(digests)[:_SHOWN]], len(digests))
-    detail = f"body_sha256 of {len(digests)} results is not that of their pages in {name}, which are whole: {shown}"
+def _correct_digests(context: Context, name: str, digests: dict[int, str]) -> Observation:
+    """Correct results whose digest is damaged, while their pages are intact."""
+    shown = _listed_urls(context, list(digests))
+    detail = (
+        f"body_sha256 of {len(digests)} results is not that of their pages in {name}, "
+        f"which are whole: {shown}"
+    )
     if not context.repair:
-        return Seen("wrong", detail, repair(context))
+        return Observation("wrong", detail, repair_command(context))
     with context.lpm() as lpm:
         with writing(lpm.store.durable):
             lpm.store.durable.executemany(
@@ -193,249 +219,364 @@ def _other_digests(context: Context, name: str, digests: dict[int, str]) -> Seen
             )
         for task in digests:
             lpm.files.write_one(task)
-    return Seen("mended", detail)
+    return Observation("mended", detail)
 
 
-def _unlisted(context: Context, name: str, walk: Walk) -> Seen:
-    """Put a segment whose row was lost into the list again, or it would be taken for nobody's and
-    removed."""
+def _list_again(context: Context, name: str, scan: Scan) -> Observation:
+    """Put a segment whose row was lost into the list again: a worker removes unlisted ones."""
     detail = f"{name} is not in the ledger's list of segments, but tasks have their pages there"
     if not context.repair:
-        return Seen("wrong", detail, repair(context))
+        return Observation("wrong", detail, repair_command(context))
     with context.lpm() as lpm, writing(lpm.store.durable):
         lpm.store.durable.execute(
             "INSERT INTO raw_segments (name, end, created_at) VALUES (?, ?, ?)",
-            (name, walk.end, lpm.now()),
+            (name, scan.end, lpm.now()),
         )
-    return Seen("mended", detail)
+    return Observation("mended", detail)
 
 
-def _judge(
-    context: Context, name: str, end: int, walk: Walk, lost: list[Place], waits: bool
-) -> Iterator[Seen]:
-    what = (
-        "is missing"
-        if walk.size < 0
-        else f"has {walk.size} of {end} bytes"
-        if walk.size < end
-        else "is damaged"
-    )
-    if lost:
-        shown = _listed([_url(context, place.task) for place in lost[:_SHOWN]], len(lost))
-        detail = (
-            f"{name} {what}: {len(lost)} pages cannot be read, their results are whole: {shown}"
-        )
-        if waits and not _wanted(context, name):
-            yield Seen(
-                "note", f"{name} {what}; the jobs of its {len(lost)} pages have accepted that"
-            )
-        elif waits:
-            yield Seen(
-                "wrong",
-                detail,
-                f"bring {context.folder / 'raw' / name} back: mount its disk, or take a backup",
-            )
-        elif context.repair:
-            _forget(context, name, lost)
-            yield Seen(
-                "mended", f"{detail}; this is noted at each task, and the segment was left as it is"
-            )
-        else:
-            yield Seen("wrong", detail, repair(context))
-    elif walk.size < end or walk.gaps:
-        others = _without_place(context, name, [*walk.gaps, (walk.size, end)])
-        whose = (
-            f"the pages of {_listed(others[:_SHOWN], len(others))}"
-            if others
-            else "no page of a task"
-        )
-        yield Seen("note", f"{name} {what}; this concerns {whose}, and no result")
+def _report_damage(
+    context: Context,
+    name: str,
+    end: int,
+    scan: Scan,
+    lost: list[ExpectedPage],
+    may_return: bool,
+) -> Iterator[Observation]:
+    what = f"{name} is damaged"
+    if scan.size < 0:
+        what = f"{name} is missing"
+    elif scan.size < end:
+        what = f"{name} has {scan.size} of {end} bytes"
+    if not lost:
+        if scan.size < end or scan.gaps:
+            whose = _pages_of_attempts(context, name, [*scan.gaps, (scan.size, end)])
+            yield Observation("note", f"{what}; this concerns {whose}, and no result")
+        return
+    shown = _listed_urls(context, [page.task for page in lost])
+    detail = f"{what}: {len(lost)} pages cannot be read, their results are whole: {shown}"
+    if may_return and not _is_wanted(context, name):
+        accepted = f"the jobs of its {len(lost)} pages have accepted that"
+        yield Observation("note", f"{what}; {accepted}")
+    elif may_return:
+        path = context.folder / "raw" / name
+        yield Observation("wrong", detail, f"bring {path} back: mount its disk, or take a backup")
+    elif context.repair:
+        _note_lost_pages(context, name, lost)
+        done = "this is noted at each task, and the segment was left as it is"
+        yield Observation("mended", f"{detail}; {done}")
+    else:
+        yield Observation("wrong", detail, repair_command(context))
 
 
-def _listed(names: list[str], count: int) -> str:
-    return ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")
-
-
-def _without_place(context: Context, name: str, gaps: list[tuple[int, int]]) -> list[str]:
-    """The URLs of attempts whose pages were there: failed ones, and those that were noted as
-    damaged before."""
+def _pages_of_attempts(context: Context, name: str, gaps: list[tuple[int, int]]) -> str:
+    """Name the attempts whose pages were in these gaps: failed ones, and those whose pages were
+    noted as damaged before."""
     rows = context.db.all(
-        """SELECT DISTINCT url, json_extract(detail, '$.raw.offset') FROM events JOIN tasks ON tasks.id = task
+        """SELECT DISTINCT url, json_extract(detail, '$.raw.offset')
+           FROM events JOIN tasks ON tasks.id = task
            WHERE json_extract(detail, '$.raw.segment') = ?""",
         (name,),
     )
-    return [url for url, offset in rows if any(begin <= offset < end for begin, end in gaps)]
+    found = [url for url, offset in rows if any(begin <= offset < end for begin, end in gaps)]
+    if not found:
+        return "no page of a task"
+    return f"the pages of {listed(found[:_MAX_SHOWN], len(found))}"
+
+
+def _listed_urls(context: Context, tasks: list[int]) -> str:
+    return listed([_url(context, task) for task in tasks[:_MAX_SHOWN]], len(tasks))
 
 
 def _url(context: Context, task: int) -> str:
     row = context.db.one("SELECT url FROM tasks WHERE id = ?", (task,))
-    return str(row[0]) if row else f"task {task}"
+    if row is None:
+        return f"task {task}"
+    return str(row[0])
 
 
-def _forget(context: Context, name: str, lost: list[Place]) -> None:
-    """Note at each task that its page is lost; its result no longer names a place."""
+def _note_lost_pages(context: Context, name: str, lost: list[ExpectedPage]) -> None:
+    """Note at each task that its page is lost, and remove the place from its result."""
     with context.lpm() as lpm:
-        with writing(lpm.store.durable):
-            whose: Counter[int] = Counter()
-            for place in lost:
-                whose.update(job_id for (job_id,) in lpm.store.durable.all(_WHOSE, (place.task,)))
-                about = {"segment": name, "offset": place.offset}
-                timeline.note(lpm.store.durable, place.task, "raw page damaged", about, lpm.now())
-                lpm.store.durable.execute(
-                    "UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL WHERE task = ?",
-                    (place.task,),
+        db = lpm.store.durable
+        with writing(db):
+            pages_by_job: Counter[int] = Counter()
+            for page in lost:
+                pages_by_job.update(job for (job,) in db.all(_JOBS_THAT_WANT_PAGE, (page.task,)))
+                detail = {"segment": name, "offset": page.offset}
+                timeline.note(db, page.task, "raw page damaged", detail, lpm.now())
+                db.execute(
+                    """UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL
+                       WHERE task = ?""",
+                    (page.task,),
                 )
-            for job_id, count in whose.items():
+            for job_id, count in pages_by_job.items():
                 what = f"the stored pages of {count:,} of its results were lost with {name}"
-                losses.note(lpm.store.durable, job_id, what, lpm.now(), losses.PAGES)
-        for place in lost:
-            if _projects(context, place.task):
-                lpm.files.write_one(place.task)
+                losses.note(db, job_id, what, lpm.now(), losses.PAGES)
+        for page in lost:
+            if _is_in_pending(context, page.task):
+                lpm.files.write_one(page.task)
 
 
-_WHOSE = f"""
-    SELECT j.id FROM results JOIN (
-        SELECT job_id AS id FROM tasks WHERE id = ?1 UNION SELECT job_id FROM job_links WHERE task = ?1) j
-    WHERE task = ?1 AND j.id IS NOT NULL AND {losses.WANTED.format(job="j.id")}"""
-"""The jobs that a task counts for, its own and those that share it, unless they do without its
-page."""
-
-
-def _wanted(context: Context, name: str) -> int:
-    """How many results have a page in a segment that some job does not do without."""
+def _is_wanted(context: Context, name: str) -> bool:
+    """Return whether a job wants a page in a segment."""
     sql = f"""SELECT count(*) FROM results r JOIN tasks t ON t.id = r.task
               WHERE raw_segment = ? AND {losses.WANTED_BY_ANY}"""
     [(count,)] = context.db.all(sql, (name,))
-    return int(count)
+    return bool(count)
 
 
-def _projects(context: Context, task: int) -> bool:
-    return bool(
-        context.db.one(
-            "SELECT 1 FROM outbox WHERE task = ? AND state <> 'synced' AND archived_at IS NULL",
-            (task,),
-        )
-    )
+def _is_in_pending(context: Context, task: int) -> bool:
+    sql = "SELECT 1 FROM outbox WHERE task = ? AND state <> 'synced' AND archived_at IS NULL"
+    return context.db.one(sql, (task,)) is not None
 
 
-def _orphan(context: Context, path: Path) -> Iterator[Seen]:
-    """A segment that the ledger does not know: a dead writer's beginning, or all that is left of
-    something."""
-    if context.alive:
-        return  # a living writer's, before its first commit
-    if context.repair:
-        tasks = Tasks(Opened(context.db))
-        unknown = [url for url in _targets(path) if not tasks.for_url(urls.parse(url).key)]
-        whose = f"; no task is for {_listed(unknown[:_SHOWN], len(unknown))}" if unknown else ""
-        kept = context.aside(path)
-        yield Seen(
-            "mended",
-            f"{path.name} holds pages that no task knows; it was set aside as {kept.name}{whose}",
-        )
-    else:
-        yield Seen(
-            "note",
-            f"{path.name} holds pages that no task knows; the next worker removes it",
-            repair(context),
-        )
+def _report_unknown(context: Context, path: Path) -> Iterator[Observation]:
+    """Report a segment that the ledger does not know: a writer died early, or the rest is lost."""
+    if context.in_use:
+        return  # it may be a living writer's, before its first commit
+    what = f"{path.name} holds pages that no task knows"
+    if not context.repair:
+        what += "; the next worker removes it"
+        yield Observation("note", what, repair_command(context))
+        return
+    tasks = Tasks(Opened(context.db))
+    unknown = [url for url in _target_urls(path) if not tasks.for_url(urls.parse(url).key)]
+    what += f"; it was set aside as {context.set_aside(path).name}"
+    if unknown:
+        what += f"; no task is for {listed(unknown[:_MAX_SHOWN], len(unknown))}"
+    yield Observation("mended", what)
 
 
-def _targets(path: Path) -> list[str]:
-    """The URLs of the pages in a segment, as far as they can be read."""
+def _target_urls(path: Path) -> list[str]:
+    """Return the URLs of the pages in a segment, up to the first unreadable record."""
     targets: dict[str, None] = {}
     if path.stat().st_size == 0:
         return []
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         at = 0
-        while at < len(data) and (found := _member(data, at, len(data))) is not None:
-            behind, record = found
+        while at < len(data) and (member := _read_member(data, at, len(data))) is not None:
+            at, record = member
             head = record.partition(b"\r\n\r\n")[0]
             for line in head.decode("utf-8", "replace").split("\r\n"):
                 name, _, url = line.partition(": ")
                 with suppress(UrlError):
                     if name == "WARC-Target-URI" and urls.parse(url):
                         targets[url] = None
-            at = behind
     return list(targets)
 
 
-def projections(context: Context) -> Iterator[Seen]:
-    """pending/ holds each result that was neither synced nor archived, and nothing else of ours."""
+# Files in pending/
+
+
+def check_pending(context: Context) -> Iterator[Observation]:
+    """Check that pending/ holds each result that was neither synced nor archived, and no other."""
     folder = context.folder / "pending"
-    context.tell(f"reading {folder} …")
-    names, gone = _expected(context, time.time() - _GRACE_S if context.alive else float("inf"))
-    files: dict[str, list[Path]] = {"unreadable": [], "other": [], "left": [], "foreign": []}
+    context.progress(f"reading {folder} …")
+    before = float("inf")
+    if context.in_use:
+        before = time.time() - _GRACE_S
+    names, gone = _expected_files(context, before)
+    files: dict[str, list[Path]] = {"unreadable": [], "different": [], "stale": [], "foreign": []}
     whole = 0
-    for path in folder.iterdir() if folder.is_dir() else ():
-        kind = _kind(context, path, gone)
-        whole += kind == "whole"
-        if kind in files:
-            files[kind].append(path)
-        if path.suffix == ".json":
-            names.discard(path.stem)
-    due = missing_files(context.db, folder, names, lambda: context.alive)
-    unreadable, left, foreign = (
-        files["unreadable"],
-        files["left"],
-        sorted(path.name for path in files["foreign"]),
-    )
-    other = files["other"]
-    if foreign:
-        shown = _listed(foreign[:_SHOWN], len(foreign))
-        yield Seen("note", f"{len(foreign)} files in pending/ are none of ours: {shown}")
-    what = f"{len(due)} files are missing in pending/, {len(unreadable)} cannot be read, {len(left)} should be gone"
-    if other:
-        what += f", {len(other)} say something else than the ledger: "
-        what += _listed([path.stem for path in other[:_SHOWN]], len(other))
-    if not due and not unreadable and not left and not other:
-        yield Seen("ok", f"{whole} results in pending/ are whole")
+    if folder.is_dir():
+        for path in folder.iterdir():
+            kind = _kind(context, path, gone)
+            whole += kind == "whole"
+            if kind in files:
+                files[kind].append(path)
+            if path.suffix == ".json":
+                names.discard(path.stem)
+    missing = missing_files(context.db, folder, names, lambda: context.in_use)
+    if foreign := sorted(path.name for path in files["foreign"]):
+        shown = listed(foreign[:_MAX_SHOWN], len(foreign))
+        yield Observation("note", f"{len(foreign)} files in pending/ are none of ours: {shown}")
+    unreadable, different, stale = files["unreadable"], files["different"], files["stale"]
+    what = f"{len(missing)} files are missing in pending/, {len(unreadable)} cannot be read"
+    what += f", {len(stale)} should be gone"
+    if different:
+        task_ids = [path.stem for path in different[:_MAX_SHOWN]]
+        what += f", {len(different)} say something else than the ledger: "
+        what += listed(task_ids, len(different))
+    wrong = missing or unreadable or different
+    if not wrong and not stale:
+        yield Observation("ok", f"{whole} results in pending/ are whole")
     elif context.repair:
-        for path in unreadable + other:
-            context.aside(path)
-        for path in left:
-            if path.is_dir():
-                context.aside(path)
-            else:
-                path.unlink(missing_ok=True)
-        with context.lpm() as lpm:
-            made = lpm.files.restore()
-        yield Seen("mended", f"{what}; {made} were made again from the ledger")
+        made = _restore_pending(context, unreadable + different, stale)
+        yield Observation("mended", f"{what}; {made} were written again from the ledger")
+    elif wrong:
+        yield Observation("wrong", what, repair_command(context))
     else:
-        yield Seen("wrong" if due or unreadable or other else "note", what, repair(context))
+        yield Observation("note", what, repair_command(context))
+
+
+def _restore_pending(context: Context, damaged: list[Path], stale: list[Path]) -> int:
+    """Set damaged files aside, remove stale ones and write what is missing. Returns how many."""
+    for path in damaged:
+        context.set_aside(path)
+    for path in stale:
+        if path.is_dir():
+            context.set_aside(path)
+        else:
+            path.unlink(missing_ok=True)
+    with context.lpm() as lpm:
+        return lpm.files.restore()
 
 
 def _kind(context: Context, path: Path, gone: set[str]) -> str | None:
-    """What a file in pending/ is; None for what somebody is just writing, and for what others hide
-    there."""
+    """Return what a file in pending/ is; None for files in the making and hidden files of
+    others."""
     if path.name.startswith("."):
         ours = UNFINISHED.fullmatch(path.name)
-        return "left" if ours and time.time() - path.lstat().st_mtime > _GRACE_S else None
-    if path.suffix != ".json" or not context.db.one(
-        "SELECT 1 FROM tasks WHERE task_id = ?", (path.stem,)
-    ):
+        if ours and time.time() - path.lstat().st_mtime > _GRACE_S:
+            return "stale"
+        return None
+    known = context.db.one("SELECT 1 FROM tasks WHERE task_id = ?", (path.stem,))
+    if path.suffix != ".json" or not known:
         return "foreign"
     if path.stem in gone:
-        return "left"
+        return "stale"
     if not is_whole(path):
         return "unreadable"
     with suppress(FileNotFoundError):  # it has just been sent
-        if not results.agrees(context.db, path.stem, msgspec.json.decode(read_regular(path))):
-            return "other"
+        if not agrees(context.db, path.stem, msgspec.json.decode(read_regular(path))):
+            return "different"
     return "whole"
 
 
-def _expected(context: Context, before: float) -> tuple[set[str], set[str]]:
-    """The names that must be there, and those that must not be: what left before that time."""
+def _expected_files(context: Context, before: float) -> tuple[set[str], set[str]]:
+    """Return the task ids that must have a file, and those that must not: their results left
+    pending/ before that time."""
     due: set[str] = set()
     gone: set[str] = set()
-    for name, ended, long_ago in context.db.execute(
+    for task_id, has_left, long_ago in context.db.execute(
         """SELECT task_id, state = 'synced' OR archived_at IS NOT NULL,
                max(coalesce(synced_at, 0), coalesce(archived_at, 0)) < ?
            FROM outbox JOIN tasks ON id = task""",
         (before,),
     ):
-        if not ended:
-            due.add(name)
+        if not has_left:
+            due.add(task_id)
         elif long_ago:
-            gone.add(name)
+            gone.add(task_id)
     return due, gone
+
+
+# Lost results, rebuilt from their stored pages
+
+_LOST_RESULTS = """
+    SELECT t.id, t.url, c.at, c.detail
+    FROM tasks t JOIN events c
+        ON c.id = (SELECT max(id) FROM events WHERE task = t.id AND kind = 'completed')
+    WHERE t.status IN ('pending', 'expired') AND t.id NOT IN (SELECT task FROM results)
+      AND t.id IN (SELECT task FROM events WHERE kind = 'result lost' AND id > c.id)"""
+
+
+class _Completed(msgspec.Struct, frozen=True):
+    """What the timeline of a task says about its lost result."""
+
+    status: int = 200
+    verdict: str = "ok"
+    fetch_ms: float = 0.0
+    parse_ms: float = 0.0
+    raw: Raw | None = None
+    record_crc32: int | None = None
+
+
+def rebuild_results(context: Context) -> Iterator[Observation]:
+    """Rebuild results that a repair could not save, if their stored pages can be read."""
+    if not context.repair or context.reparse is None:
+        return
+    lost = context.db.all(_LOST_RESULTS)
+    if not lost:
+        return
+    context.close()
+    made, same = [], 0
+    with context.lpm() as lpm:
+        now, db = lpm.now(), lpm.store.durable
+        with writing(db):
+            for task, url, at, told in lost:
+                completed = msgspec.json.decode(told, type=_Completed)
+                result = _rebuilt(context, url, at, completed)
+                if result is None:
+                    continue
+                checksum = zlib.crc32(result["record"].encode())
+                _store(db, task, result, at, now)
+                detail = {
+                    "again": "from the stored page",
+                    "raw": completed.raw,
+                    "record_crc32": checksum,
+                }
+                timeline.note(db, task, "completed", detail, now)
+                same += checksum == completed.record_crc32
+                made.append(task)
+        lpm.jobs.finalise(now)
+        for task in made:
+            lpm.files.write_one(task)
+    if made:
+        what = f"{len(made)} of {len(lost)} lost results were made again from their stored pages"
+        if len(made) > same:
+            what += f", {len(made) - same} of them with another record than before"
+        yield Observation("mended", what)
+
+
+def _rebuilt(context: Context, url: str, at: float, completed: _Completed) -> dict[str, Any] | None:
+    """Return the columns of a result, except its task; None if its page cannot be read, or has no
+    record any more."""
+    place = completed.raw
+    if place is None or context.reparse is None:
+        return None
+    try:
+        record = zlib.decompress(segments.member(context.folder / "raw", place), wbits=31)
+        fields, head, received = segments.response(record)
+        final_url, date = _field(fields, b"WARC-Target-URI: "), _field(fields, b"WARC-Date: ")
+        parsed = context.reparse(url, final_url, head, received)
+    except (CrawlerError, ValueError, zlib.error):
+        return None
+    if parsed is None:
+        return None
+    return {
+        "record": parsed.record.decode(),
+        "final_url": final_url,
+        "status_code": completed.status,
+        "content_type": parsed.content_type,
+        "verdict": completed.verdict,
+        "bytes": len(parsed.body),
+        "body_sha256": sha256(parsed.body).hexdigest(),
+        "fetch_ms": completed.fetch_ms,
+        "parse_ms": completed.parse_ms,
+        "parser": parsed.parser[0],
+        "parser_version": parsed.parser[1],
+        "raw_segment": place.segment,
+        "raw_offset": place.offset,
+        "raw_length": place.length,
+        "scraped_at": _timestamp(date, at),
+        "site": parsed.site[0],
+        "site_version": parsed.site[1],
+    }
+
+
+def _field(fields: list[bytes], name: bytes) -> str:
+    return next((line.removeprefix(name).decode() for line in fields if line.startswith(name)), "")
+
+
+def _timestamp(date: str, default: float) -> float:
+    try:
+        return datetime.fromisoformat(date).timestamp()
+    except ValueError:
+        return default
+
+
+def _store(db: Database, task: int, result: dict[str, Any], at: float, now: float) -> None:
+    insert_row(db, "results", {"task": task, **result})
+    db.execute(
+        """UPDATE tasks SET status = 'completed', owner = NULL, error_type = NULL,
+               error_message = NULL, completed_at = ?
+           WHERE id = ?""",
+        (at, task),
+    )
+    db.execute(
+        """INSERT OR IGNORE INTO outbox (task, state, created_at)
+           SELECT id, iif(source = 'gateway', 'ready', 'held'), ? FROM tasks WHERE id = ?""",
+        (now, task),
+    )

@@ -1,37 +1,64 @@
-"""A damaged ledger made readable again: what can be read goes into a new file, which then takes its
-place."""
+"""Saves the rows of a damaged ledger into a new file, and corrects values that contradict each
+other.
+
+Rows are read by SQL first. Where SQLite cannot get to them any more, they are read from the leaf
+pages of the file. SQLite has no checksums, so rows that can be read may still hold wrong values.
+"""
 
 import contextlib
 import mmap
-import secrets
 import shutil
-from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+import struct
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import apsw
 import msgspec
 
 from crawler import urls
-from crawler.db import schema, segments, timeline
+from crawler.db import schema
 from crawler.db.connection import Database, connect, writing
-from crawler.db.results import PRUNED
-from crawler.doctor import leaves
-from crawler.doctor.columns import STORED, damage_passed_over, has_index, index_of, mend, opened
-from crawler.doctor.lost_rows import count_files, find_keys, make_job, make_jobs, prove
-from crawler.errors import CrawlerError, StoreError, UrlError
-from crawler.fetch.body import decoded as without_codings
-from crawler.fetch.wire import stored_values
+from crawler.db.losses import row_crc32
+from crawler.doctor.reconciliation import (
+    STORED_EVENT,
+    TEMP_TABLES,
+    count_rows,
+    insert_row,
+    reconcile,
+)
+from crawler.errors import StoreError, UrlError
 from crawler.files import read_regular
-from crawler.models import NO_DEADLINE, Raw, encoded_input
+from crawler.urls import Address
 
+Value = int | float | str | bytes | None
+IsIndexed = Callable[[int, bytes], bool]
+"""Tells whether an index of the damaged ledger has a task under a URL's key."""
+
+SENSELESS = {
+    "results": """NOT json_valid(record) OR json_type(record) <> 'object'
+                  OR scraped_at NOT BETWEEN 0 AND 4e9 OR length(body_sha256) <> 64""",
+    "events": """NOT json_valid(detail) OR json_type(detail) <> 'object'
+                 OR at NOT BETWEEN 0 AND 4e9""",
+    "tasks": "length(task_id) <> 32 OR task_id GLOB '*[^0-9a-f]*'",
+}
+"""Conditions for rows that SQLite can read but this program cannot."""
 _TYPES: dict[str, tuple[type, ...]] = {
     "INTEGER": (int,),
     "REAL": (int, float),
     "TEXT": (str,),
     "BLOB": (bytes,),
 }
+_TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+_INDEXES = {
+    "tasks_by_task_id": ("task_id",),
+    "tasks_by_url": ("url_key", "parcel_id"),
+    "tasks_by_job": ("job_id",),
+}
+_MAX_SHOWN = 3
+_MAX_URL_SHOWN = 200
+_MAX_VALUE_SHOWN = 80
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -41,27 +68,26 @@ class Column(msgspec.Struct, frozen=True):
     type: str
     required: bool
     key: int
-    given: bool
-    """Whether it has a value of its own where none is given."""
+    """Its place in the primary key, from 1; 0 if it is not part of it."""
+    has_default: bool
 
 
 def salvage(
     damaged: Path, target: Path, pending: Path, raw: Path, now: float
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Put all that can be read into a new ledger; returns the rows of each table, and what was done
+    """Put all that can be read into a new ledger. Returns the rows of each table, and what was done
     besides.
 
-    The damaged file is only read, and there is no target where that fails.
+    The damaged file is only read. If this fails, there is no target.
     """
     copy = target.with_name(f".{target.name}")
     try:
         _copy(damaged, copy)
         with contextlib.closing(connect(target)) as fresh:
             version = _version(copy)
-            saved, mended = _read_all(copy, version, fresh, pending)
-            done = mended | settle(
-                fresh, pending, raw, now, noted_files=version >= schema.WITH_IMPORTS
-            )
+            saved, corrected = _read_all(copy, version, fresh, pending)
+            noted_files = version >= schema.WITH_IMPORTS
+            done = corrected | reconcile(fresh, pending, raw, now, noted_files)
             _require_sound(fresh, damaged)
     except BaseException:
         _remove(target)
@@ -83,75 +109,9 @@ def _remove(path: Path) -> None:
         Path(f"{path}{ending}").unlink(missing_ok=True)
 
 
-def _read_all(
-    copy: Path, version: int, fresh: Database, pending: Path
-) -> tuple[dict[str, int], dict[str, int]]:
-    with writing(fresh):
-        # Read with the schema that it was written with: another one asks for columns that are not
-        # there, and finds its own tables in the rows of others.
-        schema.build(fresh, 0, version)
-        tables = {name: _columns(fresh, name) for (name,) in fresh.all(_TABLES)}
-        fresh.execute(INDEXED)
-        broken = [name for name in tables if not _read(copy, fresh, name, tables[name])]
-        _read_leaves(copy, fresh, {name: tables[name] for name in broken})
-        if "tasks" in broken:
-            _read_indexes(copy, fresh)
-        if version < len(schema.MIGRATIONS):
-            schema.build(fresh, version)
-        for table in ("results", "events"):
-            fresh.execute(f"DELETE FROM {table} WHERE {SENSELESS[table]}")
-        # An event looks like a loss that was not settled yet.
-        fresh.execute("DELETE FROM losses WHERE kind NOT IN ('rows', 'pages')")
-        fresh.execute(
-            f"UPDATE tasks SET task_id = lower(hex(randomblob(16))) WHERE {SENSELESS['tasks']}"
-        )
-        saved = {name: _count(fresh, name) for (name,) in fresh.all(_TABLES)}
-        mended = mend(fresh, pending, index_of(copy))
-    return saved, {what: count for what, count in mended.items() if count}
-
-
-SENSELESS = {
-    "results": """NOT json_valid(record) OR json_type(record) <> 'object' OR scraped_at NOT BETWEEN 0 AND 4e9
-                  OR length(body_sha256) <> 64""",
-    "events": "NOT json_valid(detail) OR json_type(detail) <> 'object' OR at NOT BETWEEN 0 AND 4e9",
-    "tasks": "length(task_id) <> 32 OR task_id GLOB '*[^0-9a-f]*'",
-}
-"""Rows that SQLite reads, but nobody else can: a database has no checksums."""
-_UNKNOWN = "state NOT IN ('ready', 'synced', 'rejected', 'held')"
-UNKNOWN_STATES = f"""(SELECT count(*) FROM outbox WHERE {_UNKNOWN}) + (SELECT count(*) FROM reports WHERE {_UNKNOWN})"""
-"""How much would never be sent, nor be counted."""
-_TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-
-
-def _columns(db: Database, table: str) -> list[Column]:
-    return [
-        Column(row[1], row[2], bool(row[3]), row[5], row[4] is not None)
-        for row in db.all(f"PRAGMA table_info({table})")
-    ]
-
-
-def _version(copy: Path) -> int:
-    """The schema that a damaged ledger was written with: the oldest one that has all its columns,
-    or the newest."""
-    told, there = 0, set[tuple[str, str]]()
-    with damage_passed_over(), opened(copy) as db:
-        [(told,)] = db.all("PRAGMA user_version")
-        there = _all_columns(db)
-    with contextlib.closing(Database(":memory:")) as reference:
-        for version in range(1, len(schema.MIGRATIONS)):
-            schema.build(reference, version - 1, version)
-            if version >= told and there and there <= _all_columns(reference):
-                return version
-    return len(schema.MIGRATIONS)
-
-
-def _all_columns(db: Database) -> set[tuple[str, str]]:
-    return {(table, column.name) for (table,) in db.all(_TABLES) for column in _columns(db, table)}
-
-
 def _copy(damaged: Path, copy: Path) -> None:
-    """A copy with everything that was still in the log, so that it is one file."""
-    damaged = damaged.resolve()  # the log of a linked file is where that is
+    """Copy a ledger, and merge its log into the copy."""
+    damaged = damaged.resolve()  # the log is next to the file that a link points to
     for ending in ("", "-wal"):
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(f"{damaged}{ending}", f"{copy}{ending}")
@@ -159,421 +119,614 @@ def _copy(damaged: Path, copy: Path) -> None:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def _read(copy: Path, fresh: Database, table: str, columns: list[Column]) -> bool:
-    """Read a table from its beginning, and where that breaks off from its end; says whether that
-    was all of it."""
+def _version(copy: Path) -> int:
+    """Return the schema that a damaged ledger was written with: the oldest one that has all its
+    columns, or the newest."""
+    told, found = 0, set[tuple[str, str]]()
+    with _skip_damage(), _opened(copy) as db:
+        [(told,)] = db.all("PRAGMA user_version")
+        found = _all_columns(db)
+    with contextlib.closing(Database(":memory:")) as reference:
+        for version in range(1, len(schema.MIGRATIONS)):
+            schema.build(reference, version - 1, version)
+            if version >= told and found and found <= _all_columns(reference):
+                return version
+    return len(schema.MIGRATIONS)
+
+
+def _read_all(
+    copy: Path, version: int, fresh: Database, pending: Path
+) -> tuple[dict[str, int], dict[str, int]]:
+    with writing(fresh):
+        # With the schema that the file was written with: another one has columns that do not
+        # exist there, and takes rows of one table for those of another.
+        schema.build(fresh, 0, version)
+        tables = {name: _columns(fresh, name) for (name,) in fresh.all(_TABLES)}
+        fresh.execute(TEMP_TABLES)
+        broken = [name for name in tables if not _read_table(copy, fresh, name, tables[name])]
+        _read_leaves(copy, fresh, {name: tables[name] for name in broken})
+        if "tasks" in broken:
+            _read_indexes(copy, fresh)
+        if version < len(schema.MIGRATIONS):
+            schema.build(fresh, version)
+        for table in ("results", "events"):
+            fresh.execute(f"DELETE FROM {table} WHERE {SENSELESS[table]}")
+        # A row of another table can look like a loss.
+        fresh.execute("DELETE FROM losses WHERE kind NOT IN ('rows', 'pages')")
+        fresh.execute(
+            f"UPDATE tasks SET task_id = lower(hex(randomblob(16))) WHERE {SENSELESS['tasks']}"
+        )
+        saved = {name: count_rows(fresh, name) for (name,) in fresh.all(_TABLES)}
+        corrected = _correct_values(fresh, pending, _index_lookup(copy))
+    return saved, {what: count for what, count in corrected.items() if count}
+
+
+# Rows by SQL
+
+
+@contextlib.contextmanager
+def _skip_damage() -> Iterator[None]:
+    """Stop reading where a file is damaged. An error in a statement is still raised."""
+    try:
+        yield
+    except apsw.SQLError:
+        raise
+    except (apsw.Error, UnicodeDecodeError):
+        pass
+
+
+def _opened(copy: Path) -> contextlib.closing[Database]:
+    """Open a damaged ledger for reading."""
+    return contextlib.closing(Database(str(copy), flags=apsw.SQLITE_OPEN_READONLY, raw=True))
+
+
+def _columns(db: Database, table: str) -> list[Column]:
+    return [
+        Column(name, kind, bool(required), key, default is not None)
+        for _, name, kind, required, default, key in db.all(f"PRAGMA table_info({table})")
+    ]
+
+
+def _all_columns(db: Database) -> set[tuple[str, str]]:
+    return {(table, column.name) for (table,) in db.all(_TABLES) for column in _columns(db, table)}
+
+
+def _has_index(db: Database, name: str) -> bool:
+    """Return whether the definition of an index of the tasks can still be read."""
+    sql = "SELECT tbl_name FROM sqlite_schema WHERE type = 'index' AND name = ?"
+    return ("tasks",) in db.all(sql, (name,))
+
+
+def _read_table(copy: Path, fresh: Database, table: str, columns: list[Column]) -> bool:
+    """Read a table from its beginning, and if that breaks off from its end. Returns whether it was
+    read completely."""
     key = [column.name for column in sorted(columns, key=lambda c: c.key) if column.key]
     for order in ("ASC", "DESC"):
-        with damage_passed_over(), opened(copy) as db:
+        with _skip_damage(), _opened(copy) as db:
             there = {column.name for column in _columns(db, table)}
             if not there.issuperset(key):
                 return False  # the definition of the table is damaged
             names = [column.name for column in columns if column.name in there]
             by = ", ".join(f"{name} {order}" for name in key)
-            for row in db.execute(
-                f"SELECT {', '.join(names)} FROM {table} NOT INDEXED ORDER BY {by}"
-            ):
-                _insert(fresh, table, names, row)
+            sql = f"SELECT {', '.join(names)} FROM {table} NOT INDEXED ORDER BY {by}"
+            for row in db.execute(sql):
+                _save(fresh, table, names, row)
             return order == "ASC"
     return False
 
 
-def _read_leaves(copy: Path, fresh: Database, tables: dict[str, list[Column]]) -> None:
-    """Whatever else the pages of the file hold for these tables; what is there already is not
-    touched."""
-    if not tables or not copy.exists() or copy.stat().st_size < 512:
-        return
-    with copy.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for rowid, values in leaves.rows(data):
-            for table, columns in tables.items():
-                if _fits(columns, values):
-                    names = [column.name for column in columns[: len(values)]]
-                    _insert(fresh, table, names, [rowid, *values[1:]])
-                    break
-
-
-INDEXED = """
-    CREATE TEMP TABLE IF NOT EXISTS indexed (
-        id INTEGER PRIMARY KEY, task_id TEXT, url_key BLOB, parcel_id TEXT, job_id INTEGER);
-    CREATE TEMP TABLE IF NOT EXISTS no_input (id INTEGER PRIMARY KEY)"""
-"""What the indexes still know of tasks whose rows are lost: not their URLs, but whose they are; and
-the tasks whose input is lost."""
-_INDEXES = {
-    "tasks_by_task_id": ("task_id",),
-    "tasks_by_url": ("url_key", "parcel_id"),
-    "tasks_by_job": ("job_id",),
-}
-
-
 def _read_indexes(copy: Path, fresh: Database) -> None:
-    """Read what each index of the tasks holds by itself, from its beginning, and where that breaks
-    off from its end."""
+    """Read the entries of each index of the tasks, from its beginning, and if that breaks off from
+    its end."""
     for index, columns in _INDEXES.items():
-        names = ", ".join(columns)
-        put = f"""INSERT INTO indexed (id, {names}) VALUES (?, {", ".join("?" * len(columns))})
-                  ON CONFLICT DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in columns)}"""
+        names, marks = ", ".join(columns), ", ".join("?" * len(columns))
+        updates = ", ".join(f"{name} = excluded.{name}" for name in columns)
+        put = f"""INSERT INTO indexed (id, {names}) VALUES (?, {marks})
+                  ON CONFLICT DO UPDATE SET {updates}"""
         for order in ("ASC", "DESC"):
             by = ", ".join(f"{name} {order}" for name in columns)
-            with damage_passed_over(), opened(copy) as db:
-                if has_index(db, index):
-                    for row in db.execute(
-                        f"SELECT id, {names} FROM tasks INDEXED BY {index} ORDER BY {by}"
-                    ):
+            sql = f"SELECT id, {names} FROM tasks INDEXED BY {index} ORDER BY {by}"
+            with _skip_damage(), _opened(copy) as db:
+                if _has_index(db, index):
+                    for row in db.execute(sql):
                         fresh.execute(put, row)
                 break
     fresh.execute(
-        """DELETE FROM indexed WHERE id IN (SELECT id FROM tasks) OR id < 1
-               OR length(task_id) <> 32 OR task_id GLOB '*[^0-9a-f]*' OR task_id IN (SELECT task_id FROM tasks)"""
+        f"""DELETE FROM indexed
+            WHERE id IN (SELECT id FROM tasks) OR id < 1 OR {SENSELESS["tasks"]}
+               OR task_id IN (SELECT task_id FROM tasks)"""
     )
 
 
-def _fits(columns: list[Column], values: list[leaves.Value]) -> bool:
-    """Whether these can be the values of a row: of the right types, without the columns that were
-    added later."""
-    return (
-        bool(values)
-        and values[0] is None  # the place of the rowid
-        and len(values) <= len(columns)
-        and not any(column.required and not column.given for column in columns[len(values) :])
-        and all(
-            not column.required if value is None else isinstance(value, _TYPES[column.type])
-            for column, value in zip(columns[1:], values[1:], strict=False)
-        )
-    )
+def _save(fresh: Database, table: str, names: list[str], row: Iterable[Any]) -> None:
+    verb = "INSERT OR IGNORE"
+    if table == "meta":
+        # The new ledger has an id of its own; the old one replaces it, because messages carry it.
+        verb = "INSERT OR REPLACE"
+    insert_row(fresh, table, dict(zip(names, row, strict=True)), verb)
 
 
-def _insert(fresh: Database, table: str, names: list[str], row: Iterable[Any]) -> None:
-    marks = ", ".join("?" * len(names))
-    # The new ledger has an id of its own, which must give way to the old one: messages carry that.
-    verb = "REPLACE" if table == "meta" else "IGNORE"
-    fresh.execute(
-        f"INSERT OR {verb} INTO {table} ({', '.join(names)}) VALUES ({marks})", tuple(row)
-    )
+# Rows by the pages of the file: https://www.sqlite.org/fileformat2.html
+#
+# Each leaf of a table says how many rows it has and where, so it can be read without the tree above
+# it. The values of a row tell which table it is of.
+
+_LEAF_OF_TABLE = 0x0D
+_FILE_HEADER_BYTES = 100
+_DEFAULT_PAGE_BYTES = 4096
+_VALUE_BYTES = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8, 7: 8, 8: 0, 9: 0}
 
 
-# What the rows say about each other, made true again
+def _read_leaves(copy: Path, fresh: Database, tables: dict[str, list[Column]]) -> None:
+    """Save the rows of these tables that only the pages of the file still hold."""
+    if not tables or not copy.exists() or copy.stat().st_size < 512:
+        return
+    with copy.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for rowid, values in _rows_of_leaves(data):
+            for table, columns in tables.items():
+                if _fits(columns, values):
+                    names = [column.name for column in columns[: len(values)]]
+                    _save(fresh, table, names, [rowid, *values[1:]])
+                    break
 
 
-def settle(
-    db: Database, pending: Path, raw: Path, now: float, noted_files: bool = True
-) -> dict[str, int]:
-    """Bring tasks, results, outbox and jobs into agreement without losing a result; returns what
-    was done, counted.
-
-    `noted_files` says whether the ledger was made by a program that noted the files of each job.
-    """
-    done: dict[str, int] = {}
-    with writing(db):
-        db.execute(INDEXED)
-        jobs = _count(db, "jobs")
-        # One that was completed is so only with its result, which is looked for next.
-        db.execute(
-            f"UPDATE tasks SET status = e.kind FROM ({ENDED_OTHERWISE}) e WHERE e.task = tasks.id"
-        )
-        done["tasks that ended as their timelines say"] = db.changes()
-        db.execute("CREATE INDEX by_place ON results(raw_segment, raw_offset)")
-        done["results put back from pending/"] = sum(
-            _put_back(db, raw, result) for result in _projected(pending)
-        )
-        db.execute("DROP INDEX by_place")
-        _let_go_of_pruned(db, raw)
-        _lengthen_segments(db, raw, now)
-        done["tasks made again from their results"] = _remake_tasks(db)
-        db.execute(
-            """UPDATE tasks SET status = 'completed', owner = NULL, error_type = NULL, error_message = NULL,
-                   completed_at = (SELECT scraped_at FROM results WHERE task = tasks.id)
-               WHERE status <> 'completed' AND id IN (SELECT task FROM results)"""
-        )
-        done["tasks completed, as their results say"] = db.changes()
-        db.execute(
-            """INSERT INTO outbox (task, state, created_at)
-               SELECT id, iif(source = 'gateway', 'ready', 'held'), ? FROM tasks JOIN results ON task = id
-               WHERE id NOT IN (SELECT task FROM outbox)""",
-            (now,),
-        )
-        done["results put into the outbox again"] = db.changes()
-        db.execute("DELETE FROM outbox WHERE task NOT IN (SELECT task FROM results)")
-        db.execute(
-            f"""UPDATE outbox SET batch = NULL, state = iif(
-                   task IN (SELECT id FROM tasks WHERE source = 'gateway'), 'ready', 'held') WHERE {_UNKNOWN}"""
-        )  # a Gateway that has one already takes it once more
-        done["results to be delivered again, or held, their state being unknown"] = db.changes()
-        db.execute(f"DELETE FROM reports WHERE {_UNKNOWN}")
-        db.execute(
-            """INSERT INTO reports (task, state, created_at) SELECT id, 'ready', ? FROM tasks
-               WHERE source = 'gateway' AND status IN ('failed', 'skipped', 'expired')
-               AND id NOT IN (SELECT task FROM reports)""",
-            (now,),
-        )
-        done["ends of a Gateway's tasks to be reported again"] = db.changes()
-        done["tasks pending again, their results being lost"] = _reopen(db, now)
-        db.execute(
-            f"""UPDATE tasks SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0
-               WHERE (status = 'processing' AND owner IS NULL) OR {NEVER_ENDED}
-                  OR status NOT IN ('pending', 'processing', 'completed', 'failed', 'skipped', 'expired')"""
-        )
-        done["tasks pending again, their state being unknown"] = db.changes()
-        done["jobs open again"] = _settle_jobs(db, now)
-        done["jobs made again"] = _count(db, "jobs") - jobs
-        count_files(db)
-        done |= prove(db, now, noted_files)
-        find_keys(db)
-        db.execute(
-            """UPDATE tasks SET not_before = 0 WHERE status = 'pending' AND not_before = 9e15 AND job_id IS NOT NULL
-               AND NOT EXISTS (SELECT 1 FROM jobs WHERE id = job_id AND hold IS NOT NULL)"""
-        )
-        done["tasks due again, nothing holding them"] = db.changes()
-        db.execute(
-            "DELETE FROM meta WHERE key = 'pending_secured'"
-        )  # it counts events, of which some may be gone
-    return {what: count for what, count in done.items() if count}
-
-
-class Parser(msgspec.Struct, frozen=True):
-    """What made a record."""
-
-    name: str
-    version: str
-
-
-class Projected(msgspec.Struct, frozen=True, kw_only=True):
-    """A result as pending/ has it."""
-
-    task_id: str
-    url: str
-    final_url: str
-    scraped_at: datetime
-    data: msgspec.Raw = msgspec.Raw(b"{}")
-    status_code: int = 200
-    verdict: str = "ok"
-    raw_html_hash: str = ""
-    parse_duration_ms: float = 0.0
-    parcel_id: str | None = None
-    job: str | None = None
-    queue: str = "default"
-    priority: int = 5
-    attempts: int = 1
-    input: dict[str, Any] = {}
-    parser: Parser = Parser("none", "1")
-    site: Parser = Parser("default", "")
-    raw: Raw | None = None
-
-
-def _projected(pending: Path) -> Iterator[Projected]:
-    """The results in pending/ that can be read."""
-    for path in pending.glob("[!.]*.json"):
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            result = msgspec.json.decode(read_regular(path), type=Projected)
-            msgspec.json.decode(result.data, type=dict)
-            if result.task_id == path.stem:
-                yield result
-
-
-def _put_back(db: Database, raw: Path, result: Projected) -> bool:
-    """Give a task its result back from its projection, and a result its task."""
-    row = db.one("SELECT id, status, job_id FROM tasks WHERE task_id = ?", (result.task_id,))
-    if result.job and (row is None or row[2] is not None):
-        make_job(db, row[2] if row else None, result.job, result.scraped_at.timestamp())
-    if row and db.one("SELECT 1 FROM results WHERE task = ?", (row[0],)):
+def _fits(columns: list[Column], values: list[Value]) -> bool:
+    """Return whether a row can be of a table: its values have the right types, and only columns
+    that were added later are missing."""
+    if not values or values[0] is not None:  # the rowid is stored elsewhere
         return False
-    place = (
-        (result.raw.segment, result.raw.offset, result.raw.length)
-        if result.raw
-        else (None, None, None)
+    if len(values) > len(columns):
+        return False
+    if any(column.required and not column.has_default for column in columns[len(values) :]):
+        return False
+    return all(map(_fits_column, columns[1 : len(values)], values[1:]))
+
+
+def _fits_column(column: Column, value: Value) -> bool:
+    if value is None:
+        return not column.required
+    return isinstance(value, _TYPES[column.type])
+
+
+def _rows_of_leaves(data: mmap.mmap) -> Iterator[tuple[int, list[Value]]]:
+    """Yield the rowid and the values of each row that can be read in a table's leaf in use."""
+    size = int.from_bytes(data[16:18])
+    if size == 1:
+        size = 65536
+    elif size < 512 or size & (size - 1):
+        size = _DEFAULT_PAGE_BYTES  # the header is damaged
+    usable = size
+    if data[20] <= 32:
+        usable -= data[20]
+    free = _free_pages(data, size)
+    for number in range(1, len(data) // size + 1):
+        page = data[(number - 1) * size : number * size]
+        head = 0
+        if number == 1:
+            head = _FILE_HEADER_BYTES
+        if page[head] != _LEAF_OF_TABLE or number in free:
+            continue
+        for cell in range(int.from_bytes(page[head + 3 : head + 5])):
+            at = int.from_bytes(page[head + 8 + 2 * cell : head + 10 + 2 * cell])
+            try:
+                yield _read_cell(data, size, usable, page, at)
+            except (ValueError, IndexError, KeyError, struct.error):
+                continue  # this row is lost; the next one may be intact
+
+
+def _free_pages(data: mmap.mmap, size: int) -> set[int]:
+    """Return the pages of the free list: they hold rows that were removed."""
+    free: set[int] = set()
+    trunk = int.from_bytes(data[32:36])
+    while 0 < trunk <= len(data) // size and trunk not in free:
+        page = data[(trunk - 1) * size : trunk * size]
+        count = min(int.from_bytes(page[4:8]), size // 4 - 2)
+        free |= {trunk, *struct.unpack(f">{count}I", page[8 : 8 + 4 * count])}
+        trunk = int.from_bytes(page[:4])
+    return free
+
+
+def _read_cell(
+    data: mmap.mmap, size: int, usable: int, page: bytes, at: int
+) -> tuple[int, list[Value]]:
+    """Read the row at an offset of a page, with its overflow pages."""
+    length, at = _varint(page, at)
+    rowid, at = _varint(page, at)
+    if rowid >> 63:
+        rowid -= 1 << 64
+    if length > len(data):
+        raise ValueError("longer than the file")
+    local, most, least = length, usable - 35, (usable - 12) * 32 // 255 - 23
+    if length > most:
+        local = least + (length - least) % (usable - 4)
+        if local > most:
+            local = least
+    payload = page[at : at + local]
+    following = int.from_bytes(page[at + local : at + local + 4])
+    while len(payload) < length:
+        begin = (following - 1) * size
+        if begin < 0 or begin + size > len(data):
+            raise ValueError("the chain of overflow pages is broken")
+        payload += data[begin + 4 : begin + min(usable, 4 + length - len(payload))]
+        following = int.from_bytes(data[begin : begin + 4])
+    return rowid, _read_record(payload)
+
+
+def _read_record(payload: bytes) -> list[Value]:
+    end, at = _varint(payload, 0)
+    types = []
+    while at < end:
+        kind, at = _varint(payload, at)
+        types.append(kind)
+    values: list[Value] = []
+    for kind in types:
+        length = (kind - 12) // 2
+        if kind < 12:
+            length = _VALUE_BYTES[kind]
+        values.append(_read_value(kind, payload[at : at + length]))
+        at += length
+    if at != len(payload):
+        raise ValueError("the row does not end where it should")
+    return values
+
+
+def _read_value(kind: int, data: bytes) -> Value:
+    if kind == 0:
+        return None
+    if kind in (8, 9):
+        return kind - 8
+    if kind == 7:
+        return float(struct.unpack(">d", data)[0])
+    if kind < 7:
+        return int.from_bytes(data, signed=True)
+    if kind % 2:
+        return data.decode()
+    return data
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for place in range(8):
+        byte = data[at + place]
+        value = value << 7 | byte & 0x7F
+        if byte < 0x80:
+            return value, at + place + 1
+    return value << 8 | data[at + 8], at + 9
+
+
+# Values that contradict each other
+
+_NO_COUNT = "typeof({0}) <> 'integer' OR {0} NOT BETWEEN 0 AND 1000000000"
+_NO_TIME = "{0} <> 9e15 AND {0} NOT BETWEEN 0 AND 1e12"
+_IMPOSSIBLE_VALUES = {
+    "queue": ("queue NOT IN ('urgent', 'default')", "'default'"),
+    "priority": ("typeof(priority) <> 'integer' OR priority NOT BETWEEN 1 AND 9", "5"),
+    "deadline": (
+        _NO_TIME.format("deadline"),
+        "ifnull((SELECT deadline FROM jobs WHERE id = job_id), 9e15)",
+    ),
+    "not_before": (_NO_TIME.format("not_before"), "0"),
+    "imported_at": (
+        "imported_at NOT BETWEEN 0 AND 1e12",
+        "ifnull((SELECT created_at FROM jobs WHERE id = job_id), 0)",
+    ),
+    "completed_at": (
+        "completed_at NOT BETWEEN 0 AND 1e12",
+        "(SELECT scraped_at FROM results WHERE task = tasks.id)",
+    ),
+    "input": ("NOT json_valid(input) OR json_type(input) <> 'object'", "NULL"),
+} | {
+    name: (_NO_COUNT.format(name), "0")
+    for name in ("fence", "attempts", "failures", "strikes", "deaths")
+}
+"""For columns of a task: the condition for a value that no program writes, and its replacement.
+
+An unknown queue or priority, or a time in ten thousand years, would keep a task from ever being
+claimed.
+"""
+_WRONG_ROW = "row_crc32 <> row_crc32_of(file_number, source_line, source_item, input)"
+
+
+class Contradiction(msgspec.Struct, frozen=True):
+    """A column of a task with a value that cannot be right."""
+
+    id: int
+    task_id: str
+    column: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"task {self.task_id}: {self.column} {self.what}"
+
+
+def describe_contradictions(db: Database) -> list[str]:
+    """Return the first few contradictions as text, and how many more there are."""
+    found = [*_contradictions(db), *_wrong_rows(db), *_wrong_records(db)]
+    return _first_few([str(each) for each in found], "columns of tasks")
+
+
+def undecodable(db: Database) -> list[str]:
+    """Return the first few rows with text that is not UTF-8: SQLite does not check that."""
+    found = []
+    for (table,) in db.all(_TABLES):
+        columns = _columns(db, table)
+        key = next(column.name for column in columns if column.key == 1)
+        texts = ", ".join(column.name for column in columns if column.type == "TEXT")
+        if not texts:
+            continue
+        sql = f"SELECT {key}, CAST(concat({texts}) AS BLOB) FROM {table} NOT INDEXED"
+        for number, text in db.execute(sql):
+            try:
+                text.decode()
+            except UnicodeDecodeError:
+                what = f"the row of {table} with {key} {number} holds a text that is not UTF-8"
+                found.append(what)
+    return _first_few(found, "such rows")
+
+
+def _first_few(found: list[str], what: str) -> list[str]:
+    if len(found) <= _MAX_SHOWN:
+        return found
+    return [*found[:_MAX_SHOWN], f"and {len(found) - _MAX_SHOWN:,} more {what}"]
+
+
+def _contradictions(db: Database) -> Iterator[Contradiction]:
+    """Yield each column of a task that cannot have the value it was written with."""
+    there = {column.name for column in _columns(db, "tasks")}  # an older schema has fewer
+    impossible = {
+        column: f"({condition})"
+        for column, (condition, _) in _IMPOSSIBLE_VALUES.items()
+        if column in there
+    }
+    if db.one(f"SELECT 1 FROM tasks NOT INDEXED WHERE {' OR '.join(impossible.values())}"):
+        for column, condition in impossible.items():
+            sql = f"SELECT id, task_id, {column} FROM tasks NOT INDEXED WHERE {condition}"
+            for id_, task_id, value in db.all(sql):
+                what = f"is {str(value)[:_MAX_VALUE_SHOWN]!r}, which is never written"
+                yield Contradiction(id_, task_id, column, what)
+    # A task that a repair made from its result has the final URL, and the key of the first one.
+    for id_, task_id, url, key, domain in db.execute(
+        """SELECT id, task_id, url, url_key, domain FROM tasks NOT INDEXED
+           WHERE source <> 'salvage' AND (url <> '' OR url_key <> x'')"""
+    ):
+        address, shown = _parsed(url), f"is {url[:_MAX_URL_SHOWN]!r}"
+        if address is None:
+            if key != url.encode("utf-8", "replace"):
+                yield Contradiction(id_, task_id, "url", f"{shown}, which is no URL")
+        elif address.key != key:
+            what = f"{shown}, but url_key is that of another page"
+            yield Contradiction(id_, task_id, "url", what)
+        elif not _is_within(address, domain):
+            what = f"is {domain[:_MAX_URL_SHOWN]!r}, but url {shown}"
+            yield Contradiction(id_, task_id, "domain", what)
+
+
+def _parsed(url: str) -> Address | None:
+    try:
+        return urls.parse(url)
+    except UrlError:
+        return None
+
+
+def _is_within(address: Address, domain: str) -> bool:
+    """Return whether a URL is in a domain; the list of public suffixes may have changed since."""
+    if address.domain == domain:
+        return True
+    host = address.url.partition("://")[2].partition("/")[0]
+    if host[-1:].isdigit() and ":" in host:
+        host = host.rpartition(":")[0]
+    return bool(domain) and f".{host}".endswith(f".{domain}")
+
+
+def _wrong_rows(db: Database) -> Iterator[Contradiction]:
+    """Yield each row of input that is not the one that was imported; older ones have no
+    checksum."""
+    if "row_crc32" not in {column.name for column in _columns(db, "tasks")}:
+        return
+    # Damaged columns may hold values of any type.
+    db.create_scalar_function("row_crc32_of", row_crc32, 4, deterministic=True)  # type: ignore[arg-type]
+    for id_, task_id, line in db.execute(
+        f"""SELECT id, task_id, source_line FROM tasks NOT INDEXED WHERE {_WRONG_ROW}
+            UNION ALL
+            SELECT task, ifnull((SELECT task_id FROM tasks WHERE id = task), ''), source_line
+            FROM job_links WHERE {_WRONG_ROW}"""
+    ):
+        what = f"of line {line} is not the one whose checksum was noted"
+        yield Contradiction(id_, task_id, "input", what)
+
+
+def _wrong_records(db: Database) -> Iterator[Contradiction]:
+    """Yield each record whose checksum is not the one in its timeline; older ones have none."""
+    for id_, task_id, record, checksum in db.execute(
+        f"""SELECT r.task, task_id, CAST(record AS BLOB), json_extract(detail, '$.record_crc32')
+            FROM results r JOIN tasks t ON t.id = r.task JOIN events e ON e.id = {STORED_EVENT}
+            WHERE verdict <> 'unchanged' AND json_valid(detail)"""
+    ):
+        if checksum is not None and crc32(record) != checksum:
+            what = "is not the one whose checksum its timeline has"
+            yield Contradiction(id_, task_id, "record", what)
+
+
+def _correct_values(db: Database, pending: Path, is_indexed: IsIndexed) -> dict[str, int]:
+    """Correct what contradicts itself. Returns what was done, with counts. Part of a transaction.
+
+    A task whose URL cannot be found any more is removed, and so becomes a loss of its job.
+    """
+    found = list(_contradictions(db))
+    lost = 0
+    for each in found:
+        if each.column not in _IMPOSSIBLE_VALUES:
+            lost += not _correct_url(db, pending, each, is_indexed)
+            continue
+        _, replacement = _IMPOSSIBLE_VALUES[each.column]
+        db.execute(f"UPDATE tasks SET {each.column} = {replacement} WHERE id = ?", (each.id,))
+        if each.column == "input":
+            _note_lost_input(db, each.id)
+            db.execute("UPDATE tasks SET row_crc32 = NULL WHERE id = ?", (each.id,))
+    rows = _give_up_rows(db)
+    records = [_correct_record(db, pending, each) for each in list(_wrong_records(db))]
+    return {
+        "columns of tasks put right": len(found) - lost,
+        "tasks removed, their URLs being lost": lost,
+        "damaged rows of input, to be imported again": rows,
+        "records put right": sum(records),
+        "records removed, being damaged": len(records) - sum(records),
+    }
+
+
+def _note_lost_input(db: Database, task: int) -> None:
+    db.execute("INSERT OR IGNORE INTO no_input (id) VALUES (?)", (task,))
+
+
+def _give_up_rows(db: Database) -> int:
+    """Turn damaged rows of input into losses of their jobs, so that an import brings them back.
+    Returns how many.
+
+    Nothing tells which column is wrong. So the task loses its line, and the import finds it by its
+    page.
+    """
+    count = len(list(_wrong_rows(db)))
+    if count:
+        db.execute(
+            f"""INSERT OR IGNORE INTO no_input (id)
+                SELECT id FROM tasks NOT INDEXED WHERE {_WRONG_ROW}"""
+        )
+        db.execute(
+            f"""UPDATE tasks SET source = 'salvage', source_line = NULL, row_crc32 = NULL
+                WHERE {_WRONG_ROW}"""
+        )
+        db.execute(f"DELETE FROM job_links WHERE {_WRONG_ROW}")
+    return count
+
+
+def _correct_record(db: Database, pending: Path, wrong: Contradiction) -> bool:
+    """Take a record from its file if that has the checksum. Returns False if the record had to be
+    removed; its page is fetched again.
+
+    If the file has the same record as the ledger, the checksum is damaged.
+    """
+    [(record, event, checksum)] = db.all(
+        f"""SELECT CAST(record AS BLOB), e.id, json_extract(detail, '$.record_crc32')
+            FROM results r JOIN events e ON e.id = {STORED_EVENT}
+            WHERE r.task = ?""",
+        (wrong.id,),
+    )
+    data = bytes(_pending_file(pending, wrong.task_id).get("data", b""))
+    if data and crc32(data) == checksum:
+        db.execute("UPDATE results SET record = ? WHERE task = ?", (data.decode(), wrong.id))
+        return True
+    if data and data == record:
+        db.execute(
+            "UPDATE events SET detail = json_remove(detail, '$.record_crc32') WHERE id = ?",
+            (event,),
+        )
+        return True
+    db.execute("DELETE FROM results WHERE task = ?", (wrong.id,))
+    return False
+
+
+def _pending_file(pending: Path, task_id: str) -> dict[str, msgspec.Raw]:
+    """Return the fields of a task's file in pending/, none if it cannot be read."""
+    try:
+        text = read_regular(pending / f"{task_id}.json")
+        return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def _correct_url(db: Database, pending: Path, wrong: Contradiction, is_indexed: IsIndexed) -> bool:
+    """Find out the URL, key and domain of a task. Returns False if the task had to be removed."""
+    [(url, key)] = db.all("SELECT url, url_key FROM tasks WHERE id = ?", (wrong.id,))
+    own = _parsed(url)
+    witnesses = list(_witnesses(db, pending, wrong))
+    right = next((address for address in witnesses if address.key == key), None)
+    if right is None and own:
+        keys = {address.key for address in witnesses} | {key}
+        if own.key in keys or is_indexed(wrong.id, own.key):
+            right = own
+    if right is None:
+        right = _final_address(db, wrong.id, key)
+    if right:
+        db.execute(
+            "UPDATE OR IGNORE tasks SET url = ?, url_key = ?, domain = ? WHERE id = ?",
+            (right.url, right.key, right.domain, wrong.id),
+        )
+        if db.changes():  # otherwise another task for this page is open by now
+            return True
+    db.execute(
+        """INSERT OR REPLACE INTO indexed (id, task_id, url_key, parcel_id, job_id)
+           SELECT id, task_id, url_key, parcel_id, job_id FROM tasks WHERE id = ?""",
+        (wrong.id,),
+    )
+    db.execute("DELETE FROM tasks WHERE id = ?", (wrong.id,))
+    return False
+
+
+def _final_address(db: Database, task: int, key: bytes) -> Address | None:
+    """Return the final URL of a task's page, which may differ from the task's; its input counts as
+    lost."""
+    row = db.one(
+        "SELECT final_url, source FROM results JOIN tasks ON id = task WHERE task = ?", (task,)
     )
     if row is None:
-        # An unchanged page is at the place of the one it is the same as.
-        at_place = """SELECT task, task IN (SELECT id FROM tasks) FROM results
-                      WHERE raw_segment = ? AND raw_offset = ? AND 'unchanged' NOT IN (verdict, ?)
-                      AND (final_url, body_sha256) = (?, ?)"""
-        same = (*place[:2], result.verdict, result.final_url, result.raw_html_hash)
-        row = db.one(at_place, same) or (_free_id(db), False)
-        if row[1]:  # it is there, under another name: that of its task was damaged
-            db.execute(
-                "UPDATE OR IGNORE tasks SET task_id = ? WHERE id = ?", (result.task_id, row[0])
-            )
-            return False
-        _make_task(db, row[0], result)
-    kind, size = _about(raw, result.raw)
+        return None
+    final_url, source = row
+    found = _parsed(final_url)
+    if found is None:
+        return None
+    _note_lost_input(db, task)
+    if source == "gateway":
+        return found
     db.execute(
-        "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
-        (row[0], bytes(result.data).decode(), result.final_url, result.status_code, kind, result.verdict,
-         size, result.raw_html_hash, 0.0, result.parse_duration_ms, result.parser.name, result.parser.version, *place,
-         result.scraped_at.timestamp(), result.site.name, result.site.version),
-    )  # fmt: skip
-    return True
-
-
-_EMPTIED = f"""
-    SELECT json_extract(e.detail, '$.raw.segment') AS segment FROM results r
-    JOIN events e ON e.id = {STORED} WHERE r.raw_segment IS NULL
-    EXCEPT SELECT name FROM raw_segments
-    EXCEPT SELECT json_extract(detail, '$.segment') FROM events WHERE kind = 'raw page damaged'"""
-"""Segments that results had their pages in and, without any damage, have no more: `prune` alone
-does that."""
-
-
-def _let_go_of_pruned(db: Database, raw: Path) -> None:
-    """Results from pending/ name the places of their pages as they were before `prune` has removed
-    these."""
-    for (name,) in db.all(f"SELECT segment FROM ({_EMPTIED}) WHERE segment IS NOT NULL"):
-        if not (raw / name).exists():  # the note of it may be lost
-            db.execute("INSERT OR IGNORE INTO meta VALUES (?, '')", (f"{PRUNED}{name}",))
-    db.execute(
-        """UPDATE results SET raw_segment = NULL, raw_offset = NULL, raw_length = NULL
-           WHERE raw_segment IN (SELECT substr(key, length(?1) + 1) FROM meta WHERE key LIKE ?1 || '%')""",
-        (PRUNED,),
+        "UPDATE tasks SET source = 'salvage', source_line = NULL, row_crc32 = NULL WHERE id = ?",
+        (task,),
     )
+    return found._replace(key=key)  # an import finds the task by this key
 
 
-def _lengthen_segments(db: Database, raw: Path, now: float) -> None:
-    """Let segments reach as far as the pages of results: an older copy of the ledger knows only
-    their beginnings."""
+def _witnesses(db: Database, pending: Path, wrong: Contradiction) -> Iterator[Address]:
+    """Yield the URLs that other places have for a task: its result, its rows of input, its file,
+    and tasks for the same page."""
     rows = db.all(
-        "SELECT raw_segment, max(raw_offset + raw_length) FROM results WHERE raw_segment > '' GROUP BY 1"
+        """SELECT final_url FROM results WHERE task = ?1
+           UNION ALL
+           SELECT url FROM tasks
+           WHERE id <> ?1 AND url_key = (SELECT url_key FROM tasks WHERE id = ?1)""",
+        (wrong.id,),
     )
-    for name, end in rows:
-        if (raw / name).is_file() and (raw / name).stat().st_size >= end:
-            db.execute(
-                "INSERT INTO raw_segments VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET end = max(end, excluded.end)",
-                (name, end, now),
-            )
+    texts: list[Any] = [url for (url,) in rows]
+    for (given,) in db.all(
+        """SELECT input FROM tasks WHERE id = ?1
+           UNION ALL SELECT input FROM job_links WHERE task = ?1""",
+        (wrong.id,),
+    ):
+        with contextlib.suppress(msgspec.DecodeError):
+            texts.append(msgspec.json.decode(given or "{}"))
+    with contextlib.suppress(msgspec.DecodeError):
+        texts.append(msgspec.json.decode(_pending_file(pending, wrong.task_id).get("url", b"{}")))
+    for text in _strings(texts):
+        if address := _parsed(text):
+            yield address
 
 
-def _about(raw: Path, place: Raw | None) -> tuple[str, int]:
-    """Content type and size of a stored page, which its projection does not tell."""
-    try:
-        head, body = decoded(raw, place) if place else ("", b"")
-    except CrawlerError:
-        return "", 0
-    return next(iter(stored_values(head, "content-type")), ""), len(body)
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _strings(list(value.values()))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
 
 
-def decoded(raw: Path, place: Raw) -> tuple[str, bytes]:
-    """The headers and the body, without its content codings, of a stored page."""
-    head, received = segments.read(raw, place)
-    return head, without_codings(head, received, limit=1 << 30)
+def _index_lookup(copy: Path) -> IsIndexed:
+    """Return a lookup in the index of a damaged ledger, which holds each URL's key once more."""
 
+    def is_indexed(task: int, key: bytes) -> bool:
+        with _skip_damage(), _opened(copy) as db:
+            if _has_index(db, "tasks_by_url"):
+                sql = "SELECT id FROM tasks INDEXED BY tasks_by_url WHERE url_key = ?"
+                return (task,) in db.all(sql, (key,))
+        return False
 
-def _free_id(db: Database) -> int:
-    tables = {"tasks": "id", "results": "task", "events": "task", "job_links": "task"}
-    return 1 + max(
-        int(db.all(f"SELECT coalesce(max({column}), 0) FROM {table}")[0][0])
-        for table, column in tables.items()
-    )
-
-
-def _make_task(db: Database, id_: int, result: Projected) -> None:
-    """A task from what its result tells of it."""
-    try:
-        address = urls.parse(result.url)
-    except UrlError:  # damaged, too; nobody dials it any more
-        address = urls.Address(result.url, result.url.encode("utf-8", "replace"), "")
-    at = result.scraped_at.timestamp()
-    source, theirs = _origin(db, result)
-    given = encoded_input(result.input)
-    db.execute(
-        """INSERT INTO tasks (id, task_id, job_id, url, url_key, domain, parcel_id, status, queue, priority, deadline,
-               attempts, source, external_id, input, imported_at, completed_at)
-           VALUES (?, ?, (SELECT id FROM jobs WHERE name = ?), ?, ?, ?, ?, 'completed', ?, ?, ?, ?, ?, ?, ?, ?, ?)
-        """,
-        (id_, result.task_id, result.job, address.url, address.key, address.domain, result.parcel_id or "",
-         result.queue, result.priority, NO_DEADLINE, result.attempts, source, theirs, given, at, at),
-    )  # fmt: skip
-
-
-def _origin(db: Database, result: Projected) -> tuple[str, str | None]:
-    """Where a task came from: a Gateway's result tells its id there, which that Gateway waits to
-    hear of."""
-    theirs = result.input.get("task")
-    id_ = theirs.get("task_id") if isinstance(theirs, dict) else None
-    known = db.one("SELECT 1 FROM jobs WHERE name = ? AND source = 'gateway'", (result.job,))
-    taken = db.one("SELECT 1 FROM tasks WHERE external_id = ? AND source = 'gateway'", (str(id_),))
-    return ("gateway", str(id_)) if id_ is not None and known and not taken else ("salvage", None)
-
-
-def _remake_tasks(db: Database) -> int:
-    """A result whose task is gone, and that is not in pending/ either, still tells which page it is
-    of.
-
-    Who it is, the indexes know; else its job is that of both its neighbours, imported before and
-    after it.
-    """
-    rows = db.all(
-        "SELECT task, final_url, scraped_at FROM results WHERE task NOT IN (SELECT id FROM tasks)"
-    )
-    for id_, url, at in rows:
-        task_id, moment = secrets.token_hex(16), datetime.fromtimestamp(at, UTC)
-        _make_task(db, id_, Projected(task_id=task_id, url=url, final_url=url, scraped_at=moment))
-        db.execute("INSERT OR IGNORE INTO no_input VALUES (?)", (id_,))
-        db.execute(
-            """UPDATE tasks SET job_id = (SELECT b.job_id FROM tasks b
-                   WHERE b.id = (SELECT max(id) FROM tasks WHERE id < ?1 AND job_id IS NOT NULL)
-                   AND b.job_id = (SELECT job_id FROM tasks WHERE id > ?1 AND job_id IS NOT NULL ORDER BY id LIMIT 1))
-               WHERE id = ?1 AND job_id IS NULL""",
-            (id_,),
-        )
-    db.execute(
-        """UPDATE OR IGNORE tasks SET
-               task_id = ifnull(i.task_id, tasks.task_id), job_id = ifnull(i.job_id, tasks.job_id),
-               url_key = ifnull(i.url_key, tasks.url_key), parcel_id = ifnull(i.parcel_id, tasks.parcel_id)
-           FROM indexed i WHERE i.id = tasks.id"""
-    )
-    return len(rows)
-
-
-def _reopen(db: Database, now: float) -> int:
-    """Completed tasks without a result are collected again, unless their page is already on its
-    way."""
-    lost = db.all(
-        "SELECT id FROM tasks WHERE status = 'completed' AND id NOT IN (SELECT task FROM results)"
-    )
-    for (id_,) in lost:
-        db.execute(
-            # It was collected in time: what is collected again in its place does not expire.
-            """UPDATE OR IGNORE tasks SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0,
-                   completed_at = NULL, deadline = iif(deadline <= ?, 9e15, deadline) WHERE id = ?""",
-            (now, id_),
-        )
-        db.execute(
-            """UPDATE tasks SET status = 'failed', error_type = 'result_lost',
-                   error_message = 'the result was lost; another task for this page is open'
-               WHERE id = ? AND status = 'completed'""",
-            (id_,),
-        )
-        timeline.note(db, id_, "result lost", {}, now)
-    return len(lost)
-
-
-def _settle_jobs(db: Database, now: float) -> int:
-    """Make jobs that are gone again, and open those with open tasks; returns how many were
-    opened."""
-    make_jobs(db, now)
-    ended = db.all(ENDED_TOO_EARLY)
-    for id_, key in ended:
-        taken = db.one("SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,))
-        db.execute(
-            "UPDATE jobs SET status = 'open', completed_at = NULL, key = ? WHERE id = ?",
-            (f"{key}#{id_}" if taken else key, id_),
-        )
-    return len(ended)
-
-
-def _count(db: Database, table: str) -> int:
-    return int(db.all(f"SELECT count(*) FROM {table}")[0][0])
-
-
-ENDED_TOO_EARLY = """
-    SELECT id, key FROM jobs WHERE status = 'done' AND (
-        EXISTS (SELECT 1 FROM tasks WHERE job_id = jobs.id AND status IN ('pending', 'processing'))
-        OR EXISTS (SELECT 1 FROM job_links l JOIN tasks ON tasks.id = task WHERE l.job_id = jobs.id AND is_open))"""
-"""Jobs that are done although a task of theirs is open."""
-NEVER_ENDED = "(status IN ('failed', 'skipped', 'expired') AND completed_at IS NULL)"
-"""Tasks in a final state that nothing has brought them into."""
-ENDED_OTHERWISE = """
-    SELECT e.task, e.kind FROM tasks t JOIN (
-        SELECT task, kind, max(id) FROM events WHERE kind IN ('completed', 'failed', 'skipped', 'expired', 'poison',
-            'unbundled', 'retry asked', 'handed out again', 'result lost') GROUP BY task) e ON e.task = t.id
-    WHERE t.status IN ('failed', 'skipped', 'expired') AND e.kind IN ('completed', 'failed', 'skipped', 'expired')
-        AND t.status <> e.kind"""
-"""Tasks that have another final state than the one their timelines end with, and that one."""
+    return is_indexed

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import msgspec
 import psutil
 
+from crawler import sites
 from crawler.config import Settings
 from crawler.db.gateway import GATEWAY
 from crawler.errors import CrawlerError, StackIsUp, UsageError
@@ -28,7 +29,6 @@ from crawler.locks import is_locked, open_lock, try_lock
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
-from crawler.sites import config as sites
 
 log = logging.getLogger(__name__)
 

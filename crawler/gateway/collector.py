@@ -23,7 +23,7 @@ from crawler.gateway.client import MAX_WAIT_S, Backoff, GatewayClient, Work
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import NO_DEADLINE, Job
-from crawler.sites.config import Sites, expand
+from crawler.sites import Sites, expand
 
 log = logging.getLogger(__name__)
 

@@ -1,80 +1,89 @@
-"""Verdicts: what a page really is (pure functions).
+"""Verdicts on pages: what a verdict is, and the one table of what each verdict or failure decides.
 
-A good page is told by its amount of text and an innocent title, which is cheap. All others are
-examined closely. No single word makes a wall: a rule needs marks that only walls have, or several
-weak signs on a page with hardly any text.
+`judge.rules.judge` finds the verdict of a page.
 """
 
-from msgspec.structs import replace
-from selectolax.lexbor import LexborHTMLParser
+import msgspec
 
-from crawler.fetch.budget import Budget
-from crawler.judge import marks, rules
-from crawler.judge.sight import RICH, glance, look
-from crawler.judge.verdict import DECISIONS, Verdict, decided, speaks_against_domain
-from crawler.models import Page
-
-__all__ = ["DECISIONS", "Verdict", "decided", "judge", "speaks_against_domain"]
-
-_GONE = frozenset({404, 410})
-_GOOD = decided("ok", "much to read under an innocent title")
+from crawler.models import RetryClass
 
 
-def judge(
-    page: Page, html: bytes, tree: LexborHTMLParser | None, budget: Budget | None = None
-) -> Verdict:
-    """Say what a page really is.
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a page really is, or how a fetch failed, and what follows from that."""
 
-    `html` is the page in UTF-8, empty for what is not HTML; `tree` is its tree, or None, and is not
-    changed.
-    """
-    status = page.status
-    headers = {name.lower(): value for name, value in page.headers}
-    if status not in _GONE and not marks.HEADER_NAMES.isdisjoint(headers):
-        found = rules.by_header(headers)
-        if found:
-            return _with_status(found, status)
-    if not page.body or page.body.isspace():
-        if 200 <= status < 300:
-            return decided("empty", f"status {status} with nothing in it")
-        return _plain(status)
-    if status in _GONE or 300 <= status < 400:
-        return _plain(status)
-    found = _found(page, headers, html, tree, budget or Budget())
-    if found is None:
-        return _plain(status)
-    return _with_status(found, status)
+    name: str = ""
+    vendor: str = ""
+    """Whose wall it is, if known."""
+    evidence: tuple[str, ...] = ()
+    completed: bool = False
+    """Whether the task is done with this page."""
+    quarantine: bool = True
+    """Whether the page is kept apart from the good ones."""
+    retry: RetryClass | None = RetryClass.GIVE_UP
+    """None where the task is done."""
+    block: str = ""
+    """The kind of block that the domain's circuit breaker counts, if any."""
+    proxy_score: int = 0
+    """What it says of the proxy that it came through."""
 
 
-def _found(
-    page: Page, headers: dict[str, str], html: bytes, tree: LexborHTMLParser | None, budget: Budget
-) -> Verdict | None:
-    if tree is None:
-        return rules.of_text(page, headers)
-    sight = glance(tree, budget)
-    # A page that is rich only because of its links may still be a login form.
-    innocent = sight.own >= RICH or b"password" not in html
-    good = 200 <= page.status < 300 and sight.rich and innocent
-    if good and not marks.is_odd(" | ".join(sight.lines)):
-        return _GOOD
-    case = rules.Case.of(page, headers, html, tree, look(tree, sight, budget), budget)
-    return rules.of_page(case, budget)
+_GOOD = Verdict(completed=True, quarantine=False, retry=None, proxy_score=1)
+_SOON, _LATER = Verdict(retry=RetryClass.SOON), Verdict(retry=RetryClass.LATER)
+_GIVE_UP = Verdict()
+
+DECISIONS = {
+    "ok": _GOOD,
+    "thin": _GOOD,
+    # There is no body to quarantine.
+    "empty": Verdict(quarantine=False),
+    # Only a browser gets more out of it.
+    "empty_shell": _GIVE_UP,
+    "captcha": Verdict(retry=RetryClass.LATER, block="captcha", proxy_score=-5),
+    "blocked": Verdict(retry=RetryClass.LATER, block="blocked", proxy_score=-5),
+    "rate_limited": Verdict(retry=RetryClass.SLOW_DOWN, block="rate_limited", proxy_score=-3),
+    "login_wall": _GIVE_UP,
+    "consent_wall": _GIVE_UP,
+    "error_page": _SOON,
+    "soft_404": _GIVE_UP,
+    "parked": _GIVE_UP,
+    # No fault of ours, but a domain that says so again and again is left alone for a while.
+    "maintenance": Verdict(retry=RetryClass.LATER, block="maintenance"),
+    # A refusal without a reason, and an overloaded server: in a row they mean the domain.
+    "http_403": Verdict(block="http_403", proxy_score=-2),
+    "http_503": Verdict(retry=RetryClass.SLOW_DOWN, block="http_503"),
+}
+"""What each verdict on a page decides."""
+
+FAILURES = {
+    "connection": _SOON,
+    "timeout": _SOON,
+    "truncated": _SOON,
+    "bad_response": _SOON,
+    "bad_encoding": _SOON,
+    "tls_broken_off": _SOON,
+    "http_408": _SOON,
+    "http_425": _SOON,
+    "dns": _LATER,
+    "robots_unreachable": _LATER,
+    "refused_on_the_way": _LATER,
+    "http_429": Verdict(retry=RetryClass.SLOW_DOWN, block="http_429"),
+    "poison": Verdict(retry=RetryClass.POISON),
+}
+"""The same for other statuses and for fetches without a page. Other 5xx statuses are tried again
+soon, and every other failure is given up."""
 
 
-def _plain(status: int) -> Verdict:
-    """The verdict on a page of which nothing but its status counts."""
-    if 200 <= status < 300:
-        return decided("ok", "not HTML")
-    if status == 429:
-        return _with_status(decided("rate_limited"), status)
-    return _with_status(decided(f"http_{status}"), status)
+def decided(name: str, *evidence: str, vendor: str = "") -> Verdict:
+    """Return the verdict of that name, with all that it decides."""
+    row = DECISIONS.get(name) or FAILURES.get(name) or _GIVE_UP
+    if row is _GIVE_UP and name.startswith("http_5"):
+        row = _SOON
+    shown = tuple(filter(None, evidence))
+    return msgspec.structs.replace(row, name=name, vendor=vendor, evidence=shown)
 
 
-def _with_status(verdict: Verdict, status: int) -> Verdict:
-    """Add the status to the evidence, unless it is a success."""
-    if 200 <= status < 300:
-        return verdict
-    block = verdict.block
-    if verdict.name == "rate_limited" and status == 429:
-        block = "http_429"
-    return replace(verdict, evidence=(f"status {status}", *verdict.evidence), block=block)
+def speaks_against_domain(reason: str | None) -> bool:
+    """Whether a page that ended for this reason speaks against its whole domain."""
+    if not reason:
+        return False
+    return bool(decided(reason).block) or reason.startswith("http_5")

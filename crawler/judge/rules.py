@@ -1,18 +1,87 @@
-"""The rules: one function for each kind of wall, tried in order; each returns a verdict or None."""
+"""Rules for what a page really is: pure functions, one for each kind of wall, tried in order.
+
+A good page is told by its amount of text and an innocent title, which is cheap. All others are
+examined closely. No single word makes a wall: a rule needs marks that only walls have, or several
+weak signs on a page with hardly any text.
+"""
 
 from collections.abc import Callable
 from typing import Self
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec.structs import replace
 from selectolax.lexbor import LexborHTMLParser
 
 from crawler.fetch.budget import Budget
-from crawler.judge import marks
+from crawler.judge import Verdict, decided, marks
 from crawler.judge.marks import holds, says_only
-from crawler.judge.sight import Sight, beginning, squashed
-from crawler.judge.verdict import Verdict, decided
+from crawler.judge.sight import RICH, Sight, beginning, glance, look, squashed
 from crawler.models import Page
+
+_GONE = frozenset({404, 410})
+_GOOD = decided("ok", "much to read under an innocent title")
+
+
+def judge(
+    page: Page, html: bytes, tree: LexborHTMLParser | None, budget: Budget | None = None
+) -> Verdict:
+    """Say what a page really is.
+
+    `html` is the page in UTF-8, empty for what is not HTML; `tree` is its tree, or None, and is not
+    changed.
+    """
+    status = page.status
+    headers = {name.lower(): value for name, value in page.headers}
+    if status not in _GONE and not marks.HEADER_NAMES.isdisjoint(headers):
+        found = _by_header(headers)
+        if found:
+            return _with_status(found, status)
+    if not page.body or page.body.isspace():
+        if 200 <= status < 300:
+            return decided("empty", f"status {status} with nothing in it")
+        return _plain(status)
+    if status in _GONE or 300 <= status < 400:
+        return _plain(status)
+    found = _found(page, headers, html, tree, budget or Budget())
+    if found is None:
+        return _plain(status)
+    return _with_status(found, status)
+
+
+def _found(
+    page: Page, headers: dict[str, str], html: bytes, tree: LexborHTMLParser | None, budget: Budget
+) -> Verdict | None:
+    if tree is None:
+        return _by_text(page, headers)
+    sight = glance(tree, budget)
+    # A page that is rich only because of its links may still be a login form.
+    innocent = sight.own >= RICH or b"password" not in html
+    good = 200 <= page.status < 300 and sight.rich and innocent
+    if good and not marks.is_odd(" | ".join(sight.lines)):
+        return _GOOD
+    case = Case.of(page, headers, html, tree, look(tree, sight, budget), budget)
+    return _by_rules(case, budget)
+
+
+def _plain(status: int) -> Verdict:
+    """The verdict on a page of which nothing but its status counts."""
+    if 200 <= status < 300:
+        return decided("ok", "not HTML")
+    if status == 429:
+        return _with_status(decided("rate_limited"), status)
+    return _with_status(decided(f"http_{status}"), status)
+
+
+def _with_status(verdict: Verdict, status: int) -> Verdict:
+    """Add the status to the evidence, unless it is a success."""
+    if 200 <= status < 300:
+        return verdict
+    block = verdict.block
+    if verdict.name == "rate_limited" and status == 429:
+        block = "http_429"
+    return replace(verdict, evidence=(f"status {status}", *verdict.evidence), block=block)
+
 
 SHORT_BODY = 2_000
 MARKUP_BYTES = 200_000
@@ -144,14 +213,14 @@ def _quoted(what: str, text: str) -> str:
     return f"{what} “{text[:80]}”"
 
 
-def by_header(headers: dict[str, str]) -> Verdict | None:
+def _by_header(headers: dict[str, str]) -> Verdict | None:
     """Return what the headers alone decide."""
     for mark, evidence in marks.by_header(headers):
         return decided(mark.name, evidence, vendor=mark.vendor)
     return None
 
 
-def of_text(page: Page, headers: dict[str, str]) -> Verdict | None:
+def _by_text(page: Page, headers: dict[str, str]) -> Verdict | None:
     """Return what a short answer that is not HTML says."""
     kind = headers.get("content-type", "")
     is_text = not kind or "text/" in kind or "json" in kind
@@ -174,7 +243,7 @@ def of_text(page: Page, headers: dict[str, str]) -> Verdict | None:
 _TRACE_SIGNS = tuple(sign for sign, _ in marks.TRACES)
 
 
-def of_page(case: Case, budget: Budget) -> Verdict | None:
+def _by_rules(case: Case, budget: Budget) -> Verdict | None:
     """Return the first finding on a page. None for an error status means a plain one."""
     rules = _ERROR_RULES
     if case.good:

@@ -1,1 +1,488 @@
-"""One attempt at one page: its requests, its verdict and its record."""
+"""One attempt at a page: permit, fetch, judge, parse; and pages parsed again from the store."""
+
+import random
+import shlex
+import time
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from itertools import islice
+from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_DATA, getrlimit
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec.structs import replace
+
+from crawler.config import program
+from crawler.errors import FetchError, NotNow, UsageError, shortage_of
+from crawler.fetch import charset
+from crawler.fetch.body import decoded
+from crawler.fetch.budget import SMALL, Budget, check_free
+from crawler.fetch.http import USER_AGENT, Request, RequestHook
+from crawler.fetch.robots import MAX_BYTES, Robots
+from crawler.fetch.session import LiveSession
+from crawler.fetch.wire import media_type, stored_head
+from crawler.judge import Verdict, decided
+from crawler.judge.rules import judge
+from crawler.logs import printable
+from crawler.lpm import LocalPersistenceManager
+from crawler.models import UNCHANGED, JobOptions, Outcome, Page, RetryClass, Task, TaskStatus
+from crawler.resilience import retry
+from crawler.scraping.request_gate import RequestGate
+from crawler.sites import Site, selectors, structured
+from crawler.sites.parser import parse
+
+charset.load()
+
+Fetch = Callable[[Request, RequestHook], Awaitable[Page]]
+
+MEMORY_PER_BYTE, MAX_MEMORY = 100, 64_000_000
+"""Memory for parsing a page: this many times its size, up to the maximum."""
+_encode = msgspec.json.Encoder().encode
+MIN_FREE = 10_000_000
+"""Bytes of free memory that even the smallest page needs."""
+MAX_PAUSE_S = 1.0
+"""How long a page waits outside the permit for a robots.txt that another page could not get."""
+MAX_RECORD = 8_000_000
+"""Bytes of a record as JSON."""
+
+
+class FetchOptions(msgspec.Struct, frozen=True):
+    """How the pages of a job are fetched."""
+
+    options: JobOptions = JobOptions()
+    session: LiveSession | None = None
+
+
+class ParsedPage(msgspec.Struct, frozen=True, kw_only=True):
+    """What was made of a page."""
+
+    verdict: Verdict
+    record: dict[str, Any] = {}
+    encoded: bytes = b"{}"
+    """The record as JSON."""
+    parser: tuple[str, str] = ("none", structured.VERSION)
+
+
+class Attempt:
+    """One attempt at one task. All work on what servers send is done within the page's budget."""
+
+    def __init__(
+        self,
+        task: Task,
+        site: Site,
+        how: FetchOptions,
+        *,
+        fetch: Fetch,
+        gate: RequestGate,
+        robots: Robots,
+        budget: Budget,
+        worker: str,
+        clock: Callable[[], float] = time.time,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._task, self._site, self._how = task, site, how
+        self._fetch, self._gate, self._robots, self._budget = fetch, gate, robots, budget
+        self._clock, self._jitter = clock, jitter
+        self._outcome = Outcome(
+            task=task,
+            status=TaskStatus.FAILED,
+            worker=worker,
+            site=(site.name, site.version),
+            rule=gate.rule(task.domain),
+        )
+
+    async def run(self) -> Outcome:
+        """Fetch, judge and parse the page; the caller stores the outcome."""
+        conditional = self._conditional_headers()
+        try:
+            page = await self._fetch_page(conditional)
+            self._note(page=page)
+            if page.status == 304 and conditional:
+                self._note(status=TaskStatus.COMPLETED, verdict=UNCHANGED)
+            else:
+                began = time.perf_counter()
+                parsed = await self._budget.work(examine, page, self._site, self._budget)
+                self._apply(page, parsed, (time.perf_counter() - began) * 1000)
+        except NotNow as error:
+            if self._gate.sent:  # a postponed page would make the same requests again and again
+                message = f"the page leads to where nothing may go now: {error}"
+                self._fail(decided("refused_on_the_way"), message, error.wait_s)
+            else:
+                self._postpone(error)
+        except FetchError as error:
+            if error.reason == "robots_unreachable" and not self._gate.sent:
+                # Another page has asked, and pays with an attempt; this one has not been tried.
+                self._postpone(self._pause(error))
+            else:
+                self._fail(decided(error.reason), error.message, error.retry_after_s)
+        return replace(self._outcome, sent=tuple(self._gate.sent))
+
+    def _note(self, **facts: Any) -> None:
+        self._outcome = replace(self._outcome, **facts)
+
+    def _user_agent(self) -> str:
+        if self._how.session and self._how.session.user_agent:
+            return self._how.session.user_agent
+        headers = {name.lower(): value for name, value in reversed(self._site.headers)}
+        return headers.get("user-agent") or USER_AGENT
+
+    def _conditional_headers(self) -> tuple[tuple[str, str], ...]:
+        """Return the headers that ask whether the page has changed, if its last record would be
+        made the same way today."""
+        known, site = self._task.known, self._site
+        made_with = (site.version, _parser(site)[1])
+        if known is None or (known.site_version, known.parser_version) != made_with:
+            return ()
+        asked = (("If-None-Match", known.etag), ("If-Modified-Since", known.last_modified))
+        return tuple((name, value) for name, value in asked if value)
+
+    async def _fetch_page(self, conditional: tuple[tuple[str, str], ...]) -> Page:
+        """Fetch the page; its domain and robots.txt must permit every request on the way."""
+        site, gate = self._site, self._gate
+        plain = Request(
+            url=self._task.url,
+            loopback=self._task.loopback,
+            timeout_s=site.timeout_s,
+            connect_timeout_s=site.connect_timeout_s,
+            headers=site.headers,
+            session=self._how.session,
+            budget=self._budget,
+            unlimited=not self._outcome.rule.limited,
+        )
+
+        async def robots_txt(url: str) -> Page:
+            # A redirect's robots.txt belongs to another origin: it gets no secrets, and may not be
+            # on this machine.
+            home = "{0.scheme}://{0.netloc}".format(urlsplit(plain.url))
+            named = plain.loopback and url.startswith(f"{home}/")
+            about = replace(plain, url=url, home=home, loopback=named, max_body=MAX_BYTES, cut=True)
+            return await self._fetch(about, gate.request)
+
+        since = None
+        if self._outcome.rule.limited:
+            since = self._robots.clock()
+
+        async def check(url: str) -> None:
+            before, agent = len(gate.sent), self._user_agent()
+            try:
+                delay_s = await self._robots.check(url, agent, robots_txt, self._budget, since)
+            except FetchError as error:
+                if error.reason == "robots_unreachable" and len(gate.sent) > before:
+                    gate.pause(url, error.retry_after_s or 0.0, error.message)
+                raise
+            gate.obey(url, delay_s)
+
+        pass_gate: RequestHook = gate.request
+        if site.respect_robots and not self._how.options.ignore_robots:
+            pass_gate = partial(gate.request, check=check)
+        request = plain
+        if conditional:
+            request = replace(plain, headers=(*site.headers, *conditional))
+        page = await self._fetch(request, pass_gate)
+        known = self._task.known
+        if page.status == 304 and conditional and known and page.final_url != known.final_url:
+            page = await self._fetch(plain, pass_gate)  # this is not the page that is known
+        return replace(page, fetch_s=sum([sent.seconds for sent in gate.sent]))
+
+    def _apply(self, page: Page, parsed: ParsedPage, parse_ms: float) -> None:
+        verdict = parsed.verdict
+        self._note(
+            parse_ms=parse_ms,
+            verdict=verdict.name,
+            evidence=verdict.evidence * (verdict.name != "ok"),
+            quarantine=verdict.quarantine,
+        )
+        if verdict.completed:
+            made = {"record": parsed.encoded, "parser": parsed.parser}
+            self._note(status=TaskStatus.COMPLETED, **made)
+            return
+        message = f"the server answered {page.status} {printable(page.reason[:100])[:100]}".rstrip()
+        if not verdict.name.startswith("http_"):
+            message += f", and the page is: {verdict.name.replace('_', ' ')}"
+            if verdict.vendor:
+                message += f" ({verdict.vendor})"
+        wait_s = retry.retry_after(page.header("retry-after"), self._clock())
+        self._note(retry_after_s=wait_s or 0.0)
+        self._fail(verdict, message, wait_s)
+
+    def _fail(self, verdict: Verdict, message: str, retry_after_s: float | None) -> None:
+        """Decide about a failure: by its class, the attempts left, and the server's wish."""
+        policy, failures = self._site.retry, self._task.failures
+        kind = verdict.retry or RetryClass.GIVE_UP
+        self._note(
+            error_type=verdict.name,
+            error_message=message,
+            retry=kind,
+            block=verdict.block,
+        )
+        if kind.tries_again and failures + 1 < policy.attempts:
+            wait_s = retry.delay(
+                kind, failures, retry_after_s, policy.base_s, policy.cap_s, self._jitter
+            )
+            self._note(status=TaskStatus.PENDING, not_before=self._clock() + wait_s)
+        elif verdict.name == "robots":
+            self._note(status=TaskStatus.SKIPPED)
+
+    def _pause(self, error: FetchError) -> NotNow:
+        """Return the pause of a host whose robots.txt another page could not get. If the domain's
+        permit keeps it, the page soon waits there, and a reset wakes it."""
+        wait_s = error.retry_after_s or 0.0
+        if self._outcome.rule.limited:
+            wait_s = min(wait_s, MAX_PAUSE_S)
+        return NotNow(self._task.domain, error.message, wait_s)
+
+    def _postpone(self, error: NotNow) -> None:
+        self._note(
+            status=TaskStatus.PENDING,
+            error_message=str(error),
+            not_before=self._clock() + error.wait_s,
+            charge=False,
+        )
+
+
+def examine(page: Page, site: Site, budget: Budget | None = None) -> ParsedPage:
+    """Judge and parse a page; needs nothing but the page, so that a stored one can be read again.
+
+    From here on the record's memory counts for the page, because it waits for the store like the
+    body.
+    """
+    budget = budget or Budget()
+    needed = min(MEMORY_PER_BYTE * len(page.body), MAX_MEMORY)
+    before = budget.held
+    budget.hold(needed)
+    try:
+        if any(getrlimit(limit)[0] != RLIM_INFINITY for limit in (RLIMIT_AS, RLIMIT_DATA)):
+            # Libraries crash, or blame the page, if memory runs out while they work.
+            check_free(needed + MIN_FREE)
+        read = _examined(page, site, budget)
+    finally:
+        budget.release(budget.held - before)
+    budget.hold(len(read.encoded))
+    return read
+
+
+def _examined(page: Page, site: Site, budget: Budget) -> ParsedPage:
+    declared = page.header("content-type")
+    if not page.body:
+        return _unread(page)
+    try:
+        if not is_html(declared, page.body):
+            return _parsed_text(page, declared, site, budget)
+        html = charset.utf8(page.body, declared, budget, site.encoding)
+        if not html:
+            return _unread(page)
+        return _parsed_html(page, html, site, budget)
+    except FetchError:
+        if 200 <= page.status < 300:
+            raise
+        return _unread(page)
+    except Exception as error:
+        if shortage_of(error):
+            raise
+        what = f"the parser failed ({type(error).__name__}: {error})"
+        raise FetchError("parse_error", what) from error
+
+
+def _parsed_html(page: Page, html: bytes, site: Site, budget: Budget) -> ParsedPage:
+    copied = len(html) * (html is not page.body)
+    tree = parse(html, budget, copied)
+    look = budget.look if len(html) > SMALL else _do_nothing
+    look()
+    verdict = judge(page, html, tree, budget)
+    if not verdict.completed:
+        return ParsedPage(verdict=verdict, parser=_parser(site))
+    look()
+    fields = record = selectors.extract(tree, site.fields, page.final_url, budget)
+    if site.structured:
+        record = structured.extract(tree, page.final_url, budget) | fields
+    look()
+    encoded = _encoded(record, fields, budget)
+    return ParsedPage(verdict=verdict, record=record, encoded=encoded, parser=_parser(site))
+
+
+def _do_nothing() -> None:
+    return
+
+
+def _parsed_text(page: Page, declared: str, site: Site, budget: Budget) -> ParsedPage:
+    """Parse what is not HTML: JSON and plain text give a record, all else none but the site's
+    fields, which only HTML has."""
+    unread = _unread(page)
+    if not unread.verdict.completed:
+        return unread
+    kind = media_type(declared)
+    is_json = kind.endswith(("/json", "+json"))
+    fields = selectors.lacking(site.fields)
+    record: dict[str, Any] = {}
+    if site.structured and (is_json or kind == "text/plain"):
+        body = charset.utf8(page.body, declared, budget, site.encoding)
+        record = structured.extract_plain(body, is_json, budget)
+    elif not fields:
+        return unread
+    record |= fields
+    encoded = _encoded(record, fields, budget)
+    return replace(unread, record=record, encoded=encoded, parser=_parser(site))
+
+
+def _encoded(record: dict[str, Any], fields: Collection[str], budget: Budget) -> bytes:
+    """Encode a record; if it is too large, cut the largest parts, but never a site's fields."""
+    pieces: list[bytes] = []
+    sizes: dict[str, int] = {}
+    total = 1
+    for name, value in record.items():  # one at a time: all together may be far too large
+        piece = b"%b:%b" % (_encode(name), _encode(value))
+        sizes[name] = len(piece) + 1
+        total += sizes[name]
+        if total <= MAX_RECORD:
+            pieces.append(piece)
+    if total <= MAX_RECORD:
+        return b"{%b}" % b",".join(pieces)
+    pieces.clear()
+    while total > MAX_RECORD:
+        budget.look()
+        largest = max(sizes.keys() - fields, key=lambda name: sizes[name], default=None)
+        if largest is None:
+            raise FetchError("too_large", f"the page's fields have more than {MAX_RECORD:,} bytes")
+        total -= sizes.pop(largest)
+        record[largest] = half = _first_half(record[largest])
+        if not half:
+            del record[largest]
+            continue
+        sizes[largest] = len(_encode(largest)) + len(_encode(half)) + 2
+        total += sizes[largest]
+    return _encode(record)
+
+
+def _first_half(value: Any) -> Any:
+    if isinstance(value, dict):
+        return dict(islice(value.items(), len(value) // 2))
+    return value[: len(value) // 2]
+
+
+def _unread(page: Page) -> ParsedPage:
+    return ParsedPage(verdict=judge(page, b"", None))
+
+
+def _parser(site: Site) -> tuple[str, str]:
+    if site.fields or not site.structured:
+        return site.name, site.version
+    return structured.NAME, structured.VERSION
+
+
+def is_html(declared: str, body: bytes) -> bool:
+    """Whether a page says that it is HTML, or says nothing and looks like it."""
+    kind = media_type(declared)
+    if kind:
+        return kind in ("text/html", "application/xhtml+xml")
+    return body[:512].lstrip()[:1] == b"<"
+
+
+MAX_BODY = 1 << 30
+"""Today's limits do not matter: a stored page was within those of its day."""
+NOT_MODIFIED = 304
+
+
+class StoredPage(msgspec.Struct, frozen=True):
+    """A stored page, and what became of it."""
+
+    page: Page
+    task_id: str
+    result: dict[str, Any] | None
+    """None if the task failed: its page was kept, but no record was made."""
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """What parsing a page again changes, by field; inner fields are named `outer.inner`."""
+
+    added: dict[str, Any] = {}
+    removed: dict[str, Any] = {}
+    changed: dict[str, tuple[Any, Any]] = {}
+    """Old and new."""
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self.added or self.removed or self.changed)
+
+
+def find_stored_page(lpm: LocalPersistenceManager, url: str, key: bytes) -> StoredPage:
+    """Return the newest page of a URL with a result, else the newest without.
+
+    An answer "not modified" has no page. Raises `UsageError` with the reason if there is none.
+    """
+    tasks = lpm.tasks.for_url(key)
+    if not tasks:
+        raise UsageError(f"{url} was never fetched: no task is known for it")
+    failed: StoredPage | None = None
+    gone: str | None = None
+    collected = False
+    for task in tasks:
+        report = lpm.results.report(task)
+        result = report if "data" in report else None
+        collected = collected or result is not None
+        stored = lpm.pages.read(task)
+        if stored is None:
+            gone = gone or lpm.pages.why_gone(task)
+            continue
+        page = stored_page(*stored, report["url"], report.get("final_url"))
+        if page.status == NOT_MODIFIED:
+            continue
+        found = StoredPage(page, report["task_id"], result)
+        if result is not None:
+            return found
+        failed = failed or found
+    if failed:
+        return failed
+    if gone:
+        again = f"{program()} scrape {shlex.quote(url)}"
+        raise UsageError(f"the page of {url} {gone}; {again} fetches it again")
+    if collected:
+        raise UsageError(f"there is a result for {url}, but its page was not kept (CRAWLER_RAW)")
+    raise UsageError(f"no page is stored for {url}: {_why_not(lpm, tasks[0])}")
+
+
+def _why_not(lpm: LocalPersistenceManager, task: int) -> str:
+    report = lpm.results.report(task)
+    status, reason = report["status"], report["error_type"]
+    if reason:
+        status += f" ({reason})"
+    return f"its task is {status}"
+
+
+def stored_page(head: str, raw: bytes, url: str, final_url: str | None = None) -> Page:
+    """Rebuild a page from its stored header block and body; raises `FetchError` if the body cannot
+    be decoded."""
+    first, headers = stored_head(head)
+    _, _, rest = first.partition(" ")
+    status, _, reason = rest.partition(" ")
+    return Page(
+        url=url,
+        final_url=final_url or url,
+        status=int(status) if status.isascii() and status.isdecimal() else 0,
+        reason=reason,
+        headers=headers,
+        body=decoded(head, raw, MAX_BODY),
+        raw=raw,
+        fetched_at=0.0,
+        fetch_s=0.0,
+    )
+
+
+def difference(old: dict[str, Any], new: dict[str, Any]) -> Difference:
+    """Compare two records as JSON, in which both are kept."""
+    found = Difference({}, {}, {})
+    _compare(old, msgspec.json.decode(msgspec.json.encode(new)), "", found)
+    return found
+
+
+def _compare(old: dict[str, Any], new: dict[str, Any], prefix: str, found: Difference) -> None:
+    for name in {**old, **new}:
+        path = f"{prefix}{name}"
+        if name not in old:
+            found.added[path] = new[name]
+        elif name not in new:
+            found.removed[path] = old[name]
+        elif isinstance(old[name], dict) and isinstance(new[name], dict):
+            _compare(old[name], new[name], f"{path}.", found)
+        elif old[name] != new[name] or type(old[name]) is not type(new[name]):
+            found.changed[path] = (old[name], new[name])

@@ -1,1 +1,288 @@
-"""Sites: what is read out of a page."""
+"""The sites of `config/`: scraping_defaults.yaml for all hosts, sites/<site>.yaml for some.
+
+Each process reads the files once, when it starts.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import quote
+
+import msgspec
+
+from crawler.config import interval
+from crawler.errors import InputError
+from crawler.models import Rule
+from crawler.sites import sitefile
+from crawler.sites.sitefile import PLACEHOLDER, Settings, host_of
+
+DEFAULTS, START_URLS = "scraping_defaults.yaml", "start_urls.yaml"
+DEFAULT = "default"  # the name of the site of all hosts that no file names
+BUILT_IN: dict[str, Any] = msgspec.to_builtins(Settings()) | {"headers": {}}
+"""Every key of a file, and its value where no file sets it."""
+_CACHED_HOSTS = 10_000
+_NAME = re.compile(r"[a-z0-9_-]{1,100}")
+_LIMITS = ("rate", "delay_s", "concurrency", "limit_per")
+
+
+class Site(Settings, frozen=True, kw_only=True):
+    """The settings of the pages of some hosts."""
+
+    name: str
+    version: str
+    """Twelve digits that change with any setting in effect, and with nothing else."""
+    rule: Rule = Rule(interval_s=0.5, at_a_time=2)
+    structured: bool = True
+
+    def __repr__(self) -> str:
+        """Hide the values of headers, which may be secrets."""
+        headers = tuple((name, "***") for name, _ in self.headers)
+        shown = msgspec.structs.asdict(self) | {"headers": headers}
+        return f"Site({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+class _Described(msgspec.Struct, frozen=True):
+    """A site with the contents of its own file."""
+
+    site: Site
+    own: dict[str, Any]
+    path: Path
+    lines: dict[str, int]
+
+    def refuse(self, reason: str, key: str) -> NoReturn:
+        raise InputError(str(self.path), reason, self.lines.get(key))
+
+    @property
+    def limits(self) -> list[Any]:
+        return [self.own.get(key) for key in _LIMITS]
+
+
+class Sites:
+    """The sites by host, by domain and by name."""
+
+    def __init__(self, default: _Described, sites: Iterable[_Described]) -> None:
+        self._default = default
+        self._named = {each.site.name: each for each in sites}
+        self._hosts: dict[str, _Described] = {}
+        self._domains: dict[str, _Described] = {}
+        self._cache: dict[str, _Described] = {}
+        for each in self._named.values():
+            for host in each.site.hosts:
+                other = self._hosts.setdefault(host, each)
+                if other is not each:
+                    each.refuse(f"the host {host} belongs to {other.path} already", "hosts")
+        if self._hosts:
+            self._refuse_two_limits()
+
+    @property
+    def default(self) -> Site:
+        """The site of every host that no file names."""
+        return self._default.site
+
+    def of(self, url: str, platform: str | None = None) -> Site:
+        """Return the site of a URL's host, else that of the task's platform.
+
+        The platform's headers stay behind: they may be secrets, and are for its own hosts only.
+        """
+        found = self._of_host(host_of(url))
+        if platform and found is self._default and (named := self.named(platform)):
+            return msgspec.structs.replace(named, headers=self.default.headers)
+        return found.site
+
+    def named(self, name: str) -> Site | None:
+        """Return the site whose file has that name."""
+        found = self._named.get(name.strip().lower())
+        return found.site if found else None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the sites that have a file."""
+        return list(self._named)
+
+    @property
+    def templates(self) -> list[str]:
+        """The names of the sites that make a URL of a row's columns."""
+        return [name for name, each in self._named.items() if each.site.url_template]
+
+    def rule(self, domain: str, rate: str | None = None) -> Rule:
+        """Return the limits of a registrable domain; a job's own `rate` overrides all files."""
+        found = self._of_domain(domain)
+        if rate is None:
+            return found.site.rule
+        return _rule_by_hand(interval(rate), found.own)
+
+    def limit_per(self, domain: str) -> str:
+        """Say whether the limits hold per `domain` for all of the fleet, or per `ip`."""
+        return self._of_domain(domain).site.limit_per
+
+    def _of_domain(self, domain: str) -> _Described:
+        return self._domains.get(domain) or self._of_host(domain)
+
+    def _of_host(self, host: str) -> _Described:
+        found = self._cache.get(host)
+        if found is None:
+            if len(self._cache) >= _CACHED_HOSTS:
+                self._cache.clear()
+            found = self._cache[host] = self._hosts.get(host) or self._by_suffix(host)
+        return found
+
+    def _by_suffix(self, host: str) -> _Described:
+        rest = host
+        while rest:
+            rest = rest.partition(".")[2]
+            if rest and (found := self._hosts.get(f"*.{rest}")):
+                return found
+        return self._default
+
+    def _refuse_two_limits(self) -> None:
+        """Limits are for a whole domain: two sites that share one need the same limits."""
+        from crawler.urls import domain  # its list of public suffixes is large
+
+        for host, each in self._hosts.items():
+            shared = domain(host.removeprefix("*."))
+            other = self._domains.setdefault(shared, each)
+            if each.limits != other.limits:
+                keys = [key for key in _LIMITS if key in each.lines]
+                each.refuse(
+                    f"{', '.join(_LIMITS)} must be the same here and in {other.path}, "
+                    f"because limits are for all of {shared}",
+                    [*keys, "hosts"][0],
+                )
+
+
+def _rule_by_hand(interval_s: float, own: dict[str, Any]) -> Rule:
+    """Return the limits for a rate given by hand: a second's worth of requests at a time."""
+    at_a_time = 0
+    if interval_s:
+        at_a_time = max(2, math.ceil(1 / interval_s))
+    return Rule(interval_s=interval_s, at_a_time=own.get("concurrency", at_a_time))
+
+
+# Loading.
+
+
+def load(folder: Path, rate: str | None = None) -> Sites:
+    """Read every file; `rate` (CRAWLER_RATE) overrides the defaults, but not a site's own file."""
+    if (folder / START_URLS).exists():
+        reason = "is not in force yet: this version has no crawls of whole sites"
+        advice = "import a list of URLs, and remove it"
+        raise InputError(str(folder / START_URLS), f"{reason}; {advice}")
+    default, common = _default(folder / DEFAULTS, rate)
+    return Sites(default, [_site(path, common, rate) for path in _site_files(folder / "sites")])
+
+
+def faults(folder: Path, rate: str | None = None) -> list[InputError]:
+    """Return what `load` refuses: the fault of each file alone, or else of all together."""
+    try:
+        load(folder, rate)
+    except InputError as error:
+        found: list[InputError] = []
+        for path in [folder / DEFAULTS, *_site_files(folder / "sites")]:
+            try:
+                if path.name == DEFAULTS:
+                    _default(path, rate)
+                else:
+                    _site(path, {}, rate)
+            except InputError as fault:
+                found.append(fault)
+        return found or [error]
+    return []
+
+
+def _site_files(folder: Path) -> list[Path]:
+    try:
+        paths = sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InputError(str(folder), f"the folder cannot be read ({error.strerror})") from None
+    return [path for path in paths if path.suffix in (".yaml", ".yml") and path.name[0] != "."]
+
+
+def _default(path: Path, rate: str | None) -> tuple[_Described, dict[str, Any]]:
+    common, lines = sitefile.read(path, is_site=False)
+    return _Described(_merged(DEFAULT, common, {}, rate), {}, path, lines), common
+
+
+def _site(path: Path, common: dict[str, Any], rate: str | None) -> _Described:
+    if path.suffix == ".yml":
+        raise InputError(str(path), "the name of a site's file must end in .yaml")
+    if not _NAME.fullmatch(path.stem):
+        allowed = "lower case letters, digits, - and _"
+        raise InputError(str(path), f"the name of a site consists of {allowed}")
+    if path.stem == DEFAULT:
+        raise InputError(str(path), f"what holds for all sites is in {DEFAULTS}")
+    own, lines = sitefile.read(path, is_site=True)
+    if template := own.get("url_template"):
+        host = host_of(template)
+        own.setdefault("hosts", (host,))
+        if not any(_covers(pattern, host) for pattern in own["hosts"]):
+            reason = f"the host of the url_template, {host}, is not among hosts"
+            raise InputError(str(path), reason, lines["url_template"])
+    if not own.get("hosts"):
+        reason = "hosts is missing: a list of the host names that these settings are for"
+        raise InputError(str(path), reason)
+    return _Described(_merged(path.stem, common, own, rate), own, path, lines)
+
+
+def _covers(pattern: str, host: str) -> bool:
+    return pattern == host or (pattern.startswith("*.") and host.endswith(pattern[1:]))
+
+
+def _merged(name: str, common: dict[str, Any], own: dict[str, Any], rate: str | None) -> Site:
+    merged = _overlaid(_overlaid(BUILT_IN, common), own)
+    if merged["structured"] is None:
+        merged["structured"] = not merged["fields"]
+    if merged["locale"]:
+        merged["fields"] = {
+            name: msgspec.structs.replace(field, locale=field.locale or merged["locale"])
+            for name, field in merged["fields"].items()
+        }
+    if rate is None or "rate" in own:
+        interval_s = max(interval(merged["rate"]), merged["delay_s"])
+        rule = Rule(interval_s=interval_s, at_a_time=merged["concurrency"])
+    else:
+        rule = _rule_by_hand(interval(rate), own)
+        interval_s = max(rule.interval_s, own.get("delay_s", 0.0))
+        rule = msgspec.structs.replace(rule, interval_s=interval_s)
+    version = sha256(msgspec.json.encode(merged, order="sorted")).hexdigest()[:12]
+    merged["headers"] = tuple(merged["headers"].items())
+    return msgspec.convert(merged | {"name": name, "version": version, "rule": rule}, Site)
+
+
+def _overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Merge settings; those that are mappings are merged key by key."""
+    merged = below | above
+    for key in ("retry", "fields"):
+        merged[key] = below[key] | above.get(key, {})
+    headers = above.get("headers", {})
+    replaced = {name.lower() for name in headers}
+    kept = {name: text for name, text in below["headers"].items() if name.lower() not in replaced}
+    set_here = {name: text for name, text in headers.items() if text is not None}
+    merged["headers"] = kept | set_here
+    return merged
+
+
+# URLs of columns.
+
+
+def expand(template: str, column: Callable[[str], str | None]) -> str:
+    """Make the URL for a row; raises `ValueError` where a column gives no usable value."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1].strip().lower()
+        found = column(name)
+        its = f"the column {name[:60]!r} is"
+        if found is None:
+            raise ValueError(f"{its} missing, and the url_template of the platform needs it")
+        text = found.strip()
+        if not text:
+            raise ValueError(f"{its} empty, and the url_template of the platform needs it")
+        if text in (".", ".."):
+            raise ValueError(f"{its} {text!r}, which is a place and no value")
+        return quote(text, safe="")
+
+    return PLACEHOLDER.sub(value, template)

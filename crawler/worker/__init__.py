@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from crawler import sites
 from crawler.config import Settings
 from crawler.db.owners import Owner
 from crawler.db.sql import HELD
@@ -25,8 +26,7 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, TaskStatus
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import LEASE_S, Permit
-from crawler.scraping.pipeline import FetchOptions
-from crawler.sites import config as sites
+from crawler.scraping import FetchOptions
 from crawler.worker.claims import POLL_S, Claimed, Claims
 from crawler.worker.health import FreeSpace, Health, Watchdog
 from crawler.worker.pages import MAX_SLOW_FACTOR, Attempts, Budgets, Capacity, Pages, Watcher
@@ -207,6 +207,7 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
         self._claims.close()
+        self._watchdog.stop()  # not before: a hang in one of the steps above ends the process
         self._owner.close()
 
     async def _end_pages(self) -> None:

@@ -25,8 +25,8 @@ from crawler.fetch.session import Sessions
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Rule, Task, TaskStatus
 from crawler.resilience.permit import Ask, Permit, PermitClient, Report, Reservation
-from crawler.scraping.pipeline import FetchOptions
-from crawler.sites.config import Sites
+from crawler.scraping import FetchOptions
+from crawler.sites import Sites
 from crawler.worker.health import FreeSpace
 
 log = logging.getLogger(__name__)

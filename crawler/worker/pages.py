@@ -15,9 +15,9 @@ from crawler.errors import GaveWay, shortage_of
 from crawler.fetch.budget import Budget, Memory, Turns
 from crawler.fetch.robots import Robots
 from crawler.models import Outcome, Rule, Task, TaskStatus
-from crawler.scraping.pipeline import Attempt, Fetch
+from crawler.scraping import Attempt, Fetch
 from crawler.scraping.request_gate import RequestGate
-from crawler.sites.config import Sites
+from crawler.sites import Sites
 from crawler.worker.claims import Claimed, Claims, Lease
 from crawler.worker.health import Health, Watchdog
 from crawler.worker.writer import SHORTAGE_WAIT_S, given_back, internal_failure

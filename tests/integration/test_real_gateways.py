@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from crawler import sites
 from crawler.config import Settings, load
 from crawler.errors import ConfigError, UsageError
 from crawler.gateway import agent
@@ -17,7 +18,6 @@ from crawler.gateway.client import GatewayClient
 from crawler.gateway.collector import IDLE_S, Collector
 from crawler.gateway.sync import Sync
 from crawler.lpm import LocalPersistenceManager
-from crawler.sites import config as sites
 from tests.integration.test_gateway import Caller
 from tests.support.exchange import assign, fail, given
 from tests.support.gateway import Gateway

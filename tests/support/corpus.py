@@ -5,9 +5,10 @@ from pathlib import Path
 import msgspec
 
 from crawler.fetch import charset
-from crawler.judge import Verdict, judge
+from crawler.judge import Verdict
+from crawler.judge.rules import judge
 from crawler.models import Page
-from crawler.scraping.pipeline import is_html
+from crawler.scraping import is_html
 from crawler.sites.parser import parse
 
 FOLDER = Path(__file__).parents[1] / "corpus"

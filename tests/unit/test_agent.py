@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from crawler import sites
 from crawler.config import Settings, load
 from crawler.errors import GatewayDenied, GatewayError, StackIsUp, StoreError
 from crawler.gateway import agent
@@ -17,7 +18,6 @@ from crawler.gateway.agent import Heartbeat
 from crawler.gateway.client import MAX_BACKOFF_S, Backoff, GatewayClient
 from crawler.gateway.collector import SECRETS_DELAY_S, Collector
 from crawler.lpm import LocalPersistenceManager
-from crawler.sites import config as sites
 from tests.support.exchange import assign, claim, fail, given
 from tests.support.scripted import ScriptedGateway
 from tests.support.stack import wait_for

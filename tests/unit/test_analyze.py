@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from crawler.analyze import report
+from crawler.analyze import Field, Numbers, Profile, Range, profile, report
 from crawler.analyze.compare import Comparison, Value, VerdictChange, compare
-from crawler.analyze.profile import Field, Numbers, Profile, Range, profile
 from crawler.analyze.report import html_page
 from crawler.analyze.sources import find
 from crawler.errors import InputError, StoreFull, UsageError

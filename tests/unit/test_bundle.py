@@ -18,7 +18,7 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Raw
 from crawler.results import bundle
 from crawler.results.archive import CHECKED
-from crawler.results.unbundle import unbundle
+from crawler.results.bundle import unbundle
 from tests.support.patient import look, wrong
 from tests.support.tasks import collect, done, new
 

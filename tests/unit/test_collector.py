@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
+from crawler import sites
 from crawler.bulk import Secrets
 from crawler.db.gateway import Assignment
 from crawler.fetch import session
@@ -17,8 +18,7 @@ from crawler.gateway.collector import (
     repeat_platforms,
 )
 from crawler.models import NO_DEADLINE
-from crawler.sites import config as sites
-from crawler.sites.config import Sites
+from crawler.sites import Sites
 
 TASK: dict[str, Any] = {
     "task_id": "t-1",

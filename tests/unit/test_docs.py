@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from crawler.cli.commands import drill
+from crawler.cli.commands import stack
 from crawler.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
@@ -87,8 +87,8 @@ def test_the_kill_table_has_one_source() -> None:
     readme = (ROOT / "README.md").read_text()
     filtered, plain, persistent, crawlee, celery = measured
 
-    assert list(drill.OTHERS) == measured
-    for peer in drill.PEERS.split(", "):
+    assert list(stack.OTHERS) == measured
+    for peer in stack.PEERS.split(", "):
         assert peer.lower() in section
     assert re.search(
         rf"\| Scrapy .* \| {filtered[0]}, or none and {plain[1]} fetched again \|", readme

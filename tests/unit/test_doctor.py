@@ -262,7 +262,7 @@ def test_nothing_is_mended_while_the_store_is_in_use(tmp_path: Path) -> None:
     using.persist_tasks([new("http://b.example/")])
     findings = look(tmp_path, repair=True)
     assert of(findings, "repair", "wrong")[0].startswith(
-        "nothing is mended: another process uses the store"
+        "nothing is repaired: another process uses the store"
     )
     assert not of(findings, "ledger", "mended")
 
@@ -770,7 +770,7 @@ def test_a_record_that_names_a_stranger(tmp_path: Path) -> None:
         )
 
         found = look(tmp_path)
-        assert f"{stranger.pid} is somebody else's" in of(found, "stack", "wrong")[0]
+        assert f"{stranger.pid} is another program's" in of(found, "stack", "wrong")[0]
         assert exit_code(found) == 1
         assert exit_code(look(tmp_path, repair=True)) == 0
 

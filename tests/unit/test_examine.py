@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from crawler.errors import FetchError
 from crawler.fetch.budget import SMALL, Budget, Memory
 from crawler.models import Page
-from crawler.scraping.pipeline import MAX_RECORD, examine
-from crawler.sites.config import Site, load
+from crawler.scraping import MAX_RECORD, examine
+from crawler.sites import Site, load
 from crawler.sites.text import MAX_TEXT
 from tests.support.tasks import page
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crawler.judge import DECISIONS, Verdict, decided, judge
+from crawler.judge import DECISIONS, Verdict, decided
 from crawler.judge.marks import says_only
+from crawler.judge.rules import judge
 from crawler.models import Page, RetryClass
 from crawler.sites.parser import parse
 from tests.support.corpus import Sample, answer, judged, samples

@@ -16,10 +16,11 @@ from crawler.errors import CrawlerError
 from crawler.fetch import charset, cookies, robots, wire
 from crawler.fetch.body import Body
 from crawler.fetch.budget import Budget
-from crawler.judge import judge, sight
+from crawler.judge import sight
+from crawler.judge.rules import judge
 from crawler.logs import printable
 from crawler.resilience import retry
-from crawler.results import flat
+from crawler.results import formats
 from crawler.sites import pairs, parser, selectors, structured, text, values
 from crawler.sites.sitefile import Field
 from tests.support.tasks import page
@@ -232,7 +233,7 @@ def judged(tree: LexborHTMLParser) -> None:
 
 def flattened(tree: LexborHTMLParser) -> None:
     data = structured.extract(tree, URL)
-    flat.flatten({"parser": None, "raw": None, "input": {}, "data": data})
+    formats.flatten({"parser": None, "raw": None, "input": {}, "data": data})
 
 
 PARTS: dict[str, Callable[[LexborHTMLParser], object]] = {

@@ -14,8 +14,8 @@ record."""
 READER = """
 import os
 from crawler.errors import FetchError
-from crawler.scraping.pipeline import examine
-from crawler.sites.config import Site
+from crawler.scraping import examine
+from crawler.sites import Site
 from crawler.sites.sitefile import Field
 from tests.support.tasks import page
 from tests.unit.test_memory import FIELDS, MANY_FIELDS, PAGES, REPEATED

@@ -8,9 +8,9 @@ import pytest
 READER = """
 import os, resource, sys
 from crawler.errors import FetchError, shortage_of
-from crawler.scraping.pipeline import examine
+from crawler.scraping import examine
 from crawler.sites import css, selectors
-from crawler.sites.config import Site
+from crawler.sites import Site
 from crawler.sites.sitefile import Field
 from tests.support.tasks import page
 from tests.unit.test_out_of_memory import FIELDS, PAGES

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from crawler.errors import FetchError
-from crawler.judge import judge
+from crawler.judge.rules import judge
 from crawler.sites import parser, selectors, structured
 from crawler.sites.parser import MAX_RUN, parse
 from crawler.sites.sitefile import Field

@@ -16,9 +16,9 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Outcome, Page, Rule, Task, TaskStatus
 from crawler.resilience.memory import MemoryPermit
 from crawler.resilience.permit import Ask, PermitClient, Report, Reservation
-from crawler.scraping.pipeline import Attempt, FetchOptions
+from crawler.scraping import Attempt, FetchOptions
 from crawler.scraping.request_gate import RequestGate
-from crawler.sites.config import Site
+from crawler.sites import Site
 from tests.support.tasks import new, open_job
 from tests.support.tasks import page as answer
 

@@ -17,15 +17,17 @@ import pytest
 from crawler.db.imports import RejectedRow
 from crawler.errors import UsageError
 from crawler.results import export, format_of, whole_file
-from crawler.results.flat import BASE, flatten, tabulated
 from crawler.results.formats import (
+    BASE,
     CUT,
     MAX_CELL,
     WRITERS,
     Sink,
+    flatten,
     inert,
     plain,
     sheet_text,
+    tabulated,
     write_xlsx,
 )
 from tests.support.stack import Folder

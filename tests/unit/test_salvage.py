@@ -227,7 +227,7 @@ def test_a_ledger_whose_log_was_lost_is_not_begun_anew(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="missing or empty, but 6 files of results are there"):
         LocalPersistenceManager(data).close_after_check()
     assert (
-        "there is nothing in it, but pending/ and raw/ hold 5 and 1 files"
+        "it is empty, but pending/ and raw/ hold 5 and 1 files"
         in of(look(data), "ledger", "wrong")[0]
     )
 

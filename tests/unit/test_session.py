@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from crawler.cli.session import session_options
+from crawler.cli.options import session_options
 from crawler.config import Settings
 from crawler.errors import FetchError, InputError, StoreError, UsageError
 from crawler.fetch import cookies, session

@@ -10,8 +10,7 @@ from crawler.errors import StoreError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job
 from crawler.results import export
-from crawler.results.bundle import bundle
-from crawler.results.unbundle import unbundle
+from crawler.results.bundle import bundle, unbundle
 from tests.support.patient import change, ledger, look, of, wrong
 from tests.support.tasks import done, new, open_job, page
 
@@ -212,7 +211,7 @@ def test_a_row_that_means_a_task_that_is_gone_is_told(shared: Shared) -> None:
     assert any(what.startswith("5 tasks more or fewer") for what in first)
     assert any(what.startswith("5 known rows whose tasks are gone") for what in second)
     assert any(
-        "5 rows of input that mean tasks which are not there" in what
+        "5 rows of input that refer to missing tasks" in what
         for what in of(look(shared.data), "books")
     )
 

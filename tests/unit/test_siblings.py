@@ -15,8 +15,7 @@ from crawler.db.owners import Note
 from crawler.gateway.agent import open_job as open_gateway_job
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, Outcome, Task, TaskStatus
-from crawler.results.bundle import bundle
-from crawler.results.unbundle import unbundle
+from crawler.results.bundle import bundle, unbundle
 from tests.support.clock import Clock
 from tests.support.tasks import done, new, open_job, page
 

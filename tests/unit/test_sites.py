@@ -16,8 +16,7 @@ import pytest
 from crawler.bulk import rows
 from crawler.errors import InputError
 from crawler.models import Rule
-from crawler.sites import config, sitefile
-from crawler.sites.config import BUILT_IN, Site, Sites, load
+from crawler.sites import _CACHED_HOSTS, BUILT_IN, DEFAULTS, Site, Sites, load, sitefile
 from crawler.sites.sitefile import Field
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +77,7 @@ def test_without_files_the_built_in_defaults_hold(tmp_path: Path) -> None:
 def test_shipped_defaults_are_the_built_in_ones() -> None:
     """The file in the repository shows every key, and changes nothing."""
     shipped = load(ROOT / "config")
-    text = (ROOT / "config" / config.DEFAULTS).read_text()
+    text = (ROOT / "config" / DEFAULTS).read_text()
 
     assert shipped.default == load(ROOT / "nowhere").default
     for key in BUILT_IN:
@@ -177,10 +176,10 @@ def test_the_site_of_a_url_is_that_of_its_host(write: Write, url: str, name: str
 def test_the_cache_of_hosts_is_bounded(tmp_path: Path) -> None:
     """A crawl over many hosts does not fill the memory with them."""
     sites = load(tmp_path)
-    for number in range(config._CACHED_HOSTS + 10):
+    for number in range(_CACHED_HOSTS + 10):
         sites.of(f"http://h{number}.example/")
 
-    assert len(sites._cache) <= config._CACHED_HOSTS
+    assert len(sites._cache) <= _CACHED_HOSTS
 
 
 # Versions.
@@ -742,7 +741,8 @@ def test_nothing_is_imported_that_is_not_needed(tmp_path: Path) -> None:
     """Where there are no files, neither YAML nor HTML nor the list of suffixes is loaded: every
     command does this."""
     code = (
-        "import json, sys; from pathlib import Path; from crawler.sites.config import load; load(Path(sys.argv[1]));"
+        "import json, sys; from pathlib import Path;"
+        "from crawler.sites import load; load(Path(sys.argv[1]));"
         "heavy = {'yaml', 'selectolax', 're2', 'publicsuffixlist', 'aiohttp'};"
         "print(json.dumps(sorted(heavy & set(sys.modules))))"
     )

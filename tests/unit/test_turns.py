@@ -11,8 +11,8 @@ from selectolax.lexbor import LexborHTMLParser
 
 from crawler.errors import FetchError
 from crawler.fetch.budget import Budget
-from crawler.scraping.pipeline import examine
-from crawler.sites.config import Site
+from crawler.scraping import examine
+from crawler.sites import Site
 from crawler.sites.parser import parse
 from crawler.sites.sitefile import Field
 from tests.support.tasks import page

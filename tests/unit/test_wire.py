@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from crawler.db import segments
-from crawler.doctor import salvage
+from crawler.doctor import reconciliation
 from crawler.errors import FetchError
 from crawler.fetch import cookies, wire
 from crawler.fetch.body import Body
@@ -19,7 +19,7 @@ from crawler.fetch.budget import Budget
 from crawler.fetch.http import Client, Request
 from crawler.fetch.robots import RuleSet
 from crawler.models import Raw
-from crawler.scraping.stored import page_of as stored_page
+from crawler.scraping import stored_page
 from tests.support.serving import serving
 from tests.support.tasks import page
 
@@ -185,7 +185,9 @@ def test_a_stored_head_reads_as_it_came(sign: int, tmp_path: Path) -> None:
         head.headers,
         body,
     )
-    assert salvage.decoded(tmp_path, Raw(segment="a.warc.gz", offset=0, length=len(member))) == (
+    assert reconciliation.decoded_page(
+        tmp_path, Raw(segment="a.warc.gz", offset=0, length=len(member))
+    ) == (
         stored,
         body,
     )

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from crawler import config, logs, times
-from crawler.cli.output import json_option, print_json, say
+from crawler.cli.options import json_option
+from crawler.cli.output import print_json, say
 from crawler.config import program
 from crawler.errors import UsageError
 from crawler.logs import printable

@@ -1,32 +1,26 @@
-"""`results`: what was collected."""
+"""`results`, `analyze` and `prune`: what was collected."""
 
-import csv
 import shutil
 import sys
-from contextlib import closing
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from crawler import config
 from crawler import results as store
-from crawler.cli.output import (
-    UNACCOUNTED,
-    data_dir_option,
-    job_of,
-    json_option,
-    print_json,
-    say,
-    stored,
-    tell_missing,
-)
-from crawler.cli.types import only_job_option, since_option
+from crawler.cli.options import Span, data_dir_option, json_option, only_job_option, since_option
+from crawler.cli.output import UNACCOUNTED, job_of, print_json, say, size_of, stored, tell_missing
 from crawler.config import program
+from crawler.db import outputs
 from crawler.db.outbox import Delivery
-from crawler.errors import StoreError, place
+from crawler.errors import StoreError, UsageError, place
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
+from crawler.results import whole_file
 
 LISTED = ("task_id", "status_code", "verdict", "parcel_id", "url", "scraped_at")
 
@@ -155,7 +149,7 @@ def show(task: str, as_json: bool) -> int:
     Example:
       python -m crawler results show 4f1c09d2
     """
-    from crawler.results.flat import as_text, flatten
+    from crawler.results.formats import as_text, flatten
 
     with stored() as lpm:
         report = lpm.results.report(lpm.tasks.find(task)[0])
@@ -188,6 +182,8 @@ def _show_origin(report: dict[str, Any], width: int) -> None:
 
 
 def _names(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
+    import csv
+
     names = tuple(name.strip() for name in next(csv.reader([value or ""]), []))
     if value is not None and not (names and all(names) and len(set(names)) == len(names)):
         raise click.BadParameter("write the names of columns, each once, with commas between them")
@@ -296,7 +292,350 @@ def export(
     return UNACCOUNTED if missing else 0
 
 
-from crawler.cli.commands import keep  # noqa: E402 # what it attaches to stands above
+def _not_stdout(
+    _context: click.Context, _option: click.Parameter, value: Path | None
+) -> Path | None:
+    if str(value) == "-":
+        raise click.BadParameter("it must be a file: what was written is read again")
+    return value
 
-for command in (keep.archive, keep.bundle, keep.unbundle):
-    results.add_command(command)
+
+@results.command()
+@click.option("--compress", is_flag=True, help="Compress the file with zstd.")
+@click.option(
+    "--older-than", type=Span(), help="Only results scraped longer ago than this, such as 7d."
+)
+@only_job_option
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=_not_stdout,
+    help="The file (default: a new one in the store's archive/).",
+)
+@json_option
+@data_dir_option
+def archive(
+    compress: bool,
+    older_than: float | None,
+    job_name: str | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Move the results that lie in pending/ into one file; they leave pending/ once that was read
+    back and is right.
+
+    Their records stay in the ledger: they can still be listed, exported, bundled and synced. Safe
+    to interrupt: typed again, it goes on.
+
+    \b
+    Example:
+      python -m crawler results archive --compress
+      python -m crawler results archive --compress --older-than 30d
+    """
+    from crawler.results import archive as keeper
+
+    with stored() as lpm:
+        job = job_of(lpm, job_name) if job_name else None
+        if older_than is None and (open_ := lpm.counts.progress(job).open):
+            say(
+                f"{open_:,} tasks are still open: their results may not be in it, and stay in pending/"
+            )
+        done = keeper.archive(
+            lpm,
+            output,
+            compress=compress or (output is not None and output.suffix == ".zst"),
+            job=job,
+            before=None if older_than is None else lpm.now() - older_than,
+            progress=say,
+        )
+    if as_json:
+        print_json(done)
+    elif done.file is None:
+        print("Nothing to archive: no such results lie in pending/")
+    else:
+        shown = output or config.load().data_dir / "archive" / Path(done.file).name
+        print(
+            f"Archived {done.results} results to {printable(str(shown))} ({size_of(done.bytes)}, verified)"
+        )
+
+
+@results.command()
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    callback=_not_stdout,
+    help="The file, such as parcels.crawlbundle.tar.zst.",
+)
+@only_job_option
+@since_option
+@click.option("--no-raw", is_flag=True, help="Without the raw pages.")
+@json_option
+@data_dir_option
+def bundle(
+    output: Path, job_name: str | None, since: float | None, no_raw: bool, as_json: bool
+) -> int:
+    """Write results and their raw pages to one file that another machine can take in and deliver
+    (`results unbundle`).
+
+    The checksum is that of the file's manifest; both machines print it. Says on stderr what is
+    still open, and ends with 5 where anything is known to be missing (`job verify`).
+
+    \b
+    Example:
+      python -m crawler results bundle --output parcels.crawlbundle.tar.zst --job parcels.csv
+    """
+    from crawler.results.bundle import bundle as write
+
+    with stored() as lpm:
+        job = job_of(lpm, job_name) if job_name else None
+        missing = tell_missing(lpm, job)
+        done = write(lpm, output, job=job, since=since, raw=not no_raw)
+    if done.unreadable:
+        say(
+            f"{done.unreadable:,} pages cannot be read and were left out; their records are in the bundle"
+        )
+    if as_json:
+        print_json(done)
+    elif done.file is None:
+        print("Nothing to bundle: there are no such results")
+    else:
+        print(f"Checksum {done.checksum}")
+        print(
+            f"Bundled {done.results} results with {done.pages} pages to {done.file} ({size_of(done.bytes)})"
+        )
+    if missing:
+        return UNACCOUNTED
+    return 1 if done.unreadable else 0
+
+
+@results.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@json_option
+@data_dir_option
+def unbundle(file: Path, as_json: bool) -> None:
+    """Take in the results and pages of FILE that are not here yet; nothing of a damaged file is
+    stored.
+
+    They are held like all standalone results, and belong to a job of their own. Typed again, it
+    changes nothing.
+
+    \b
+    Example:
+      python -m crawler results unbundle parcels.crawlbundle.tar.zst
+    """
+    from crawler.results.bundle import unbundle as store
+
+    settings = config.load()
+    lpm = LocalPersistenceManager(settings.data_dir)
+    done = store(lpm, file, settings.max_body)
+    lpm.close()
+    if as_json:
+        print_json(done)
+        return
+    print(f"Checksum {done.checksum}")
+    if done.job:
+        print(f"Job {printable(done.job)}")
+    if done.open:
+        print(
+            f"{done.open:,} of the known ones are tasks without a result here; they were left as they are"
+        )
+    if done.added_pages:
+        print(f"{done.added_pages:,} pages of known results were missing here, and were taken in")
+    print(f"{done.results} results: {done.new} new, {done.known} known")
+
+
+@click.command()
+@click.option("--raw", is_flag=True, help="Remove raw pages (there is nothing else to prune).")
+@click.option(
+    "--older-than",
+    type=Span(),
+    help="… of segments last written longer ago than this, such as 30d.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@json_option
+@data_dir_option
+def prune(raw: bool, older_than: float | None, dry_run: bool, as_json: bool) -> None:
+    """Remove raw pages, a whole segment at a time; records and results stay.
+
+    A segment holds the pages of at most a day. One that a worker is writing to is kept, and so is
+    one with pages of results that a Gateway is still to get.
+
+    \b
+    Example:
+      python -m crawler prune --raw --older-than 30d
+    """
+    from crawler.results import archive as keeper
+
+    if not raw or older_than is None:
+        raise click.UsageError(
+            f"say what to remove and from what age on: {program()} prune --raw --older-than 30d"
+        )
+    with stored() as lpm:
+        done = keeper.prune(lpm, lpm.now() - older_than, dry_run)
+    if as_json:
+        print_json(done)
+        return
+    kept = [
+        f"{_segments(count)} kept ({why})"
+        for count, why in (
+            (done.in_use, "in use"),
+            (done.for_gateway, "a Gateway is still to get their results"),
+        )
+        if count
+    ]
+    verb = "Would remove" if dry_run else "Removed"
+    removed = f"{verb} {_segments(done.segments)}, {size_of(done.bytes)}, pages of {done.results:,} results"
+    if not done.segments:
+        removed = "Nothing to remove"
+    print("; ".join([removed, *kept]))
+
+
+def _segments(count: int) -> str:
+    return "1 segment" if count == 1 else f"{count:,} segments"
+
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from crawler.analyze import Profile
+    from crawler.analyze.compare import Comparison
+    from crawler.analyze.report import Section
+
+_MAX_ROWS = 40
+_MAX_LINES = 100
+_PROGRESS_INTERVAL_S = 2.0
+
+
+@click.command()
+@click.argument("path")
+@click.argument("path2", required=False)
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    help="Write a report to look at, in one file that needs no network.",
+)
+@click.option("--job", help="Only this job of a data folder.")
+@json_option
+@data_dir_option
+def analyze(
+    path: str, path2: str | None, html: Path | None, job: str | None, as_json: bool
+) -> None:
+    """Say what results hold and lack; with two paths, what changed from the first to the second.
+
+    PATH is a folder of results, an export or archive (.json, .jsonl, .jsonl.zst), a data folder, or
+    the name of a job.
+
+    \b
+    Example:
+      python -m crawler analyze ./data/pending/
+      python -m crawler analyze before.jsonl after.jsonl --html changes.html
+    """
+    from crawler.analyze import report
+
+    names = [name for name in (path, path2) if name is not None]
+    if html and str(html) != "-":
+        _check_report(html, [Path(name) for name in names])
+    found = _analyzed(names, job)
+    if html:
+        with whole_file(html) as out:
+            out.write(report.html_page(found).encode("utf-8", "replace"))
+    if html and str(html) == "-":
+        return
+    if as_json:
+        print_json(found)
+    else:
+        _print_analysis(_console(), found)
+    if html:
+        say(f"report written to {html}")
+
+
+def _check_report(html: Path, paths: list[Path]) -> None:
+    """Refuse to write the report over its own input, or over a file that a store needs."""
+    if any(outputs.is_same(html, path) for path in paths):
+        what = f"{html} is what is to be looked at"
+        raise UsageError(f"{what}; nothing was written: choose another name")
+    for folder in (config.load().data_dir, *paths, *(path.parent for path in paths)):
+        outputs.check(html, folder)
+
+
+def _analyzed(names: list[str], job: str | None) -> "Profile | Comparison":
+    from crawler.analyze import profile, sources
+    from crawler.analyze.compare import compare
+
+    data_dir = config.load().data_dir
+    with ExitStack() as opened:
+        runs = []
+        for name in names:
+            runs.append(sources.find(name, job, data_dir))
+            opened.callback(runs[-1].close)
+        progress = _progress()
+        if len(runs) > 1:
+            return compare(runs[0], runs[1], progress)
+        return profile(runs[0], progress)
+
+
+def _progress() -> Callable[[int], None]:
+    said = time.monotonic()
+
+    def show(count: int) -> None:
+        nonlocal said
+        if count % 100 == 0 and time.monotonic() - said > _PROGRESS_INTERVAL_S:
+            said = time.monotonic()
+            say(f"{count:,} results read")
+
+    return show
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # `| head` is no failure, as for every other command
+
+    # Text of pages stays text: no markup, no emoji codes, no guesses at colours.
+    return Quiet(markup=False, emoji=False, highlight=False)
+
+
+def _print_analysis(console: "Console", found: "Profile | Comparison") -> None:
+    from crawler.analyze import report
+
+    for number, section in enumerate(report.sections(found)):
+        if number:
+            console.print()
+        console.print(printable(section.title), style="bold")
+        for line in section.lines[:_MAX_LINES]:
+            console.print(printable(line))
+        if section.rows:
+            console.print(_table(console, section))
+        more = max(len(section.lines) - _MAX_LINES, len(section.rows) - _MAX_ROWS)
+        if more > 0:
+            console.print(f"… and {more:,} more; --html and --json have them all")
+
+
+def _table(console: "Console", section: "Section") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0, show_edge=False)
+    for head in section.heads:
+        if head.startswith(">"):
+            table.add_column(head[1:], justify="right", no_wrap=True)
+        elif head.startswith("…"):  # the other columns take some 60 characters
+            width = max(20, console.width - 60)
+            table.add_column(head[1:], no_wrap=True, overflow="ellipsis", max_width=width)
+        else:
+            table.add_column(head, overflow="fold")
+    for row in section.rows[:_MAX_ROWS]:
+        table.add_row(*map(_cell, row))
+    return table
+
+
+def _cell(value: str | float) -> str:
+    from crawler.analyze import report
+
+    return report.percent(value) if isinstance(value, float) else printable(value)

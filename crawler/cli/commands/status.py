@@ -1,20 +1,32 @@
-"""`status`: the books, and what runs; with --watch again and again."""
+"""`status`, `domains` and `audit`: what is going on, and what was requested."""
 
+import difflib
 import shutil
+import sys
 import time
+from datetime import tzinfo
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from crawler import config, times
-from crawler.cli.output import data_dir_option, json_option, print_json, require_store, size_of
+from crawler.cli.options import data_dir_option, json_option, only_job_option, since_option
+from crawler.cli.output import job_of, print_json, require_store, size_of, stored
 from crawler.config import Settings, program
 from crawler.db import owners
-from crawler.logs import printable
+from crawler.errors import UsageError
+from crawler.forecast import Trend, slip
+from crawler.logs import counted, printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import QUEUES, Books, Job
-from crawler.waits import WaitFinder, disk_problem, stalled_processes
+from crawler.models import QUEUES, Books, Job, JobStatus
+from crawler.waits import (
+    WaitFinder,
+    describe_limits,
+    disk_problem,
+    open_rate_limiter,
+    stalled_processes,
+)
 
 if TYPE_CHECKING:
     from crawler.stack import Stack
@@ -51,7 +63,7 @@ def status(watch: bool, interval: float, as_json: bool) -> None:
     if not _is_starting(settings):
         require_store(settings.data_dir)
     if watch:
-        from crawler.cli.watch import Watch
+        from crawler.cli.commands.status import Watch
 
         Watch(settings, as_json).run(interval)
     elif as_json:
@@ -359,3 +371,329 @@ def halting(facts: dict[str, Any]) -> list[str]:
     return lines + (
         [f"PAUSED: {facts['disk']['low']}"] if facts["disk"]["low"] and not told else []
     )
+
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+MAX_HALTS = 5
+"""Waits that are shown on a terminal, which has 24 lines."""
+SIZES_S = 30.0
+"""How often the files of the store are counted: among a million that takes seconds."""
+
+
+class Watch:
+    """Looks at the store again and again, and draws what it sees."""
+
+    def __init__(self, settings: Settings, as_json: bool) -> None:
+        self._settings, self._as_json = settings, as_json
+        self._tz: tzinfo | None = times.zone(settings.timezone)
+        self._trends: dict[str, Trend] = {}
+        self._store: Any = None
+        self._sized = -SIZES_S
+
+    def run(self, interval_s: float) -> None:
+        """Go on until Ctrl-C."""
+        try:
+            if sys.stdout.isatty() and not self._as_json:
+                self._draw(interval_s)
+            else:
+                self._print(interval_s)
+        except KeyboardInterrupt:
+            pass  # that is how one leaves
+
+    def look(self) -> dict[str, Any]:
+        """The facts of now, with how fast each job goes."""
+        sizes = time.monotonic() - self._sized >= SIZES_S
+        facts = gather(self._settings, sizes)
+        if sizes:
+            self._sized, self._store = time.monotonic(), facts.get("store")
+        elif self._store:
+            facts["store"] = self._store
+        now = time.time()
+        for name, books in facts["jobs"].items():
+            trend = self._trends.setdefault(name, Trend())
+            open_ = books["pending"] + books["processing"]
+            trend.add(time.monotonic(), books["accepted"] - open_)
+            about = facts["job_facts"][name]
+            job = Job(id=0, name=name, status=JobStatus.OPEN, queue="", source_file=None, created_at=0,
+                      completed_at=None, deadline=about["deadline"])  # fmt: skip
+            about |= {
+                "rate": round(trend.rate, 2),
+                "eta_s": round(open_ / trend.rate, 1) if trend.rate and open_ else None,
+                "warning": slip(job, open_, trend.measured, now, self._tz) or about["late"],
+            }
+        return facts
+
+    def _print(self, interval_s: float) -> None:
+        while True:
+            began = time.monotonic()
+            facts = self.look()
+            print(
+                msgspec.json.encode(facts).decode()
+                if self._as_json
+                else "\n".join(self._lines(facts)),
+                flush=True,
+            )
+            self._pause(began, interval_s)
+
+    def _lines(self, facts: dict[str, Any]) -> list[str]:
+        books = facts["books"]
+        done = books["accepted"] - books["pending"] - books["processing"]
+        clock = times.clock(time.time(), self._tz)
+        lines = [
+            f"{clock} all: {done:,}/{books['accepted']:,} done, {books['failed']:,} failed, {facts['rate']:.1f}/s"
+        ]
+        for name, counts in self._open_jobs(facts):
+            lines.append(f"  {printable(name)}: {self._progress(counts, facts['job_facts'][name])}")
+            if facts["job_facts"][name]["warning"]:
+                lines.append(f"  warning: {printable(name)}: {facts['job_facts'][name]['warning']}")
+        return lines + [f"  {line}" for line in (*delivering(facts), *halting(facts))]
+
+    def _open_jobs(self, facts: dict[str, Any]) -> list[tuple[str, dict[str, int]]]:
+        """The jobs that are not done, else the last one."""
+        jobs = list(facts["jobs"].items())
+        open_ = [
+            (name, counts)
+            for name, counts in jobs
+            if counts["pending"] + counts["processing"]
+            or facts["job_facts"][name]["state"] not in ("done", "cancelled")
+        ]
+        return open_ or jobs[-1:]
+
+    def _progress(self, counts: dict[str, int], about: dict[str, Any]) -> str:
+        open_ = counts["pending"] + counts["processing"]
+        parts = [f"{counts['accepted'] - open_:,}/{counts['accepted']:,}"]
+        parts += [
+            f"{counts[state]:,} {state}"
+            for state in ("failed", "skipped", "expired")
+            if counts[state]
+        ]
+        if about["state"] in ("paused", "cancelled", "done"):
+            parts.append(about["state"])
+        elif about["eta_s"] is not None:
+            parts.append(f"{about['rate']:.1f}/s, {times.duration(about['eta_s'])} left")
+        if about["deadline"] and open_:
+            parts.append(f"deadline {times.until(about['deadline'], time.time(), self._tz)}")
+        return ", ".join(parts)
+
+    def _draw(self, interval_s: float) -> None:
+        from rich.live import Live
+
+        with Live(self._picture(self.look()), screen=False, auto_refresh=False) as live:
+            while True:
+                began = time.monotonic()
+                live.update(self._picture(self.look()), refresh=True)
+                self._pause(began, interval_s)
+
+    def _pause(self, began: float, interval_s: float) -> None:
+        """Counting a million tasks must not become the work."""
+        time.sleep(max(interval_s, 5 * (time.monotonic() - began)))
+
+    def _picture(self, facts: dict[str, Any]) -> "RenderableType":
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, expand=False)
+        for title, width in (("job", 20), ("", 14)):
+            table.add_column(title, width=width, no_wrap=True, overflow="ellipsis")
+        table.add_column("")
+        warnings = []
+        jobs = self._open_jobs(facts)
+        for name, counts in jobs[:12]:
+            about = facts["job_facts"][name]
+            done = counts["accepted"] - counts["pending"] - counts["processing"]
+            bar = ProgressBar(total=max(1, counts["accepted"]), completed=done, width=14)
+            table.add_row(Text(printable(name)), bar, Text(self._progress(counts, about)))
+            if about["warning"]:
+                warnings.append(
+                    Text(f"warning: {printable(name)}: {about['warning']}", style="bold red")
+                )
+        more = (
+            [Text(f"… and {len(jobs) - 12} more open jobs", style="dim")] if len(jobs) > 12 else []
+        )
+        flight = ", ".join(
+            f"{printable(domain)} {count}" for domain, count in list(facts["domains"].items())[:6]
+        )
+        queues = ", ".join(f"{name} {count:,}" for name, count in facts["queues"].items())
+        lines = [
+            f"{times.clock(time.time(), self._tz)}  {facts['rate']:.1f} pages/s  waiting: {queues}",
+            f"in flight: {flight or 'nothing'}",
+            *describe(facts),
+        ]
+        halts = halting(facts)
+        if len(halts) > MAX_HALTS:
+            halts[MAX_HALTS:] = [f"… and {len(halts) - MAX_HALTS} more: {program()} status"]
+        told = [Text(line, style="bold" * line.startswith("STANDSTILL")) for line in halts]
+        return Group(
+            table, *more, *warnings, *told, Text(""), *(Text(line, style="dim") for line in lines)
+        )
+
+
+if TYPE_CHECKING:
+    from crawler.resilience.permit import Domain
+
+
+@click.group(invoke_without_command=True)
+@json_option
+@data_dir_option
+@click.pass_context
+def domains(context: click.Context, as_json: bool) -> None:
+    """What is known of each domain: limits, requests in flight, circuit, and what its server asked
+    for.
+
+    \b
+    Example:
+      python -m crawler domains
+      python -m crawler domains reset county.example
+    """
+    if context.invoked_subcommand is None:
+        _print_domains(as_json)
+
+
+@domains.command("list")
+@json_option
+@data_dir_option
+def list_(as_json: bool) -> None:
+    """List all domains, those in trouble first; an idle one is forgotten after some hours.
+
+    \b
+    Example:
+      python -m crawler domains list --json
+    """
+    _print_domains(as_json)
+
+
+@domains.command()
+@click.argument("domain")
+@json_option
+@data_dir_option
+def reset(domain: str, as_json: bool) -> None:
+    """Close the circuit of DOMAIN and forget its Retry-After, Crawl-delay and slowing; its limits
+    go on to hold.
+
+    \b
+    Example:
+      python -m crawler domains reset county.example
+    """
+    with open_rate_limiter(config.load()) as shared:
+        if not shared.reset(domain):
+            names = [known.domain for known in shared.domains()]
+            near = difflib.get_close_matches(domain, names, n=1, cutoff=0.3)
+            hint = f"; did you mean {near[0]}?" if near else "" if names else "; there are none yet"
+            raise UsageError(f"nothing is known of a domain {domain}{hint}")
+    if as_json:
+        print_json({"reset": domain})
+    else:
+        print(f"Reset {printable(domain)}: it may be asked again, within its limits")
+
+
+def _print_domains(as_json: bool) -> None:
+    with open_rate_limiter(config.load()) as shared:
+        found = shared.domains(time.time())
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        print(
+            "Nothing is known of any domain yet, or all was forgotten; workers note here what they meet"
+        )
+        return
+    now, tz = time.time(), times.zone(config.load().timezone)
+    found.sort(key=lambda each: (each.state == "CLOSED", each.not_before is None, each.domain))
+    rows = [
+        (
+            printable(e.domain),
+            describe_limits(e),
+            str(e.in_flight),
+            "; ".join(state_in_words(e, now, tz)),
+        )
+        for e in found
+    ]
+    heads = ("domain", "limits", "in flight", "state")
+    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(3)]
+    for name, limit, in_flight, state in [heads, *rows]:
+        print(f"{name:{widths[0]}}  {limit:{widths[1]}}  {in_flight:>{widths[2]}}  {state}")
+    if any(each.state != "CLOSED" for each in found):
+        print(
+            f"A circuit closes by itself when a probe succeeds; sooner with: {program()} domains reset DOMAIN"
+        )
+
+
+def state_in_words(known: "Domain", now: float, tz: tzinfo | None) -> list[str]:
+    """What the matter is, if anything is."""
+    because = f" because {printable(known.last_block)}" if known.last_block else ""
+    parts = []
+    if known.state == "OPEN" and known.open_until is not None:
+        parts.append(
+            f"circuit open until {times.until(known.open_until, now, tz)},{because}".rstrip(",")
+        )
+    elif known.state == "HALF_OPEN":
+        parts.append(f"circuit half open: one probe at a time,{because}".rstrip(","))
+    elif known.failures:
+        blocks = counted(known.failures, "block")
+        parts.append(f"{blocks} in a row, the last {printable(known.last_block)}")
+    if known.not_before is not None:
+        why = printable(known.because) or "its server said Retry-After"
+        parts.append(f"{why}: until {times.until(known.not_before, now, tz)}")
+    if known.slowed > 1.005:
+        parts.append(f"slowed down to 1/{known.slowed:.2g} of its rate")
+    return parts or ["well"]
+
+
+@click.command()
+@click.argument("domain", required=False)
+@only_job_option
+@since_option
+@json_option
+@data_dir_option
+def audit(domain: str | None, job_name: str | None, since: float | None, as_json: bool) -> int:
+    """Show the true request rate of each domain, or of DOMAIN minute by minute, and any breach of
+    its limit.
+
+    It rests on what workers noted of every request they made: pages, redirects, robots.txt. Exits
+    with 1 where a limit was broken.
+
+    \b
+    Example:
+      python -m crawler audit county.example --since 2h
+    """
+    from crawler.history import audit as audits
+
+    tz = times.zone(config.load().timezone)
+    with stored() as lpm:
+        found = audits(lpm, domain, job_of(lpm, job_name) if job_name else None, since)
+        now = lpm.now()
+    broken = any(each.breaches for each in found)
+    if as_json:
+        print_json(found)
+        return int(broken)
+    if not found:
+        print(
+            f"No request to {printable(domain)} was noted" if domain else "No request was noted yet"
+        )
+        return 0
+    for each in found:
+        unit = {1.0: "second", 60.0: "minute", 3600.0: "hour"}[each.window_s]
+        print(
+            f"{printable(each.domain)}: {each.requests:,} requests, {each.rate:.2f}/s on average; at most "
+            f"{each.most_in_window:,} within a {unit} and {each.most_at_a_time:,} at a time "
+            f"(limit: {'; '.join(each.limits)})"
+        )
+        if each.unrecorded:
+            print(f"  and up to {each.unrecorded:,} of killed workers, which nobody noted")
+        if domain:
+            for minute in each.minutes:
+                print(
+                    f"  {times.show(minute.at, now, tz):>20}  {minute.requests:>6,} requests, at most "
+                    f"{minute.most_in_window:,} within a {unit}, {minute.most_at_a_time:,} at a time"
+                )
+        for breach in each.breaches:
+            print(
+                f"  BREACH {times.show(breach.at, now, tz)}: {breach.what} ({breach.times:,} times)"
+            )
+    if not broken:
+        print("No limit was broken.")
+    return int(broken)
