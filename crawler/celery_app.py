@@ -322,7 +322,7 @@ def protect_flower(**_: Any) -> None:
 
 
 def _is_safe_host(host: str) -> bool:
-    """Whether nobody else's DNS can have this host lead here: it is an address, or `localhost`."""
+    """Whether a host is an address or `localhost`: no other site's DNS can point it here."""
     name = host.strip("[]").rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True

@@ -16,7 +16,7 @@ from crawler.db.counts import Counts
 from crawler.models import HEADROOM, Job, Rule, Wait
 
 PAGE_COST_S = 0.003
-"""CPU time of a page beside its parsing: client, ledger, disk."""
+"""CPU time of a page without its parsing: client, ledger, disk."""
 PAUSE_S, PAUSE_INTERVALS = 5.0, 5.0
 """Work stands still after PAUSE_S without a page and PAUSE_INTERVALS usual intervals."""
 STILL_S = 3.0

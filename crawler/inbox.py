@@ -108,11 +108,9 @@ class Inbox:
         self._data = settings.data_dir.absolute()
         self._folder = self._data / "inbox"
         self._stop = threading.Event()
-        self._dropped, self._copies, self._imported = (
-            _ChangeTimes(clock),
-            _ChangeTimes(clock),
-            _ChangeTimes(clock),
-        )
+        self._dropped = _ChangeTimes(clock)
+        self._copies = _ChangeTimes(clock)
+        self._imported = _ChangeTimes(clock)
         self._changed: set[Path] = set()
         """Items whose file changed during the import."""
         self._trouble = ""
@@ -215,7 +213,8 @@ class Inbox:
         found = set(strangers(self._folder))
         for path in sorted(found - self._strangers):
             log.warning(
-                "%s is no regular file and is not imported; put a copy of the file there", path
+                "%s is not a regular file, so it is not imported; put a copy of the file there",
+                path,
             )
         self._strangers = found
 
@@ -375,7 +374,7 @@ def _is_written(file: Path) -> bool:
         try:
             # A writer that opens the file now sends a signal; the usual SIGIO would kill.
             fcntl.fcntl(source, fcntl.F_SETSIG, signal.SIGURG)
-            # A lease is given only where there is no writer.
+            # A lease is granted only if there is no writer.
             fcntl.fcntl(source, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             fcntl.fcntl(source, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         except OSError as error:

@@ -40,7 +40,7 @@ _BOUNDARY = re.compile(r"\s*(?:,\s*[{\]]|[\]{]|$)")
 class Element(msgspec.Struct, frozen=True):
     """An array's element as it is written.
 
-    `text` is only the beginning where there is a fault or `size` exceeds the limit.
+    `text` holds only the beginning if there is a fault or `size` exceeds the limit.
     """
 
     line: int
@@ -108,7 +108,7 @@ def _loads_leniently(text: str) -> Any:
 
 
 def _number(digits: str) -> int | float | str:
-    """A number, or its digits where no number can hold them."""
+    """Return a number, or its digits if no number can hold them."""
     if digits.lstrip("-").isdigit():
         if len(digits) < _MAX_DIGITS:
             return int(digits)

@@ -119,7 +119,7 @@ class Maintainer:
                     "%d files in pending/ were missing or unreadable and were made again", made
                 )
         except CrawlerError as error:
-            log.warning("pending/ could not be looked through: %s", error)
+            log.warning("pending/ could not be checked: %s", error)
         finally:
             lpm.close()
 

@@ -112,7 +112,7 @@ class Child:
         end = time.monotonic() + limit_s
         while not healthy():
             if given_up():
-                raise ServiceError(f"{self.name} is no longer waited for")
+                raise ServiceError(f"{self.name} was started, but the stack is stopping")
             if not self.alive:
                 raise ServiceError(f"{self.name} ended at once: {self.last_words()}")
             if time.monotonic() > end:

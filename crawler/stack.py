@@ -12,7 +12,7 @@ from crawler.process import Mark
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 SILENT_FACTOR = 3.0
-"""The supervisor restarts a Redis of its own that is silent for this many times CRAWLER_STALL_S."""
+"""A Redis of the stack that is silent for this many times CRAWLER_STALL_S is restarted."""
 
 
 class Stack(msgspec.Struct, frozen=True):

@@ -360,7 +360,7 @@ def _base_url(settings: Settings) -> str:
 def _checked_header(text: str, what: str) -> str:
     if not re.fullmatch(r"[!-~]{1,200}", text):
         raise ValueError(
-            f"{text[:200]!r} is no {what}: 1 to 200 printable ASCII characters without spaces"
+            f"{text[:200]!r} is not a {what}: it needs 1 to 200 printable ASCII characters without spaces"
         )
     return text
 
@@ -376,7 +376,7 @@ def _form(name: str, body: bytes, metadata: bytes) -> tuple[str, bytes]:
     """
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", name):
         raise ValueError(
-            f"{name[:200]!r} is no name for a file: 1 to 200 of A-Z, a-z, 0-9, dot, _ and -"
+            f"{name[:200]!r} is not a file name: it needs 1 to 200 of A-Z, a-z, 0-9, dot, _ and -"
         )
     seed, n = hashlib.sha256(name.encode() + metadata).hexdigest()[:32], 0
     while (boundary := f"{seed}{n}").encode() in body or boundary.encode() in metadata:
@@ -403,7 +403,7 @@ def _redirect_target(call: _Call, request: Request, page: Page) -> str:
         target = urls.parse(ada_url.join_url(request.url, text)).url
     except (UrlError, ValueError):
         raise call.failed(
-            f"the Gateway redirected to what is no address: {call.one_line(text)}"
+            f"the Gateway redirected to an invalid address: {call.one_line(text)}"
         ) from None
     origin = ada_url.URL(target).origin
     if origin != ada_url.URL(request.url).origin:

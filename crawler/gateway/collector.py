@@ -60,7 +60,7 @@ def parse_task(item: Any, sites: Sites, secrets: Secrets, now: float) -> Assignm
     """Return a task of the Gateway; one that cannot be worked on has the reason in `refusal`."""
     text = msgspec.json.encode(item).decode()
     if not isinstance(item, dict):
-        return _without_id("it is no object", text)
+        return _without_id("it is not an object", text)
     task_id = item.get("task_id")
     if isinstance(task_id, int) and not isinstance(task_id, bool):
         task_id = str(task_id)
