@@ -149,9 +149,9 @@ class Outbox(Part):
                 ORDER BY o.created_at, o.task LIMIT ?3""",
             (now, as_json(list(later)), limit),
         )
-        return [_parcel(row) for row in rows]
+        return [_outgoing(row) for row in rows]
 
-    def parcels(self, limit: int, now: float, later: Collection[str] = ()) -> list[OutgoingResult]:
+    def results(self, limit: int, now: float, later: Collection[str] = ()) -> list[OutgoingResult]:
         """The results to be sent next, once their pages were sent.
 
         Those of a request that was begun come first, except the requests in `later`.
@@ -167,7 +167,7 @@ class Outbox(Part):
             f"{_RESULT} WHERE {known} AND o.batch IS ?2 ORDER BY o.created_at, o.task LIMIT ?3",
             (now, begun, limit),
         )
-        return [_parcel(row) for row in rows]
+        return [_outgoing(row) for row in rows]
 
     def reports(self, limit: int, now: float, later: Collection[int] = ()) -> list[Report]:
         """The reports to be sent next, without those of the tasks in `later`."""
@@ -195,15 +195,15 @@ class Outbox(Part):
         names = [secrets.token_hex(8) for _ in batches]
         with writing(db):
             for name, batch in zip(names, batches, strict=True):
-                for parcel in batch:
+                for result in batch:
                     db.execute(
                         "UPDATE outbox SET batch = ?, late = ? WHERE task = ?",
-                        (name, parcel.late, parcel.task),
+                        (name, result.late, result.task),
                     )
                     if keys:
                         db.execute(
                             "INSERT OR REPLACE INTO delivery_keys (key, task) VALUES (?, ?)",
-                            (keys[parcel.task], parcel.task),
+                            (keys[result.task], result.task),
                         )
         return names
 
@@ -241,13 +241,13 @@ class Outbox(Part):
                 (now, as_json(list(task_ids))),
             )
 
-    def note_replaced(self, parcels: Collection[OutgoingResult], problem: str) -> None:
+    def note_replaced(self, results: Collection[OutgoingResult], problem: str) -> None:
         """Note that some of these may have replaced rows at the Gateway that are not ours."""
         with writing(self._durable):
-            for parcel in parcels:
+            for result in results:
                 self._durable.execute(
                     "UPDATE outbox SET replaced = 1, problem = ? WHERE task = ?",
-                    (problem, parcel.task),
+                    (problem, result.task),
                 )
 
     def reported(self, report: Report, now: float) -> None:
@@ -455,7 +455,7 @@ class Outbox(Part):
         )
 
 
-def _parcel(row: tuple[Any, ...]) -> OutgoingResult:
+def _outgoing(row: tuple[Any, ...]) -> OutgoingResult:
     task, own_id, task_id, late, *about = row[:13]
     segment, offset, length, *fields, site = row[13:]
     raw = Raw(segment=segment, offset=offset, length=length) if segment else None

@@ -350,7 +350,7 @@ class Sync:
     def _ready_results(self, without: Sequence[str]) -> Sequence[OutgoingResult]:
         """Return the results of a batch that was begun, or new ones that may be sent."""
         outbox = self._lpm.outbox
-        while ready := outbox.parcels(MAX_RESULTS_PER_REQUEST, self._lpm.now(), without):
+        while ready := outbox.results(MAX_RESULTS_PER_REQUEST, self._lpm.now(), without):
             if ready[0].batch:
                 return ready
             if sendable := self._sendable(ready):
