@@ -55,8 +55,9 @@ def halves(first: str, second: str, after: str = "") -> Shape:
 
 LD = '<script type="application/ld+json">'
 NESTED = (
-    "div p table form b font svg math template select option button noscript iframe script style textarea title a li"
-    " dd h1 span nobr object frameset body head plaintext xmp rt optgroup main article tr td caption pre x-y"
+    "div p table form b font svg math template select option button noscript iframe script style "
+    "textarea title a li dd h1 span nobr object frameset body head plaintext xmp rt optgroup main "
+    "article tr td caption pre x-y"
 )
 SHAPES: dict[str, Shape] = {
     **{

@@ -21,7 +21,8 @@ from tests.support.tasks import page
 from tests.unit.test_memory import FIELDS, MANY_FIELDS, PAGES, REPEATED
 
 def made(fields):
-    return Site(name="county", version="1", fields={str(n): Field(**field) for n, field in enumerate(fields)})
+    named = {str(number): Field(**field) for number, field in enumerate(fields)}
+    return Site(name="county", version="1", fields=named)
 
 every, many = made(FIELDS), made(MANY_FIELDS)
 

@@ -15,13 +15,15 @@ from crawler.sites.sitefile import Field
 from tests.support.tasks import page
 from tests.unit.test_out_of_memory import FIELDS, PAGES
 
-site = Site(name="county", version="1", fields={name: Field(**field) for name, field in FIELDS.items()})
+fields = {name: Field(**field) for name, field in FIELDS.items()}
+site = Site(name="county", version="1", fields=fields)
 for field in site.fields.values():  # as a worker does when it starts
     css.compile(field.css)
     if field.regex:
         selectors.pattern(field.regex)
 
-LIMIT, FIELD = {"address space": (resource.RLIMIT_AS, 0), "data": (resource.RLIMIT_DATA, 5)}[sys.argv[2]]
+LIMITS = {"address space": (resource.RLIMIT_AS, 0), "data": (resource.RLIMIT_DATA, 5)}
+LIMIT, FIELD = LIMITS[sys.argv[2]]
 
 def limited(room):
     with open("/proc/self/statm") as pages:
@@ -57,7 +59,8 @@ def in_child(body, room):
 body = PAGES[sys.argv[1]]
 well = in_child(body, 1 << 33)
 most = 20_000_000 + 20 * len(body)
-said = [in_child(body, room) for room in (*range(0, 1_000_000, 50_000), *range(1_000_000, most, most // 20))]
+rooms = (*range(0, 1_000_000, 50_000), *range(1_000_000, most, most // 20))
+said = [in_child(body, room) for room in rooms]
 print(well, "shortage" in said, *{one for one in said if one not in (well, "shortage")}, sep="\\n")
 """
 LD = '<script type="application/ld+json">'

@@ -97,7 +97,10 @@ def test_a_site_says_only_what_is_other(write: Write) -> None:
     """Of retry and headers each key is overlaid by itself, headers whatever their case; an empty
     one takes away."""
     folder = write(
-        defaults="timeout_s: 20\nretry: {attempts: 5, base_s: 2}\nheaders: {X-One: a, X-Two: b, X-Three: c}\n",
+        defaults=(
+            "timeout_s: 20\nretry: {attempts: 5, base_s: 2}\nheaders: {X-One: a, X-Two: b, "
+            "X-Three: c}\n"
+        ),
         one="hosts: one.example\nretry: {base_s: 4}\nheaders: {x-two: z, X-Three: }\nfields:\n",
     )
 
@@ -205,7 +208,10 @@ def test_fields_take_the_place_of_the_general_reading(
     """A site with fields has no other, unless a file says so; saying what holds anyway changes no
     version."""
     site = named(load(write(one=f"hosts: one.example\n{own}\n", defaults=defaults)), "one")
-    said = f"hosts: one.example\n{own.partition('structured')[0]}\nstructured: {str(structured).lower()}\n"
+    said = (
+        f"hosts: one.example\n{own.partition('structured')[0]}\nstructured: "
+        f"{str(structured).lower()}\n"
+    )
 
     assert site.structured is structured
     if "structured" not in own:
@@ -224,7 +230,8 @@ def test_the_version_changes_with_what_is_in_effect(write: Write) -> None:
     assert re.fullmatch(r"[0-9a-f]{12}", first)
     assert (
         version(
-            "# a word\nfields: {c: d, a: {css: b, required: false}}\nrate: '1/s'\nhosts: one.example\n"
+            "# a word\nfields: {c: d, a: {css: b, required: false}}\nrate: '1/s'\nhosts: "
+            "one.example\n"
         )
         == first
     )
@@ -742,9 +749,9 @@ def test_nothing_is_imported_that_is_not_needed(tmp_path: Path) -> None:
     """Where there are no files, neither YAML nor HTML nor the list of suffixes is loaded: every
     command does this."""
     code = (
-        "import json, sys; from pathlib import Path; from crawler.sites.config import load; load(Path(sys.argv[1]));"
-        "heavy = {'yaml', 'selectolax', 're2', 'publicsuffixlist', 'aiohttp'};"
-        "print(json.dumps(sorted(heavy & set(sys.modules))))"
+        "import json, sys; from pathlib import Path; from crawler.sites.config import load; "
+        "load(Path(sys.argv[1]));heavy = {'yaml', 'selectolax', 're2', 'publicsuffixlist', "
+        "'aiohttp'};print(json.dumps(sorted(heavy & set(sys.modules))))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
