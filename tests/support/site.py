@@ -1298,7 +1298,7 @@ DRIPS: dict[str, tuple[bytes, bytes]] = {
     "chunks": (CHUNKED_HEAD, b"1\r\nx\r\n"),
     "extension": (CHUNKED_HEAD + b"5;", b"e"),
     "trailers": (CHUNKED_HEAD + b"0\r\n", b"X: 1\r\n"),
-    "bomb": (head("Content-Encoding: gzip") + zlib_bomb(16 + zlib.MAX_WBITS)[:8000], b""),
+    "bomb": (head("Content-Encoding: gzip") + unfinished(9 << 20)[:8000], b""),
 }
 
 
