@@ -136,7 +136,8 @@ def test_suspects_are_tried_one_at_a_time_and_all_collected(
     # Then each was alone when it was fetched, and all are there
     times = sorted(
         lpm.store.db.all(
-            """SELECT json_extract(detail, '$.claimed_at'), at FROM events WHERE kind = 'completed' ORDER BY 1"""
+            "SELECT json_extract(detail, '$.claimed_at'), at FROM events "
+            "WHERE kind = 'completed' ORDER BY 1"
         )
     )
     lpm.close()

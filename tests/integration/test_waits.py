@@ -51,7 +51,8 @@ def test_captchas_at_the_head_of_a_list_do_not_hold_its_other_pages(
     assert run.wait(600) == 1
     with contextlib.closing(folder.lpm()) as lpm:
         rows = lpm.store.db.all(
-            "SELECT url, detail FROM events JOIN tasks ON tasks.id = task WHERE detail LIKE '%\"attempt\"%'"
+            "SELECT url, detail FROM events JOIN tasks ON tasks.id = task "
+            "WHERE detail LIKE '%\"attempt\"%'"
         )
         books = lpm.counts.totals()
 

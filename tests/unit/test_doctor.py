@@ -222,7 +222,10 @@ def test_nothing_is_mended_under_the_hands_of_a_worker(tmp_path: Path) -> None:
     assert "python -m crawler down" in of(findings, "repair", "wrong")[0]
     assert not file.exists()
 
-    script = "import sys, apsw; db = apsw.Connection(sys.argv[1]); db.pragma('user_version'); print(1, flush=True); input()"
+    script = (
+        "import sys, apsw; db = apsw.Connection(sys.argv[1]); db.pragma('user_version'); "
+        "print(1, flush=True); input()"
+    )
     argv = [sys.executable, "-c", script, str(tmp_path / "lpm.db")]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         assert reader.stdout is not None
@@ -344,7 +347,8 @@ def test_a_flipped_bit_costs_one_page(tmp_path: Path) -> None:
     [segment] = (tmp_path / "raw").iterdir()
     [(task, url, offset, length)] = ledger(
         tmp_path,
-        "SELECT t.id, url, raw_offset, raw_length FROM results JOIN tasks t ON t.id = task WHERE task = 7",
+        "SELECT t.id, url, raw_offset, raw_length FROM results JOIN tasks t ON t.id = task "
+        "WHERE task = 7",
     )
     assert isinstance(offset, int)
     assert isinstance(length, int)
@@ -505,8 +509,8 @@ def test_a_segment_of_failed_attempts_whose_row_was_lost(tmp_path: Path) -> None
     lpm.persist_tasks([new("http://a.example/wall"), new("http://a.example/good")])
     wall, good = lpm.get_next_pending("owner", 2)
     failed = Outcome(
-        task=wall, status=TaskStatus.FAILED, worker="w", page=page(wall.url, b"wall", 403), error_type="blocked",
-        quarantine=True,
+        task=wall, status=TaskStatus.FAILED, worker="w", page=page(wall.url, b"wall", 403),
+        error_type="blocked", quarantine=True,
     )  # fmt: skip
     lpm.save_result(failed, done(good))
     lpm.close()
@@ -846,7 +850,10 @@ def test_what_a_gateway_is_to_get_is_a_note(tmp_path: Path) -> None:
     lpm.outbox.retry([])
     lpm.mark_synced([parcel.own_id for parcel in lpm.outbox.pages(5, time.time())])
     lpm.close()
-    said = "5 results and 0 reports were delivered to the Gateway at https://gateway.example, none wait"
+    said = (
+        "5 results and 0 reports were delivered to the Gateway at https://gateway.example, "
+        "none wait"
+    )
     assert of(look(tmp_path), "gateway", "ok") == [said]
 
 

@@ -86,9 +86,9 @@ def test_a_result_has_the_documented_shape(lpm: LocalPersistenceManager) -> None
     result = json.loads(path.read_text())
 
     assert list(result) == [
-        "task_id", "parcel_id", "platform", "state", "county", "data", "scraped_at", "parse_duration_ms",
-        "raw_html_hash", "url", "final_url", "status_code", "verdict", "job", "queue", "priority", "attempts", "input",
-        "parser", "raw", "site", "same_as",
+        "task_id", "parcel_id", "platform", "state", "county", "data", "scraped_at",
+        "parse_duration_ms", "raw_html_hash", "url", "final_url", "status_code", "verdict", "job",
+        "queue", "priority", "attempts", "input", "parser", "raw", "site", "same_as",
     ]  # fmt: skip
     assert path.stem == result["task_id"]
     assert (result["county"], result["state"], result["input"], result["job"]) == (

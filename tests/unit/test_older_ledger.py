@@ -17,7 +17,10 @@ from crawler.results import export
 from tests.support.patient import crawl, ledger, look, wrong
 from tests.support.tasks import done, new, open_job, page
 
-PLACES = "SELECT task_id, final_url, raw_segment, raw_offset, raw_length FROM tasks JOIN results ON task = id ORDER BY 1"
+PLACES = (
+    "SELECT task_id, final_url, raw_segment, raw_offset, raw_length FROM tasks JOIN results ON "
+    "task = id ORDER BY 1"
+)
 
 
 def fetch(lpm: LocalPersistenceManager, count: int) -> None:
