@@ -21,17 +21,15 @@ from zlib import crc32
 import msgspec
 
 from crawler.config import failpoint, program
-from crawler.db import guard, losses, owners, results, siblings, tasks, timeline
+from crawler.db import guard, owners, results, siblings, tasks, timeline
 from crawler.db.connection import Database, writing
 from crawler.db.counts import Counts
-from crawler.db.gateway import GatewayTasks
+from crawler.db.gateway import GatewayTasks, Outbox
 from crawler.db.imports import Imports
-from crawler.db.jobs import Jobs
-from crawler.db.outbox import Outbox
-from crawler.db.pages import RawPages
+from crawler.db.jobs import LOST_PAGES, LOST_ROWS, Jobs, Loss
 from crawler.db.pending import PendingFiles
-from crawler.db.sql import HELD
-from crawler.db.store import Layout, Store
+from crawler.db.raw_pages import RawPages
+from crawler.db.store import HELD, Layout, Store
 from crawler.errors import StoreError, UsageError
 from crawler.locks import is_locked, open_lock, try_lock
 from crawler.models import (
@@ -342,9 +340,9 @@ class LocalPersistenceManager(Layout):
             )
         job = self.jobs.get(job.id)  # as it stands now
         lost, gone = self.jobs.losses(job), self.pages.missing_segments(job)
-        new = [(losses.PAGES, missing.what) for missing in gone]
+        new = [(LOST_PAGES, missing.what) for missing in gone]
         if _is_broken_off(job, lost):
-            new.insert(0, (losses.ROWS, _broken_off(self.jobs, job)))
+            new.insert(0, (LOST_ROWS, _broken_off(self.jobs, job)))
         if lost or new:
             ends = {missing.name: missing.end for missing in gone}
             self.jobs.accept(job, new, ends, self.now())
@@ -439,13 +437,13 @@ def unaccounted(jobs: Jobs, run: Path, job: Job) -> list[str]:
     """What is known to be missing of a job, each with the way out; cheap."""
     lost, found = jobs.losses(job), []
     if (lost or job.incomplete) and is_importing(run, job):
-        lost = [loss for loss in lost if loss.kind != losses.ROWS]
+        lost = [loss for loss in lost if loss.kind != LOST_ROWS]
         found = ["its import has not ended yet"]
     elif _is_broken_off(job, lost):
         complete = "" if job.cancelled else f"complete it: {_again(jobs, job, broken=True)}, or "
         found = [f"{_broken_off(jobs, job)}; {complete}{_accept(job)}"]
     for loss in lost:
-        can_import = loss.kind == losses.ROWS and not job.of_gateway and not job.cancelled
+        can_import = loss.kind == LOST_ROWS and not job.of_gateway and not job.cancelled
         again = f"import its file again: {_again(jobs, job)}, or " if can_import else ""
         found.append(f"{loss.what}; {again}{_accept(job)}")
     return found
@@ -455,9 +453,9 @@ def _accept(job: Job) -> str:
     return f"accept that with: {program()} job accept {shlex.quote(job.name)}"
 
 
-def _is_broken_off(job: Job, lost: Sequence[losses.Loss]) -> bool:
+def _is_broken_off(job: Job, lost: Sequence[Loss]) -> bool:
     """Whether a job is incomplete, and not because of rows that it had and has lost."""
-    return job.incomplete and not any(loss.kind == losses.ROWS for loss in lost)
+    return job.incomplete and not any(loss.kind == LOST_ROWS for loss in lost)
 
 
 def _broken_off(jobs: Jobs, job: Job) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from crawler.db.sql import HELD, THEIRS
+from crawler.db.store import HELD, THEIRS
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import NO_DEADLINE, Rule, Wait
 from crawler.standstill import Waits

@@ -3,13 +3,13 @@
 import secrets
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+from zlib import crc32
 
-from crawler.db import losses, timeline
+from crawler.db import timeline
 from crawler.db.connection import Database, writing
 from crawler.db.jobs import COLUMNS as JOB_COLUMNS
-from crawler.db.jobs import as_job, row_count
-from crawler.db.sql import COUNTS_FOR, as_json
-from crawler.db.store import Connections, Part
+from crawler.db.jobs import IMPORTED_AGAIN, as_job, count_rows, row_count, settle_losses
+from crawler.db.store import COUNTS_FOR, Connections, Part, as_json
 from crawler.db.tasks import UNHELD, end_without_result, storable
 from crawler.models import (
     NO_DEADLINE,
@@ -20,6 +20,11 @@ from crawler.models import (
     NewTask,
     encoded_input,
 )
+
+
+def row_crc32(file_number: int, line: int | None, item: int, row_input: str | None) -> int:
+    """The checksum of a row of input, by which one is known that a damaged ledger has changed."""
+    return crc32(f"{file_number} {line} {item} {row_input}".encode())
 
 
 class RejectedRow(NamedTuple):
@@ -42,7 +47,7 @@ class _RowKey(NamedTuple):
     """Its place among the rows of that line, from 1."""
 
     def crc32(self, row_input: str | None) -> int:
-        return losses.row_crc32(*self[1:], row_input)
+        return row_crc32(*self[1:], row_input)
 
 
 class _Found(NamedTuple):
@@ -189,7 +194,7 @@ class Imports(Part):
                 (job.id,),
             )
             if not job.of_gateway and _is_whole_again(db, job.id):
-                losses.settle(db, job.id, losses.IMPORTED_AGAIN, now)
+                settle_losses(db, job.id, IMPORTED_AGAIN, now)
 
     # Rows
 
@@ -331,7 +336,7 @@ def _end_replacing(db: Database, job_id: int, number: int, now: float) -> None:
         file,
     ):
         _end_row(db, id_, job_id, number, now)
-    losses.count_rows(db, job_id)
+    count_rows(db, job_id)
     db.execute("DROP TABLE temp.seen_rows")
 
 

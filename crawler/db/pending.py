@@ -16,7 +16,7 @@ import msgspec
 
 from crawler.db import owners, results
 from crawler.db.connection import Database, writing
-from crawler.db.outbox import Outbox
+from crawler.db.gateway import Outbox
 from crawler.db.store import Opened, Part, Store
 from crawler.files import read_regular, set_aside, sync_file_system
 from crawler.models import Job

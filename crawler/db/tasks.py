@@ -15,7 +15,7 @@ from crawler.db import siblings, timeline
 from crawler.db.connection import Database, writing
 from crawler.db.owners import Note
 from crawler.db.results import IS_STORED
-from crawler.db.sql import (
+from crawler.db.store import (
     COUNTS_FOR,
     DUE,
     HELD,
@@ -23,10 +23,11 @@ from crawler.db.sql import (
     SUSPECT_DEATHS,
     THEIRS,
     TURN,
+    Connections,
+    Part,
     as_json,
     of_job,
 )
-from crawler.db.store import Connections, Part
 from crawler.errors import UrlError, UsageError
 from crawler.models import (
     NO_DEADLINE,

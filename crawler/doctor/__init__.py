@@ -15,7 +15,7 @@ import psutil
 
 from crawler import config
 from crawler.config import Settings, program
-from crawler.db import guard, kernel, owners
+from crawler.db import guard, owners
 from crawler.db.connection import Database, open_to_read
 from crawler.errors import ConfigError, CrawlerError, StoreError
 from crawler.files import set_aside
@@ -137,7 +137,7 @@ def examine(
             context,
         )
         return
-    kernel.check(context.folder)
+    guard.check_kernel(context.folder)
     with _alone(context) as reason:
         if reason:
             yield Finding(

@@ -12,7 +12,7 @@ import msgspec
 
 from crawler import urls
 from crawler.db.connection import Database
-from crawler.db.losses import row_crc32
+from crawler.db.imports import row_crc32
 from crawler.errors import UrlError
 from crawler.files import read_regular
 from crawler.urls import Address

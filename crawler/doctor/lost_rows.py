@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from crawler.db import losses
+from crawler.db import jobs
 from crawler.db.connection import Database
 
 SALVAGED = "salvaged "
@@ -210,7 +210,7 @@ def _of_file(number: int) -> str:
 
 def _note(db: Database, job_id: int, what: str, now: float) -> None:
     """Note a loss, and let the job be imported again: it is one whose import is not complete."""
-    losses.note(db, job_id, what, now)
+    jobs.note_loss(db, job_id, what, now)
     db.execute("UPDATE imports SET ended_at = NULL WHERE job_id = ?", (job_id,))
     db.execute(
         """UPDATE jobs SET status = 'importing', completed_at = NULL,

@@ -12,8 +12,8 @@ import msgspec
 from isal import isal_zlib
 
 from crawler import urls
-from crawler.db import losses, results, timeline
-from crawler.db import segments as warc
+from crawler.db import jobs, results, timeline
+from crawler.db import raw_pages as warc
 from crawler.db.connection import reading, writing
 from crawler.db.pending import UNFINISHED, is_whole, missing_files
 from crawler.db.results import PRUNED
@@ -287,7 +287,7 @@ def _forget(context: Context, name: str, lost: list[Place]) -> None:
                 )
             for job_id, count in whose.items():
                 what = f"the stored pages of {count:,} of its results were lost with {name}"
-                losses.note(lpm.store.durable, job_id, what, lpm.now(), losses.PAGES)
+                jobs.note_loss(lpm.store.durable, job_id, what, lpm.now(), jobs.LOST_PAGES)
         for place in lost:
             if _projects(context, place.task):
                 lpm.files.write_one(place.task)
@@ -296,7 +296,7 @@ def _forget(context: Context, name: str, lost: list[Place]) -> None:
 _WHOSE = f"""
     SELECT j.id FROM results JOIN (
         SELECT job_id AS id FROM tasks WHERE id = ?1 UNION SELECT job_id FROM job_links WHERE task = ?1) j
-    WHERE task = ?1 AND j.id IS NOT NULL AND {losses.WANTED.format(job="j.id")}"""
+    WHERE task = ?1 AND j.id IS NOT NULL AND {jobs.WANTED_PAGE.format(job="j.id")}"""
 """The jobs that a task counts for, its own and those that share it, unless they do without its
 page."""
 
@@ -304,7 +304,7 @@ page."""
 def _wanted(context: Context, name: str) -> int:
     """How many results have a page in a segment that some job does not do without."""
     sql = f"""SELECT count(*) FROM results r JOIN tasks t ON t.id = r.task
-              WHERE raw_segment = ? AND {losses.WANTED_BY_ANY}"""
+              WHERE raw_segment = ? AND {jobs.PAGE_WANTED_BY_ANY}"""
     [(count,)] = context.db.all(sql, (name,))
     return int(count)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from crawler.db import segments, timeline
+from crawler.db import raw_pages, timeline
 from crawler.db.connection import Database, writing
 from crawler.doctor import Context, Seen
 from crawler.errors import CrawlerError
@@ -75,8 +75,8 @@ def _result(context: Context, url: str, at: float, about: _Completed) -> tuple[A
     if about.raw is None or context.reread is None:
         return None
     try:
-        record = zlib.decompress(segments.member(context.folder / "raw", about.raw), wbits=31)
-        fields, head, received = segments.response(record)
+        record = zlib.decompress(raw_pages.member(context.folder / "raw", about.raw), wbits=31)
+        fields, head, received = raw_pages.response(record)
         final_url, date = (_field(fields, name) for name in _FIELDS)
         read = context.reread(url, final_url, head, received)
     except (CrawlerError, ValueError, zlib.error):

@@ -14,7 +14,7 @@ import apsw
 import msgspec
 
 from crawler import urls
-from crawler.db import schema, segments, timeline
+from crawler.db import raw_pages, schema, timeline
 from crawler.db.connection import Database, connect, writing
 from crawler.db.results import PRUNED
 from crawler.doctor import leaves
@@ -451,7 +451,7 @@ def _about(raw: Path, place: Raw | None) -> tuple[str, int]:
 
 def decoded(raw: Path, place: Raw) -> tuple[str, bytes]:
     """The headers and the body, without its content codings, of a stored page."""
-    head, received = segments.read(raw, place)
+    head, received = raw_pages.read(raw, place)
     return head, without_codings(head, received, limit=1 << 30)
 
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from crawler.config import failpoint
-from crawler.db import segments
+from crawler.db import raw_pages
 from crawler.errors import StoreError, StoreFull, UsageError
 from crawler.files import sync_folder
 from crawler.locks import open_lock, try_lock
@@ -251,10 +251,10 @@ def prune(lpm: LocalPersistenceManager, before: float, dry_run: bool) -> Pruned:
     """
     removed = size = pages = in_use = for_gateway = 0
     with keeping(lpm):
-        old = segments.older(lpm.raw, before)
+        old = raw_pages.older(lpm.raw, before)
         for begin in range(0, len(old), _SEGMENTS):
             group = old[begin : begin + _SEGMENTS]
-            with segments.locked(group) as free:
+            with raw_pages.locked(group) as free:
                 wanted = lpm.outbox.wanted_segments()
                 gone = [path for path in free if path.name not in wanted]
                 in_use += len(group) - len(free)

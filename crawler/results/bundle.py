@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from crawler import __version__
-from crawler.db import segments
+from crawler.db import raw_pages
 from crawler.db.results import iso
 from crawler.errors import FetchError, StoreError
 from crawler.fetch.body import decoded
@@ -205,7 +205,7 @@ class _Writer:
         if not self._raw or place is None or self._lpm.pages.is_given_up(place, self._job):
             return b""
         try:
-            page = segments.member(self._lpm.raw, place)
+            page = raw_pages.member(self._lpm.raw, place)
             check_page(page, result["raw_html_hash"], limit=1 << 30)
         except (StoreError, ValueError):
             self.unreadable += 1
@@ -246,7 +246,7 @@ def entry(name: str, data: bytes) -> Member:
 def check_page(page: bytes, digest: str, limit: int) -> None:
     """ValueError unless this is one whole stored page whose decoded body has that digest."""
     try:
-        body = decoded(*segments.unpack(page, limit + 1_000_000), limit)
+        body = decoded(*raw_pages.unpack(page, limit + 1_000_000), limit)
     except FetchError as error:
         raise ValueError(str(error)) from None
     if sha256(body).hexdigest() != digest:

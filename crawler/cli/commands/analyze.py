@@ -13,7 +13,7 @@ from crawler.analyze import compare, html_page, profile, report, sources
 from crawler.analyze.compare import Comparison
 from crawler.analyze.profile import Profile
 from crawler.cli.output import data_dir_option, json_option, print_json, say
-from crawler.db import outputs
+from crawler.db import guard
 from crawler.errors import UsageError
 from crawler.logs import printable
 from crawler.results import whole_file
@@ -70,11 +70,11 @@ def analyze(
 
 def _check_report(html: Path, paths: list[Path]) -> None:
     """Refuse to write the report over its own input, or over a file that a store needs."""
-    if any(outputs.is_same(html, path) for path in paths):
+    if any(guard.is_same_file(html, path) for path in paths):
         what = f"{html} is what is to be looked at"
         raise UsageError(f"{what}; nothing was written: choose another name")
     for folder in (config.load().data_dir, *paths, *(path.parent for path in paths)):
-        outputs.check(html, folder)
+        guard.check_output(html, folder)
 
 
 def _gather(names: list[str], job: str | None) -> Profile | Comparison:

@@ -17,7 +17,7 @@ from crawler.cli.output import data_dir_option, json_option, newest, print_json,
 from crawler.cli.session import robots_option, session_options
 from crawler.cli.types import Deadline, Rate, Span
 from crawler.config import Settings, program
-from crawler.db import kernel, outputs
+from crawler.db import guard
 from crawler.errors import InputError, ServiceError, UsageError, place
 from crawler.forecast import Forecast, of_job, sentence
 from crawler.logs import printable
@@ -134,7 +134,7 @@ def import_(
     }
     job, seen = None, None
     with input_file(file, settings.data_dir / INPUT) as given:
-        if kernel.is_other(settings.data_dir):
+        if guard.is_on_other_kernel(settings.data_dir):
             from crawler import inbox
 
             if session:
@@ -211,7 +211,7 @@ def input_file(file: Path, folder: Path) -> Iterator[Path]:
         yield kept
     except InputError:
         with contextlib.suppress(UsageError):  # a job needs it
-            outputs.check_input(kept, folder.parent)
+            guard.check_not_input(kept, folder.parent)
             kept.unlink(missing_ok=True)
         raise
 

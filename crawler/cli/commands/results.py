@@ -23,7 +23,7 @@ from crawler.cli.output import (
 )
 from crawler.cli.types import only_job_option, since_option
 from crawler.config import program
-from crawler.db.outbox import Delivery
+from crawler.db.gateway import Delivery
 from crawler.errors import StoreError, place
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
