@@ -207,6 +207,7 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
         self._claims.close()
+        self._watchdog.stop()  # not before: a hang in one of the steps above ends the process
         self._owner.close()
 
     async def _end_pages(self) -> None:

@@ -126,15 +126,16 @@ class Watchdog:
         """When it is to be rearmed, by the monotonic clock."""
 
     async def run(self) -> None:
-        """Rearm it in time, until cancelled."""
+        """Rearm it in time, until cancelled. It stays armed until `stop`."""
         faulthandler.enable(self._trace)
-        try:
-            while True:
-                self.rearm()
-                await asyncio.sleep(self.stall_s / 4)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-            faulthandler.disable()
+        while True:
+            self.rearm()
+            await asyncio.sleep(self.stall_s / 4)
+
+    def stop(self) -> None:
+        """Disarm it."""
+        faulthandler.cancel_dump_traceback_later()
+        faulthandler.disable()
 
     def rearm(self) -> None:
         """Show that the loop runs."""

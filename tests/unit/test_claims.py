@@ -2,13 +2,16 @@
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from crawler.lpm import LocalPersistenceManager
+from crawler.models import Job, JobOptions
 from crawler.resilience.memory import MemoryPermit
+from crawler.resilience.permit import Answer, Ask
 from crawler.sites import config as sites
 from crawler.worker.claims import Claims
 from crawler.worker.health import FreeSpace
@@ -139,3 +142,56 @@ def test_one_task_is_claimed_or_told_when_to_ask_again(
     taken, wait_s = asyncio.run(claims.claim_task(3, "b.example", None))
     assert taken is None
     assert wait_s < 1
+
+
+class Noted(MemoryPermit):
+    """A permit that notes what it is asked."""
+
+    asks: list[Ask]
+
+    def ask(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Note the questions, and answer them."""
+        self.asks = [*asks]
+        return super().ask(asks)
+
+
+def limited_job(lpm: LocalPersistenceManager, rate: str) -> Job:
+    """A job with a limit of its own; called again it changes the limit."""
+    return lpm.durable.open_job(
+        key="job",
+        name="job",
+        queue="default",
+        source="file",
+        source_file=None,
+        batch_size=100,
+        now=time.time(),
+        options=JobOptions(rate=rate),
+    )
+
+
+def test_a_jobs_limit_has_a_name_and_a_raised_one_counts_at_once(
+    lpm: LocalPersistenceManager, tmp_path: Path
+) -> None:
+    """The permit learns whose limit it is; a page that waits need not wait for the cache."""
+    job = limited_job(lpm, "1/m")
+    lpm.persist_tasks([new("http://a.example/")], job=job)
+    permit = Noted("owner", 5, fresh=False)
+    known = sites.load(tmp_path / "config", None)
+    own = LocalPersistenceManager(lpm.folder)
+    claims = Claims(own, "owner", permit, known, FreeSpace(lpm.folder, 0))
+    limit = f"{lpm.ledger.id}/{job.id}"
+
+    [claimed], _ = claims.claim(QUEUES, room=10, idle=True)
+    assert [ask.job for ask in permit.asks] == [limit]
+    rule = asyncio.run(claims.rule_now(job.id, "a.example"))
+    assert claimed.reservation is not None
+    assert rule == claimed.reservation.rule
+
+    limited_job(lpm, "10/s")
+    raised = asyncio.run(claims.rule_now(job.id, "a.example"))
+    assert raised.interval_s < rule.interval_s
+    asyncio.run(claims.reserve(job.id, Ask(domain="b.example", rule=raised)))
+    assert [ask.job for ask in permit.asks] == [limit]
+    asyncio.run(claims.reserve(None, Ask(domain="c.example", rule=raised)))
+    assert [ask.job for ask in permit.asks] == [""]
+    claims.close()

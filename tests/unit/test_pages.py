@@ -65,10 +65,10 @@ def test_slow_pages_make_room_for_others_up_to_a_limit() -> None:
 class Process:
     """The parts of a worker process around its pages; `answer` stands for all servers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rate: str = "none") -> None:
         self.lpm = LocalPersistenceManager(folder)
         self.owner = owners.Owner(self.lpm.owners, "worker", slots=1)
-        known, memory, disk = sites.load(folder / "none", "none"), Memory(), FreeSpace(folder, 0)
+        known, memory, disk = sites.load(folder / "none", rate), Memory(), FreeSpace(folder, 0)
         store = LocalPersistenceManager(folder)
         permit = MemoryPermit(self.owner.id, 5, fresh=False)
         self.claims = Claims(store, self.owner.id, permit, known, disk)
@@ -91,6 +91,12 @@ class Process:
             if request.url.endswith("/robots.txt"):
                 return page(request.url, b"", 404)
             return self.answer(request.url)
+
+    def close(self) -> None:
+        """End its thread, and close its store."""
+        self.claims.close()
+        self.owner.close()
+        self.lpm.close()
 
     async def crawl(self, hold_retries: bool = False) -> tuple[Outcome, Pages]:
         """Claim one task and take it to its commit."""
@@ -122,9 +128,7 @@ def process(tmp_path: Path) -> Iterator[Process]:
     process = Process(tmp_path)
     process.lpm.persist_tasks([new("http://a.example/")])
     yield process
-    process.claims.close()
-    process.owner.close()
-    process.lpm.close()
+    process.close()
 
 
 def test_a_page_is_noted_from_its_request_to_its_commit(process: Process) -> None:
@@ -178,10 +182,11 @@ def test_a_retry_that_only_this_process_can_make_is_held(process: Process) -> No
         raise FetchError("timeout", "too slow")
 
     process.answer = refuses
+    began = time.monotonic()
     outcome, pages = asyncio.run(process.crawl(hold_retries=True))
 
     assert (outcome.status, outcome.not_before) == (TaskStatus.PENDING, HELD)
-    assert pages.retry_at > time.monotonic()
+    assert pages.retry_at > began  # its random pause may be short
 
 
 def test_a_page_that_gives_way_waits_longer_each_time(process: Process) -> None:
@@ -193,3 +198,27 @@ def test_a_page_that_gives_way_waits_longer_each_time(process: Process) -> None:
     process.budgets.forget(1)
     assert process.budgets.new(1).times == 0
     assert process.budgets.give_way(1) == 5
+
+
+def test_others_see_until_when_a_page_waits_for_its_next_permit(tmp_path: Path) -> None:
+    """Its robots.txt was asked for; the page itself may go out a second later."""
+    process = Process(tmp_path, rate="1/s")
+    process.lpm.persist_tasks([new("http://a.example/")])
+    waiting: list[float] = []
+
+    async def watched() -> Outcome:
+        crawl = asyncio.create_task(process.crawl())
+        while not crawl.done():
+            [note] = owners.living(process.lpm.owners)
+            waiting.extend(-moment for moment in note.requests.values() if moment < 0)
+            await asyncio.sleep(0.01)
+        outcome, _ = await crawl
+        return outcome
+
+    began = time.monotonic()
+    outcome = asyncio.run(watched())
+    process.close()
+
+    assert outcome.status is TaskStatus.COMPLETED
+    assert len(outcome.sent) == 2
+    assert began < waiting[0] <= time.monotonic()
