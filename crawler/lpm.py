@@ -270,7 +270,7 @@ class LocalPersistenceManager(Layout):
         if known and not self.jobs.later_namesakes(known):
             return known
         checksum = _checksum(Path(name))
-        newest = self.jobs.newest_of(checksum) if checksum else None
+        newest = checksum and self.jobs.newest_of(checksum)
         return newest or known or self.jobs.named(name)
 
     @contextmanager
@@ -440,11 +440,14 @@ def unaccounted(jobs: Jobs, run: Path, job: Job) -> list[str]:
         lost = [loss for loss in lost if loss.kind != LOST_ROWS]
         found = ["its import has not ended yet"]
     elif _is_broken_off(job, lost):
-        complete = "" if job.cancelled else f"complete it: {_again(jobs, job, broken=True)}, or "
+        complete = ""
+        if not job.cancelled:
+            complete = f"complete it: {_again(jobs, job, broken=True)}, or "
         found = [f"{_broken_off(jobs, job)}; {complete}{_accept(job)}"]
     for loss in lost:
-        can_import = loss.kind == LOST_ROWS and not job.of_gateway and not job.cancelled
-        again = f"import its file again: {_again(jobs, job)}, or " if can_import else ""
+        again = ""
+        if loss.kind == LOST_ROWS and not job.of_gateway and not job.cancelled:
+            again = f"import its file again: {_again(jobs, job)}, or "
         found.append(f"{loss.what}; {again}{_accept(job)}")
     return found
 
@@ -461,7 +464,9 @@ def _is_broken_off(job: Job, lost: Sequence[Loss]) -> bool:
 def _broken_off(jobs: Jobs, job: Job) -> str:
     files = jobs.imports(job)
     names = [Path(each.file).name for each in files if not each.ended_at]
-    whose = f" of {', '.join(names)}" if len(files) > 1 else ""
+    whose = ""
+    if len(files) > 1:
+        whose = f" of {', '.join(names)}"
     return f"its import{whose} was broken off after {jobs.row_count(job):,} rows"
 
 

@@ -403,7 +403,7 @@ def mend() -> str:
 
 def as_job(row: tuple[Any, ...]) -> Job:
     """A job from its COLUMNS."""
-    options = msgspec.json.decode(row[-1], type=JobOptions) if row[-1] else JobOptions()
+    options = msgspec.json.decode(row[-1] or "{}", type=JobOptions)
     fields = dict(zip(Job.__struct_fields__, row, strict=True))
     return Job(**{**fields, "status": JobStatus(row[2]), "options": options})
 

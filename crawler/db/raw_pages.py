@@ -160,9 +160,9 @@ def unpack(data: bytes, limit: int, url: str = "") -> tuple[str, bytes]:
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if not inner.eof or inner.unused_data:
-        raise ValueError(
-            "not one whole gzip member" if len(record) < limit else f"more than {limit:,} bytes"
-        )
+        if len(record) < limit:
+            raise ValueError("not one whole gzip member")
+        raise ValueError(f"more than {limit:,} bytes")
     fields, head, body = response(record)
     if url and f"WARC-Target-URI: {url}".encode() not in fields:
         raise ValueError(f"it is not that of {url}")
@@ -473,8 +473,9 @@ class RawPages(Part):
 
     def missing_segments(self, job: Job | None) -> list[MissingSegment]:
         """The segments that lack pages which somebody wants."""
-        wanted = jobs.wanted_pages(self._db, job) if job else jobs.PAGE_WANTED_BY_ANY
-        pages = f"pages of {'its' if job else 'the'} results"
+        wanted, pages = jobs.PAGE_WANTED_BY_ANY, "pages of the results"
+        if job:
+            wanted, pages = jobs.wanted_pages(self._db, job), "pages of its results"
         return [
             MissingSegment(
                 name,

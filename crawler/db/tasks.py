@@ -196,7 +196,9 @@ class Tasks(Part):
         except UrlError:
             if "://" in text or not text.strip():
                 raise
-            hint = "; does it lack http:// at the beginning?" if "." in text or "/" in text else ""
+            hint = ""
+            if "." in text or "/" in text:
+                hint = "; does it lack http:// at the beginning?"
             raise UsageError(f"{named}, and it is no URL{hint}") from None
         if not found:
             raise UsageError(f"no task is known for {shown}")
@@ -397,7 +399,7 @@ class Tasks(Part):
                     more = True
                     break
                 count = min(most, limit - len(ids))
-                probe = self._probe_rows(due.domain, probe_in, chance()) if probe_in else []
+                probe = self._probe_rows(due.domain, probe_in, chance())
                 rows = probe + [row for row in self._due_rows(due, count + 1) if row not in probe]
                 fitting = _fitting(rows, fits)
                 more |= len(rows) > count or len(fitting) < len(rows)
@@ -794,8 +796,9 @@ def _told(outcome: Outcome, final: bool, place: Raw | None) -> dict[str, Any]:
     if outcome.evidence:
         detail["evidence"] = [storable(text) for text in outcome.evidence]
     if outcome.retry:
-        spent = final and outcome.retry.tries_again
-        detail["decision"] = outcome.retry + (", but no attempt is left" if spent else "")
+        detail["decision"] = str(outcome.retry)
+        if final and outcome.retry.tries_again:
+            detail["decision"] += ", but no attempt is left"
     if outcome.error_type:
         detail["error"] = outcome.error_type
         detail["message"] = storable(outcome.error_message)
@@ -883,15 +886,16 @@ def _reopen_jobs(db: Database, ids: str, now: float) -> None:
                WHERE task IN (SELECT value FROM json_each(?1)))""",
         (ids,),
     )
-    for id_, key, status in jobs:
-        taken = status == "done" and db.one(
-            "SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,)
-        )
+    taken = "SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'"
+    for id_, old_key, status in jobs:
+        key = old_key
+        if status == "done" and db.one(taken, (old_key,)):
+            key = f"retry:{id_}"
         db.execute(
             """UPDATE jobs SET status = iif(status = 'done', 'open', status), completed_at = NULL,
                    key = ?, hold = iif(hold = 'paused' AND status <> 'done', hold, NULL),
                    deadline = iif(deadline <= ?, NULL, deadline) WHERE id = ?""",
-            (f"retry:{id_}" if taken else key, now, id_),
+            (key, now, id_),
         )
 
 

@@ -157,7 +157,7 @@ class Noted(MemoryPermit):
 
 def limited_job(lpm: LocalPersistenceManager, rate: str) -> Job:
     """A job with a limit of its own; called again it changes the limit."""
-    return lpm.durable.open_job(
+    return lpm.imports.open_job(
         key="job",
         name="job",
         queue="default",
@@ -179,7 +179,7 @@ def test_a_jobs_limit_has_a_name_and_a_raised_one_counts_at_once(
     known = sites.load(tmp_path / "config", None)
     own = LocalPersistenceManager(lpm.folder)
     claims = Claims(own, "owner", permit, known, FreeSpace(lpm.folder, 0))
-    limit = f"{lpm.ledger.id}/{job.id}"
+    limit = f"{lpm.store.id}/{job.id}"
 
     [claimed], _ = claims.claim(QUEUES, room=10, idle=True)
     assert [ask.job for ask in permit.asks] == [limit]
