@@ -111,7 +111,7 @@ class LocalPersistenceManager(Layout):
         with self.errors():
             files = sum(1 for _ in self.pending.glob("[!.]*.json"))
             later = 0
-            if files > self.outbox.pending_count():
+            if files > self.files.due_count():
                 later = sum(1 for _ in self.files.later_results())
         self.close()
         if later:

@@ -1,4 +1,4 @@
-"""The exchange with a Gateway: the tasks that it hands out, and what it is to get for them."""
+"""The exchange with a Gateway: tasks that it hands out, and results and reports for it."""
 
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -8,14 +8,13 @@ import msgspec
 
 from crawler.db import timeline
 from crawler.db.connection import Database, writing
-from crawler.db.results import matching
-from crawler.db.store import IN_PENDING, LISTED, THEIR_ID, Part, as_json, members
+from crawler.db.store import LISTED, THEIR_ID, Part, as_json, members
 from crawler.db.tasks import end_without_result
 from crawler.models import NO_DEADLINE, Job, Raw, encoded_input
 from crawler.urls import Address
 
 GATEWAY = "gateway"
-"""The source of its tasks, and the key of the job that they make up."""
+"""The source of a Gateway's tasks, and the key of their job."""
 MAX_TASKS_PER_COMMIT = 2000
 """Tasks that one transaction inserts, so that others can write in between."""
 _QUEUE_AND_PRIORITY = {
@@ -78,7 +77,7 @@ class GatewayTasks(Part):
         return list(dict.fromkeys(rows))
 
     def poll_key(self, kind: str | None = None) -> str:
-        """The name of the next request for work of a type: the same until it was answered."""
+        """The idempotency key of the next request for work of a type, until that is answered."""
         name = _poll_note(kind)
         key = self.note(name)
         if key is None:
@@ -260,7 +259,7 @@ def _hand_out_again(db: Database, id_: int, status: str, task: Assignment) -> bo
     return True
 
 
-# What a Gateway is to get
+# What is sent to a Gateway
 
 FINAL_REFUSALS = (409, 410)
 """Refusals after which nothing is sent again, unless a command names it."""
@@ -628,72 +627,6 @@ class Outbox(Part):
                 ORDER BY synced_at, task"""
         )
         return [dict(zip(names, row, strict=True)) for row in rows]
-
-    # pending/ and archives
-
-    def in_pending(self, job: Job | None = None) -> list[tuple[int, str]]:
-        """Number and id of each task whose result lies in pending/."""
-        condition, values = matching(job, None)
-        return self._db.all(
-            f"""SELECT t.id, t.task_id FROM outbox o JOIN tasks t ON t.id = o.task
-                JOIN results r ON r.task = o.task WHERE {IN_PENDING} AND {condition}""",
-            values,
-        )
-
-    def pending_count(self) -> int:
-        """How many results lie in pending/."""
-        return int(self._db.value(f"SELECT count(*) FROM outbox o WHERE {IN_PENDING}"))
-
-    def those_in_pending(self, task_ids: Collection[str], job: Job | None = None) -> list[str]:
-        """Of these tasks the ids of those whose results lie in pending/, in their order."""
-        condition, values = matching(job, None)
-        return self._db.column(
-            f"""SELECT t.task_id FROM outbox o JOIN tasks t ON t.id = o.task
-                JOIN results r ON r.task = o.task
-                WHERE {condition} AND t.task_id {LISTED} AND {IN_PENDING} ORDER BY t.id""",
-            (*values, as_json(list(task_ids))),
-        )
-
-    def is_due(self, task_id: str, job: Job | None) -> bool | None:
-        """Whether a task's result is to lie in pending/; None where there is no such task."""
-        condition, values = matching(job, None)
-        due: bool | None = self._db.value(
-            f"""SELECT coalesce({IN_PENDING}, TRUE) FROM tasks t LEFT JOIN outbox o ON o.task = t.id
-                WHERE {condition} AND t.task_id = ?""",
-            (*values, task_id),
-        )
-        return due
-
-    def those_gone(self, task_ids: Collection[str]) -> list[str]:
-        """Of these tasks the ids of those whose results have left pending/."""
-        return self._db.column(
-            f"""SELECT t.task_id FROM tasks t JOIN outbox o ON o.task = t.id
-                WHERE t.task_id {LISTED} AND NOT ({IN_PENDING})""",
-            (as_json(list(task_ids)),),
-        )
-
-    def mark_archived(self, task_ids: Collection[str], now: float) -> None:
-        """Note that these results have left pending/ for an archive."""
-        with writing(self._durable):
-            self._durable.execute(
-                f"""UPDATE outbox SET archived_at = ? WHERE archived_at IS NULL
-                    AND task IN (SELECT id FROM tasks WHERE task_id {LISTED})""",
-                (now, as_json(list(task_ids))),
-            )
-
-    def unfinished_archive(self) -> str | None:
-        """The note of an archive whose results are not all marked yet."""
-        note: str | None = self._db.value("SELECT value FROM meta WHERE key = 'archiving'")
-        return note
-
-    def note_archive(self, note: str | None) -> None:
-        """Note an archive before its file appears; None once its results are marked."""
-        with writing(self._durable):
-            self._durable.execute("DELETE FROM meta WHERE key = 'archiving'")
-            if note:
-                self._durable.execute(
-                    "INSERT INTO meta (key, value) VALUES ('archiving', ?)", (note,)
-                )
 
     def wanted_segments(self) -> set[str]:
         """The segments with pages of results that a Gateway is still to get."""

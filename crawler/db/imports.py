@@ -50,7 +50,7 @@ class _RowKey(NamedTuple):
         return row_crc32(*self[1:], row_input)
 
 
-class _Found(NamedTuple):
+class _KnownTask(NamedTuple):
     """A task that a row of input may mean."""
 
     id: int
@@ -229,7 +229,7 @@ class Imports(Part):
                 row_input = encoded_input(task.input)
                 if mending:
                     _recognise(db, task, row, source_file, row_input)
-                found = _known(db, task, row, fresh_after)
+                found = _known_task(db, task, row, fresh_after)
                 if found:
                     known += 1
                     _raise_priority(db, found, task, queue, deadline, now)
@@ -532,7 +532,7 @@ def _recognise(
     )
 
 
-def _known(db: Database, task: NewTask, row: _RowKey, fresh_after: float) -> _Found | None:
+def _known_task(db: Database, task: NewTask, row: _RowKey, fresh_after: float) -> _KnownTask | None:
     """The task that this row means: as before, or because it is open, of the job, or fresh."""
     found = db.all(
         """SELECT id, job_id, file_number, source_line, source_item, source, queue, priority,
@@ -540,7 +540,7 @@ def _known(db: Database, task: NewTask, row: _RowKey, fresh_after: float) -> _Fo
            FROM tasks WHERE url_key = ? AND parcel_id = ? AND source <> 'gateway'""",
         (task.address.key, task.parcel_id),
     )
-    candidates = [_Found(*each) for each in found]
+    candidates = [_KnownTask(*each) for each in found]
     if row.job_id is not None:
         for each in candidates:
             if each.row == row or _is_linked(db, each.id, row):
@@ -569,7 +569,7 @@ def _is_linked(db: Database, id_: int, row: _RowKey) -> bool:
 
 
 def _raise_priority(
-    db: Database, found: _Found, task: NewTask, queue: str, deadline: float, now: float
+    db: Database, found: _KnownTask, task: NewTask, queue: str, deadline: float, now: float
 ) -> None:
     """Give a pending task the more urgent queue, priority and deadline of its own and a row's."""
     if found.status != "pending":
@@ -594,7 +594,7 @@ def _raise_priority(
 
 
 def _link(
-    db: Database, found: _Found, row: _RowKey, source_file: str | None, row_input: str | None
+    db: Database, found: _KnownTask, row: _RowKey, source_file: str | None, row_input: str | None
 ) -> bool:
     """Let a known task count for this row too; whether it did not yet."""
     if row.job_id is None or found.row == row:

@@ -36,9 +36,9 @@ SEGMENT_LIMIT = 1 << 30
 SEGMENT_AGE_S = 86400.0
 """No page goes into a segment older than a day, so that `prune` can remove whole ones."""
 _QUARANTINE = "-quarantine-"
-"""In the name of a segment of walls and error pages, which no reader of good ones should meet."""
+"""Part of the name of segments for walls and error pages, which are kept apart from good ones."""
 SMALL = 64_000
-"""Bytes of a page that is copied rather than compressed in pieces, which takes longer."""
+"""Pages up to this many bytes are copied and compressed at once: in pieces it takes longer."""
 GZIP = b"\x1f\x8b\x08\x00"
 """The beginning of every member, which has no flags."""
 _STAMP = "%Y%m%dT%H%M%S"
@@ -63,8 +63,7 @@ class SegmentWriter:
         adopted = _adopt(folder, committed, clock(), quarantine, may_cut)
         self.name, self._fd, self.end = adopted or _create(folder, clock(), quarantine)
         self.committed = adopted is not None
-        """Whether the ledger knows the segment; one that it does not know goes when it is
-        closed."""
+        """Whether the ledger knows the segment; otherwise `close` removes it."""
 
     def append(self, members: Sequence[bytes]) -> list[Raw]:
         """Write members and wait until they are on the disk.
@@ -87,18 +86,19 @@ class SegmentWriter:
         return places
 
     def close(self) -> None:
-        """Leave the segment to whoever comes next."""
+        """Unlock the segment: another writer may continue it."""
         if not self.committed:
             (self._folder / self.name).unlink(missing_ok=True)
         os.close(self._fd)
 
 
-def mend(folder: Path, committed: Callable[[str], int], may_cut: Callable[[], bool]) -> None:
-    """Cut whatever a killed writer left behind the last committed record, so that every reader
-    finds whole ones.
+def cut_uncommitted(
+    folder: Path, committed: Callable[[str], int], may_cut: Callable[[], bool]
+) -> None:
+    """Cut what a killed writer left behind the last committed record, so that readers find whole
+    records only.
 
-    `may_cut` is asked where there is something: behind the end that an older copy of the ledger
-    knows, pages are that were committed later.
+    `may_cut` is asked before that: an older copy of the ledger does not know the last pages.
     """
     for path in _segments(folder):
         fd = _lock(path)
@@ -400,7 +400,7 @@ class RawPages(Part):
 
     def cut(self) -> None:
         """Cut what killed writers left behind the committed ends of segments."""
-        mend(self._folder, self._results.segment_end, self._may_cut)
+        cut_uncommitted(self._folder, self._results.segment_end, self._may_cut)
 
     def _keeps(self, outcome: Outcome) -> bool:
         if self._keep == "none" or outcome.verdict == UNCHANGED:

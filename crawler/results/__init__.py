@@ -63,11 +63,11 @@ class Files(msgspec.Struct, frozen=True):
 def look_at_files(lpm: LocalPersistenceManager, job: Job | None) -> Files:
     """Look at every file in pending/ (or those of a job) and compare them with what the ledger has
     for it."""
-    due = {task_id for _, task_id in lpm.outbox.in_pending(job)}
+    due = {task_id for _, task_id in lpm.files.due(job)}
     results = torn = foreign = 0
     for path in lpm.pending.glob("[!.]*"):
         name = path.stem if path.suffix == ".json" else ""
-        if name in due or lpm.outbox.those_in_pending([name], job):
+        if name in due or lpm.files.those_due([name], job):
             due.discard(name)
             whole = _looks_whole(path)
             results, torn = results + whole, torn + (not whole and os.path.lexists(path))

@@ -194,7 +194,7 @@ def test_a_strangers_file_in_raw_is_left_alone(lpm: LocalPersistenceManager) -> 
     theirs.write_bytes(b"theirs")
     lpm.close()
 
-    raw_pages.mend(lpm.raw, lambda name: 0, lambda: True)
+    raw_pages.cut_uncommitted(lpm.raw, lambda name: 0, lambda: True)
     archive.prune(lpm, time.time() + 60, dry_run=False)
 
     assert [path.name for path in lpm.raw.iterdir()] == [theirs.name]

@@ -524,7 +524,7 @@ def test_a_segment_of_failed_attempts_whose_row_was_lost(tmp_path: Path) -> None
     assert exit_code(look(tmp_path, repair=True)) == 0
     lpm = LocalPersistenceManager(tmp_path)
     lpm.bury()
-    raw_pages.mend(
+    raw_pages.cut_uncommitted(
         lpm.raw,
         lambda name: dict(lpm.store.db.all("SELECT name, end FROM raw_segments")).get(name, 0),
         lambda: True,

@@ -88,7 +88,7 @@ def test_nothing_is_cut_that_an_older_ledger_does_not_know(
 
     more(data, "other", 5)
     lpm = LocalPersistenceManager(data)
-    raw_pages.mend(lpm.raw, lambda name: 0, lpm.pages._may_cut)
+    raw_pages.cut_uncommitted(lpm.raw, lambda name: 0, lpm.pages._may_cut)
     lpm.close()
 
     assert all_read(data, results)
