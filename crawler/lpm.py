@@ -293,11 +293,13 @@ class LocalPersistenceManager(Layout):
 
     def is_importing(self, job: Job | None) -> bool:
         """Whether some process reads a job's input now, or that of any job."""
-        return is_importing(self.run, job)
+        with self.errors():
+            return is_importing(self.run, job)
 
     def unaccounted(self, jobs: Sequence[Job]) -> list[list[str]]:
         """What is known to be missing of each job, with the way out."""
-        found = {job.id: unaccounted(self.jobs, self.run, job) for job in jobs}
+        with self.errors():
+            found = {job.id: unaccounted(self.jobs, self.run, job) for job in jobs}
         if not self.pages.has_all():
             for job in jobs:
                 found[job.id] += self._missing_of(job)
@@ -311,7 +313,8 @@ class LocalPersistenceManager(Layout):
         """The receipt of a job, with all that is known to be missing in the ledger or the disk."""
         job = self.jobs.get(job.id)  # as it stands now
         receipt = self.jobs.receipt(job)
-        lost = unaccounted(self.jobs, self.run, job)
+        with self.errors():
+            lost = unaccounted(self.jobs, self.run, job)
         problems = [*lost, *receipt.problems, *self._missing_of(job), *self.pages.unreadable(job)]
         return msgspec.structs.replace(receipt, problems=problems)
 

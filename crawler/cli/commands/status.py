@@ -81,28 +81,27 @@ def gather(settings: Settings, sizes: bool = True) -> dict[str, Any]:
         "unaccounted": [],
     }
     if LocalPersistenceManager.exists(settings.data_dir):
-        lpm = LocalPersistenceManager(settings.data_dir)
-        counts = lpm.counts
-        with lpm.store.reading():
-            jobs = lpm.jobs.all()
-            facts["books"] = counts.totals()
-            facts["jobs"] = {job.name: counts.of_job(job) for job in jobs}
-            facts["queues"] |= counts.pending_by_queue()
-            facts["domains"] = counts.in_flight()
-            facts["rate"] = round(counts.rate(lpm.now()), 2)
-            growth = counts.growth(lpm.now())
-            facts["gateway"] = _gateway(lpm)
-        look = Waits(settings, lpm)
-        facts["waits"] = _waits(look, jobs, facts)
-        late = _late(settings, lpm, look, jobs, facts)
-        missing = lpm.unaccounted(jobs)
-        for job, what in zip(jobs, missing, strict=True):
-            about = {"unaccounted": what, "late": late.get(job.name)}
-            facts["job_facts"][job.name] = _about(job) | about
-        facts["unaccounted"] = [] if any(missing) else lpm.pages.missing()
-        if sizes:
-            facts["store"] = {"bytes": lpm.sizes(), **growth}
-        lpm.close()
+        with LocalPersistenceManager(settings.data_dir) as lpm, lpm.errors():
+            counts = lpm.counts
+            with lpm.store.reading():
+                jobs = lpm.jobs.all()
+                facts["books"] = counts.totals()
+                facts["jobs"] = {job.name: counts.of_job(job) for job in jobs}
+                facts["queues"] |= counts.pending_by_queue()
+                facts["domains"] = counts.in_flight()
+                facts["rate"] = round(counts.rate(lpm.now()), 2)
+                growth = counts.growth(lpm.now())
+                facts["gateway"] = _gateway(lpm)
+            look = Waits(settings, lpm)
+            facts["waits"] = _waits(look, jobs, facts)
+            late = _late(settings, lpm, look, jobs, facts)
+            missing = lpm.unaccounted(jobs)
+            for job, what in zip(jobs, missing, strict=True):
+                about = {"unaccounted": what, "late": late.get(job.name)}
+                facts["job_facts"][job.name] = _about(job) | about
+            facts["unaccounted"] = [] if any(missing) else lpm.pages.missing()
+            if sizes:
+                facts["store"] = {"bytes": lpm.sizes(), **growth}
     facts["books"] = msgspec.structs.asdict(facts["books"])
     facts["jobs"] = {name: msgspec.structs.asdict(books) for name, books in facts["jobs"].items()}
     running = {"pids": _pids(settings), "trouble": _troubles(settings)}
