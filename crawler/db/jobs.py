@@ -408,7 +408,7 @@ def as_job(row: tuple[Any, ...]) -> Job:
     return Job(**{**fields, "status": JobStatus(row[2]), "options": options})
 
 
-# Losses
+# Losses. A job stays unaccounted for until what it lost is imported again or accepted.
 
 
 def note_loss(
