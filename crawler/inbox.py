@@ -27,7 +27,7 @@ import msgspec
 from crawler.bulk import INPUT, Summary, import_file, rows, source_name
 from crawler.bulk.textfile import opened
 from crawler.config import Settings, failpoint
-from crawler.db import kernel, owners
+from crawler.db import guard, owners
 from crawler.errors import CrawlerError, InputError, ServiceError, UsageError
 from crawler.files import strangers
 from crawler.lpm import LocalPersistenceManager
@@ -134,18 +134,18 @@ class Inbox:
 
     def _act(self, office: owners.Office) -> bool:
         """Import files, and name this kernel; False where an import still runs at the end."""
-        note = kernel.note(self._data / "run")
+        note = guard.open_kernel_note(self._data / "run")
         # On a thread of its own, beside the beats: a large file takes its time.
         importer = threading.Thread(target=self._take_all, name="inbox-taker", daemon=True)
         importer.start()
         our_kernel, our_office = True, True
         while our_kernel and our_office:
             with contextlib.suppress(OSError):  # others report a full disk
-                kernel.write(note, kernel.name())
+                guard.write_kernel_note(note, guard.kernel_name())
             if self._stop.wait(BEAT_S):
                 break
             our_office = office.keep()
-            our_kernel = not kernel.is_other(self._data)
+            our_kernel = not guard.is_on_other_kernel(self._data)
         if not our_office:
             log.warning("another process has taken over the inbox while this one stood still")
             self.stop()
@@ -160,7 +160,7 @@ class Inbox:
         ended = not importer.is_alive()
         if ended and our_kernel and our_office:
             with contextlib.suppress(OSError):
-                kernel.write(note, "")
+                guard.write_kernel_note(note, "")
         os.close(note)
         return ended
 
@@ -402,7 +402,7 @@ def _wait(
             if receipt := _read_receipt(folder, options):
                 return folder, receipt
         now = time.monotonic()
-        if now > end or not kernel.is_other(data):
+        if now > end or not guard.is_on_other_kernel(data):
             what = f"has not imported it within {WAIT_LIMIT_S:.0f} s" if now > end else "has gone"
             raise ServiceError(
                 f"the stack {what}; the file waits in {item} and is imported when the stack is up"

@@ -13,7 +13,7 @@ import msgspec
 
 from crawler import config, times
 from crawler.config import program
-from crawler.db.outbox import Delivery
+from crawler.db.gateway import Delivery
 from crawler.errors import UsageError
 from crawler.forecast import STILL_S, Trend, slip
 from crawler.logs import counted, leave_lost_terminal, printable, shortened, without_figures

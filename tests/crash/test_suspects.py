@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from crawler.db.owners import Note
-from crawler.db.sql import SUSPECT_DEATHS
+from crawler.db.store import SUSPECT_DEATHS
 from crawler.db.tasks import ALONE_DEATHS
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import TaskStatus

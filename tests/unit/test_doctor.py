@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from crawler.db import guard, segments
+from crawler.db import guard, raw_pages
 from crawler.db.owners import Owner
 from crawler.db.pending import missing_files
 from crawler.doctor import examine, exit_code
@@ -488,7 +488,9 @@ def test_a_segment_that_the_ledger_does_not_know(tmp_path: Path) -> None:
     """--repair sets it aside whole, although a worker would remove it."""
     crawl(tmp_path, 5, 5)
     strange = tmp_path / "raw" / "20200101T000000-00000000.warc.gz"
-    stored, lost = (segments.packed(page(f"http://a.example/{name}"), "") for name in ("1", "lost"))
+    stored, lost = (
+        raw_pages.packed(page(f"http://a.example/{name}"), "") for name in ("1", "lost")
+    )
     strange.write_bytes(gzip.compress(b"WARC/1.1\r\n\r\n") + stored + lost)
     content = strange.read_bytes()
 
@@ -526,7 +528,7 @@ def test_a_segment_of_failed_attempts_whose_row_was_lost(tmp_path: Path) -> None
     assert exit_code(look(tmp_path, repair=True)) == 0
     lpm = LocalPersistenceManager(tmp_path)
     lpm.bury()
-    segments.mend(
+    raw_pages.cut_uncommitted(
         lpm.raw,
         lambda name: dict(lpm.store.db.all("SELECT name, end FROM raw_segments")).get(name, 0),
         lambda: True,

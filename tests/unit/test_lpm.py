@@ -23,7 +23,7 @@ import pytest
 from warcio.archiveiterator import ArchiveIterator
 
 from crawler import urls
-from crawler.db import owners, schema, segments
+from crawler.db import owners, raw_pages, schema
 from crawler.db.connection import busy_handler, retry_on_busy
 from crawler.db.owners import Owner
 from crawler.db.tasks import Place
@@ -676,8 +676,8 @@ def test_a_segment_that_was_never_committed_leaves_nothing(lpm: LocalPersistence
     """Commits that fail again and again, as on a full disk, do not leave a segment each."""
     lpm.close_after_check()
     for _ in range(3):
-        writer = segments.SegmentWriter(lpm.raw, lambda name: 0)
-        writer.append([segments.packed(page(), "0" * 64)])
+        writer = raw_pages.SegmentWriter(lpm.raw, lambda name: 0)
+        writer.append([raw_pages.packed(page(), "0" * 64)])
         writer.close()
 
     assert list(lpm.raw.iterdir()) == []

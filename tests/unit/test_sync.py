@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from crawler.config import Settings, load
-from crawler.db.outbox import Delivery
+from crawler.db.gateway import Delivery
 from crawler.errors import GatewayError, StoreError
 from crawler.gateway import agent
 from crawler.gateway.client import GatewayClient

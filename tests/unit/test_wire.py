@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from crawler.db import segments
+from crawler.db import raw_pages
 from crawler.doctor import reconciliation
 from crawler.errors import FetchError
 from crawler.fetch import cookies, wire
@@ -176,9 +176,9 @@ def test_a_stored_head_reads_as_it_came(sign: int, tmp_path: Path) -> None:
     came = replace(page("https://county.example/", body), reason=head.reason, headers=head.headers)
 
     # When it is stored
-    member = segments.packed(came, sha256(body).hexdigest())
+    member = raw_pages.packed(came, sha256(body).hexdigest())
     (tmp_path / "a.warc.gz").write_bytes(member)
-    stored, raw = segments.unpack(member, 1 << 20)
+    stored, raw = raw_pages.unpack(member, 1 << 20)
 
     # Then all read the same from it
     again = stored_page(stored, raw, came.url)

@@ -36,7 +36,7 @@ from crawler.cli.output import (
     say,
 )
 from crawler.config import Settings, program
-from crawler.db import kernel, outputs
+from crawler.db import guard
 from crawler.db.jobs import mend
 from crawler.errors import InputError, ServiceError, StoreError, UsageError, place
 from crawler.forecast import Forecast, of_job, sentence
@@ -153,7 +153,7 @@ def import_(
     }
     job, seen = None, None
     with input_file(file, settings.data_dir / INPUT) as given:
-        if kernel.is_other(settings.data_dir):
+        if guard.is_on_other_kernel(settings.data_dir):
             from crawler import inbox
 
             if session:
@@ -230,7 +230,7 @@ def input_file(file: Path, folder: Path) -> Iterator[Path]:
         yield kept
     except InputError:
         with contextlib.suppress(UsageError):  # a job needs it
-            outputs.check_input(kept, folder.parent)
+            guard.check_not_input(kept, folder.parent)
             kept.unlink(missing_ok=True)
         raise
 

@@ -29,7 +29,7 @@ from crawler.cli.output import (
 )
 from crawler.config import program
 from crawler.db import owners
-from crawler.db.outbox import Delivery
+from crawler.db.gateway import Delivery
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus, TaskStatus

@@ -15,8 +15,8 @@ from crawler import results as store
 from crawler.cli.options import Span, data_dir_option, json_option, only_job_option, since_option
 from crawler.cli.output import UNACCOUNTED, job_of, print_json, say, size_of, stored, tell_missing
 from crawler.config import program
-from crawler.db import outputs
-from crawler.db.outbox import Delivery
+from crawler.db import guard
+from crawler.db.gateway import Delivery
 from crawler.errors import StoreError, UsageError, place
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
@@ -555,11 +555,11 @@ def analyze(
 
 def _check_report(html: Path, paths: list[Path]) -> None:
     """Refuse to write the report over its own input, or over a file that a store needs."""
-    if any(outputs.is_same(html, path) for path in paths):
+    if any(guard.is_same_file(html, path) for path in paths):
         what = f"{html} is what is to be looked at"
         raise UsageError(f"{what}; nothing was written: choose another name")
     for folder in (config.load().data_dir, *paths, *(path.parent for path in paths)):
-        outputs.check(html, folder)
+        guard.check_output(html, folder)
 
 
 def _analyzed(names: list[str], job: str | None) -> "Profile | Comparison":
