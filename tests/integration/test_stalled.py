@@ -14,7 +14,7 @@ import pytest
 
 from crawler import times
 from crawler.cli.commands.status import gather
-from crawler.cli.output import BooksProgress
+from crawler.cli.output import CrawlProgress
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager, low_on_disk
@@ -204,7 +204,7 @@ def test_a_reason_is_said_when_it_begins_changes_and_ends(
         "",
         "",
     ]
-    with BooksProgress(None) as progress:
+    with CrawlProgress(None) as progress:
         for reason in reasons:
             progress.show(Books(accepted=2, pending=2), reason)
     said = [
@@ -372,7 +372,7 @@ class Looks:
         deadline = None if deadline_in_s is None else time.time() + deadline_in_s
         job = Job(id=1, name="job", status=JobStatus.OPEN, queue="default", source_file=None,
                   created_at=0, completed_at=None, deadline=deadline)  # fmt: skip
-        self.progress = BooksProgress(job, every_s=0.0, clock=self._clock)
+        self.progress = CrawlProgress(job, every_s=0.0, clock=self._clock)
 
     def look(self, done: int, reason: str = "") -> None:
         """Show so many of 50,000 done."""

@@ -17,7 +17,7 @@ import redis
 from msgspec.structs import replace
 
 from crawler import times
-from crawler.cli.commands.status import gather, halting
+from crawler.cli.commands.status import gather, wait_lines
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager
@@ -325,7 +325,7 @@ def test_what_one_job_waits_for_is_told_beside_another_that_goes_on(
     assert [(each["kind"], each["jobs"]) for each in facts["waits"]] == [("circuit", ["job"])]
     assert [
         line
-        for line in halting(facts)
+        for line in wait_lines(facts)
         if line.startswith("WAITS: a.example: circuit open because captcha")
     ]
 

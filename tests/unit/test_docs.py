@@ -88,7 +88,7 @@ def test_the_kill_table_has_one_source() -> None:
     readme = (ROOT / "README.md").read_text()
     filtered, plain, persistent, crawlee, celery = measured
 
-    assert list(stack.OTHERS) == measured
+    assert list(stack.PEER_LOSSES) == measured
     for peer in stack.PEERS.split(", "):
         assert peer.lower() in section
     assert re.search(
