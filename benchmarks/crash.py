@@ -52,17 +52,20 @@ CONTESTANTS = {
         {"requests": 16, "every": 1, "jobdir": True, "filter": True},
     ),
     "scrapy-again": Contestant(
-        "Scrapy, JOBDIR, addresses as `start_urls`", "scrapy_shipped", {"requests": 16, "every": 1, "jobdir": True}
+        "Scrapy, JOBDIR, addresses as `start_urls`", "scrapy_shipped",
+        {"requests": 16, "every": 1, "jobdir": True}
     ),
     "scrapy-redis": Contestant(
-        "scrapy-redis, SCHEDULER_PERSIST; Redis lives on", "scrapy_redis", {"requests": 16, "every": 1}, redis=True
+        "scrapy-redis, SCHEDULER_PERSIST; Redis lives on", "scrapy_redis",
+        {"requests": 16, "every": 1}, redis=True
     ),
     "crawlee": Contestant(
         "Crawlee, disk, not purged at start", "crawlee_crawl",
         {"storage": "disk", "requests": 16, "every": 1, "keep": True},
     ),
     "naive": Contestant(
-        "one Celery task per URL, `acks_late`; Redis lives on; 20 s waited, the rest comes back after an hour",
+        "one Celery task per URL, `acks_late`; Redis lives on; 20 s waited, the rest comes back "
+        "after an hour",
         "naive_celery", {"children": 8, "patience_s": 20}, redis=True,
     ),
 }  # fmt: skip
@@ -88,7 +91,10 @@ class Server:
                     self.asked[path] += 1
                     await asyncio.sleep(random.uniform(*LATENCY_S))
                     self.answered += 1
-                head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+                head = (
+                    f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+                    "\r\n"
+                )
                 writer.write(head.encode() + body)
                 await writer.drain()
         writer.close()
@@ -136,8 +142,8 @@ def running(who: Contestant, urls: Path, redis: str | None) -> Iterator["subproc
         argv += ["--data-dir", str(FOLDER / "data")]
     with (WORK / "crash.log").open("ab") as log:
         process = subprocess.Popen(
-            argv, cwd=measure.ROOT, env={**os.environ, "CRAWLER_PAGES": "8"}, text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if who.module else log, stderr=log,
+            argv, cwd=measure.ROOT, env={**os.environ, "CRAWLER_PAGES": "8"}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE if who.module else log, stderr=log,
         )  # fmt: skip
     try:
         if who.module:
@@ -233,10 +239,11 @@ def main() -> None:
         (
             "## Killed in the middle",
             report.machine(PEERS),
-            f"{PAGES} pages with a latency of {LATENCY_S[0] * 1000:.0f} to {LATENCY_S[1] * 1000:.0f} ms, 16 in flight "
-            f"(the Celery task: 8 children); SIGKILL for all processes at page {KILL_AT}, then the same command again. "
-            "Missing: pages without a committed row in the end. Fetched twice: what the server was asked for beyond "
-            "once a page. The peers commit every page at once.",
+            f"{PAGES} pages with a latency of {LATENCY_S[0] * 1000:.0f} to "
+            f"{LATENCY_S[1] * 1000:.0f} ms, 16 in flight (the Celery task: 8 children); SIGKILL "
+            f"for all processes at page {KILL_AT}, then the same command again. Missing: pages "
+            "without a committed row in the end. Fetched twice: what the server was asked for "
+            "beyond once a page. The peers commit every page at once.",
             report.table(
                 ("", f"missing of {PAGES}", "fetched twice", "exit code", "second run, s"), lines
             ),

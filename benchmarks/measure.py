@@ -138,8 +138,8 @@ def run(
     with log.open("wb") as errors:
         process = subprocess.Popen(
             [str(python), "-m", f"benchmarks.contestants.{module}"],
-            cwd=ROOT, env=dict(env) if env else None, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-            text=True,
+            cwd=ROOT, env=dict(env) if env else None, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=errors, text=True,
         )  # fmt: skip
     watch = Watch(process.pid)
     try:

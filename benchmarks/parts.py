@@ -168,8 +168,9 @@ def outcomes(tasks: Sequence[Any], stock: Sequence[tuple[Any, Any]]) -> list[Any
         mark = b"<!-- %d -->" % task.id
         ends.append(
             Outcome(
-                task=task, status=TaskStatus.COMPLETED, worker="benchmark", verdict="ok", parse_ms=1.0,
-                page=replace(page, body=page.body + mark, raw=page.raw + mark), record=read.encoded, parser=read.parser,
+                task=task, status=TaskStatus.COMPLETED, worker="benchmark", verdict="ok",
+                parse_ms=1.0, page=replace(page, body=page.body + mark, raw=page.raw + mark),
+                record=read.encoded, parser=read.parser,
             )
         )  # fmt: skip
     return ends
@@ -221,10 +222,11 @@ def bulk_import(small: bool) -> str:
     return "\n\n".join(
         [
             "### Bulk import",
-            "`python -m crawler bulk import` of a CSV file with url, parcel_id, state and county into an empty store, "
-            "without Redis, from the start of the process to its end; beside it, Celery's `delay()` of an empty task, "
-            f"5,000 times with such a row, into a Valkey. {', '.join(once)} rows were imported once. Goal: a million "
-            "in 60 s with 200 MB, at least 15 × as fast as `delay()`.",
+            "`python -m crawler bulk import` of a CSV file with url, parcel_id, state and county "
+            "into an empty store, without Redis, from the start of the process to its end; beside "
+            "it, Celery's `delay()` of an empty task, 5,000 times with such a row, into a Valkey. "
+            f"{', '.join(once)} rows were imported once. Goal: a million in 60 s with 200 MB, at "
+            "least 15 × as fast as `delay()`.",
             table(["", "seconds", "rows/s", "peak memory, MB", "to `delay()`"], rows),
         ]
     )
@@ -240,8 +242,8 @@ def publish(small: bool) -> str:
     return "\n\n".join(
         [
             "### Publishing",
-            f"The maintainer fills the window of {WINDOW:,} tasks: chosen, noted in the ledger, and put into Valkey in "
-            "chunks; beside it, Celery's `delay()` in a loop.",
+            f"The maintainer fills the window of {WINDOW:,} tasks: chosen, noted in the ledger, "
+            "and put into Valkey in chunks; beside it, Celery's `delay()` in a loop.",
             table(["", "tasks/s", "to `delay()`"], rows),
         ]
     )
@@ -283,8 +285,8 @@ def claims(small: bool) -> str:
     return "\n\n".join(
         [
             "### Claims",
-            f"What a worker does to have {ROOM} tasks of {HOSTS} domains, two of each: what has waited is woken, what "
-            "is due is looked up, and leased in one transaction.",
+            f"What a worker does to have {ROOM} tasks of {HOSTS} domains, two of each: what has "
+            "waited is woken, what is due is looked up, and leased in one transaction.",
             table(
                 [
                     "ledger",
@@ -334,8 +336,8 @@ def commit(small: bool) -> str:
     return "\n\n".join(
         [
             "### Group commit",
-            "Results with their pages, durable: pages compressed and synced, one transaction with `synchronous=FULL`, "
-            "and a file in pending/ each.",
+            "Results with their pages, durable: pages compressed and synced, one transaction with "
+            "`synchronous=FULL`, and a file in pending/ each.",
             table(["results a group", "results/s", "to single ones"], rows),
         ]
     )
@@ -408,8 +410,9 @@ def export(small: bool) -> str:
     return "\n\n".join(
         [
             "### Export",
-            f"{count:,} results to one file of JSON lines, from the start of the process to its end; beside it, a "
-            "script of four lines that reads each file in pending/ and writes it as a line.",
+            f"{count:,} results to one file of JSON lines, from the start of the process to its "
+            "end; beside it, a script of four lines that reads each file in pending/ and writes "
+            "it as a line.",
             table(["", "results/s", "to the script"], rows),
         ]
     )
@@ -517,10 +520,11 @@ def growth(small: bool) -> str:
     return "\n\n".join(
         [
             "### Growth",
-            f"{count:,} pages through the whole stack with {CHILDREN} children, in a ledger that holds so many tasks "
-            "of earlier jobs: half of them collected (eight fields each) and synced, half waiting in a paused job. "
-            "From the import to the last commit; memory is the sum of what is each process's own (PSS). Goal: at a "
-            "million tasks 0.9 of the pages/s at 10,000.",
+            f"{count:,} pages through the whole stack with {CHILDREN} children, in a ledger that "
+            "holds so many tasks of earlier jobs: half of them collected (eight fields each) and "
+            "synced, half waiting in a paused job. From the import to the last commit; memory is "
+            "the sum of what is each process's own (PSS). Goal: at a million tasks 0.9 of the "
+            "pages/s at 10,000.",
             table(
                 ["ledger", "lpm.db, MB", "pages/s", "peak memory, MB", f"pages/s to {sizes[0]:,}"],
                 rows,
@@ -541,9 +545,10 @@ def memory(small: bool) -> str:
     return "\n\n".join(
         [
             "### Memory over many pages",
-            f"{len(urls):,} pages through the whole stack with {CHILDREN} children, at {rate:,.0f} pages/s, once; the "
-            "sum of what is each process's own (PSS), the mean of five looks. From the second row on the line through "
-            f"these points rises by **{slope:+.2f} MB per 10,000 pages** (goal: at most 1).",
+            f"{len(urls):,} pages through the whole stack with {CHILDREN} children, at "
+            f"{rate:,.0f} pages/s, once; the sum of what is each process's own (PSS), the mean of "
+            "five looks. From the second row on the line through these points rises by "
+            f"**{slope:+.2f} MB per 10,000 pages** (goal: at most 1).",
             table(["pages", "MB"], rows),
         ]
     )

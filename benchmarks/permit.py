@@ -147,7 +147,10 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=10.0)
     given = options.parse_args()
     folder = Path(tempfile.mkdtemp())
-    about = f"{given.processes} processes, {given.rate:g}/s, {given.seconds:g} s, load {os.getloadavg()[0]:.1f}"
+    about = (
+        f"{given.processes} processes, {given.rate:g}/s, {given.seconds:g} s, load "
+        f"{os.getloadavg()[0]:.1f}"
+    )
     print(about, file=sys.stderr)
     try:
         for url in own_redis(folder):

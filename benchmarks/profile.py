@@ -48,9 +48,9 @@ STAGES: dict[str, tuple[str, ...]] = {
     "fields": ("crawler.sites.selectors.extract",),
     "structured data": ("crawler.sites.structured.extract",),
     "hashing": ("crawler.lpm.sha256",),
-    "WARC record": ("crawler.db.segments.packed",),
-    "compression": ("crawler.db.segments._member",),
-    "segment: write and sync": ("crawler.db.segments.SegmentWriter.append",),
+    "WARC record": ("crawler.db.raw_pages.packed",),
+    "compression": ("crawler.db.raw_pages._member",),
+    "segment: write and sync": ("crawler.db.raw_pages.SegmentWriter.append",),
     "SQLite: rows of a result": ("crawler.lpm._store_outcome",),
     "SQLite: the task's timeline": ("crawler.db.timeline.note",),
     "SQLite: begin, commit": ("crawler.lpm.LocalPersistenceManager.save_result",),
@@ -60,10 +60,11 @@ STAGES: dict[str, tuple[str, ...]] = {
 """The functions of each stage, by the name under which their callers find them."""
 
 ABOUT = """
-One worker in one process collects pages from the fast server, once as a Celery child does (permit and events through a
-Redis of its own) and once alone. Hooks around some functions take the time of each stage, without that of the stages
-inside it: CPU of its thread, and time by the clock, which includes waiting for the disk, for Redis and for other
-threads. What a coroutine waits for is not its time.
+One worker in one process collects pages from the fast server, once as a Celery child does (permit
+and events through a Redis of its own) and once alone. Hooks around some functions take the time of
+each stage, without that of the stages inside it: CPU of its thread, and time by the clock, which
+includes waiting for the disk, for Redis and for other threads. What a coroutine waits for is not
+its time.
 """.strip()
 """How it is done, for the reader of PROFILE.md."""
 
@@ -394,7 +395,8 @@ def apart_scrapy(urls: Sequence[str]) -> Calls:
     """What Scrapy calls, counted by the Python that has it."""
     code = (
         "import json, pathlib, sys; from benchmarks.profile import count_scrapy\n"
-        "folder = pathlib.Path(sys.argv[1]); calls = count_scrapy(folder, sys.stdin.read().split())\n"
+        "folder = pathlib.Path(sys.argv[1]); calls = count_scrapy(folder, "
+        "sys.stdin.read().split())\n"
         "(folder / 'calls').write_text(json.dumps([list(each.items()) for each in calls]))"
     )
     with tempfile.TemporaryDirectory(prefix="count_scrapy-", dir=WORK) as folder:
@@ -442,9 +444,10 @@ def _stages_told(meaning: str, plain: Stages, hooked: Stages) -> str:
         )
     )
     lines = [
-        f"{pages:,} pages. Without hooks {plain.pages / plain.seconds:,.0f} pages/s and {bare:,.0f} µs of CPU a page; "
-        f"with them {pages / hooked.seconds:,.0f} pages/s and {whole:,.0f} µs. What they cost is the difference, as "
-        "far as the machine was quiet; it lies in the stages that are called most often.\n",
+        f"{pages:,} pages. Without hooks {plain.pages / plain.seconds:,.0f} pages/s and "
+        f"{bare:,.0f} µs of CPU a page; with them {pages / hooked.seconds:,.0f} pages/s and "
+        f"{whole:,.0f} µs. What they cost is the difference, as far as the machine was quiet; it "
+        "lies in the stages that are called most often.\n",
         "| stage | thread | calls a page | CPU, µs | clock, µs | of all CPU |",
         "|---|---|---:|---:|---:|---:|",
     ]
@@ -452,7 +455,8 @@ def _stages_told(meaning: str, plain: Stages, hooked: Stages) -> str:
         counted = (f"{calls / pages:.2f}", f"{wall_ns / pages / 1000:.0f}") if calls else ("", "")
         cpu = f"{cpu_ns / pages / 1000:.0f}"
         lines.append(
-            f"| {stage} | {thread} | {counted[0]} | {cpu} | {counted[1]} | {cpu_ns / hooked.cpu_ns:.1%} |"
+            f"| {stage} | {thread} | {counted[0]} | {cpu} | {counted[1]} | "
+            f"{cpu_ns / hooked.cpu_ns:.1%} |"
         )
     lines.append(f"| **all** | | | **{whole:.0f}** | **{hooked.seconds / pages * 1e6:.0f}** | |")
     lines += [f"\nNever called: {', '.join(silent)}."] if silent else []
@@ -463,10 +467,11 @@ def calls_told(urls: Sequence[str], few: int, top: int) -> str:
     """The calls of a page in this package's own modules, both ways."""
     parts = [
         "## Python calls a page\n",
-        f"The difference between a run of {len(urls):,} pages and one of {few:,}, so that a start costs nothing. A "
-        "function that begins is a call, and so is a comprehension where Python makes a function of it; a coroutine "
-        "that goes on is not. All threads of the worker count; the import does not. Goal: at most 150 calls in 12 "
-        "modules; Scrapy had 1,018 in 61 when that was set. There are more modules because each is small.\n",
+        f"The difference between a run of {len(urls):,} pages and one of {few:,}, so that a start "
+        "costs nothing. A function that begins is a call, and so is a comprehension where Python "
+        "makes a function of it; a coroutine that goes on is not. All threads of the worker "
+        "count; the import does not. Goal: at most 150 calls in 12 modules; Scrapy had 1,018 in "
+        "61 when that was set. There are more modules because each is small.\n",
     ]
     for way, meaning in WAYS.items():
         short, long = apart(count_calls, way, urls[:few]), apart(count_calls, way, urls)
@@ -493,8 +498,9 @@ def _calls_told(meaning: str, short: Calls, long: Calls, pages: int, top: int) -
     functions = Counter({key: count for key, count in begun.items() if key[0]}).most_common(top)
     again = sum(count for (module, _), count in resumed.items() if module) / pages
     lines = [
-        f"**{modules.total() / pages:.0f} calls a page in {len(own)} modules** of its own. Coroutines and generators "
-        f"of these go on {again:.0f} times; Python code of others is called {others:.0f} times.\n",
+        f"**{modules.total() / pages:.0f} calls a page in {len(own)} modules** of its own. "
+        f"Coroutines and generators of these go on {again:.0f} times; Python code of others is "
+        f"called {others:.0f} times.\n",
     ]
     if top:
         lines += ["| module | calls a page |", "|---|---:|"]
@@ -511,7 +517,10 @@ def heading() -> str:
     """What the figures were taken on."""
     from benchmarks.report import machine
 
-    return f"# Where a page's time goes\n\nWritten by `python -m benchmarks.profile`. {machine()}\n\n{ABOUT}\n"
+    return (
+        f"# Where a page's time goes\n\nWritten by `python -m benchmarks.profile`. {machine()}\n\n"
+        f"{ABOUT}\n"
+    )
 
 
 def main() -> None:

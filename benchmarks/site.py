@@ -18,10 +18,10 @@ FAST, SLOW, TLS = 8801, 8802, 8803
 MANY_DOMAINS = 1_000
 
 _WORDS = (  # noqa: SIM905 - words read better as words
-    "assessment boundary building certified county deed dwelling easement exemption frontage improvement instrument "
-    "interior land levy lot map market mill mortgage municipal neighborhood notice office owner parcel plat property "
-    "recorded residential roll route school section sewer sketch soil street structure survey tax township transfer "
-    "valuation water zoning"
+    "assessment boundary building certified county deed dwelling easement exemption frontage "
+    "improvement instrument interior land levy lot map market mill mortgage municipal neighborhood "
+    "notice office owner parcel plat property recorded residential roll route school section sewer "
+    "sketch soil street structure survey tax township transfer valuation water zoning"
 ).split()
 _STREETS = (
     "Alder",
@@ -97,13 +97,16 @@ def page(number: int, pages: int = PAGES) -> str:
         "additionalProperty": [{"@type": "PropertyValue", "name": "acres", "value": acres}],
     }
     rows = [
-        ("Owner", "owner", owner), ("Address", "address", address), ("County", "county", county), ("Use", "use", use),
-        ("Acres", "acres", f"{acres:.2f}"), ("Value", "value", f"${value:,}"), ("Last sale", "sold", sold),
+        ("Owner", "owner", owner), ("Address", "address", address), ("County", "county", county),
+        ("Use", "use", use), ("Acres", "acres", f"{acres:.2f}"), ("Value", "value", f"${value:,}"),
+        ("Last sale", "sold", sold),
     ]  # fmt: skip
     parts = [
-        f"<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><title>Parcel {parcel} | Assessor</title>"
-        f"<meta name='description' content='{sentence(dice)}'><link rel='canonical' href='/pages/{number:05d}.html'>"
-        f"<script type='application/ld+json'>{json.dumps(described)}</script></head><body><header><nav><ul>",
+        f"<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><title>Parcel {parcel} | "
+        f"Assessor</title><meta name='description' content='{sentence(dice)}'><link "
+        f"rel='canonical' href='/pages/{number:05d}.html'><script "
+        f"type='application/ld+json'>{json.dumps(described)}</script></head><body><header><nav>"
+        "<ul>",
         *(
             f"<li><a href='/menu/{n}.html'>{dice.choice(_WORDS).title()}</a></li>"
             for n in range(24)
@@ -115,15 +118,18 @@ def page(number: int, pages: int = PAGES) -> str:
     size, wanted, year = sum(map(len, parts)), dice.randint(20_500, 59_500), 2025
     while size < wanted:
         part = [
-            f"<section><h2>Year {year}</h2><p>{sentence(dice)}</p><table><tr><th>Tax</th><th>Due</th></tr>"
+            f"<section><h2>Year {year}</h2><p>{sentence(dice)}</p><table><tr><th>Tax</th>"
+            "<th>Due</th></tr>"
         ]
         part += [
-            f"<tr><td><span>{dice.choice(_WORDS)}</span></td><td>${dice.randint(10, 9999):,}.00</td></tr>"
+            f"<tr><td><span>{dice.choice(_WORDS)}</span></td>"
+            f"<td>${dice.randint(10, 9999):,}.00</td></tr>"
             for _ in range(8)
         ]
         part.append("</table><p>")
         part += [
-            f"<a href='/pages/{dice.randrange(pages):05d}.html'>{dice.choice(_STREETS)} {dice.randint(1, 99)}</a> "
+            f"<a href='/pages/{dice.randrange(pages):05d}.html'>{dice.choice(_STREETS)} "
+            f"{dice.randint(1, 99)}</a> "
             for _ in range(4)
         ]
         part.append(f"</p><p>{sentence(dice)} {sentence(dice)}</p></section>")
@@ -191,9 +197,9 @@ def certificate(work: Path) -> Path:
     path = work / "tls.pem"
     if not path.exists():
         subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-             "-days", "3650", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1",
-             "-keyout", str(work / "tls.key"), "-out", str(path)],
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+             "-nodes", "-days", "3650", "-subj", "/CN=127.0.0.1", "-addext",
+             "subjectAltName=IP:127.0.0.1", "-keyout", str(work / "tls.key"), "-out", str(path)],
             check=True, capture_output=True,
         )  # fmt: skip
     return path

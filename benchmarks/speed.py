@@ -110,7 +110,8 @@ def one(server: str, name: str, who: Contestant, pages: int, domains: int) -> Ru
         raise SystemExit(f"speed: {error}") from None
     if measured.pages != len(wanted):
         raise SystemExit(
-            f"speed: {name} has stored {measured.pages:,} of {len(wanted):,} pages; see {folder.with_suffix('.log')}"
+            f"speed: {name} has stored {measured.pages:,} of {len(wanted):,} pages; see "
+            f"{folder.with_suffix('.log')}"
         )
     return {"server": server, "name": name, **measured._asdict()}
 
@@ -203,7 +204,8 @@ class Goal(NamedTuple):
         if self.value is None:
             return self.text, f"{sign} {self.wanted:g}", "–", "not measured"
         met = self.value >= self.wanted if self.at_least else self.value <= self.wanted
-        miss = f"**not met**: {report.figure(self.value / self.wanted)} × the goal. {self.cause}".rstrip()
+        share = report.figure(self.value / self.wanted)
+        miss = f"**not met**: {share} × the goal. {self.cause}".rstrip()
         return (
             self.text,
             f"{sign} {self.wanted:g}",
@@ -213,12 +215,13 @@ class Goal(NamedTuple):
 
 
 CPU = (
-    "Both cores are busy. Beside request, parse and fields, which are all that the bare loop does, a page has its "
-    "verdict, its durable store, and its part in ledger, permit and events: PROFILE.md has the time of each."
+    "Both cores are busy. Beside request, parse and fields, which are all that the bare loop does, "
+    "a page has its verdict, its durable store, and its part in ledger, permit and events: "
+    "PROFILE.md has the time of each."
 )
 ALONE = (
-    "Both cores are busy. Where every page is another domain's, claim, permit, its report and the connection are made "
-    "for each page and not for a handful."
+    "Both cores are busy. Where every page is another domain's, claim, permit, its report and the "
+    "connection are made for each page and not for a handful."
 )
 
 
@@ -293,10 +296,11 @@ def rendered(kept: Mapping[str, Any], only: Sequence[str] = ()) -> str:
     texts = [
         "## Beside the peers",
         kept["machine"],
-        f"Interleaved rounds: {kept['rounds']}; medians, and from least to most. The machine's cores also ran nginx. "
-        "Every contestant collects the same pages (20 to 60 KB) and eight fields of each, and stores the raw page, a "
-        "JSON file and a row, the bare loop only a line of JSON. [README.md](README.md) says what each does and what "
-        "was set. The corridor: `synchronous=FULL`, permit, robots.txt, verdict, egress rule and events on.",
+        f"Interleaved rounds: {kept['rounds']}; medians, and from least to most. The machine's "
+        "cores also ran nginx. Every contestant collects the same pages (20 to 60 KB) and eight "
+        "fields of each, and stores the raw page, a JSON file and a row, the bare loop only a "
+        "line of JSON. [README.md](README.md) says what each does and what was set. The corridor: "
+        "`synchronous=FULL`, permit, robots.txt, verdict, egress rule and events on.",
         "### Goals",
         report.table(("goal", "", "measured", ""), [goal.row for goal in goals(figures)]),
     ]
@@ -309,11 +313,13 @@ def rendered(kept: Mapping[str, Any], only: Sequence[str] = ()) -> str:
         pages = figures.median("domains", "polite", "pages") or 0
         texts += [
             "### Many domains at the default limits",
-            f"{pages / PER_DOMAIN:,.0f} domains × {PER_DOMAIN} pages, 2 requests a second and 2 at a time for each: "
-            f"{figures.spread('domains', 'polite', 'seconds')} s. Of a domain's {PER_DOMAIN} pages and its robots.txt "
-            f"the last request may go after {PER_DOMAIN / 2:g} s, and all domains go at once. At the pages/s of the "
-            f"corridor without limits so many pages are {pages / (figures.median('fast', 'corridor') or 1):.1f} s of "
-            f"this machine. The longer of both is the least that is possible: {least:.1f} s, a share of "
+            f"{pages / PER_DOMAIN:,.0f} domains × {PER_DOMAIN} pages, 2 requests a second and 2 "
+            f"at a time for each: {figures.spread('domains', 'polite', 'seconds')} s. Of a "
+            f"domain's {PER_DOMAIN} pages and its robots.txt the last request may go after "
+            f"{PER_DOMAIN / 2:g} s, and all domains go at once. At the pages/s of the corridor "
+            "without limits so many pages are "
+            f"{pages / (figures.median('fast', 'corridor') or 1):.1f} s of this machine. The "
+            f"longer of both is the least that is possible: {least:.1f} s, a share of "
             f"{least / took:.2f} of what it took.",
         ]
     return "\n\n".join(texts)

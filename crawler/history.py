@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from crawler.db.sql import HELD, THEIRS
+from crawler.db.store import HELD, THEIRS
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import NO_DEADLINE, Job, Rule, Sent, Wait
 from crawler.waits import WaitFinder

@@ -27,7 +27,7 @@ import msgspec
 from crawler.bulk import INPUT, Summary, import_file, rows, source_name
 from crawler.bulk.textfile import opened
 from crawler.config import Settings, failpoint
-from crawler.db import kernel, owners
+from crawler.db import guard, owners
 from crawler.errors import CrawlerError, InputError, ServiceError, UsageError
 from crawler.files import strangers
 from crawler.lpm import LocalPersistenceManager
@@ -138,18 +138,18 @@ class Inbox:
 
     def _act(self, office: owners.Office) -> bool:
         """Import files and record this kernel; return False if an import still runs at the end."""
-        note = kernel.note(self._data / "run")
+        note = guard.open_kernel_note(self._data / "run")
         # On its own thread: a large file takes longer than the interval of the kernel record.
         importer = threading.Thread(target=self._import_loop, name="inbox-import", daemon=True)
         importer.start()
         our_kernel, our_office = True, True
         while our_kernel and our_office:
             with contextlib.suppress(OSError):  # others report a full disk
-                kernel.write(note, kernel.name())
+                guard.write_kernel_note(note, guard.kernel_name())
             if self._stop.wait(KERNEL_INTERVAL_S):
                 break
             our_office = office.keep()
-            our_kernel = not kernel.is_other(self._data)
+            our_kernel = not guard.is_on_other_kernel(self._data)
         if not our_office:
             log.warning("another process has taken over the inbox while this one stood still")
             self.stop()
@@ -164,7 +164,7 @@ class Inbox:
         ended = not importer.is_alive()
         if ended and our_kernel and our_office:
             with contextlib.suppress(OSError):
-                kernel.write(note, "")
+                guard.write_kernel_note(note, "")
         os.close(note)
         return ended
 
@@ -412,7 +412,7 @@ def _wait(
             if receipt := _read_receipt(folder, options):
                 return folder, receipt
         now = time.monotonic()
-        if now > end or not kernel.is_other(data):
+        if now > end or not guard.is_on_other_kernel(data):
             what = "has gone"
             if now > end:
                 what = f"has not imported it within {WAIT_LIMIT_S:.0f} s"

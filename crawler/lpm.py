@@ -21,17 +21,15 @@ from zlib import crc32
 import msgspec
 
 from crawler.config import failpoint, program
-from crawler.db import guard, losses, owners, results, siblings, tasks, timeline
+from crawler.db import guard, owners, results, siblings, tasks, timeline
 from crawler.db.connection import Database, writing
 from crawler.db.counts import Counts
-from crawler.db.gateway import GatewayTasks
+from crawler.db.gateway import GatewayTasks, Outbox
 from crawler.db.imports import Imports
-from crawler.db.jobs import Jobs
-from crawler.db.outbox import Outbox
-from crawler.db.pages import RawPages
+from crawler.db.jobs import LOST_PAGES, LOST_ROWS, Jobs, Loss
 from crawler.db.pending import PendingFiles
-from crawler.db.sql import HELD
-from crawler.db.store import Layout, Store
+from crawler.db.raw_pages import RawPages
+from crawler.db.store import HELD, Layout, Store
 from crawler.errors import StoreError, UsageError
 from crawler.locks import is_locked, open_lock, try_lock
 from crawler.models import (
@@ -113,7 +111,7 @@ class LocalPersistenceManager(Layout):
         with self.errors():
             files = sum(1 for _ in self.pending.glob("[!.]*.json"))
             later = 0
-            if files > self.outbox.pending_count():
+            if files > self.files.due_count():
                 later = sum(1 for _ in self.files.later_results())
         self.close()
         if later:
@@ -272,7 +270,7 @@ class LocalPersistenceManager(Layout):
         if known and not self.jobs.later_namesakes(known):
             return known
         checksum = _checksum(Path(name))
-        newest = self.jobs.newest_of(checksum) if checksum else None
+        newest = checksum and self.jobs.newest_of(checksum)
         return newest or known or self.jobs.named(name)
 
     @contextmanager
@@ -295,11 +293,13 @@ class LocalPersistenceManager(Layout):
 
     def is_importing(self, job: Job | None) -> bool:
         """Whether some process reads a job's input now, or that of any job."""
-        return is_importing(self.run, job)
+        with self.errors():
+            return is_importing(self.run, job)
 
     def unaccounted(self, jobs: Sequence[Job]) -> list[list[str]]:
         """What is known to be missing of each job, with the way out."""
-        found = {job.id: unaccounted(self.jobs, self.run, job) for job in jobs}
+        with self.errors():
+            found = {job.id: unaccounted(self.jobs, self.run, job) for job in jobs}
         if not self.pages.has_all():
             for job in jobs:
                 found[job.id] += self._missing_of(job)
@@ -313,7 +313,8 @@ class LocalPersistenceManager(Layout):
         """The receipt of a job, with all that is known to be missing in the ledger or the disk."""
         job = self.jobs.get(job.id)  # as it stands now
         receipt = self.jobs.receipt(job)
-        lost = unaccounted(self.jobs, self.run, job)
+        with self.errors():
+            lost = unaccounted(self.jobs, self.run, job)
         problems = [*lost, *receipt.problems, *self._missing_of(job), *self.pages.unreadable(job)]
         return msgspec.structs.replace(receipt, problems=problems)
 
@@ -342,9 +343,9 @@ class LocalPersistenceManager(Layout):
             )
         job = self.jobs.get(job.id)  # as it stands now
         lost, gone = self.jobs.losses(job), self.pages.missing_segments(job)
-        new = [(losses.PAGES, missing.what) for missing in gone]
+        new = [(LOST_PAGES, missing.what) for missing in gone]
         if _is_broken_off(job, lost):
-            new.insert(0, (losses.ROWS, _broken_off(self.jobs, job)))
+            new.insert(0, (LOST_ROWS, _broken_off(self.jobs, job)))
         if lost or new:
             ends = {missing.name: missing.end for missing in gone}
             self.jobs.accept(job, new, ends, self.now())
@@ -439,14 +440,17 @@ def unaccounted(jobs: Jobs, run: Path, job: Job) -> list[str]:
     """What is known to be missing of a job, each with the way out; cheap."""
     lost, found = jobs.losses(job), []
     if (lost or job.incomplete) and is_importing(run, job):
-        lost = [loss for loss in lost if loss.kind != losses.ROWS]
+        lost = [loss for loss in lost if loss.kind != LOST_ROWS]
         found = ["its import has not ended yet"]
     elif _is_broken_off(job, lost):
-        complete = "" if job.cancelled else f"complete it: {_again(jobs, job, broken=True)}, or "
+        complete = ""
+        if not job.cancelled:
+            complete = f"complete it: {_again(jobs, job, broken=True)}, or "
         found = [f"{_broken_off(jobs, job)}; {complete}{_accept(job)}"]
     for loss in lost:
-        can_import = loss.kind == losses.ROWS and not job.of_gateway and not job.cancelled
-        again = f"import its file again: {_again(jobs, job)}, or " if can_import else ""
+        again = ""
+        if loss.kind == LOST_ROWS and not job.of_gateway and not job.cancelled:
+            again = f"import its file again: {_again(jobs, job)}, or "
         found.append(f"{loss.what}; {again}{_accept(job)}")
     return found
 
@@ -455,15 +459,17 @@ def _accept(job: Job) -> str:
     return f"accept that with: {program()} job accept {shlex.quote(job.name)}"
 
 
-def _is_broken_off(job: Job, lost: Sequence[losses.Loss]) -> bool:
+def _is_broken_off(job: Job, lost: Sequence[Loss]) -> bool:
     """Whether a job is incomplete, and not because of rows that it had and has lost."""
-    return job.incomplete and not any(loss.kind == losses.ROWS for loss in lost)
+    return job.incomplete and not any(loss.kind == LOST_ROWS for loss in lost)
 
 
 def _broken_off(jobs: Jobs, job: Job) -> str:
     files = jobs.imports(job)
     names = [Path(each.file).name for each in files if not each.ended_at]
-    whose = f" of {', '.join(names)}" if len(files) > 1 else ""
+    whose = ""
+    if len(files) > 1:
+        whose = f" of {', '.join(names)}"
     return f"its import{whose} was broken off after {jobs.row_count(job):,} rows"
 
 

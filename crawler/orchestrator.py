@@ -22,7 +22,7 @@ import redis
 
 from crawler import locks, sites
 from crawler.config import Settings, load, program
-from crawler.db import kernel, owners
+from crawler.db import guard, owners
 from crawler.errors import CrawlerError, ServiceError, StackIsUp, UsageError
 from crawler.logs import leave_lost_terminal
 from crawler.lpm import LocalPersistenceManager
@@ -499,7 +499,7 @@ def stop_stale(data_dir: Path, stack: Stack) -> int:
     for process in found:
         end_process(process, WORKER_GRACE_S)
     # A living supervisor keeps its record.
-    if not is_locked(data_dir) and not kernel.is_other(data_dir):
+    if not is_locked(data_dir) and not guard.is_on_other_kernel(data_dir):
         record_path(data_dir).unlink(missing_ok=True)
     return len(found)
 

@@ -140,8 +140,8 @@ def judge(
         + (f"; faults: {json.dumps(gateway.faults())}" if settled else "")
     )
     print(
-        f"{missing} lost, {twice} twice, applied: {dict(applied)}, {raw_after} without their page before them, "
-        f"{false} marked synced that are not there, {fetched_twice} done by two; "
+        f"{missing} lost, {twice} twice, applied: {dict(applied)}, {raw_after} without their page "
+        f"before them, {false} marked synced that are not there, {fetched_twice} done by two; "
         f"settled {settled:.1f} s after the faults"
     )
     return int(bool(missing or twice or set(applied) != {1} or raw_after or false or fetched_twice))
@@ -233,7 +233,8 @@ def pace(folder: Folder) -> float:
     """Pages a second between the first and the last one."""
     lpm = folder.lpm()
     [(count, first, last)] = lpm.store.db.all(
-        "SELECT count(*), min(completed_at), max(completed_at) FROM tasks WHERE status = 'completed'"
+        "SELECT count(*), min(completed_at), max(completed_at) FROM tasks "
+        "WHERE status = 'completed'"
     )
     lpm.close()
     return float(count / (last - first))

@@ -54,13 +54,16 @@ def main() -> int:
         wrong = check(mixed["tasks"], dict(zip(bad, kinds, strict=True)))
     ratio = mixed["rate"] / calm["rate"]
     print(
-        f"normal pages: {calm['rate']:.0f}/s alone, {mixed['rate']:.0f}/s with {hostile:,} hostile ones: {ratio:.2f}"
+        f"normal pages: {calm['rate']:.0f}/s alone, "
+        f"{mixed['rate']:.0f}/s with {hostile:,} hostile ones: {ratio:.2f}"
     )
     print(
-        f"the largest child: {calm['peak'] / 1e6:.0f} MB alone, {mixed['peak'] / 1e6:.0f} MB with them"
+        f"the largest child: {calm['peak'] / 1e6:.0f} MB alone, "
+        f"{mixed['peak'] / 1e6:.0f} MB with them"
     )
     print(
-        f"lost normal pages: {calm['lost']} and {mixed['lost']}; all ended after {mixed['seconds']:.0f} s"
+        f"lost normal pages: {calm['lost']} and {mixed['lost']}; "
+        f"all ended after {mixed['seconds']:.0f} s"
     )
     print(f"{len(HOSTILE)} kinds, {hostile - sum(wrong.values())} of {hostile} as expected")
     for what, count in wrong.most_common(20):
@@ -103,7 +106,10 @@ def crawl(site: Site, pages: list[str], given: argparse.Namespace, name: str) ->
                 time.sleep(0.2)
             seconds = time.monotonic() - began
             assert_balanced(folder.status())
-            sql = "SELECT min(completed_at), max(completed_at) FROM tasks WHERE status = 'completed' AND url LIKE ?"
+            sql = (
+                "SELECT min(completed_at), max(completed_at) FROM tasks "
+                "WHERE status = 'completed' AND url LIKE ?"
+            )
             [(first, last)] = lpm.store.db.all(sql, (like,))
             rate = count / (last - first)
             rows = lpm.store.db.all("SELECT url, status, error_type, attempts FROM tasks")
@@ -130,7 +136,7 @@ def check(tasks: list[tuple[str, str, str | None, int]], kinds: dict[str, str]) 
             if expected == "ok" and got not in troubles:
                 continue  # the client delivers it, and what it is worth is another question
             if expected == "timeout" and got == "bad_response":
-                continue  # in the time that is given here, a drip of interim answers comes to its own end first
+                continue  # a drip of interim answers ends by itself before the time-out of this run
             if expected != got:
                 wrong[f"{kinds[url]}: {got} instead of {expected}"] += 1
     return wrong

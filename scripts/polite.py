@@ -113,12 +113,14 @@ def crawl(folder: Folder, server: Server, given: argparse.Namespace) -> int:
     used = len(asked) / (given.rate * (ended - began))
     most = {window: most_within(server.asked, window) for window in (1.0, 5.0, 10.0)}
     print(
-        f"{given.processes} processes, {given.rate}/s, {ended - began:.0f} s, strikes: {[kind for _, kind in strikes]}"
+        f"{given.processes} processes, {given.rate}/s, {ended - began:.0f} s, strikes: "
+        f"{[kind for _, kind in strikes]}"
     )
     print(f"{len(asked):,} requests in that time: {used:.1%} of the limit")
     for window, count in most.items():
         print(
-            f"at most {count} within any {window:g} s ({given.rate * window:g} are allowed); {server.most} at a time"
+            f"at most {count} within any {window:g} s ({given.rate * window:g} are allowed); "
+            f"{server.most} at a time"
         )
     audit = folder.crawler("audit")
     print(audit.stdout.strip())

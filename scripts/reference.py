@@ -20,7 +20,10 @@ from crawler.cli.main import main as program
 
 WIDTH = "112"
 """Columns of a terminal on which no help is wrapped earlier than elsewhere."""
-NOTE = "Generated from the code by `python scripts/reference.py`; the tests fail where the two differ.\n"
+NOTE = (
+    "Generated from the code by `python scripts/reference.py`; the tests fail where the two "
+    "differ.\n"
+)
 
 
 def commands(
@@ -62,7 +65,8 @@ def configuration_reference() -> str:
     meanings = _field_docs()
     lines = ["# Settings\n", NOTE]
     lines.append(
-        "Settings come from the environment. An unknown `CRAWLER_*` name is an error, and so is a bad value.\n"
+        "Settings come from the environment. An unknown `CRAWLER_*` name is an error, and so is a "
+        "bad value.\n"
     )
     lines += ["| variable | default | meaning |", "|---|---|---|"]
     for variable, field in config.VARIABLES.items():

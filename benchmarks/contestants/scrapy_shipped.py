@@ -22,7 +22,8 @@ SETTINGS: dict[str, Any] = {
     "ROBOTSTXT_OBEY": True,
     "DOWNLOAD_DELAY": 0,
     "AUTOTHROTTLE_ENABLED": False,
-    "CONCURRENT_ITEMS": 1,  # a page gives one; Scrapy starts so many asyncio tasks for every response
+    # A page gives one item; Scrapy starts this many asyncio tasks for every response.
+    "CONCURRENT_ITEMS": 1,
     "LOG_LEVEL": "INFO",
     "TELNETCONSOLE_ENABLED": False,
     "FEED_EXPORT_ENCODING": "utf-8",

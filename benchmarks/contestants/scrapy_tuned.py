@@ -15,9 +15,10 @@ from benchmarks.contestants.fields import fields
 from benchmarks.contestants.scrapy_shipped import Pages, settings_of
 
 _CLIENT = "scrapy.core.downloader.handlers._aiohttp.AiohttpDownloadHandler"
-_OFF = ("offsite.Offsite", "httpauth.HttpAuth", "downloadtimeout.DownloadTimeout", "useragent.UserAgent",
-        "redirect.MetaRefresh", "httpcompression.HttpCompression", "redirect.Redirect", "cookies.Cookies",
-        "httpproxy.HttpProxy", "httpcache.HttpCache")  # fmt: skip
+_OFF = ("offsite.Offsite", "httpauth.HttpAuth", "downloadtimeout.DownloadTimeout",
+        "useragent.UserAgent", "redirect.MetaRefresh", "httpcompression.HttpCompression",
+        "redirect.Redirect", "cookies.Cookies", "httpproxy.HttpProxy",
+        "httpcache.HttpCache")  # fmt: skip
 _SPIDER_OFF = ("start.StartSpider", "referer.Referer", "urllength.UrlLength", "depth.Depth",
                "metacopy.MetaCopyDetection")  # fmt: skip
 SETTINGS: dict[str, Any] = {

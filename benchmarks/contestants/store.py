@@ -29,7 +29,8 @@ class Store:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.execute(
-            "CREATE TABLE IF NOT EXISTS pages (url TEXT PRIMARY KEY, page TEXT, raw TEXT, start INTEGER)"
+            "CREATE TABLE IF NOT EXISTS pages "
+            "(url TEXT PRIMARY KEY, page TEXT, raw TEXT, start INTEGER)"
         )
 
     def add(self, url: str, body: bytes, record: dict[str, str | None]) -> None:

@@ -87,7 +87,7 @@ class Source:
         if self.lpm is None:
             return True
         # A killed archive leaves files of results that have left pending/: another source has them.
-        due = self.lpm.outbox.is_due(file.name.removesuffix(".json"), self.job)
+        due = self.lpm.files.is_due(file.name.removesuffix(".json"), self.job)
         if due is None:
             self._count_unreadable(file, 1, "no task of this store has this name")
         return bool(due)

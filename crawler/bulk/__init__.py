@@ -14,7 +14,7 @@ import msgspec
 from crawler import sites as sites_config
 from crawler.bulk import rows
 from crawler.config import Settings, failpoint, program
-from crawler.db import outputs
+from crawler.db import guard
 from crawler.db.imports import RejectedRow
 from crawler.errors import InputError, StoreFull
 from crawler.fetch import session as sessions
@@ -80,7 +80,7 @@ def import_file(
     batches = rows.batches(rows.read(file, sites, how.url_column), commit_rows, _size)
     first = next(batches)  # an unusable file is refused before anything is written
     other_sheets = rows.other_sheets(file)
-    outputs.check_input(rows.RejectsFile(file).path, settings.data_dir)
+    guard.check_not_input(rows.RejectsFile(file).path, settings.data_dir)
     source_file = source_name(file)
     counts: Counter[str] = Counter()
     with LocalPersistenceManager(settings.data_dir) as lpm:

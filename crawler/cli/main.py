@@ -1,4 +1,4 @@
-"""`python -m crawler`: commands are imported when they run, so that `--help` is fast."""
+"""`python -m crawler`. A command is imported only when it runs, which keeps `--help` fast."""
 
 import errno
 import importlib
@@ -18,41 +18,42 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "bulk": ("bulk", "Import tasks from files."),
-    "run": ("bulk", "Collect every URL of a file, from start to summary."),
-    "resume": ("bulk", "Go on with every open task."),
+    "run": ("bulk", "Crawl every URL of a file and print a summary."),
+    "resume": ("bulk", "Continue with all open tasks."),
     "scrape": ("scrape", "Fetch one URL now and show its record."),
-    "raw": ("scrape", "Give the stored page of a URL."),
-    "status": ("status", "What is done, what is not, and what runs."),
-    "job": ("job", "Jobs: list, show, verify, accept, pause, resume, cancel."),
+    "raw": ("scrape", "Print the stored page of a URL."),
+    "status": ("status", "Show progress, running processes and disk space."),
+    "job": ("job", "List, show, verify, accept, pause, resume and cancel jobs."),
     "tasks": ("job", "List tasks by state and reason."),
-    "retry": ("job", "Try again what has failed."),
-    "why": ("job", "The whole timeline of a URL."),
-    "results": ("results", "List, show, export, archive and carry results."),
-    "analyze": ("results", "What results hold and lack, and what changed between two runs."),
-    "prune": ("results", "Remove raw pages that are old enough."),
-    "doctor": ("stack", "Examine the store and the stack, and mend what can be mended."),
-    "domains": ("status", "What is known of each domain, and how to forget it."),
-    "audit": ("status", "The true request rate of each domain, and any breach of its limit."),
-    "judge": ("scrape", "What a page really is, and by what one can tell."),
-    "drill": ("stack", "The crash test, on this machine: kill things and count what is lost."),
-    "ondemand": ("ondemand", "Work for a Gateway: take its tasks, deliver their results."),
-    "sync": ("ondemand", "What a Gateway has got, is to get and has refused; and how to send it."),
+    "retry": ("job", "Retry tasks that ended without a result."),
+    "why": ("job", "Show everything that happened to a URL."),
+    "results": ("results", "List, show, export, archive and bundle results."),
+    "analyze": ("results", "Describe results, or compare two runs."),
+    "prune": ("results", "Delete old raw pages."),
+    "doctor": ("stack", "Check the store and the stack, and repair them."),
+    "domains": ("status", "Show the live state of each domain, or reset it."),
+    "audit": ("status", "Show the real request rate of each domain and any breach of its limit."),
+    "judge": ("scrape", "Tell whether a page is good, thin or a wall, and why."),
+    "drill": ("stack", "Run a crash test on this machine and count what is lost."),
+    "ondemand": ("ondemand", "Work for a Gateway: take its tasks and deliver their results."),
+    "sync": ("ondemand", "Show and control delivery to the Gateway."),
     "gateway": ("gateway", "Run a Gateway, for a fleet of machines or for tests."),
     "up": ("stack", "Start Redis and workers in the background."),
-    "down": ("stack", "Stop what `up` has started."),
+    "down": ("stack", "Stop the stack."),
     "worker": ("stack", "Run a worker in this terminal."),
-    "demo": ("stack", "Crawl a small site on this machine, to see it work."),
-    "completion": ("completion", "Have bash, zsh or fish complete commands and options."),
+    "demo": ("stack", "Crawl a small site on this machine to see the crawler work."),
+    "completion": ("", "Print a completion script for bash, zsh or fish."),
     "supervise": ("stack", ""),
     "agent": ("ondemand", ""),
 }
+"""Each command's module in `crawler.cli.commands`, and its line in `--help`."""
 _HIDDEN = {"supervise", "agent"}
 COMPLETE = "_CRAWLER_COMPLETE"
-"""By this variable a shell asks for completions."""
+"""Shells set this variable to ask for completions."""
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name and imports one only when it is asked for."""
+    """A group that imports a command only when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in _COMMANDS if name not in _HIDDEN]
@@ -78,7 +79,7 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"{error.message} Did you mean '{near[0]}'?", ctx) from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
-        """Without importing every command that begins so."""
+        """Complete command names without importing the commands."""
         from click.shell_completion import CompletionItem
 
         if incomplete.startswith("-"):
@@ -99,7 +100,7 @@ class LazyGroup(click.Group):
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False),
-    help="The store (default: CRAWLER_DATA_DIR, else ./data).",
+    help="Data folder (default: CRAWLER_DATA_DIR, else ./data).",
 )
 def cli(data_dir: str | None) -> None:
     """A crawler that loses nothing, and proves it.
@@ -117,10 +118,10 @@ def cli(data_dir: str | None) -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script that has SHELL complete what is typed behind `crawler`.
+    """Print the script with which SHELL completes commands and options of `crawler`.
 
-    It works for the program `crawler`, not for `python -m crawler`. A line in the shell's own file
-    makes it last: ~/.bashrc, ~/.zshrc or ~/.config/fish/config.fish.
+    It works for `crawler`, not for `python -m crawler`. To keep it, add the line below to your
+    shell's startup file: ~/.bashrc, ~/.zshrc or ~/.config/fish/config.fish.
 
     \b
     Example:
@@ -134,43 +135,42 @@ def completion(shell: str) -> None:
     assert kind is not None, shell
     try:
         script = kind(cli, {}, "crawler", COMPLETE).source()
-    except RuntimeError as error:  # a bash that is too old, or none
+    except RuntimeError as error:  # bash is missing or too old
         raise UsageError(str(error)) from None
     print(script)
 
 
 def _tell(text: str) -> None:
-    """A line on stderr, as long as anybody reads it."""
+    """Print a line on stderr; ignore a terminal that is gone."""
     try:
         print(text, file=sys.stderr)
     except OSError:
         leave_lost_terminal()
 
 
-def _end_of_writing(error: OSError) -> int:
-    """The exit code after a write has failed: for a reader or a terminal that has gone, that is no
-    failure."""
+def _exit_code_after_write_error(error: OSError) -> int:
+    """Return the exit code after a failed write; a reader or terminal that is gone is no error."""
     if isinstance(error, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is left to say to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader is gone
         return 0
     if error.errno == errno.EIO and leave_lost_terminal():
         return 0
-    # Files that are read or written by name have errors of their own.
+    # Commands report errors of files that the user named, so this is the data folder.
     _tell(f"Error: the data folder cannot be used ({error})")
     return StoreError.exit_code
 
 
 def main() -> None:
-    """Run a command; every error of ours is one line and an exit code of its own."""
+    """Run a command. Each `CrawlerError` becomes one line on stderr and its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that knows less than we say
+            stream.reconfigure(errors="backslashreplace")  # the terminal may lack characters
     if asked := os.environ.get(COMPLETE):
         from click.shell_completion import shell_complete
 
         sys.exit(shell_complete(cli, {}, "crawler", COMPLETE, asked))
     try:
-        # Not cli.main(): that takes a reader of stdout who has gone for a failure.
+        # Not cli.main(): it treats a closed stdout (`| head`) as a failure.
         with cli.make_context("python -m crawler", sys.argv[1:]) as context:
             code = cli.invoke(context)
         sys.stdout.flush()
@@ -194,5 +194,5 @@ def main() -> None:
         _tell(f"Error: {printable(error.object)} is not UTF-8 and cannot be stored")
         code = UsageError.exit_code
     except OSError as error:
-        code = _end_of_writing(error)
+        code = _exit_code_after_write_error(error)
     sys.exit(code if isinstance(code, int) else 0)

@@ -12,6 +12,84 @@ import click
 from crawler import config, times
 from crawler.errors import InputError, UsageError
 
+if TYPE_CHECKING:
+    from crawler.fetch.session import Session
+
+T = TypeVar("T")
+
+_MAX_DURATION_S = 100 * 365 * 86400.0
+"""A longer duration is taken for a typing error."""
+
+
+class Duration(click.ParamType[float]):
+    """A duration such as 90s, 45m, 12h or 7d, in seconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return seconds."""
+        text = str(value)
+        seconds = times.span(text)
+        if seconds is None or seconds > _MAX_DURATION_S:
+            self.fail(f"{text!r} is not a duration; write 90s, 45m, 12h or 7d", param, ctx)
+        return seconds
+
+
+class Deadline(click.ParamType[float]):
+    """A future time: 17:00 (the next one), 45m from now, or a date with a time."""
+
+    name = "time"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return seconds since the epoch."""
+        text, now = str(value), time.time()
+        if seconds := times.span(text):
+            at: float | None = now + seconds
+        else:
+            at = times.moment(text, now, times.zone(config.load().timezone))
+        if at is None or at - now > _MAX_DURATION_S:
+            self.fail(f"{text!r} is not a time; write {times.FORMS}", param, ctx)
+        if at <= now:
+            self.fail(f"{text!r} has passed already", param, ctx)
+        return at
+
+
+class PastTime(click.ParamType[float]):
+    """A past time: 2h or 7d ago, 14:00 (the last one), or a date with or without a time."""
+
+    name = "time"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return seconds since the epoch."""
+        text = str(value)
+        at = times.past(text, time.time(), times.zone(config.load().timezone))
+        if at is None or at < 0:
+            self.fail(f"{text!r} is not a time; write {times.FORMS}", param, ctx)
+        return at
+
+
+class Rate(click.ParamType[str]):
+    """A rate such as `50/s`, or `none`."""
+
+    name = "rate"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Return the checked text."""
+        text = str(value)
+        try:
+            config.interval(text)
+        except ValueError as error:
+            self.fail(f"{text!r} {error}", param, ctx)
+        return text
+
 
 def _set_data_dir(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
     if value:
@@ -24,128 +102,50 @@ data_dir_option = click.option(
     expose_value=False,
     is_eager=True,
     callback=_set_data_dir,
-    help="The store (default: CRAWLER_DATA_DIR, else ./data).",
+    help="Data folder (default: CRAWLER_DATA_DIR, else ./data).",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 workers_option = click.option(
-    "--workers", type=click.IntRange(1, 256), help="Worker processes (default: one for each core)."
+    "--workers", type=click.IntRange(1, 256), help="Worker processes (default: one per core)."
 )
-
-_MOST_S = 100 * 365 * 86400.0
-"""A century: what is more is a slip of the finger."""
-
-
-class Span(click.ParamType[float]):
-    """A span of time such as 90s, 45m, 12h or 7d."""
-
-    name = "duration"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Seconds."""
-        seconds = times.span(str(value))
-        if seconds is None or seconds > _MOST_S:
-            self.fail(
-                f"{str(value)!r} is not a span of time; write 90s, 45m, 12h or 7d", param, ctx
-            )
-        return seconds
-
-
-class Deadline(click.ParamType[float]):
-    """A moment to come: 17:00 (the next one), 45m from now, or a date with a time."""
-
-    name = "time"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Seconds since the epoch."""
-        text, now = str(value), time.time()
-        seconds = times.span(text)
-        at = (
-            now + seconds
-            if seconds
-            else times.moment(text, now, times.zone(config.load().timezone))
-        )
-        if at is None or at - now > _MOST_S:
-            self.fail(f"{text!r} is not a time; write {times.FORMS}", param, ctx)
-        if at <= now:
-            self.fail(f"{text!r} has passed already", param, ctx)
-        return at
-
-
-class Since(click.ParamType[float]):
-    """A moment that was: 2h or 7d ago, 14:00 (the last one), or a date with or without a time."""
-
-    name = "time"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Seconds since the epoch."""
-        at = times.past(str(value), time.time(), times.zone(config.load().timezone))
-        if at is None or at < 0:
-            self.fail(f"{str(value)!r} is not a time; write {times.FORMS}", param, ctx)
-        return at
-
-
+job_option = click.option("--job", "job_name", help="Only this job.")
 since_option = click.option(
     "--since",
-    type=Since(),
-    help="Only what was scraped since: 2h or 7d ago, 14:00, or 2026-11-15T14:00.",
+    type=PastTime(),
+    help="Only since this time: 2h or 7d ago, 14:00, or 2026-11-15T14:00.",
 )
-only_job_option = click.option("--job", "job_name", help="Only of this job.")
-
-
-class Rate(click.ParamType[str]):
-    """A rate such as `50/s`, or `none`."""
-
-    name = "rate"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        """The text itself, once it is known to be one."""
-        try:
-            config.interval(str(value))
-        except ValueError as error:
-            self.fail(f"{str(value)!r} {error}", param, ctx)
-        return str(value)
-
-
-if TYPE_CHECKING:
-    from crawler.fetch.session import Session
-
-T = TypeVar("T")
-
-_OPTIONS = (
+output_option = click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="File to write, or - for stdout.",
+)
+robots_option = click.option(
+    "--ignore-robots", is_flag=True, help="Fetch pages that robots.txt forbids, too."
+)
+_SESSION_OPTIONS = (
     click.option(
         "--header",
         "headers",
         multiple=True,
         metavar="'NAME: VALUE'",
-        help="Send a header; @FILE reads headers from a file, one a line, so that no secret is typed. Repeatable.",
+        help="Send this header; repeatable. @FILE reads headers from a file, one per line, which "
+        "keeps secrets out of the shell's history.",
     ),
     click.option("--user-agent", metavar="TEXT", help="Send this User-Agent."),
     click.option(
         "--cookie-file",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Send the cookies of a file in Netscape's format, as browsers' extensions and curl write it.",
+        help="Send the cookies of this file, in the Netscape format that curl and browsers use.",
     ),
     click.option("--proxy", metavar="URL", help="Fetch through http://[user:password@]host:port."),
 )
 
 
-robots_option = click.option(
-    "--ignore-robots", is_flag=True, help="Fetch what robots.txt forbids, too."
-)
-
-
 def session_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Give a command --header, --user-agent, --cookie-file and --proxy; it gets them as
-    `session`."""
+    """Add --header, --user-agent, --cookie-file and --proxy; the command gets them as `session`."""
 
     @wraps(command)
     def with_session(
@@ -157,7 +157,7 @@ def session_options(command: Callable[..., T]) -> Callable[..., T]:
     ) -> T:
         return command(session=session_from(headers, user_agent, cookie_file, proxy), **others)
 
-    for option in reversed(_OPTIONS):
+    for option in reversed(_SESSION_OPTIONS):
         with_session = option(with_session)
     return with_session
 
@@ -165,25 +165,30 @@ def session_options(command: Callable[..., T]) -> Callable[..., T]:
 def session_from(
     headers: tuple[str, ...], user_agent: str | None, cookie_file: Path | None, proxy: str | None
 ) -> "Session | None":
-    """The session that the options describe, or None where none was given; raises `UsageError` or
-    `InputError`."""
+    """Return the session that the options describe, or None without any of them.
+
+    Raises `UsageError` or `InputError`.
+    """
     from crawler.fetch import session as sessions
     from crawler.fetch.cookies import read_file
     from crawler.fetch.egress import parse_proxy
 
     if not headers and user_agent is None and cookie_file is None and proxy is None:
         return None
-    sent: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for text in headers:
-        sent += _from_file(Path(text[1:])) if text.startswith("@") else [_header(text)]
-    made = sessions.Session(
-        headers=tuple(sent),
+        if text.startswith("@"):
+            pairs += _headers_in(Path(text[1:]))
+        else:
+            pairs.append(_header(text))
+    session = sessions.Session(
+        headers=tuple(pairs),
         user_agent=user_agent,
         cookies=read_file(cookie_file, time.time()) if cookie_file else (),
-        proxy=parse_proxy(proxy) if proxy is not None else None,
+        proxy=None if proxy is None else parse_proxy(proxy),
     )
-    sessions.check(made)
-    return made
+    sessions.check(session)
+    return session
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -192,15 +197,16 @@ def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     name, value = name.strip(" \t"), value.strip(" \t")
     if not colon:
-        raise UsageError(
-            "--header: a colon is missing; write 'Name: value'"
-        )  # the text may be a secret
+        # Without the text itself, which may be a secret.
+        raise UsageError("--header: a colon is missing; write 'Name: value'")
     if problem := header_problem(name, value):
         raise UsageError(f"--header: {problem}")
     return name, value
 
 
-def _from_file(path: Path) -> list[tuple[str, str]]:
+def _headers_in(path: Path) -> list[tuple[str, str]]:
+    """Read headers from a file, one per line; empty lines and lines that start with # are
+    skipped."""
     try:
         text = path.read_text("utf-8-sig")
     except OSError as error:

@@ -1,1 +1,1 @@
-"""The database: connection, schema, the ledger's statements, raw segments and owners."""
+"""The store: its database, the files beside it, and who uses them."""

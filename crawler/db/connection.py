@@ -101,8 +101,8 @@ class Database(apsw.Connection):
         if self._raw and isinstance(error, UnicodeDecodeError):
             # SQLite itself does not look at what a text consists of.
             raise apsw.CorruptError(str(error)) from error
-        failure = None if self._raw else _as_store_error(self.path, error)
-        if failure is None:
+        failure = _as_store_error(self.path, error)
+        if self._raw or failure is None:
             raise error
         self.failed = True
         raise failure from error
@@ -289,8 +289,8 @@ def store_errors(path: Path, raw: bool = False) -> Iterator[None]:
     except BrokenPipeError:
         raise  # the reader of a command's output has gone: the disk is fine
     except (apsw.Error, UnicodeDecodeError, OSError) as error:
-        failure = None if raw else _as_store_error(path, error)
-        if failure is None:
+        failure = _as_store_error(path, error)
+        if raw or failure is None:
             raise
         raise failure from error
 
@@ -299,8 +299,9 @@ def _as_store_error(path: Path, error: Exception) -> StoreError | None:
     """The package's error for one of SQLite or the disk; None for a programming error."""
     if isinstance(error, _DAMAGED):
         damage = f"{path} is damaged or not a database ({error}); it was left as it is"
-        way_out = f"; {program()} doctor tells what can be saved" if path.name == "lpm.db" else ""
-        return StoreError(f"{damage}{way_out}")
+        if path.name == "lpm.db":
+            damage += f"; {program()} doctor tells what can be saved"
+        return StoreError(damage)
     if isinstance(error, _UNWRITABLE):
         reason = f"({error}); make room or check its permissions"
         return StoreFull(f"{path.parent} cannot be written {reason}")

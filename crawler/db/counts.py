@@ -6,8 +6,7 @@ from typing import Any
 from crawler.config import program
 from crawler.db import siblings
 from crawler.db.results import matching
-from crawler.db.sql import DUE, ENDED, TURN, members, of_job
-from crawler.db.store import Part
+from crawler.db.store import DUE, ENDED, TURN, Part, members, of_job
 from crawler.db.tasks import SHOWN_COLUMNS, as_shown
 from crawler.errors import StoreError
 from crawler.models import NO_DEADLINE, Books, Job, TaskStatus

@@ -3,13 +3,13 @@
 import secrets
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+from zlib import crc32
 
-from crawler.db import losses, timeline
+from crawler.db import timeline
 from crawler.db.connection import Database, writing
 from crawler.db.jobs import COLUMNS as JOB_COLUMNS
-from crawler.db.jobs import as_job, row_count
-from crawler.db.sql import COUNTS_FOR, as_json
-from crawler.db.store import Connections, Part
+from crawler.db.jobs import IMPORTED_AGAIN, as_job, count_rows, row_count, settle_losses
+from crawler.db.store import COUNTS_FOR, Connections, Part, as_json
 from crawler.db.tasks import UNHELD, end_without_result, storable
 from crawler.models import (
     NO_DEADLINE,
@@ -20,6 +20,11 @@ from crawler.models import (
     NewTask,
     encoded_input,
 )
+
+
+def row_crc32(file_number: int, line: int | None, item: int, row_input: str | None) -> int:
+    """The checksum of a row of input, by which one is known that a damaged ledger has changed."""
+    return crc32(f"{file_number} {line} {item} {row_input}".encode())
 
 
 class RejectedRow(NamedTuple):
@@ -42,10 +47,10 @@ class _RowKey(NamedTuple):
     """Its place among the rows of that line, from 1."""
 
     def crc32(self, row_input: str | None) -> int:
-        return losses.row_crc32(*self[1:], row_input)
+        return row_crc32(*self[1:], row_input)
 
 
-class _Found(NamedTuple):
+class _KnownTask(NamedTuple):
     """A task that a row of input may mean."""
 
     id: int
@@ -189,7 +194,7 @@ class Imports(Part):
                 (job.id,),
             )
             if not job.of_gateway and _is_whole_again(db, job.id):
-                losses.settle(db, job.id, losses.IMPORTED_AGAIN, now)
+                settle_losses(db, job.id, IMPORTED_AGAIN, now)
 
     # Rows
 
@@ -224,7 +229,7 @@ class Imports(Part):
                 row_input = encoded_input(task.input)
                 if mending:
                     _recognise(db, task, row, source_file, row_input)
-                found = _known(db, task, row, fresh_after)
+                found = _known_task(db, task, row, fresh_after)
                 if found:
                     known += 1
                     _raise_priority(db, found, task, queue, deadline, now)
@@ -331,7 +336,7 @@ def _end_replacing(db: Database, job_id: int, number: int, now: float) -> None:
         file,
     ):
         _end_row(db, id_, job_id, number, now)
-    losses.count_rows(db, job_id)
+    count_rows(db, job_id)
     db.execute("DROP TABLE temp.seen_rows")
 
 
@@ -527,7 +532,7 @@ def _recognise(
     )
 
 
-def _known(db: Database, task: NewTask, row: _RowKey, fresh_after: float) -> _Found | None:
+def _known_task(db: Database, task: NewTask, row: _RowKey, fresh_after: float) -> _KnownTask | None:
     """The task that this row means: as before, or because it is open, of the job, or fresh."""
     found = db.all(
         """SELECT id, job_id, file_number, source_line, source_item, source, queue, priority,
@@ -535,7 +540,7 @@ def _known(db: Database, task: NewTask, row: _RowKey, fresh_after: float) -> _Fo
            FROM tasks WHERE url_key = ? AND parcel_id = ? AND source <> 'gateway'""",
         (task.address.key, task.parcel_id),
     )
-    candidates = [_Found(*each) for each in found]
+    candidates = [_KnownTask(*each) for each in found]
     if row.job_id is not None:
         for each in candidates:
             if each.row == row or _is_linked(db, each.id, row):
@@ -564,7 +569,7 @@ def _is_linked(db: Database, id_: int, row: _RowKey) -> bool:
 
 
 def _raise_priority(
-    db: Database, found: _Found, task: NewTask, queue: str, deadline: float, now: float
+    db: Database, found: _KnownTask, task: NewTask, queue: str, deadline: float, now: float
 ) -> None:
     """Give a pending task the more urgent queue, priority and deadline of its own and a row's."""
     if found.status != "pending":
@@ -589,7 +594,7 @@ def _raise_priority(
 
 
 def _link(
-    db: Database, found: _Found, row: _RowKey, source_file: str | None, row_input: str | None
+    db: Database, found: _KnownTask, row: _RowKey, source_file: str | None, row_input: str | None
 ) -> bool:
     """Let a known task count for this row too; whether it did not yet."""
     if row.job_id is None or found.row == row:

@@ -11,14 +11,31 @@ from typing import Any, NamedTuple
 import msgspec
 
 from crawler.config import program
-from crawler.db import losses
 from crawler.db.connection import Database, reading, writing
 from crawler.db.counts import Counts
-from crawler.db.sql import LISTED, as_json, members, of_job
-from crawler.db.store import Part
+from crawler.db.store import LISTED, Part, as_json, members, of_job
 from crawler.db.tasks import MAX_TASKS_PER_COMMIT, put_aside_held
 from crawler.errors import UsageError
 from crawler.models import Job, JobOptions, JobStatus, MissingField, Receipt, TaskStatus
+
+IMPORTED_AGAIN, ACCEPTED = "imported again", "accepted"
+LOST_ROWS, LOST_PAGES = "rows", "pages"
+"""What was lost: rows of the input, which an import brings back, or stored pages, which nothing
+does."""
+
+_GIVEN_UP = "given up "
+WANTED_PAGE = f"""raw_offset + raw_length > ifnull((SELECT CAST(value AS INTEGER) FROM meta
+    WHERE key = '{_GIVEN_UP}' || {{job}} || ' ' || raw_segment), 0)"""
+"""Whether a job does not do without the page of a result: `meta` has for a job and a segment up to
+which byte it does.
+
+The result keeps the place of its page: other jobs may want it, and a disk that is mounted again
+brings it back.
+"""
+PAGE_WANTED_BY_ANY = f"""ifnull((SELECT max({WANTED_PAGE.format(job="j.id")}) FROM (
+    SELECT t.job_id AS id UNION SELECT job_id FROM job_links WHERE task = t.id) j
+    WHERE j.id IS NOT NULL), 1)"""
+"""Whether one of the jobs that task t counts for does not, or it counts for none."""
 
 COLUMNS = """id, name, status, queue, source_file, created_at, completed_at, deadline, hold, source,
     options"""
@@ -51,9 +68,19 @@ _CHECKS = {
         SELECT count(*) FROM results r LEFT JOIN raw_segments s ON s.name = raw_segment
         WHERE task IN ({members}) AND raw_segment IS NOT NULL
         AND raw_offset + raw_length > ifnull(s.end, 0) AND """
-    + losses.WANTED.format(job="?1"),
+    + WANTED_PAGE.format(job="?1"),
 }
 """What must not be, each with the statement that counts it."""
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """One loss of a job; it counts against the job until it is settled."""
+
+    what: str
+    kind: str
+    at: float
+    settled_at: float | None
+    how: str | None
 
 
 class Import(NamedTuple):
@@ -122,9 +149,9 @@ class Jobs(Part):
         """How many rows of a job's input are in the ledger."""
         return row_count(self._db, job.id)
 
-    def losses(self, job: Job) -> list[losses.Loss]:
+    def losses(self, job: Job) -> list[Loss]:
         """What was lost of a job and neither imported again nor accepted."""
-        return [loss for loss in losses.of(self._db, job) if not loss.settled_at]
+        return [loss for loss in losses_of(self._db, job) if not loss.settled_at]
 
     def imports(self, job: Job) -> list[Import]:
         """The files that were or are to be read into a job."""
@@ -226,14 +253,14 @@ class Jobs(Part):
         """
         db = self._durable
         with writing(db):
-            losses.settle(db, job.id, losses.ACCEPTED, now)
-            losses.give_up(db, job.id, ends)
+            settle_losses(db, job.id, ACCEPTED, now)
+            give_up_pages(db, job.id, ends)
             _accept(db, job, missing, now)
 
     def accept_import(self, job: Job, what: str, now: float) -> None:
         """Accept that the rows that a job has are all of its input."""
         with writing(self._durable):
-            _accept(self._durable, job, [(losses.ROWS, what)], now)
+            _accept(self._durable, job, [(LOST_ROWS, what)], now)
 
     # The receipt
 
@@ -251,7 +278,7 @@ class Jobs(Part):
                 what = "an index of lpm.db has other states of tasks than their rows"
                 problems.append(f"{what}; {mend()}")
             problems += [f"{fault}; {mend()}" for fault in index_faults(db, ["tasks"])]
-            lost = losses.of(db, job)
+            lost = losses_of(db, job)
             return Receipt(
                 job=job.name,
                 status=job.state,
@@ -261,7 +288,7 @@ class Jobs(Part):
                 books=counts,
                 reasons=numbers.reasons(job),
                 problems=problems,
-                accepted=[loss.what for loss in lost if loss.how == losses.ACCEPTED],
+                accepted=[loss.what for loss in lost if loss.how == ACCEPTED],
                 missing_fields=_missing_fields(db, job, ids, missing) if missing else [],
                 checksum=checksum,
             )
@@ -274,7 +301,7 @@ class Jobs(Part):
 
 def _accept(db: Database, job: Job, missing: Sequence[tuple[str, str]], now: float) -> None:
     for kind, what in missing:
-        losses.note(db, job.id, what, now, kind, losses.ACCEPTED)
+        note_loss(db, job.id, what, now, kind, ACCEPTED)
     db.execute("UPDATE jobs SET status = 'open' WHERE id = ? AND status = 'importing'", (job.id,))
     db.execute(
         "UPDATE imports SET ended_at = ? WHERE job_id = ? AND ended_at IS NULL", (now, job.id)
@@ -376,6 +403,78 @@ def mend() -> str:
 
 def as_job(row: tuple[Any, ...]) -> Job:
     """A job from its COLUMNS."""
-    options = msgspec.json.decode(row[-1], type=JobOptions) if row[-1] else JobOptions()
+    options = msgspec.json.decode(row[-1] or "{}", type=JobOptions)
     fields = dict(zip(Job.__struct_fields__, row, strict=True))
     return Job(**{**fields, "status": JobStatus(row[2]), "options": options})
+
+
+# Losses. A job stays unaccounted for until what it lost is imported again or accepted.
+
+
+def note_loss(
+    db: Database, job_id: int, what: str, now: float, kind: str = LOST_ROWS, how: str | None = None
+) -> None:
+    """Note a loss of a job, and how it was settled at once. Part of a transaction."""
+    db.execute(
+        """INSERT INTO losses (job_id, at, kind, what, settled_at, how)
+           VALUES (?1, ?2, ?3, ?4, iif(?5 IS NULL, NULL, ?2), ?5)""",
+        (job_id, now, kind, what, how),
+    )
+
+
+def give_up_pages(db: Database, job_id: int, ends: Mapping[str, int]) -> None:
+    """Let a job do without its pages in these segments, up to these bytes. Part of a
+    transaction."""
+    db.executemany(
+        "INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)",
+        [(f"{_GIVEN_UP}{job_id} {name}", str(end)) for name, end in ends.items()],
+    )
+
+
+def wanted_pages(db: Database, job: Job) -> str:
+    """The condition for results whose pages a job does not do without; of most jobs it is all."""
+    some = db.one("SELECT 1 FROM meta WHERE key GLOB ?", (f"{_GIVEN_UP}{job.id} *",))
+    return WANTED_PAGE.format(job=job.id) if some else "1"
+
+
+def given_up_end(db: Database, job: Job | None, segment: str) -> int:
+    """Up to which byte a job, or any, does without its pages in a segment."""
+    key = f"{_GIVEN_UP}{job.id if job else '*'} {segment}"
+    most = "SELECT ifnull(max(CAST(value AS INTEGER)), 0) FROM meta WHERE key GLOB ?"
+    return int(db.value(most, (key,)))
+
+
+def losses_of(db: Database, job: Job) -> list[Loss]:
+    """The losses of a job, the oldest first."""
+    rows = db.all(
+        "SELECT what, kind, at, settled_at, how FROM losses WHERE job_id = ? ORDER BY id", (job.id,)
+    )
+    return [Loss(*row) for row in rows]
+
+
+def settle_losses(db: Database, job_id: int, how: str, now: float) -> None:
+    """Settle the losses of a job; from then on the rows that it has are those that it is to have,
+    if it had lost any.
+
+    Part of a transaction.
+    """
+    settled = db.all(
+        """UPDATE losses SET settled_at = ?1, how = ?2
+           WHERE job_id = ?3 AND settled_at IS NULL AND (kind = 'rows' OR ?2 = 'accepted')
+           RETURNING kind""",
+        (now, how, job_id),
+    )
+    if (LOST_ROWS,) in settled:
+        # Only then: rows that are gone and that nobody was told of stay unaccounted for.
+        count_rows(db, job_id)
+
+
+def count_rows(db: Database, job_id: int) -> None:
+    """Take the rows that a job has for those that it is to have. Part of a transaction."""
+    db.execute(
+        """UPDATE jobs SET size = (SELECT count(*) FROM tasks WHERE job_id = jobs.id),
+               linked = (SELECT count(*) FROM job_links WHERE job_id = jobs.id),
+               rejected = (SELECT count(*) FROM rejected_rows WHERE job_id = jobs.id)
+           WHERE id = ?""",
+        (job_id,),
+    )

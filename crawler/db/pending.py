@@ -8,7 +8,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +16,7 @@ import msgspec
 
 from crawler.db import owners, results
 from crawler.db.connection import Database, writing
-from crawler.db.outbox import Outbox
-from crawler.db.store import Opened, Part, Store
+from crawler.db.store import IN_PENDING, LISTED, Part, Store, as_json
 from crawler.files import read_regular, set_aside, sync_file_system
 from crawler.models import Job
 
@@ -44,14 +43,13 @@ class _Look(NamedTuple):
 
 
 class PendingFiles(Part):
-    """Writes, checks and restores the files in pending/."""
+    """Writes, checks and restores the files in pending/, and notes what archives take of them."""
 
     _store: Store
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self._folder = store.pending
-        self._outbox = Outbox(store)
         self._unwritten: list[int] = []
 
     def write(self, tasks: list[int]) -> None:
@@ -116,7 +114,7 @@ class PendingFiles(Part):
                         there.add(stem)
                     elif state == _OTHER:
                         set_aside(Path(entry.path), "damaged")  # it may be the ledger that is wrong
-            missing = [pair for pair in self._outbox.in_pending() if pair[1] not in there]
+            missing = [pair for pair in self.due() if pair[1] not in there]
             for task, task_id in missing:
                 _set_aside_unless_file(self._folder / f"{task_id}.json")
                 self.write_one(task)
@@ -139,7 +137,7 @@ class PendingFiles(Part):
     def faults(self, job: Job) -> tuple[int, int]:
         """How many files of a job's results are missing or torn, and differ from the ledger."""
         look, found = self._look(), dict[str, list[str]]()
-        for _, task_id in self._outbox.in_pending(job):
+        for _, task_id in self.due(job):
             found.setdefault(self._state_of(task_id, look), []).append(task_id)
         torn = self.missing(found.get(_TORN, ()), is_whole)
         return len(torn), len(found.get(_OTHER, ()))
@@ -197,6 +195,68 @@ class PendingFiles(Part):
             return _WHOLE
         return _OTHER
 
+    # What the ledger says
+
+    def due(self, job: Job | None = None) -> list[tuple[int, str]]:
+        """Number and id of each task whose result is to lie in pending/."""
+        condition, values = results.matching(job, None)
+        return self._db.all(
+            f"""SELECT t.id, t.task_id FROM outbox o JOIN tasks t ON t.id = o.task
+                JOIN results r ON r.task = o.task WHERE {IN_PENDING} AND {condition}""",
+            values,
+        )
+
+    def due_count(self) -> int:
+        """How many results are to lie in pending/."""
+        return int(self._db.value(f"SELECT count(*) FROM outbox o WHERE {IN_PENDING}"))
+
+    def those_due(self, task_ids: Collection[str], job: Job | None = None) -> list[str]:
+        """Of these tasks the ids of those whose results are to lie in pending/, in their order."""
+        return _those_due(self._db, task_ids, job)
+
+    def those_gone(self, task_ids: Collection[str]) -> list[str]:
+        """Of these tasks the ids of those whose results have left pending/."""
+        return self._db.column(
+            f"""SELECT t.task_id FROM tasks t JOIN outbox o ON o.task = t.id
+                WHERE t.task_id {LISTED} AND NOT ({IN_PENDING})""",
+            (as_json(list(task_ids)),),
+        )
+
+    def is_due(self, task_id: str, job: Job | None) -> bool | None:
+        """Whether a task's result is to lie in pending/; None where there is no such task."""
+        condition, values = results.matching(job, None)
+        due: bool | None = self._db.value(
+            f"""SELECT coalesce({IN_PENDING}, TRUE) FROM tasks t LEFT JOIN outbox o ON o.task = t.id
+                WHERE {condition} AND t.task_id = ?""",
+            (*values, task_id),
+        )
+        return due
+
+    # Archives
+
+    def mark_archived(self, task_ids: Collection[str], now: float) -> None:
+        """Note that these results have left pending/ for an archive."""
+        with writing(self._durable):
+            self._durable.execute(
+                f"""UPDATE outbox SET archived_at = ? WHERE archived_at IS NULL
+                    AND task IN (SELECT id FROM tasks WHERE task_id {LISTED})""",
+                (now, as_json(list(task_ids))),
+            )
+
+    def unfinished_archive(self) -> str | None:
+        """The note of an archive whose results are not all marked yet."""
+        note: str | None = self._db.value("SELECT value FROM meta WHERE key = 'archiving'")
+        return note
+
+    def note_archive(self, note: str | None) -> None:
+        """Note an archive before its file appears; None once its results are marked."""
+        with writing(self._durable):
+            self._durable.execute("DELETE FROM meta WHERE key = 'archiving'")
+            if note:
+                self._durable.execute(
+                    "INSERT INTO meta (key, value) VALUES ('archiving', ?)", (note,)
+                )
+
 
 def later_results(db: Database, pending: Path) -> Iterator[str]:
     """The tasks whose results are whole in pending/, but not completed in the ledger.
@@ -237,7 +297,17 @@ def _lacking(
     gone = [name for name in names if not is_there(pending / f"{name}.json")]
     # Asked after the look: a file that was delivered or archived meanwhile has left the ledger's
     # list first.
-    return Outbox(Opened(db)).those_in_pending(gone)
+    return _those_due(db, gone)
+
+
+def _those_due(db: Database, task_ids: Collection[str], job: Job | None = None) -> list[str]:
+    condition, values = results.matching(job, None)
+    return db.column(
+        f"""SELECT t.task_id FROM outbox o JOIN tasks t ON t.id = o.task
+            JOIN results r ON r.task = o.task
+            WHERE {condition} AND t.task_id {LISTED} AND {IN_PENDING} ORDER BY t.id""",
+        (*values, as_json(list(task_ids))),
+    )
 
 
 def is_whole(path: Path) -> bool:

@@ -9,8 +9,7 @@ import msgspec
 from crawler.config import program
 from crawler.db import timeline
 from crawler.db.connection import Database, writing
-from crawler.db.sql import IN_PENDING, LISTED, NOTED_FILE, as_json
-from crawler.db.store import Part
+from crawler.db.store import IN_PENDING, LISTED, NOTED_FILE, Part, as_json
 from crawler.errors import StoreError
 from crawler.models import UNCHANGED, Job, Outcome, Page, Raw
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from crawler.db import timeline
 from crawler.db.connection import Database
 from crawler.db.results import COLUMNS
-from crawler.db.sql import HELD, LISTED, as_json
+from crawler.db.store import HELD, LISTED, as_json
 from crawler.models import Outcome
 
 WAIT_S = 60.0

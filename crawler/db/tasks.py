@@ -15,7 +15,7 @@ from crawler.db import siblings, timeline
 from crawler.db.connection import Database, writing
 from crawler.db.owners import Note
 from crawler.db.results import IS_STORED
-from crawler.db.sql import (
+from crawler.db.store import (
     COUNTS_FOR,
     DUE,
     HELD,
@@ -23,10 +23,11 @@ from crawler.db.sql import (
     SUSPECT_DEATHS,
     THEIRS,
     TURN,
+    Connections,
+    Part,
     as_json,
     of_job,
 )
-from crawler.db.store import Connections, Part
 from crawler.errors import UrlError, UsageError
 from crawler.models import (
     NO_DEADLINE,
@@ -49,7 +50,7 @@ MAX_WOKEN_PER_COMMIT = 1000
 MAX_TASKS_PER_MESSAGE = 100
 MAX_DOMAINS_PER_READ = 64
 MAX_PROBE_GROUPS = 64
-"""Priorities and deadlines in which a page to probe a domain with is looked for."""
+"""Groups of priority and deadline that are searched for a page to probe a domain with."""
 CLOCK_STEP_S = 1.0
 """A clock that moves by more than this against the uptime was set."""
 POISON_STRIKES = 2
@@ -195,7 +196,9 @@ class Tasks(Part):
         except UrlError:
             if "://" in text or not text.strip():
                 raise
-            hint = "; does it lack http:// at the beginning?" if "." in text or "/" in text else ""
+            hint = ""
+            if "." in text or "/" in text:
+                hint = "; does it lack http:// at the beginning?"
             raise UsageError(f"{named}, and it is no URL{hint}") from None
         if not found:
             raise UsageError(f"no task is known for {shown}")
@@ -396,7 +399,7 @@ class Tasks(Part):
                     more = True
                     break
                 count = min(most, limit - len(ids))
-                probe = self._probe_rows(due.domain, probe_in, chance()) if probe_in else []
+                probe = self._probe_rows(due.domain, probe_in, chance())
                 rows = probe + [row for row in self._due_rows(due, count + 1) if row not in probe]
                 fitting = _fitting(rows, fits)
                 more |= len(rows) > count or len(fitting) < len(rows)
@@ -631,7 +634,7 @@ class Tasks(Part):
         return set(self._db.column("SELECT DISTINCT owner FROM tasks WHERE status = 'processing'"))
 
     def free(self, note: Note, now: float) -> list[str]:
-        """Return what a dead owner held; gives the domain of each of these tasks.
+        """Make the tasks of a dead owner pending again; returns the domain of each.
 
         The page that was being worked on gets a strike, and two are poison. Where none was, every
         page in flight is a suspect: nobody is blamed, and after some deaths each suspect is tried
@@ -645,11 +648,11 @@ class Tasks(Part):
                 (note.id,),
             )
             for id_, strikes, deaths, _ in rows:
-                _free(db, note, id_, strikes, deaths, now)
+                _free_task(db, note, id_, strikes, deaths, now)
         return [domain for *_, domain in rows]
 
     def take_back(self, note: Note, now: float) -> list[str]:
-        """Return what a stopped owner holds, without blame; gives the domain of each task.
+        """Make the tasks of a stopped owner pending again, without blame; returns their domains.
 
         Fences drop the results that the owner brings later.
         """
@@ -669,7 +672,10 @@ class Tasks(Part):
         return [domain for _, domain in rows]
 
     def give_back(self, owner: str, held: Collection[tuple[int, int]], now: float) -> int:
-        """Return the leases that an owner lost sight of by an error; `held` are (task, fence)."""
+        """Make tasks pending again that an owner has forgotten after an error; returns how many.
+
+        `held` are the task and fence of each lease that it knows of.
+        """
         db = self._db
         rows = db.all(
             "SELECT id, fence FROM tasks WHERE status = 'processing' AND owner = ?", (owner,)
@@ -742,9 +748,9 @@ def storable(text: str | None) -> str | None:
 def finish_attempt(
     db: Database, outcome: Outcome, place: Raw | None, now: float
 ) -> dict[str, Any] | None:
-    """Store how an attempt ended; returns what its timeline is to say of that.
+    """Store how an attempt ended; returns the detail of its event in the timeline.
 
-    None where its claim is not live any more: another claim decides. Part of a transaction.
+    None if the claim is not live any more: then another claim decides. Part of a transaction.
     """
     task, final = outcome.task, outcome.status is not TaskStatus.PENDING
     failed = outcome.error_type is not None and outcome.charge
@@ -764,7 +770,7 @@ def finish_attempt(
     detail: dict[str, Any] = {"worker": outcome.worker, "claimed_at": live[0][0]}
     if attempted:
         detail["attempt"] = task.attempts + 1
-    return detail | _told(outcome, final, place)
+    return detail | _detail_of(outcome, final, place)
 
 
 def kind_of(outcome: Outcome) -> str:
@@ -776,7 +782,7 @@ def kind_of(outcome: Outcome) -> str:
     return "broken off" if outcome.sent else "postponed"
 
 
-def _told(outcome: Outcome, final: bool, place: Raw | None) -> dict[str, Any]:
+def _detail_of(outcome: Outcome, final: bool, place: Raw | None) -> dict[str, Any]:
     page = outcome.page
     detail: dict[str, Any] = {}
     if outcome.sent:
@@ -793,8 +799,9 @@ def _told(outcome: Outcome, final: bool, place: Raw | None) -> dict[str, Any]:
     if outcome.evidence:
         detail["evidence"] = [storable(text) for text in outcome.evidence]
     if outcome.retry:
-        spent = final and outcome.retry.tries_again
-        detail["decision"] = outcome.retry + (", but no attempt is left" if spent else "")
+        detail["decision"] = str(outcome.retry)
+        if final and outcome.retry.tries_again:
+            detail["decision"] += ", but no attempt is left"
     if outcome.error_type:
         detail["error"] = outcome.error_type
         detail["message"] = storable(outcome.error_message)
@@ -842,9 +849,10 @@ def end_without_result(
     timeline.note_all(db, chosen, status, {"error": reason, "message": message}, now)
 
 
-def _free(
+def _free_task(
     db: Database, note: Note, id_: int, strikes_before: int, deaths_before: int, now: float
 ) -> None:
+    """Make a task of a dead owner pending again, or set it aside as poison."""
     began = id_ in note.in_flight
     alone = note.in_flight == {id_} and deaths_before >= SUSPECT_DEATHS
     blamed = id_ == note.parsing or (alone and bool(note.evidence))
@@ -882,15 +890,16 @@ def _reopen_jobs(db: Database, ids: str, now: float) -> None:
                WHERE task IN (SELECT value FROM json_each(?1)))""",
         (ids,),
     )
-    for id_, key, status in jobs:
-        taken = status == "done" and db.one(
-            "SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'", (key,)
-        )
+    taken = "SELECT 1 FROM jobs WHERE key = ? AND status <> 'done'"
+    for id_, old_key, status in jobs:
+        key = old_key
+        if status == "done" and db.one(taken, (old_key,)):
+            key = f"retry:{id_}"
         db.execute(
             """UPDATE jobs SET status = iif(status = 'done', 'open', status), completed_at = NULL,
                    key = ?, hold = iif(hold = 'paused' AND status <> 'done', hold, NULL),
                    deadline = iif(deadline <= ?, NULL, deadline) WHERE id = ?""",
-            (f"retry:{id_}" if taken else key, now, id_),
+            (key, now, id_),
         )
 
 

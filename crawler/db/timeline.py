@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from crawler.db.connection import Database, writing
-from crawler.db.sql import NOTED_FILE, as_json
-from crawler.db.store import Part
+from crawler.db.store import NOTED_FILE, Part, as_json
 from crawler.models import Job
 
 MAX_EVENTS_PER_READ = 2000

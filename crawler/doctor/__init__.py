@@ -14,7 +14,7 @@ import psutil
 
 from crawler import config
 from crawler.config import Settings, program
-from crawler.db import guard, kernel, owners
+from crawler.db import guard, owners
 from crawler.db.connection import Database, open_to_read
 from crawler.errors import ConfigError, CrawlerError, StoreError
 from crawler.files import set_aside
@@ -134,7 +134,7 @@ def examine(
         yield Finding("store", "note", what, f"{program()} run FILE")
         yield from _run(installed | {"redis": machine.check_redis_server}, context)
         return
-    kernel.check(context.folder)
+    guard.check_kernel(context.folder)
     with _exclusive(context) as refusal:
         if refusal:
             yield Finding("repair", "wrong", f"nothing is repaired: {refusal[0]}", refusal[1])

@@ -11,9 +11,8 @@ from crawler import times
 from crawler.config import failpoint, program
 from crawler.db import guard, owners, schema
 from crawler.db.connection import open_to_read, reading
-from crawler.db.gateway import GatewayTasks
+from crawler.db.gateway import GatewayTasks, Outbox
 from crawler.db.jobs import Jobs, index_faults
-from crawler.db.outbox import Outbox
 from crawler.db.pending import later_results
 from crawler.db.store import Opened
 from crawler.doctor import Context, Observation, repair_command, resume_command

@@ -15,7 +15,7 @@ import msgspec
 from isal import isal_zlib
 
 from crawler import urls
-from crawler.db import losses, segments, timeline
+from crawler.db import jobs, raw_pages, timeline
 from crawler.db.connection import Database, reading, writing
 from crawler.db.pending import UNFINISHED, is_whole, missing_files
 from crawler.db.results import PRUNED, agrees
@@ -45,7 +45,7 @@ _JOBS_THAT_WANT_PAGE = f"""
     FROM results JOIN (
         SELECT job_id AS id FROM tasks WHERE id = ?1
         UNION SELECT job_id FROM job_links WHERE task = ?1) j
-    WHERE task = ?1 AND j.id IS NOT NULL AND {losses.WANTED.format(job="j.id")}"""
+    WHERE task = ?1 AND j.id IS NOT NULL AND {jobs.WANTED_PAGE.format(job="j.id")}"""
 """The jobs of a task, its own and those that share it, without those that gave up its page."""
 
 
@@ -142,7 +142,7 @@ def _scan(path: Path, end: int | None, expected: list[ExpectedPage]) -> Scan:
             pages = by_offset.get(at, [])
             member = _read_member(data, at, limit, whole=bool(pages))
             if member is None:
-                following = data.find(segments.GZIP, at + 1, limit)
+                following = data.find(raw_pages.GZIP, at + 1, limit)
                 if following < 0:
                     following = limit
                 scan.gaps.append((at, following))
@@ -160,7 +160,7 @@ def _read_member(
 ) -> tuple[int, bytes] | None:
     """Return the end of the gzip member at an offset, and its text or only the beginning of it.
     None if there is none with the right checksum."""
-    if data[at : at + len(segments.GZIP)] != segments.GZIP:
+    if data[at : at + len(raw_pages.GZIP)] != raw_pages.GZIP:
         return None
     inflater, begin = isal_zlib.decompressobj(wbits=31), at
     texts: list[bytes] = []
@@ -185,7 +185,7 @@ def _compare(scan: Scan, record: bytes, pages: list[ExpectedPage]) -> None:
     if not pages:
         return
     try:
-        fields, head, received = segments.response(record)
+        fields, head, received = raw_pages.response(record)
         digest = sha256(decoded(head, received, limit=_MAX_PAGE_BYTES)).hexdigest()
     except (ValueError, FetchError):
         return
@@ -312,7 +312,7 @@ def _note_lost_pages(context: Context, name: str, lost: list[ExpectedPage]) -> N
                 )
             for job_id, count in pages_by_job.items():
                 what = f"the stored pages of {count:,} of its results were lost with {name}"
-                losses.note(db, job_id, what, lpm.now(), losses.PAGES)
+                jobs.note_loss(db, job_id, what, lpm.now(), jobs.LOST_PAGES)
         for page in lost:
             if _is_in_pending(context, page.task):
                 lpm.files.write_one(page.task)
@@ -321,7 +321,7 @@ def _note_lost_pages(context: Context, name: str, lost: list[ExpectedPage]) -> N
 def _is_wanted(context: Context, name: str) -> bool:
     """Return whether a job wants a page in a segment."""
     sql = f"""SELECT count(*) FROM results r JOIN tasks t ON t.id = r.task
-              WHERE raw_segment = ? AND {losses.WANTED_BY_ANY}"""
+              WHERE raw_segment = ? AND {jobs.PAGE_WANTED_BY_ANY}"""
     [(count,)] = context.db.all(sql, (name,))
     return bool(count)
 
@@ -527,8 +527,8 @@ def _rebuilt(context: Context, url: str, at: float, completed: _Completed) -> di
     if place is None or context.reparse is None:
         return None
     try:
-        record = zlib.decompress(segments.member(context.folder / "raw", place), wbits=31)
-        fields, head, received = segments.response(record)
+        record = zlib.decompress(raw_pages.member(context.folder / "raw", place), wbits=31)
+        fields, head, received = raw_pages.response(record)
         final_url, date = _field(fields, b"WARC-Target-URI: "), _field(fields, b"WARC-Date: ")
         parsed = context.reparse(url, final_url, head, received)
     except (CrawlerError, ValueError, zlib.error):

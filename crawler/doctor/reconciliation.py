@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from crawler import urls
-from crawler.db import losses, segments, timeline
+from crawler.db import jobs, raw_pages, timeline
 from crawler.db.connection import Database, writing
 from crawler.db.results import PRUNED
 from crawler.doctor import listed
@@ -302,7 +302,7 @@ def _content_type_and_size(raw: Path, place: Raw | None) -> tuple[str, int]:
 
 def decoded_page(raw: Path, place: Raw) -> tuple[str, bytes]:
     """Return the header block of a stored page, and its body without content codings."""
-    head, received = segments.read(raw, place)
+    head, received = raw_pages.read(raw, place)
     return head, decoded(head, received, limit=_MAX_PAGE_BYTES)
 
 
@@ -739,7 +739,7 @@ def _note(db: Database, job_id: int, what: str, now: float) -> None:
 
     Only one open job can have a key.
     """
-    losses.note(db, job_id, what, now)
+    jobs.note_loss(db, job_id, what, now)
     db.execute("UPDATE imports SET ended_at = NULL WHERE job_id = ?", (job_id,))
     db.execute(
         """UPDATE jobs SET status = 'importing', completed_at = NULL,

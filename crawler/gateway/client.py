@@ -360,7 +360,8 @@ def _base_url(settings: Settings) -> str:
 def _checked_header(text: str, what: str) -> str:
     if not re.fullmatch(r"[!-~]{1,200}", text):
         raise ValueError(
-            f"{text[:200]!r} is not a {what}: it needs 1 to 200 printable ASCII characters without spaces"
+            f"{text[:200]!r} is not a {what}: "
+            "it needs 1 to 200 printable ASCII characters without spaces"
         )
     return text
 

@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from crawler.config import Settings, failpoint
+from crawler.db import raw_pages
 from crawler.db import results as rows
-from crawler.db import segments
-from crawler.db.outbox import KeyHolder, OutgoingResult, Report
+from crawler.db.gateway import KeyHolder, OutgoingResult, Report
 from crawler.errors import CrawlerError, FetchError, GatewayError, GatewayRefused, StoreError
 from crawler.fetch.body import decoded
 from crawler.fetch.wire import media_type
@@ -317,7 +317,7 @@ class Sync:
         if result.raw is None:
             raise _NoPage("its page was not kept, or was pruned")
         try:
-            return decoded(*segments.read(self._lpm.raw, result.raw), MAX_PAGE_BYTES)
+            return decoded(*raw_pages.read(self._lpm.raw, result.raw), MAX_PAGE_BYTES)
         except FetchError as error:
             raise _NoPage(f"its page cannot be sent: {error}") from error
         except StoreError as error:

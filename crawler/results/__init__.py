@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from crawler.config import failpoint
-from crawler.db import outputs, segments
+from crawler.db import guard, raw_pages
 from crawler.db.results import page_url
 from crawler.errors import UsageError
 from crawler.files import replace_file, replacing
@@ -63,11 +63,11 @@ class Files(msgspec.Struct, frozen=True):
 def look_at_files(lpm: LocalPersistenceManager, job: Job | None) -> Files:
     """Look at every file in pending/ (or those of a job) and compare them with what the ledger has
     for it."""
-    due = {task_id for _, task_id in lpm.outbox.in_pending(job)}
+    due = {task_id for _, task_id in lpm.files.due(job)}
     results = torn = foreign = 0
     for path in lpm.pending.glob("[!.]*"):
         name = path.stem if path.suffix == ".json" else ""
-        if name in due or lpm.outbox.those_in_pending([name], job):
+        if name in due or lpm.files.those_due([name], job):
             due.discard(name)
             whole = _looks_whole(path)
             results, torn = results + whole, torn + (not whole and os.path.lexists(path))
@@ -175,7 +175,7 @@ class _Pages:
 
     def __init__(self, lpm: LocalPersistenceManager, job: Job | None, folder: Path) -> None:
         self._lpm, self._job, self._folder = lpm, job, folder
-        outputs.check(folder / "page", lpm.folder)
+        guard.check_output(folder / "page", lpm.folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -188,7 +188,7 @@ class _Pages:
         place = _place(self._lpm, self._job, result)
         if place is None:
             return False
-        head, body = segments.read(self._lpm.raw, place, page_url(result))
+        head, body = raw_pages.read(self._lpm.raw, place, page_url(result))
         target = self._folder / f"{result['task_id']}.{_page_ending(head)}"
         try:
             replace_file(target, decoded(head, body, limit=1 << 30), mode=0o666)
@@ -232,7 +232,7 @@ def whole_file(target: Path, *stores: Path) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         return
     for store in stores:
-        outputs.check(target, store)
+        guard.check_output(target, store)
     target = Path(os.path.realpath(target))  # a link is followed, not replaced
     try:
         if target.exists() and not target.is_file():

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from crawler.config import failpoint
-from crawler.db import segments
+from crawler.db import raw_pages
 from crawler.errors import StoreError, StoreFull, UsageError
 from crawler.files import sync_folder
 from crawler.locks import open_lock, try_lock
@@ -142,7 +142,7 @@ def _new_file(lpm: LocalPersistenceManager, compress: bool) -> Path:
 def _complete(lpm: LocalPersistenceManager, progress: Callable[[str], None]) -> None:
     """Mark what is in the file of an archive that was killed; without that file, nothing of it
     counts."""
-    note = lpm.outbox.unfinished_archive()
+    note = lpm.files.unfinished_archive()
     if note is None:
         return
     begun = msgspec.json.decode(note, type=_Begun)
@@ -152,7 +152,7 @@ def _complete(lpm: LocalPersistenceManager, progress: Callable[[str], None]) -> 
             f"{begun.results:,} results were already in {begun.path}, whose archive was broken off"
         )
     else:
-        lpm.outbox.note_archive(None)
+        lpm.files.note_archive(None)
 
 
 def _write(
@@ -176,7 +176,7 @@ def _write(
                     failpoint("archiving")
             place = os.fsencode(os.path.realpath(target)).hex()
             begun = _Begun(place, compress, count, digest.hexdigest())
-            lpm.outbox.note_archive(msgspec.json.encode(begun).decode())
+            lpm.files.note_archive(msgspec.json.encode(begun).decode())
             failpoint("archive-noted")
     except UsageError as error:
         if (
@@ -226,9 +226,9 @@ def _mark(lpm: LocalPersistenceManager, begun: _Begun) -> None:
         while batch := [
             msgspec.json.decode(line, type=_Line).task_id for line in islice(lines, BATCH)
         ]:
-            lpm.outbox.mark_archived(batch, lpm.now())
+            lpm.files.mark_archived(batch, lpm.now())
             failpoint("archive-marked")
-    lpm.outbox.note_archive(None)
+    lpm.files.note_archive(None)
 
 
 def _sweep(lpm: LocalPersistenceManager) -> None:
@@ -238,7 +238,7 @@ def _sweep(lpm: LocalPersistenceManager) -> None:
         names = (entry.name[:-5] for entry in entries if entry.name.endswith(".json"))
         task_ids = (name for name in names if _TASK_ID.fullmatch(name))
         while batch := list(islice(task_ids, BATCH)):
-            for task_id in lpm.outbox.those_gone(batch):
+            for task_id in lpm.files.those_gone(batch):
                 lpm.files.remove(task_id)
 
 
@@ -251,10 +251,10 @@ def prune(lpm: LocalPersistenceManager, before: float, dry_run: bool) -> Pruned:
     """
     removed = size = pages = in_use = for_gateway = 0
     with keeping(lpm):
-        old = segments.older(lpm.raw, before)
+        old = raw_pages.older(lpm.raw, before)
         for begin in range(0, len(old), _SEGMENTS):
             group = old[begin : begin + _SEGMENTS]
-            with segments.locked(group) as free:
+            with raw_pages.locked(group) as free:
                 wanted = lpm.outbox.wanted_segments()
                 gone = [path for path in free if path.name not in wanted]
                 in_use += len(group) - len(free)

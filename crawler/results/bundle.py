@@ -15,7 +15,7 @@ import msgspec
 
 from crawler import __version__, urls
 from crawler.config import failpoint
-from crawler.db import segments, timeline
+from crawler.db import raw_pages, timeline
 from crawler.db.connection import Database
 from crawler.db.imports import add_to_size
 from crawler.db.results import insert_carried, iso, set_place
@@ -198,7 +198,7 @@ class _Writer:
         if not self._raw or place is None or self._lpm.pages.is_given_up(place, self._job):
             return b""
         try:
-            page = segments.member(self._lpm.raw, place)
+            page = raw_pages.member(self._lpm.raw, place)
             check_page(page, result["raw_html_hash"], limit=1 << 30)
         except (StoreError, ValueError):
             self.unreadable += 1
@@ -239,7 +239,7 @@ def entry(name: str, data: bytes) -> Member:
 def check_page(page: bytes, digest: str, limit: int) -> None:
     """ValueError unless this is one whole stored page whose decoded body has that digest."""
     try:
-        body = decoded(*segments.unpack(page, limit + 1_000_000), limit)
+        body = decoded(*raw_pages.unpack(page, limit + 1_000_000), limit)
     except FetchError as error:
         raise ValueError(str(error)) from None
     if sha256(body).hexdigest() != digest:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 
-from crawler.db import segments
+from crawler.db import raw_pages
 from crawler.db.results import page_url
 from crawler.errors import UsageError
 from crawler.models import Raw
@@ -487,15 +487,15 @@ def plain(text: str, limit: int = _MAX_MD_VALUE) -> str:
 
 def write_warc(results: Results, sink: Sink) -> None:
     """One .warc.gz of the stored pages, each as it lies in raw/."""
-    sink.out.write(segments.warcinfo(sink.name))
+    sink.out.write(raw_pages.warcinfo(sink.name))
     lacking = 0
     for result in results:
         place = sink.place(result)
         if place:
-            segments.read(
+            raw_pages.read(
                 sink.raw, place, page_url(result)
             )  # what is damaged ends the export; it is not handed on
-            sink.out.write(segments.member(sink.raw, place))
+            sink.out.write(raw_pages.member(sink.raw, place))
         lacking += place is None
     if lacking:
         sink.say(f"{lacking:,} of them have no stored page, and are not in the file")

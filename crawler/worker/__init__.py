@@ -17,7 +17,7 @@ import uvloop
 from crawler import sites
 from crawler.config import Settings
 from crawler.db.owners import Owner
-from crawler.db.sql import HELD
+from crawler.db.store import HELD
 from crawler.errors import StoreError, shortage_of
 from crawler.fetch.budget import Memory
 from crawler.fetch.http import Client

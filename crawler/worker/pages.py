@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from crawler.db.owners import Owner
-from crawler.db.sql import HELD
+from crawler.db.store import HELD
 from crawler.errors import GaveWay, shortage_of
 from crawler.fetch.budget import Budget, Memory, Turns
 from crawler.fetch.robots import Robots

@@ -136,7 +136,8 @@ def test_a_full_disk_stops_claims_and_loses_nothing(pages: Pages, tmp_path: Path
         disk.mount()
     else:
         print(
-            "loop mounts are not allowed here: a limit on the size of files stands in for a full disk"
+            "loop mounts are not allowed here: "
+            "a limit on the size of files stands in for a full disk"
         )
     folder = Folder(disk.path if disk else tmp_path, CRAWLER_MIN_FREE="0")
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from crawler.db.owners import Note
-from crawler.db.sql import SUSPECT_DEATHS
+from crawler.db.store import SUSPECT_DEATHS
 from crawler.db.tasks import ALONE_DEATHS
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import TaskStatus
@@ -136,7 +136,8 @@ def test_suspects_are_tried_one_at_a_time_and_all_collected(
     # Then each was alone when it was fetched, and all are there
     times = sorted(
         lpm.store.db.all(
-            """SELECT json_extract(detail, '$.claimed_at'), at FROM events WHERE kind = 'completed' ORDER BY 1"""
+            "SELECT json_extract(detail, '$.claimed_at'), at FROM events "
+            "WHERE kind = 'completed' ORDER BY 1"
         )
     )
     lpm.close()

@@ -35,7 +35,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, objec
         port = probe.getsockname()[1]
     conf = folder / "redis.conf"
     conf.write_text(
-        f'port {port}\nbind 127.0.0.1\nunixsocket {folder}/r.sock\nrequirepass "{PASSWORD}"\nsave ""\ndir {folder}\n'
+        f"port {port}\nbind 127.0.0.1\nunixsocket {folder}/r.sock\n"
+        f'requirepass "{PASSWORD}"\nsave ""\ndir {folder}\n'
     )
     server = subprocess.Popen([redis_program(), str(conf)], stdout=subprocess.DEVNULL)
     try:

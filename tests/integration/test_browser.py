@@ -13,19 +13,26 @@ from tests.support.pages import Answer, Pages
 from tests.support.stack import Folder, opened_by, wait_for
 
 HOSTILE = """<!doctype html><html><head><title>Parcel 7</title>
-<link rel=preconnect href={at}><link rel=dns-prefetch href={at}><link rel=preconnect href=http://localhost:{port}>
-<link rel=prefetch href={at}/prefetch><link rel=preload as=image href={at}/preload><link rel=icon href={at}/icon>
-<link rel=modulepreload href={at}/modulepreload><link rel=manifest href={at}/manifest><link rel=prerender href={at}/p>
-<link rel=stylesheet href={at}/css><base href={at}/base/><meta http-equiv=refresh content="0; url={at}/refresh">
+<link rel=preconnect href={at}><link rel=dns-prefetch href={at}>
+<link rel=preconnect href=http://localhost:{port}>
+<link rel=prefetch href={at}/prefetch><link rel=preload as=image href={at}/preload>
+<link rel=icon href={at}/icon><link rel=modulepreload href={at}/modulepreload>
+<link rel=manifest href={at}/manifest><link rel=prerender href={at}/p>
+<link rel=stylesheet href={at}/css><base href={at}/base/>
+<meta http-equiv=refresh content="0; url={at}/refresh">
 <style>@import url({at}/import); body {{ background: url({at}/background) }} p {{ font-family: x }}
 @font-face {{ font-family: x; src: url({at}/font) }}</style><script src={at}/script></script>
 <script>fetch('{at}/fetch'); new Image().src = '{at}/image'; navigator.sendBeacon('{at}/beacon');
-new WebSocket('ws://127.0.0.1:{port}/socket'); window.open('{at}/open'); top.location = '{at}/top';</script>
-<script type=speculationrules>{{"prefetch": [{{"source": "list", "urls": ["{at}/rules"]}}]}}</script></head>
-<body onload="document.forms[0].submit()" background={at}/body><p>Parcel 7</p><img src={at}/img srcset="{at}/set 2x">
+new WebSocket('ws://127.0.0.1:{port}/socket'); window.open('{at}/open');
+top.location = '{at}/top';</script><script type=speculationrules>
+{{"prefetch": [{{"source": "list", "urls": ["{at}/rules"]}}]}}</script></head>
+<body onload="document.forms[0].submit()" background={at}/body><p>Parcel 7</p>
+<img src={at}/img srcset="{at}/set 2x">
 <img src=x onerror="fetch('{at}/onerror')"><picture><source srcset={at}/source></picture>
-<iframe src={at}/frame></iframe><iframe srcdoc="<img src={at}/inner><script>fetch('{at}/inner')</script>"></iframe>
-<embed src={at}/embed><object data={at}/object></object><video src={at}/video poster={at}/poster autoplay></video>
+<iframe src={at}/frame></iframe>
+<iframe srcdoc="<img src={at}/inner><script>fetch('{at}/inner')</script>"></iframe>
+<embed src={at}/embed><object data={at}/object></object>
+<video src={at}/video poster={at}/poster autoplay></video>
 <audio src={at}/audio autoplay></audio><form action={at}/form method=post><input name=a></form>
 <svg><image href={at}/svg /><use href="{at}/use#a"/></svg><input type=image src={at}/input>
 "></iframe><img src={at}/outside><script>fetch('{at}/outside')</script></body></html>

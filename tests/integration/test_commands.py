@@ -232,7 +232,8 @@ def test_light_commands_do_not_load_the_heavy_libraries(folder: Folder) -> None:
         "import sys\nfrom crawler.cli.main import cli\n"
         "for args in (['--help'], ['results', 'list'], ['bulk', '--help']):\n"
         "    cli.main(args, standalone_mode=False)\n"
-        "print('LOADED', sorted({'celery', 'kombu', 'redis', 'fastapi', 'rich', 'psutil'} & set(sys.modules)))"
+        "heavy = {'celery', 'kombu', 'redis', 'fastapi', 'rich', 'psutil'}\n"
+        "print('LOADED', sorted(heavy & set(sys.modules)))"
     )
     argv = [sys.executable, "-c", program]
     done = subprocess.run(
@@ -338,7 +339,10 @@ def test_a_file_whose_name_is_no_text_is_imported(folder: Folder) -> None:
 def test_an_opened_page_is_sealed(folder: Folder, pages: Pages) -> None:
     """`raw --open` shows a page in a frame without rights, whatever stands in it; the page itself
     stays as it came."""
-    body = '"></iframe><script>fetch("http://127.0.0.1:1/")</script><LINK rel=preconnect href=http://127.0.0.1:1>\xe9'
+    body = (
+        '"></iframe><script>fetch("http://127.0.0.1:1/")</script><LINK rel=preconnect '
+        "href=http://127.0.0.1:1>\xe9"
+    )
     words = "A parcel behind the mill, surveyed and drawn. " * 20
     pages.answers["/page"] = Answer(
         (body + words).encode("latin-1"), 200, {"Content-Type": "text/html; charset=latin-1"}

@@ -40,15 +40,16 @@ def test_bash_completes_commands_and_options(folder: Folder) -> None:
         ["crawler", "bulk", "import", "x.csv", "--queue", "u"],
     ]
     asked = "\n".join(
-        f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; COMPREPLY=(); _crawler_completion crawler; "
-        'echo "${COMPREPLY[*]}"'
+        f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; COMPREPLY=(); "
+        '_crawler_completion crawler; echo "${COMPREPLY[*]}"'
         for words in lines
     )
     path = f"{PROGRAM.parent}:{folder.env['PATH']}"
 
     done = subprocess.run(
         ["bash", "-c", f"{script}\n{asked}"],
-        cwd=folder.path, env=folder.env | {"PATH": path}, capture_output=True, text=True, check=False,
+        cwd=folder.path, env=folder.env | {"PATH": path}, capture_output=True, text=True,
+        check=False,
     )  # fmt: skip
 
     assert done.stdout.splitlines() == ["resume results", "verify", "--reason", "urgent"], (
@@ -76,7 +77,8 @@ def test_completing_a_command_imports_none(folder: Folder) -> None:
         "import json, os, sys\n"
         "from crawler.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print(json.dumps([name for name in sys.modules if name.startswith('crawler.cli.commands.')]))"
+        "print(json.dumps([name for name in sys.modules if "
+        "name.startswith('crawler.cli.commands.')]))"
     )
     asks = {"_CRAWLER_COMPLETE": "bash_complete", "COMP_WORDS": "crawler ", "COMP_CWORD": "1"}
 

@@ -128,7 +128,8 @@ class Moved:
             "redis://redis:*)": "redis://127.0.0.1:*)",
             "/opt/crawler/bin/": f"{Path(sys.executable).parent}/",
             # There is nobody to become here, and nothing to give up.
-            'if grep -q \'^CapEff:.*[1-9a-f]\' /proc/self/status; then as_owner "$0" "$@"; fi\n': "",
+            "if grep -q '^CapEff:.*[1-9a-f]' /proc/self/status; "
+            'then as_owner "$0" "$@"; fi\n': "",
         }.items():
             assert there in text, there
             text = text.replace(there, here)

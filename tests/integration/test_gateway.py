@@ -92,13 +92,17 @@ MULTIPART = {"Content_Type": f"multipart/form-data; boundary={BOUNDARY}"}
 
 def multipart(name: str, content: bytes, metadata: str) -> bytes:
     """The body of an upload."""
-    return (
-        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n'.encode()
-        + b"Content-Type: text/html\r\n\r\n"
-        + content
-        + f'\r\n--{BOUNDARY}\r\nContent-Disposition: form-data; name="metadata"\r\n\r\n{metadata}'.encode()
-        + f"\r\n--{BOUNDARY}--\r\n".encode()
-    )
+    before = (
+        f"--{BOUNDARY}\r\n"
+        f'Content-Disposition: form-data; name="file"; filename="{name}"\r\n'
+        "Content-Type: text/html\r\n\r\n"
+    ).encode()
+    after = (
+        f"\r\n--{BOUNDARY}\r\n"
+        f'Content-Disposition: form-data; name="metadata"\r\n\r\n{metadata}\r\n'
+        f"--{BOUNDARY}--\r\n"
+    ).encode()
+    return before + content + after
 
 
 def rows(count: int) -> list[dict[str, Any]]:
@@ -697,7 +701,10 @@ from crawler import logs
 from crawler.gateway.reference.serve import serve
 logs.setup("info")
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
-serve(Path(sys.argv[1]), "t", host="127.0.0.1", port=0, lease_s=300, idle_s=30, faults=None, seed=7, silent_s=0.5)
+serve(
+    Path(sys.argv[1]), "t", host="127.0.0.1", port=0, lease_s=300, idle_s=30, faults=None, seed=7,
+    silent_s=0.5,
+)
 """
 
 

@@ -41,7 +41,7 @@ def test_no_proposed_command_leaves_the_store_out() -> None:
         "cli/main.py",
         "config.py",
         "config.py",
-        "db/kernel.py",
+        "db/guard.py",
     ]
     assert program(Path("/my store")) == "python -m crawler --data-dir '/my store'"
     assert program(environ={}) == "python -m crawler"

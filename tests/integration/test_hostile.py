@@ -254,7 +254,8 @@ def test_good_connections_are_kept(site: Site) -> None:
                 writer.write(b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 4\r\n\r\naway")
             elif path == "/chunks":
                 writer.write(
-                    b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n"
+                    b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n"
+                    b"\r\n"
                 )
             else:
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")

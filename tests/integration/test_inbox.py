@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crawler.db import kernel
+from crawler.db import guard
 from crawler.models import JobStatus
 from tests.support.site import Site
 from tests.support.stack import Folder, wait_for
@@ -23,7 +23,9 @@ def other_kernel(folder: Folder, **env: str) -> subprocess.Popen[str]:
         "tests.support.other_kernel", str(folder.data), PYTHONPATH=PROJECT, **env
     )
     wait_for(
-        lambda: kernel.is_other(folder.data) or process.poll() is not None, 20, "the other kernel"
+        lambda: guard.is_on_other_kernel(folder.data) or process.poll() is not None,
+        20,
+        "the other kernel",
     )
     return process
 
@@ -92,7 +94,7 @@ def test_import_goes_through_the_inbox_of_another_kernel(folder: Folder) -> None
 def fall_silent(folder: Folder, killed: subprocess.Popen[str]) -> None:
     """The other kernel is dead, and its last sign of life is old by now."""
     assert killed.wait(120) == -signal.SIGKILL
-    long_ago = time.time() - 2 * kernel.ALIVE_S
+    long_ago = time.time() - 2 * guard.KERNEL_ALIVE_S
     os.utime(folder.data / "run" / "kernel", (long_ago, long_ago))
 
 

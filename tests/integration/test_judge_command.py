@@ -10,7 +10,10 @@ from tests.support.corpus import FOLDER
 from tests.support.site import Site
 from tests.support.stack import Folder
 
-CHALLENGE = "<html><title>Just a moment...</title><body><script>window._cf_chl_opt={}</script></body></html>"
+CHALLENGE = (
+    "<html><title>Just a moment...</title><body><script>window._cf_chl_opt={}</script></body>"
+    "</html>"
+)
 RECORD = (
     "<html><body><h1>Parcel 7</h1><table>"
     + "<tr><td>Owner</td><td>Nora</td></tr>" * 6

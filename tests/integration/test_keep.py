@@ -87,7 +87,8 @@ def test_archive_empties_pending_and_loses_nothing(crawled: Folder) -> None:
     [file] = (crawled.data / "archive").iterdir()
     assert archived.returncode == 0, archived.stderr
     assert archived.stdout.splitlines()[-1] == (
-        f"Archived {PAGES} results to data/archive/{file.name} ({file.stat().st_size / 1e3:.1f} kB, verified)"
+        f"Archived {PAGES} results to data/archive/{file.name} "
+        f"({file.stat().st_size / 1e3:.1f} kB, verified)"
     )
     assert (again.returncode, json.loads(again.stdout)) == (
         0,

@@ -147,7 +147,8 @@ def test_delay_from_python_returns_the_result(folder: Folder, site: Site, redis_
     folder.worker()
     program = (
         "import json\nfrom crawler.tasks import scrape_task\n"
-        f"good = scrape_task.delay({site.page(5)!r})\nbad = scrape_task.delay({site.url + '/status/404'!r})\n"
+        f"good = scrape_task.delay({site.page(5)!r})\n"
+        f"bad = scrape_task.delay({site.url + '/status/404'!r})\n"
         "print(good.id)\nprint(json.dumps([good.get(timeout=30), bad.get(timeout=30)]))"
     )
 
@@ -185,7 +186,10 @@ def test_settings_of_celery_hold_in_a_running_worker(folder: Folder, redis_url: 
     with Pages() as pages, contextlib.closing(broker), contextlib.closing(backend):
         urls = pages.parcels(4)
         pages.hold(0, until=answering)
-        program = "import sys\nfrom crawler.tasks import scrape_task\nfor url in sys.argv[1:]: print(scrape_task.delay(url))"
+        program = (
+            "import sys\nfrom crawler.tasks import scrape_task\n"
+            "for url in sys.argv[1:]: print(scrape_task.delay(url))"
+        )
         try:
             ids = typed(folder, "-c", program, *urls).split()
 
@@ -261,7 +265,10 @@ def test_a_worker_of_another_ledger_puts_messages_back(
     folder.env["REDIS_URL"] = redis_url
     folder.redis().flushall()
     worker = folder.worker(concurrency=1)
-    program = "from crawler.tasks import scrape_chunk_task as t; t.apply_async(('feed', ['x']), task_id='foreign')"
+    program = (
+        "from crawler.tasks import scrape_chunk_task as t; "
+        "t.apply_async(('feed', ['x']), task_id='foreign')"
+    )
     argv = [sys.executable, "-c", program]
     subprocess.run(argv, cwd=folder.path, env=folder.env, timeout=240, check=True)
 
@@ -344,7 +351,8 @@ def test_flower_lists_pages_with_their_urls(folder: Folder, site: Site, redis_ur
     assert all(states[f"('{url}',)"] == "SUCCESS" for url in pages)
 
     # And a single URL is there with its result, and its page and record in the store
-    info = f"http://127.0.0.1:{folder.env['FLOWER_PORT']}/api/task/info/{celery_call(folder, site.page(99))}"
+    task = celery_call(folder, site.page(99))
+    info = f"http://127.0.0.1:{folder.env['FLOWER_PORT']}/api/task/info/{task}"
     result = wait_for(
         lambda: (fetch_json(info) or {}).get("result"), 30, "the single one's result in Flower"
     )
@@ -416,9 +424,10 @@ PATHS = (
     "/none",
 )
 HOSTS = {
-    "127.0.0.1": True, "localhost:5555": True, "LocalHost.": True, "[::1]:5555": True, "a.localhost": True,
-    "evil.example": False, "evil.example:5555": False, "127.0.0.1.evil.example": False, "localhost.evil.example": False,
-    "xn--localhost": False, "": True,
+    "127.0.0.1": True, "localhost:5555": True, "LocalHost.": True, "[::1]:5555": True,
+    "a.localhost": True, "evil.example": False, "evil.example:5555": False,
+    "127.0.0.1.evil.example": False, "localhost.evil.example": False, "xn--localhost": False,
+    "": True,
 }  # fmt: skip
 
 

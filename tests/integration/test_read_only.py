@@ -37,9 +37,9 @@ READING = {
     "why": [URL],
 }
 WRITING = {
-    "bulk import", "demo", "prune", "domains reset", "drill", "job accept", "job cancel", "job pause", "job resume",
-    "ondemand", "results archive", "results unbundle", "resume", "retry", "run", "scrape", "sync push", "sync retry",
-    "up", "down", "worker",
+    "bulk import", "demo", "prune", "domains reset", "drill", "job accept", "job cancel",
+    "job pause", "job resume", "ondemand", "results archive", "results unbundle", "resume", "retry",
+    "run", "scrape", "sync push", "sync retry", "up", "down", "worker",
 }  # fmt: skip
 ELSEWHERE = {"domains list", "completion"}
 """What asks Redis alone, or needs no store; and all of `gateway`, which has another one."""

@@ -381,8 +381,9 @@ def test_tasks_of_both_types_go_by_their_own_paths(
 
 def test_the_dialect_wants_platforms(lpm: LocalPersistenceManager, tmp_path: Path) -> None:
     """Without any the Gateway would refuse every question: that is said at the start."""
-    told = load({"CRAWLER_GATEWAY_DIALECT": "typed", "CRAWLER_DATA_DIR": str(lpm.folder), "GATEWAY_URL": "http://[::1]",
-                 "GATEWAY_TOKEN": "x", "CRAWLER_CONFIG_DIR": str(tmp_path)})  # fmt: skip
+    told = load({"CRAWLER_GATEWAY_DIALECT": "typed", "CRAWLER_DATA_DIR": str(lpm.folder),
+                 "GATEWAY_URL": "http://[::1]", "GATEWAY_TOKEN": "x",
+                 "CRAWLER_CONFIG_DIR": str(tmp_path)})  # fmt: skip
 
     with pytest.raises(UsageError, match="name them with --platform"):
         with_client(told, lambda client: _collector(lpm, told, client))

@@ -321,8 +321,8 @@ def test_only_files_that_are_results_are_counted(folder: Folder) -> None:
 
     assert f"12 results, 8 of them in {pending}/" in told
     assert (
-        "3 more files are torn and 1 are missing; python -m crawler doctor --repair makes them again"
-        in told
+        "3 more files are torn and 1 are missing; "
+        "python -m crawler doctor --repair makes them again" in told
     )
     assert "2 files there are none of this store's" in told
     assert facts["results"] == of_job["results"] == 12

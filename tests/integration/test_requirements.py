@@ -84,7 +84,8 @@ LINES = [
     ("python -m crawler analyze ./data/pending/", "results"),
     (f"""celery -A crawler call scrape_task --args='["{COUNTY}/123"]'""", "-"),
     (
-        f"""python -c "from crawler.tasks import scrape_task; scrape_task.delay('{COUNTY}/123')\"""",
+        'python -c "from crawler.tasks import scrape_task; '
+        f"""scrape_task.delay('{COUNTY}/123')\"""",
         "",
     ),
     # FR-2

@@ -14,7 +14,7 @@ import pytest
 
 from crawler import times
 from crawler.cli.commands.status import gather
-from crawler.cli.output import BooksProgress
+from crawler.cli.output import CrawlProgress
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager, low_on_disk
@@ -204,7 +204,7 @@ def test_a_reason_is_said_when_it_begins_changes_and_ends(
         "",
         "",
     ]
-    with BooksProgress(None) as progress:
+    with CrawlProgress(None) as progress:
         for reason in reasons:
             progress.show(Books(accepted=2, pending=2), reason)
     said = [
@@ -339,7 +339,8 @@ def test_up_on_a_full_disk_says_so(tmp_path: Path) -> None:
     starts."""
     if not can_mount(tmp_path):
         print(
-            "loop mounts are not allowed here: tests/unit/test_process.py has what can be tested without"
+            "loop mounts are not allowed here: "
+            "tests/unit/test_process.py has what can be tested without"
         )
         return
     disk = Disk(tmp_path / "small", size_mb=64)
@@ -369,9 +370,9 @@ class Looks:
     def __init__(self, deadline_in_s: float | None = None) -> None:
         self._clock = Clock(0.0)
         deadline = None if deadline_in_s is None else time.time() + deadline_in_s
-        job = Job(id=1, name="job", status=JobStatus.OPEN, queue="default", source_file=None, created_at=0,
-                  completed_at=None, deadline=deadline)  # fmt: skip
-        self.progress = BooksProgress(job, every_s=0.0, clock=self._clock)
+        job = Job(id=1, name="job", status=JobStatus.OPEN, queue="default", source_file=None,
+                  created_at=0, completed_at=None, deadline=deadline)  # fmt: skip
+        self.progress = CrawlProgress(job, every_s=0.0, clock=self._clock)
 
     def look(self, done: int, reason: str = "") -> None:
         """Show so many of 50,000 done."""

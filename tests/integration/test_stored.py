@@ -84,8 +84,8 @@ def contents(path: Path) -> dict[str, str]:
     tables = [
         name for (name,) in database.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
     ]
-    found = {name: hashlib.sha256(repr(list(database.execute(f"SELECT * FROM {name}"))).encode()).hexdigest()
-             for name in tables}  # fmt: skip
+    rows = {name: repr(list(database.execute(f"SELECT * FROM {name}"))) for name in tables}
+    found = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in rows.items()}
     database.close()
     files = (each for part in ("raw", "pending") for each in (path / part).iterdir())
     return found | {str(each): hashlib.sha256(each.read_bytes()).hexdigest() for each in files}

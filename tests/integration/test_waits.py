@@ -17,7 +17,7 @@ import redis
 from msgspec.structs import replace
 
 from crawler import times
-from crawler.cli.commands.status import gather, halting
+from crawler.cli.commands.status import gather, wait_lines
 from crawler.config import Settings
 from crawler.db import owners
 from crawler.lpm import LocalPersistenceManager
@@ -51,7 +51,8 @@ def test_captchas_at_the_head_of_a_list_do_not_hold_its_other_pages(
     assert run.wait(600) == 1
     with contextlib.closing(folder.lpm()) as lpm:
         rows = lpm.store.db.all(
-            "SELECT url, detail FROM events JOIN tasks ON tasks.id = task WHERE detail LIKE '%\"attempt\"%'"
+            "SELECT url, detail FROM events JOIN tasks ON tasks.id = task "
+            "WHERE detail LIKE '%\"attempt\"%'"
         )
         books = lpm.counts.totals()
 
@@ -324,7 +325,7 @@ def test_what_one_job_waits_for_is_told_beside_another_that_goes_on(
     assert [(each["kind"], each["jobs"]) for each in facts["waits"]] == [("circuit", ["job"])]
     assert [
         line
-        for line in halting(facts)
+        for line in wait_lines(facts)
         if line.startswith("WAITS: a.example: circuit open because captcha")
     ]
 

@@ -224,7 +224,8 @@ def test_a_wall_is_never_a_success(folder: Folder, pages: Pages) -> None:
     challenge = (
         "<!DOCTYPE html><html><head><title>Just a moment...</title></head><body>"
         "<h1>county.example</h1><p>Verifying you are human. This may take a few seconds.</p>"
-        '<script src="/cdn-cgi/challenge-platform/h/b/orchestrate/chl_page/v1"></script></body></html>'
+        '<script src="/cdn-cgi/challenge-platform/h/b/orchestrate/chl_page/v1"></script>'
+        "</body></html>"
     )
     pages.answers["/wall"] = Answer(challenge, 200, {"Server": "cloudflare"})
     file = folder.write("pages.txt", [*urls(pages, 2), f"{pages.url}/wall"])
@@ -359,7 +360,8 @@ def test_headers_cookies_and_credentials_reach_the_page_and_nothing_else(
     file = folder.write("pages.txt", [f"{given}/page/{n}" for n in range(3)])
 
     done = folder.crawler(
-        "run", str(file), "--header", "X-Key: header-secret", "--user-agent", "ParcelBot/1", "--cookie-file", str(jar)
+        "run", str(file), "--header", "X-Key: header-secret", "--user-agent", "ParcelBot/1",
+        "--cookie-file", str(jar)
     )  # fmt: skip
 
     assert done.returncode == 0, done.stdout + done.stderr

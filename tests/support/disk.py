@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.stack import wait_for
+
 _EXT4_SHUTDOWN = 0x8004587D
 _NO_LOG_FLUSH = 2
 
@@ -56,6 +58,13 @@ class Disk:
     def unmount(self) -> None:
         """Take it away; whoever uses it must have ended."""
         subprocess.run(["umount", str(self.path)], check=True, capture_output=True)
+        # A mount namespace made meanwhile, as by `unshare -m` in another test, has a copy of the
+        # mount: as long as it lives, the next `mount` would find the file system that was cut.
+        wait_for(self._is_free, 60, f"{self._image} to be free")
+
+    def _is_free(self) -> bool:
+        argv = ["losetup", "--associated", str(self._image)]
+        return not subprocess.run(argv, check=True, capture_output=True).stdout
 
     def discard(self) -> None:
         """Leave nothing mounted, whatever happened."""

@@ -6,17 +6,17 @@ import sys
 from pathlib import Path
 
 from crawler.config import Settings
-from crawler.db import kernel
+from crawler.db import guard
 from crawler.inbox import Inbox
 
 
 def main(data_dir: Path) -> None:
     """Import what lies in the inbox, under another kernel's name."""
     data_dir.mkdir(exist_ok=True)
-    kernel.BOOT_ID = data_dir.with_name("boot_id")
-    kernel.BOOT_ID.write_text("another kernel\n")
-    kernel.MACHINE_ID = data_dir.with_name("machine-id")
-    kernel.MACHINE_ID.write_text("another machine\n")
+    guard.BOOT_ID = data_dir.with_name("boot_id")
+    guard.BOOT_ID.write_text("another kernel\n")
+    guard.MACHINE_ID = data_dir.with_name("machine-id")
+    guard.MACHINE_ID.write_text("another machine\n")
     inbox = Inbox(Settings(data_dir=data_dir))
     signal.signal(signal.SIGTERM, lambda *_: inbox.stop())
     inbox.run()

@@ -17,10 +17,13 @@ def parcel(n: int, owner: str = "Nora Whitfield") -> str:
         f"<tr><th>Parcel</th><td>{n}</td></tr><tr><th>Owner</th><td class=owner>{owner}</td></tr>"
     )
     words = (
-        "The parcel lies behind the mill, and its bounds were surveyed when the county drew its plats. "
-        * 5
+        "The parcel lies behind the mill, and its bounds were surveyed when the county drew its "
+        "plats. " * 5
     )
-    return f"<html><head><title>Parcel {n}</title></head><body><h1>Parcel {n}</h1><table>{rows}</table><p>{words}</p>"
+    return (
+        f"<html><head><title>Parcel {n}</title></head><body><h1>Parcel {n}</h1>"
+        f"<table>{rows}</table><p>{words}</p>"
+    )
 
 
 @dataclass

@@ -93,7 +93,10 @@ def _word(dice: random.Random) -> str:
 
 
 def _legal(dice: random.Random) -> str:
-    return f"LOT {dice.randint(1, 40)} BLK {dice.randint(1, 9)} MILL CREEK SUB PHASE 2 N 1/2 OF SEC 12 T3N R4W"
+    return (
+        f"LOT {dice.randint(1, 40)} BLK {dice.randint(1, 9)} MILL CREEK SUB PHASE 2 N 1/2 OF SEC "
+        "12 T3N R4W"
+    )
 
 
 Value = Callable[[random.Random], str]
@@ -274,7 +277,8 @@ def _notice(dice: random.Random) -> str:
             f"<p>{sentence}</p>",
             f"<p><b>Disclaimer</b> {sentence}</p>",
             f"<p>{sentence} {_day(dice)}</p>",
-            f"<ul><li><strong>Important</strong> {sentence}</li><li><strong>New</strong> {sentence}</li></ul>",
+            f"<ul><li><strong>Important</strong> {sentence}</li><li><strong>New</strong> "
+            f"{sentence}</li></ul>",
             f"<table><tr><td>{sentence}</td><td>{_day(dice)}</td></tr></table>",
             f"<div><div>Notice</div><div>{sentence}</div></div>",
         )
@@ -285,11 +289,13 @@ def _search(dice: random.Random) -> str:
     years = "".join(f"<option>{year}" for year in range(2020, 2026))
     return dice.choice(
         (
-            "<form action=/search><label>Owner name</label><input name=q><button>Search</button></form>",
-            "<form action=/search><table><tr><td>Last name:</td><td><input type=text name=q></td></tr>"
-            f"<tr><td>Tax year</td><td><select name=y>{years}</select></td></tr>"
-            "<tr><td></td><td><input type=submit value=Search></td></tr></table></form>",
-            "<form class=search><div><label>Search by</label><div><input placeholder='Name'></div></div></form>",
+            "<form action=/search><label>Owner name</label><input name=q><button>Search</button>"
+            "</form>",
+            "<form action=/search><table><tr><td>Last name:</td><td><input type=text name=q></td>"
+            f"</tr><tr><td>Tax year</td><td><select name=y>{years}</select></td></tr><tr><td></td>"
+            "<td><input type=submit value=Search></td></tr></table></form>",
+            "<form class=search><div><label>Search by</label><div><input placeholder='Name'></div>"
+            "</div></form>",
         )
     )
 
@@ -309,8 +315,10 @@ def _pagination(dice: random.Random) -> str:
     return dice.choice(
         (
             "<div class=pagination>" + " ".join(pages) + "</div>",
-            "<table><tr><td><a href='?p=1'>Previous</a></td><td><a href='?p=3'>Next</a></td></tr></table>",
-            "<div><span><a href='?p=1'>Previous</a></span><span><a href='?p=3'>Next</a></span></div>",
+            "<table><tr><td><a href='?p=1'>Previous</a></td><td><a href='?p=3'>Next</a></td></tr>"
+            "</table>",
+            "<div><span><a href='?p=1'>Previous</a></span><span><a href='?p=3'>Next</a></span>"
+            "</div>",
         )
     )
 
@@ -319,7 +327,8 @@ def _footer(dice: random.Random) -> str:
     return dice.choice(
         (
             "<footer><b>Phone:</b> 555-0100<br><b>Fax:</b> 555-0101</footer>",
-            "<div class=footer><p><i>Phone</i><span>555-0100</span></p><p><i>Fax</i><span>555-01</span></p></div>",
+            "<div class=footer><p><i>Phone</i><span>555-0100</span></p><p><i>Fax</i>"
+            "<span>555-01</span></p></div>",
             "<p>© 2026 County of Mill. All rights reserved.</p>",
             "<table id=footer><tr><td>Phone<td>555-0100<tr><td>Last updated<td>5/1/2026</table>",
         )
@@ -332,13 +341,19 @@ def _scrap(dice: random.Random) -> str:
     return dice.choice(
         (
             f"<table><tr>{'<td>Mo</td>' * 7}</tr><tr>{days}</tr><tr>{days}</tr></table>",
-            "<div class=crumbs><a href=/>Home</a> &gt; <a href=/p>Parcels</a> &gt; <b>12-34</b></div>",
-            "<div><span><a href=/print>Print</a></span> <span><a href=/mail>E-mail</a></span></div>",
-            "<ul class=tabs><li><b>Summary</b></li><li><a href=/tax>Taxes</a></li><li><a href=/map>Map</a></li></ul>",
-            "<div class=hero><div class=logo>County of Mill</div><div class=motto>Land of rivers</div></div>",
-            "<table><tr><td><img src=seal.gif></td><td><b>COUNTY ASSESSOR</b><br>Property search</td></tr></table>",
+            "<div class=crumbs><a href=/>Home</a> &gt; <a href=/p>Parcels</a> &gt; <b>12-34</b>"
+            "</div>",
+            "<div><span><a href=/print>Print</a></span> <span><a href=/mail>E-mail</a></span>"
+            "</div>",
+            "<ul class=tabs><li><b>Summary</b></li><li><a href=/tax>Taxes</a></li><li><a "
+            "href=/map>Map</a></li></ul>",
+            "<div class=hero><div class=logo>County of Mill</div><div class=motto>Land of "
+            "rivers</div></div>",
+            "<table><tr><td><img src=seal.gif></td><td><b>COUNTY ASSESSOR</b><br>Property "
+            "search</td></tr></table>",
             f"<p><strong>{dice.choice(_SENTENCES)}</strong> {dice.choice(_SENTENCES)}</p>" * 2,
-            f"<table><tr><td>{_name(dice)}</td><td>{_money(dice)}</td><td>{_day(dice)}</td></tr></table>",
+            f"<table><tr><td>{_name(dice)}</td><td>{_money(dice)}</td><td>{_day(dice)}</td></tr>"
+            "</table>",
             "<div class=grid>"
             + "".join(f"<div><h5>News</h5><p>{sentence}</p></div>" for sentence in _SENTENCES)
             + "</div>",
@@ -403,7 +418,8 @@ def switches(dice: random.Random) -> str:
     """Languages to choose from."""
     return dice.choice(
         (
-            "<div><span>Български</span><span>English</span></div><div><span>Русский</span><span>Türkçe</span></div>",
+            "<div><span>Български</span><span>English</span></div><div><span>Русский</span>"
+            "<span>Türkçe</span></div>",
             "<ul><li><b>Italiano</b> Polski</li><li><b>Nederlands</b> Português</li></ul>",
         )
     )
@@ -414,7 +430,8 @@ def buttons(dice: random.Random) -> str:
     return dice.choice(
         (
             "<div><b>Download</b> Reply</div><div><b>Edit</b> Delete</div>",
-            "<p><span>Teilen</span><span>Drucken</span></p><p><span>Merken</span><span>Melden</span></p>",
+            "<p><span>Teilen</span><span>Drucken</span></p><p><span>Merken</span>"
+            "<span>Melden</span></p>",
             "<li><strong>Вход</strong> Регистрация</li><li><strong>Сподели</strong> Печат</li>",
         )
     )
@@ -436,7 +453,8 @@ def recent(dice: random.Random) -> str:
 def comments(dice: random.Random) -> str:
     """Readers, when they wrote, and what."""
     return "".join(
-        f"<div class=comment><span class=who>{who}</span><span class=at>{ago}</span><p>{text}</p></div>"
+        f"<div class=comment><span class=who>{who}</span><span class=at>{ago}</span><p>{text}</p>"
+        "</div>"
         for who, ago, text in zip(
             ("Mia", "Georgi", "Pedro"), dice.sample(_AGO, 3), dice.sample(_OPINIONS, 3), strict=True
         )
@@ -449,7 +467,8 @@ STRANGERS: dict[str, Callable[[random.Random], str]] = {
 """Parts of pages that look like records and are none."""
 
 _COOKIES = (
-    "<div id=cookie-banner><p>We use cookies to make this site better for you.</p><button>Accept</button></div>",
+    "<div id=cookie-banner><p>We use cookies to make this site better for you.</p>"
+    "<button>Accept</button></div>",
     "<div class='cookie'><span>Necessary</span><span>Always on</span></div>",
     "",
 )
@@ -473,7 +492,8 @@ def _nested(dice: random.Random, inner: str, least: int = 0) -> str:
         inner = dice.choice(
             (
                 "<table width='100%'><tr><td>{}</td></tr></table>",
-                "<table><tbody><tr><td width=10>&nbsp;</td><td valign=top>{}</td></tr></tbody></table>",
+                "<table><tbody><tr><td width=10>&nbsp;</td><td valign=top>{}</td></tr></tbody>"
+                "</table>",
                 "<table><tr><td><img src=logo.gif></td></tr><tr><td>{}</td></tr></table>",
                 "<div><table border=0>\n <tr>\n  <td>\n{}\n</td>\n </tr>\n</table></div>",
             )
@@ -601,11 +621,13 @@ def boxes(rows: Rows, dice: random.Random) -> str:
     shape = dice.choice(
         (
             "<div class=row><div class='col-4'>{}</div><div class='col-8'>{}</div></div>",
-            "<div class=field><div class=field__label>{}</div><div class=field__value>{}</div></div>",
+            "<div class=field><div class=field__label>{}</div><div class=field__value>{}</div>"
+            "</div>",
             "<div class=item><span class=k>{}</span><span class=v>{}</span></div>",
             "<li class=detail><span class=name>{}</span> <span class=data>{}</span></li>",
             "<div class='form-group'><label>{}</label><p class=form-control-static>{}</p></div>",
-            "<div class=row>\n <div class=col-sm-3><strong>{}</strong></div>\n <div class=col-sm-9>{}</div>\n</div>",
+            "<div class=row>\n <div class=col-sm-3><strong>{}</strong></div>\n <div "
+            "class=col-sm-9>{}</div>\n</div>",
             "<div class=card><div class=head>{}</div><p>{}</p></div>",
             "<div><span class=label>{}:</span> {}</div>",
         )
@@ -741,7 +763,10 @@ def old_forms(rows: Rows, dice: random.Random) -> str:
         + "".join(f"{label_cell.format(a)}<TD><FONT FACE=Arial>{b}</FONT>" for a, b in part)
         for part in _by(rows, count)
     )
-    return f"<CENTER><TABLE WIDTH=600><TR><TD COLSPAN=2><TABLE BORDER=1>{body}\n</TABLE></TABLE></CENTER>"
+    return (
+        f"<CENTER><TABLE WIDTH=600><TR><TD COLSPAN=2><TABLE BORDER=1>{body}\n</TABLE></TABLE>"
+        "</CENTER>"
+    )
 
 
 def rowheaders(rows: Rows, dice: random.Random) -> str:
@@ -762,7 +787,8 @@ def panels(rows: Rows, dice: random.Random) -> str:
     """Cards of today, with a title and a list of pairs in each."""
     shape = dice.choice(
         (
-            "<li class='list-item'><div class='d-flex'><div class='text-muted small'>{}</div><div>{}</div></div></li>",
+            "<li class='list-item'><div class='d-flex'><div class='text-muted small'>{}</div>"
+            "<div>{}</div></div></li>",
             "<li><p class=mb-0>{}</p><p class=fw-bold>{}</p></li>",
             "<li><em>{}</em> <span>{}</span></li>",
             "<li><div class=cell><small>{}</small></div><div class=cell>{}</div></li>",
@@ -835,7 +861,8 @@ def values_first(rows: Rows, dice: random.Random) -> str:
         (
             "<div class=tile><div class=value>{1}</div><div class=label>{0}</div></div>",
             "<li><span class=fact-number>{1}</span> <span class=fact-label>{0}</span></li>",
-            "<div class=kpi><i class=icon></i><p class=kpi__value>{1}</p><p class=kpi__label>{0}</p></div>",
+            "<div class=kpi><i class=icon></i><p class=kpi__value>{1}</p><p "
+            "class=kpi__label>{0}</p></div>",
             "<div><strong class=amount>{1}</strong><br><small class=lbl>{0}</small></div>",
         )
     )

@@ -50,11 +50,13 @@ OWNERS = (
 )
 STREETS = ("Harbor Road", "Juniper Way", "Kiln Street", "Lockhouse Lane", "Meadow Drive")
 REMARK = (
-    "The boundaries of this parcel were surveyed when the county drew its first plats and have been confirmed at each "
-    "transfer since. The assessment rests on the sales of comparable parcels in the same township, on the state of the "
-    "buildings at the last inspection, and on the use that the owner has declared. Objections can be filed with the "
-    "assessor until the last working day of April; they must name the parcel, the year and the value that is held "
-    "to be right. A copy of the deed is kept by the recorder, together with the easements for water, power and access. "
+    "The boundaries of this parcel were surveyed when the county drew its first plats and have "
+    "been confirmed at each transfer since. The assessment rests on the sales of comparable "
+    "parcels in the same township, on the state of the buildings at the last inspection, and on "
+    "the use that the owner has declared. Objections can be filed with the assessor until the last "
+    "working day of April; they must name the parcel, the year and the value that is held to be "
+    "right. A copy of the deed is kept by the recorder, together with the easements for water, "
+    "power and access. "
 ) * 3
 BULGARIAN = (
     "Поземлен имот в землището на Самоков, собственик Елена Димитрова, площ дванадесет декара"
@@ -77,7 +79,8 @@ class Site:
         if not self.url:
             self._process.communicate()
             raise RuntimeError(
-                f"the test site ended with {self._process.returncode} before it served; see its stderr"
+                f"the test site ended with {self._process.returncode} before it served; see its "
+                "stderr"
             )
         return self
 
@@ -239,7 +242,10 @@ def response(body: bytes, *headers: str, status: int = 200, kind: str = HTML) ->
 
 def document(title: str, content: str, meta: str = "") -> str:
     """A small HTML document."""
-    return f"<!doctype html>\n<html><head>{meta}<title>{title}</title></head>\n<body>{content}</body></html>\n"
+    return (
+        f"<!doctype html>\n<html><head>{meta}<title>{title}</title></head>\n<body>{content}</body>"
+        "</html>\n"
+    )
 
 
 @lru_cache(maxsize=10_000)
@@ -1292,7 +1298,7 @@ DRIPS: dict[str, tuple[bytes, bytes]] = {
     "chunks": (CHUNKED_HEAD, b"1\r\nx\r\n"),
     "extension": (CHUNKED_HEAD + b"5;", b"e"),
     "trailers": (CHUNKED_HEAD + b"0\r\n", b"X: 1\r\n"),
-    "bomb": (head("Content-Encoding: gzip") + zlib_bomb(16 + zlib.MAX_WBITS)[:8000], b""),
+    "bomb": (head("Content-Encoding: gzip") + unfinished(9 << 20)[:8000], b""),
 }
 
 

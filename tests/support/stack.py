@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,18 @@ from crawler.lpm import LocalPersistenceManager
 from crawler.models import Books
 from crawler.redis_client import connect
 from crawler.stack import read_stack
+from tests.support.warm import Warm
 
 PATIENCE_S = 120.0
 """No wait ends before this: a limit is to end a test that hangs, not to measure how fast the
 machine is."""
+DAEMONS = ("up", "worker")
+"""Commands whose processes stay, so that others find them by their command line."""
+
+
+@cache
+def _warm() -> Warm:
+    return Warm()
 
 
 def wait_for(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
@@ -72,10 +81,13 @@ class Folder:
         self, *args: str, limit_s: float = 2 * PATIENCE_S, **env: str
     ) -> subprocess.CompletedProcess[str]:
         """Type a command and wait for its end."""
+        env = self.env | env
+        if args[0] not in DAEMONS and _warm().suits(env):
+            return _warm().run(args, self.path, env, limit_s)
         return subprocess.run(
             [sys.executable, "-m", "crawler", *args],
             cwd=self.path,
-            env=self.env | env,
+            env=env,
             capture_output=True,
             text=True,
             timeout=limit_s,

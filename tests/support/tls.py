@@ -22,11 +22,12 @@ def make(folder: Path) -> Path:
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     authority = "basicConstraints=critical,CA:TRUE"
     usage = "keyUsage=critical,keyCertSign,cRLSign"
-    _openssl(folder, "req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=Test CA",
-             "-addext", authority, "-addext", usage)  # fmt: skip
+    _openssl(folder, "req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2",
+             "-subj", "/CN=Test CA", "-addext", authority, "-addext", usage)  # fmt: skip
     (folder / "index.txt").write_text("")
     (folder / "ca.cnf").write_text(
-        "[ca]\ndefault_ca=d\n[d]\ndatabase=index.txt\nnew_certs_dir=.\nrand_serial=yes\ndefault_md=sha256\n"
+        "[ca]\ndefault_ca=d\n[d]\ndatabase=index.txt\nnew_certs_dir=.\nrand_serial=yes\n"
+        "default_md=sha256\n"
         "policy=p\ncopy_extensions=copy\nunique_subject=no\n[p]\ncommonName=supplied\n"
     )
     spans = {
@@ -39,12 +40,14 @@ def make(folder: Path) -> Path:
         ("expired", "DNS:localhost,IP:127.0.0.1"),
     ):
         begin, end = spans.get(name, spans["good"])
-        _openssl(folder, "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}",
-                 "-addext", f"subjectAltName={names}")  # fmt: skip
-        _openssl(folder, "ca", "-batch", "-config", "ca.cnf", "-cert", "ca.pem", "-keyfile", "ca.key", "-in",
-                 f"{name}.csr", "-out", f"{name}.pem", "-startdate", begin, "-enddate", end, "-notext")  # fmt: skip
-    _openssl(folder, "req", "-x509", *key, "-keyout", "self.key", "-out", "self.pem", "-days", "2", "-subj",
-             "/CN=self", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")  # fmt: skip
+        _openssl(folder, "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj",
+                 f"/CN={name}", "-addext", f"subjectAltName={names}")  # fmt: skip
+        _openssl(folder, "ca", "-batch", "-config", "ca.cnf", "-cert", "ca.pem", "-keyfile",
+                 "ca.key", "-in", f"{name}.csr", "-out", f"{name}.pem", "-startdate", begin,
+                 "-enddate", end, "-notext")  # fmt: skip
+    _openssl(folder, "req", "-x509", *key, "-keyout", "self.key", "-out", "self.pem", "-days", "2",
+             "-subj", "/CN=self", "-addext",
+             "subjectAltName=DNS:localhost,IP:127.0.0.1")  # fmt: skip
     return folder
 
 

@@ -34,8 +34,8 @@ def job_with(
 ) -> Job:
     """A job with a task for each page of one domain."""
     job = lpm.imports.open_job(
-        key=name, name=name, queue="default", source="file", source_file=f"/in/{name}", batch_size=100,
-        now=lpm.now(), deadline=deadline,
+        key=name, name=name, queue="default", source="file", source_file=f"/in/{name}",
+        batch_size=100, now=lpm.now(), deadline=deadline,
     )  # fmt: skip
     tasks: list[NewTask] = [
         new(f"http://a.example/{page}", line=line) for line, page in enumerate(pages, 1)

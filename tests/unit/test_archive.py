@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from warcio.archiveiterator import ArchiveIterator
 
-from crawler.db import segments
+from crawler.db import raw_pages
 from crawler.errors import StoreError, UsageError
 from crawler.lpm import LocalPersistenceManager
 from crawler.results import archive, bundle
@@ -149,14 +149,14 @@ def test_a_segment_is_written_for_a_day(tmp_path: Path) -> None:
     now = [datetime(2026, 11, 4, 12, tzinfo=UTC).timestamp()]
     ends: dict[str, int] = {}
 
-    def append(writer: segments.SegmentWriter) -> str:
-        [place] = writer.append([segments.packed(page(), "0" * 64)])
+    def append(writer: raw_pages.SegmentWriter) -> str:
+        [place] = writer.append([raw_pages.packed(page(), "0" * 64)])
         ends[place.segment] = writer.end
         writer.committed = True
         return place.segment
 
     # Given a writer that goes on for more than a day
-    writer = segments.SegmentWriter(tmp_path, lambda name: ends.get(name, 0), lambda: now[0])
+    writer = raw_pages.SegmentWriter(tmp_path, lambda name: ends.get(name, 0), lambda: now[0])
     first = append(writer)
     now[0] += DAY - 1
     assert append(writer) == first
@@ -166,11 +166,11 @@ def test_a_segment_is_written_for_a_day(tmp_path: Path) -> None:
 
     # When others come, soon and late
     now[0] += DAY / 2
-    soon = segments.SegmentWriter(tmp_path, lambda name: ends.get(name, 0), lambda: now[0])
+    soon = raw_pages.SegmentWriter(tmp_path, lambda name: ends.get(name, 0), lambda: now[0])
     assert append(soon) == second
     soon.close()
     now[0] += DAY / 2
-    late = segments.SegmentWriter(tmp_path, lambda name: ends.get(name, 0), lambda: now[0])
+    late = raw_pages.SegmentWriter(tmp_path, lambda name: ends.get(name, 0), lambda: now[0])
     third = append(late)
     late.close()
 
@@ -194,7 +194,7 @@ def test_a_strangers_file_in_raw_is_left_alone(lpm: LocalPersistenceManager) -> 
     theirs.write_bytes(b"theirs")
     lpm.close()
 
-    segments.mend(lpm.raw, lambda name: 0, lambda: True)
+    raw_pages.cut_uncommitted(lpm.raw, lambda name: 0, lambda: True)
     archive.prune(lpm, time.time() + 60, dry_run=False)
 
     assert [path.name for path in lpm.raw.iterdir()] == [theirs.name]

@@ -90,9 +90,9 @@ def signed(records: Sequence[dict[str, Any]], raw: bytes, **fields: Any) -> list
         if data
     ]
     manifest = {
-        "format": "crawler bundle", "version": 1, "crawler": "1", "ledger": "x", "created_at": "x", "job": None,
-        "since": None, "results": len(records), "pages": sum(record["raw"] is not None for record in records),
-        "members": listed,
+        "format": "crawler bundle", "version": 1, "crawler": "1", "ledger": "x", "created_at": "x",
+        "job": None, "since": None, "results": len(records),
+        "pages": sum(record["raw"] is not None for record in records), "members": listed,
     }  # fmt: skip
     files = [
         *((name.decode(), data) for name, data in members if data),
@@ -275,12 +275,16 @@ HOSTILE: dict[str, tuple[Callable[[list[Entry]], list[Entry]], str]] = {
     "own path": (lambda e: [entry("../../etc/passwd", b"x"), *e], "passwd where records/000001"),
     "absolute": (lambda e: [entry("/etc/passwd", b"x"), *e], "passwd where records/000001"),
     "escape": (lambda e: [entry("\x1b[2J", b"x"), *e], r"\\x1b\[2J where records/000001"),
-    "symlink": (lambda e: [*e[:2], other(type=tarfile.SYMTYPE, linkname="/etc"), e[2]], "does not write"),
-    "hard link": (lambda e: [*e[:2], other(type=tarfile.LNKTYPE, linkname="x"), e[2]], "does not write"),
-    "device": (lambda e: [*e[:2], other(type=tarfile.CHRTYPE, devmajor=1, devminor=5), e[2]], "does not write"),
+    "symlink": (lambda e: [*e[:2], other(type=tarfile.SYMTYPE, linkname="/etc"), e[2]],
+                "does not write"),
+    "hard link": (lambda e: [*e[:2], other(type=tarfile.LNKTYPE, linkname="x"), e[2]],
+                  "does not write"),
+    "device": (lambda e: [*e[:2], other(type=tarfile.CHRTYPE, devmajor=1, devminor=5), e[2]],
+               "does not write"),
     "fifo": (lambda e: [other(type=tarfile.FIFOTYPE), *e], "does not write"),
     "pax": (lambda e: [other(b"30 mtime=1\n", type=tarfile.XHDTYPE), *e], "does not write"),
-    "other mode": (lambda e: [other(e[0][1], name="records/000001.jsonl", mode=0o4755), *e[1:]], "does not write"),
+    "other mode": (lambda e: [other(e[0][1], name="records/000001.jsonl", mode=0o4755), *e[1:]],
+                   "does not write"),
     "twice": (lambda e: [e[0], e[0], *e[1:]], "not where its record says"),
     "pages twice": (lambda e: [e[0], e[1], e[1], e[2]], "where records/000002"),
     "order": (lambda e: [e[1], e[0], e[2]], "raw/000001.warc.gz where"),
@@ -290,9 +294,12 @@ HOSTILE: dict[str, tuple[Callable[[list[Entry]], list[Entry]], str]] = {
     "behind the manifest": (lambda e: [*e, e[0]], "behind its manifest"),
     "empty": (lambda e: [], "no manifest"),
     "empty records": (lambda e: [entry("records/000001.jsonl", b""), *e[1:]], "whole lines"),
-    "huge": (lambda e: [(bundle.tar_header("records/000001.jsonl", 8**11 - 1), b"")], "more than a bundle's members"),
-    "lying size": (lambda e: [(bundle.tar_header("records/000001.jsonl", 9_999_999), b"")], "cut off"),
-    "negative size": (lambda e: [(b"records/000001.jsonl".ljust(124, b"\0") + b"\xff" * 388, b"")], "does not write"),
+    "huge": (lambda e: [(bundle.tar_header("records/000001.jsonl", 8**11 - 1), b"")],
+             "more than a bundle's members"),
+    "lying size": (lambda e: [(bundle.tar_header("records/000001.jsonl", 9_999_999), b"")],
+                   "cut off"),
+    "negative size": (lambda e: [(b"records/000001.jsonl".ljust(124, b"\0") + b"\xff" * 388, b"")],
+                      "does not write"),
 }  # fmt: skip
 
 
@@ -353,10 +360,11 @@ def test_bombs(entries: list[Entry], tmp_path: Path) -> None:
 
 
 BAD_FIELDS: list[dict[str, Any]] = [
-    {"task_id": "../../../etc/passwd"}, {"task_id": "0" * 32 + "\n"}, {"task_id": 5}, {"url": "ftp://a.example/"},
-    {"url": ""}, {"priority": 0}, {"priority": 1 << 70}, {"queue": "fast"},
-    {"scraped_at": "yesterday"}, {"scraped_at": "2026-11-04T10:00:00"}, {"attempts": -1}, {"data": []},
-    {"input": "x"}, {"carried": None}, {"raw_html_hash": "0" * 64}, {"status_code": 1000}, {"parser": {}},
+    {"task_id": "../../../etc/passwd"}, {"task_id": "0" * 32 + "\n"}, {"task_id": 5},
+    {"url": "ftp://a.example/"}, {"url": ""}, {"priority": 0}, {"priority": 1 << 70},
+    {"queue": "fast"}, {"scraped_at": "yesterday"}, {"scraped_at": "2026-11-04T10:00:00"},
+    {"attempts": -1}, {"data": []}, {"input": "x"}, {"carried": None}, {"raw_html_hash": "0" * 64},
+    {"status_code": 1000}, {"parser": {}},
     {"raw": {"segment": "raw/000001.warc.gz", "offset": 1, "length": 5}},
     {"raw": {"segment": "raw/000001.warc.gz", "offset": 0, "length": -5}},
     {"raw": {"segment": "../raw", "offset": 0, "length": 5}},

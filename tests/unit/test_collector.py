@@ -42,7 +42,8 @@ def described(tmp_path: Path) -> Sites:
     """A folder of site files with one that can make URLs."""
     (tmp_path / "sites").mkdir()
     (tmp_path / "sites" / "beacon.yaml").write_text(
-        "hosts: [beacon.example]\nurl_template: https://beacon.example/{county}/{parcel_id}\nheaders: {X-Key: secret}\n"
+        "hosts: [beacon.example]\nurl_template: https://beacon.example/{county}/{parcel_id}\n"
+        "headers: {X-Key: secret}\n"
     )
     return sites.load(tmp_path)
 
@@ -125,8 +126,8 @@ def test_a_malformed_task_is_refused_with_its_reason(
 
 @pytest.mark.parametrize(
     "item",
-    [5, None, [], "x", {}, {"task_id": None}, {"task_id": ""}, {"task_id": "x" * 501}, {"task_id": True},
-     {"task_id": ["a"]}, {"task_id": "a\0b"}],
+    [5, None, [], "x", {}, {"task_id": None}, {"task_id": ""}, {"task_id": "x" * 501},
+     {"task_id": True}, {"task_id": ["a"]}, {"task_id": "a\0b"}],
 )  # fmt: skip
 def test_what_has_no_usable_id_is_kept_apart(item: Any, described: Sites, secrets: Secrets) -> None:
     """Nobody can be told of its end."""

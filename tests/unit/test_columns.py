@@ -22,9 +22,13 @@ from tests.support.patient import (
 )
 from tests.support.tasks import done, new, open_job, page
 
-TASKS = "SELECT id, url, url_key, domain, status, queue, priority, deadline, not_before, job_id FROM tasks ORDER BY id"
+TASKS = (
+    "SELECT id, url, url_key, domain, status, queue, priority, deadline, not_before, job_id "
+    "FROM tasks ORDER BY id"
+)
 ROWS = """SELECT url, source_line, source_item, t.input FROM tasks t UNION ALL
-          SELECT url, l.source_line, l.source_item, l.input FROM job_links l JOIN tasks ON id = task ORDER BY 1, 2"""
+          SELECT url, l.source_line, l.source_item, l.input
+          FROM job_links l JOIN tasks ON id = task ORDER BY 1, 2"""
 
 
 def verify(data: Path) -> list[str]:
@@ -149,8 +153,10 @@ def test_a_state_that_the_timeline_contradicts(tmp_path: Path, ended: str) -> No
     """A task that has ended otherwise than its timeline says is found; without a result it is
     collected again."""
     crawl(tmp_path, 20, 10)
-    change(tmp_path, f"UPDATE tasks SET status = 'skipped', completed_at = 1 WHERE id = 15; "
-                     f"INSERT INTO events (task, at, kind, detail) VALUES (15, 1, '{ended}', '{{}}')")  # fmt: skip
+    change(tmp_path, (
+        "UPDATE tasks SET status = 'skipped', completed_at = 1 WHERE id = 15; "
+        f"INSERT INTO events (task, at, kind, detail) VALUES (15, 1, '{ended}', '{{}}')"
+    ))  # fmt: skip
 
     assert (
         "1 tasks that ended otherwise than their timelines say"
@@ -182,8 +188,9 @@ def test_a_digest_that_is_not_that_of_the_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("table", "column", "where"),
-    [("results", "record", "task = 4"), ("tasks", "url", "id = 15"), ("tasks", "error_message", "id = 4"),
-     ("events", "detail", "task = 4"), ("jobs", "name", "id = 1"), ("results", "final_url", "task = 4")],
+    [("results", "record", "task = 4"), ("tasks", "url", "id = 15"),
+     ("tasks", "error_message", "id = 4"), ("events", "detail", "task = 4"),
+     ("jobs", "name", "id = 1"), ("results", "final_url", "task = 4")],
 )  # fmt: skip
 def test_a_text_that_is_none(tmp_path: Path, table: str, column: str, where: str) -> None:
     """A byte that no UTF-8 has is found in every column, and what it cost is told or made again."""
@@ -211,7 +218,8 @@ def test_a_page_of_two_results_is_lost_to_both(tmp_path: Path) -> None:
     columns = "raw_segment, raw_offset, raw_length, body_sha256"
     change(
         tmp_path,
-        f"UPDATE results SET ({columns}) = (SELECT {columns} FROM results WHERE task = 4) WHERE task = 5",
+        f"UPDATE results SET ({columns}) = (SELECT {columns} FROM results WHERE task = 4) "
+        "WHERE task = 5",
     )
     [(name, offset)] = ledger(
         tmp_path, "SELECT raw_segment, raw_offset FROM results WHERE task = 4"
@@ -276,8 +284,8 @@ def test_a_file_that_says_something_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "index",
-    ["tasks_waiting", "tasks_due", "tasks_by_job", "tasks_by_task_id", "tasks_by_url", "results_by_content",
-     "events_by_task"],
+    ["tasks_waiting", "tasks_due", "tasks_by_job", "tasks_by_task_id", "tasks_by_url",
+     "results_by_content", "events_by_task"],
 )  # fmt: skip
 def test_an_index_that_lacks_its_entries(tmp_path: Path, index: str) -> None:
     """Pages that are sound, but do not hold what the table does, are damage; a repair makes the
@@ -319,8 +327,9 @@ def test_an_empty_index_with_the_page_of_something_else(tmp_path: Path, index: s
 def test_a_sound_store_of_every_kind_contradicts_nothing(tmp_path: Path) -> None:
     """URLs with ports, addresses, other scripts and tracking parameters are what they were when
     they are read again."""
-    given = ("http://127.0.0.1:8000/?b=1&a=2", "https://[2001:db8::1]:8443/x", "http://bücher.example/ü?utm_source=x",
-             "http://localhost", "https://x.co.uk/#top", "http://a.b.c.example.com:81/%7Ea?&&q")  # fmt: skip
+    given = ("http://127.0.0.1:8000/?b=1&a=2", "https://[2001:db8::1]:8443/x",
+             "http://bücher.example/ü?utm_source=x", "http://localhost", "https://x.co.uk/#top",
+             "http://a.b.c.example.com:81/%7Ea?&&q")  # fmt: skip
     lpm = LocalPersistenceManager(tmp_path)
     job = open_job(lpm)
     lpm.persist_tasks([new(url, line=n) for n, url in enumerate(given)], job=job)

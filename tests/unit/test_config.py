@@ -68,8 +68,9 @@ def test_settings_of_features_that_are_missing_are_refused(name: str, feature: s
 def test_good_settings_are_read() -> None:
     """Every kind of value has its type."""
     settings = load(
-        {"STANDALONE": "true", "CRAWLER_WINDOW": "10", "CRAWLER_STALL_S": "2.5", "CRAWLER_RATE": "50/s",
-         "CRAWLER_ALLOW_NETS": "10.0.0.1/8, fd00::/8", "CRAWLER_DATA_DIR": "/somewhere"}
+        {"STANDALONE": "true", "CRAWLER_WINDOW": "10", "CRAWLER_STALL_S": "2.5",
+         "CRAWLER_RATE": "50/s", "CRAWLER_ALLOW_NETS": "10.0.0.1/8, fd00::/8",
+         "CRAWLER_DATA_DIR": "/somewhere"}
     )  # fmt: skip
 
     assert (settings.window, settings.stall_s, settings.rate) == (10, 2.5, "50/s")

@@ -63,7 +63,8 @@ def test_the_reference_is_what_the_program_prints(tmp_path: Path, command: str) 
     """Each block of docs/CLI.md is the help as a user sees it, to the letter."""
     done = subprocess.run(
         [sys.executable, "-m", "crawler", *command.split(), "--help"],
-        cwd=tmp_path, env=os.environ | {"COLUMNS": "112"}, capture_output=True, text=True, check=True,
+        cwd=tmp_path, env=os.environ | {"COLUMNS": "112"}, capture_output=True, text=True,
+        check=True,
     )  # fmt: skip
 
     assert f"```\n{done.stdout}```\n" in (ROOT / "docs" / "CLI.md").read_text()
@@ -87,7 +88,7 @@ def test_the_kill_table_has_one_source() -> None:
     readme = (ROOT / "README.md").read_text()
     filtered, plain, persistent, crawlee, celery = measured
 
-    assert list(stack.OTHERS) == measured
+    assert list(stack.PEER_LOSSES) == measured
     for peer in stack.PEERS.split(", "):
         assert peer.lower() in section
     assert re.search(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from crawler.db import guard, segments
+from crawler.db import guard, raw_pages
 from crawler.db.owners import Owner
 from crawler.db.pending import missing_files
 from crawler.doctor import examine, exit_code
@@ -222,7 +222,10 @@ def test_nothing_is_mended_under_the_hands_of_a_worker(tmp_path: Path) -> None:
     assert "python -m crawler down" in of(findings, "repair", "wrong")[0]
     assert not file.exists()
 
-    script = "import sys, apsw; db = apsw.Connection(sys.argv[1]); db.pragma('user_version'); print(1, flush=True); input()"
+    script = (
+        "import sys, apsw; db = apsw.Connection(sys.argv[1]); db.pragma('user_version'); "
+        "print(1, flush=True); input()"
+    )
     argv = [sys.executable, "-c", script, str(tmp_path / "lpm.db")]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         assert reader.stdout is not None
@@ -344,7 +347,8 @@ def test_a_flipped_bit_costs_one_page(tmp_path: Path) -> None:
     [segment] = (tmp_path / "raw").iterdir()
     [(task, url, offset, length)] = ledger(
         tmp_path,
-        "SELECT t.id, url, raw_offset, raw_length FROM results JOIN tasks t ON t.id = task WHERE task = 7",
+        "SELECT t.id, url, raw_offset, raw_length FROM results JOIN tasks t ON t.id = task "
+        "WHERE task = 7",
     )
     assert isinstance(offset, int)
     assert isinstance(length, int)
@@ -484,7 +488,9 @@ def test_a_segment_that_the_ledger_does_not_know(tmp_path: Path) -> None:
     """--repair sets it aside whole, although a worker would remove it."""
     crawl(tmp_path, 5, 5)
     strange = tmp_path / "raw" / "20200101T000000-00000000.warc.gz"
-    stored, lost = (segments.packed(page(f"http://a.example/{name}"), "") for name in ("1", "lost"))
+    stored, lost = (
+        raw_pages.packed(page(f"http://a.example/{name}"), "") for name in ("1", "lost")
+    )
     strange.write_bytes(gzip.compress(b"WARC/1.1\r\n\r\n") + stored + lost)
     content = strange.read_bytes()
 
@@ -505,8 +511,8 @@ def test_a_segment_of_failed_attempts_whose_row_was_lost(tmp_path: Path) -> None
     lpm.persist_tasks([new("http://a.example/wall"), new("http://a.example/good")])
     wall, good = lpm.get_next_pending("owner", 2)
     failed = Outcome(
-        task=wall, status=TaskStatus.FAILED, worker="w", page=page(wall.url, b"wall", 403), error_type="blocked",
-        quarantine=True,
+        task=wall, status=TaskStatus.FAILED, worker="w", page=page(wall.url, b"wall", 403),
+        error_type="blocked", quarantine=True,
     )  # fmt: skip
     lpm.save_result(failed, done(good))
     lpm.close()
@@ -522,7 +528,7 @@ def test_a_segment_of_failed_attempts_whose_row_was_lost(tmp_path: Path) -> None
     assert exit_code(look(tmp_path, repair=True)) == 0
     lpm = LocalPersistenceManager(tmp_path)
     lpm.bury()
-    segments.mend(
+    raw_pages.cut_uncommitted(
         lpm.raw,
         lambda name: dict(lpm.store.db.all("SELECT name, end FROM raw_segments")).get(name, 0),
         lambda: True,
@@ -846,7 +852,10 @@ def test_what_a_gateway_is_to_get_is_a_note(tmp_path: Path) -> None:
     lpm.outbox.retry([])
     lpm.mark_synced([parcel.own_id for parcel in lpm.outbox.pages(5, time.time())])
     lpm.close()
-    said = "5 results and 0 reports were delivered to the Gateway at https://gateway.example, none wait"
+    said = (
+        "5 results and 0 reports were delivered to the Gateway at https://gateway.example, "
+        "none wait"
+    )
     assert of(look(tmp_path), "gateway", "ok") == [said]
 
 

@@ -17,7 +17,10 @@ from crawler.sites import Site, load
 from crawler.sites.text import MAX_TEXT
 from tests.support.tasks import page
 
-BODY = b"<title>Parcel 7</title><h1>Parcel 12-3</h1><table><tr><th>Owner</th><td>Jane Roe</td></tr></table>"
+BODY = (
+    b"<title>Parcel 7</title><h1>Parcel 12-3</h1><table><tr><th>Owner</th><td>Jane Roe</td></tr>"
+    b"</table>"
+)
 FIELDS = """
   owner: th + td
   title: h1
@@ -85,8 +88,9 @@ def test_values_are_read_in_the_encoding_and_locale_of_the_file(described: Descr
         "  ratio: {css: .ratio, type: number, locale: en}\n"
     )
     body = (
-        "<meta charset=utf-8><p class=price>684\u00a0540,50 лв.</p><p class=area>1.234 м2</p><p class=city>Пловдив</p>"
-        "<p class=sold>Продаден на 03/04/2024 г.</p><p class=lift>Да</p><p class=ratio>1.234</p>"
+        "<meta charset=utf-8><p class=price>684\u00a0540,50 лв.</p><p class=area>1.234 м2</p><p "
+        "class=city>Пловдив</p><p class=sold>Продаден на 03/04/2024 г.</p><p class=lift>Да</p><p "
+        "class=ratio>1.234</p>"
     ).encode("cp1251")
 
     _, record, _ = read(site, body)

@@ -32,8 +32,8 @@ LIMITS = Limits(lambda domain: Rule(at_a_time=8), pages=32, processes=2)
 def job(deadline: float | None) -> Job:
     """A job with that deadline."""
     return Job(
-        id=1, name="a.csv", status=JobStatus.OPEN, queue="default", source_file=None, created_at=NOW,
-        completed_at=None, deadline=deadline,
+        id=1, name="a.csv", status=JobStatus.OPEN, queue="default", source_file=None,
+        created_at=NOW, completed_at=None, deadline=deadline,
     )  # fmt: skip
 
 
@@ -133,9 +133,9 @@ def test_who_drops_what_is_advised_keeps_the_deadline() -> None:
     assert forecast(kept, {}, limits, until_s=600).misses == 0
     said = sentence(seen, job(NOW + 600), limits, NOW, SOFIA)
     assert said.startswith(
-        "252 of 294 will miss the deadline 09:10 EET: too slow are a (1/m, 1 at a time; drop 215 of "
-        "its 224 tasks), b (1/m, 1 at a time; drop 23 of its 32 tasks) and 2 other domains (drop 14 "
-        "of their 32 tasks), or move the deadline to "
+        "252 of 294 will miss the deadline 09:10 EET: too slow are a (1/m, 1 at a time; drop 215 "
+        "of its 224 tasks), b (1/m, 1 at a time; drop 23 of its 32 tasks) and 2 other domains "
+        "(drop 14 of their 32 tasks), or move the deadline to "
     )
 
 
@@ -223,8 +223,8 @@ def test_a_slip_is_told_only_where_the_deadline_is_missed() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90s", 90), ("45m", 2700), ("1h30m", 5400), ("7d", 604_800), ("1.5h", 5400), (" 2H ", 7200), ("45", None),
-     ("m", None), ("-5m", None), ("", None), ("5 m", None)],
+    [("90s", 90), ("45m", 2700), ("1h30m", 5400), ("7d", 604_800), ("1.5h", 5400), (" 2H ", 7200),
+     ("45", None), ("m", None), ("-5m", None), ("", None), ("5 m", None)],
 )  # fmt: skip
 def test_spans(text: str, seconds: float | None) -> None:
     """Numbers with units, and nothing else."""
@@ -233,8 +233,9 @@ def test_spans(text: str, seconds: float | None) -> None:
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [("17:00", "17:00 EET"), ("9:30", "09:30 EET"), ("08:59", "Tue 17 Nov 08:59 EET"), ("23:59:59", "23:59 EET"),
-     ("2026-11-16T17:00", "17:00 EET"), ("2026-11-16T17:00+00:00", "19:00 EET"), ("2026-12-24", "Thu 24 Dec 00:00 EET"),
+    [("17:00", "17:00 EET"), ("9:30", "09:30 EET"), ("08:59", "Tue 17 Nov 08:59 EET"),
+     ("23:59:59", "23:59 EET"), ("2026-11-16T17:00", "17:00 EET"),
+     ("2026-11-16T17:00+00:00", "19:00 EET"), ("2026-12-24", "Thu 24 Dec 00:00 EET"),
      ("2027-07-01 12:00", "Thu 01 Jul 12:00 EEST")],
 )  # fmt: skip
 def test_moments(text: str, shown: str) -> None:

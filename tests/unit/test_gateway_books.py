@@ -259,7 +259,8 @@ def test_an_answer_has_no_more_tasks_than_fit(books: Books) -> None:
     assert retry_after(books, "w", 1) == 0
     with books.writing():
         books.db.execute(
-            "UPDATE tasks SET body = json_object('task_id', task_id, 'x', printf('%.5000000c', 'x'))"
+            "UPDATE tasks "
+            "SET body = json_object('task_id', task_id, 'x', printf('%.5000000c', 'x'))"
         )
     assert len(ask(books, "w", 60)) == 1
 

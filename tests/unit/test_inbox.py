@@ -12,7 +12,7 @@ import pytest
 
 from crawler.bulk import import_file
 from crawler.config import Settings
-from crawler.db import kernel, owners
+from crawler.db import guard, owners
 from crawler.errors import StoreError
 from crawler.history import timeline
 from crawler.inbox import Inbox, safe_name
@@ -334,20 +334,24 @@ def test_a_copy_is_abandoned_by_the_time_that_passed(tmp_path: Path) -> None:
 
 def test_another_kernel_is_known_by_its_name_while_it_writes(tmp_path: Path) -> None:
     """Its living workers keep the database shut; our own, or those long silent or gone, do not."""
-    lock = kernel.note(tmp_path / "run")
+    lock = guard.open_kernel_note(tmp_path / "run")
     assert try_lock(lock)
     opened = LocalPersistenceManager(tmp_path)
 
     # Given nobody, this kernel, and another that was silent for long
-    for name, age_s in (("", 0), (kernel.name(), 0), ("another\n\n", kernel.ALIVE_S + 1)):
-        kernel.write(lock, name)
+    for name, age_s in (
+        ("", 0),
+        (guard.kernel_name(), 0),
+        ("another\n\n", guard.KERNEL_ALIVE_S + 1),
+    ):
+        guard.write_kernel_note(lock, name)
         os.utime(tmp_path / "run" / "kernel", (time.time() - age_s,) * 2)
-        assert not kernel.is_other(tmp_path)
+        assert not guard.is_on_other_kernel(tmp_path)
         opened.close_after_check()
 
     # When another one writes, then it is closed
-    kernel.write(lock, "another\nmachine\n")
-    assert kernel.is_other(tmp_path)
+    guard.write_kernel_note(lock, "another\nmachine\n")
+    assert guard.is_on_other_kernel(tmp_path)
     with pytest.raises(StoreError, match="another machine"):
         opened.close_after_check()
     os.close(lock)
@@ -363,7 +367,7 @@ def test_the_inbox_goes_from_a_stopped_process_to_the_next(tmp_path: Path) -> No
     try:
         (tmp_path / "inbox" / "a.txt").write_text("http://a.example/1\n")
         wait_for(lambda: receipts(tmp_path, "done"), 30, "the file to be taken")
-        assert (tmp_path / "run" / "kernel").read_text() == kernel.name()
+        assert (tmp_path / "run" / "kernel").read_text() == guard.kernel_name()
         assert not stopped.keep()
     finally:
         inbox.stop()
@@ -378,7 +382,9 @@ def test_two_kernels_at_one_moment_give_way(tmp_path: Path) -> None:
     thread = threading.Thread(target=inbox.run)
     thread.start()
     note = tmp_path / "run" / "kernel"
-    wait_for(lambda: note.exists() and note.read_text() == kernel.name(), 5, "this kernel's name")
+    wait_for(
+        lambda: note.exists() and note.read_text() == guard.kernel_name(), 5, "this kernel's name"
+    )
 
     note.write_text("another\nmachine\n")
 
@@ -394,7 +400,7 @@ def test_a_torn_note_of_a_kernel_is_nobodys(tmp_path: Path, content: str) -> Non
     """What a power cut has left of `run/kernel` keeps nobody out."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "kernel").write_text(content)
-    assert not kernel.is_other(tmp_path)
+    assert not guard.is_on_other_kernel(tmp_path)
 
 
 @pytest.mark.parametrize("ahead_s", [0, 3600])
@@ -402,7 +408,7 @@ def test_an_earlier_boot_of_this_machine_keeps_nobody_out(tmp_path: Path, ahead_
     """Its note is gone after one look, however young it is, or dated in the future."""
     (tmp_path / "run").mkdir()
     note = tmp_path / "run" / "kernel"
-    boot, machine, _ = kernel.name().split("\n")
+    boot, machine, _ = guard.kernel_name().split("\n")
     note.write_text(f"another {boot}\n{machine if ahead_s == 0 else 'another'}\n")
     os.utime(note, (time.time() + ahead_s,) * 2)
 
@@ -414,19 +420,19 @@ def test_an_earlier_boot_of_this_machine_keeps_nobody_out(tmp_path: Path, ahead_
 def test_a_clone_with_this_machines_id_is_known_by_its_writing(tmp_path: Path) -> None:
     """Two virtual machines with one machine id do not share a database: who writes again is
     alive."""
-    lock = kernel.note(tmp_path / "run")
-    name = f"another {kernel.name()}"
+    lock = guard.open_kernel_note(tmp_path / "run")
+    name = f"another {guard.kernel_name()}"
     stopped = threading.Event()
 
     def live() -> None:
         while not stopped.wait(0.1):
-            kernel.write(lock, name)
+            guard.write_kernel_note(lock, name)
 
     clone = threading.Thread(target=live)
-    kernel.write(lock, name)
+    guard.write_kernel_note(lock, name)
     clone.start()
     try:
-        assert kernel.is_other(tmp_path)
+        assert guard.is_on_other_kernel(tmp_path)
     finally:
         stopped.set()
         clone.join()

@@ -40,8 +40,8 @@ VENDORS = {
 VENDORS |= {"aws waf", "kasada", "f5", "sucuri", "wordfence", "cloudfront", "vercel"}
 GOOD = ("ok", "thin")
 LONG = (
-    "The board met on Tuesday and heard the report of the surveyor on the bridge over the mill race. "
-    * 20
+    "The board met on Tuesday and heard the report of the surveyor on the bridge over the mill "
+    "race. " * 20
 )
 
 
@@ -63,8 +63,14 @@ MENU = "<div><ul>" + "".join(
     f'<li><a href="/{name}">{name}</a></li>'
     for name in ["Home", "Shop", "News", "Jobs", "Help", "Blog"]
 )
-FOOT = "<div><h4>Help</h4><a href=/d>Delivery</a><p>© 2026 Example Ltd. Registered in England and Wales.</p></div>"
-BANNER = "<div>We use cookies to improve your experience. <button>Accept all</button><button>Reject all</button></div>"
+FOOT = (
+    "<div><h4>Help</h4><a href=/d>Delivery</a><p>© 2026 Example Ltd. Registered in England and "
+    "Wales.</p></div>"
+)
+BANNER = (
+    "<div>We use cookies to improve your experience. <button>Accept all</button><button>Reject "
+    "all</button></div>"
+)
 TAGS = """<noscript><iframe src="https://www.googletagmanager.com/ns.html?id=G"></iframe></noscript>
 <script src="https://www.google.com/recaptcha/api.js?render=6L"></script>"""
 
@@ -116,7 +122,10 @@ def check(found: list[tuple[Sample, Verdict]]) -> None:
         for it, verdict in found
         if (it.name, it.vendor) != (verdict.name, verdict.vendor)
     )
-    message = f"{len(found)} pages, {right} exactly right, precision {precision:.3f}, recall {recall:.3f}\n{wrong}"
+    message = (
+        f"{len(found)} pages, {right} exactly right, precision {precision:.3f}, recall "
+        f"{recall:.3f}\n{wrong}"
+    )
     assert precision >= 0.98, message
     assert recall >= 0.95, message
     assert right >= 0.9 * len(found), message
@@ -241,7 +250,10 @@ def test_a_header_can_be_enough() -> None:
 def test_a_marker_that_is_only_spoken_of_is_none(marker: str) -> None:
     """A page that quotes a vendor's marker in its text is about walls, and is none."""
     quoted = marker.replace("<", "&lt;")
-    body = f"<title>Notes</title><h1>Notes on markers</h1><p>Look for <code>{quoted}</code> in the page that you got."
+    body = (
+        f"<title>Notes</title><h1>Notes on markers</h1><p>Look for <code>{quoted}</code> in the "
+        "page that you got."
+    )
 
     assert judged(page(body)).completed
 
@@ -253,7 +265,8 @@ def test_a_long_page_stays_good_with_a_captcha_in_it(sample: Sample) -> None:
     """A form with a captcha, a login box and a consent banner below an article take nothing from
     it."""
     extras = (
-        '<form><input name="a"><input name="b"><div class="g-recaptcha"></div></form><input type="password">'
+        '<form><input name="a"><input name="b"><div class="g-recaptcha"></div></form>'
+        '<input type="password">'
         "<div>We use cookies <button>Accept all</button></div>"
     )
     body = sample.page.body.decode() + f"<p>{LONG}</p>{extras}"
@@ -265,7 +278,10 @@ def test_a_long_page_stays_good_with_a_captcha_in_it(sample: Sample) -> None:
 def test_paragraphs_around_a_page_do_not_make_it_rich(around: str) -> None:
     """However much they say, a page that only a script fills is none; the same words in the page
     itself are one."""
-    shell = f"<title>Parcels</title><div id=root></div>{{}}<{around}><p>{{}}</p></{around}><script src=a.js></script>"
+    shell = (
+        f"<title>Parcels</title><div id=root></div>{{}}<{around}><p>{{}}</p></{around}><script "
+        "src=a.js></script>"
+    )
 
     assert judged(page(shell.format("", LONG))).name == "empty_shell"
     assert judged(page(shell.format(f"<div><p>{LONG}</p></div>", ""))).name == "ok"
@@ -297,10 +313,11 @@ def test_a_title_says_something_only_if_it_says_nothing_else(line: str, said: st
 
 
 FRAGMENTS = st.sampled_from(
-    "<html> <body> <title>404</title> <title>Just_a_moment <h1>Page_not_found</h1> <h2>Login <form> <input "
-    "type=password> type=hidden name=SAMLRequest> <div_id=root> <div_hidden> <noscript>JavaScript</noscript> <table> "
-    '<tr><td>x <script>window._cf_chl_opt={} </script> <script_type=application/ld+json>{"@type" ":" "} </div> '
-    "<frameset> <template> <svg> <a_href=x> <button>Accept</button> <iframe> <style> <!-- --> <select><option> &#0; "
+    "<html> <body> <title>404</title> <title>Just_a_moment <h1>Page_not_found</h1> <h2>Login "
+    "<form> <input type=password> type=hidden name=SAMLRequest> <div_id=root> <div_hidden> "
+    "<noscript>JavaScript</noscript> <table> <tr><td>x <script>window._cf_chl_opt={} </script> "
+    '<script_type=application/ld+json>{"@type" ":" "} </div> <frameset> <template> <svg> '
+    "<a_href=x> <button>Accept</button> <iframe> <style> <!-- --> <select><option> &#0; "
     "captcha g-recaptcha fatal_error on_line  <app-root> \0 \u2028 \ud83d".replace(
         "_", "\u00a0"
     ).split(" ")

@@ -23,7 +23,7 @@ import pytest
 from warcio.archiveiterator import ArchiveIterator
 
 from crawler import urls
-from crawler.db import owners, schema, segments
+from crawler.db import owners, raw_pages, schema
 from crawler.db.connection import busy_handler, retry_on_busy
 from crawler.db.owners import Owner
 from crawler.db.tasks import Place
@@ -86,9 +86,9 @@ def test_a_result_has_the_documented_shape(lpm: LocalPersistenceManager) -> None
     result = json.loads(path.read_text())
 
     assert list(result) == [
-        "task_id", "parcel_id", "platform", "state", "county", "data", "scraped_at", "parse_duration_ms",
-        "raw_html_hash", "url", "final_url", "status_code", "verdict", "job", "queue", "priority", "attempts", "input",
-        "parser", "raw", "site", "same_as",
+        "task_id", "parcel_id", "platform", "state", "county", "data", "scraped_at",
+        "parse_duration_ms", "raw_html_hash", "url", "final_url", "status_code", "verdict", "job",
+        "queue", "priority", "attempts", "input", "parser", "raw", "site", "same_as",
     ]  # fmt: skip
     assert path.stem == result["task_id"]
     assert (result["county"], result["state"], result["input"], result["job"]) == (
@@ -676,8 +676,8 @@ def test_a_segment_that_was_never_committed_leaves_nothing(lpm: LocalPersistence
     """Commits that fail again and again, as on a full disk, do not leave a segment each."""
     lpm.close_after_check()
     for _ in range(3):
-        writer = segments.SegmentWriter(lpm.raw, lambda name: 0)
-        writer.append([segments.packed(page(), "0" * 64)])
+        writer = raw_pages.SegmentWriter(lpm.raw, lambda name: 0)
+        writer.append([raw_pages.packed(page(), "0" * 64)])
         writer.close()
 
     assert list(lpm.raw.iterdir()) == []

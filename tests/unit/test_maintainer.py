@@ -83,8 +83,8 @@ def with_deadline(
     """The maintainer of a job of 500 pages that is to be done in so many seconds."""
     lpm = LocalPersistenceManager(data, clock=clock)
     job = lpm.imports.open_job(
-        key="job", name="job", queue="default", source="file", source_file=None, batch_size=100, now=BEGAN,
-        deadline=BEGAN + deadline_s,
+        key="job", name="job", queue="default", source="file", source_file=None, batch_size=100,
+        now=BEGAN, deadline=BEGAN + deadline_s,
     )  # fmt: skip
     lpm.persist_tasks([new(f"http://a.example/{n}", parcel_id=str(n)) for n in range(500)], job=job)
     lpm.imports.close(job, lpm.now())

@@ -2,8 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 
 import pytest
 
@@ -13,6 +13,7 @@ record."""
 
 READER = """
 import os
+import sys
 from crawler.errors import FetchError
 from crawler.scraping import examine
 from crawler.sites import Site
@@ -21,7 +22,8 @@ from tests.support.tasks import page
 from tests.unit.test_memory import FIELDS, MANY_FIELDS, PAGES, REPEATED
 
 def made(fields):
-    return Site(name="county", version="1", fields={str(n): Field(**field) for n, field in enumerate(fields)})
+    named = {str(number): Field(**field) for number, field in enumerate(fields)}
+    return Site(name="county", version="1", fields=named)
 
 every, many = made(FIELDS), made(MANY_FIELDS)
 
@@ -45,9 +47,10 @@ def measure(body, site):
 
 for site in (every, many):
     read(b"<p>small \\xff</p>" * 100, site)
-for name, make in (PAGES | REPEATED).items():
+for name in map(str.strip, sys.stdin):
     if os.fork() == 0:
-        print(name, *measure(make(), many if name in REPEATED else every), sep=";", flush=True)
+        body = (PAGES | REPEATED)[name]()
+        print(*measure(body, many if name in REPEATED else every), sep=";", flush=True)
         os._exit(0)
     os.wait()
 """
@@ -225,22 +228,35 @@ REPEATED: dict[str, Callable[[], str]] = {
 """Pages that a site with very many fields repeats in each of them."""
 
 
+Measure = Callable[[str], tuple[str, int]]
+
+
 @pytest.fixture(scope="module")
-def measured() -> dict[str, tuple[str, int]]:
-    """What came of each page, and by how many megabytes the process that read it has grown: each
-    has its own."""
-    ended = subprocess.run(
-        [sys.executable, "-c", READER], capture_output=True, text=True, check=True
-    )
-    rows = [line.split(";") for line in ended.stdout.splitlines()]
-    return {name: (outcome, int(grown)) for name, outcome, grown in rows}
+def measured() -> Iterator[Measure]:
+    """What came of a page, and by how many megabytes the process that read it has grown: each has
+    its own fork of one reader."""
+    with subprocess.Popen(
+        [sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
+        given, answers = reader.stdin, reader.stdout
+        assert given
+        assert answers
+
+        @cache
+        def measure(name: str) -> tuple[str, int]:
+            print(name, file=given, flush=True)
+            outcome, grown = answers.readline().split(";")
+            return outcome, int(grown)
+
+        yield measure
+    assert reader.returncode == 0
 
 
 @pytest.mark.parametrize("name", [*PAGES, *REPEATED])
-def test_one_page_adds_little_memory(measured: dict[str, tuple[str, int]], name: str) -> None:
+def test_one_page_adds_little_memory(measured: Measure, name: str) -> None:
     """Whatever is read or refused: the peak grows by no more than the promise while a page is
     read."""
-    outcome, grown = measured[name]
+    outcome, grown = measured(name)
 
     assert grown <= MOST_MB, f"{outcome}: {grown} MB"
 
@@ -256,6 +272,6 @@ def test_one_page_adds_little_memory(measured: dict[str, tuple[str, int]], name:
         "one text",
     ],
 )
-def test_large_pages_are_read(measured: dict[str, tuple[str, int]], name: str) -> None:
+def test_large_pages_are_read(measured: Measure, name: str) -> None:
     """What real archives send is within the limit."""
-    assert measured[name][0] == "ok"
+    assert measured(name)[0] == "ok"

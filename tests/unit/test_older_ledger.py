@@ -9,7 +9,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from crawler.db import segments
+from crawler.db import raw_pages
 from crawler.errors import StoreError
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Raw
@@ -17,7 +17,10 @@ from crawler.results import export
 from tests.support.patient import crawl, ledger, look, wrong
 from tests.support.tasks import done, new, open_job, page
 
-PLACES = "SELECT task_id, final_url, raw_segment, raw_offset, raw_length FROM tasks JOIN results ON task = id ORDER BY 1"
+PLACES = (
+    "SELECT task_id, final_url, raw_segment, raw_offset, raw_length FROM tasks JOIN results ON "
+    "task = id ORDER BY 1"
+)
 
 
 def fetch(lpm: LocalPersistenceManager, count: int) -> None:
@@ -63,7 +66,7 @@ def all_read(data: Path, results: list[tuple[object, ...]]) -> bool:
     """Whether the page of each result is where it was."""
     for _, url, name, offset, length in results:
         place = Raw(segment=str(name), offset=int(str(offset)), length=int(str(length)))
-        segments.read(data / "raw", place, str(url))
+        raw_pages.read(data / "raw", place, str(url))
     return True
 
 
@@ -88,7 +91,7 @@ def test_nothing_is_cut_that_an_older_ledger_does_not_know(
 
     more(data, "other", 5)
     lpm = LocalPersistenceManager(data)
-    segments.mend(lpm.raw, lambda name: 0, lpm.pages._may_cut)
+    raw_pages.cut_uncommitted(lpm.raw, lambda name: 0, lpm.pages._may_cut)
     lpm.close()
 
     assert all_read(data, results)

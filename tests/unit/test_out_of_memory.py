@@ -1,12 +1,14 @@
 """A process that runs out of memory while it reads a page does not blame the page."""
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 READER = """
-import os, resource, sys
+import json, os, resource, sys
 from crawler.errors import FetchError, shortage_of
 from crawler.scraping import examine
 from crawler.sites import css, selectors
@@ -15,23 +17,24 @@ from crawler.sites.sitefile import Field
 from tests.support.tasks import page
 from tests.unit.test_out_of_memory import FIELDS, PAGES
 
-site = Site(name="county", version="1", fields={name: Field(**field) for name, field in FIELDS.items()})
+fields = {name: Field(**field) for name, field in FIELDS.items()}
+site = Site(name="county", version="1", fields=fields)
 for field in site.fields.values():  # as a worker does when it starts
     css.compile(field.css)
     if field.regex:
         selectors.pattern(field.regex)
 
-LIMIT, FIELD = {"address space": (resource.RLIMIT_AS, 0), "data": (resource.RLIMIT_DATA, 5)}[sys.argv[2]]
+LIMITS = {"address space": (resource.RLIMIT_AS, 0), "data": (resource.RLIMIT_DATA, 5)}
 
-def limited(room):
+def limited(limit, field, room):
     with open("/proc/self/statm") as pages:
-        taken = int(pages.read().split()[FIELD]) * resource.getpagesize()
-    resource.setrlimit(LIMIT, (taken + room, resource.RLIM_INFINITY))
+        taken = int(pages.read().split()[field]) * resource.getpagesize()
+    resource.setrlimit(limit, (taken + room, resource.RLIM_INFINITY))
 
-def outcome(body, room):
+def outcome(body, limit, field, room):
     it = page("https://county.example/", body)
     try:
-        limited(room)
+        limited(limit, field, room)
         read = examine(it, site)
         return f"{read.verdict.name} {hash(read.encoded)}"
     except Exception as error:
@@ -39,14 +42,14 @@ def outcome(body, room):
             return "shortage"
         return f"{type(error).__name__}: {error}"
     finally:
-        resource.setrlimit(LIMIT, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.setrlimit(limit, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
-def in_child(body, room):
+def in_child(body, limit, field, room):
     ours, theirs = os.pipe()
     child = os.fork()
     if not child:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        os.write(theirs, outcome(body, room).encode())
+        os.write(theirs, outcome(body, limit, field, room).encode())
         os._exit(0)
     os.close(theirs)
     with os.fdopen(ours, "rb") as answer:
@@ -54,11 +57,14 @@ def in_child(body, room):
     ended = os.waitpid(child, 0)[1]
     return said or f"ended by signal {ended}"
 
-body = PAGES[sys.argv[1]]
-well = in_child(body, 1 << 33)
-most = 20_000_000 + 20 * len(body)
-said = [in_child(body, room) for room in (*range(0, 1_000_000, 50_000), *range(1_000_000, most, most // 20))]
-print(well, "shortage" in said, *{one for one in said if one not in (well, "shortage")}, sep="\\n")
+for line in sys.stdin:
+    name, kind = json.loads(line)
+    body, (limit, field) = PAGES[name], LIMITS[kind]
+    well = in_child(body, limit, field, 1 << 33)
+    most = 20_000_000 + 20 * len(body)
+    rooms = (*range(0, 1_000_000, 50_000), *range(1_000_000, most, most // 20))
+    said = {in_child(body, limit, field, room) for room in rooms}
+    print(json.dumps([well, "shortage" in said, sorted(said - {well, "shortage"})]), flush=True)
 """
 LD = '<script type="application/ld+json">'
 FIELDS = {
@@ -88,16 +94,28 @@ PAGES = {
 }
 
 
+@pytest.fixture(scope="module")
+def reader() -> Iterator[subprocess.Popen[str]]:
+    """A process that reads pages, each in forks with less and less memory."""
+    with subprocess.Popen(
+        [sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
+        yield reader
+    assert reader.returncode == 0
+
+
 @pytest.mark.parametrize("limit", ["address space", "data"])
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_not_blamed_for_want_of_memory(name: str, limit: str) -> None:
+def test_a_page_is_not_blamed_for_want_of_memory(
+    reader: subprocess.Popen[str], name: str, limit: str
+) -> None:
     """However little memory is left: the page is read as ever, or what is lacking is known to be
     ours."""
-    ended = subprocess.run(
-        [sys.executable, "-c", READER, name, limit], capture_output=True, text=True, check=True
-    )
-    well, was_short, *others = ended.stdout.splitlines()
+    assert reader.stdin
+    assert reader.stdout
+    print(json.dumps([name, limit]), file=reader.stdin, flush=True)
+    well, was_short, others = json.loads(reader.stdout.readline())
 
     assert well.split()[0] in ("ok", "thin", "soft_404", "login_wall")
-    assert was_short == "True"
+    assert was_short
     assert others == []

@@ -10,7 +10,7 @@ import pytest
 
 from crawler import sites
 from crawler.db import owners
-from crawler.db.sql import HELD
+from crawler.db.store import HELD
 from crawler.errors import FetchError
 from crawler.fetch.budget import Memory
 from crawler.fetch.http import Request, RequestHook

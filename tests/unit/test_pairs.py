@@ -102,7 +102,8 @@ def test_parts_that_look_like_records_give_nothing(name: str) -> None:
     "html",
     [
         "<table><tr><td>The office is closed on Monday.</td><td>5/1/2026</td></tr></table>",
-        "<table><tr><td>Office moves</td><td>5/1/2026</td></tr><tr><td>New hours</td><td>May 3, 2026</td></tr></table>",
+        "<table><tr><td>Office moves</td><td>5/1/2026</td></tr><tr><td>New hours</td><td>May 3, "
+        "2026</td></tr></table>",
         "<table><tr><td>1 May 2026</td><td>The office is closed</td></tr></table>",
         "<table><tr><td><a href=/>Home</a></td><td><a href=/s>Search</a></td></tr></table>",
         "<table><tr><td>Year</td><td><select><option>2025<option>2026</select></td></tr></table>",
@@ -110,11 +111,13 @@ def test_parts_that_look_like_records_give_nothing(name: str) -> None:
         "<dl><dt>How do I appeal?<dd>You can send a letter to the board until May.</dl>",
         "<div><div>12,345</div><div>Parcels</div></div><div><div>12</div><div>Towns</div></div>",
         "<label>Owner name</label><input value='type a name'><button>Search</button>",
-        "<footer><b>Phone:</b> 555-0100</footer><div class='page-footer'><dl><dt>Phone<dd>555-0100</dl></div>",
+        "<footer><b>Phone:</b> 555-0100</footer><div class='page-footer'><dl>"
+        "<dt>Phone<dd>555-0100</dl></div>",
         "<div><b>Welcome</b><br>County of Mill</div>",
         "<p>Set <b>Owner</b> to a name.</p><p>Set <b>Acres</b> to 2.</p>",
         "<p><em>Owner</em> is set to a name.</p><p><em>Acres</em> is 2.</p>",
-        "<p>He said: we will see.</p><p>She said: we will not.</p><p>They said: perhaps one day.</p>",
+        "<p>He said: we will see.</p><p>She said: we will not.</p><p>They said: perhaps one "
+        "day.</p>",
         "<p>Note: closed today</p><p>Warning: wet floor</p><p>Tip: come early</p>",
         "<p>Ann: Yes</p><p>Bob: No</p><p>Ann: Why</p><p>Bob: Well</p><p>Ann: Oh</p><p>Bob: So</p>",
         "<ul><li>Owner: ROE JANE</li><li>The office is closed.</li><li>Acres: 2</li></ul>",
@@ -136,7 +139,8 @@ def test_what_is_no_pair_is_left_out(html: str) -> None:
             {"Owner": "ROE JANE", "Site": "1 MAIN ST"},
         ),
         (
-            "<table><tr><td>Owner<td>ROE JANE<tr><td colspan=2><table><tr><th>Acres<td>1.5</table></table>",
+            "<table><tr><td>Owner<td>ROE JANE<tr><td colspan=2><table><tr><th>Acres<td>1.5</table>"
+            "</table>",
             {"Owner": "ROE JANE", "Acres": "1.5"},
         ),
         (

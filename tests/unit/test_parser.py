@@ -14,7 +14,7 @@ from tests.support.tasks import page
 
 
 def _numbered(tag: str, count: int) -> str:
-    return "".join(tag.format(number) for number in range(count))
+    return "".join(map(tag.format, range(count)))
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,10 @@ def test_a_child_that_does_not_start_is_told_in_one_line(
 
 def test_a_full_disk_is_told_whatever_the_error_says(tmp_path: Path) -> None:
     """Redis calls it MISCONF, and where nothing can be written there is no text at all."""
-    refused = "Traceback …\nredis.exceptions.ResponseError: MISCONF Errors writing to the AOF file: No space left\n"
+    refused = (
+        "Traceback …\nredis.exceptions.ResponseError: MISCONF Errors writing to the AOF file: No "
+        "space left\n"
+    )
 
     assert in_short(refused, tmp_path) == "no room was left on the disk"
     assert disk_full(tmp_path) == ""

@@ -370,7 +370,10 @@ def test_parquet_has_types() -> None:
 
 def test_markdown_is_inert() -> None:
     """No HTML, no link, no markup and no line of a page's own reaches the document."""
-    text = "<script>alert(1)</script> [x](javascript:1) ![i](http://e.example/i) `a` a|b\n\n# h www.e.example o@e.example"
+    text = (
+        "<script>alert(1)</script> [x](javascript:1) ![i](http://e.example/i) `a` a|b\n\n# h "
+        "www.e.example o@e.example"
+    )
     document = written("md", result({"title": text, text: text})).decode()
 
     assert [line for line in document.splitlines() if line.startswith("#")] == [

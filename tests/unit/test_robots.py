@@ -106,8 +106,9 @@ def test_its_rules_are_obeyed(tmp_path: Path, text: str, path: str, outcome: str
 @pytest.mark.parametrize(
     ("status", "outcome"),
     [
-        (200, "robots"), (204, "robots"), (301, 0.0), (400, 0.0), (401, 0.0), (403, 0.0), (404, 0.0), (410, 0.0),
-        (429, "robots_unreachable"), (500, "robots_unreachable"), (503, "robots_unreachable"),
+        (200, "robots"), (204, "robots"), (301, 0.0), (400, 0.0), (401, 0.0), (403, 0.0),
+        (404, 0.0), (410, 0.0), (429, "robots_unreachable"), (500, "robots_unreachable"),
+        (503, "robots_unreachable"),
     ],
 )  # fmt: skip
 def test_a_missing_file_allows_all_and_a_server_in_trouble_nothing(

@@ -21,7 +21,8 @@ URL = "https://county.example/parcels/7"
 PLENTY = 10**9
 
 PAGE = """
-<html><head><base href="/files/"><title>Parcel 12-3</title><style>td { color: red }</style></head><body>
+<html><head><base href="/files/"><title>Parcel 12-3</title><style>td { color: red }</style></head>
+<body>
 <h1>Parcel   12-3
  <small>(active)</small></h1>
 <table class="facts">
@@ -32,7 +33,8 @@ PAGE = """
   <tr><th>Homestead</th><td>Yes</td></tr>
   <tr><th>Rooms</th><td>7</td></tr>
 </table>
-<div class="gallery"><img src="a.jpg" alt="Front"><img src="/b.jpg"><img alt="none"><img src="javascript:x()"></div>
+<div class="gallery"><img src="a.jpg" alt="Front"><img src="/b.jpg"><img alt="none">
+<img src="javascript:x()"></div>
 <p class="legal">Lot 5, <i>Block 2</i></p><p class="legal">Lot 6</p><p class="legal"> </p>
 <a class="map" href="../map?x=1#top">Map</a>
 </body></html>
@@ -340,13 +342,16 @@ MEANINGS: dict[str, Callable[[LexborNode, LexborHTMLParser], bool]] = {
     "div + u": lambda n, t: n.tag == "u" and bool(e := earlier(n)) and e[-1].tag == "div",
     "div ~ u": lambda n, t: n.tag == "u" and any(e.tag == "div" for e in earlier(n)),
     "div .x u": lambda n, t: (
-        n.tag == "u" and any(mark("x")(a) and any(b.tag == "div" for b in ancestors(a)) for a in ancestors(n))
+        n.tag == "u"
+        and any(mark("x")(a) and any(b.tag == "div" for b in ancestors(a)) for a in ancestors(n))
     ),
     "div .x > u": lambda n, t: (
-        n.tag == "u" and (p := parent(n)) is not None and mark("x")(p) and any(b.tag == "div" for b in ancestors(p))
+        n.tag == "u" and (p := parent(n)) is not None and mark("x")(p)
+        and any(b.tag == "div" for b in ancestors(p))
     ),
     ".x ~ u .y": lambda n, t: (
-        mark("y")(n) and any(a.tag == "u" and any(mark("x")(e) for e in earlier(a)) for a in ancestors(n))
+        mark("y")(n)
+        and any(a.tag == "u" and any(mark("x")(e) for e in earlier(a)) for a in ancestors(n))
     ),
     "u, .x": lambda n, t: n.tag == "u" or mark("x")(n),
     "div u, .x.y, u + u": lambda n, t: (
@@ -367,7 +372,9 @@ MEANINGS: dict[str, Callable[[LexborNode, LexborHTMLParser], bool]] = {
     "u:last-child": lambda n, t: n.tag == "u" and index(n, from_end=True) == 1,
     "u:nth-child(2 of .x)": lambda n, t: n.tag == "u" and mark("x")(n) and index(n, mark("x")) == 2,
     "div:has(u)": lambda n, t: n.tag == "div" and has(n, t, tag("u")),
-    "div:has(> u)": lambda n, t: n.tag == "div" and has(n, t, lambda e: e.tag == "u" and _is_child(e, n)),
+    "div:has(> u)": lambda n, t: (
+        n.tag == "div" and has(n, t, lambda e: e.tag == "u" and _is_child(e, n))
+    ),
     "div:has(+ u)": lambda n, t: n.tag == "div" and any(
         e.tag == "u" and bool(b := earlier(e)) and b[-1].mem_id == n.mem_id for e in siblings(n)
     ),
@@ -375,10 +382,14 @@ MEANINGS: dict[str, Callable[[LexborNode, LexborHTMLParser], bool]] = {
         e.tag == "u" and any(b.mem_id == n.mem_id for b in earlier(e)) for e in siblings(n)
     ),
     "div:has(.x u)": lambda n, t: n.tag == "div" and any(
-        e.tag == "u" and any(mark("x")(a) and any(b.mem_id == n.mem_id for b in ancestors(a)) for a in ancestors(e))
+        e.tag == "u"
+        and any(mark("x")(a) and any(b.mem_id == n.mem_id for b in ancestors(a))
+                for a in ancestors(e))
         for e in below(n, t)
     ),
-    "div:has(u:has(.x))": lambda n, t: n.tag == "div" and has(n, t, lambda e: e.tag == "u" and has(e, t, mark("x"))),
+    "div:has(u:has(.x))": lambda n, t: (
+        n.tag == "div" and has(n, t, lambda e: e.tag == "u" and has(e, t, mark("x")))
+    ),
     "div:not(:has(u)) .y": lambda n, t: mark("y")(n) and any(
         a.tag == "div" and not has(a, t, tag("u")) for a in ancestors(n)
     ),
@@ -393,7 +404,8 @@ MEANINGS: dict[str, Callable[[LexborNode, LexborHTMLParser], bool]] = {
         not mark("x")(a) and any(b.tag == "div" for b in ancestors(a)) for a in ancestors(n)
     ),
     "[class~=x] > u[class='x y']": lambda n, t: (
-        n.tag == "u" and n.attributes.get("class") == "x y" and (p := parent(n)) is not None and mark("x")(p)
+        n.tag == "u" and n.attributes.get("class") == "x y"
+        and (p := parent(n)) is not None and mark("x")(p)
     ),
 }  # fmt: skip
 

@@ -578,7 +578,10 @@ async def two_origins(
             seen.append({**headers, "path": path})
             if path.startswith("/to/"):
                 target = path.removeprefix("/to/")
-                answer = f"HTTP/1.1 302 Found\r\nLocation: {target}\r\nSet-Cookie: hop{len(seen)}=1; Path=/\r\n"
+                answer = (
+                    f"HTTP/1.1 302 Found\r\nLocation: {target}\r\nSet-Cookie: hop{len(seen)}=1; "
+                    "Path=/\r\n"
+                )
             else:
                 answer = "HTTP/1.1 200 OK\r\n"
             writer.write(f"{answer}Content-Length: 0\r\n\r\n".encode())
@@ -685,7 +688,8 @@ def test_cookies_are_the_job_s_and_the_domain_s(site: Site) -> None:
     async def work() -> None:
         one, other = LiveSession(), LiveSession()
         async with Client(100_000) as made:
-            url = f"{site.url}/set-cookie?c=sid%3D1%3B%20Path%3D/&c=evil%3D1%3B%20Domain%3Dexample.com&to=/echo"
+            good, evil = "sid%3D1%3B%20Path%3D/", "evil%3D1%3B%20Domain%3Dexample.com"
+            url = f"{site.url}/set-cookie?c={good}&c={evil}&to=/echo"
             assert (await echoed(made, url, session=one))["cookie"] == ["sid=1"]
             assert (await echoed(made, f"{site.url}/echo", session=one))["cookie"] == ["sid=1"]
             assert "cookie" not in await echoed(made, f"{site.url}/echo", session=other)

@@ -239,7 +239,8 @@ def test_every_reason_is_named_and_accepted_by_name(shared: Shared, rows_too: bo
     )
     change(
         shared.data,
-        f"INSERT INTO losses (job_id, at, kind, what) VALUES ({shared.first.id}, 1, 'pages', 'its pages were lost')",
+        f"INSERT INTO losses (job_id, at, kind, what) VALUES ({shared.first.id}, 1, 'pages', 'its "
+        "pages were lost')",
     )
     if rows_too:
         change(shared.data, "DELETE FROM results WHERE task = 1")

@@ -150,7 +150,8 @@ def test_what_other_programs_write(tmp_path: Path) -> None:
     is the same sheet."""
     hint = "<x:is><x:t>東</x:t><x:rPh><x:t>ひがし</x:t></x:rPh></x:is>"
     text = f"""<x:worksheet xmlns:x="{MAIN}"><x:sheetData>
-      <x:row><x:c t="inlineStr"><x:is><x:t>url</x:t></x:is></x:c> <x:c t="inlineStr">{hint}</x:c></x:row>
+      <x:row><x:c t="inlineStr"><x:is><x:t>url</x:t></x:is></x:c>
+        <x:c t="inlineStr">{hint}</x:c></x:row>
       <x:row r="7"> <x:c r="B7" t="b"><x:v>1</x:v></x:c> <x:c r="D7" t="e"><x:v>#N/A</x:v></x:c>
         <x:c r="E7" s="3"/></x:row>
       <x:row><x:c t="str"><x:f>A1</x:f><x:v>http://a.example/?a=1&amp;b=2</x:v></x:c></x:row>

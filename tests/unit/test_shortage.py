@@ -276,7 +276,10 @@ def test_a_process_with_hardly_any_memory_charges_no_page(tmp_path: Path) -> Non
         while True:
             asked = await reader.readuntil(b"\r\n\r\n")
             coding, body = [*CODED.items()][int(asked.split(b"/")[1].split()[0])]
-            head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {coding}\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = (
+                f"HTTP/1.1 200 OK\r\nContent-Encoding: {coding}\r\nContent-Length: {len(body)}\r\n"
+                "\r\n"
+            )
             writer.write(head.encode() + body)
             await writer.drain()
 

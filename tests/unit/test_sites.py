@@ -96,7 +96,10 @@ def test_a_site_says_only_what_is_other(write: Write) -> None:
     """Of retry and headers each key is overlaid by itself, headers whatever their case; an empty
     one takes away."""
     folder = write(
-        defaults="timeout_s: 20\nretry: {attempts: 5, base_s: 2}\nheaders: {X-One: a, X-Two: b, X-Three: c}\n",
+        defaults=(
+            "timeout_s: 20\nretry: {attempts: 5, base_s: 2}\nheaders: {X-One: a, X-Two: b, "
+            "X-Three: c}\n"
+        ),
         one="hosts: one.example\nretry: {base_s: 4}\nheaders: {x-two: z, X-Three: }\nfields:\n",
     )
 
@@ -204,7 +207,10 @@ def test_fields_take_the_place_of_the_general_reading(
     """A site with fields has no other, unless a file says so; saying what holds anyway changes no
     version."""
     site = named(load(write(one=f"hosts: one.example\n{own}\n", defaults=defaults)), "one")
-    said = f"hosts: one.example\n{own.partition('structured')[0]}\nstructured: {str(structured).lower()}\n"
+    said = (
+        f"hosts: one.example\n{own.partition('structured')[0]}\nstructured: "
+        f"{str(structured).lower()}\n"
+    )
 
     assert site.structured is structured
     if "structured" not in own:
@@ -223,7 +229,8 @@ def test_the_version_changes_with_what_is_in_effect(write: Write) -> None:
     assert re.fullmatch(r"[0-9a-f]{12}", first)
     assert (
         version(
-            "# a word\nfields: {c: d, a: {css: b, required: false}}\nrate: '1/s'\nhosts: one.example\n"
+            "# a word\nfields: {c: d, a: {css: b, required: false}}\nrate: '1/s'\nhosts: "
+            "one.example\n"
         )
         == first
     )

@@ -104,8 +104,9 @@ def test_json_ld_holds_nothing_that_cannot_be_stored() -> None:
 
 def test_opengraph_and_its_kin_keep_their_names() -> None:
     """Properties with a prefix are kept under their own name, repeated ones as a list."""
-    html = """<meta property="og:title" content="T"><meta property="og:image" content="a"><meta property="og:image"
-      content="b"><meta name="twitter:card" content="summary"><meta property="article:tag" content="x">
+    html = """<meta property="og:title" content="T"><meta property="og:image" content="a">
+      <meta property="og:image" content="b"><meta name="twitter:card" content="summary">
+      <meta property="article:tag" content="x">
       <meta name="viewport" content="y"><meta property="og:empty" content="">"""
 
     assert extract(html, URL)["opengraph"] == {
@@ -123,7 +124,8 @@ def test_microdata_nests() -> None:
       <h1 itemprop="name">A <b>b</b></h1> <img itemprop="image" src="/i.png">
       <time itemprop="built" datetime="1950">x</time>
       <meta itemprop="tag" content="t1"> <meta itemprop="tag" content="t2">
-      <p itemprop="address" itemscope itemtype="https://schema.org/PostalAddress"><i itemprop="city locality">X</i></p>
+      <p itemprop="address" itemscope itemtype="https://schema.org/PostalAddress">
+        <i itemprop="city locality">X</i></p>
     </div>"""
 
     assert extract(html, URL)["microdata"] == [
@@ -202,12 +204,14 @@ def test_microdata_that_refers_to_itself_ends() -> None:
     "html",
     [
         "<table><tr><th>Owner<td>Jane Roe<tr><th>Acres:<td>1.5</table>",
-        "<table><tr><td>Owner</td><td>Jane <b>Roe</b></td></tr><tr><td>Acres</td><td>1.5</td></tr></table>",
+        "<table><tr><td>Owner</td><td>Jane <b>Roe</b></td></tr><tr><td>Acres</td><td>1.5</td></tr>"
+        "</table>",
         "<table><tr><th>Owner<td>Jane Roe<th>Acres<td>1.5</table>",
         "<table><tr><td>Owner:<td>Jane Roe<td>Acres:<td>1.5</table>",
         "<table><tr><td><b>Owner:</b> Jane Roe<td><b>Acres:</b> 1.5</table>",
         "<table><tr><th colspan=2>Summary<tr><td>Owner<td>Jane Roe<tr><td>Acres<td>1.5</table>",
-        "<table><tr><td><table><tr><td>Owner<td>Jane Roe<tr><td>Acres<td>1.5</table></td></tr></table>",
+        "<table><tr><td><table><tr><td>Owner<td>Jane Roe<tr><td>Acres<td>1.5</table></td></tr>"
+        "</table>",
         "<dl><dt>Owner<dd>Jane Roe<dt>Acres:<dd>1.5</dl>",
         "<dl><div><dt>Owner</dt><dd>Jane Roe</dd></div><div><dt>Acres</dt><dd>1.5</dd></div></dl>",
         "<p><b>Owner:</b> Jane <i>Roe</i><br><strong>Acres</strong>: 1.5</p>",
@@ -247,7 +251,8 @@ def test_links_are_absolute_and_unique() -> None:
     """Links are resolved against `<base>` and the page, without fragments, other schemes and
     repetitions."""
     html = """<base href="/docs/"><a href="a">1</a><a href=" ../b?x=1#c ">2</a><a href="a#d">3</a>
-      <area href="//other.example/e"><a href="#top">4</a><a href="mailto:x@y.z">5</a><a href="javascript:f()">6</a><a href="http://[">7</a><a>8</a>"""
+      <area href="//other.example/e"><a href="#top">4</a><a href="mailto:x@y.z">5</a>
+      <a href="javascript:f()">6</a><a href="http://[">7</a><a>8</a>"""
 
     assert extract(html, URL)["links"] == [
         "https://county.example/docs/a",
@@ -296,9 +301,12 @@ PROSE = "<p>" + "The parcel lies by the river. " * 10 + "</p>"
 @pytest.mark.parametrize(
     "html",
     [
-        "<nav>Menu</nav><main><p>One,</p><p>two (<a>three</a>, four).</p><script>no()</script></main><p>Else</p>",
-        "<header>Top</header><article><header>One,</header>two (<b>three</b>, four).</article><aside>Else</aside>",
-        "<body>One, <noscript>no</noscript>two\n\n(three,\tfour).<form>Search <input></form><footer>Else</footer>",
+        "<nav>Menu</nav><main><p>One,</p><p>two (<a>three</a>, four).</p><script>no()</script>"
+        "</main><p>Else</p>",
+        "<header>Top</header><article><header>One,</header>two (<b>three</b>, four).</article>"
+        "<aside>Else</aside>",
+        "<body>One, <noscript>no</noscript>two\n\n(three,\tfour).<form>Search <input></form>"
+        "<footer>Else</footer>",
         "<form id=aspnetForm><h1>One, two</h1>(three, four).<select><option>no</select></form>",
     ],
 )
@@ -422,11 +430,13 @@ HOSTILE: dict[str, Callable[[int], str]] = {
     "items that double": lambda size: (
         "<p itemscope itemref=a0></p>"
         + _numbered(
-            "<p id=a{0}><i itemscope itemprop=l itemref=b{0}></i><i itemscope itemprop=r itemref=b{0}></i></p>",
+            "<p id=a{0}><i itemscope itemprop=l itemref=b{0}></i><i itemscope itemprop=r "
+            "itemref=b{0}></i></p>",
             200,
         )
         + _numbered(
-            "<p id=b{0}><i itemscope itemprop=l itemref=a{0}></i><i itemscope itemprop=r itemref=a{0}></i></p>",
+            "<p id=b{0}><i itemscope itemprop=l itemref=a{0}></i><i itemscope itemprop=r "
+            "itemref=a{0}></i></p>",
             200,
         )
     ),

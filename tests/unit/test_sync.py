@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from crawler.config import Settings, load
-from crawler.db.outbox import Delivery
+from crawler.db.gateway import Delivery
 from crawler.errors import GatewayError, StoreError
 from crawler.gateway import agent
 from crawler.gateway.client import GatewayClient
@@ -140,8 +140,8 @@ def test_pages_go_first_and_results_in_batches(
         gateway.order.index(f"raw {id_}") < gateway.order.index(f"result {id_}") for id_ in ids
     )
     first = gateway.results["t-0"]
-    assert list(first) == ["task_id", "parcel_id", "platform", "state", "county", "data", "scraped_at",
-                           "parse_duration_ms", "raw_html_hash"]  # fmt: skip
+    assert list(first) == ["task_id", "parcel_id", "platform", "state", "county", "data",
+                           "scraped_at", "parse_duration_ms", "raw_html_hash"]  # fmt: skip
     assert (stand(lpm).synced, stand(lpm).unsent) == (250, 0)
     assert list(lpm.pending.iterdir()) == []
 
@@ -166,8 +166,9 @@ def test_a_page_has_a_name_that_no_other_worker_gives(
 @pytest.mark.parametrize(
     "trouble",
     [
-        (500, {}), (503, b"", {"Retry-After": "1"}), (429, {}), (408, {}), (200, b"<html>busy</html>"), (200, b""),
-        (200, {"inserted": "many"}), (200, [1]), (401, {"error": {"message": "who?"}}), (301, b"", {"Location": "/x"}),
+        (500, {}), (503, b"", {"Retry-After": "1"}), (429, {}), (408, {}),
+        (200, b"<html>busy</html>"), (200, b""), (200, {"inserted": "many"}), (200, [1]),
+        (401, {"error": {"message": "who?"}}), (301, b"", {"Location": "/x"}),
     ],
 )  # fmt: skip
 def test_nothing_is_synced_or_rejected_by_an_answer_that_says_neither(
@@ -634,8 +635,9 @@ def test_what_an_older_program_has_delivered_is_known(
     of_parcels(lpm, *range(3))
     rounds(lpm, gateway)
     lpm.store.durable.execute(
-        """DROP TRIGGER report_rejected; DROP TRIGGER report_rejected_no_more; DROP TABLE delivery_keys;
-           ALTER TABLE outbox DROP COLUMN replaced; UPDATE outbox SET state = 'rejected' WHERE task = 1;
+        """DROP TRIGGER report_rejected; DROP TRIGGER report_rejected_no_more;
+           DROP TABLE delivery_keys; ALTER TABLE outbox DROP COLUMN replaced;
+           UPDATE outbox SET state = 'rejected' WHERE task = 1;
            PRAGMA user_version = 7"""
     )
     lpm.close()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from crawler.db import segments
+from crawler.db import raw_pages
 from crawler.doctor import reconciliation
 from crawler.errors import FetchError
 from crawler.fetch import cookies, wire
@@ -33,10 +33,12 @@ REASONS = {
     "bad_redirect",
 }
 PIECES = [
-    b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 204\r\n", b"http/1.0 404 No\n", b"\r\n", b"\n",
-    b"Content-Length: 5\r\n", b"Content-Length: -1\r\n", b"Transfer-Encoding: chunked\r\n", b"Location: //\xff\r\n",
-    b"Content-Encoding: gzip\r\n", b"Connection: close\r\n", b" folded\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n", b"hello",
-    b"\0", b"\x1f\x8b", b":", b"Set-Cookie: a=b; Domain=\xff\r\n", b"HTTP/1.1 302 Found\r\n", b"\xff" * 10, b";ext",
+    b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 204\r\n",
+    b"http/1.0 404 No\n", b"\r\n", b"\n", b"Content-Length: 5\r\n", b"Content-Length: -1\r\n",
+    b"Transfer-Encoding: chunked\r\n", b"Location: //\xff\r\n", b"Content-Encoding: gzip\r\n",
+    b"Connection: close\r\n", b" folded\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n", b"hello", b"\0",
+    b"\x1f\x8b", b":", b"Set-Cookie: a=b; Domain=\xff\r\n", b"HTTP/1.1 302 Found\r\n", b"\xff" * 10,
+    b";ext",
 ]  # fmt: skip
 
 
@@ -70,7 +72,8 @@ def test_headers() -> None:
     """Names keep case and order, values lose their blanks, folds become one line, what is no header
     is left out."""
     found = head(
-        b"HTTP/1.1 200 OK\r\n stray\r\nB:  2 \r\nA : 1\r\nno colon\r\n: no name\r\nBad Name: 3\r\nb: 3,\r\n\t4\r\n\r\n"
+        b"HTTP/1.1 200 OK\r\n stray\r\nB:  2 \r\nA : 1\r\nno colon\r\n: no name\r\nBad Name: 3\r\n"
+        b"b: 3,\r\n\t4\r\n\r\n"
     )
     assert found.headers == (("B", "2"), ("A", "1"), ("b", "3, 4"))
     assert found.fields["b"] == ["2", "3, 4"]
@@ -173,9 +176,9 @@ def test_a_stored_head_reads_as_it_came(sign: int, tmp_path: Path) -> None:
     came = replace(page("https://county.example/", body), reason=head.reason, headers=head.headers)
 
     # When it is stored
-    member = segments.packed(came, sha256(body).hexdigest())
+    member = raw_pages.packed(came, sha256(body).hexdigest())
     (tmp_path / "a.warc.gz").write_bytes(member)
-    stored, raw = segments.unpack(member, 1 << 20)
+    stored, raw = raw_pages.unpack(member, 1 << 20)
 
     # Then all read the same from it
     again = stored_page(stored, raw, came.url)

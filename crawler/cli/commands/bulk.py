@@ -1,12 +1,13 @@
-"""`bulk import`, `run` and `resume`: import files, and crawl what they list."""
+"""`bulk import`, `run` and `resume`: import files, and crawl the URLs in them."""
 
 import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -15,8 +16,8 @@ from crawler import config, sites, times
 from crawler.bulk import INPUT, Summary, import_file, rows, spooled
 from crawler.cli.options import (
     Deadline,
+    Duration,
     Rate,
-    Span,
     data_dir_option,
     json_option,
     robots_option,
@@ -25,9 +26,9 @@ from crawler.cli.options import (
 )
 from crawler.cli.output import (
     UNACCOUNTED,
-    BooksProgress,
-    delivery_of,
-    newest,
+    CrawlProgress,
+    delivery_summary,
+    newest_label,
     print_json,
     print_missing_fields,
     print_reasons,
@@ -36,48 +37,101 @@ from crawler.cli.output import (
     say,
 )
 from crawler.config import Settings, program
-from crawler.db import kernel, outputs
+from crawler.db import guard
 from crawler.db.jobs import mend
 from crawler.errors import InputError, ServiceError, StoreError, UsageError, place
 from crawler.forecast import Forecast, of_job, sentence
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.models import QUEUES, Books, Job, JobOptions
+from crawler.models import QUEUES, Books, Job, JobOptions, Receipt
 from crawler.waits import StallMonitor, WaitFinder, endless_wait
 
 if TYPE_CHECKING:
     from crawler.fetch.session import Session
 
+T = TypeVar("T")
+
 _MAX_SHOWN = 5
-"""Good and bad rows, each, that a dry run shows."""
+"""Good rows, and bad rows, that a dry run shows."""
+STACK_CHANGE_LIMIT_S = 30.0
+"""How long to wait for another process that is starting or stopping a stack."""
+STACK_GONE_S = 5.0
+"""How long a joined stack may be down before it counts as ended: containers restart."""
+POLL_INTERVAL_S = 0.3
 
 
-def _job_name(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+def _check_job_name(
+    _context: click.Context, _option: click.Parameter, value: str | None
+) -> str | None:
     if value is not None and not (value.strip() and value.isprintable() and len(value) <= 100):
         raise click.BadParameter("a name has 1 to 100 characters, all of them printable")
     return value
 
 
-job_option = click.option(
-    "--job", "job_name", callback=_job_name, help="The job's name (default: the file's)."
-)
-fresh_option = click.option(
-    "--fresh-for", type=Span(), help="Leave out what was collected within this time, such as 12h."
-)
-deadline_option = click.option(
-    "--deadline",
-    type=Deadline(),
-    help="Have it done by then: 17:00, 45m or 2026-11-15T17:00; the rest expires.",
-)
-rate_option = click.option(
-    "--rate",
-    type=Rate(),
-    help="Requests to each domain, as 50/s or 30/m, or none: for servers of your own.",
-)
-url_column_option = click.option("--url-column", help="The column with the URLs (default: url).")
 queue_option = click.option(
-    "--queue", type=click.Choice(QUEUES), default="default", show_default=True
+    "--queue",
+    type=click.Choice(QUEUES),
+    default="default",
+    show_default=True,
+    help="Urgent tasks overtake all others.",
 )
+_IMPORT_OPTIONS = (
+    click.option(
+        "--fresh-for",
+        type=Duration(),
+        help="Skip URLs that were collected within this time, such as 12h.",
+    ),
+    click.option(
+        "--deadline",
+        type=Deadline(),
+        help="Tasks that are not done by then expire: 17:00, 45m or 2026-11-15T17:00.",
+    ),
+    click.option(
+        "--job",
+        "job_name",
+        callback=_check_job_name,
+        help="Name of the job (default: the file's name).",
+    ),
+    click.option(
+        "--rate",
+        type=Rate(),
+        help="Requests to each domain: 50/s, 30/m, or none for servers of your own.",
+    ),
+    click.option("--url-column", help="Column with the URLs (default: url)."),
+    robots_option,
+    session_options,
+    json_option,
+    data_dir_option,
+)
+
+
+def import_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Add the options that `bulk import` and `run` share.
+
+    The command gets `options`, which are arguments of `import_file`, `session` and `as_json`.
+    """
+
+    @wraps(command)
+    def with_options(
+        fresh_for: float | None,
+        deadline: float | None,
+        job_name: str | None,
+        rate: str | None,
+        url_column: str | None,
+        ignore_robots: bool,
+        **others: Any,
+    ) -> T:
+        options = {
+            "fresh_for_s": fresh_for,
+            "deadline": deadline,
+            "job_name": job_name,
+            "how": JobOptions(rate=rate, ignore_robots=ignore_robots, url_column=url_column),
+        }
+        return command(options=options, **others)
+
+    for option in reversed(_IMPORT_OPTIONS):
+        with_options = option(with_options)
+    return with_options
 
 
 @click.group()
@@ -98,39 +152,28 @@ def bulk() -> None:
     type=click.IntRange(1, 100),
     default=100,
     show_default=True,
-    help="Tasks per message, at most.",
+    help="Maximum tasks per message.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be imported, and import nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be imported; import nothing.")
 @click.option("--strict", is_flag=True, help="Check all rows first; import nothing if one is bad.")
-@fresh_option
-@deadline_option
-@job_option
-@rate_option
-@url_column_option
-@robots_option
-@session_options
-@json_option
-@data_dir_option
+@import_options
 def import_(
     file: Path,
     queue: str,
     batch_size: int,
     dry_run: bool,
     strict: bool,
-    fresh_for: float | None,
-    deadline: float | None,
-    job_name: str | None,
-    rate: str | None,
-    url_column: str | None,
-    ignore_robots: bool,
+    options: dict[str, Any],
     session: "Session | None",
     as_json: bool,
 ) -> int:
-    """Import FILE (CSV, JSON, JSONL, TXT, also .gz, or XLSX) into the ledger; needs no Redis.
+    """Import the rows of FILE as tasks. Needs no Redis.
 
-    A bad row is left out and noted in FILE.rejects.jsonl. The same file again continues its job
-    while that is open. With - as FILE it is read from stdin, kept in the store's input/, and known
-    again by its content.
+    FILE is CSV, JSON, JSONL or TXT, also as .gz, or XLSX. Bad rows are skipped and written to
+    FILE.rejects.jsonl. Importing the same file again continues its job while that job is open.
+
+    With - as FILE, rows are read from stdin and kept in the folder input/ of the data folder. The
+    same content again continues the same job.
 
     \b
     Example:
@@ -138,45 +181,43 @@ def import_(
       zcat parcels.csv.gz | python -m crawler bulk import - --url-column link
     """
     settings = config.load()
-    how = JobOptions(rate=rate, ignore_robots=ignore_robots, url_column=url_column)
     if dry_run:
         with tempfile.TemporaryDirectory() as scratch, input_file(file, Path(scratch)) as given:
-            return _dry_run(settings, given, queue, url_column, as_json)
-    options: dict[str, Any] = {
-        "queue": queue,
-        "batch_size": batch_size,
-        "strict": strict,
-        "fresh_for_s": fresh_for,
-        "job_name": job_name,
-        "deadline": deadline,
-        "how": how,
-    }
-    job, seen = None, None
+            return _dry_run(settings, given, queue, options["how"].url_column, as_json)
+    options |= {"queue": queue, "batch_size": batch_size, "strict": strict}
+    deadline, forecast = options["deadline"], None
     with input_file(file, settings.data_dir / INPUT) as given:
-        if kernel.is_other(settings.data_dir):
-            from crawler import inbox
-
-            if session:
-                raise UsageError(
-                    "headers, cookies and a proxy cannot be handed over to a stack on another "
-                    "kernel: import where that stack runs"
-                )
-            delivery = inbox.Options(name=inbox.safe_name(given), **options)
-            summary = inbox.deliver(settings, given, delivery, say)
+        if guard.is_on_other_kernel(settings.data_dir):
+            summary, job = _hand_over(settings, given, options, session), None
         else:
             summary, job = import_file(settings, given, **options, session=session, progress=say)
     if job:
-        say_namesakes(settings, job)
-        _fill_window(settings)
-        deadline, seen = job.deadline, say_forecast(settings, job)
+        say_earlier_jobs(settings, job)
+        _publish_first_tasks(settings)
+        deadline, forecast = job.deadline, say_forecast(settings, job)
     if as_json:
-        print_json(msgspec.structs.asdict(summary) | {"deadline": deadline, "forecast": seen})
+        print_json(msgspec.structs.asdict(summary) | {"deadline": deadline, "forecast": forecast})
     else:
-        _show_summary(summary)
+        _print_summary(summary)
     return int(summary.rejected > 0)
 
 
-def _show_summary(summary: Summary) -> None:
+def _hand_over(
+    settings: Settings, file: Path, options: dict[str, Any], session: "Session | None"
+) -> Summary:
+    """Have the stack import the file: it runs on another kernel, which owns the database."""
+    from crawler import inbox
+
+    if session:
+        raise UsageError(
+            "headers, cookies and a proxy cannot be handed over to a stack on another kernel: "
+            "import where that stack runs"
+        )
+    delivery = inbox.Options(name=inbox.safe_name(file), **options)
+    return inbox.deliver(settings, file, delivery, say)
+
+
+def _print_summary(summary: Summary) -> None:
     say(f"job {printable(summary.job)}")
     if summary.other_sheets:
         say(rows.not_read(summary.other_sheets))
@@ -187,41 +228,44 @@ def _show_summary(summary: Summary) -> None:
     print(f"Imported {summary.accepted} tasks to queue '{summary.queue}'")
 
 
-def say_namesakes(settings: Settings, job: Job) -> None:
-    """Name earlier jobs from files of this name: commands take a job by its own name."""
+def say_earlier_jobs(settings: Settings, job: Job) -> None:
+    """Name earlier jobs from files of the same name: commands need this job's own name."""
     with LocalPersistenceManager(settings.data_dir) as lpm:
         before = [each for each in lpm.jobs.namesakes(job) if each.id < job.id]
     if before:
-        say(f"this is the job {job.name}; earlier files of the same name made {newest(before)}")
+        earlier = newest_label(before)
+        say(f"this is the job {job.name}; earlier files of the same name made {earlier}")
 
 
-def say_forecast(settings: Settings, job: Job, starts: bool = False) -> Forecast | None:
-    """Say when the job will be done and what will miss its deadline, or what holds it up.
+def say_forecast(settings: Settings, job: Job, starting: bool = False) -> Forecast | None:
+    """Say when the job will be done and how many tasks will miss its deadline, or what stops it.
 
-    `starts` means that workers are about to start.
+    `starting` means that workers are about to start.
     """
     now, tz = time.time(), times.zone(settings.timezone)
-    lpm = LocalPersistenceManager(settings.data_dir)
-    with lpm:
+    with LocalPersistenceManager(settings.data_dir) as lpm:
         look = WaitFinder(settings, lpm)
         limits = look.limits(job)
-        limits = msgspec.structs.replace(limits, running=limits.running or starts)
+        limits = msgspec.structs.replace(limits, running=limits.running or starting)
         waits = [wait for wait in look.find(job, lpm.counts.progress(job)) if wait.kind != "worker"]
-        seen = of_job(lpm.counts, job, limits, now, waits)
+        forecast = of_job(lpm.counts, job, limits, now, waits)
     if job.deadline:
         say(f"deadline {times.until(job.deadline, now, tz)}")
-    if not seen.tasks:
+    if not forecast.tasks:
         return None
     if endless := endless_wait(waits):
         say(f"no forecast: {look.describe(endless)}")
         return None
-    say(f"forecast: {sentence(seen, job, limits, now, tz)}")
-    return seen
+    say(f"forecast: {sentence(forecast, job, limits, now, tz)}")
+    return forecast
 
 
 @contextlib.contextmanager
 def input_file(file: Path, folder: Path) -> Iterator[Path]:
-    """Yield the file to read; for `-`, stdin is kept in that folder if a job is made of it."""
+    """Yield the file to read. For `-`, that is a copy of stdin in `folder`.
+
+    The copy is removed if it cannot be imported and no job needs it.
+    """
     if str(file) != "-":
         yield file
         return
@@ -229,8 +273,8 @@ def input_file(file: Path, folder: Path) -> Iterator[Path]:
     try:
         yield kept
     except InputError:
-        with contextlib.suppress(UsageError):  # a job needs it
-            outputs.check_input(kept, folder.parent)
+        with contextlib.suppress(UsageError):  # a job needs the copy
+            guard.check_not_input(kept, folder.parent)
             kept.unlink(missing_ok=True)
         raise
 
@@ -238,7 +282,7 @@ def input_file(file: Path, folder: Path) -> Iterator[Path]:
 def _dry_run(
     settings: Settings, file: Path, queue: str, url_column: str | None, as_json: bool
 ) -> int:
-    """Show what an import would do."""
+    """Print what an import would do."""
     good = bad = 0
     pages = set[tuple[bytes, str | None]]()
     for item in rows.read(file, sites.load(settings.config_dir, settings.rate), url_column):
@@ -268,7 +312,7 @@ def _dry_run(
     return int(bad > 0)
 
 
-def _fill_window(settings: Settings) -> None:
+def _publish_first_tasks(settings: Settings) -> None:
     """Publish the first tasks if Redis answers; otherwise the next worker does."""
     import redis
 
@@ -285,75 +329,41 @@ def _fill_window(settings: Settings) -> None:
         say(f"Redis is not running: {waiting}")
 
 
-if TYPE_CHECKING:
-    from crawler.fetch.session import Session
-
-STACK_CHANGES_S = 30.0
-"""How long to wait for another process that is just starting or stopping a stack."""
-STACK_GONE_S = 5.0
-"""How long a stack that was joined may be away: a container that has died is started again."""
-
-
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @queue_option
 @workers_option
-@fresh_option
-@deadline_option
-@job_option
-@rate_option
-@url_column_option
-@robots_option
-@session_options
-@json_option
-@data_dir_option
+@import_options
 def run(
     file: Path,
     queue: str,
     workers: int | None,
-    fresh_for: float | None,
-    deadline: float | None,
-    job_name: str | None,
-    rate: str | None,
-    url_column: str | None,
-    ignore_robots: bool,
+    options: dict[str, Any],
     session: "Session | None",
     as_json: bool,
 ) -> int:
-    """Collect every URL of FILE: import, crawl, summary. Safe to interrupt: typed again, it goes on
-    where it was.
+    """Crawl every URL of FILE and print a summary.
 
-    With - as FILE it is read from stdin, as `bulk import` does.
+    Safe to interrupt: run the same command again to continue. With - as FILE, rows are read from
+    stdin, as with `bulk import`.
 
     \b
     Example:
       python -m crawler run parcels.csv --workers 4
     """
-    from crawler.bulk import INPUT, import_file, rows
-
     settings = config.load()
     with input_file(file, settings.data_dir / INPUT) as given:
         summary, job = import_file(
-            settings,
-            given,
-            queue,
-            fresh_for_s=fresh_for,
-            job_name=job_name,
-            deadline=deadline,
-            how=JobOptions(rate=rate, ignore_robots=ignore_robots, url_column=url_column),
-            session=session,
-            watched=True,
-            progress=say,
+            settings, given, queue, **options, session=session, watched=True, progress=say
         )
-    say(
-        f"job {job.name}: {summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected"
-    )
-    say_namesakes(settings, job)
+    counts = f"{summary.accepted:,} new, {summary.known:,} known, {summary.rejected:,} rejected"
+    say(f"job {job.name}: {counts}")
+    say_earlier_jobs(settings, job)
     if summary.other_sheets:
         say(rows.not_read(summary.other_sheets))
     if summary.rejects_file:
         say(f"rejected rows are in {summary.rejects_file}")
-    say_forecast(settings, job, starts=True)
+    say_forecast(settings, job, starting=True)
     crawl(settings, workers, job)
     return report(settings, job, as_json)
 
@@ -363,7 +373,7 @@ def run(
 @json_option
 @data_dir_option
 def resume(workers: int | None, as_json: bool) -> int:
-    """Go on with every open task, from whatever door, until none is open.
+    """Continue with all open tasks until none is open.
 
     \b
     Example:
@@ -376,11 +386,11 @@ def resume(workers: int | None, as_json: bool) -> int:
 
 
 class _StackGone(Exception):
-    """The stack that was joined has ended before the job."""
+    """The joined stack ended before the job."""
 
 
 def crawl(settings: Settings, workers: int | None, job: Job | None) -> Books:
-    """Have the job (or, with none, everything) done by a stack, and show its progress."""
+    """Run a stack until the job, or every job, is done; show progress."""
     from crawler.orchestrator import end_orphans
 
     if left := end_orphans(settings.data_dir):
@@ -402,41 +412,38 @@ def crawl(settings: Settings, workers: int | None, job: Job | None) -> Books:
 
 
 def _say_finished(settings: Settings, job: Job | None) -> None:
-    """Tell that there was nothing to do, and since when."""
+    """Say that there was nothing to do, and since when."""
     if job is None:
         say("no task is open: nothing was fetched")
         return
-    lpm = LocalPersistenceManager(settings.data_dir)
-    with lpm:
-        at = lpm.jobs.ended_at(job)
-    when = (
-        f" since {times.show(at, time.time(), times.zone(settings.timezone))}"
-        if at
-        else ", it has no task"
-    )
-    say(f"job {job.name} is finished{when}: nothing was fetched")
+    with LocalPersistenceManager(settings.data_dir) as lpm:
+        ended_at = lpm.jobs.ended_at(job)
+    if ended_at:
+        when = times.show(ended_at, time.time(), times.zone(settings.timezone))
+        say(f"job {job.name} is finished since {when}: nothing was fetched")
+    else:
+        say(f"job {job.name} is finished, it has no task: nothing was fetched")
 
 
 def _say_left(settings: Settings, job: Job | None) -> None:
-    """Tell how far the work has come when it is broken off."""
+    """Say how much is done when a crawl is interrupted."""
     lpm = LocalPersistenceManager(settings.data_dir)
     with contextlib.suppress(StoreError), lpm:
         books = lpm.counts.progress(job)
-        say(
-            f"{books.accepted - books.open:,} of {books.accepted:,} are done, {books.open:,} are left"
-        )
+        done = books.accepted - books.open
+        say(f"{done:,} of {books.accepted:,} are done, {books.open:,} are left")
 
 
 def _has_more(settings: Settings, job: Job | None) -> bool:
-    """Whether tasks are open, or another process is about to bring some."""
-    lpm = LocalPersistenceManager(settings.data_dir)
-    with lpm:
+    """Return whether tasks are open, or another process is importing some."""
+    with LocalPersistenceManager(settings.data_dir) as lpm:
         return bool(lpm.counts.progress(job).open) or lpm.is_importing(job)
 
 
 @contextlib.contextmanager
 def running_stack(settings: Settings, workers: int | None) -> Iterator[bool]:
-    """The stack that is up already (then true), or one of our own for as long as this lasts."""
+    """Join the stack that is up (yields True), or run an own one (yields False)."""
+    from crawler.cli.commands.stack import started
     from crawler.errors import StackIsUp
     from crawler.orchestrator import Orchestrator, terminated_by_signal
     from crawler.stack import read_stack
@@ -444,7 +451,7 @@ def running_stack(settings: Settings, workers: int | None) -> Iterator[bool]:
     with contextlib.ExitStack() as exits:
         exits.enter_context(terminated_by_signal())
         stack: Orchestrator | None = None
-        end = time.monotonic() + STACK_CHANGES_S
+        end = time.monotonic() + STACK_CHANGE_LIMIT_S
         while stack is None:
             if read_stack(settings.data_dir).up:
                 say("a stack is up already: joining it")
@@ -452,94 +459,109 @@ def running_stack(settings: Settings, workers: int | None) -> Iterator[bool]:
                 return
             try:
                 stack = exits.enter_context(Orchestrator(settings, workers))
-            except StackIsUp:  # another process is just starting or stopping one
+            except StackIsUp:  # another process is starting or stopping one
                 if time.monotonic() > end or read_stack(settings.data_dir).unreadable:
                     raise
                 time.sleep(0.1)
         say("starting Redis and workers …")
-        try:
-            stack.start_all()
+        with started(stack):
             yield False
-        except (KeyboardInterrupt, SystemExit):
-            say("stopping; type the same command again to go on (once more to stop at once)")
-            raise
 
 
 def follow(settings: Settings, job: Job | None, joined: bool = False) -> Books:
-    """Show progress until the job (or, with none, everything) is done."""
+    """Show progress until the job, or every job, is done."""
     from crawler.stack import read_stack
 
     lpm = LocalPersistenceManager(settings.data_dir)
     standstill = StallMonitor(WaitFinder(settings, lpm), job)
-    with BooksProgress(job) as progress, lpm:
+    with CrawlProgress(job) as progress, lpm:
         seen = time.monotonic()
         while True:
             began = time.monotonic()
             books = lpm.counts.progress(job)
-            progress.show(
-                books,
-                standstill.reason(books),
-                lpm.counts.forbidden_by_robots(job) if books.skipped else 0,
-            )
+            forbidden = lpm.counts.forbidden_by_robots(job) if books.skipped else 0
+            progress.show(books, standstill.reason(books), forbidden)
             if not books.open and not lpm.is_importing(job):
-                lpm.jobs.finalise(
-                    lpm.now()
-                )  # the maintainer would, but may be stopped before it has seen it
+                # The maintainer does this too, but may be stopped before it gets to it.
+                lpm.jobs.finalise(lpm.now())
                 return books
             if not joined or read_stack(settings.data_dir).up:
                 seen = time.monotonic()
             elif time.monotonic() - seen > STACK_GONE_S:
                 raise _StackGone
-            time.sleep(
-                max(0.3, 10 * (time.monotonic() - began))
-            )  # counting a million tasks must not be the work
+            # Counting a million tasks takes long; spend at most a tenth of the time on it.
+            time.sleep(max(POLL_INTERVAL_S, 10 * (time.monotonic() - began)))
 
 
 def report(settings: Settings, job: Job | None, as_json: bool) -> int:
-    """What was collected, what was not and why; the job's end counts as told. Returns the exit
-    code.
+    """Print the summary of a job, or of all jobs; returns the exit code.
 
-    Every file that is named here as a result is on the disk before that. Text and exit code are of
-    one reading: rows may have come in since the crawl has ended.
+    Result files are safe on disk before they are reported. Text and exit code come from the same
+    counts: rows may have been added after the crawl.
     """
-    lpm = LocalPersistenceManager(settings.data_dir)
-    with lpm:
+    with LocalPersistenceManager(settings.data_dir) as lpm:
         lpm.files.secure()
-        receipt = lpm.receipt(lpm.jobs.named(job.name)) if job else None
-        books = receipt.books if receipt else lpm.counts.progress(None)
-        reasons = receipt.reasons if receipt else lpm.counts.reasons(None)
-        examples = lpm.counts.examples(job)
-        delivery = lpm.outbox.delivery(job)
-        receipts = [lpm.receipt(each) for each in lpm.jobs.all()] if not job else []
-        unaccounted = [f"{each.job}: {what}" for each in receipts for what in each.problems]
-        if not job:
-            unaccounted += [f"{fault}; {mend()}" for fault in lpm.jobs.index_faults()]
-            unaccounted += [
-                f"{what}; {program()} doctor tells more" for what in lpm.pages.missing()
-            ]
-        if job and not books.open:
-            lpm.jobs.mark_reported(job)
+        if job:
+            return _report_job(lpm, job, as_json)
+        return _report_all(lpm, as_json)
+
+
+def _report_job(lpm: LocalPersistenceManager, job: Job, as_json: bool) -> int:
+    receipt = lpm.receipt(lpm.jobs.named(job.name))
+    books = receipt.books
+    examples, places = lpm.counts.examples(job), _places(lpm, job)
+    if not books.open:
+        lpm.jobs.mark_reported(job)
     if as_json:
-        print_json(
-            receipt or {"job": None, "books": books, "reasons": reasons, "problems": unaccounted}
-        )
+        print_json(receipt)
     else:
-        left = f"{delivery.pending:,} " if delivery_of(delivery) else ""
-        places = "; ".join(
-            filter(None, (f"{left}results in {lpm.pending}/", delivery_of(delivery)))
-        )
         print(f"{books.completed:,} of {books.accepted:,} pages collected; {places}")
-        print_reasons(reasons, examples, job)
-        if receipt:
-            print_receipt(receipt)
-        for each in receipts:
-            print_missing_fields(each)
-        for problem in unaccounted:
-            print(f"UNACCOUNTED: {printable(problem)}")
-        if books.open:
-            print(
-                f"{books.open:,} tasks came in since, and are still open; {program()} resume goes on with them"
-            )
-    if unaccounted or books.open or (receipt and receipt.problems):
+        print_reasons(receipt.reasons, examples, job)
+        print_receipt(receipt)
+        _print_open(books)
+    if receipt.problems or books.open:
         return UNACCOUNTED
-    return 0 if books.completed == books.accepted and not (receipt and receipt.rejected) else 1
+    return int(books.completed != books.accepted or receipt.rejected > 0)
+
+
+def _report_all(lpm: LocalPersistenceManager, as_json: bool) -> int:
+    books, reasons = lpm.counts.progress(None), lpm.counts.reasons(None)
+    examples, places = lpm.counts.examples(None), _places(lpm, None)
+    receipts = [lpm.receipt(job) for job in lpm.jobs.all()]
+    problems = _all_problems(lpm, receipts)
+    if as_json:
+        print_json({"job": None, "books": books, "reasons": reasons, "problems": problems})
+    else:
+        print(f"{books.completed:,} of {books.accepted:,} pages collected; {places}")
+        print_reasons(reasons, examples, None)
+        for receipt in receipts:
+            print_missing_fields(receipt)
+        for problem in problems:
+            print(f"UNACCOUNTED: {printable(problem)}")
+        _print_open(books)
+    if problems or books.open:
+        return UNACCOUNTED
+    return int(books.completed != books.accepted)
+
+
+def _all_problems(lpm: LocalPersistenceManager, receipts: list[Receipt]) -> list[str]:
+    """Return what does not add up, in any job or in the store."""
+    problems = [f"{receipt.job}: {what}" for receipt in receipts for what in receipt.problems]
+    problems += [f"{fault}; {mend()}" for fault in lpm.jobs.index_faults()]
+    problems += [f"{what}; {program()} doctor tells more" for what in lpm.pages.missing()]
+    return problems
+
+
+def _places(lpm: LocalPersistenceManager, job: Job | None) -> str:
+    """Say where the results are."""
+    delivery = lpm.outbox.delivery(job)
+    moved = delivery_summary(delivery)
+    if moved:
+        return f"{delivery.pending:,} results in {lpm.pending}/; {moved}"
+    return f"results in {lpm.pending}/"
+
+
+def _print_open(books: Books) -> None:
+    if books.open:
+        more = f"{program()} resume goes on with them"
+        print(f"{books.open:,} tasks came in since, and are still open; {more}")

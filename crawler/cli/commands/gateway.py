@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from crawler import config, logs, times
-from crawler.cli.options import json_option
+from crawler.cli.options import json_option, output_option
 from crawler.cli.output import print_json, say
 from crawler.config import program
 from crawler.errors import UsageError
@@ -21,13 +21,15 @@ from crawler.logs import printable
 from crawler.times import duration
 
 if TYPE_CHECKING:
+    from crawler.gateway.reference.bodies import Worker
     from crawler.gateway.reference.books import Books, Known
 
 DAY_S = 86_400
+_STATES = ("available", "held", "completed", "failed")
 
 
-def _number(_context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    """Let `nan` through no range."""
+def _not_nan(_context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    """Refuse `nan`, which passes every range check."""
     if value is not None and math.isnan(value):
         raise click.BadParameter("it must be a number", param=option)
     return value
@@ -38,12 +40,12 @@ store_option: Callable[[Any], Any] = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("gateway"),
     show_default=True,
-    help="The Gateway's own folder: its books and the raw files.",
+    help="The Gateway's own folder, with its database and the raw files.",
 )
 
 
 @contextlib.contextmanager
-def _books(store: Path, create: bool = False) -> Iterator["Books"]:
+def _gateway_store(store: Path, create: bool = False) -> Iterator["Books"]:
     from crawler.gateway.reference.books import Books
 
     if not create and not Books.exists(store):
@@ -57,10 +59,10 @@ def _books(store: Path, create: bool = False) -> Iterator["Books"]:
 
 @click.group()
 def gateway() -> None:
-    """Run a Gateway: it hands out tasks to workers on any number of machines, and collects their
+    """Run a Gateway. It gives tasks to workers on any number of machines, and collects their
     results.
 
-    All commands but `serve` work on the store itself, also while the server runs.
+    All commands but `serve` work on the store directly, also while the server runs.
 
     \b
     Example:
@@ -70,59 +72,50 @@ def gateway() -> None:
 
 
 @gateway.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8900,
     show_default=True,
-    help="The port; 0 is any.",
+    help="Port; 0 takes any free one.",
 )
 @click.option(
     "--lease",
+    "lease_s",
     type=click.FloatRange(0.1, 1e9),
-    callback=_number,
+    callback=_not_nan,
     default=300.0,
     show_default=True,
     metavar="S",
-    help="After so many seconds without a word of it a worker loses its tasks.",
+    help="A worker that is silent for this many seconds loses its tasks.",
 )
 @click.option(
     "--idle",
+    "idle_s",
     type=click.FloatRange(0, 1e6),
-    callback=_number,
+    callback=_not_nan,
     default=30.0,
     show_default=True,
     metavar="S",
-    help="When a worker that got no tasks is to ask again.",
+    help="Seconds after which a worker that got no tasks asks again.",
 )
 @click.option(
     "--faults",
     type=click.FloatRange(0, 1),
-    callback=_number,
+    callback=_not_nan,
     metavar="P",
-    help="Let this part of all exchanges fail.",
+    help="Share of all requests that fail, for tests.",
 )
-@click.option(
-    "--seed", type=int, default=7, show_default=True, help="What the faults are drawn by."
-)
+@click.option("--seed", type=int, default=7, show_default=True, help="Random seed of the faults.")
 @click.option(
     "--like",
     type=click.Choice(["go", "python"]),
-    help="Play the habits of a real Gateway in this language, for tests.",
+    help="Behave like a Gateway in this language, for tests.",
 )
 @store_option
-def serve(
-    host: str,
-    port: int,
-    lease: float,
-    idle: float,
-    faults: float | None,
-    seed: int,
-    like: str | None,
-    store: Path,
-) -> None:
-    """Serve the store over HTTP until Ctrl-C; the token is GATEWAY_TOKEN's, or that of the file
+def serve(store: Path, **options: Any) -> None:
+    """Serve the store over HTTP until Ctrl-C. The token comes from GATEWAY_TOKEN or from the file
     GATEWAY_TOKEN_FILE.
 
     \b
@@ -139,17 +132,7 @@ def serve(
     with terminated_by_signal():
         from crawler.gateway.reference.serve import serve as run
 
-        run(
-            store,
-            secret,
-            host=host,
-            port=port,
-            lease_s=lease,
-            idle_s=idle,
-            faults=faults,
-            seed=seed,
-            like=like,
-        )
+        run(store, secret, **options)
 
 
 @gateway.command("import")
@@ -157,13 +140,15 @@ def serve(
 @json_option
 @store_option
 def import_(file: Path, as_json: bool, store: Path) -> int:
-    """Take the rows of a CSV, JSON, JSONL, TXT or XLSX file in as tasks; the same file again
-    changes nothing.
+    """Import the rows of a CSV, JSON, JSONL, TXT or XLSX file as tasks. The same file again changes
+    nothing.
 
-    A row has a url, or a platform and whatever its site configuration needs: parcel_id, state,
-    county. It may have a task_id, a type, a priority from 1 to 4 and a deadline; all other columns
-    are passed on to the workers. A row with a known task_id and another content changes its task,
-    unless that is held or completed. A bad row is left out and noted in FILE.rejects.jsonl.
+    A row has a url, or a platform and the fields that its site configuration needs: parcel_id,
+    state, county. It may have a task_id, a type, a priority from 1 to 4 and a deadline. Workers get
+    all other columns, too.
+
+    A row with a known task_id and other content changes its task, unless that task is held or
+    completed. Bad rows are skipped and written to FILE.rejects.jsonl.
 
     \b
     Example:
@@ -175,21 +160,21 @@ def import_(file: Path, as_json: bool, store: Path) -> int:
     from crawler.gateway.reference.intake import import_file
 
     tz = times.zone(config.load().timezone)
-    with _books(store, create=True) as books:
+    with _gateway_store(store, create=True) as books:
         done = import_file(books, file, tz=tz, clock=time.time, progress=say)
     if as_json:
         print_json(msgspec.structs.asdict(done))
     else:
-        changed = f"{done.changed:,} changed, " if done.changed else ""
-        print(
-            f"{done.rows:,} rows: {done.accepted:,} new, {done.known:,} known, {changed}{done.rejected:,} rejected"
-        )
+        counts = [f"{done.accepted:,} new", f"{done.known:,} known"]
+        if done.changed:
+            counts.append(f"{done.changed:,} changed")
+        print(f"{done.rows:,} rows: {', '.join(counts)}, {done.rejected:,} rejected")
         if done.other_sheets:
             say(rows.not_read(done.other_sheets))
         if done.rejects_file:
             print(f"Rejected rows are in {printable(done.rejects_file)}")
         print(f"Imported {done.accepted} tasks into {printable(str(store))}")
-    return 1 if done.rejected else 0
+    return int(done.rejected > 0)
 
 
 @gateway.command()
@@ -202,31 +187,26 @@ def status(as_json: bool, store: Path) -> None:
     Example:
       python -m crawler gateway status
     """
-    with _books(store) as books, books.reading():
+    with _gateway_store(store) as books, books.reading():
         counts = books.counts()
     if as_json:
         return print_json(counts)
-    total = counts.available + counts.held + counts.completed + counts.failed
-    states = ("available", "held", "completed", "failed")
-    print(
-        f"{total:,} tasks: " + ", ".join(f"{getattr(counts, state):,} {state}" for state in states)
-    )
+    total = sum(getattr(counts, state) for state in _STATES)
+    by_state = ", ".join(f"{getattr(counts, state):,} {state}" for state in _STATES)
+    print(f"{total:,} tasks: {by_state}")
     print(f"{counts.results:,} results ({counts.late:,} late), {counts.raw_files:,} raw files")
     print(f"{counts.workers:,} workers")
     return None
 
 
 @gateway.command()
-@click.option(
-    "--state",
-    type=click.Choice(("available", "held", "completed", "failed")),
-    help="In this state.",
-)
+@click.option("--state", type=click.Choice(_STATES), help="Only this state.")
 @json_option
 @store_option
 def tasks(state: str | None, as_json: bool, store: Path) -> None:
-    """List tasks in the order of their import, with who has or ended each and why it failed;
-    --json: one a line.
+    """List tasks in the order of their import.
+
+    Each has its state, its worker and, if it failed, the reason. With --json, one object per line.
 
     \b
     Example:
@@ -234,17 +214,24 @@ def tasks(state: str | None, as_json: bool, store: Path) -> None:
     """
     import msgspec
 
-    with _books(store) as books, books.reading(), _stdout_errors():
+    with _gateway_store(store) as books, books.reading(), _stdout_errors():
         for task in books.tasks(state):
-            print(msgspec.json.encode(task).decode() if as_json else _task_line(task))
+            if as_json:
+                print(msgspec.json.encode(task).decode())
+            else:
+                print(_task_line(task))
         sys.stdout.flush()
 
 
 def _task_line(task: "Known") -> str:
-    line = f"{task.task_id}  {task.state}" + (f" by {task.holder}" if task.holder else "")
+    line = f"{task.task_id}  {task.state}"
+    if task.holder:
+        line += f" by {task.holder}"
     if task.state == "failed":
-        kind = f"{task.error_type}, " if task.error_type else ""
-        line += f": {task.reason} ({kind}{task.attempts:,} attempts)"
+        details = f"{task.attempts:,} attempts"
+        if task.error_type:
+            details = f"{task.error_type}, {details}"
+        line += f": {task.reason} ({details})"
     return printable(line)
 
 
@@ -253,39 +240,44 @@ def _task_line(task: "Known") -> str:
     "--all",
     "everyone",
     is_flag=True,
-    help="Also those that were silent for more than a day and hold nothing.",
+    help="Also workers that were silent for more than a day and hold no task.",
 )
 @json_option
 @store_option
 def workers(everyone: bool, as_json: bool, store: Path) -> None:
-    """List the workers: when each was heard last, what it holds, how its queue is, what it is to be
-    told.
+    """List the workers: last heartbeat, held tasks, queue, and commands that it has not got yet.
 
     \b
     Example:
       python -m crawler gateway workers
     """
-    with _books(store) as books, books.reading():
+    with _gateway_store(store) as books, books.reading():
         known = books.workers()
     found = [worker for worker in known if everyone or worker.held or worker.silent_s <= DAY_S]
     if as_json:
         return print_json(found)
     if not known:
         print("No worker was heard of yet.")
-    if len(found) < len(known):
-        say(
-            f"{len(known) - len(found):,} workers were silent for more than a day and hold nothing (--all lists them)"
-        )
+    if silent := len(known) - len(found):
+        what = "were silent for more than a day and hold nothing (--all lists them)"
+        say(f"{silent:,} workers {what}")
     for worker in found:
-        queue = worker.heartbeat.queue if worker.heartbeat else None
-        line = f"{worker.worker}  heard {duration(worker.silent_s)} ago"
-        line += f", holds {worker.held:,}, delivered {worker.results:,}"
-        if queue:
-            line += f", queue {queue.pending:,} pending {queue.processing:,} processing {queue.unsynced:,} unsynced"
-        if worker.waiting_commands:
-            line += f", is to {' and '.join(worker.waiting_commands)}"
-        print(line)
+        print(_worker_line(worker))
     return None
+
+
+def _worker_line(worker: "Worker") -> str:
+    parts = [
+        f"{worker.worker}  heard {duration(worker.silent_s)} ago",
+        f"holds {worker.held:,}",
+        f"delivered {worker.results:,}",
+    ]
+    if worker.heartbeat and (queue := worker.heartbeat.queue):
+        counts = f"{queue.pending:,} pending {queue.processing:,} processing"
+        parts.append(f"queue {counts} {queue.unsynced:,} unsynced")
+    if worker.waiting_commands:
+        parts.append(f"is to {' and '.join(worker.waiting_commands)}")
+    return ", ".join(parts)
 
 
 @gateway.command()
@@ -293,14 +285,14 @@ def workers(everyone: bool, as_json: bool, store: Path) -> None:
 @click.argument("command", type=click.Choice(("pause", "resume", "drain")))
 @store_option
 def tell(worker: str, command: str, store: Path) -> None:
-    """Leave a command for a worker; it gets it with its next heartbeat. A later one replaces what
-    it undoes.
+    """Leave a command for a worker, which gets it with its next heartbeat. A later command replaces
+    one that it undoes.
 
     \b
     Example:
       python -m crawler gateway tell desk-1 pause
     """
-    with _books(store) as books, books.writing():
+    with _gateway_store(store) as books, books.writing():
         books.tell(worker, command)
     print(f"{printable(worker)} will be told to {command} at its next heartbeat")
 
@@ -310,13 +302,13 @@ def tell(worker: str, command: str, store: Path) -> None:
 @json_option
 @store_option
 def retry(task_ids: tuple[str, ...], as_json: bool, store: Path) -> None:
-    """Make failed tasks available again: these, or all of them.
+    """Make failed tasks available again: these tasks, or all of them.
 
     \b
     Example:
       python -m crawler gateway retry
     """
-    with _books(store) as books, books.writing():
+    with _gateway_store(store) as books, books.writing():
         count = books.retry(task_ids)
     if as_json:
         return print_json({"available": count})
@@ -326,19 +318,19 @@ def retry(task_ids: tuple[str, ...], as_json: bool, store: Path) -> None:
 
 @contextlib.contextmanager
 def _stdout_errors() -> Iterator[None]:
-    """Blame stdout for what is its fault: the store is not to be examined for it."""
+    """Report a failing stdout as such, not as an error of the store."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python fails once more, when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python fails again when it ends
         raise UsageError(f"-: stdout cannot be written ({error.strerror or error})") from None
 
 
 @gateway.group()
 def results() -> None:
-    """Give out the results.
+    """Export the results.
 
     \b
     Example:
@@ -347,27 +339,22 @@ def results() -> None:
 
 
 @results.command()
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="The file, or - for stdout.",
-)
+@output_option
 @click.option(
     "--format",
     "form",
     type=click.Choice(("jsonl", "json")),
-    help="The format (default: by the ending).",
+    help="Format (default: by the file's ending).",
 )
 @json_option
 @store_option
 def export(output: Path, form: str | None, as_json: bool, store: Path) -> None:
-    """Write all results to one file, whole or not at all, in the order in which they came.
+    """Write all results to one file, in the order in which they came. The file appears only when it
+    is complete.
 
-    Each has the worker's fields, and the Gateway's: worker, received_at, seq, applied (how often it
-    was written), late, sha256 (of its canonical JSON), and raw_name, raw_received_at and raw_seq of
-    the raw file that it names.
+    Each result has the worker's fields and the Gateway's: worker, received_at, seq, applied (how
+    often it was written), late, sha256 (of its canonical JSON), and raw_name, raw_received_at and
+    raw_seq of its raw file.
 
     \b
     Example:
@@ -377,7 +364,10 @@ def export(output: Path, form: str | None, as_json: bool, store: Path) -> None:
     from crawler.orchestrator import terminated_by_signal
     from crawler.results.formats import WRITERS, Sink, told
 
-    form = form or ("jsonl" if str(output) == "-" else writing.format_of(output))
+    to_stdout = str(output) == "-"
+    if form is None and to_stdout:
+        form = "jsonl"
+    form = form or writing.format_of(output)
     if form not in ("jsonl", "json"):
         raise click.UsageError(
             f"the ending of {output} is neither .jsonl nor .json; add --format jsonl or json"
@@ -391,16 +381,16 @@ def export(output: Path, form: str | None, as_json: bool, store: Path) -> None:
             yield result
 
     with (
-        _books(store) as books,
+        _gateway_store(store) as books,
         terminated_by_signal(),
         books.reading(),
         writing.whole_file(output, store, config.load().data_dir) as out,
     ):
         sink = Sink(out, output.name, None, store / "raw", lambda result: None, say)
-        with _stdout_errors() if str(output) == "-" else contextlib.nullcontext():
+        with _stdout_errors() if to_stdout else contextlib.nullcontext():
             WRITERS[form](told(counted(), say, "results written"), sink)
             out.flush()
-    if str(output) == "-":
+    if to_stdout:
         return
     if as_json:
         print_json({"results": count, "file": str(output), "format": form})

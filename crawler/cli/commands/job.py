@@ -14,22 +14,23 @@ import click
 import msgspec
 
 from crawler import config, times
-from crawler.cli.options import data_dir_option, json_option
+from crawler.cli.options import data_dir_option, job_option, json_option
 from crawler.cli.output import (
     UNACCOUNTED,
     check_reason,
-    imported,
-    job_of,
-    name_of,
+    existing_store,
+    find_job,
+    find_job_if_named,
+    job_label,
     print_json,
     print_reasons,
     print_receipt,
     say,
-    stored,
+    task_label,
 )
 from crawler.config import program
 from crawler.db import owners
-from crawler.db.outbox import Delivery
+from crawler.db.gateway import Delivery
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import Job, JobStatus, TaskStatus
@@ -37,12 +38,15 @@ from crawler.models import Job, JobStatus, TaskStatus
 if TYPE_CHECKING:
     from crawler.history import Step, Timeline
 
-_FINAL = ("failed", "skipped", "expired")
+_WITHOUT_RESULT = ("failed", "skipped", "expired")
+_MAX_LISTED = 100
+_TIMES = ("not_before", "until", "deadline")
+"""Details of a step in a timeline that are times."""
 
 
 @click.group()
 def job() -> None:
-    """Jobs: list, show, verify, accept, pause, resume, cancel.
+    """List, show, verify, accept, pause, resume and cancel jobs.
 
     \b
     Example:
@@ -55,33 +59,30 @@ def job() -> None:
 @json_option
 @data_dir_option
 def list_(as_json: bool) -> None:
-    """List all jobs with their books, the oldest first.
+    """List all jobs with their progress, the oldest first.
 
     \b
     Example:
       python -m crawler job list
     """
-    with stored() as lpm:
+    with existing_store() as lpm:
         jobs = lpm.jobs.all()
         books = [lpm.counts.of_job(each) for each in jobs]
         found = list(zip(jobs, books, lpm.unaccounted(jobs), strict=True))
     if as_json:
         print_json(
             [
-                _facts(each) | {"books": counts, "unaccounted": missing}
+                _job_facts(each) | {"books": counts, "unaccounted": missing}
                 for each, counts, missing in found
             ]
         )
         return
     for each, counts, missing in found:
-        done, trouble = (
-            counts.accepted - counts.open,
-            counts.failed + counts.skipped + counts.expired,
-        )
-        shown = (
-            f"{printable(each.name)[:34]:34} {each.state:9} {done:,} of {counts.accepted:,} done"
-        )
-        print(shown + (f", {trouble:,} without a result" if trouble else ""))
+        done = f"{counts.accepted - counts.open:,} of {counts.accepted:,} done"
+        without_result = counts.failed + counts.skipped + counts.expired
+        if without_result:
+            done += f", {without_result:,} without a result"
+        print(f"{printable(each.name)[:34]:34} {each.state:9} {done}")
         for what in missing:
             print(f"  UNACCOUNTED: {printable(what)}")
     if not found:
@@ -93,7 +94,7 @@ def list_(as_json: bool) -> None:
 @json_option
 @data_dir_option
 def show(name: str, as_json: bool) -> None:
-    """Show a job: where it stands, when it will be done, what failed and why.
+    """Show a job: its progress, when it will be done, what failed and why.
 
     \b
     Example:
@@ -104,36 +105,34 @@ def show(name: str, as_json: bool) -> None:
 
     settings = config.load()
     tz = times.zone(settings.timezone)
-    with stored() as lpm:
-        each = job_of(lpm, name)
+    with existing_store() as lpm:
+        each = find_job(lpm, name)
         receipt = lpm.receipt(each)
         examples = lpm.counts.examples(each)
         look, now = WaitFinder(settings, lpm), lpm.now()
         limits, later = look.limits(each), lpm.jobs.later_namesakes(each)
         waits = look.find(each, receipt.books)
         endless = endless_wait([wait for wait in waits if wait.kind != "worker"])
-        seen = (
-            of_job(lpm.counts, each, limits, now, waits)
-            if receipt.books.open and not endless
-            else None
-        )
+        forecast = None
+        if receipt.books.open and not endless:
+            forecast = of_job(lpm.counts, each, limits, now, waits)
     if as_json:
-        facts = {"receipt": receipt, "failures": examples, "forecast": seen, "waits": waits}
-        print_json(_facts(each) | facts | _named(later))
+        facts = {"receipt": receipt, "failures": examples, "forecast": forecast, "waits": waits}
+        print_json(_job_facts(each) | facts | _later_jobs(later))
         return
     origin = "a Gateway" if each.of_gateway else printable(each.source_file or "no file")
     print(f"{printable(each.name)}: {receipt.status}, queue {each.queue}, from {origin}")
-    began = times.show(each.created_at, now, tz)
-    print(
-        f"began {began}"
-        + (f", ended {times.show(each.completed_at, now, tz)}" if each.completed_at else "")
-    )
+    period = f"began {times.show(each.created_at, now, tz)}"
+    if each.completed_at:
+        period += f", ended {times.show(each.completed_at, now, tz)}"
+    print(period)
     if each.deadline:
         print(f"deadline {times.until(each.deadline, now, tz)}")
-    if seen:
-        print(f"forecast: {sentence(seen, each, limits, now, tz)}")
+    if forecast:
+        print(f"forecast: {sentence(forecast, each, limits, now, tz)}")
     for wait in waits:
-        print(f"{'no forecast' if wait is endless else 'waits'}: {printable(look.describe(wait))}")
+        title = "no forecast" if wait is endless else "waits"
+        print(f"{title}: {printable(look.describe(wait))}")
     print_reasons(receipt.reasons, examples, each)
     print_receipt(receipt)
 
@@ -143,39 +142,38 @@ def show(name: str, as_json: bool) -> None:
 @json_option
 @data_dir_option
 def verify(name: str, as_json: bool) -> int:
-    """Print a job's receipt; exits with 5 while a task is open or anything does not add up, 4 if it
-    cannot be read.
+    """Print a job's receipt: every row and task, and whether all are accounted for.
+
+    Exits with 5 if a task is open or the counts do not add up, and with 4 if the store cannot be
+    read.
 
     \b
     Example:
       python -m crawler job verify parcels.csv && echo all accounted for
     """
-    with stored() as lpm:
-        each = job_of(lpm, name)
+    with existing_store() as lpm:
+        each = find_job(lpm, name)
         receipt = lpm.verify(each)
-        failures = list(lpm.tasks.select(each, _FINAL))
+        failures = list(lpm.tasks.select(each, _WITHOUT_RESULT))
         examples = lpm.counts.examples(each, most=20)
         delivery, later = lpm.outbox.delivery(each), lpm.jobs.later_namesakes(each)
-    open_ = receipt.books.open
+    open_tasks = receipt.books.open
     if as_json:
-        facts = {
-            "created_at": each.created_at,
-            "failures": failures,
-            "delivery": delivery,
-            **_named(later),
-        }
-        print_json(msgspec.structs.asdict(receipt) | facts)
+        facts = {"created_at": each.created_at, "failures": failures, "delivery": delivery}
+        print_json(msgspec.structs.asdict(receipt) | facts | _later_jobs(later))
     else:
-        print(printable(imported(each)))
+        print(printable(job_label(each)))
         print_reasons(receipt.reasons, examples, each)
         print_receipt(receipt)
-        if open_:
-            print(f"{open_:,} tasks are still open")
+        if open_tasks:
+            print(f"{open_tasks:,} tasks are still open")
         elif not receipt.problems:
             print("Every task is in a final state")
         if delivery.concerns_gateway:
             _print_delivery(delivery)
-    return UNACCOUNTED if open_ or receipt.problems else 0
+    if open_tasks or receipt.problems:
+        return UNACCOUNTED
+    return 0
 
 
 def _print_delivery(found: Delivery) -> None:
@@ -193,15 +191,16 @@ def _print_delivery(found: Delivery) -> None:
 @json_option
 @data_dir_option
 def accept(name: str, as_json: bool) -> None:
-    """Accept what a job has, although its import was broken off or a repair lost something; its
-    receipt says so.
+    """Accept that a job is incomplete: its import was interrupted, or a repair lost something.
+
+    Its receipt then lists what is missing as accepted.
 
     \b
     Example:
       python -m crawler job accept parcels.csv
     """
-    with stored() as lpm:
-        each = job_of(lpm, name)
+    with existing_store() as lpm:
+        each = find_job(lpm, name)
         missing = lpm.accept(each)
     if not missing:
         raise click.UsageError(f"nothing of {name} is known to be missing")
@@ -220,7 +219,7 @@ def _print_accepted(each: Job, missing: list[str]) -> None:
 @click.argument("name")
 @data_dir_option
 def pause(name: str) -> None:
-    """Fetch nothing more of a job until `job resume`; what is in flight ends.
+    """Stop fetching a job until `job resume`. Pages in flight are finished.
 
     \b
     Example:
@@ -236,7 +235,7 @@ def pause(name: str) -> None:
 @click.argument("name")
 @data_dir_option
 def resume(name: str) -> None:
-    """Go on with a paused job.
+    """Continue a paused job.
 
     \b
     Example:
@@ -253,24 +252,46 @@ def resume(name: str) -> None:
 @click.argument("name")
 @data_dir_option
 def cancel(name: str) -> None:
-    """End a job: what has not begun is skipped with the reason `cancelled`; what is in flight ends.
+    """End a job: waiting tasks are skipped with the reason `cancelled`. Pages in flight are
+    finished.
 
     \b
     Example:
       python -m crawler job cancel parcels.csv
     """
-    with _open_job(name, again=True) as (lpm, each):
+    with _open_job(name, cancelled_too=True) as (lpm, each):
         count = lpm.jobs.hold(each, "cancelled", lpm.now())
-        accepted = lpm.accept_import(each)  # who ends a job wants no more of its file
+        accepted = lpm.accept_import(each)  # the rest of an interrupted import is not wanted either
         lpm.jobs.finalise(lpm.now())
         [missing] = lpm.unaccounted([lpm.jobs.get(each.id)])
-    again = (
-        f"again with: {program()} retry --skipped --reason cancelled --job {shlex.quote(each.name)}"
-    )
-    print(f"Cancelled {printable(each.name)}: {count:,} tasks are skipped ({printable(again)})")
+    again = f"{program()} retry --skipped --reason cancelled --job {shlex.quote(each.name)}"
+    skipped = f"{count:,} tasks are skipped (again with: {printable(again)})"
+    print(f"Cancelled {printable(each.name)}: {skipped}")
     _print_accepted(each, accepted)
     for what in missing:
         print(f"UNACCOUNTED: {printable(what)}")
+
+
+@contextlib.contextmanager
+def _open_job(
+    name: str, cancelled_too: bool = False
+) -> Iterator[tuple[LocalPersistenceManager, Job]]:
+    """Yield the store and a job that has not ended."""
+    with existing_store() as lpm:
+        each = find_job(lpm, name)
+        if each.status is JobStatus.DONE:
+            raise click.UsageError(f"{name} has ended already")
+        if each.hold == "cancelled" and not cancelled_too:
+            raise click.UsageError(f"{name} is cancelled; what is in flight still ends")
+        yield lpm, each
+
+
+def _later_jobs(later: list[Job]) -> dict[str, list[str]]:
+    return {"later_jobs": [each.name for each in later]}
+
+
+def _job_facts(each: Job) -> dict[str, Any]:
+    return msgspec.structs.asdict(each) | {"state": each.state}
 
 
 @click.group()
@@ -289,13 +310,13 @@ def tasks() -> None:
     "statuses",
     type=click.Choice([str(status) for status in TaskStatus]),
     multiple=True,
-    help="In this state.",
+    help="Only this state; repeatable.",
 )
-@click.option("--reason", help="With this reason, such as timeout or http_500.")
-@click.option("--job", "job_name", help="Of this job.")
-@click.option("--domain", help="At this domain.")
+@click.option("--reason", help="Only this reason, such as timeout or http_500.")
+@job_option
+@click.option("--domain", help="Only this domain.")
 @click.option(
-    "--limit", type=click.IntRange(1), help="At most so many (default: 100; with --json all)."
+    "--limit", type=click.IntRange(1), help="Maximum tasks to list (default: 100; --json: all)."
 )
 @json_option
 @data_dir_option
@@ -307,37 +328,37 @@ def list_tasks(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """List tasks in the order of their import; with --json one object a line.
+    """List tasks in the order of their import; with --json, one object per line.
 
     \b
     Example:
       python -m crawler tasks list --job parcels.csv --status failed --reason timeout
     """
-    with stored() as lpm:
-        each = job_of(lpm, job_name) if job_name else None
-        most = limit or (None if as_json else 101)
-        number = -1
-        for number, task in enumerate(lpm.tasks.select(each, statuses, reason, domain, most)):
+    most = limit
+    if most is None and not as_json:
+        most = _MAX_LISTED + 1  # one more, to see whether there are more
+    count = 0
+    with existing_store() as lpm:
+        each = find_job_if_named(lpm, job_name)
+        for task in lpm.tasks.select(each, statuses, reason, domain, most):
+            count += 1
             if as_json:
                 print(msgspec.json.encode(task).decode())
-            elif number == 100 and not limit:
+            elif count > _MAX_LISTED and not limit:
                 say("… and more; --limit N or --json lists them")
             else:
-                _print_task(task)
-        if number < 0 and reason:
+                state = f"{task['status']:10} {task['reason'] or '-':16}"
+                print(f"{task['task_id'][:12]} {state} {task_label(task)}")
+        if not count and reason:
             check_reason(lpm, reason)
 
 
-def _print_task(task: dict[str, Any]) -> None:
-    print(f"{task['task_id'][:12]} {task['status']:10} {task['reason'] or '-':16} {name_of(task)}")
-
-
 @click.command()
-@click.option("--failed", is_flag=True, help="What has failed.")
-@click.option("--expired", is_flag=True, help="What missed its deadline, now without one.")
-@click.option("--skipped", is_flag=True, help="What was skipped or cancelled.")
-@click.option("--reason", help="Only with this reason, such as timeout or http_500.")
-@click.option("--job", "job_name", help="Only of this job.")
+@click.option("--failed", is_flag=True, help="Tasks that failed.")
+@click.option("--expired", is_flag=True, help="Tasks that missed their deadline; it is removed.")
+@click.option("--skipped", is_flag=True, help="Tasks that were skipped or cancelled.")
+@click.option("--reason", help="Only this reason, such as timeout or http_500.")
+@job_option
 @json_option
 @data_dir_option
 def retry(
@@ -348,18 +369,20 @@ def retry(
     job_name: str | None,
     as_json: bool,
 ) -> None:
-    """Try again what ended without a result; running workers take it up at once, else `resume`
-    does.
+    """Retry tasks that ended without a result.
+
+    Running workers fetch them at once. If none runs, start `resume`.
 
     \b
     Example:
       python -m crawler retry --failed --reason timeout --job parcels.csv
     """
-    chosen = [s for s, wanted in zip(_FINAL, (failed, skipped, expired), strict=True) if wanted]
+    wanted = {"failed": failed, "skipped": skipped, "expired": expired}
+    chosen = [state for state in _WITHOUT_RESULT if wanted[state]]
     if not chosen:
         raise click.UsageError("say what to try again: --failed, --expired or --skipped")
-    with stored() as lpm:
-        each = job_of(lpm, job_name) if job_name else None
+    with existing_store() as lpm:
+        each = find_job_if_named(lpm, job_name)
         again, left = lpm.tasks.retry(chosen, reason, each, lpm.now())
         if reason and not again + left:
             check_reason(lpm, reason)
@@ -374,32 +397,14 @@ def retry(
         say(f"no worker runs: {program()} resume goes on with them")
 
 
-@contextlib.contextmanager
-def _open_job(name: str, again: bool = False) -> Iterator[tuple[LocalPersistenceManager, Job]]:
-    with stored() as lpm:
-        each = job_of(lpm, name)
-        if each.status is JobStatus.DONE:
-            raise click.UsageError(f"{name} has ended already")
-        if each.hold == "cancelled" and not again:
-            raise click.UsageError(f"{name} is cancelled; what is in flight still ends")
-        yield lpm, each
-
-
-def _named(later: list[Job]) -> dict[str, list[str]]:
-    return {"later_jobs": [each.name for each in later]}
-
-
-def _facts(each: Job) -> dict[str, Any]:
-    return msgspec.structs.asdict(each) | {"state": each.state}
-
-
 @click.command()
 @click.argument("url")
 @json_option
 @data_dir_option
 def why(url: str, as_json: bool) -> None:
-    """Tell all that happened to a URL (or a task, by its id): from the line of the file to the
-    result's delivery.
+    """Show everything that happened to a URL, from the line of the file to the delivered result.
+
+    Instead of a URL you can give a task's id.
 
     \b
     Example:
@@ -408,8 +413,9 @@ def why(url: str, as_json: bool) -> None:
     from crawler.history import timeline
     from crawler.waits import WaitFinder
 
-    with stored() as lpm:
-        look = WaitFinder(config.load(), lpm)
+    settings = config.load()
+    with existing_store() as lpm:
+        look = WaitFinder(settings, lpm)
         found = [timeline(lpm, task, look) for task in lpm.tasks.find(url)]
     if as_json:
         print_json(found)
@@ -417,58 +423,59 @@ def why(url: str, as_json: bool) -> None:
     for number, each in enumerate(found):
         if number:
             print()
-        _print_timeline(each, config.load().timezone)
+        _print_timeline(each, times.zone(settings.timezone))
 
 
-def _print_timeline(found: "Timeline", zone: str | None) -> None:
+def _print_timeline(found: "Timeline", tz: tzinfo | None) -> None:
     from crawler.waits import describe_wait
 
-    tz = times.zone(zone)
-    why = f": {found.reason} – {found.message}" if found.reason else ""
     print(printable(found.url or found.their_id or "no URL"))
-    print(printable(f"task {found.task_id}, {found.status}{why}"))
+    state = f"task {found.task_id}, {found.status}"
+    if found.reason:
+        state += f": {found.reason} – {found.message}"
+    print(printable(state))
     day: date | None = None
     for step in found.steps:
-        at = None if step.at is None else datetime.fromtimestamp(step.at, tz).astimezone(tz)
-        if at and at.date() != day:
-            day = at.date()
-            print(f"{at:%A %d %B %Y, %Z}")
-        clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}" if at else ""
-        _print_wrapped(printable(f"  {clock:13}{step.what:13}{_words(step, tz, day)}".rstrip()))
+        clock = ""
+        if step.at is not None:
+            at = datetime.fromtimestamp(step.at, tz).astimezone(tz)
+            if at.date() != day:
+                day = at.date()
+                print(f"{at:%A %d %B %Y, %Z}")
+            clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
+        _print_wrapped(f"  {clock:13}{step.what:13}{_step_text(step, tz, day)}".rstrip())
     for wait in found.waits:
-        _print_wrapped(
-            printable(f"  {'':13}{'waits for':13}{describe_wait(wait, time.time(), tz)}")
-        )
+        _print_wrapped(f"  {'':13}{'waits for':13}{describe_wait(wait, time.time(), tz)}")
 
 
 def _print_wrapped(line: str) -> None:
-    """The line, on a terminal with what does not fit below its beginning."""
+    """Print a step; on a terminal, indent what does not fit into a line."""
+    line = printable(line)
     if sys.stdout.isatty():
-        line = textwrap.fill(
-            line, shutil.get_terminal_size().columns - 1, subsequent_indent=" " * 28
-        )
+        width = shutil.get_terminal_size().columns - 1
+        line = textwrap.fill(line, width, subsequent_indent=" " * 28)
     print(line)
 
 
-def _words(step: "Step", tz: tzinfo | None, day: date | None) -> str:
-    """The details of a step, the ones that are times as times, with their day where it is not the
-    heading's."""
-    parts = []
-    for name, value in step.detail.items():
-        if name in ("not_before", "until", "deadline") and value:
-            at = datetime.fromtimestamp(value, tz).astimezone(tz)
-            shown = f"{at:%H:%M:%S}" if at.date() == day else f"{at:%a %d %b %Y %H:%M:%S}"
-            parts.append(f"{name.replace('_', ' ')} {shown}")
-        elif name == "evidence" and isinstance(value, list):
-            parts.append("because " + "; ".join(value))
-        elif name == "evidence":
-            parts.append("\n" + "\n".join(f"      {line}" for line in str(value).splitlines()))
-        elif isinstance(value, dict):
-            parts.append(f"{name} " + ":".join(str(item) for item in value.values()))
-        else:
-            parts.append(f"{name.removesuffix('_s').removesuffix('_ms')} {value}{_unit(name)}")
-    return ", ".join(parts)
+def _step_text(step: "Step", tz: tzinfo | None, day: date | None) -> str:
+    return ", ".join(_detail_text(name, value, tz, day) for name, value in step.detail.items())
 
 
-def _unit(name: str) -> str:
-    return " ms" if name.endswith("_ms") else " s" if name.endswith("_s") else ""
+def _detail_text(name: str, value: Any, tz: tzinfo | None, day: date | None) -> str:
+    """Return a detail of a step as text; a time has its date only if that is not `day`."""
+    if name in _TIMES and value:
+        at = datetime.fromtimestamp(value, tz).astimezone(tz)
+        shown = f"{at:%H:%M:%S}"
+        if at.date() != day:
+            shown = f"{at:%a %d %b %Y} {shown}"
+        return f"{name.replace('_', ' ')} {shown}"
+    if name == "evidence" and isinstance(value, list):
+        return "because " + "; ".join(value)
+    if name == "evidence":
+        return "\n" + "\n".join(f"      {line}" for line in str(value).splitlines())
+    if isinstance(value, dict):
+        return f"{name} " + ":".join(str(item) for item in value.values())
+    for ending, unit in (("_ms", " ms"), ("_s", " s")):
+        if name.endswith(ending):
+            return f"{name.removesuffix(ending)} {value}{unit}"
+    return f"{name} {value}"

@@ -1,4 +1,4 @@
-"""`ondemand` and `sync`: work for a Gateway and deliver to it."""
+"""`ondemand` and `sync`: work for a Gateway, and deliver results to it."""
 
 import contextlib
 import signal
@@ -10,36 +10,45 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from crawler import config, logs, times
-from crawler.cli.options import data_dir_option, json_option, workers_option
-from crawler.cli.output import job_of, print_json, say, stored
+from crawler.cli.options import data_dir_option, job_option, json_option, workers_option
+from crawler.cli.output import existing_store, find_job_if_named, print_json, say
 from crawler.config import Settings, program
 from crawler.errors import ServiceError
 from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 
 if TYPE_CHECKING:
+    from crawler.db.gateway import Delivery
+    from crawler.gateway.sync import Sync
     from crawler.orchestrator import Orchestrator
 
-SAY_S = 5.0
+SAY_INTERVAL_S = 5.0
+GATEWAY_LIMIT_S = 20.0
+"""How long `sync push` waits for a Gateway that does not answer."""
+MAX_RETRY_PAUSE_S = 3.0
+"""Maximum pause between two attempts of `sync push`."""
+_ENDED = ("completed", "failed", "skipped", "expired")
+_RESULTS = ("held", "ready", "synced", "rejected", "late", "without_page", "replaced")
+_REPORTS = ("ready", "synced", "rejected")
 
 platform_option = click.option(
     "--platform",
     "platforms",
     multiple=True,
     metavar="P",
-    help="Ask for tasks of this platform only; may be repeated.",
+    help="Take only tasks of this platform; repeatable.",
 )
 capacity_option = click.option(
     "--capacity",
     type=click.IntRange(1, 100_000),
     default=200,
     show_default=True,
-    help="How many of the Gateway's tasks are held here at a time.",
+    help="Maximum tasks of the Gateway to hold at a time.",
 )
 moved_option = click.option(
     "--moved",
     is_flag=True,
-    help="GATEWAY_URL is a new address of the Gateway that this store's tasks came from.",
+    help="GATEWAY_URL is a new address of the Gateway that this store worked for before.",
 )
 
 
@@ -53,12 +62,12 @@ moved_option = click.option(
 def ondemand(
     platforms: tuple[str, ...], capacity: int, workers: int | None, moved: bool, as_json: bool
 ) -> int:
-    """Work for the Gateway of GATEWAY_URL: take its tasks, collect their pages, deliver every
+    """Work for the Gateway at GATEWAY_URL: take its tasks, collect their pages, and deliver every
     result once.
 
-    It goes on until Ctrl-C, or until the Gateway says `drain` and has got everything. What is not
-    done or not delivered then stays in the store, and the same command goes on with it. Any number
-    of machines may do so.
+    Runs until Ctrl-C, or until the Gateway says `drain` and has got everything. Open tasks and
+    undelivered results stay in the store; run the same command again to continue. Any number of
+    machines can work for one Gateway.
 
     \b
     Example:
@@ -66,6 +75,7 @@ def ondemand(
       python -m crawler ondemand --platform beacon --capacity 500
     """
     from crawler import sites
+    from crawler.cli.commands.stack import started
     from crawler.gateway.agent import bind
     from crawler.gateway.client import GatewayClient
     from crawler.gateway.collector import requested_platforms
@@ -73,102 +83,93 @@ def ondemand(
 
     settings = config.load()
     described = sites.load(settings.config_dir, settings.rate)
-    GatewayClient(settings, "check")  # what is missing or wrong is said here, and not in a log
+    GatewayClient(settings, "check")  # fails here, not in the agent's log
     platforms = tuple(requested_platforms(settings, platforms, described))
-    lpm = LocalPersistenceManager(settings.data_dir)
-    with lpm:
+    with LocalPersistenceManager(settings.data_dir) as lpm:
         worker_id = bind(lpm, settings, moved)
+    agent_arguments = []
     for platform in platforms:
+        agent_arguments += ["--platform", platform]
         if described.named(platform) is None:
-            say(
-                f"warning: no site {platform!r} is configured; its tasks need a url, and are read like any page"
-            )
-    agent = [
-        *(part for platform in platforms for part in ("--platform", platform)),
-        "--capacity",
-        str(capacity),
-    ]
+            effect = "its tasks need a url, and are read like any page"
+            say(f"warning: no site {platform!r} is configured; {effect}")
+    agent_arguments += ["--capacity", str(capacity)]
     try:
-        with terminated_by_signal(), Orchestrator(settings, workers, agent=agent) as stack:
+        with (
+            terminated_by_signal(),
+            Orchestrator(settings, workers, agent=agent_arguments) as stack,
+        ):
             say(f"starting Redis and workers; this is worker {worker_id} of {settings.gateway_url}")
-            try:
-                stack.start_all()
+            with started(stack):
                 _follow(settings, stack)
-            except (KeyboardInterrupt, SystemExit):
-                say("stopping; type the same command again to go on (once more to stop at once)")
-                raise
     finally:
-        _summarise(settings, as_json)
+        _print_summary(settings, as_json)
     return 0
 
 
 def _follow(settings: Settings, stack: "Orchestrator") -> None:
-    """Say where things stand whenever that has changed, until the Gateway wants no more."""
+    """Print the counts whenever they have changed, until the Gateway has said `drain`."""
     said, due = [""], 0.0
-    lpm = LocalPersistenceManager(settings.data_dir)
-    with lpm:
+    with LocalPersistenceManager(settings.data_dir) as lpm:
         while not stack.drained:
             if time.monotonic() >= due:
                 began = time.monotonic()
-                lines = [_line(lpm), *_remarks(lpm, settings)]
+                lines = [_counts_line(lpm), *_obstacles(lpm, settings)]
                 for line in lines:
                     if line not in said:
                         say(line)
                 said = lines
-                due = began + max(
-                    SAY_S, 50 * (time.monotonic() - began)
-                )  # counting a million must not be the work
+                # Counting a million tasks takes long, and must not take most of the time.
+                due = began + max(SAY_INTERVAL_S, 50 * (time.monotonic() - began))
             time.sleep(0.2)
     say("the Gateway wants no more, and has got everything")
 
 
-def _line(lpm: LocalPersistenceManager) -> str:
-    """In a line of a terminal, as long as there are not millions."""
-
-    states, stand = lpm.gateway.states(), lpm.outbox.delivery(None)
-    counts = {"taken": sum(states.values()), "open": lpm.gateway.open_count()}
-    counts |= {
-        name: states[name]
-        for name in ("completed", "failed", "skipped", "expired")
-        if states.get(name)
-    }
-    sent = {
-        "to deliver": stand.unsent,
-        "delivered": stand.synced - stand.replaced + stand.reports_synced,
-    }
-    sent |= {"replaced": stand.replaced} if stand.replaced else {}
-    sent |= {"rejected": refused} if (refused := stand.rejected + stand.reports_rejected) else {}
-    return " · ".join(
-        ", ".join(f"{count:,} {what}" for what, count in part.items()) for part in (counts, sent)
-    )
+def _counts_line(lpm: LocalPersistenceManager) -> str:
+    """Return the counts of tasks and deliveries in one line."""
+    states, delivery = lpm.gateway.states(), lpm.outbox.delivery(None)
+    tasks = {"taken": sum(states.values()), "open": lpm.gateway.open_count()}
+    tasks |= {name: states[name] for name in _ENDED if states.get(name)}
+    delivered = delivery.synced - delivery.replaced + delivery.reports_synced
+    sent = {"to deliver": delivery.unsent, "delivered": delivered}
+    if delivery.replaced:
+        sent["replaced"] = delivery.replaced
+    if delivery.refused:
+        sent["rejected"] = delivery.refused
+    return f"{_counts_text(tasks)} · {_counts_text(sent)}"
 
 
-def _remarks(lpm: LocalPersistenceManager, settings: Settings) -> list[str]:
-    """What keeps the counts from moving."""
+def _counts_text(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items())
+
+
+def _obstacles(lpm: LocalPersistenceManager, settings: Settings) -> list[str]:
+    """Return what keeps the counts from moving."""
     from crawler.waits import disk_problem
 
-    order = {"pause": "the Gateway has said: pause", "drain": "the Gateway has said: drain"}
-    found = [order.get(lpm.gateway.note("order") or "")]
+    found: list[str | None] = []
+    order = lpm.gateway.note("order")
     job = next((job for job in reversed(lpm.jobs.all()) if job.of_gateway), None)
-    if job and job.hold and not found[0]:
+    if order in ("pause", "drain"):
+        found.append(f"the Gateway has said: {order}")
+    elif job and job.hold:
         found.append(f"the job {job.name} is {job.hold}: no work is asked for")
     found += [*lpm.gateway.troubles(), disk_problem(lpm.folder, settings)]
     return [text for text in found if text]
 
 
-def _summarise(settings: Settings, as_json: bool) -> None:
-    """What was done, once nothing changes it any more."""
-
-    lpm = LocalPersistenceManager(settings.data_dir)
-    with lpm:
-        states, stand, line = lpm.gateway.states(), lpm.outbox.delivery(None), _line(lpm)
+def _print_summary(settings: Settings, as_json: bool) -> None:
+    """Print what was done, after all processes have ended."""
+    with LocalPersistenceManager(settings.data_dir) as lpm:
+        states, delivery = lpm.gateway.states(), lpm.outbox.delivery(None)
+        line = _counts_line(lpm)
     if as_json:
-        print_json({"tasks": states, "exchange": stand})
+        print_json({"tasks": states, "exchange": delivery})
         return
     print(line)
-    if stand.unsent:
-        print(f"{stand.unsent:,} wait for the next start, or for: {program()} sync push")
-    if stand.rejected or stand.reports_rejected:
+    if delivery.unsent:
+        print(f"{delivery.unsent:,} wait for the next start, or for: {program()} sync push")
+    if delivery.refused:
         print(f"what was rejected, and why: {program()} sync rejected")
 
 
@@ -176,27 +177,30 @@ def _summarise(settings: Settings, as_json: bool) -> None:
 @platform_option
 @capacity_option
 def agent(platforms: tuple[str, ...], capacity: int) -> int:
-    """What `ondemand` runs beside its workers."""
+    """The process of `ondemand` that speaks to the Gateway."""
     from crawler.gateway.agent import run
 
     settings = config.load()
     logs.setup(settings.log_level)
     stopping, ending = threading.Event(), threading.Event()
+
+    def stop(*_: object) -> None:
+        """The first signal stops in order, the second at once."""
+        if stopping.is_set():
+            ending.set()
+        stopping.set()
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: (ending if stopping.is_set() else stopping).set())
-    return 0 if run(settings, platforms, capacity, stopping, ending) else 128 + signal.SIGTERM
-
-
-_COUNTS = ("held", "ready", "synced", "rejected", "late", "without_page", "replaced")
-PATIENCE_S, AGAIN_S = 20.0, 3.0
-"""How long a command waits for a Gateway that does not answer, and how long at most between two
-attempts."""
+            signal.signal(number, stop)
+    if run(settings, platforms, capacity, stopping, ending):
+        return 0
+    return 128 + signal.SIGTERM
 
 
 @click.group()
 def sync() -> None:
-    """What a Gateway has got, is to get and has refused; and how to send it.
+    """Show and control delivery to the Gateway.
 
     \b
     Example:
@@ -209,29 +213,29 @@ def sync() -> None:
 @json_option
 @data_dir_option
 def status(as_json: bool) -> None:
-    """Show what is held, to be delivered, delivered and rejected.
+    """Count the results and reports that are held, waiting, delivered and rejected.
 
     \b
     Example:
       python -m crawler sync status --json
     """
     settings = config.load()
-    with stored() as lpm:
-        facts = _facts(lpm, settings)
+    with existing_store() as lpm:
+        facts = _delivery_facts(lpm, settings)
     if as_json:
         print_json(facts)
         return
-    results, reports = facts["results"], facts["reports"]
-    print("results  " + ", ".join(f"{count:,} {state}" for state, count in results.items()))
-    print("reports  " + ", ".join(f"{count:,} {state}" for state, count in reports.items()))
+    now, results, reports = time.time(), facts["results"], facts["reports"]
+    print(f"results  {_counts_text(results)}")
+    print(f"reports  {_counts_text(reports)}")
     if facts["oldest"] is not None:
-        print(
-            f"the oldest of what is to be delivered waits for {times.duration(time.time() - facts['oldest'])}"
-        )
+        age = times.duration(now - facts["oldest"])
+        print(f"the oldest of what is to be delivered waits for {age}")
     if facts["gateway"]:
-        heard = facts["heard_at"]
-        ago = f"heard of {times.duration(time.time() - heard)} ago" if heard else "never heard of"
-        print(f"worker {facts['worker_id']} of the Gateway {printable(facts['gateway'])}, {ago}")
+        heard = "never heard of"
+        if facts["heard_at"]:
+            heard = f"heard of {times.duration(now - facts['heard_at'])} ago"
+        print(f"worker {facts['worker_id']} of the Gateway {printable(facts['gateway'])}, {heard}")
     if facts["order"]:
         print(f"the Gateway has said: {facts['order']}")
     for trouble in facts["troubles"]:
@@ -244,10 +248,10 @@ def status(as_json: bool) -> None:
         print(f"what may have replaced other results at the Gateway: {program()} sync rejected")
 
 
-def _facts(lpm: LocalPersistenceManager, settings: Settings) -> dict[str, Any]:
+def _delivery_facts(lpm: LocalPersistenceManager, settings: Settings) -> dict[str, Any]:
     from crawler.gateway.agent import is_busy
 
-    stand, heard = lpm.outbox.delivery(None), lpm.gateway.note("heard")
+    delivery, heard = lpm.outbox.delivery(None), lpm.gateway.note("heard")
     return {
         "enabled": settings.gateway_enabled,
         "gateway": lpm.gateway.note("url"),
@@ -255,30 +259,28 @@ def _facts(lpm: LocalPersistenceManager, settings: Settings) -> dict[str, Any]:
         "heard_at": float(heard) if heard else None,
         "troubles": lpm.gateway.troubles() if is_busy(lpm) else [],
         "order": lpm.gateway.note("order"),
-        "results": {name: getattr(stand, name) for name in _COUNTS},
-        "reports": {
-            name: getattr(stand, f"reports_{name}") for name in ("ready", "synced", "rejected")
-        },
-        "oldest": stand.oldest,
+        "results": {name: getattr(delivery, name) for name in _RESULTS},
+        "reports": {name: getattr(delivery, f"reports_{name}") for name in _REPORTS},
+        "oldest": delivery.oldest,
     }
 
 
 @sync.command()
-@click.option("--job", "job_name", help="Of this job only.")
+@job_option
 @click.option(
     "--bundle",
     type=click.Path(path_type=Path),
-    help="The results in this file, which are taken in first.",
+    help="Only the results in this file, which are taken into the store first.",
 )
 @moved_option
 @json_option
 @data_dir_option
 def push(job_name: str | None, bundle: Path | None, moved: bool, as_json: bool) -> int:
-    """Send to the Gateway of GATEWAY_URL what it has not got yet, standalone results too.
+    """Send undelivered results to the Gateway at GATEWAY_URL, standalone results too.
 
-    Results of standalone work are held, and this is the only command that lets them go: all of
-    them, those of a job, or those that another machine has put into a bundle. Broken off, it can be
-    typed again: nothing counts as delivered before the Gateway has said so.
+    Results of standalone work are held, and only this command releases them: all of them, those of
+    a job, or those in another machine's bundle. Safe to interrupt: a result counts as delivered
+    only when the Gateway has confirmed it. Run the same command again to continue.
 
     \b
     Example:
@@ -294,126 +296,127 @@ def push(job_name: str | None, bundle: Path | None, moved: bool, as_json: bool) 
     if job_name and bundle:
         raise click.UsageError("--job and --bundle do not go together")
     with terminated_by_signal(), contextlib.ExitStack() as exits:
-        store = LocalPersistenceManager(settings.data_dir) if bundle else stored()
-        lpm = exits.enter_context(store)
+        if bundle:
+            lpm = exits.enter_context(LocalPersistenceManager(settings.data_dir))
+        else:
+            lpm = exits.enter_context(existing_store())
         worker_id = bind(lpm, settings, moved)
         released = _release(lpm, settings, job_name, bundle)
         say(f"{released:,} held results are let go; {lpm.outbox.unsent():,} are to be delivered")
         before = lpm.outbox.delivery(None)
         _deliver(lpm, settings, worker_id)
-        after = lpm.outbox.delivery(None)
-    done = {
-        "released": released,
-        "results": after.synced - after.replaced - before.synced + before.replaced,
-        "replaced": after.replaced - before.replaced,
-        "reports": after.reports_synced - before.reports_synced,
-        "rejected": after.rejected
-        + after.reports_rejected
-        - before.rejected
-        - before.reports_rejected,
-        "unsent": after.unsent,
-    }
+        done = {"released": released} | _delivered_since(before, lpm.outbox.delivery(None))
     if as_json:
         print_json(done)
     else:
-        print(
-            f"Delivered {done['results']:,} results and {done['reports']:,} reports to {settings.gateway_url}"
-        )
+        delivered = f"{done['results']:,} results and {done['reports']:,} reports"
+        print(f"Delivered {delivered} to {settings.gateway_url}")
+        command = f"{program()} sync rejected"
         if done["rejected"]:
-            print(
-                f"{done['rejected']:,} were rejected, and are kept; why: {program()} sync rejected"
-            )
+            print(f"{done['rejected']:,} were rejected, and are kept; why: {command}")
         if done["replaced"]:
-            print(
-                f"{done['replaced']:,} may have replaced other results there; which: {program()} sync rejected"
-            )
-    return 1 if done["rejected"] or done["replaced"] else 0
+            replaced = f"{done['replaced']:,} may have replaced other results there"
+            print(f"{replaced}; which: {command}")
+    return int(done["rejected"] > 0 or done["replaced"] > 0)
+
+
+def _delivered_since(before: "Delivery", after: "Delivery") -> dict[str, int]:
+    replaced = after.replaced - before.replaced
+    return {
+        "results": after.synced - before.synced - replaced,
+        "replaced": replaced,
+        "reports": after.reports_synced - before.reports_synced,
+        "rejected": after.refused - before.refused,
+        "unsent": after.unsent,
+    }
 
 
 def _release(
     lpm: LocalPersistenceManager, settings: Settings, job_name: str | None, bundle: Path | None
 ) -> int:
-    """Let held results go."""
+    """Release held results for delivery; returns how many."""
     if not bundle:
-        return lpm.outbox.release(job_of(lpm, job_name) if job_name else None)
+        return lpm.outbox.release(find_job_if_named(lpm, job_name))
     from crawler.results.bundle import unbundle
 
     released = 0
 
-    def let_go(task_ids: list[str]) -> None:
+    def release(task_ids: list[str]) -> None:
         nonlocal released
         released += lpm.outbox.release(task_ids=task_ids)
 
-    done = unbundle(lpm, bundle, settings.max_body, stored=let_go)
+    done = unbundle(lpm, bundle, settings.max_body, stored=release)
     say(f"{bundle}: {done.results:,} results, {done.new:,} new here")
     return released
 
 
 def _deliver(lpm: LocalPersistenceManager, settings: Settings, worker_id: str) -> None:
-    """Have all delivered that is to be: by this process, unless an agent does it already."""
+    """Deliver everything, or wait until an agent that is up has done so."""
     import asyncio
 
     from crawler.errors import StackIsUp
     from crawler.gateway.agent import only_one
 
-    moved = time.monotonic()
+    progressed_at = time.monotonic()
     while left := lpm.outbox.unsent():
         try:
             with only_one(lpm):
                 asyncio.run(_send_all(settings, worker_id))
                 return
         except StackIsUp:
-            _watch(lpm)
-        now_left, trouble = (
-            lpm.outbox.unsent(),
-            lpm.gateway.note("trouble_sync"),
-        )
+            _wait_for_agent(lpm)
+        now_left, trouble = lpm.outbox.unsent(), lpm.gateway.note("trouble_sync")
         if now_left < left or not trouble:
-            moved = time.monotonic()
-        elif time.monotonic() - moved > PATIENCE_S:
-            raise ServiceError(
-                f"{trouble}; {now_left:,} are still to be delivered, by `ondemand`, which is up here"
-            )
+            progressed_at = time.monotonic()
+        elif time.monotonic() - progressed_at > GATEWAY_LIMIT_S:
+            who = "by `ondemand`, which is up here"
+            raise ServiceError(f"{trouble}; {now_left:,} are still to be delivered, {who}")
 
 
 async def _send_all(settings: Settings, worker_id: str) -> None:
+    """Send until nothing is left; raises `ServiceError` if the Gateway does not answer."""
     import asyncio
 
     from crawler.gateway.client import GatewayClient
     from crawler.gateway.sync import Sync
 
     async with GatewayClient(settings, worker_id) as client:
-        sender = Sync(settings, client, AGAIN_S)
+        sender = Sync(settings, client, MAX_RETRY_PAUSE_S)
         running = asyncio.create_task(sender.run())
-        good, answered, said = 0, time.monotonic(), time.monotonic()
+        good, answered_at, said_at = 0, time.monotonic(), time.monotonic()
         try:
             while left := sender.unsent():
                 await asyncio.wait([running], timeout=0.1)
                 if running.done():
                     running.result()
                 if sender.good > good:
-                    good, answered = sender.good, time.monotonic()
-                elif sender.trouble and time.monotonic() - answered > PATIENCE_S:
+                    good, answered_at = sender.good, time.monotonic()
+                elif sender.trouble and time.monotonic() - answered_at > GATEWAY_LIMIT_S:
+                    later = "type the same command again later"
                     raise ServiceError(
-                        f"{sender.trouble}; {left:,} are still to be delivered: type the same command again later"
+                        f"{sender.trouble}; {left:,} are still to be delivered: {later}"
                     )
-                if time.monotonic() - said > SAY_S:
-                    said = time.monotonic()
-                    say(
-                        f"{left:,} to be delivered"
-                        + (f": {sender.trouble}" if sender.trouble else "")
-                    )
+                if time.monotonic() - said_at > SAY_INTERVAL_S:
+                    said_at = time.monotonic()
+                    _say_left(left, sender)
         finally:
             running.cancel()
             await asyncio.wait([running])
             sender.close()
 
 
-def _watch(lpm: LocalPersistenceManager) -> None:
-    """Wait a little while an agent delivers."""
+def _say_left(left: int, sender: "Sync") -> None:
+    if sender.trouble:
+        say(f"{left:,} to be delivered: {sender.trouble}")
+    else:
+        say(f"{left:,} to be delivered")
+
+
+def _wait_for_agent(lpm: LocalPersistenceManager) -> None:
+    """Wait a few seconds while an agent delivers."""
     left = lpm.outbox.unsent()
     say(f"`ondemand` is up in this folder and delivers: {left:,} left")
-    end = time.monotonic() + SAY_S
+    end = time.monotonic() + SAY_INTERVAL_S
     while lpm.outbox.unsent() and time.monotonic() < end:
         time.sleep(0.2)
 
@@ -423,17 +426,17 @@ def _watch(lpm: LocalPersistenceManager) -> None:
 @json_option
 @data_dir_option
 def retry(task_ids: tuple[str, ...], as_json: bool) -> int:
-    """Deliver again what was rejected: these tasks, or all but what the Gateway wants no more (409,
-    410).
+    """Deliver rejected results again: those of the given tasks, or all.
 
-    A running `ondemand` sends them at once; without one, `sync push` does.
+    Without TASK_ID, results that the Gateway does not want (409, 410) stay rejected. A running
+    `ondemand` sends the others at once. If none runs, use `sync push`.
 
     \b
     Example:
       python -m crawler sync retry
       python -m crawler sync retry t-17
     """
-    with stored() as lpm:
+    with existing_store() as lpm:
         known = {
             name for item in lpm.outbox.rejected() for name in (item["task_id"], item["own_id"])
         }
@@ -446,29 +449,32 @@ def retry(task_ids: tuple[str, ...], as_json: bool) -> int:
         print_json({"again": count, "rejected": left})
     else:
         print(f"{count:,} are to be delivered again; {left:,} stay rejected")
-    return 1 if unknown else 0
+    return int(bool(unknown))
 
 
 @sync.command()
 @json_option
 @data_dir_option
 def rejected(as_json: bool) -> int:
-    """List what was rejected, or may have replaced other results, and why; all of it is kept.
+    """List results that the Gateway rejected, or that may have replaced others there, and why.
+
+    They are kept in the store.
 
     \b
     Example:
       python -m crawler sync rejected --json
     """
-    with stored() as lpm:
+    with existing_store() as lpm:
         found = lpm.outbox.rejected() + lpm.outbox.replaced()
     if as_json:
         print_json(found)
         return 0
     for item in found:
-        why = f"{item['code']}: {item['problem']}" if item.get("code") else item["problem"]
-        print(
-            f"{item['kind']} {printable(item['task_id'])}  {printable(item['url'])}\n  {printable(why)}"
-        )
+        reason = item["problem"]
+        if item.get("code"):
+            reason = f"{item['code']}: {reason}"
+        print(f"{item['kind']} {printable(item['task_id'])}  {printable(item['url'])}")
+        print(f"  {printable(reason)}")
     if not found:
         print("Nothing was rejected")
     return 0

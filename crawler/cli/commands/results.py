@@ -1,4 +1,4 @@
-"""`results`, `analyze` and `prune`: what was collected."""
+"""`results`, `prune` and `analyze`: what was collected, and what to do with it."""
 
 import shutil
 import sys
@@ -12,22 +12,48 @@ import click
 
 from crawler import config
 from crawler import results as store
-from crawler.cli.options import Span, data_dir_option, json_option, only_job_option, since_option
-from crawler.cli.output import UNACCOUNTED, job_of, print_json, say, size_of, stored, tell_missing
+from crawler.cli.options import (
+    Duration,
+    data_dir_option,
+    job_option,
+    json_option,
+    output_option,
+    since_option,
+)
+from crawler.cli.output import (
+    UNACCOUNTED,
+    existing_store,
+    find_job_if_named,
+    print_json,
+    say,
+    size_text,
+    warn_incomplete,
+)
 from crawler.config import program
-from crawler.db import outputs
-from crawler.db.outbox import Delivery
+from crawler.db import guard
+from crawler.db.gateway import Delivery
 from crawler.errors import StoreError, UsageError, place
-from crawler.logs import printable
+from crawler.logs import counted, printable
 from crawler.lpm import LocalPersistenceManager
-from crawler.results import whole_file
 
-LISTED = ("task_id", "status_code", "verdict", "parcel_id", "url", "scraped_at")
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from crawler.analyze import Profile
+    from crawler.analyze.compare import Comparison
+    from crawler.analyze.report import Section
+
+LISTED_FIELDS = ("task_id", "status_code", "verdict", "parcel_id", "url", "scraped_at")
+_MAX_LISTED, _MAX_PARCEL_CHARS, _MAX_VALUE_CHARS = 20, 20, 500
+_MAX_ROWS, _MAX_LINES = 40, 100
+"""Table rows and lines that `analyze` prints of a section."""
+_PROGRESS_INTERVAL_S = 2.0
 
 
 @click.group()
 def results() -> None:
-    """List, show and export results.
+    """List, show, export, archive and bundle results.
 
     \b
     Example:
@@ -37,105 +63,106 @@ def results() -> None:
 
 
 @results.command("list")
-@only_job_option
-@click.option("--limit", type=click.IntRange(1), help="Show the newest N (on a terminal: 20).")
+@job_option
+@click.option(
+    "--limit", type=click.IntRange(1), help="Show the newest N results (default on a terminal: 20)."
+)
 @json_option
 @data_dir_option
 def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
-    """Say how many results there are, archived and delivered ones included, and where; show the
-    newest.
+    """Count results and the files in pending/, and show the newest. Archived and delivered results
+    count too.
 
     \b
     Example:
       python -m crawler results list --limit 5
     """
-    wanted = limit or (20 if sys.stdout.isatty() and not as_json else 0)
+    wanted = limit or 0
+    if not limit and sys.stdout.isatty() and not as_json:
+        wanted = _MAX_LISTED
     lpm = LocalPersistenceManager(config.load().data_dir)
     items, sent, files = list[dict[str, Any]](), Delivery(), None
     if job_name or LocalPersistenceManager.exists(lpm.folder) or not lpm.pending.is_dir():
         try:
-            with stored() as lpm:
-                job = job_of(lpm, job_name) if job_name else None
-                sent, items = (
-                    lpm.outbox.delivery(job),
-                    lpm.results.newest(job, wanted) if wanted else items,
-                )
+            with existing_store() as lpm:
+                job = find_job_if_named(lpm, job_name)
+                sent = lpm.outbox.delivery(job)
+                if wanted:
+                    items = lpm.results.newest(job, wanted)
                 files = store.look_at_files(lpm, job)
         except StoreError as error:
             if job_name or wanted:
                 raise
-            say(f"only files are counted: {error}")  # they are there without the ledger too
-    without_ledger = files is None
-    files = files or store.count_files(lpm)
+            say(f"only files are counted: {error}")  # files can be counted without the ledger
+    total = sent.results
+    if files is None:
+        files = store.count_files(lpm)
+        total = files.results
     if as_json:
-        total = files.results if without_ledger else sent.results
         facts: dict[str, Any] = {
             "results": total,
             "folder": str(lpm.pending),
             "files": files,
             "delivery": sent,
         }
-        print_json(
-            facts
-            | ({"items": [{name: i[name] for name in LISTED} for i in items]} if limit else {})
-        )
+        if limit:
+            facts["items"] = [{name: item[name] for name in LISTED_FIELDS} for item in items]
+        print_json(facts)
         return
-    print(_how_many(files.results, sent, lpm.pending))
-    if files.torn or files.missing:
-        missing = "" if files.missing is None else f" and {files.missing:,} are missing"
-        print(
-            f"  {files.torn:,} more files are torn{missing}; {program()} doctor --repair makes them again"
-        )
-    if files.foreign:
-        print(f"  {files.foreign:,} files there are none of this store's")
+    print(_count_line(files.results, sent, lpm.pending))
+    _print_file_problems(files)
     if items:
-        _show_table(items)
+        _print_table(items)
 
 
-def _how_many(count: int, sent: Delivery, folder: Path) -> str:
-    archived = (sent.archived, "archived")
+def _count_line(files: int, sent: Delivery, folder: Path) -> str:
     states = (
-        archived,
+        (sent.archived, "archived"),
         (sent.synced, "delivered"),
         (sent.ready, "to be delivered"),
         (sent.rejected, "rejected"),
     )
-    parts = [f"{number} {what}" for number, what in states if number]
-    if not parts and count >= sent.results:
-        return f"{count} results in {folder}/"
-    return f"{sent.results} results, {count} of them in {folder}/" + (
-        f" ({', '.join(parts)})" if parts else ""
-    )
+    parts = ", ".join(f"{number} {what}" for number, what in states if number)
+    line = f"{sent.results} results, {files} of them in {folder}/"
+    if parts:
+        return f"{line} ({parts})"
+    if files >= sent.results:
+        return f"{files} results in {folder}/"
+    return line
 
 
-def _show_table(items: list[dict[str, Any]]) -> None:
+def _print_file_problems(files: store.Files) -> None:
+    if files.torn or files.missing:
+        problem = f"{files.torn:,} more files are torn"
+        if files.missing is not None:
+            problem += f" and {files.missing:,} are missing"
+        print(f"  {problem}; {program()} doctor --repair makes them again")
+    if files.foreign:
+        print(f"  {files.foreign:,} files there are none of this store's")
+
+
+def _print_table(items: list[dict[str, Any]]) -> None:
     rows = [("task_id", "code", "verdict", "parcel_id", "url")]
-    rows += [
-        (
-            i["task_id"][:12],
-            str(i["status_code"]),
-            i["verdict"],
-            _short(i["parcel_id"] or "", 20),
-            printable(i["url"]),
-        )
-        for i in items
-    ]
+    for item in items:
+        parcel = _shortened(item["parcel_id"] or "", _MAX_PARCEL_CHARS)
+        code, url = str(item["status_code"]), printable(item["url"])
+        rows.append((item["task_id"][:12], code, item["verdict"], parcel, url))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    room = (
-        max(20, shutil.get_terminal_size().columns - sum(widths[:-1]) - 8)
-        if sys.stdout.isatty()
-        else 10_000
-    )
+    url_width = widths[-1]
+    if sys.stdout.isatty():
+        url_width = max(20, shutil.get_terminal_size().columns - sum(widths[:-1]) - 8)
     for *cells, url in rows:
         text = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False))
-        print(f"{text}  {_short(url, room)}")
+        print(f"{text}  {_shortened(url, url_width)}")
 
 
-def _short(text: str, room: int) -> str:
-    """The text, or its beginning and its end, which tells pages of one site apart."""
+def _shortened(text: str, most: int) -> str:
+    """Cut out the middle of a long text: the ends of URLs tell pages of one site apart."""
     text = printable(text)
-    half = (room - 1) // 2
-    return text if len(text) <= room else f"{text[: room - 1 - half]}…{text[len(text) - half :]}"
+    if len(text) <= most:
+        return text
+    half = (most - 1) // 2
+    return f"{text[: most - 1 - half]}…{text[len(text) - half :]}"
 
 
 @results.command()
@@ -143,45 +170,54 @@ def _short(text: str, room: int) -> str:
 @json_option
 @data_dir_option
 def show(task: str, as_json: bool) -> int:
-    """Show the result of a task, by its task_id (6 digits or more) or by the newest task of a URL.
+    """Show the result of a task, given by its task_id (at least 6 digits) or by a URL.
+
+    Of a URL, the newest task counts.
 
     \b
     Example:
       python -m crawler results show 4f1c09d2
     """
-    from crawler.results.formats import as_text, flatten
-
-    with stored() as lpm:
+    with existing_store() as lpm:
         report = lpm.results.report(lpm.tasks.find(task)[0])
-    done = "data" in report
+    has_result = "data" in report
     if as_json:
         print_json(report)
-        return 0 if done else 1
-    if not done:
+    elif has_result:
+        _print_result(report)
+    else:
         print(f"{report['status']}: {printable(report['error_message'] or 'no result yet')}")
         print(f"  reason    {report['error_type'] or '-'}\n  attempts  {report['attempts']}")
         print(f"  task_id   {report['task_id']}\n  url       {printable(report['url'])}")
-        _show_origin(report, 9)
-        return 1
+        _print_origin(report, 9)
+    return int(not has_result)
+
+
+def _print_result(report: dict[str, Any]) -> None:
+    from crawler.results.formats import as_text, flatten
+
     print(f"{report['status_code']} {printable(report['final_url'])}")
     record_first = sorted(flatten(report).items(), key=lambda item: not item[0].startswith("data."))
     for name, value in record_first:
         if value not in (None, ""):
             text = printable(as_text(value))
-            print(
-                f"  {printable(name):24} {text if len(text) <= 500 else text[:500] + ' … (all of it: --json)'}"
-            )
-    _show_origin(report, 24)
-    return 0
+            if len(text) > _MAX_VALUE_CHARS:
+                text = f"{text[:_MAX_VALUE_CHARS]} … (all of it: --json)"
+            print(f"  {printable(name):24} {text}")
+    _print_origin(report, 24)
 
 
-def _show_origin(report: dict[str, Any], width: int) -> None:
+def _print_origin(report: dict[str, Any], width: int) -> None:
     if report["source_file"]:
-        where = f", {place(line, report['source_item'])}" if (line := report["source_line"]) else ""
-        print(f"  {'from':{width}} {printable(report['source_file'])}{where}")
+        origin = printable(report["source_file"])
+        if line := report["source_line"]:
+            origin += f", {place(line, report['source_item'])}"
+        print(f"  {'from':{width}} {origin}")
 
 
-def _names(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
+def _column_names(
+    _context: click.Context, _option: click.Parameter, value: str | None
+) -> tuple[str, ...]:
     import csv
 
     names = tuple(name.strip() for name in next(csv.reader([value or ""]), []))
@@ -191,35 +227,32 @@ def _names(_context: click.Context, _option: click.Parameter, value: str | None)
 
 
 @results.command()
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="The file, or - for stdout.",
-)
+@output_option
 @click.option(
     "--format",
     "form",
     type=click.Choice(store.FORMATS),
-    help="The format (default: by the ending).",
+    help="Format (default: by the file's ending).",
 )
-@only_job_option
+@job_option
 @since_option
 @click.option(
-    "--all-rows", is_flag=True, help="Every row of the input, in its order, with status and reason."
+    "--all-rows",
+    is_flag=True,
+    help="Every row of the input in its order, with status and reason.",
 )
 @click.option(
     "--columns",
-    callback=_names,
+    callback=_column_names,
     metavar="A,B,C",
-    help="Only these columns of a table, in this order; a field of a record or of the input may go by its own name.",
+    help="Only these columns of a table, in this order. Fields of the record and of the input may "
+    "go by their own names.",
 )
 @click.option(
     "--raw",
     "pages",
     type=click.Path(path_type=Path),
-    help="A folder for the pages, decoded, a file each.",
+    help="Folder for the pages, decoded, one file each.",
 )
 @json_option
 @data_dir_option
@@ -233,14 +266,12 @@ def export(
     pages: Path | None,
     as_json: bool,
 ) -> int:
-    """Write results to one file, whole or not at all: JSON, JSONL, CSV, XLSX, WARC, Markdown or
-    Parquet.
+    """Write results to one file: JSON, JSONL, CSV, XLSX, WARC, Markdown or Parquet.
 
-    The columns of a table are the fields of the records, those of the input, and what is known of
-    each page.
+    The file appears only when it is complete. A table has columns for the fields of the records,
+    the fields of the input, and facts about each page.
 
-    Says on stderr what is still open, and ends with 5 where anything is known to be missing (`job
-    verify`).
+    Warns on stderr if tasks are open. Exits with 5 if tasks are unaccounted for (see `job verify`).
 
     \b
     Example:
@@ -255,19 +286,17 @@ def export(
         raise click.UsageError(
             f"the ending of {output} names no format; add --format {', '.join(store.FORMATS)}"
         )
-    if all_rows and (since or form == "warc"):
-        raise click.UsageError(
-            f"--all-rows does not go with {'--since' if since else 'the format warc'}"
-        )
+    if all_rows and since:
+        raise click.UsageError("--all-rows does not go with --since")
+    if all_rows and form == "warc":
+        raise click.UsageError("--all-rows does not go with the format warc")
     if columns and form not in store.TABLES:
         raise click.UsageError(f"--columns is for tables: {', '.join(store.TABLES)}")
-    with stored() as lpm:
-        job = job_of(lpm, job_name) if job_name else None
-    with (
-        closing(lpm),
-        terminated_by_signal(),
-    ):  # not in `stored`: a reader of stdout that has gone is no failing store
-        missing = tell_missing(lpm, job)
+    with existing_store() as lpm:
+        job = find_job_if_named(lpm, job_name)
+    # Not in `existing_store`: it would report a closed stdout as an error of the store.
+    with closing(lpm), terminated_by_signal():
+        missing = warn_incomplete(lpm, job)
         done = store.export(
             lpm,
             output,
@@ -283,13 +312,19 @@ def export(
         say(f"{done.pages:,} pages written to {pages}/")
     if as_json and str(output) != "-":
         facts: dict[str, Any] = {"results": done.results, "file": str(output), "format": form}
-        facts |= ({"rows": done.rows} if all_rows else {}) | (
-            {"pages": done.pages} if pages else {}
-        )
-        print_json(facts | ({"unaccounted": missing} if missing else {}))
+        if all_rows:
+            facts["rows"] = done.rows
+        if pages:
+            facts["pages"] = done.pages
+        if missing:
+            facts["unaccounted"] = missing
+        print_json(facts)
     elif str(output) != "-":
-        print(f"Exported {done.rows} {'rows' if all_rows else 'results'} to {output}")
-    return UNACCOUNTED if missing else 0
+        what = "rows" if all_rows else "results"
+        print(f"Exported {done.rows} {what} to {output}")
+    if missing:
+        return UNACCOUNTED
+    return 0
 
 
 def _not_stdout(
@@ -303,15 +338,17 @@ def _not_stdout(
 @results.command()
 @click.option("--compress", is_flag=True, help="Compress the file with zstd.")
 @click.option(
-    "--older-than", type=Span(), help="Only results scraped longer ago than this, such as 7d."
+    "--older-than",
+    type=Duration(),
+    help="Only results that were scraped longer ago than this, such as 7d.",
 )
-@only_job_option
+@job_option
 @click.option(
     "--output",
     "-o",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=_not_stdout,
-    help="The file (default: a new one in the store's archive/).",
+    help="File to write (default: a new one in archive/ of the data folder).",
 )
 @json_option
 @data_dir_option
@@ -322,42 +359,39 @@ def archive(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Move the results that lie in pending/ into one file; they leave pending/ once that was read
-    back and is right.
+    """Move the results in pending/ into one file.
 
-    Their records stay in the ledger: they can still be listed, exported, bundled and synced. Safe
-    to interrupt: typed again, it goes on.
+    The file is read back and verified before anything leaves pending/. The records stay in the
+    ledger: they can still be listed, exported, bundled and synced. Safe to interrupt: run the same
+    command again to continue.
 
     \b
     Example:
       python -m crawler results archive --compress
       python -m crawler results archive --compress --older-than 30d
     """
-    from crawler.results import archive as keeper
+    from crawler.results import archive as archiving
 
-    with stored() as lpm:
-        job = job_of(lpm, job_name) if job_name else None
-        if older_than is None and (open_ := lpm.counts.progress(job).open):
-            say(
-                f"{open_:,} tasks are still open: their results may not be in it, and stay in pending/"
-            )
-        done = keeper.archive(
-            lpm,
-            output,
-            compress=compress or (output is not None and output.suffix == ".zst"),
-            job=job,
-            before=None if older_than is None else lpm.now() - older_than,
-            progress=say,
+    compress = compress or (output is not None and output.suffix == ".zst")
+    with existing_store() as lpm:
+        job = find_job_if_named(lpm, job_name)
+        before = None
+        if older_than is not None:
+            before = lpm.now() - older_than
+        elif open_tasks := lpm.counts.progress(job).open:
+            left = "their results may not be in it, and stay in pending/"
+            say(f"{open_tasks:,} tasks are still open: {left}")
+        done = archiving.archive(
+            lpm, output, compress=compress, job=job, before=before, progress=say
         )
     if as_json:
         print_json(done)
     elif done.file is None:
         print("Nothing to archive: no such results lie in pending/")
     else:
-        shown = output or config.load().data_dir / "archive" / Path(done.file).name
-        print(
-            f"Archived {done.results} results to {printable(str(shown))} ({size_of(done.bytes)}, verified)"
-        )
+        file = output or config.load().data_dir / "archive" / Path(done.file).name
+        size = f"{size_text(done.bytes)}, verified"
+        print(f"Archived {done.results} results to {printable(str(file))} ({size})")
 
 
 @results.command()
@@ -367,21 +401,22 @@ def archive(
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
     callback=_not_stdout,
-    help="The file, such as parcels.crawlbundle.tar.zst.",
+    help="File to write, such as parcels.crawlbundle.tar.zst.",
 )
-@only_job_option
+@job_option
 @since_option
-@click.option("--no-raw", is_flag=True, help="Without the raw pages.")
+@click.option("--no-raw", is_flag=True, help="Leave out the raw pages.")
 @json_option
 @data_dir_option
 def bundle(
     output: Path, job_name: str | None, since: float | None, no_raw: bool, as_json: bool
 ) -> int:
-    """Write results and their raw pages to one file that another machine can take in and deliver
-    (`results unbundle`).
+    """Write results and their raw pages to one file for another machine.
 
-    The checksum is that of the file's manifest; both machines print it. Says on stderr what is
-    still open, and ends with 5 where anything is known to be missing (`job verify`).
+    There, `results unbundle` takes them in. Both commands print the checksum of the file's
+    manifest.
+
+    Warns on stderr if tasks are open. Exits with 5 if tasks are unaccounted for (see `job verify`).
 
     \b
     Example:
@@ -389,26 +424,24 @@ def bundle(
     """
     from crawler.results.bundle import bundle as write
 
-    with stored() as lpm:
-        job = job_of(lpm, job_name) if job_name else None
-        missing = tell_missing(lpm, job)
+    with existing_store() as lpm:
+        job = find_job_if_named(lpm, job_name)
+        missing = warn_incomplete(lpm, job)
         done = write(lpm, output, job=job, since=since, raw=not no_raw)
     if done.unreadable:
-        say(
-            f"{done.unreadable:,} pages cannot be read and were left out; their records are in the bundle"
-        )
+        left_out = "cannot be read and were left out; their records are in the bundle"
+        say(f"{done.unreadable:,} pages {left_out}")
     if as_json:
         print_json(done)
     elif done.file is None:
         print("Nothing to bundle: there are no such results")
     else:
         print(f"Checksum {done.checksum}")
-        print(
-            f"Bundled {done.results} results with {done.pages} pages to {done.file} ({size_of(done.bytes)})"
-        )
+        content = f"{done.results} results with {done.pages} pages"
+        print(f"Bundled {content} to {done.file} ({size_text(done.bytes)})")
     if missing:
         return UNACCOUNTED
-    return 1 if done.unreadable else 0
+    return int(done.unreadable > 0)
 
 
 @results.command()
@@ -416,22 +449,21 @@ def bundle(
 @json_option
 @data_dir_option
 def unbundle(file: Path, as_json: bool) -> None:
-    """Take in the results and pages of FILE that are not here yet; nothing of a damaged file is
-    stored.
+    """Take in the results and pages of FILE that this store does not have. A damaged file changes
+    nothing.
 
-    They are held like all standalone results, and belong to a job of their own. Typed again, it
-    changes nothing.
+    The results get a job of their own. Like all standalone results they are held until `sync push`.
+    The same file again changes nothing.
 
     \b
     Example:
       python -m crawler results unbundle parcels.crawlbundle.tar.zst
     """
-    from crawler.results.bundle import unbundle as store
+    from crawler.results.bundle import unbundle as take_in
 
     settings = config.load()
-    lpm = LocalPersistenceManager(settings.data_dir)
-    done = store(lpm, file, settings.max_body)
-    lpm.close()
+    with LocalPersistenceManager(settings.data_dir) as lpm:
+        done = take_in(lpm, file, settings.max_body)
     if as_json:
         print_json(done)
         return
@@ -439,75 +471,55 @@ def unbundle(file: Path, as_json: bool) -> None:
     if done.job:
         print(f"Job {printable(done.job)}")
     if done.open:
-        print(
-            f"{done.open:,} of the known ones are tasks without a result here; they were left as they are"
-        )
+        left = "tasks without a result here; they were left as they are"
+        print(f"{done.open:,} of the known ones are {left}")
     if done.added_pages:
         print(f"{done.added_pages:,} pages of known results were missing here, and were taken in")
     print(f"{done.results} results: {done.new} new, {done.known} known")
 
 
 @click.command()
-@click.option("--raw", is_flag=True, help="Remove raw pages (there is nothing else to prune).")
+@click.option("--raw", is_flag=True, help="Delete raw pages (required: nothing else is pruned).")
 @click.option(
     "--older-than",
-    type=Span(),
-    help="… of segments last written longer ago than this, such as 30d.",
+    type=Duration(),
+    help="Only segments that were last written longer ago than this, such as 30d.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted; delete nothing.")
 @json_option
 @data_dir_option
 def prune(raw: bool, older_than: float | None, dry_run: bool, as_json: bool) -> None:
-    """Remove raw pages, a whole segment at a time; records and results stay.
+    """Delete old raw pages, a whole segment at a time. Records and results stay.
 
-    A segment holds the pages of at most a day. One that a worker is writing to is kept, and so is
-    one with pages of results that a Gateway is still to get.
+    A segment holds the pages of at most a day. A segment is kept while a worker writes to it, and
+    while the Gateway has not got the results of its pages.
 
     \b
     Example:
       python -m crawler prune --raw --older-than 30d
     """
-    from crawler.results import archive as keeper
+    from crawler.results import archive as archiving
 
     if not raw or older_than is None:
         raise click.UsageError(
             f"say what to remove and from what age on: {program()} prune --raw --older-than 30d"
         )
-    with stored() as lpm:
-        done = keeper.prune(lpm, lpm.now() - older_than, dry_run)
+    with existing_store() as lpm:
+        done = archiving.prune(lpm, lpm.now() - older_than, dry_run)
     if as_json:
         print_json(done)
         return
-    kept = [
-        f"{_segments(count)} kept ({why})"
-        for count, why in (
-            (done.in_use, "in use"),
-            (done.for_gateway, "a Gateway is still to get their results"),
-        )
-        if count
-    ]
-    verb = "Would remove" if dry_run else "Removed"
-    removed = f"{verb} {_segments(done.segments)}, {size_of(done.bytes)}, pages of {done.results:,} results"
-    if not done.segments:
-        removed = "Nothing to remove"
-    print("; ".join([removed, *kept]))
-
-
-def _segments(count: int) -> str:
-    return "1 segment" if count == 1 else f"{count:,} segments"
-
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from crawler.analyze import Profile
-    from crawler.analyze.compare import Comparison
-    from crawler.analyze.report import Section
-
-_MAX_ROWS = 40
-_MAX_LINES = 100
-_PROGRESS_INTERVAL_S = 2.0
+    parts = ["Nothing to remove"]
+    if done.segments:
+        verb = "Would remove" if dry_run else "Removed"
+        removed = f"{counted(done.segments, 'segment')}, {size_text(done.bytes)}"
+        parts = [f"{verb} {removed}, pages of {done.results:,} results"]
+    if done.in_use:
+        parts.append(f"{counted(done.in_use, 'segment')} kept (in use)")
+    if done.for_gateway:
+        kept = counted(done.for_gateway, "segment")
+        parts.append(f"{kept} kept (a Gateway is still to get their results)")
+    print("; ".join(parts))
 
 
 @click.command()
@@ -516,7 +528,7 @@ _PROGRESS_INTERVAL_S = 2.0
 @click.option(
     "--html",
     type=click.Path(path_type=Path),
-    help="Write a report to look at, in one file that needs no network.",
+    help="Write an HTML report to this file; it needs no network.",
 )
 @click.option("--job", help="Only this job of a data folder.")
 @json_option
@@ -524,7 +536,8 @@ _PROGRESS_INTERVAL_S = 2.0
 def analyze(
     path: str, path2: str | None, html: Path | None, job: str | None, as_json: bool
 ) -> None:
-    """Say what results hold and lack; with two paths, what changed from the first to the second.
+    """Describe results: which fields they have and lack. With two paths, show what changed from
+    the first to the second.
 
     PATH is a folder of results, an export or archive (.json, .jsonl, .jsonl.zst), a data folder, or
     the name of a job.
@@ -541,7 +554,7 @@ def analyze(
         _check_report(html, [Path(name) for name in names])
     found = _analyzed(names, job)
     if html:
-        with whole_file(html) as out:
+        with store.whole_file(html) as out:
             out.write(report.html_page(found).encode("utf-8", "replace"))
     if html and str(html) == "-":
         return
@@ -555,11 +568,11 @@ def analyze(
 
 def _check_report(html: Path, paths: list[Path]) -> None:
     """Refuse to write the report over its own input, or over a file that a store needs."""
-    if any(outputs.is_same(html, path) for path in paths):
+    if any(guard.is_same_file(html, path) for path in paths):
         what = f"{html} is what is to be looked at"
         raise UsageError(f"{what}; nothing was written: choose another name")
     for folder in (config.load().data_dir, *paths, *(path.parent for path in paths)):
-        outputs.check(html, folder)
+        guard.check_output(html, folder)
 
 
 def _analyzed(names: list[str], job: str | None) -> "Profile | Comparison":
@@ -572,13 +585,13 @@ def _analyzed(names: list[str], job: str | None) -> "Profile | Comparison":
         for name in names:
             runs.append(sources.find(name, job, data_dir))
             opened.callback(runs[-1].close)
-        progress = _progress()
+        progress = _read_progress()
         if len(runs) > 1:
             return compare(runs[0], runs[1], progress)
         return profile(runs[0], progress)
 
 
-def _progress() -> Callable[[int], None]:
+def _read_progress() -> Callable[[int], None]:
     said = time.monotonic()
 
     def show(count: int) -> None:
@@ -611,13 +624,13 @@ def _print_analysis(console: "Console", found: "Profile | Comparison") -> None:
         for line in section.lines[:_MAX_LINES]:
             console.print(printable(line))
         if section.rows:
-            console.print(_table(console, section))
+            console.print(_section_table(console, section))
         more = max(len(section.lines) - _MAX_LINES, len(section.rows) - _MAX_ROWS)
         if more > 0:
             console.print(f"… and {more:,} more; --html and --json have them all")
 
 
-def _table(console: "Console", section: "Section") -> "Table":
+def _section_table(console: "Console", section: "Section") -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -625,8 +638,8 @@ def _table(console: "Console", section: "Section") -> "Table":
     for head in section.heads:
         if head.startswith(">"):
             table.add_column(head[1:], justify="right", no_wrap=True)
-        elif head.startswith("…"):  # the other columns take some 60 characters
-            width = max(20, console.width - 60)
+        elif head.startswith("…"):
+            width = max(20, console.width - 60)  # the other columns take about 60 characters
             table.add_column(head[1:], no_wrap=True, overflow="ellipsis", max_width=width)
         else:
             table.add_column(head, overflow="fold")
@@ -638,4 +651,6 @@ def _table(console: "Console", section: "Section") -> "Table":
 def _cell(value: str | float) -> str:
     from crawler.analyze import report
 
-    return report.percent(value) if isinstance(value, float) else printable(value)
+    if isinstance(value, float):
+        return report.percent(value)
+    return printable(value)

@@ -1,5 +1,6 @@
-"""`up`, `down`, `worker`, `doctor`, `demo` and `drill`: the stack, and trying it out."""
+"""`up`, `down`, `worker`, `doctor`, `demo` and `drill`: run the stack, check it and try it out."""
 
+import contextlib
 import functools
 import os
 import random
@@ -8,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,13 +25,48 @@ from crawler.logs import printable
 from crawler.lpm import LocalPersistenceManager
 from crawler.models import JobOptions
 
+if TYPE_CHECKING:
+    from crawler.doctor import ReparsedPage
+    from crawler.drill import Score
+    from crawler.orchestrator import Orchestrator
+    from crawler.sites import Sites
+
+STOP_LIMIT_S = 15.0
+
+PEERS = "Scrapy 2.19.0, scrapy-redis 0.9.1, Crawlee 1.11.0, Celery 5.7.0"
+PEER_LOSSES = (
+    (70, 1, "Scrapy, JOBDIR, addresses through its filter of duplicates"),
+    (0, 135, "Scrapy, JOBDIR, addresses as start_urls"),
+    (17, 0, "scrapy-redis, SCHEDULER_PERSIST; Redis lives on"),
+    (0, 16, "Crawlee, disk, not purged at start"),
+    (
+        32,
+        0,
+        "one Celery task per URL, acks_late; Redis lives on; 20 s waited, the rest comes back "
+        "after an hour",
+    ),
+)
+"""Pages that other crawlers miss and fetch twice after a kill. A test compares these numbers with
+`benchmarks/RESULTS.md`."""
+
+
+@contextlib.contextmanager
+def started(stack: "Orchestrator") -> Iterator[None]:
+    """Start the processes of a stack; if interrupted, say how to continue."""
+    try:
+        stack.start_all()
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        say("stopping; type the same command again to go on (once more to stop at once)")
+        raise
+
 
 @click.command()
 @workers_option
-@click.option("--flower", is_flag=True, help="Flower too, on 127.0.0.1.")
+@click.option("--flower", is_flag=True, help="Start Flower too, on 127.0.0.1.")
 @data_dir_option
 def up(workers: int | None, flower: bool) -> None:
-    """Start Redis and workers in the background; what dies is started again.
+    """Start Redis and workers in the background. A process that dies is restarted.
 
     \b
     Example:
@@ -64,8 +101,7 @@ def up(workers: int | None, flower: bool) -> None:
 @click.command()
 @data_dir_option
 def down() -> None:
-    """Stop the stack, whether `up` or `ondemand` has started it; what was not done stays in the
-    ledger.
+    """Stop the stack that `up` or `ondemand` started. Open tasks stay in the ledger.
 
     \b
     Example:
@@ -79,16 +115,19 @@ def down() -> None:
     stack = read_stack(settings.data_dir)
     if stack.container:
         raise click.UsageError(
-            "the stack runs in containers; stop it with: docker compose -f docker-compose.standalone.yml down"
+            "the stack runs in containers; stop it with: "
+            "docker compose -f docker-compose.standalone.yml down"
         )
     if stack.unreadable:
         raise StackIsUp(other_version(settings.data_dir))
     supervisor = stack.supervisor.find() if stack.supervisor else None
-    end_process(supervisor, 15)
-    left = stop_stale(
-        settings.data_dir, stack
-    )  # of this one only: a `run` may be starting its own by now
-    print("The stack is down" if supervisor or left else "No stack was up")
+    end_process(supervisor, STOP_LIMIT_S)
+    # Only processes of this stack: a `run` may have started another one by now.
+    left = stop_stale(settings.data_dir, stack)
+    if supervisor or left:
+        print("The stack is down")
+    else:
+        print("No stack was up")
 
 
 @click.command()
@@ -102,27 +141,16 @@ def worker(workers: int | None) -> None:
       python -m crawler worker --workers 4
     """
     config.load()
-    count = str(workers or os.cpu_count() or 1)
-    argv = [
-        sys.executable,
-        "-m",
-        "celery",
-        "-A",
-        "crawler",
-        "worker",
-        "-Q",
-        "urgent,default",
-        "-c",
-        count,
-    ]
-    os.execv(sys.executable, argv)
+    count = workers or os.cpu_count() or 1
+    command = f"-m celery -A crawler worker -Q urgent,default -c {count}"
+    os.execv(sys.executable, [sys.executable, *command.split()])
 
 
 @click.command(hidden=True)
 @workers_option
 @click.option("--flower", is_flag=True)
 def supervise(workers: int | None, flower: bool) -> None:
-    """What `up` leaves in the background."""
+    """The background process of `up`."""
     from crawler.orchestrator import Orchestrator, terminated_by_signal
 
     with terminated_by_signal(), Orchestrator(config.load(), workers, flower) as stack:
@@ -131,24 +159,18 @@ def supervise(workers: int | None, flower: bool) -> None:
             time.sleep(3600)
 
 
-if TYPE_CHECKING:
-    from crawler.doctor import ReparsedPage
-    from crawler.sites import Sites
-
-
 @click.command()
 @click.option(
     "--repair",
     is_flag=True,
-    help="Mend what can be mended; what is replaced is kept under another name.",
+    help="Repair what can be repaired; replaced files are kept under another name.",
 )
 @json_option
 @data_dir_option
 def doctor(repair: bool, as_json: bool) -> None:
-    """Examine the store and the stack, and mend what can be mended.
+    """Check the store and the stack; with --repair, repair what can be repaired.
 
-    Ends with 0 if nothing is wrong any more, with 1 if something is, with 4 if the store cannot be
-    used.
+    Exits with 0 if all is well, 1 if a problem is left, and 4 if the store cannot be used.
 
     \b
     Example:
@@ -158,7 +180,7 @@ def doctor(repair: bool, as_json: bool) -> None:
     from crawler.doctor import examine, exit_code
 
     findings = []
-    for finding in examine(repair, say, reparse=_read_stored if repair else None):
+    for finding in examine(repair, say, reparse=_read_stored_page if repair else None):
         findings.append(finding)
         if not as_json:
             print(f"{finding.state:7} {finding.check:12} {printable(finding.detail)}", flush=True)
@@ -169,8 +191,10 @@ def doctor(repair: bool, as_json: bool) -> None:
     sys.exit(exit_code(findings))
 
 
-def _read_stored(url: str, final_url: str, head: str, received: bytes) -> "ReparsedPage | None":
-    """Read a stored page with the present configuration."""
+def _read_stored_page(
+    url: str, final_url: str, head: str, received: bytes
+) -> "ReparsedPage | None":
+    """Parse a stored page with the present site configuration; None if it is no good page."""
     from crawler.doctor import ReparsedPage
     from crawler.scraping import examine, stored_page
 
@@ -178,9 +202,8 @@ def _read_stored(url: str, final_url: str, head: str, received: bytes) -> "Repar
     read = examine(page, site)
     if not read.verdict.completed:
         return None
-    return ReparsedPage(
-        read.encoded, page.header("content-type"), read.parser, (site.name, site.version), page.body
-    )
+    content_type, version = page.header("content-type"), (site.name, site.version)
+    return ReparsedPage(read.encoded, content_type, read.parser, version, page.body)
 
 
 @functools.cache
@@ -195,10 +218,10 @@ def _configured_sites() -> "Sites":
 @workers_option
 @data_dir_option
 def demo(workers: int | None) -> int:
-    """Crawl a small site on this machine through the whole stack: Redis, workers, store.
+    """Crawl a small site on this machine through the whole stack: Redis, workers and store.
 
-    Some of its pages are slow, some fail once, a few are broken for good. The store is the folder
-    `demo` in the data folder, made anew each time.
+    Some of its pages are slow, some fail once, and a few are broken. The store is the folder
+    `demo` in the data folder; each run replaces it.
 
     \b
     Example:
@@ -213,7 +236,7 @@ def demo(workers: int | None) -> int:
     settings = config.load()
     folder = settings.data_dir.absolute() / "demo"
     settings = msgspec.structs.replace(settings, data_dir=folder, redis_url=None)
-    os.environ["CRAWLER_DATA_DIR"] = os.path.relpath(folder)  # commands that are proposed name it
+    os.environ["CRAWLER_DATA_DIR"] = os.path.relpath(folder)  # for the commands that are suggested
     with demo_site.running_site() as base:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
@@ -227,47 +250,25 @@ def demo(workers: int | None) -> int:
         _, job = import_file(settings, file, how=JobOptions(rate="none"))
         books = crawl(settings, workers, job)
     report(settings, job, as_json=False)
-    _show_examples(settings.data_dir)
-    good = {"completed": books.completed, "failed": books.failed} == demo_site.EXPECTED
-    print(
-        "This is the outcome the site was built to have."
-        if good
-        else f"Expected were {demo_site.EXPECTED}."
-    )
-    return 0 if good else 1
+    _print_examples(settings.data_dir)
+    if {"completed": books.completed, "failed": books.failed} == demo_site.EXPECTED:
+        print("This is the outcome the site was built to have.")
+        return 0
+    print(f"Expected were {demo_site.EXPECTED}.")
+    return 1
 
 
-def _show_examples(data_dir: Path) -> None:
-    lpm = LocalPersistenceManager(data_dir)
-    print("Three of the records:")
-    for result in lpm.results.read(limit=3):
-        fields = result["data"].get("fields", {})
-        text = ", ".join(f"{name}: {value}" for name, value in list(fields.items())[:4])
-        print(f"  {result['parcel_id']}  {result['data'].get('title', '')}  {text}")
-    lpm.close()
+def _print_examples(data_dir: Path) -> None:
+    with LocalPersistenceManager(data_dir) as lpm:
+        print("Three of the records:")
+        for result in lpm.results.read(limit=3):
+            fields = result["data"].get("fields", {})
+            text = ", ".join(f"{name}: {value}" for name, value in list(fields.items())[:4])
+            print(f"  {result['parcel_id']}  {result['data'].get('title', '')}  {text}")
     python, data = os.path.relpath(sys.executable), os.path.relpath(data_dir)
     print("See more:")
     print(f"  {python} -m crawler --data-dir {data} status")
     print(f"  {python} -m crawler --data-dir {data} results export --output results.jsonl")
-
-
-if TYPE_CHECKING:
-    from crawler.drill import Score
-
-PEERS = "Scrapy 2.19.0, scrapy-redis 0.9.1, Crawlee 1.11.0, Celery 5.7.0"
-OTHERS = (
-    (70, 1, "Scrapy, JOBDIR, addresses through its filter of duplicates"),
-    (0, 135, "Scrapy, JOBDIR, addresses as start_urls"),
-    (17, 0, "scrapy-redis, SCHEDULER_PERSIST; Redis lives on"),
-    (0, 16, "Crawlee, disk, not purged at start"),
-    (
-        32,
-        0,
-        "one Celery task per URL, acks_late; Redis lives on; 20 s waited, the rest comes back after an hour",
-    ),
-)
-"""What other crawlers miss and fetch twice after a kill, as `benchmarks/RESULTS.md` has it: a test
-compares them."""
 
 
 @click.command()
@@ -276,20 +277,20 @@ compares them."""
     type=click.IntRange(1, 1_000_000),
     default=1000,
     show_default=True,
-    help="Pages to collect.",
+    help="Number of pages to crawl.",
 )
 @click.option(
     "--kills",
     type=click.IntRange(0, 10_000),
     default=5,
     show_default=True,
-    help="Strikes to survive.",
+    help="Number of strikes.",
 )
 @workers_option
 @click.option(
     "--seed",
     type=click.IntRange(0),
-    help="The same seed gives the same strikes (default: a random one).",
+    help="The same seed gives the same strikes (default: random).",
 )
 @click.option(
     "--latency",
@@ -297,7 +298,7 @@ compares them."""
     default=50,
     show_default=True,
     metavar="MS",
-    help="Milliseconds that a page takes.",
+    help="Response time of a page in milliseconds.",
 )
 @click.option(
     "--faults",
@@ -319,12 +320,12 @@ def drill(
 ) -> int:
     """Crawl a site on this machine, kill parts of the stack meanwhile, and count what is lost.
 
-    Strikes are kill -9 of a worker's child, of the whole worker and of Redis, and FLUSHALL of
-    Redis. It has its own Redis, workers and store: the folder `drill` in the data folder, made anew
-    each time.
+    A strike is kill -9 of a worker's child, of the whole worker or of Redis, or FLUSHALL in Redis.
+    The drill has its own Redis, workers and store: the folder `drill` in the data folder. Each run
+    replaces it.
 
-    Exits with 0 when nothing is lost and only what was in flight at the kills was fetched again,
-    with 5 when anything is lost or unaccounted for, with 1 when anything came twice.
+    Exits with 0 if nothing is lost and only pages in flight at a strike were fetched again, with 5
+    if a task is lost or unaccounted for, and with 1 if a result came twice.
 
     \b
     Example:
@@ -334,7 +335,8 @@ def drill(
     from crawler import drill as crash_test
 
     settings = config.load()
-    seed = random.randrange(1_000_000) if seed is None else seed
+    if seed is None:
+        seed = random.randrange(1_000_000)
     plan = crash_test.plan(seed=seed, pages=pages, kills=kills, latency_ms=latency, faults=faults)
     say(f"a drill with seed {seed}")
     score = crash_test.drill(settings, plan, workers or os.cpu_count() or 1, say)
@@ -348,53 +350,42 @@ def drill(
         print_json(msgspec.structs.asdict(score) | more)
     else:
         _print_score(score)
+        _print_peers()
     return score.exit_code
 
 
 def _print_score(score: "Score") -> None:
     fell = [strike for strike in score.strikes if strike.done is not None]
     kinds = Counter(strike.kind for strike in fell)
-    slowest = score.slowest
-    rows = [
-        (
-            "pages",
-            f"{score.pages:,}",
-            f"seed {score.seed}, {score.workers} workers, {score.latency_ms} ms a page",
-        ),
-        (
-            "lost",
-            f"{score.lost:,}",
-            ", ".join(f"{count:,} {reason}" for reason, count in score.failures.items()),
-        ),
+    strikes = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    setup = f"seed {score.seed}, {score.workers} workers, {score.latency_ms} ms a page"
+    failures = ", ".join(f"{count:,} {reason}" for reason, count in score.failures.items())
+    in_flight = f"of {score.in_flight:,} in flight at the kills"
+    recovery, slowest = "–", ""
+    if score.slowest:
+        recovery = f"{score.slowest.back_after_s:.1f} s"
+        slowest = f"strike {score.slowest.number}: {score.slowest}"
+    rows = (
+        ("pages", f"{score.pages:,}", setup),
+        ("lost", f"{score.lost:,}", failures),
         ("twice", f"{score.twice:,}", ""),
-        (
-            "extra fetches",
-            f"{score.extra_fetches:,}",
-            f"of {score.in_flight:,} in flight at the kills",
-        ),
+        ("extra fetches", f"{score.extra_fetches:,}", in_flight),
         ("planned retries", f"{score.planned_retries:,}", "pages that failed once on purpose"),
-        (
-            "strikes",
-            f"{len(fell):,}",
-            ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())),
-        ),
-        (
-            "slowest recovery",
-            f"{slowest.back_after_s:.1f} s" if slowest else "–",
-            f"strike {slowest.number}: {slowest}" if slowest else "",
-        ),
-        ("looks at the books", f"{score.samples:,}", f"{score.unbalanced:,} unbalanced"),
+        ("strikes", f"{len(fell):,}", strikes),
+        ("slowest recovery", recovery, slowest),
+        ("balance checks", f"{score.samples:,}", f"{score.unbalanced:,} unbalanced"),
         ("pages/s", f"{score.pages_per_s:.0f}", f"{score.seconds:.0f} s for all"),
-    ]
+    )
     for name, value, note in rows:
         print(f"{name:20}{value:>10}  {note}".rstrip())
     print(score.verdict)
+
+
+def _print_peers() -> None:
+    """Print how other crawlers do after a kill."""
     measured = "SIGKILL at page 120 of 300, then the same command again (benchmarks/RESULTS.md)."
     print(f"\n{textwrap.fill(f'For comparison, {PEERS}: {measured}', 80)}")
     print("missing  fetched twice")
-    for missing, twice, who in OTHERS:
-        print(
-            textwrap.fill(
-                who, 80, initial_indent=f"{missing:7,}{twice:15,}  ", subsequent_indent=" " * 24
-            )
-        )
+    for missing, twice, who in PEER_LOSSES:
+        counts = f"{missing:7,}{twice:15,}  "
+        print(textwrap.fill(who, 80, initial_indent=counts, subsequent_indent=" " * 24))

@@ -1,30 +1,44 @@
-"""Raw pages as WARC 1.1 segments: one gzip member a record, appended, synced once a group, cut
-after a crash."""
+"""Raw pages: stored in segments of raw/, found again by the results that name them.
 
+A segment is a WARC 1.1 file with one gzip member a record. Pages are appended and synced once a
+group; what a killed writer left behind the committed end is cut.
+"""
+
+import contextlib
+import itertools
 import os
+import stat
 import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from hashlib import sha256
+from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from isal import isal_zlib
 
 from crawler import __version__
+from crawler.config import program
+from crawler.db import jobs
+from crawler.db.pending import later_results
+from crawler.db.results import Results, commit_segment
+from crawler.db.store import Part, Store
 from crawler.errors import StoreError
 from crawler.files import sync_and_rename
 from crawler.locks import try_lock, wait_lock
-from crawler.models import Page, Raw
+from crawler.models import UNCHANGED, Job, Outcome, Page, Raw, TaskStatus
 
 SEGMENT_LIMIT = 1 << 30
 SEGMENT_AGE_S = 86400.0
 """No page goes into a segment older than a day, so that `prune` can remove whole ones."""
 _QUARANTINE = "-quarantine-"
-"""In the name of a segment of walls and error pages, which no reader of good ones should meet."""
+"""Part of the name of segments for walls and error pages, which are kept apart from good ones."""
 SMALL = 64_000
-"""Bytes of a page that is copied rather than compressed in pieces, which takes longer."""
+"""Pages up to this many bytes are copied and compressed at once: in pieces it takes longer."""
 GZIP = b"\x1f\x8b\x08\x00"
 """The beginning of every member, which has no flags."""
 _STAMP = "%Y%m%dT%H%M%S"
@@ -49,8 +63,7 @@ class SegmentWriter:
         adopted = _adopt(folder, committed, clock(), quarantine, may_cut)
         self.name, self._fd, self.end = adopted or _create(folder, clock(), quarantine)
         self.committed = adopted is not None
-        """Whether the ledger knows the segment; one that it does not know goes when it is
-        closed."""
+        """Whether the ledger knows the segment; otherwise `close` removes it."""
 
     def append(self, members: Sequence[bytes]) -> list[Raw]:
         """Write members and wait until they are on the disk.
@@ -73,18 +86,19 @@ class SegmentWriter:
         return places
 
     def close(self) -> None:
-        """Leave the segment to whoever comes next."""
+        """Unlock the segment: another writer may continue it."""
         if not self.committed:
             (self._folder / self.name).unlink(missing_ok=True)
         os.close(self._fd)
 
 
-def mend(folder: Path, committed: Callable[[str], int], may_cut: Callable[[], bool]) -> None:
-    """Cut whatever a killed writer left behind the last committed record, so that every reader
-    finds whole ones.
+def cut_uncommitted(
+    folder: Path, committed: Callable[[str], int], may_cut: Callable[[], bool]
+) -> None:
+    """Cut what a killed writer left behind the last committed record, so that readers find whole
+    records only.
 
-    `may_cut` is asked where there is something: behind the end that an older copy of the ledger
-    knows, pages are that were committed later.
+    `may_cut` is asked before that: an older copy of the ledger does not know the last pages.
     """
     for path in _segments(folder):
         fd = _lock(path)
@@ -146,9 +160,9 @@ def unpack(data: bytes, limit: int, url: str = "") -> tuple[str, bytes]:
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if not inner.eof or inner.unused_data:
-        raise ValueError(
-            "not one whole gzip member" if len(record) < limit else f"more than {limit:,} bytes"
-        )
+        if len(record) < limit:
+            raise ValueError("not one whole gzip member")
+        raise ValueError(f"more than {limit:,} bytes")
     fields, head, body = response(record)
     if url and f"WARC-Target-URI: {url}".encode() not in fields:
         raise ValueError(f"it is not that of {url}")
@@ -309,3 +323,181 @@ def _member(fields: Sequence[tuple[str, str]], *block: bytes) -> bytes:
 
 def _date(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+
+
+# The pages of results
+
+
+class MissingSegment(NamedTuple):
+    """A segment that is not on the disk up to that byte, and what to say of it."""
+
+    name: str
+    end: int
+    what: str
+
+
+class RawPages(Part):
+    """Appends pages to segments, reads them, and finds those that are gone.
+
+    `keep` says which pages are stored: all, errors or none.
+    """
+
+    _store: Store
+
+    def __init__(self, store: Store, keep: str) -> None:
+        super().__init__(store)
+        self._folder, self._keep = store.raw, keep
+        self._results = Results(store)
+        self._writers: dict[bool, SegmentWriter] = {}
+        """Of good pages (False) and of those in quarantine (True)."""
+        self._is_newest: bool | None = None
+        store.on_close(self._close)
+
+    # Writing
+
+    def append_outcomes(
+        self, outcomes: Sequence[Outcome], digests: Sequence[str]
+    ) -> list[Raw | None]:
+        """Store the pages of outcomes that are to be kept; says where each is."""
+        good: list[bytes | None] = [None] * len(outcomes)
+        walls = list(good)
+        for at, outcome in enumerate(outcomes):
+            page = outcome.page
+            if page and self._keeps(outcome):
+                digest = digests[at]
+                if page.raw is not page.body:
+                    digest = sha256(page.raw).hexdigest()
+                members = walls if outcome.quarantine else good
+                members[at] = packed(page, digest)
+        places = zip(self.append(good), self.append(walls, quarantine=True), strict=True)
+        return [place or wall for place, wall in places]
+
+    def append(self, members: Sequence[bytes | None], quarantine: bool = False) -> list[Raw | None]:
+        """Store these gzip members; says where each is, or None where there was none."""
+        kept = [member for member in members if member is not None]
+        if not kept:
+            return [None] * len(members)
+        if quarantine not in self._writers:
+            self._writers[quarantine] = SegmentWriter(
+                self._folder,
+                self._results.segment_end,
+                self._store.now,
+                quarantine=quarantine,
+                may_cut=self._may_cut,
+            )
+        places = iter(self._writers[quarantine].append(kept))
+        return [None if member is None else next(places) for member in members]
+
+    def commit(self, now: float) -> None:
+        """Note up to where the segments count. Part of the durable transaction."""
+        for writer in self._writers.values():
+            commit_segment(self._durable, writer.name, writer.end, now)
+
+    def committed(self) -> None:
+        """The transaction has been committed."""
+        for writer in self._writers.values():
+            writer.committed = True
+
+    def cut(self) -> None:
+        """Cut what killed writers left behind the committed ends of segments."""
+        cut_uncommitted(self._folder, self._results.segment_end, self._may_cut)
+
+    def _keeps(self, outcome: Outcome) -> bool:
+        if self._keep == "none" or outcome.verdict == UNCHANGED:
+            return False
+        return self._keep == "all" or outcome.status is not TaskStatus.COMPLETED
+
+    def _may_cut(self) -> bool:
+        """Whether the ledger is the newest; behind the ends that an older copy knows, pages are
+        that were committed later."""
+        if self._is_newest is None:
+            later = later_results(self._db, self._store.pending)
+            self._is_newest = next(later, None) is None
+        return self._is_newest
+
+    def _close(self) -> None:
+        writers = list(self._writers.values())
+        self._writers.clear()
+        for writer in writers:
+            writer.close()
+
+    # Reading
+
+    def read(self, task: int) -> tuple[str, bytes] | None:
+        """The header block and body, as received, of a task's last page, unless it was pruned."""
+        place = self._results.place_of(task)
+        if place is None or not self._results.segment_end(place.segment):
+            return None
+        return read(self._folder, place, self._results.page_url_at(task, place))
+
+    def why_gone(self, task: int) -> str | None:
+        """What became of the page of a task that is not there any more; None where none was."""
+        place = self._results.place_of(task)
+        if place is None or self._results.segment_end(place.segment):
+            return None
+        if self._results.was_pruned(place.segment):
+            return "was removed by prune"
+        unknown = f"was in {place.segment}, which the ledger does not know any more"
+        return f"{unknown}; {program()} doctor tells more"
+
+    def has_page(self, segment: str | None, end: int) -> bool:
+        """Whether a result's page is there; where good pages are not kept, none need be."""
+        if segment is None:
+            return self._keep != "all"
+        return self.has_segment(segment, end)
+
+    def has_segment(self, name: str, end: int) -> bool:
+        """Whether a segment is on the disk, up to that byte."""
+        try:
+            about = os.stat(f"{self._folder}/{name}")  # noqa: PTH116 - for every page
+        except OSError:
+            return False
+        return stat.S_ISREG(about.st_mode) and about.st_size >= end
+
+    def has_all(self) -> bool:
+        """Whether all segments are on the disk."""
+        return all(self.has_segment(name, end) for name, end in self._results.segment_ends())
+
+    def is_given_up(self, place: Raw, job: Job | None) -> bool:
+        """Whether a page is not on the disk, and a job, or any, does without it."""
+        end = place.offset + place.length
+        if self.has_segment(place.segment, end):
+            return False
+        return end <= jobs.given_up_end(self._db, job, place.segment)
+
+    def missing(self) -> list[str]:
+        """What of the pages that results name is not on the disk; cheap where all of it is."""
+        if self.has_all():
+            return []
+        return [missing.what for missing in self.missing_segments(None)]
+
+    def missing_segments(self, job: Job | None) -> list[MissingSegment]:
+        """The segments that lack pages which somebody wants."""
+        wanted, pages = jobs.PAGE_WANTED_BY_ANY, "pages of the results"
+        if job:
+            wanted, pages = jobs.wanted_pages(self._db, job), "pages of its results"
+        return [
+            MissingSegment(
+                name,
+                end,
+                f"the segment {name}, with {count:,} {pages}, "
+                f"is missing or shorter than {end:,} bytes",
+            )
+            for name, end, count in self._results.segments_used(job, wanted)
+            if not self.has_segment(name, end)
+        ]
+
+    def unreadable(self, job: Job) -> Iterator[str]:
+        """What to say where no page begins at the places of a job's results.
+
+        Only `doctor` reads pages to their ends.
+        """
+        places = self._results.page_places(job, jobs.wanted_pages(self._db, job))
+        count = 0
+        for name, found in itertools.groupby(places, key=itemgetter(0)):
+            path = self._folder / name
+            with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
+                count += sum(os.pread(file.fileno(), 4, offset) != GZIP for _, offset in found)
+        if count:
+            what = f"{count:,} stored pages of its results cannot be read"
+            yield f"{what}; {program()} doctor --repair tells more"
