@@ -257,10 +257,8 @@ class WaitFinder:
             kind, what = "circuit", f"circuit half open{because}, one probe at a time"
             until = self._latest_end(domain)
         elif turn is None and _is_reserved_ahead(about, time.time()):
-            kind, what = (
-                "rate",
-                f"its limit is {describe_limits(about)}, earlier reservations go first",
-            )
+            kind = "rate"
+            what = f"its limit is {describe_limits(about)}, earlier reservations go first"
             command, effect = "", _BY_ITSELF
         elif about.crawl_delay_s > about.interval_s * about.slowed:
             kind = "robots"
