@@ -46,7 +46,7 @@ class Load(msgspec.Struct, frozen=True):
     """How long the domain stays closed."""
 
 
-class Limits(msgspec.Struct, frozen=True):
+class CrawlLimits(msgspec.Struct, frozen=True):
     """The limits at each domain, the pages at a time of a process, and the processes."""
 
     rule: Callable[[str], Rule]
@@ -55,7 +55,7 @@ class Limits(msgspec.Struct, frozen=True):
     running: bool = True
 
 
-class Late(msgspec.Struct, frozen=True):
+class LateDomain(msgspec.Struct, frozen=True):
     """A domain whose limits make tasks miss the deadline."""
 
     domain: str
@@ -74,13 +74,13 @@ class Forecast(msgspec.Struct, frozen=True):
     bottleneck_tasks: int
     measured: bool
     """Whether the pace comes from earlier pages of these domains; else it is assumed."""
-    late: tuple[Late, ...] = ()
+    late: tuple[LateDomain, ...] = ()
     """The domains that make tasks miss, the most misses first. Other misses are due to too few
     processes."""
 
 
 def forecast(
-    loads: Sequence[Load], paces: Mapping[str, Pace], limits: Limits, until_s: float = math.inf
+    loads: Sequence[Load], paces: Mapping[str, Pace], limits: CrawlLimits, until_s: float = math.inf
 ) -> Forecast:
     """Return a forecast: each domain works at its limit, all together as fast as the processes."""
     usual = _mean(list(paces.values()))
@@ -102,7 +102,7 @@ def forecast(
         longest_s = takes_s(slowest)
     seconds = max(together, longest_s) * (tasks > 0)
     late = [
-        Late(load.domain, load.tasks - fits, load.tasks)
+        LateDomain(load.domain, load.tasks - fits, load.tasks)
         for load in loads
         if (fits := _fits(load, limits, known[load.domain], until_s)) < load.tasks
     ]
@@ -124,7 +124,7 @@ def forecast(
     )
 
 
-def _fits(load: Load, limits: Limits, pace: Pace, until_s: float) -> int:
+def _fits(load: Load, limits: CrawlLimits, pace: Pace, until_s: float) -> int:
     """Return how many tasks at a domain its own limits let end in time."""
     if until_s == math.inf:
         return load.tasks
@@ -136,7 +136,7 @@ def _fits(load: Load, limits: Limits, pace: Pace, until_s: float) -> int:
     return min(load.tasks, max(0, math.floor(rate * (until_s - load.closed_s) - load.ahead + TINY)))
 
 
-def _rate(limits: Limits, domain: str, pace: Pace) -> float:
+def _rate(limits: CrawlLimits, domain: str, pace: Pace) -> float:
     """Return how many pages a second a domain allows at most."""
     rule = limits.rule(domain)
     rate = _allowed(rule, pace)
@@ -155,14 +155,14 @@ def _allowed(rule: Rule, pace: Pace) -> float:
     return rate
 
 
-def limits_of(settings: Settings, owners_folder: Path, rule: Callable[[str], Rule]) -> Limits:
+def limits_of(settings: Settings, owners_folder: Path, rule: Callable[[str], Rule]) -> CrawlLimits:
     """Return the limits of the running workers, or of those that a start would bring."""
     running = sum(len(children) for children in owners.workers(owners_folder).values())
-    return Limits(rule, settings.pages, running or os.cpu_count() or 1, running > 0)
+    return CrawlLimits(rule, settings.pages, running or os.cpu_count() or 1, running > 0)
 
 
 def of_job(
-    counts: Counts, job: Job, limits: Limits, now: float, waits: Sequence[Wait] = ()
+    counts: Counts, job: Job, limits: CrawlLimits, now: float, waits: Sequence[Wait] = ()
 ) -> Forecast:
     """Return the forecast for a job's open tasks, with their waits that have an end."""
     ends = {wait.domain: wait.until for wait in waits if wait.until and wait.until > now}
@@ -175,7 +175,7 @@ def of_job(
     return forecast(loads, paces, limits, until_s)
 
 
-def sentence(seen: Forecast, job: Job, limits: Limits, now: float, tz: tzinfo | None) -> str:
+def sentence(seen: Forecast, job: Job, limits: CrawlLimits, now: float, tz: tzinfo | None) -> str:
     """Say when a job is done and what is to spare, or what misses the deadline and what helps."""
     basis = ""
     if not seen.measured:
@@ -199,7 +199,7 @@ def sentence(seen: Forecast, job: Job, limits: Limits, now: float, tz: tzinfo | 
     return f"{share}: {'; '.join(ways)}, or move the deadline to {done}{basis}"
 
 
-def _by_domain(seen: Forecast, limits: Limits) -> list[str]:
+def _by_domain(seen: Forecast, limits: CrawlLimits) -> list[str]:
     """Name the domains that are too slow, of many the worst, and how many tasks to drop."""
     if not seen.late:
         return []
@@ -216,18 +216,18 @@ def _by_domain(seen: Forecast, limits: Limits) -> list[str]:
     return [f"too slow are {', '.join(parts[:-1])} and {parts[-1]}"]
 
 
-def _drop(late: Late) -> str:
+def _drop(late: LateDomain) -> str:
     return f"drop {late.misses:,} of its {late.tasks:,} tasks"
 
 
-def _takes(late: Late, limits: Limits) -> str:
+def _takes(late: LateDomain, limits: CrawlLimits) -> str:
     rule = limits.rule(late.domain)
     if not rule.limited:
         return "too long"
     return str(rule)
 
 
-def _by_processes(seen: Forecast, limits: Limits) -> list[str]:
+def _by_processes(seen: Forecast, limits: CrawlLimits) -> list[str]:
     """Say what helps if the processes are too few for what the domains allow in time."""
     left = seen.misses - sum(each.misses for each in seen.late)
     if not left:

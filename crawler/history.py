@@ -197,7 +197,7 @@ def _without_none(detail: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in detail.items() if value is not None}
 
 
-class Request(msgspec.Struct, frozen=True):
+class RecordedRequest(msgspec.Struct, frozen=True):
     """One recorded request, and the limits that applied to it."""
 
     began: float
@@ -257,7 +257,7 @@ def audit(
     since: float | None = None,
 ) -> list[Audit]:
     """Return the audit of each domain, the one with the most requests first."""
-    requests: defaultdict[str, list[Request]] = defaultdict(list)
+    requests: defaultdict[str, list[RecordedRequest]] = defaultdict(list)
     unrecorded: Counter[str] = Counter()
     rules: dict[Rule, Rule] = {}  # equal rules are kept once: there may be a million requests
     for home, kind, detail in lpm.timeline.by_domain(job, since):
@@ -265,14 +265,16 @@ def audit(
         rule = rules.setdefault(noted.limit, noted.limit)
         for sent in noted.sent:
             if domain in (None, sent.domain):
-                requests[sent.domain].append(Request(sent.began, sent.began + sent.seconds, rule))
+                requests[sent.domain].append(
+                    RecordedRequest(sent.began, sent.began + sent.seconds, rule)
+                )
         if kind in _LOST_EVENTS and noted.began and domain in (None, home):
             unrecorded[home] += 1
     audits = [examine(name, found, unrecorded[name]) for name, found in requests.items()]
     return sorted(audits, key=lambda each: -each.requests)
 
 
-def examine(domain: str, requests: Iterable[Request], unrecorded: int = 0) -> Audit:
+def examine(domain: str, requests: Iterable[RecordedRequest], unrecorded: int = 0) -> Audit:
     """Count a domain's requests in every window, and those in flight at each moment."""
     asked = sorted(requests, key=lambda request: request.began)
     window_s = max(request.rule.window_s for request in asked)
@@ -296,7 +298,7 @@ def examine(domain: str, requests: Iterable[Request], unrecorded: int = 0) -> Au
 
 
 def _minutes(
-    asked: Sequence[Request], in_window: Sequence[int], at_a_time: Sequence[int]
+    asked: Sequence[RecordedRequest], in_window: Sequence[int], at_a_time: Sequence[int]
 ) -> Iterator[Minute]:
     def minute_of(place: int) -> int:
         return int(asked[place].began // 60)
@@ -311,7 +313,7 @@ def _minutes(
         )
 
 
-def _in_window(asked: Sequence[Request], window_s: float) -> Sequence[int]:
+def _in_window(asked: Sequence[RecordedRequest], window_s: float) -> Sequence[int]:
     """Return for each request how many began within the window that ends with it."""
     counts, first = array("l"), 0
     for place, request in enumerate(asked):
@@ -321,7 +323,7 @@ def _in_window(asked: Sequence[Request], window_s: float) -> Sequence[int]:
     return counts
 
 
-def _at_a_time(asked: Sequence[Request]) -> Sequence[int]:
+def _at_a_time(asked: Sequence[RecordedRequest]) -> Sequence[int]:
     """Return for each request how many were in flight when it began, with itself."""
     counts, ends, ended = array("l"), sorted(request.ended for request in asked), 0
     for place, request in enumerate(asked):
@@ -331,7 +333,7 @@ def _at_a_time(asked: Sequence[Request]) -> Sequence[int]:
     return counts
 
 
-def _breaches(asked: Sequence[Request], at_a_time: Sequence[int]) -> Iterator[Breach]:
+def _breaches(asked: Sequence[RecordedRequest], at_a_time: Sequence[int]) -> Iterator[Breach]:
     for rule in sorted({request.rule for request in asked}, key=str):
         places = [place for place, request in enumerate(asked) if request.rule == rule]
         if rule.interval_s:
@@ -343,7 +345,7 @@ def _breaches(asked: Sequence[Request], at_a_time: Sequence[int]) -> Iterator[Br
 
 
 def _over(
-    asked: Sequence[Request],
+    asked: Sequence[RecordedRequest],
     places: Sequence[int],
     counts: Sequence[int],
     allowed: int,

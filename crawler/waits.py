@@ -16,7 +16,7 @@ from crawler.config import Settings, program
 from crawler.db import owners
 from crawler.db.jobs import mend
 from crawler.errors import ServiceError
-from crawler.forecast import STILL_S, Limits, limits_of
+from crawler.forecast import STILL_S, CrawlLimits, limits_of
 from crawler.logs import counted, printable, shortened, without_figures
 from crawler.lpm import LocalPersistenceManager, low_on_disk
 from crawler.models import Books, Job, JobStatus, Wait
@@ -306,7 +306,7 @@ class WaitFinder:
                 return page.since + self._timeout_s(page.url)
         return None
 
-    def limits(self, job: Job) -> Limits:
+    def limits(self, job: Job) -> CrawlLimits:
         """Return the limits on a job's domains and of the workers, for a forecast."""
         rule = partial(self._load_sites().rule, rate=job.options.rate)
         return limits_of(self._settings, self._lpm.owners, rule)

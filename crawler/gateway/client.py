@@ -63,7 +63,7 @@ _Headers = tuple[tuple[str, str], ...]
 _T = TypeVar("_T")
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class CallLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Timeouts of calls, and the largest answers."""
 
     connect_s: float = 10.0
@@ -73,7 +73,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     other_bytes: int = 2**20
 
 
-LIMITS = Limits()
+CALL_LIMITS = CallLimits()
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -144,7 +144,7 @@ class GatewayClient:
         settings: Settings,
         worker_id: str,
         *,
-        limits: Limits = LIMITS,
+        limits: CallLimits = CALL_LIMITS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._base = _base_url(settings)

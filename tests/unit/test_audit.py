@@ -2,16 +2,16 @@
 
 import pytest
 
-from crawler.history import Request, examine
+from crawler.history import RecordedRequest, examine
 from crawler.models import Rule
 
 TWO_A_SECOND = Rule(interval_s=0.5, at_a_time=2)
 NOW = 1_794_812_400.0
 
 
-def asked(*began: float, seconds: float = 0.1, rule: Rule = TWO_A_SECOND) -> list[Request]:
+def asked(*began: float, seconds: float = 0.1, rule: Rule = TWO_A_SECOND) -> list[RecordedRequest]:
     """Requests that begin at these seconds."""
-    return [Request(NOW + at, NOW + at + seconds, rule) for at in began]
+    return [RecordedRequest(NOW + at, NOW + at + seconds, rule) for at in began]
 
 
 def test_a_domain_that_was_asked_as_agreed_has_no_breach() -> None:

@@ -34,7 +34,14 @@ from crawler.errors import (
 )
 from crawler.fetch.http import Client, Request
 from crawler.gateway import client
-from crawler.gateway.client import LIMITS, MAX_WAIT_S, DeliveryCounts, GatewayClient, Limits, Work
+from crawler.gateway.client import (
+    CALL_LIMITS,
+    MAX_WAIT_S,
+    CallLimits,
+    DeliveryCounts,
+    GatewayClient,
+    Work,
+)
 from tests.support import tls
 from tests.support.serving import Talk, serving
 
@@ -43,7 +50,7 @@ NOW = 1_800_000_000.0
 LARGE = bytes(range(256)) * 2**17
 """32 MiB, the most that a raw page may have."""
 COUNTS = b'{"inserted": 1, "updated": 0, "failed": 0, "errors": []}'
-QUICK = Limits(connect_s=5, call_s=0.2, raw_s=0.2)
+QUICK = CallLimits(connect_s=5, call_s=0.2, raw_s=0.2)
 """For what never ends."""
 
 
@@ -107,7 +114,7 @@ def settings(url: str, **changes: Any) -> Settings:
 @asynccontextmanager
 async def gateway(
     talk: Talk,
-    limits: Limits = LIMITS,
+    limits: CallLimits = CALL_LIMITS,
     **changes: Any,
 ) -> AsyncIterator[GatewayClient]:
     """A client of a Gateway that talks like that."""
@@ -117,7 +124,7 @@ async def gateway(
             yield made
 
 
-def ask(call: Call, talk: Talk, limits: Limits = LIMITS, **changes: Any) -> Any:
+def ask(call: Call, talk: Talk, limits: CallLimits = CALL_LIMITS, **changes: Any) -> Any:
     """What a call comes to at such a Gateway."""
 
     async def work() -> Any:
@@ -993,7 +1000,7 @@ def test_nobody_there() -> None:
     reasons."""
 
     async def work(url: str) -> str:
-        async with GatewayClient(settings(url), "w", limits=Limits(connect_s=5)) as made:
+        async with GatewayClient(settings(url), "w", limits=CallLimits(connect_s=5)) as made:
             with pytest.raises(GatewayError) as caught:
                 await made.heartbeat(b"{}", "k")
             return str(fit(caught.value))
@@ -1171,7 +1178,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def secure(
-    certificates: Path, name: str, talk: Talk, limits: Limits
+    certificates: Path, name: str, talk: Talk, limits: CallLimits
 ) -> AsyncIterator[GatewayClient]:
     """A client of a Gateway with that certificate."""
     async with (
@@ -1200,10 +1207,10 @@ def test_a_trusted_gateway_gets_everything(trusted: Path) -> None:
 
     async def work() -> None:
         async with secure(
-            trusted, "good", replying(lambda _: answer(COUNTS), heard), LIMITS
+            trusted, "good", replying(lambda _: answer(COUNTS), heard), CALL_LIMITS
         ) as made:
             assert await made.send_results(LARGE) == DeliveryCounts(1, 0, ())
-        async with secure(trusted, "good", early, LIMITS) as made:
+        async with secure(trusted, "good", early, CALL_LIMITS) as made:
             with pytest.raises(GatewayRefused):
                 await made.send_results(LARGE)
         async with secure(trusted, "good", deaf, QUICK) as made:
@@ -1220,7 +1227,9 @@ def test_a_gateway_that_cannot_be_trusted_hears_nothing(trusted: Path, name: str
     heard: list[Heard] = []
 
     async def work() -> None:
-        async with secure(trusted, name, replying(lambda _: answer(COUNTS), heard), LIMITS) as made:
+        async with secure(
+            trusted, name, replying(lambda _: answer(COUNTS), heard), CALL_LIMITS
+        ) as made:
             for call in CALLS.values():
                 with pytest.raises(GatewayError, match="TLS failed") as caught:
                     await call(made)
@@ -1239,7 +1248,7 @@ def test_an_unknown_authority_is_not_trusted(
 
     async def work() -> None:
         async with secure(
-            certificates, "good", replying(lambda _: answer(COUNTS), heard), LIMITS
+            certificates, "good", replying(lambda _: answer(COUNTS), heard), CALL_LIMITS
         ) as made:
             with pytest.raises(GatewayError, match="TLS failed"):
                 await made.send_results(b"[]")
