@@ -374,7 +374,7 @@ def export(output: Path, form: str | None, as_json: bool, store: Path) -> None:
     """
     from crawler import results as writing
     from crawler.orchestrator import terminated_by_signal
-    from crawler.results.formats import WRITERS, Sink, told
+    from crawler.results.formats import WRITERS, Sink, with_progress
 
     form = form or ("jsonl" if str(output) == "-" else writing.format_of(output))
     if form not in ("jsonl", "json"):
@@ -397,7 +397,7 @@ def export(output: Path, form: str | None, as_json: bool, store: Path) -> None:
     ):
         sink = Sink(out, output.name, None, store / "raw", lambda result: None, say)
         with _stdout_errors() if str(output) == "-" else contextlib.nullcontext():
-            WRITERS[form](told(counted(), say, "results written"), sink)
+            WRITERS[form](with_progress(counted(), say, "results written"), sink)
             out.flush()
     if str(output) == "-":
         return

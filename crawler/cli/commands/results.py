@@ -66,13 +66,13 @@ def list_(job_name: str | None, limit: int | None, as_json: bool) -> None:
                     lpm.outbox.delivery(job),
                     lpm.results.newest(job, wanted) if wanted else items,
                 )
-                files = store.look_at_files(lpm, job)
+                files = store.check_pending_files(lpm, job)
         except StoreError as error:
             if job_name or wanted:
                 raise
             say(f"only files are counted: {error}")  # they are there without the ledger too
     without_ledger = files is None
-    files = files or store.count_files(lpm)
+    files = files or store.count_pending_files(lpm)
     if as_json:
         total = files.results if without_ledger else sent.results
         facts: dict[str, Any] = {
