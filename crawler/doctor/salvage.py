@@ -523,8 +523,8 @@ def _wrong_rows(db: Database) -> Iterator[Contradiction]:
     checksum."""
     if "row_crc32" not in {column.name for column in _columns(db, "tasks")}:
         return
-    # Damaged columns may hold values of any type.
-    db.create_scalar_function("row_crc32_of", row_crc32, 4, deterministic=True)  # type: ignore[arg-type]
+    checksum: Any = row_crc32  # damaged columns may hold values of any type
+    db.create_scalar_function("row_crc32_of", checksum, 4, deterministic=True)
     for id_, task_id, line in db.execute(
         f"""SELECT id, task_id, source_line FROM tasks NOT INDEXED WHERE {_WRONG_ROW}
             UNION ALL
