@@ -96,7 +96,7 @@ def reconcile(
         done["tasks that ended as their timelines say"] = db.changes()
         done |= _reconcile_results(db, pending, raw, now)
         done |= _reconcile_outbox(db, now)
-        done["tasks pending again, their results being lost"] = _reopen_tasks(db, now)
+        done["tasks pending again, because their results are lost"] = _reopen_tasks(db, now)
         db.execute(
             f"""UPDATE tasks
                 SET status = 'pending', owner = NULL, message_id = NULL, not_before = 0
@@ -104,7 +104,7 @@ def reconcile(
                    OR status NOT IN ('pending', 'processing', 'completed', 'failed', 'skipped',
                                      'expired')"""
         )
-        done["tasks pending again, their state being unknown"] = db.changes()
+        done["tasks pending again, because their state is unknown"] = db.changes()
         _remake_jobs(db, now)
         done["jobs open again"] = _reopen_jobs(db)
         done["jobs made again"] = count_rows(db, "jobs") - jobs
@@ -116,7 +116,7 @@ def reconcile(
                WHERE status = 'pending' AND not_before = 9e15 AND job_id IS NOT NULL
                  AND NOT EXISTS (SELECT 1 FROM jobs WHERE id = job_id AND hold IS NOT NULL)"""
         )
-        done["tasks due again, nothing holding them"] = db.changes()
+        done["tasks due again, because nothing holds them"] = db.changes()
         # It counts events, and some may be lost.
         db.execute("DELETE FROM meta WHERE key = 'pending_secured'")
     return {what: count for what, count in done.items() if count}
@@ -410,7 +410,7 @@ def _reconcile_outbox(db: Database, now: float) -> dict[str, int]:
                 task IN (SELECT id FROM tasks WHERE source = 'gateway'), 'ready', 'held')
             WHERE {_UNKNOWN_STATE}"""
     )
-    done["results to be delivered again, or held, their state being unknown"] = db.changes()
+    done["results to be delivered again, or held, because their state is unknown"] = db.changes()
     db.execute(f"DELETE FROM reports WHERE {_UNKNOWN_STATE}")
     db.execute(
         """INSERT INTO reports (task, state, created_at) SELECT id, 'ready', ? FROM tasks

@@ -566,11 +566,11 @@ def _correct_values(db: Database, pending: Path, is_indexed: IsIndexed) -> dict[
     rows = _give_up_rows(db)
     records = [_correct_record(db, pending, each) for each in list(_wrong_records(db))]
     return {
-        "columns of tasks put right": len(found) - lost,
-        "tasks removed, their URLs being lost": lost,
+        "columns of tasks corrected": len(found) - lost,
+        "tasks removed, because their URLs are lost": lost,
         "damaged rows of input, to be imported again": rows,
-        "records put right": sum(records),
-        "records removed, being damaged": len(records) - sum(records),
+        "records corrected": sum(records),
+        "records removed, because they are damaged": len(records) - sum(records),
     }
 
 

@@ -164,7 +164,7 @@ def _write(
     inside: bool,
 ) -> _UnfinishedArchive:
     if target.exists():
-        raise UsageError(f"{target} is there already; an archive is never written over")
+        raise UsageError(f"{target} exists already; an archive is never overwritten")
     count, digest = 0, sha256()
     try:
         with whole_file(target, lpm.folder) as file:
@@ -224,7 +224,7 @@ def _verify(unfinished: _UnfinishedArchive) -> None:
         target = unfinished.path
         aside = target.rename(target.with_name(f"{target.name}.damaged"))
         raise StoreError(
-            f"{aside} does not hold what was written to it: the disk fails; pending/ is as it was"
+            f"{aside} does not hold what was written to it: the disk fails; pending/ is unchanged"
         )
 
 

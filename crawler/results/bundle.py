@@ -383,7 +383,7 @@ class _Reader:
                     f"has {name} where {RECORDS.format(number + 1)} or {MANIFEST} was expected"
                 )
         if manifest is None:
-            raise self._bad("has no manifest: it is cut off")
+            raise self._bad("has no manifest: it is truncated")
         self._read_manifest(manifest, tuple(seen))
 
     def _read_manifest(self, data: bytes, seen: tuple[Member, ...]) -> None:
@@ -417,9 +417,9 @@ class _Reader:
                 if any(_exactly(tar, tarfile.BLOCKSIZE)) or tar.read(1):
                     raise self._bad("has something after its end")
         except ZstdError as error:
-            raise self._bad(f"is no bundle, or is damaged ({error})") from None
+            raise self._bad(f"is not a bundle, or is damaged ({error})") from None
         except EOFError:
-            raise self._bad("is cut off") from None
+            raise self._bad("is truncated") from None
 
     def _read_header(self, header: bytes) -> tuple[str, int]:
         """Return the name and size of a member; its header must be exactly the writer's."""
@@ -435,7 +435,7 @@ class _Reader:
         except (tarfile.TarError, ValueError):
             pass
         raise self._bad(
-            "is no bundle, or is damaged (a member that `results bundle` does not write)"
+            "is not a bundle, or is damaged (a member that `results bundle` does not write)"
         )
 
     def _records(self, number: int, data: bytes) -> list[Record]:

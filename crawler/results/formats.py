@@ -457,7 +457,7 @@ def _table(results: Results, sink: Sink, limit: int) -> Iterator[Table]:
         if table.folded:
             more = list(table.columns)[-1]
             sink.say(
-                f"{table.folded:,} columns or more have no room; "
+                f"{table.folded:,} columns or more do not fit; "
                 f"they are together in the column {more}, as JSON"
             )
         yield table
@@ -502,7 +502,7 @@ def write_warc(results: Results, sink: Sink) -> None:
         segments.read(sink.raw, place, page_url(result))  # raises if the page is damaged
         sink.out.write(segments.member(sink.raw, place))
     if lacking:
-        sink.say(f"{lacking:,} of them have no stored page, and are not in the file")
+        sink.say(f"{lacking:,} results have no stored page, and are not in the file")
 
 
 WRITERS: dict[str, Callable[[Results, Sink], None]] = {

@@ -106,7 +106,7 @@ def test_an_archive_is_never_written_over(lpm: LocalPersistenceManager) -> None:
     target = lpm.folder / "mine.jsonl"
     target.write_text("mine")
 
-    with pytest.raises(UsageError, match="never written over"):
+    with pytest.raises(UsageError, match="never overwritten"):
         archive.archive(lpm, target, compress=False)
     assert target.read_text() == "mine"
     assert len(pending(lpm)) == 3

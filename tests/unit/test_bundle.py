@@ -249,7 +249,7 @@ def test_a_truncated_bundle(entries: list[Entry], tmp_path: Path, cut: int) -> N
     """A file that ends too early, wherever."""
     path = pack(tmp_path / "b", entries)
     path.write_bytes(path.read_bytes()[:cut])
-    refused(path, "cut off|no bundle")
+    refused(path, "truncated|not a bundle")
 
 
 def test_flipped_bits_in_a_bundle(entries: list[Entry], tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ HOSTILE: dict[str, tuple[Callable[[list[Entry]], list[Entry]], str]] = {
     "empty": (lambda e: [], "no manifest"),
     "empty records": (lambda e: [entry("records/000001.jsonl", b""), *e[1:]], "whole lines"),
     "huge": (lambda e: [(bundle.tar_header("records/000001.jsonl", 8**11 - 1), b"")], "more than a bundle's members"),
-    "lying size": (lambda e: [(bundle.tar_header("records/000001.jsonl", 9_999_999), b"")], "cut off"),
+    "lying size": (lambda e: [(bundle.tar_header("records/000001.jsonl", 9_999_999), b"")], "truncated"),
     "negative size": (lambda e: [(b"records/000001.jsonl".ljust(124, b"\0") + b"\xff" * 388, b"")], "does not write"),
 }  # fmt: skip
 
@@ -306,7 +306,8 @@ def test_a_hostile_tar(entries: list[Entry], tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "reason"), [(b"", "cut off"), (bytes(512), "cut off"), (bytes(9999), "after its end")]
+    ("end", "reason"),
+    [(b"", "truncated"), (bytes(512), "truncated"), (bytes(9999), "after its end")],
 )
 def test_what_is_behind_the_end(
     entries: list[Entry], tmp_path: Path, end: bytes, reason: str
@@ -320,12 +321,12 @@ def test_what_is_no_bundle(tmp_path: Path) -> None:
     path = tmp_path / "b"
     refused(path, "no such file")
     path.write_bytes(b"")
-    refused(path, "cut off")
+    refused(path, "truncated")
     path.write_bytes(b"task_id,url\n" * 100)
-    refused(path, "no bundle")
+    refused(path, "not a bundle")
     with ZstdFile(path, "w") as out:
         out.write(b"task_id,url\n" * 100)
-    refused(path, "no bundle")
+    refused(path, "not a bundle")
     path.unlink()
     path.mkdir()
     refused(path, "not a file")
