@@ -434,7 +434,7 @@ def find_stored_page(lpm: LocalPersistenceManager, url: str, key: bytes) -> Stor
         if stored is None:
             gone = gone or lpm.pages.why_gone(task)
             continue
-        page = stored_page(*stored, report["url"], report.get("final_url"))
+        page = rebuild_page(*stored, report["url"], report.get("final_url"))
         if page.status == _NOT_MODIFIED:
             continue
         found = StoredPage(page, report["task_id"], result)
@@ -459,7 +459,7 @@ def _why_not(lpm: LocalPersistenceManager, task: int) -> str:
     return f"its task is {status}"
 
 
-def stored_page(head: str, raw: bytes, url: str, final_url: str | None = None) -> Page:
+def rebuild_page(head: str, raw: bytes, url: str, final_url: str | None = None) -> Page:
     """Rebuild a page from its stored header block and body; raises `FetchError` if the body cannot
     be decoded."""
     first, headers = stored_head(head)

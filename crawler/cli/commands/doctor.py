@@ -51,9 +51,9 @@ def doctor(repair: bool, as_json: bool) -> None:
 def _read(url: str, final_url: str, head: str, received: bytes) -> "ReparsedPage | None":
     """Read a stored page with the present configuration."""
     from crawler.doctor import ReparsedPage
-    from crawler.scraping import examine, stored_page
+    from crawler.scraping import examine, rebuild_page
 
-    page, site = stored_page(head, received, url, final_url), _sites().of(url)
+    page, site = rebuild_page(head, received, url, final_url), _sites().of(url)
     read = examine(page, site)
     if not read.verdict.completed:
         return None

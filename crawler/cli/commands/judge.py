@@ -113,12 +113,12 @@ def _of_url(settings: Settings, url: str) -> tuple[str, Page]:
 
 
 def _stored(lpm: LocalPersistenceManager, address: urls.Address) -> Page | None:
-    from crawler.scraping import stored_page
+    from crawler.scraping import rebuild_page
 
     for task in lpm.tasks.for_url(address.key):
         raw = lpm.pages.read(task)
         if raw:
-            return stored_page(
+            return rebuild_page(
                 *raw, address.url, (lpm.results.of_task(task) or {}).get("final_url")
             )
     return None
